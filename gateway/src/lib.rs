@@ -1,0 +1,1 @@
+//! Millrace: gateway.

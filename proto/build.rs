@@ -1,0 +1,24 @@
+//! Compiles the `.proto` files with protox, so that no `protoc` has to be installed. The same
+//! descriptor set feeds server reflection.
+
+use std::path::PathBuf;
+
+use prost::Message as _;
+
+const FILES: &[&str] = &[
+    "proto/inference/grpc_service.proto",
+    "proto/millrace/admin/v1/admin.proto",
+    "proto/millrace/executor/v1/executor.proto",
+    "proto/millrace/raft/v1/raft.proto",
+    "proto/millrace/worker/v1/worker.proto",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(FILES, ["proto"])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    // Tensor bytes stay in the buffer they arrived in.
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    Ok(())
+}

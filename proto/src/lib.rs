@@ -1,0 +1,42 @@
+//! Every wire format, its generated code, and the conversions at the edge.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`inference`] | the Open Inference Protocol, with Triton's service definition |
+//! | [`admin`] | `millrace.admin.v1` |
+//! | [`worker`] | controllers and workers |
+//! | [`executor`] | a worker and its executors |
+//! | [`raft`] | controllers among themselves |
+
+
+
+
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod inference {
+    tonic::include_proto!("inference");
+}
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod admin {
+    tonic::include_proto!("millrace.admin.v1");
+}
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod worker {
+    tonic::include_proto!("millrace.worker.v1");
+}
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod executor {
+    tonic::include_proto!("millrace.executor.v1");
+}
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod raft {
+    tonic::include_proto!("millrace.raft.v1");
+}
+
+/// Every service's descriptors, for server reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The version of every internal protocol. A peer with another is refused at its handshake.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// This build, for handshakes and `millrace version`.
+pub const BUILD: &str = env!("CARGO_PKG_VERSION");

@@ -1,0 +1,118 @@
+//! SHA-256 content addresses: how model artifacts are named.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// The SHA-256 of some bytes, written `sha256:` and 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest([u8; 32]);
+
+/// A digest could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a digest: expected \"sha256:\" and 64 lower-case hexadecimal digits")]
+pub struct ParseError(pub String);
+
+impl Digest {
+    /// The digest of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut hasher = Hasher::default();
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
+    /// The 64 hexadecimal digits without the prefix: safe as a file name.
+    #[must_use]
+    pub fn hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The first 12 digits, for people.
+    #[must_use]
+    pub fn short(&self) -> String {
+        self.hex()[..12].to_owned()
+    }
+}
+
+/// A digest in the making, for bytes that arrive in pieces.
+#[derive(Debug, Clone, Default)]
+pub struct Hasher(Sha256);
+
+impl Hasher {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of everything added.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        Digest(self.0.finalize().into())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sha256:{}", self.hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = ParseError;
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let error = || ParseError(text.to_owned());
+        let hex = text.strip_prefix("sha256:").ok_or_else(error)?;
+        let lower_hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+        if hex.len() != 64 || !hex.bytes().all(lower_hex) {
+            return Err(error());
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| error())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| error())?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = ParseError;
+    fn try_from(text: String) -> Result<Self, ParseError> {
+        text.parse()
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> String {
+        digest.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_the_published_vector() {
+        let expected = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(Digest::of(b"abc").to_string(), expected);
+        assert_eq!(expected.parse(), Ok(Digest::of(b"abc")));
+    }
+
+    #[test]
+    fn refuses_what_is_not_one() {
+        for bad in ["", "sha256:", "abc", &format!("sha256:{}", "G".repeat(64)), &format!("md5:{}", "a".repeat(64))] {
+            assert!(bad.parse::<Digest>().is_err(), "{bad}");
+        }
+    }
+}

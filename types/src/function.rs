@@ -1,0 +1,201 @@
+//! What a function is: a published model with its objective, runtime and resources.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::FunctionKey;
+use crate::units::Bytes;
+
+/// The timeout of a request that names none (DESIGN §1).
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest timeout accepted.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+/// The tail percentile of a function that names none (T17).
+pub const DEFAULT_PERCENTILE: f64 = 0.98;
+/// The most labels a function may carry.
+pub const LABELS_MAX: usize = 64;
+
+/// How a function's model is run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Runtime {
+    /// An ONNX model, cut into launches by `millrace-model`.
+    #[default]
+    Onnx,
+}
+
+impl Runtime {
+    /// The name in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Onnx => "onnx",
+        }
+    }
+}
+
+/// A latency objective: `percentile` of requests finish within `deadline`. It only scores a
+/// function (T17); how long a client waits is the timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Slo {
+    /// Within how long a request should be answered.
+    pub deadline: Duration,
+    /// The share of requests that should be, strictly between 0 and 1: at 1 the required request
+    /// count (pn-m)/(1-p) is infinite (T18).
+    pub percentile: f64,
+}
+
+/// What a function asks of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Resources {
+    /// GPU memory to hold for a run: weights and activations. `None` lets the model's weights
+    /// decide.
+    pub gpu_memory: Option<Bytes>,
+}
+
+/// A function as its owner wants it: one revision's content, without its model's bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FunctionSpec {
+    /// Whose it is and what it is called.
+    pub key: FunctionKey,
+    /// Free labels, for people and their tools.
+    pub labels: BTreeMap<String, String>,
+    /// How the model is run.
+    pub runtime: Runtime,
+    /// The latency objective, if it has one.
+    pub slo: Option<Slo>,
+    /// How long a request without a timeout of its own may take.
+    pub timeout: Duration,
+    /// What it asks of a node.
+    pub resources: Resources,
+    /// Whether running a request twice does no harm: the worker may then run it again when an
+    /// executor dies under it (DESIGN §6).
+    pub idempotent: bool,
+}
+
+/// Why a spec was refused. Each message says what to write instead.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SpecError {
+    /// A deadline of zero.
+    #[error("slo.deadline is zero: give the time a request may take, such as 50ms, or leave slo out")]
+    ZeroDeadline,
+    /// A deadline beyond [`TIMEOUT_MAX`].
+    #[error("slo.deadline {0:?} is longer than the longest timeout, 1h: shorten it")]
+    DeadlineTooLong(Duration),
+    /// A percentile outside 0 < p < 1.
+    #[error("slo.percentile {0} is out of range: write a share strictly between 0 and 1, such as 0.98 for p98")]
+    Percentile(f64),
+    /// A timeout of zero.
+    #[error("timeout is zero: give the time a client may wait, such as 60s, or leave it out")]
+    ZeroTimeout,
+    /// A timeout beyond [`TIMEOUT_MAX`].
+    #[error("timeout {0:?} is longer than 1h: shorten it")]
+    TimeoutTooLong(Duration),
+    /// A memory request of zero.
+    #[error("resources.gpuMemory is zero: give a size such as 256MiB, or leave it out")]
+    ZeroMemory,
+    /// Too many labels.
+    #[error("{0} labels: at most {LABELS_MAX} are kept")]
+    TooManyLabels(usize),
+}
+
+impl FunctionSpec {
+    /// A spec with every default.
+    #[must_use]
+    pub fn new(key: FunctionKey) -> Self {
+        Self {
+            key,
+            labels: BTreeMap::new(),
+            runtime: Runtime::Onnx,
+            slo: None,
+            timeout: DEFAULT_TIMEOUT,
+            resources: Resources::default(),
+            idempotent: true,
+        }
+    }
+
+    /// Checks every field against its range. The one place that does: manifests, the admin API and
+    /// the replicated state all call it.
+    ///
+    /// # Errors
+    /// The first [`SpecError`] found.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if let Some(slo) = self.slo {
+            slo.validate()?;
+        }
+        if self.timeout.is_zero() {
+            return Err(SpecError::ZeroTimeout);
+        }
+        if self.timeout > TIMEOUT_MAX {
+            return Err(SpecError::TimeoutTooLong(self.timeout));
+        }
+        if self.resources.gpu_memory == Some(Bytes::ZERO) {
+            return Err(SpecError::ZeroMemory);
+        }
+        if self.labels.len() > LABELS_MAX {
+            return Err(SpecError::TooManyLabels(self.labels.len()));
+        }
+        Ok(())
+    }
+}
+
+impl Slo {
+    fn validate(self) -> Result<(), SpecError> {
+        if self.deadline.is_zero() {
+            return Err(SpecError::ZeroDeadline);
+        }
+        if self.deadline > TIMEOUT_MAX {
+            return Err(SpecError::DeadlineTooLong(self.deadline));
+        }
+        // Written so that NaN is refused too.
+        if !(self.percentile > 0.0 && self.percentile < 1.0) {
+            return Err(SpecError::Percentile(self.percentile));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::ids::{FunctionName, TenantName};
+
+    fn spec() -> FunctionSpec {
+        FunctionSpec::new(FunctionKey {
+            tenant: TenantName::default(),
+            name: FunctionName::new("digits").unwrap(),
+        })
+    }
+
+    fn check_slo(deadline_ms: u64, percentile: f64) -> Result<(), SpecError> {
+        let slo = Slo { deadline: Duration::from_millis(deadline_ms), percentile };
+        FunctionSpec { slo: Some(slo), ..spec() }.validate()
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(spec().validate(), Ok(()));
+    }
+
+    #[test]
+    fn refuses_each_bad_objective() {
+        assert_eq!(check_slo(50, 0.98), Ok(()));
+        assert_eq!(check_slo(0, 0.98), Err(SpecError::ZeroDeadline));
+        for p in [0.0, 1.0, -0.5, 98.0] {
+            assert_eq!(check_slo(50, p), Err(SpecError::Percentile(p)));
+        }
+        assert!(matches!(check_slo(50, f64::NAN), Err(SpecError::Percentile(_))));
+        assert!(matches!(check_slo(4_000_000, 0.5), Err(SpecError::DeadlineTooLong(_))));
+    }
+
+    #[test]
+    fn refuses_zero_timeout_and_zero_memory() {
+        let zero_timeout = FunctionSpec { timeout: Duration::ZERO, ..spec() };
+        assert_eq!(zero_timeout.validate(), Err(SpecError::ZeroTimeout));
+        let resources = Resources { gpu_memory: Some(Bytes::ZERO) };
+        assert_eq!(FunctionSpec { resources, ..spec() }.validate(), Err(SpecError::ZeroMemory));
+    }
+}

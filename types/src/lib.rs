@@ -1,0 +1,32 @@
+//! The words every other crate speaks: ids, units, tensors, topologies, function specs and the
+//! stable reasons of errors. Pure data with validation; nothing here does I/O or reads a clock.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`ids`] | names and identifiers, each its own type |
+//! | [`digest`] | SHA-256 content addresses |
+//! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
+//! | [`tensor`] | element types and shapes of the Open Inference Protocol |
+//! | [`function`] | what a function is, and the checks a spec must pass |
+//! | [`manifest`] | the YAML a user writes, read strictly |
+//! | [`topology`] | GPUs and the links between them, as data |
+//! | [`reason`] | the stable reasons that errors carry |
+
+pub mod digest;
+pub mod function;
+pub mod ids;
+pub mod manifest;
+pub mod reason;
+pub mod tensor;
+pub mod topology;
+pub mod units;
+
+pub use digest::Digest;
+pub use function::{FunctionSpec, Resources, Runtime, Slo};
+pub use ids::{
+    ClusterId, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
+    RequestId, Revision, RevisionKey, TenantName,
+};
+pub use reason::Reason;
+pub use tensor::{DataType, Dim, TensorSpec};
+pub use units::{Bytes, BytesPerSec, Timestamp};

@@ -1,0 +1,135 @@
+//! The stable reasons that errors carry, on every interface: `ErrorInfo.reason` in gRPC,
+//! `reason` in REST error bodies, `millrace_*_total{reason=…}` in metrics. A reason never changes
+//! its meaning; new ones may be added.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The domain of every [`Reason`] in a gRPC `ErrorInfo`.
+pub const DOMAIN: &str = "millrace.dev";
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $text:literal, retryable: $retryable:literal;)*) => {
+        /// Why something was refused or failed.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason { $($(#[$doc])* $variant,)* }
+
+        impl Reason {
+            /// Every reason there is.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The reason's stable text.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+
+            /// Whether the same request may succeed when sent again unchanged.
+            #[must_use]
+            pub const fn retryable(self) -> bool {
+                match self { $(Self::$variant => $retryable,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// No function of that name.
+    FunctionNotFound = "FUNCTION_NOT_FOUND", retryable: false;
+    /// The function has no such revision.
+    RevisionNotFound = "REVISION_NOT_FOUND", retryable: false;
+    /// The function was unloaded; load it first.
+    FunctionDisabled = "FUNCTION_DISABLED", retryable: false;
+    /// The function is being prepared on its workers.
+    FunctionNotReady = "FUNCTION_NOT_READY", retryable: true;
+    /// An input is missing, misnamed, of another type, shape or size, or given twice.
+    InvalidInput = "INVALID_INPUT", retryable: false;
+    /// A requested output does not exist.
+    InvalidOutput = "INVALID_OUTPUT", retryable: false;
+    /// The request is not well formed.
+    MalformedRequest = "MALFORMED_REQUEST", retryable: false;
+    /// A manifest, spec or name fails its checks.
+    InvalidSpec = "INVALID_SPEC", retryable: false;
+    /// The model file is not one we can serve.
+    InvalidModel = "INVALID_MODEL", retryable: false;
+    /// The model uses an operator we do not have.
+    UnsupportedOperator = "UNSUPPORTED_OPERATOR", retryable: false;
+    /// The model needs more memory than any GPU has.
+    ModelTooLarge = "MODEL_TOO_LARGE", retryable: false;
+    /// Uploaded or stored bytes do not match their digest.
+    DigestMismatch = "DIGEST_MISMATCH", retryable: false;
+    /// No artifact of that digest.
+    ArtifactNotFound = "ARTIFACT_NOT_FOUND", retryable: false;
+    /// The resource changed since it was read.
+    Conflict = "CONFLICT", retryable: false;
+    /// Another live node has this name.
+    NodeNameTaken = "NODE_NAME_TAKEN", retryable: false;
+    /// A peer of another cluster or protocol version.
+    PeerMismatch = "PEER_MISMATCH", retryable: false;
+    /// A queue or budget is full.
+    QueueFull = "QUEUE_FULL", retryable: true;
+    /// The bytes of requests in flight exceed the budget, or one message its limit.
+    ByteBudgetExceeded = "BYTE_BUDGET_EXCEEDED", retryable: true;
+    /// The request's timeout passed.
+    TimedOut = "TIMED_OUT", retryable: true;
+    /// The client went away.
+    Cancelled = "CANCELLED", retryable: true;
+    /// The request was running in two executors as they died, and is kept from others.
+    Quarantined = "QUARANTINED", retryable: false;
+    /// Every attempt failed.
+    AttemptsExhausted = "ATTEMPTS_EXHAUSTED", retryable: true;
+    /// The executor died while running a request that must not run twice.
+    ExecutorLost = "EXECUTOR_LOST", retryable: true;
+    /// The model itself failed on this input.
+    ModelFailed = "MODEL_FAILED", retryable: false;
+    /// No worker can take the request now.
+    NoWorker = "NO_WORKER", retryable: true;
+    /// No GPU can take the model now: what would make room is in use.
+    NoGpuMemory = "NO_GPU_MEMORY", retryable: true;
+    /// There is no leader, or it cannot reach a majority.
+    NoLeader = "NO_LEADER", retryable: true;
+    /// The server is going down.
+    ShuttingDown = "SHUTTING_DOWN", retryable: true;
+    /// The caller is not known.
+    Unauthenticated = "UNAUTHENTICATED", retryable: false;
+    /// The caller may not do this.
+    PermissionDenied = "PERMISSION_DENIED", retryable: false;
+    /// The server has no such feature.
+    Unimplemented = "UNIMPLEMENTED", retryable: false;
+    /// Our own bug.
+    Internal = "INTERNAL", retryable: false;
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A text that is no reason this build knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown reason {0:?}")]
+pub struct UnknownReason(pub String);
+
+impl FromStr for Reason {
+    type Err = UnknownReason;
+    fn from_str(text: &str) -> Result<Self, UnknownReason> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.as_str() == text)
+            .ok_or_else(|| UnknownReason(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_unique_and_round_trip() {
+        for &reason in Reason::ALL {
+            assert_eq!(reason.as_str().parse(), Ok(reason));
+        }
+    }
+}
