@@ -24,9 +24,9 @@ pub mod units;
 pub use digest::Digest;
 pub use function::{FunctionSpec, Resources, Runtime, Slo};
 pub use ids::{
-    ClusterId, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
-    RequestId, Revision, RevisionKey, TenantName,
+    ClusterId, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName, RequestId,
+    Revision, RevisionKey, TenantName,
 };
-pub use reason::Reason;
-pub use tensor::{DataType, Dim, TensorSpec};
+pub use reason::{Failure, Reason};
+pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};

@@ -42,8 +42,20 @@ pub enum DataType {
 impl DataType {
     /// Every type the protocol knows.
     pub const ALL: [Self; 14] = [
-        Self::Bool, Self::Uint8, Self::Uint16, Self::Uint32, Self::Uint64, Self::Int8, Self::Int16,
-        Self::Int32, Self::Int64, Self::Fp16, Self::Bf16, Self::Fp32, Self::Fp64, Self::Bytes,
+        Self::Bool,
+        Self::Uint8,
+        Self::Uint16,
+        Self::Uint32,
+        Self::Uint64,
+        Self::Int8,
+        Self::Int16,
+        Self::Int32,
+        Self::Int64,
+        Self::Fp16,
+        Self::Bf16,
+        Self::Fp32,
+        Self::Fp64,
+        Self::Bytes,
     ];
 
     /// The protocol's name.
@@ -147,6 +159,161 @@ pub fn element_count(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
 }
 
+/// One input as a request brings it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Given<'a> {
+    /// The input's name.
+    pub name: &'a str,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its shape, every dimension a number.
+    pub shape: &'a [i64],
+}
+
+/// A request's inputs are not what the model declares.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InputError {
+    /// The model has no such input.
+    #[error("input {name:?} is unknown: the model takes {}", quoted(known))]
+    Unknown {
+        /// The name sent.
+        name: String,
+        /// The names the model has.
+        known: Vec<String>,
+    },
+    /// The same input twice.
+    #[error("input {name:?} came twice: send it once")]
+    Duplicate {
+        /// The name met again.
+        name: String,
+    },
+    /// An input of the model was not sent.
+    #[error("input {:?} is missing: send {} of shape {}", .expected.name, .expected.datatype, shape_text(&.expected.shape))]
+    Missing {
+        /// What the model declares.
+        expected: TensorSpec,
+    },
+    /// Another element type.
+    #[error("input {name:?} has datatype {found}: the model takes {expected}")]
+    DataType {
+        /// The input's name.
+        name: String,
+        /// What the model declares.
+        expected: DataType,
+        /// What came.
+        found: DataType,
+    },
+    /// Another number of dimensions, a fixed dimension of another size, or one below 1.
+    #[error("input {name:?} has shape {found:?}: the model takes {}", shape_text(expected))]
+    Shape {
+        /// The input's name.
+        name: String,
+        /// What the model declares.
+        expected: Vec<Dim>,
+        /// What came.
+        found: Vec<i64>,
+    },
+    /// Dimensions that share a symbol have different sizes.
+    #[error(
+        "dimension {symbol:?} is {first} in input {first_name:?} and {second} in input \
+         {second_name:?}: it must be the same everywhere"
+    )]
+    Symbol {
+        /// The symbol they share.
+        symbol: String,
+        /// The input met first, in the order sent.
+        first_name: String,
+        /// The symbol's size there.
+        first: i64,
+        /// The input that disagrees.
+        second_name: String,
+        /// The symbol's size there.
+        second: i64,
+    },
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+}
+
+/// A declared shape as messages show it: `[N, 3, 224, 224]`.
+#[must_use]
+pub fn shape_text(shape: &[Dim]) -> String {
+    let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(n) => write!(f, "{n}"),
+            Self::Symbol(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Checks a request's inputs against what the model declares: each there once and none besides,
+/// element types, ranks, fixed dimensions, and equal sizes where a symbol is shared. Sizes of
+/// contents are the codec's to check.
+///
+/// # Errors
+/// [`InputError`] for the first thing that is wrong, in the order sent; what is missing comes last.
+pub fn check_inputs(specs: &[TensorSpec], given: &[Given<'_>]) -> Result<(), InputError> {
+    let mut seen: Vec<&str> = Vec::with_capacity(specs.len());
+    let mut symbols: Vec<(&str, &str, i64)> = Vec::new();
+    for input in given {
+        let name = || input.name.to_owned();
+        let Some(spec) = specs.iter().find(|spec| spec.name == input.name) else {
+            let known = specs.iter().map(|spec| spec.name.clone()).collect();
+            return Err(InputError::Unknown { name: name(), known });
+        };
+        if seen.contains(&input.name) {
+            return Err(InputError::Duplicate { name: name() });
+        }
+        seen.push(input.name);
+        if input.datatype != spec.datatype {
+            return Err(InputError::DataType {
+                name: name(),
+                expected: spec.datatype,
+                found: input.datatype,
+            });
+        }
+        if !fits(&spec.shape, input.shape) {
+            let (expected, found) = (spec.shape.clone(), input.shape.to_vec());
+            return Err(InputError::Shape { name: name(), expected, found });
+        }
+        for (dim, &size) in spec.shape.iter().zip(input.shape) {
+            let Dim::Symbol(symbol) = dim else { continue };
+            match symbols.iter().find(|(known, ..)| known == symbol) {
+                None => symbols.push((symbol, input.name, size)),
+                Some(&(_, first_name, first)) if first != size => {
+                    return Err(InputError::Symbol {
+                        symbol: symbol.clone(),
+                        first_name: first_name.to_owned(),
+                        first,
+                        second_name: name(),
+                        second: size,
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    match specs.iter().find(|spec| !seen.contains(&spec.name.as_str())) {
+        Some(missing) => Err(InputError::Missing { expected: missing.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a concrete shape has the declared rank and fixed sizes, and no dimension below 1.
+fn fits(declared: &[Dim], shape: &[i64]) -> bool {
+    declared.len() == shape.len()
+        && declared.iter().zip(shape).all(|(dim, &size)| match dim {
+            Dim::Fixed(n) => u64::try_from(size) == Ok(*n),
+            Dim::Symbol(_) => size >= 1,
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,5 +332,63 @@ mod tests {
         assert_eq!(element_count(&[]), Some(1));
         assert_eq!(element_count(&[-1]), None);
         assert_eq!(element_count(&[i64::MAX, 4]), None);
+    }
+
+    fn specs() -> Vec<TensorSpec> {
+        let n = || Dim::Symbol("N".into());
+        let s = || Dim::Symbol("S".into());
+        vec![
+            TensorSpec { name: "ids".into(), datatype: DataType::Int64, shape: vec![n(), s()] },
+            TensorSpec { name: "bias".into(), datatype: DataType::Fp32, shape: vec![n(), Dim::Fixed(4)] },
+        ]
+    }
+
+    fn ids(shape: &[i64]) -> Given<'_> {
+        Given { name: "ids", datatype: DataType::Int64, shape }
+    }
+
+    fn bias(shape: &[i64]) -> Given<'_> {
+        Given { name: "bias", datatype: DataType::Fp32, shape }
+    }
+
+    #[test]
+    fn inputs_that_fit_pass_in_any_order() {
+        assert_eq!(check_inputs(&specs(), &[ids(&[2, 7]), bias(&[2, 4])]), Ok(()));
+        assert_eq!(check_inputs(&specs(), &[bias(&[1, 4]), ids(&[1, 9])]), Ok(()));
+        assert_eq!(check_inputs(&[], &[]), Ok(()));
+    }
+
+    #[test]
+    fn each_input_refusal_names_the_tensor_and_what_was_expected() {
+        let wrong_type = Given { datatype: DataType::Int32, ..ids(&[2, 7]) };
+        let stranger = Given { name: "x", ..ids(&[2, 7]) };
+        for (given, says) in [
+            (vec![stranger], r#"input "x" is unknown: the model takes "ids", "bias""#),
+            (vec![ids(&[2, 7]), ids(&[2, 7])], r#"input "ids" came twice: send it once"#),
+            (vec![ids(&[2, 7])], r#"input "bias" is missing: send FP32 of shape [N, 4]"#),
+            (vec![wrong_type], r#"input "ids" has datatype INT32: the model takes INT64"#),
+            (vec![ids(&[2])], r#"input "ids" has shape [2]: the model takes [N, S]"#),
+            (vec![bias(&[2, 5])], r#"input "bias" has shape [2, 5]: the model takes [N, 4]"#),
+            (vec![ids(&[0, 7])], r#"input "ids" has shape [0, 7]: the model takes [N, S]"#),
+            (vec![ids(&[2, -1])], r#"input "ids" has shape [2, -1]: the model takes [N, S]"#),
+            (
+                vec![ids(&[2, 7]), bias(&[3, 4])],
+                r#"dimension "N" is 2 in input "ids" and 3 in input "bias": it must be the same everywhere"#,
+            ),
+        ] {
+            assert_eq!(check_inputs(&specs(), &given).unwrap_err().to_string(), says);
+        }
+    }
+
+    #[test]
+    fn a_symbol_may_not_differ_within_one_input() {
+        let square = [TensorSpec {
+            name: "a".into(),
+            datatype: DataType::Fp32,
+            shape: vec![Dim::Symbol("K".into()), Dim::Symbol("K".into())],
+        }];
+        let given = |shape| Given { name: "a", datatype: DataType::Fp32, shape };
+        assert_eq!(check_inputs(&square, &[given(&[3, 3])]), Ok(()));
+        assert!(matches!(check_inputs(&square, &[given(&[3, 4])]), Err(InputError::Symbol { .. })));
     }
 }
