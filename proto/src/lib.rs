@@ -7,9 +7,9 @@
 //! | [`worker`] | controllers and workers |
 //! | [`executor`] | a worker and its executors |
 //! | [`raft`] | controllers among themselves |
-
-
-
+//! | [`status`] | the one mapping between failures and gRPC/HTTP status |
+//! | [`convert`] | wire shapes to domain shapes, checked |
+//! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers |
 
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod inference {
@@ -31,6 +31,10 @@ pub mod executor {
 pub mod raft {
     tonic::include_proto!("millrace.raft.v1");
 }
+
+pub mod convert;
+pub mod status;
+pub mod trace;
 
 /// Every service's descriptors, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -111,7 +111,9 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_one() {
-        for bad in ["", "sha256:", "abc", &format!("sha256:{}", "G".repeat(64)), &format!("md5:{}", "a".repeat(64))] {
+        for bad in
+            ["", "sha256:", "abc", &format!("sha256:{}", "G".repeat(64)), &format!("md5:{}", "a".repeat(64))]
+        {
             assert!(bad.parse::<Digest>().is_err(), "{bad}");
         }
     }

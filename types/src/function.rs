@@ -85,7 +85,9 @@ pub enum SpecError {
     #[error("slo.deadline {0:?} is longer than the longest timeout, 1h: shorten it")]
     DeadlineTooLong(Duration),
     /// A percentile outside 0 < p < 1.
-    #[error("slo.percentile {0} is out of range: write a share strictly between 0 and 1, such as 0.98 for p98")]
+    #[error(
+        "slo.percentile {0} is out of range: write a share strictly between 0 and 1, such as 0.98 for p98"
+    )]
     Percentile(f64),
     /// A timeout of zero.
     #[error("timeout is zero: give the time a client may wait, such as 60s, or leave it out")]

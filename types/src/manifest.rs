@@ -22,7 +22,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::function::{DEFAULT_PERCENTILE, DEFAULT_TIMEOUT, FunctionSpec, Resources, Runtime, Slo, SpecError};
+use crate::function::{
+    DEFAULT_PERCENTILE, DEFAULT_TIMEOUT, FunctionSpec, Resources, Runtime, Slo, SpecError,
+};
 use crate::ids::{FunctionKey, FunctionName, NameError, TenantName};
 use crate::units::{Bytes, ParseBytesError};
 
@@ -171,7 +173,12 @@ impl Document {
     fn function(self) -> Result<FunctionManifest, (&'static str, String)> {
         let name = |e: NameError| ("metadata", e.to_string());
         let key = FunctionKey {
-            tenant: self.metadata.tenant.as_deref().map_or(Ok(TenantName::default()), TenantName::new).map_err(name)?,
+            tenant: self
+                .metadata
+                .tenant
+                .as_deref()
+                .map_or(Ok(TenantName::default()), TenantName::new)
+                .map_err(name)?,
             name: FunctionName::new(&self.metadata.name).map_err(name)?,
         };
         if self.spec.model.file.is_empty() {

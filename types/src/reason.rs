@@ -122,6 +122,34 @@ impl FromStr for Reason {
     }
 }
 
+/// A request that did not succeed, as every layer passes it on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// The stable reason.
+    pub reason: Reason,
+    /// What happened, and what the caller can do about it.
+    pub message: String,
+    /// Whether the same request may succeed when sent again unchanged.
+    pub retryable: bool,
+    /// Whether the function may have run: a caller that must not run it twice has to look.
+    pub may_have_executed: bool,
+}
+
+impl Failure {
+    /// A failure of something that has not begun to execute, retryable as its reason says.
+    #[must_use]
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retryable: reason.retryable(), may_have_executed: false }
+    }
+
+    /// The same, of something that may have executed.
+    #[must_use]
+    pub fn after_execution(self) -> Self {
+        Self { may_have_executed: true, ..self }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

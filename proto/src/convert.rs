@@ -1,0 +1,145 @@
+//! Wire shapes to domain shapes and back, checked. The only place that does it.
+
+use std::time::Duration;
+
+use millrace_types::function::DEFAULT_TIMEOUT;
+use millrace_types::{
+    Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Reason, Resources, Runtime, Slo,
+    TenantName, TensorSpec,
+};
+
+use crate::admin;
+
+/// Reads a protobuf duration; negative ones are refused.
+///
+/// # Errors
+/// `None` when it is negative or out of range.
+#[must_use]
+pub fn duration(wire: &prost_types::Duration) -> Option<Duration> {
+    Duration::try_from(*wire).ok()
+}
+
+/// Writes a duration; one beyond protobuf's range becomes its largest.
+#[must_use]
+pub fn duration_wire(span: Duration) -> prost_types::Duration {
+    prost_types::Duration::try_from(span)
+        .unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
+}
+
+/// A moment in wall-clock milliseconds since 1970, as protobuf writes it.
+#[must_use]
+pub fn timestamp_wire(unix_ms: u64) -> prost_types::Timestamp {
+    prost_types::Timestamp {
+        seconds: i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX),
+        nanos: i32::try_from(unix_ms % 1000).unwrap_or(0) * 1_000_000,
+    }
+}
+
+/// Reads a function's key; an empty tenant is the default one.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] when a name breaks the rules.
+pub fn function_key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
+    let invalid =
+        |error: millrace_types::ids::NameError| Failure::new(Reason::InvalidSpec, error.to_string());
+    Ok(FunctionKey {
+        tenant: if tenant.is_empty() {
+            TenantName::default()
+        } else {
+            TenantName::new(tenant).map_err(invalid)?
+        },
+        name: FunctionName::new(name).map_err(invalid)?,
+    })
+}
+
+/// Reads a function spec and checks every field.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] with what to write instead.
+pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure> {
+    let invalid = |message: String| Failure::new(Reason::InvalidSpec, message);
+    let read = |field: &str, wire: &prost_types::Duration| {
+        duration(wire).ok_or_else(|| invalid(format!("{field} is negative: give a time such as 50ms")))
+    };
+    let runtime = match wire.runtime.as_str() {
+        "" | "onnx" => Runtime::Onnx,
+        other => return Err(invalid(format!("runtime {other:?} is not known: this version has \"onnx\""))),
+    };
+    let slo = match wire.slo {
+        None => None,
+        Some(slo) => {
+            let deadline = slo.deadline.as_ref().map_or(Ok(Duration::ZERO), |d| read("slo.deadline", d))?;
+            Some(Slo { deadline, percentile: slo.percentile })
+        }
+    };
+    let memory = wire.resources.map_or(0, |resources| resources.gpu_memory_bytes);
+    let spec = FunctionSpec {
+        key: function_key(&wire.tenant, &wire.name)?,
+        labels: wire.labels.into_iter().collect(),
+        runtime,
+        slo,
+        timeout: wire.timeout.as_ref().map_or(Ok(DEFAULT_TIMEOUT), |d| read("timeout", d))?,
+        resources: Resources { gpu_memory: (memory > 0).then_some(Bytes(memory)) },
+        idempotent: wire.idempotent,
+    };
+    spec.validate().map_err(|error| invalid(error.to_string()))?;
+    Ok(spec)
+}
+
+/// Writes a function spec.
+#[must_use]
+pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
+    admin::FunctionSpec {
+        tenant: spec.key.tenant.to_string(),
+        name: spec.key.name.to_string(),
+        labels: spec.labels.clone().into_iter().collect(),
+        runtime: spec.runtime.as_str().to_owned(),
+        slo: spec.slo.map(|slo| admin::Slo {
+            deadline: Some(duration_wire(slo.deadline)),
+            percentile: slo.percentile,
+        }),
+        timeout: Some(duration_wire(spec.timeout)),
+        resources: spec
+            .resources
+            .gpu_memory
+            .map(|memory| admin::Resources { gpu_memory_bytes: memory.get() }),
+        idempotent: spec.idempotent,
+    }
+}
+
+/// Writes a declared tensor for the admin API; free dimensions become -1.
+#[must_use]
+pub fn tensor_spec_wire(spec: &TensorSpec) -> admin::TensorSpec {
+    admin::TensorSpec {
+        name: spec.name.clone(),
+        datatype: spec.datatype.to_string(),
+        shape: spec.shape.iter().map(Dim::wire).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> FunctionSpec {
+        let key = function_key("", "digits").unwrap();
+        let slo = Slo { deadline: Duration::from_millis(50), percentile: 0.98 };
+        let resources = Resources { gpu_memory: Some(Bytes::mib(64)) };
+        FunctionSpec { slo: Some(slo), resources, ..FunctionSpec::new(key) }
+    }
+
+    #[test]
+    fn a_spec_survives_the_wire() {
+        assert_eq!(function_spec(function_spec_wire(&spec())), Ok(spec()));
+    }
+
+    #[test]
+    fn the_server_checks_what_a_client_did_not() {
+        let mut wire = function_spec_wire(&spec());
+        wire.slo.as_mut().unwrap().percentile = 1.0;
+        assert_eq!(function_spec(wire).unwrap_err().reason, Reason::InvalidSpec);
+        let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+        let wire = admin::FunctionSpec { timeout: negative, ..function_spec_wire(&spec()) };
+        assert!(function_spec(wire).unwrap_err().message.contains("negative"));
+    }
+}
