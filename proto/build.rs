@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(FILES, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // Tensor bytes stay in the buffer they arrived in.
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    // Tensor bytes stay in the buffer they arrived in; parameters, which are few, encode the same
+    // way every time.
+    tonic_prost_build::configure().bytes(".").btree_map(".inference").compile_fds(descriptors)?;
     Ok(())
 }
