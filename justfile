@@ -1,0 +1,34 @@
+# The commands people use here; `just` lists them.
+
+default:
+    @just --list
+
+# The demo of the README.
+demo *args:
+    cargo run --release -- demo {{args}}
+
+# A cluster on this machine.
+up *args:
+    cargo run --release -- up {{args}}
+
+# The README's test command.
+test:
+    cargo test --workspace
+
+# What CI runs.
+ci:
+    .ci/run
+
+fmt:
+    cargo fmt --all
+
+lint:
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# Licences, advisories, sources (needs cargo-deny).
+deny:
+    cargo deny check
+
+# Millrace against its peers; see benches/README.md.
+bench-peers *args:
+    benches/peers/run.sh {{args}}

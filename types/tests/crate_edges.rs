@@ -1,0 +1,106 @@
+//! Which crates may depend on which (DESIGN §2): the boundaries hold because this test reads them
+//! out of `cargo metadata`, whole dependency closures included.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
+
+/// Crate, what must not be in its closure of normal dependencies, and why.
+const FORBIDDEN: &[(&str, &[&str], &str)] = &[
+    ("millrace-types", PURE, "it is data"),
+    ("millrace-model", PURE, "it is pure"),
+    ("millrace-policy", PURE, "decisions take `now`; actors carry them out"),
+    ("millrace-cluster-state", PURE, "apply is deterministic"),
+    ("millrace-proto", &["actix", "openraft", "sled"], "it is wire formats"),
+    ("millrace-raft-store", &["actix", "tonic"], "it is storage"),
+    (
+        "millrace-gateway",
+        &["actix", "openraft", "sled", "millrace-cluster-state", "millrace-raft-store", "millrace-model"],
+        "the front door serves any backend",
+    ),
+    ("millrace-controller", &["millrace-worker", "actix", "rten"], "they meet on the wire"),
+    (
+        "millrace-worker",
+        &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled", "rten"],
+        "the data plane does not need the control plane's storage",
+    ),
+    ("millrace-executor", &["actix", "openraft", "sled"], "it is crash-only and small"),
+    ("millrace-device", &["actix", "openraft", "tonic", "rten"], "it is one GPU behind one trait"),
+    ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
+];
+
+const PURE: &[&str] = &["tokio", "actix", "actix-rt", "tonic", "rand", "openraft", "sled", "rustix", "chrono"];
+
+/// Only this crate names sled, only these name actix.
+const SOLE_USERS: &[(&str, &[&str])] = &[
+    ("sled", &["millrace-raft-store"]),
+    ("openraft", &["millrace-raft-store", "millrace-controller"]),
+    ("actix", &["millrace-worker", "millrace-sim"]),
+    ("rten", &["millrace-executor"]),
+];
+
+fn metadata() -> Metadata {
+    let mut command = MetadataCommand::new();
+    command.manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"));
+    command.features(CargoOpt::AllFeatures).exec().expect("cargo metadata runs in this workspace")
+}
+
+/// Package → its direct dependencies of kind normal.
+fn edges(metadata: &Metadata) -> BTreeMap<&PackageId, Vec<&PackageId>> {
+    let resolve = metadata.resolve.as_ref().expect("metadata was asked for with dependencies");
+    let is_normal = |dep: &&cargo_metadata::NodeDep| {
+        dep.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal)
+    };
+    resolve
+        .nodes
+        .iter()
+        .map(|node| (&node.id, node.deps.iter().filter(is_normal).map(|dep| &dep.pkg).collect()))
+        .collect()
+}
+
+fn closure<'a>(edges: &BTreeMap<&'a PackageId, Vec<&'a PackageId>>, root: &'a PackageId) -> BTreeSet<&'a PackageId> {
+    let mut seen = BTreeSet::new();
+    let mut open = vec![root];
+    while let Some(package) = open.pop() {
+        for &dependency in edges.get(package).into_iter().flatten() {
+            if seen.insert(dependency) {
+                open.push(dependency);
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn no_crate_reaches_what_it_must_not() {
+    let metadata = metadata();
+    let edges = edges(&metadata);
+    let mut broken = Vec::new();
+    for (name, forbidden, why) in FORBIDDEN {
+        let package = metadata.packages.iter().find(|p| p.name.as_str() == *name);
+        let package = package.unwrap_or_else(|| panic!("{name} is gone: update this test and ARCHITECTURE.md"));
+        for reached in closure(&edges, &package.id) {
+            let reached = &metadata[reached].name;
+            if forbidden.contains(&reached.as_str()) {
+                broken.push(format!("{name} → {reached}: forbidden, because {why}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn libraries_with_one_home_are_named_only_there() {
+    let metadata = metadata();
+    let mut broken = Vec::new();
+    for package in metadata.workspace_packages() {
+        for dependency in package.dependencies.iter().filter(|d| d.kind == DependencyKind::Normal) {
+            for (library, homes) in SOLE_USERS {
+                if dependency.name == *library && !homes.contains(&package.name.as_str()) {
+                    broken.push(format!("{} names {library}: only {homes:?} may", package.name));
+                }
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
