@@ -1,0 +1,137 @@
+//! What this worker should serve, as the leader last said, and the rule by which it obeys: a state
+//! stamped lower than, or the same as, the last one obeyed changes nothing.
+
+use std::time::Duration;
+
+use millrace_proto::worker as wire;
+use millrace_types::{Bytes, Digest, Failure, Reason, Revision, RevisionKey, Slo};
+use tokio::sync::watch;
+
+/// Where in the leader's log a desired state was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// The leader's term.
+    pub term: u64,
+    /// The index of the last command it reflects.
+    pub index: u64,
+}
+
+/// One function to serve.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Function {
+    /// Which revision of which function.
+    pub key: RevisionKey,
+    /// Its model.
+    pub digest: Digest,
+    /// The size of the model's file.
+    pub artifact_bytes: Bytes,
+    /// Whether running a request twice does no harm.
+    pub idempotent: bool,
+    /// Its objective.
+    pub slo: Option<Slo>,
+    /// The GPU memory to hold for a run; `None` lets the model decide.
+    pub gpu_memory: Option<Bytes>,
+}
+
+/// Everything to serve.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Desired {
+    /// When the leader said so; `None` before any leader did.
+    pub stamp: Option<Stamp>,
+    /// The functions.
+    pub functions: Vec<Function>,
+}
+
+/// Obeys `state` unless it is old news. Sessions with several controllers share `obeyed`; the
+/// channel compares and replaces in one step. Says whether anything changed.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] when a function of the state cannot be read: then nothing of it is
+/// obeyed, so that a half-read state never retires what it failed to name.
+pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Result<bool, Failure> {
+    let stamp = Some(Stamp { term: state.term, index: state.index });
+    if stamp <= obeyed.borrow().stamp {
+        return Ok(false);
+    }
+    let functions = state.functions.into_iter().map(function).collect::<Result<_, _>>()?;
+    let mut new = Some(Desired { stamp, functions });
+    Ok(obeyed.send_if_modified(|last| match new.take() {
+        Some(state) if state.stamp > last.stamp => {
+            *last = state;
+            true
+        }
+        _ => false,
+    }))
+}
+
+fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
+    let name = format!("{}/{}", wire.tenant, wire.name);
+    let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("function {name}: {what}"));
+    let function = millrace_proto::convert::function_key(&wire.tenant, &wire.name)?;
+    let revision = Revision::new(wire.revision).ok_or_else(|| invalid("revision 0".into()))?;
+    let slo = wire.slo_deadline.map(|deadline| {
+        let deadline = Duration::try_from(deadline).map_err(|error| invalid(error.to_string()))?;
+        Ok(Slo { deadline, percentile: wire.slo_percentile })
+    });
+    Ok(Function {
+        key: RevisionKey { function, revision },
+        digest: wire.digest.parse().map_err(|error| invalid(format!("{error}")))?,
+        artifact_bytes: Bytes(wire.artifact_bytes),
+        idempotent: wire.idempotent,
+        slo: slo.transpose()?,
+        gpu_memory: (wire.gpu_memory_bytes > 0).then_some(Bytes(wire.gpu_memory_bytes)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(term: u64, index: u64, names: &[&str]) -> wire::DesiredState {
+        let function = |name: &&str| wire::DesiredFunction {
+            name: (*name).to_owned(),
+            revision: 1,
+            digest: Digest::of(b"x").to_string(),
+            ..Default::default()
+        };
+        wire::DesiredState { term, index, functions: names.iter().map(function).collect() }
+    }
+
+    fn names(obeyed: &watch::Sender<Desired>) -> Vec<String> {
+        obeyed.borrow().functions.iter().map(|function| function.key.function.name.to_string()).collect()
+    }
+
+    #[test]
+    fn obeys_in_the_order_of_the_leaders_log_whatever_the_order_of_arrival() {
+        let obeyed = watch::Sender::new(Desired::default());
+        for (term, index, name, changes) in [
+            (1, 5, "a", true),
+            (1, 4, "b", false),
+            (1, 5, "c", false),
+            (1, 6, "d", true),
+            (2, 1, "e", true),
+            (1, 9, "f", false),
+        ] {
+            let before = names(&obeyed);
+            assert_eq!(obey(&obeyed, state(term, index, &[name])), Ok(changes), "{term} {index}");
+            assert_eq!(names(&obeyed), if changes { vec![name.to_owned()] } else { before });
+        }
+    }
+
+    #[test]
+    fn an_empty_state_at_zero_is_obeyed_too() {
+        let obeyed = watch::Sender::new(Desired::default());
+        assert_eq!(obey(&obeyed, state(0, 0, &[])), Ok(true));
+    }
+
+    #[test]
+    fn nothing_of_an_unreadable_state_is_obeyed() {
+        let obeyed = watch::Sender::new(Desired::default());
+        obey(&obeyed, state(1, 1, &["a"])).unwrap();
+        let mut bad = state(1, 2, &["b", "c"]);
+        bad.functions[1].digest = "md5:0".into();
+        let error = obey(&obeyed, bad).unwrap_err();
+        assert!(error.message.contains("function /c"), "{error:?}");
+        assert_eq!(names(&obeyed), ["a"]);
+    }
+}

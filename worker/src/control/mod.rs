@@ -1,0 +1,2 @@
+//! Controller streams.
+pub mod desired;

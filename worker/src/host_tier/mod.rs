@@ -1,0 +1,4 @@
+//! Artifacts to host memory.
+pub mod fetch;
+pub mod plan;
+pub mod store;

@@ -1,0 +1,223 @@
+use millrace_types::{FunctionKey, FunctionName, Revision, TenantName};
+use proptest::prelude::*;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp(0);
+
+fn digest(model: u8) -> Digest {
+    Digest::of(&[model])
+}
+
+fn key(name: &str) -> RevisionKey {
+    let function = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() };
+    RevisionKey { function, revision: Revision::FIRST }
+}
+
+fn wanted(name: &str, model: u8, size: u64) -> Wanted {
+    Wanted { key: key(name), digest: digest(model), artifact_bytes: Bytes(size) }
+}
+
+fn plan(budget: u64) -> Plan {
+    Plan::new(Bytes(budget), 1)
+}
+
+fn prepare(model: u8, size: u64) -> Action {
+    Action::Prepare { digest: digest(model), artifact_bytes: Bytes(size) }
+}
+
+fn install(name: &str, model: u8) -> Action {
+    Action::Install { key: key(name), digest: digest(model) }
+}
+
+fn desired<const N: usize>(plan: &mut Plan, functions: [Wanted; N]) -> Vec<Action> {
+    plan.on_event(Event::Desired(functions.into()), NOW)
+}
+
+fn prepared(plan: &mut Plan, model: u8, size: u64) -> Vec<Action> {
+    plan.on_event(Event::Prepared { digest: digest(model), bytes: Bytes(size) }, NOW)
+}
+
+fn failed(plan: &mut Plan, model: u8, failure: Failure) -> Vec<Action> {
+    plan.on_event(Event::Failed { digest: digest(model), failure }, NOW)
+}
+
+fn installed(plan: &mut Plan, name: &str, outcome: Result<(), String>) {
+    assert_eq!(plan.on_event(Event::Installed { key: key(name), outcome }, NOW), []);
+}
+
+#[test]
+fn two_functions_of_one_digest_share_one_model() {
+    let mut plan = plan(100);
+    assert_eq!(desired(&mut plan, [wanted("a", 1, 10), wanted("b", 1, 10)]), [prepare(1, 10)]);
+    assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), install("b", 1)]);
+    assert_eq!(plan.resident(), [(digest(1), Bytes(9))]);
+    let retire = Action::Retire { key: key("a") };
+    assert_eq!(desired(&mut plan, [wanted("b", 1, 10)]), [retire]);
+    let last = [Action::Retire { key: key("b") }, Action::Drop { digest: digest(1) }];
+    assert_eq!(desired(&mut plan, []), last);
+    assert_eq!(plan.resident(), []);
+}
+
+#[test]
+fn the_same_desired_state_again_does_nothing() {
+    let mut plan = plan(100);
+    desired(&mut plan, [wanted("a", 1, 10)]);
+    assert_eq!(desired(&mut plan, [wanted("a", 1, 10)]), []);
+    prepared(&mut plan, 1, 10);
+    assert_eq!(desired(&mut plan, [wanted("a", 1, 10)]), []);
+}
+
+#[test]
+fn a_function_is_ready_when_the_node_took_it() {
+    let mut plan = plan(100);
+    desired(&mut plan, [wanted("a", 1, 10)]);
+    prepared(&mut plan, 1, 10);
+    assert_eq!(plan.phases(), [(key("a"), Phase::Preparing(String::new()))]);
+    installed(&mut plan, "a", Ok(()));
+    assert_eq!(plan.phases(), [(key("a"), Phase::Ready)]);
+}
+
+#[test]
+fn a_refused_function_fails_alone() {
+    let mut plan = plan(100);
+    desired(&mut plan, [wanted("a", 1, 10), wanted("b", 1, 10)]);
+    prepared(&mut plan, 1, 10);
+    installed(&mut plan, "a", Err("larger than any GPU".into()));
+    installed(&mut plan, "b", Ok(()));
+    let expected = [(key("a"), Phase::Failed("larger than any GPU".into())), (key("b"), Phase::Ready)];
+    assert_eq!(plan.phases(), expected);
+}
+
+#[test]
+fn over_budget_fails_with_what_to_do_and_recovers_when_room_is_made() {
+    let mut plan = plan(15);
+    assert_eq!(desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]), [prepare(1, 10)]);
+    let Phase::Failed(message) = plan.phases()[1].1.clone() else { panic!("{:?}", plan.phases()) };
+    assert!(message.contains("delete functions"), "{message}");
+    assert_eq!(desired(&mut plan, [wanted("b", 2, 10)]), []);
+    // The preparation that was under way cannot be called back: its end frees the memory.
+    assert_eq!(prepared(&mut plan, 1, 10), [Action::Drop { digest: digest(1) }, prepare(2, 10)]);
+}
+
+#[test]
+fn a_model_larger_than_its_file_is_released_when_it_does_not_fit() {
+    let mut plan = plan(15);
+    desired(&mut plan, [wanted("a", 1, 10)]);
+    assert_eq!(prepared(&mut plan, 1, 20), [Action::Release { digest: digest(1) }]);
+    assert!(matches!(&plan.phases()[0].1, Phase::Failed(_)));
+    assert_eq!(plan.resident(), []);
+}
+
+#[test]
+fn at_most_two_preparations_at_a_time_in_order_of_arrival() {
+    let mut plan = plan(100);
+    let functions = [wanted("a", 3, 1), wanted("b", 2, 1), wanted("c", 1, 1)];
+    assert_eq!(desired(&mut plan, functions), [prepare(3, 1), prepare(2, 1)]);
+    assert_eq!(prepared(&mut plan, 2, 1), [install("b", 2), prepare(1, 1)]);
+}
+
+#[test]
+fn a_failed_fetch_is_tried_again_later_and_later() {
+    let mut plan = plan(100);
+    desired(&mut plan, [wanted("a", 1, 10)]);
+    let mut last = NOW;
+    for _ in 0..3 {
+        assert_eq!(failed(&mut plan, 1, Failure::Unavailable("no controller".into())), []);
+        assert_eq!(plan.phases()[0].1, Phase::Preparing("no controller".into()));
+        let until = plan.wake_at().unwrap();
+        assert!(until > last);
+        last = until;
+        assert_eq!(plan.on_event(Event::Tick, Timestamp(until.0 - 1)), []);
+        assert_eq!(plan.on_event(Event::Tick, until), [prepare(1, 10)]);
+    }
+}
+
+#[test]
+fn a_bad_model_is_never_tried_again_and_bad_bytes_are() {
+    let mut plan = plan(100);
+    desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
+    failed(&mut plan, 1, Failure::Permanent("not onnx".into()));
+    failed(&mut plan, 2, Failure::Transient("wrong bytes".into()));
+    let expected =
+        [(key("a"), Phase::Failed("not onnx".into())), (key("b"), Phase::Failed("wrong bytes".into()))];
+    assert_eq!(plan.phases(), expected);
+    assert_eq!(plan.on_event(Event::Tick, Timestamp::MAX), [prepare(2, 10)]);
+}
+
+#[test]
+fn a_late_answer_about_a_retired_function_is_ignored() {
+    let mut plan = plan(100);
+    desired(&mut plan, [wanted("a", 1, 10)]);
+    prepared(&mut plan, 1, 10);
+    desired(&mut plan, []);
+    installed(&mut plan, "a", Ok(()));
+    assert_eq!(plan.phases(), []);
+    assert_eq!(prepared(&mut plan, 1, 10), []);
+}
+
+proptest! {
+    /// Whatever happens, reserved memory stays within the budget, no model is held that nobody
+    /// wants, and no model is prepared twice at once.
+    #[test]
+    fn the_budget_holds_and_nothing_leaks(steps in prop::collection::vec(step(), 1..80)) {
+        let mut plan = plan(30);
+        let mut preparing: Vec<Digest> = Vec::new();
+        let mut held: std::collections::BTreeSet<Digest> = Default::default();
+        let mut now = NOW;
+        for step in steps {
+            let event = match step {
+                Step::Want(functions) => Event::Desired(
+                    functions.into_iter().map(|(name, model)| wanted(&format!("f{name}"), model, 3 * u64::from(model) + 3)).collect(),
+                ),
+                Step::Finish(size) if !preparing.is_empty() => {
+                    let digest = preparing.remove(0);
+                    held.insert(digest);
+                    Event::Prepared { digest, bytes: Bytes(size) }
+                }
+                Step::Fail if !preparing.is_empty() => {
+                    Event::Failed { digest: preparing.remove(0), failure: Failure::Unavailable("x".into()) }
+                }
+                _ => {
+                    now = plan.wake_at().unwrap_or(now).max(now);
+                    Event::Tick
+                }
+            };
+            for action in plan.on_event(event, now) {
+                match action {
+                    Action::Prepare { digest, .. } => {
+                        prop_assert!(!preparing.contains(&digest));
+                        preparing.push(digest);
+                    }
+                    Action::Drop { digest } | Action::Release { digest } => { held.remove(&digest); }
+                    Action::Install { digest, .. } => prop_assert!(held.contains(&digest)),
+                    Action::Retire { .. } => {}
+                }
+            }
+            prop_assert!(plan.used() <= Bytes(30));
+            prop_assert!(preparing.len() <= PREPARATIONS_MAX);
+            let resident: std::collections::BTreeSet<_> = plan.resident().into_iter().map(|(digest, _)| digest).collect();
+            prop_assert_eq!(&resident, &held);
+            for digest in &resident {
+                prop_assert!(plan.functions.values().any(|function| function.digest == *digest));
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Want(Vec<(u8, u8)>),
+    Finish(u64),
+    Fail,
+    Tick,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        prop::collection::vec((0u8..6, 0u8..5), 0..6).prop_map(Step::Want),
+        (1u64..20).prop_map(Step::Finish),
+        Just(Step::Fail),
+        Just(Step::Tick),
+    ]
+}

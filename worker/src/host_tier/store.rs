@@ -1,0 +1,273 @@
+//! Model artifacts on this worker's disk, named by their SHA-256.
+//!
+//! A file gets its name only when it is whole: written to `<hex>.tmp-<n>`, checked against its
+//! digest, fsynced, renamed, folder fsynced. Every read checks it again, and a file that fails is
+//! deleted, so what comes out of here is the artifact or nothing. Blocking: call it off the actor
+//! thread.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millrace_types::digest::Hasher;
+use millrace_types::{Bytes, Digest};
+
+/// Why an artifact could not be stored or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes are not those that the digest names.
+    #[error("the bytes received are {found}, not {expected}")]
+    Mismatch {
+        /// The artifact asked for.
+        expected: Digest,
+        /// What came.
+        found: Digest,
+    },
+    /// More bytes than were announced.
+    #[error("more bytes came than the {announced} announced")]
+    TooLong {
+        /// The size in the desired state.
+        announced: Bytes,
+    },
+    /// The file system refused: most often a full disk.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+/// The folder of artifacts. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    dir: PathBuf,
+    next_tmp: AtomicU64,
+}
+
+impl Store {
+    /// Opens the folder, creates it if need be, and removes what a crash left half-written.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        std::fs::create_dir_all(dir).map_err(at(dir))?;
+        let store = Self(Arc::new(Inner { dir: dir.to_owned(), next_tmp: AtomicU64::new(0) }));
+        for name in store.names()? {
+            if name.contains(".tmp-") {
+                remove(&dir.join(name))?;
+            }
+        }
+        Ok(store)
+    }
+
+    /// The artifact's bytes, checked; `None` when it is not here, or was here and damaged: then it
+    /// is deleted and must be fetched again.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn read(&self, digest: Digest) -> Result<Option<Vec<u8>>, Error> {
+        let path = self.path(digest);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(at(&path)(error)),
+        };
+        let found = Digest::of(&bytes);
+        if found == digest {
+            return Ok(Some(bytes));
+        }
+        tracing::warn!(path = %path.display(), %found, "artifact on disk is damaged: deleted, to be fetched again");
+        remove(&path)?;
+        Ok(None)
+    }
+
+    /// Whether a file of that name is here. Says nothing about its contents.
+    #[must_use]
+    pub fn has(&self, digest: Digest) -> bool {
+        self.path(digest).exists()
+    }
+
+    /// Begins to write an artifact of at most `announced` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn create(&self, digest: Digest, announced: Bytes) -> Result<Writer, Error> {
+        let number = self.0.next_tmp.fetch_add(1, Ordering::Relaxed);
+        let tmp = self.0.dir.join(format!("{}.tmp-{number}", digest.hex()));
+        let file = File::create_new(&tmp).map_err(at(&tmp))?;
+        let (path, dir) = (self.path(digest), self.0.dir.clone());
+        let left = announced.get();
+        Ok(Writer { file, tmp, path, dir, expected: digest, hasher: Hasher::default(), announced, left })
+    }
+
+    /// Deletes every artifact that `keep` does not want.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for the first that cannot be deleted.
+    pub fn retain(&self, keep: impl Fn(Digest) -> bool) -> Result<(), Error> {
+        for name in self.names()? {
+            let digest = format!("sha256:{name}").parse::<Digest>();
+            if digest.is_ok_and(|digest| !keep(digest)) {
+                remove(&self.0.dir.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, digest: Digest) -> PathBuf {
+        self.0.dir.join(digest.hex())
+    }
+
+    fn names(&self) -> Result<Vec<String>, Error> {
+        let dir = &self.0.dir;
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(dir).map_err(at(dir))? {
+            // A name that is not UTF-8 is none of ours.
+            if let Ok(name) = entry.map_err(at(dir))?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// An artifact being written. Dropped before [`Writer::commit`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct Writer {
+    file: File,
+    tmp: PathBuf,
+    path: PathBuf,
+    dir: PathBuf,
+    expected: Digest,
+    hasher: Hasher,
+    announced: Bytes,
+    left: u64,
+}
+
+impl Writer {
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] beyond the announced size, [`Error::Io`].
+    pub fn write(&mut self, chunk: &[u8]) -> Result<(), Error> {
+        self.left =
+            self.left.checked_sub(chunk.len() as u64).ok_or(Error::TooLong { announced: self.announced })?;
+        self.hasher.update(chunk);
+        self.file.write_all(chunk).map_err(at(&self.tmp))
+    }
+
+    /// Checks the whole and gives the file its name, durably.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] when it is not the artifact, [`Error::Io`].
+    pub fn commit(self) -> Result<(), Error> {
+        let found = self.hasher.clone().finish();
+        if found != self.expected {
+            return Err(Error::Mismatch { expected: self.expected, found });
+        }
+        self.file.sync_all().map_err(at(&self.tmp))?;
+        std::fs::rename(&self.tmp, &self.path).map_err(at(&self.path))?;
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(at(&self.dir))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // After a commit there is no such file any more.
+        if let Err(error) = remove(&self.tmp) {
+            tracing::warn!(%error, "a half-written artifact stays until the next start");
+        }
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    |source| Error::Io { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        (dir, store)
+    }
+
+    fn put(store: &Store, bytes: &[u8]) -> Digest {
+        let digest = Digest::of(bytes);
+        let mut writer = store.create(digest, Bytes(bytes.len() as u64)).unwrap();
+        bytes.chunks(3).for_each(|chunk| writer.write(chunk).unwrap());
+        writer.commit().unwrap();
+        digest
+    }
+
+    #[test]
+    fn gives_back_what_was_written_over_a_restart() {
+        let (dir, store) = store();
+        let digest = put(&store, b"a model");
+        assert_eq!(store.names().unwrap(), [digest.hex()]);
+        let again = Store::open(dir.path()).unwrap();
+        assert_eq!(again.read(digest).unwrap().as_deref(), Some(&b"a model"[..]));
+    }
+
+    #[test]
+    fn bytes_of_another_digest_leave_nothing() {
+        let (_dir, store) = store();
+        let mut writer = store.create(Digest::of(b"good"), Bytes(10)).unwrap();
+        writer.write(b"evil").unwrap();
+        assert!(matches!(writer.commit(), Err(Error::Mismatch { .. })));
+        assert_eq!(store.names().unwrap(), [""; 0]);
+        assert!(store.read(Digest::of(b"good")).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_abandoned_or_overlong_write_leaves_nothing() {
+        let (_dir, store) = store();
+        let mut writer = store.create(Digest::of(b"good"), Bytes(4)).unwrap();
+        writer.write(b"goo").unwrap();
+        assert!(matches!(writer.write(b"do"), Err(Error::TooLong { .. })));
+        drop(writer);
+        assert_eq!(store.names().unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_deleted_when_read() {
+        let (_dir, store) = store();
+        let digest = put(&store, b"a model");
+        std::fs::write(store.path(digest), b"a mode!").unwrap();
+        assert!(store.read(digest).unwrap().is_none());
+        assert!(!store.has(digest));
+    }
+
+    #[test]
+    fn a_crash_in_mid_write_is_swept_at_the_next_start() {
+        let (dir, store) = store();
+        let digest = put(&store, b"a model");
+        std::fs::write(dir.path().join("abc.tmp-7"), b"half").unwrap();
+        assert_eq!(Store::open(dir.path()).unwrap().names().unwrap(), [digest.hex()]);
+    }
+
+    #[test]
+    fn retain_deletes_only_what_is_not_wanted() {
+        let (_dir, store) = store();
+        let (a, b) = (put(&store, b"a"), put(&store, b"b"));
+        store.retain(|digest| digest == a).unwrap();
+        assert!(store.has(a) && !store.has(b));
+    }
+}
