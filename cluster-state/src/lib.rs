@@ -1,1 +1,47 @@
-//! Millrace: cluster-state.
+//! The replicated state: what every controller agrees on, and how each command changes it.
+//!
+//! ```text
+//!   Proposal { stamp, caller, idempotency, command }        from the log, in order
+//!        │
+//!        ▼
+//!   State::apply(index, &proposal) -> Result<Applied, Refusal>
+//!        │   clock = max(clock, stamp); a repeated idempotency key answers as before
+//!        ▼
+//!   commands/<one file per command>      check everything, then change
+//! ```
+//!
+//! Pure and deterministic: [`State::apply`] reads its arguments and nothing else, so that the same
+//! log gives the same bytes on every controller. There is no clock here (the leader stamps time
+//! into the proposal), no randomness, no I/O and no iteration in an order that could differ.
+//!
+//! Maps are persistent, so that cloning a [`State`] costs a few reference counts: a snapshot, a
+//! reader and a dry run each take a clone.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
+//! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
+//! | [`record`] | functions, artifacts and nodes as they are kept |
+//! | [`invariants`] | what holds after every command |
+//! | [`snapshot`] | a state as bytes, with a format version |
+
+pub mod command;
+mod commands;
+pub mod invariants;
+pub mod outcome;
+pub mod record;
+mod sessions;
+pub mod snapshot;
+mod state;
+
+pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
+pub use invariants::Violation;
+pub use outcome::{Applied, Outcome, Refusal};
+pub use record::{
+    Artifact, Cluster, ControllerId, Function, ModelSummary, Node, NodeGpu, NodeStatus, RevisionRecord,
+};
+pub use sessions::{SESSION_TTL, SESSIONS_MAX};
+pub use snapshot::{DecodeError, FORMAT};
+pub use state::{
+    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, REVISIONS_SERVED, State,
+};

@@ -1,0 +1,132 @@
+//! What is in the log: a [`Command`] and the envelope every command travels in.
+//!
+//! Encode these with field names (MessagePack maps, not arrays): a later version may then add a
+//! field with a default and still read an older log. A variant or field is never renamed or given
+//! another meaning.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName};
+use serde::{Deserialize, Serialize};
+
+use crate::record::{ControllerId, ModelSummary, NodeGpu};
+
+/// Wall-clock time as the leader saw it, in milliseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct UnixMillis(pub u64);
+
+/// Who asked for a write.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Caller(pub Arc<str>);
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// Makes a repeated write harmless: the second time, the first answer is given again.
+///
+/// A client numbers its writes upward and has one in flight at a time; one that needs several in
+/// flight uses several client ids.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct IdempotencyKey {
+    /// The client's own name for itself, unique per [`Caller`].
+    pub client: Arc<str>,
+    /// The number of this write.
+    pub seq: u64,
+}
+
+/// One command with all that applying it may depend on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// The leader's clock when it proposed this. Time never runs backwards in the state: what
+    /// counts is the later of this and every stamp before it.
+    pub stamp: UnixMillis,
+    /// Who asked.
+    pub caller: Caller,
+    /// Set when the caller may repeat itself.
+    #[serde(default)]
+    pub idempotency: Option<IdempotencyKey>,
+    /// What is asked.
+    pub command: Command,
+}
+
+/// Every change there is. Each is carried out in its own file under `commands/`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// Names the cluster, once.
+    InitCluster {
+        /// Its name for ever.
+        cluster_id: ClusterId,
+    },
+    /// Creates a function, or makes its next revision when something differs.
+    ApplyFunction {
+        /// What its owner wants.
+        spec: FunctionSpec,
+        /// Its model, an artifact known already.
+        digest: Digest,
+        /// Refuses unless the function is at this resource version; `None` takes any.
+        #[serde(default)]
+        expected: Option<u64>,
+    },
+    /// Removes a function with all its revisions.
+    DeleteFunction {
+        /// Which.
+        key: FunctionKey,
+        /// As in [`Command::ApplyFunction`].
+        #[serde(default)]
+        expected: Option<u64>,
+    },
+    /// Starts or stops serving a function: the repository API's load and unload.
+    SetFunctionEnabled {
+        /// Which.
+        key: FunctionKey,
+        /// Whether requests are served from now on.
+        enabled: bool,
+    },
+    /// Records that a controller holds a model file durably.
+    AddArtifact {
+        /// The file's content address.
+        digest: Digest,
+        /// Its size.
+        bytes: Bytes,
+        /// What it turned out to be.
+        model: ModelSummary,
+        /// Who holds it.
+        holder: ControllerId,
+    },
+    /// Forgets a model file that no revision uses.
+    RemoveArtifact {
+        /// Which.
+        digest: Digest,
+        /// Refuses when the artifact was uploaded or used after this: its owner may be about to
+        /// refer to it.
+        unused_since: UnixMillis,
+    },
+    /// Takes a worker in and gives it an epoch.
+    RegisterNode {
+        /// Its name, unique in the cluster.
+        name: NodeName,
+        /// Distinguishes two processes that claim one name.
+        instance: String,
+        /// Where its own service listens.
+        address: String,
+        /// Its GPUs.
+        gpus: Vec<NodeGpu>,
+        /// Its topology's name.
+        topology: String,
+        /// Its host memory.
+        host_memory: Bytes,
+    },
+    /// Fences a worker that is gone: what still carries its epoch is ignored.
+    NodeLost {
+        /// Which.
+        name: NodeName,
+        /// The registration that ended. Another is left alone.
+        epoch: Epoch,
+    },
+}

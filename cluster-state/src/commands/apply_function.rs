@@ -1,0 +1,198 @@
+//! Creates a function, or makes its next revision when its spec or model differs.
+
+use std::sync::Arc;
+
+use millrace_types::{Digest, FunctionSpec, Revision};
+
+use super::{check_expected, count_use};
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::{Function, RevisionRecord};
+use crate::state::{Context, FUNCTIONS_MAX, REVISIONS_KEPT, State};
+
+pub(crate) fn apply_function(
+    state: &mut State,
+    context: Context<'_>,
+    spec: &FunctionSpec,
+    digest: Digest,
+    expected: Option<u64>,
+) -> Outcome {
+    check_expected(state, &spec.key, expected)?;
+    spec.validate().map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
+    let current = state.functions.get(&spec.key);
+    if current.is_some_and(|function| same_content(function.latest(), spec, digest)) {
+        return Ok(Applied::Unchanged);
+    }
+    if current.is_none() && state.functions.len() >= FUNCTIONS_MAX {
+        return Err(Refusal::Full { what: "functions".into(), limit: FUNCTIONS_MAX as u64 });
+    }
+    let revision = Arc::new(RevisionRecord {
+        number: next_number(state, spec),
+        spec: spec.clone(),
+        digest,
+        created_at: context.now,
+        created_by: context.caller.clone(),
+    });
+    check_model(state, &revision)?;
+
+    count_use(state, digest, context.now, |uses| uses + 1);
+    match state.functions.get(&spec.key).cloned() {
+        None => Ok(create(state, context, revision)),
+        Some(function) => Ok(add_revision(state, context, function, revision)),
+    }
+}
+
+fn same_content(latest: &RevisionRecord, spec: &FunctionSpec, digest: Digest) -> bool {
+    latest.digest == digest && latest.spec == *spec
+}
+
+fn next_number(state: &State, spec: &FunctionSpec) -> Revision {
+    let here = state.functions.get(&spec.key).map(|function| function.generation());
+    let retired = || state.retired.get(&spec.key).map(|retired| retired.last);
+    here.or_else(retired).map_or(Revision::FIRST, Revision::next)
+}
+
+/// The model must be known, and fit a GPU of some live node. With no GPU registered yet anything
+/// is taken: workers come and go.
+fn check_model(state: &State, revision: &RevisionRecord) -> Result<(), Refusal> {
+    let artifact =
+        state.artifacts.get(&revision.digest).ok_or(Refusal::ArtifactNotFound { digest: revision.digest })?;
+    let needed = revision.gpu_memory(&artifact.model);
+    match state.largest_gpu() {
+        Some(largest) if needed > largest => {
+            Err(Refusal::ModelTooLarge { key: revision.spec.key.clone(), needed, largest })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn create(state: &mut State, context: Context<'_>, revision: Arc<RevisionRecord>) -> Applied {
+    let version = state.next_version();
+    let key = revision.spec.key.clone();
+    let function = Function {
+        key: key.clone(),
+        resource_version: version,
+        enabled: true,
+        revisions: vec![revision],
+        created_at: context.now,
+        updated_at: context.now,
+        updated_by: context.caller.clone(),
+    };
+    state.retired.remove(&key);
+    state.functions.insert(key, Arc::new(function));
+    Applied::Created { version }
+}
+
+fn add_revision(
+    state: &mut State,
+    context: Context<'_>,
+    mut function: Arc<Function>,
+    revision: Arc<RevisionRecord>,
+) -> Applied {
+    let version = state.next_version();
+    let changed = Arc::make_mut(&mut function);
+    changed.revisions.push(revision);
+    let excess = changed.revisions.len().saturating_sub(REVISIONS_KEPT);
+    let dropped: Vec<_> = changed.revisions.drain(..excess).collect();
+    changed.resource_version = version;
+    changed.updated_at = context.now;
+    changed.updated_by = context.caller.clone();
+    state.functions.insert(changed.key.clone(), function);
+    for old in dropped {
+        count_use(state, old.digest, context.now, |uses| uses - 1);
+    }
+    Applied::Changed { version }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_types::{Bytes, Slo};
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, apply, apply_expecting, delete, digest, key, spec};
+
+    #[test]
+    fn a_change_makes_the_next_revision_and_a_repeat_does_not() {
+        let mut log = Log::with_artifacts(&["m1", "m2"]);
+        let before = log.state.version();
+        assert_eq!(log.apply(apply("f", "m1")), Ok(Applied::Created { version: before + 1 }));
+        assert_eq!(log.apply(apply("f", "m1")), Ok(Applied::Unchanged));
+        assert_eq!(log.apply(apply("f", "m2")), Ok(Applied::Changed { version: before + 2 }));
+        let mut slower = spec("f");
+        slower.timeout = Duration::from_secs(5);
+        let slower = Command::ApplyFunction { spec: slower, digest: digest("m2"), expected: None };
+        assert_eq!(log.apply(slower), Ok(Applied::Changed { version: before + 3 }));
+        let function = log.state.function(&key("f")).unwrap();
+        let numbers: Vec<u64> = function.revisions.iter().map(|it| it.number.get()).collect();
+        assert_eq!((numbers, function.resource_version), (vec![1, 2, 3], before + 3));
+    }
+
+    #[test]
+    fn each_refusal_leaves_everything_as_it_was() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        let version = log.state.version();
+
+        assert_eq!(log.refused(apply("g", "none")), Refusal::ArtifactNotFound { digest: digest("none") });
+        let stale = Refusal::Conflict { key: key("f"), expected: version - 1, actual: version };
+        assert_eq!(log.refused(apply_expecting("f", "m1", version - 1)), stale);
+        let absent = Refusal::Conflict { key: key("g"), expected: 3, actual: 0 };
+        assert_eq!(log.refused(apply_expecting("g", "m1", 3)), absent);
+
+        let mut bad = spec("f");
+        bad.slo = Some(Slo { deadline: Duration::ZERO, percentile: 0.9 });
+        let bad = Command::ApplyFunction { spec: bad, digest: digest("m1"), expected: None };
+        assert!(matches!(log.refused(bad), Refusal::InvalidSpec { .. }));
+    }
+
+    #[test]
+    fn expecting_absence_creates_once() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        assert!(log.apply(apply_expecting("f", "m1", 0)).is_ok());
+        assert!(matches!(log.refused(apply_expecting("f", "m1", 0)), Refusal::Conflict { .. }));
+    }
+
+    #[test]
+    fn a_model_larger_than_every_gpu_is_refused_with_both_sizes() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.register("n1", "a", Bytes::mib(64)).unwrap();
+        let mut huge = spec("f");
+        huge.resources.gpu_memory = Some(Bytes::gib(1));
+        let huge = Command::ApplyFunction { spec: huge, digest: digest("m1"), expected: None };
+        let refused = log.refused(huge.clone());
+        assert_eq!(refused.to_string().matches("1.0 GiB").count(), 1, "{refused}");
+        assert_eq!(refused.to_string().matches("64.0 MiB").count(), 1, "{refused}");
+        log.register("n2", "b", Bytes::gib(2)).unwrap();
+        assert!(log.apply(huge).is_ok());
+    }
+
+    #[test]
+    fn only_the_newest_revisions_are_kept_and_their_artifacts_released() {
+        let mut log = Log::with_artifacts(&["m1", "m2"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.apply(apply("f", "m2")).unwrap();
+        for n in 0..REVISIONS_KEPT as u64 {
+            let mut next = spec("f");
+            next.timeout = Duration::from_secs(n + 1);
+            log.apply(Command::ApplyFunction { spec: next, digest: digest("m2"), expected: None }).unwrap();
+        }
+        let function = log.state.function(&key("f")).unwrap();
+        assert_eq!(function.revisions.len(), REVISIONS_KEPT);
+        assert_eq!(function.generation().get(), REVISIONS_KEPT as u64 + 2);
+        assert_eq!(log.state.artifact(&digest("m1")).unwrap().uses, 0);
+        assert_eq!(log.state.artifact(&digest("m2")).unwrap().uses, REVISIONS_KEPT as u64);
+    }
+
+    #[test]
+    fn a_name_that_returns_goes_on_counting() {
+        let mut log = Log::with_artifacts(&["m1", "m2"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.apply(delete("f")).unwrap();
+        log.apply(apply("f", "m2")).unwrap();
+        let numbers: Vec<u64> =
+            log.state.function(&key("f")).unwrap().revisions.iter().map(|it| it.number.get()).collect();
+        assert_eq!(numbers, vec![2]);
+    }
+}

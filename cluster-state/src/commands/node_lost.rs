@@ -1,0 +1,49 @@
+//! Fences a worker that is gone. News of a registration that is over already changes nothing.
+
+use std::sync::Arc;
+
+use millrace_types::{Epoch, NodeName};
+
+use crate::outcome::{Applied, Outcome};
+use crate::record::NodeStatus;
+use crate::state::{Context, State};
+
+pub(crate) fn node_lost(state: &mut State, context: Context<'_>, name: &NodeName, epoch: Epoch) -> Outcome {
+    let Some(mut node) = state.nodes.get(name).cloned() else { return Ok(Applied::Unchanged) };
+    if node.epoch != epoch || node.status == NodeStatus::Lost {
+        return Ok(Applied::Unchanged);
+    }
+    let version = state.next_version();
+    let lost = Arc::make_mut(&mut node);
+    lost.status = NodeStatus::Lost;
+    lost.resource_version = version;
+    lost.changed_at = context.now;
+    state.nodes.insert(name.clone(), node);
+    Ok(Applied::Changed { version })
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::Bytes;
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, node_name};
+
+    fn lost(epoch: u64) -> Command {
+        Command::NodeLost { name: node_name("n1"), epoch: Epoch(epoch) }
+    }
+
+    #[test]
+    fn only_the_current_epoch_can_be_lost_and_only_once() {
+        let mut log = Log::new();
+        assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged), "never heard of");
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged), "an older epoch");
+        assert!(log.apply(lost(2)).unwrap().changed());
+        assert_eq!(log.apply(lost(2)), Ok(Applied::Unchanged));
+        assert_eq!(log.state.node(&node_name("n1")).unwrap().status, NodeStatus::Lost);
+        assert_eq!(log.state.largest_gpu(), None, "a lost node's GPUs do not count");
+    }
+}

@@ -1,0 +1,110 @@
+//! Takes a worker in under a fresh epoch. A name that another live process holds is refused.
+
+use std::sync::Arc;
+
+use millrace_types::{Bytes, Epoch, NodeName};
+
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::{Node, NodeGpu, NodeStatus};
+use crate::state::{Context, NODES_MAX, State};
+
+/// What a worker says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Registration<'a> {
+    pub(crate) instance: &'a str,
+    pub(crate) address: &'a str,
+    pub(crate) gpus: &'a [NodeGpu],
+    pub(crate) topology: &'a str,
+    pub(crate) host_memory: Bytes,
+}
+
+pub(crate) fn register_node(
+    state: &mut State,
+    context: Context<'_>,
+    name: &NodeName,
+    registration: Registration<'_>,
+) -> Outcome {
+    match state.nodes.get(name) {
+        Some(node) if node.status == NodeStatus::Live && node.instance != registration.instance => {
+            return Err(Refusal::NodeNameTaken { name: name.clone() });
+        }
+        Some(_) => {}
+        None => make_room(state)?,
+    }
+    state.epochs_given += 1;
+    let node = Node {
+        name: name.clone(),
+        epoch: Epoch(state.epochs_given),
+        status: NodeStatus::Live,
+        instance: registration.instance.to_owned(),
+        address: registration.address.to_owned(),
+        gpus: registration.gpus.to_vec(),
+        topology: registration.topology.to_owned(),
+        host_memory: registration.host_memory,
+        resource_version: state.next_version(),
+        changed_at: context.now,
+    };
+    let epoch = node.epoch;
+    state.nodes.insert(name.clone(), Arc::new(node));
+    Ok(Applied::Registered { epoch })
+}
+
+/// A lost node is kept for people to see, until its place is wanted: the one lost first goes.
+fn make_room(state: &mut State) -> Result<(), Refusal> {
+    if state.nodes.len() < NODES_MAX {
+        return Ok(());
+    }
+    let lost = state.nodes.values().filter(|node| node.status == NodeStatus::Lost);
+    let oldest = lost.min_by_key(|node| node.resource_version).map(|node| node.name.clone());
+    let oldest = oldest.ok_or(Refusal::Full { what: "nodes".into(), limit: NODES_MAX as u64 })?;
+    state.nodes.remove(&oldest);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, node_name};
+
+    const GPU: Bytes = Bytes::gib(1);
+
+    #[test]
+    fn every_registration_gets_an_epoch_of_its_own() {
+        let mut log = Log::new();
+        assert_eq!(log.register("n1", "a", GPU), Ok(Applied::Registered { epoch: Epoch(1) }));
+        assert_eq!(log.register("n2", "b", GPU), Ok(Applied::Registered { epoch: Epoch(2) }));
+        assert_eq!(
+            log.register("n1", "a", GPU),
+            Ok(Applied::Registered { epoch: Epoch(3) }),
+            "the same process"
+        );
+    }
+
+    #[test]
+    fn a_live_nodes_name_is_taken_until_it_is_lost() {
+        let mut log = Log::new();
+        log.register("n1", "a", GPU).unwrap();
+        let taken = Err(Refusal::NodeNameTaken { name: node_name("n1") });
+        assert_eq!(log.register("n1", "b", GPU), taken);
+        log.apply(Command::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
+        assert_eq!(log.register("n1", "b", GPU), Ok(Applied::Registered { epoch: Epoch(2) }));
+    }
+
+    #[test]
+    fn when_full_a_lost_node_makes_room_and_a_live_one_does_not() {
+        let mut state = Log::new().state;
+        let caller = crate::Caller("test".into());
+        let context = Context { now: state.clock, caller: &caller };
+        let none = Registration { instance: "i", address: "", gpus: &[], topology: "", host_memory: GPU };
+        for n in 0..NODES_MAX {
+            register_node(&mut state, context, &node_name(&format!("n{n}")), none).unwrap();
+        }
+        let full = Refusal::Full { what: "nodes".into(), limit: NODES_MAX as u64 };
+        assert_eq!(register_node(&mut state, context, &node_name("extra"), none), Err(full));
+        crate::commands::node_lost(&mut state, context, &node_name("n7"), Epoch(8)).unwrap();
+        assert!(register_node(&mut state, context, &node_name("extra"), none).is_ok());
+        assert!(state.node(&node_name("n7")).is_none());
+        assert_eq!(state.check_invariants(), Ok(()));
+    }
+}

@@ -1,0 +1,62 @@
+//! Starts or stops serving a function. Its revisions stay, and so does its generation.
+
+use std::sync::Arc;
+
+use millrace_types::FunctionKey;
+
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::state::{Context, State};
+
+pub(crate) fn set_function_enabled(
+    state: &mut State,
+    context: Context<'_>,
+    key: &FunctionKey,
+    enabled: bool,
+) -> Outcome {
+    let Some(mut function) = state.functions.get(key).cloned() else {
+        return Err(Refusal::FunctionNotFound { key: key.clone() });
+    };
+    if function.enabled == enabled {
+        return Ok(Applied::Unchanged);
+    }
+    let version = state.next_version();
+    let changed = Arc::make_mut(&mut function);
+    changed.enabled = enabled;
+    changed.resource_version = version;
+    changed.updated_at = context.now;
+    changed.updated_by = context.caller.clone();
+    state.functions.insert(key.clone(), function);
+    Ok(Applied::Changed { version })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, apply, key};
+
+    fn set(enabled: bool) -> Command {
+        Command::SetFunctionEnabled { key: key("f"), enabled }
+    }
+
+    #[test]
+    fn changes_the_version_and_not_the_generation() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        assert_eq!(log.refused(set(false)), Refusal::FunctionNotFound { key: key("f") });
+        log.apply(apply("f", "m1")).unwrap();
+        let version = log.state.version();
+        assert_eq!(log.apply(set(true)), Ok(Applied::Unchanged));
+        assert_eq!(log.apply(set(false)), Ok(Applied::Changed { version: version + 1 }));
+        let function = log.state.function(&key("f")).unwrap();
+        assert_eq!((function.enabled, function.generation().get()), (false, 1));
+    }
+
+    #[test]
+    fn a_new_revision_of_a_disabled_function_stays_disabled() {
+        let mut log = Log::with_artifacts(&["m1", "m2"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.apply(set(false)).unwrap();
+        log.apply(apply("f", "m2")).unwrap();
+        assert!(!log.state.function(&key("f")).unwrap().enabled);
+    }
+}

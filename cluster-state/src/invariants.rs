@@ -1,0 +1,188 @@
+//! What holds after every command. The same predicate serves debug builds, tests, simulation and
+//! the reading of a snapshot.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
+
+use crate::record::Function;
+use crate::state::{ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State};
+
+/// A broken invariant: a bug of this crate, or bytes that no build of it wrote.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// Something exists before the cluster does.
+    #[error("the cluster has no name but has contents")]
+    Unnamed,
+    /// A cluster's name that is empty.
+    #[error("cluster id {0:?} is empty")]
+    EmptyClusterId(ClusterId),
+    /// A record stands under another key than its own.
+    #[error("{0} stands under another key")]
+    Misfiled(String),
+    /// Revisions are missing, out of order, or too many.
+    #[error("the revisions of {0} are not 1 to {REVISIONS_KEPT} in rising order")]
+    Revisions(FunctionKey),
+    /// A spec that validation would refuse.
+    #[error("{0} has a spec that is out of range")]
+    Spec(FunctionKey),
+    /// A revision's model is not there.
+    #[error("{0} refers to artifact {1}, which is not known")]
+    Dangling(FunctionKey, Digest),
+    /// A wrong reference count.
+    #[error("artifact {0} counts {1} uses and has {2}")]
+    Uses(Digest, u64, u64),
+    /// An artifact that nobody holds.
+    #[error("artifact {0} has no holder")]
+    NoHolder(Digest),
+    /// A resource version beyond the state's, or one that two resources share.
+    #[error("{0} has resource version {1}, which is not its own")]
+    Version(String, u64),
+    /// An epoch that was never given, or given twice.
+    #[error("node {0} has an epoch that is not its own")]
+    Epoch(NodeName),
+    /// A moment after the clock.
+    #[error("{0} is dated after the clock")]
+    Future(String),
+    /// A live function that is also remembered as deleted.
+    #[error("{0} is both here and retired")]
+    RetiredAndHere(FunctionKey),
+    /// More of something than its bound.
+    #[error("more {0} than the bound")]
+    Unbounded(&'static str),
+    /// The two views of the sessions differ.
+    #[error("the sessions' order of use does not match them")]
+    Sessions,
+}
+
+impl State {
+    /// Checks every invariant.
+    ///
+    /// # Errors
+    /// The first [`Violation`] found.
+    pub fn check_invariants(&self) -> Result<(), Violation> {
+        self.check_cluster()?;
+        self.check_bounds()?;
+        self.check_functions()?;
+        self.check_artifacts()?;
+        self.check_nodes()?;
+        self.check_versions()?;
+        if self.sessions.is_consistent() { Ok(()) } else { Err(Violation::Sessions) }
+    }
+
+    fn check_cluster(&self) -> Result<(), Violation> {
+        match &self.cluster {
+            Some(cluster) if cluster.id.0.is_empty() => Err(Violation::EmptyClusterId(cluster.id.clone())),
+            Some(cluster) if cluster.created_at > self.clock => Err(Violation::Future("the cluster".into())),
+            Some(_) => Ok(()),
+            None if self.version == 0 => Ok(()),
+            None => Err(Violation::Unnamed),
+        }
+    }
+
+    fn check_bounds(&self) -> Result<(), Violation> {
+        let bounds = [
+            ("functions", self.functions.len(), FUNCTIONS_MAX),
+            ("artifacts", self.artifacts.len(), ARTIFACTS_MAX),
+            ("nodes", self.nodes.len(), NODES_MAX),
+            ("retired functions", self.retired.len(), RETIRED_MAX),
+        ];
+        match bounds.into_iter().find(|(_, len, max)| len > max) {
+            Some((what, _, _)) => Err(Violation::Unbounded(what)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_functions(&self) -> Result<(), Violation> {
+        for (key, function) in &self.functions {
+            if *key != function.key {
+                return Err(Violation::Misfiled(function.key.to_string()));
+            }
+            if self.retired.contains_key(key) {
+                return Err(Violation::RetiredAndHere(key.clone()));
+            }
+            self.check_revisions(function)?;
+        }
+        Ok(())
+    }
+
+    fn check_revisions(&self, function: &Function) -> Result<(), Violation> {
+        let key = &function.key;
+        let rising = function.revisions.windows(2).all(|pair| pair[0].number < pair[1].number);
+        if !rising || !(1..=REVISIONS_KEPT).contains(&function.revisions.len()) {
+            return Err(Violation::Revisions(key.clone()));
+        }
+        for revision in &function.revisions {
+            if revision.spec.key != *key {
+                return Err(Violation::Misfiled(format!("{key}@{}", revision.number)));
+            }
+            if revision.spec.validate().is_err() {
+                return Err(Violation::Spec(key.clone()));
+            }
+            if !self.artifacts.contains_key(&revision.digest) {
+                return Err(Violation::Dangling(key.clone(), revision.digest));
+            }
+            if revision.created_at > function.updated_at {
+                return Err(Violation::Future(format!("{key}@{}", revision.number)));
+            }
+        }
+        if function.created_at > function.updated_at || function.updated_at > self.clock {
+            return Err(Violation::Future(key.to_string()));
+        }
+        Ok(())
+    }
+
+    fn check_artifacts(&self) -> Result<(), Violation> {
+        let mut uses: BTreeMap<Digest, u64> = BTreeMap::new();
+        for revision in self.functions.values().flat_map(|function| &function.revisions) {
+            *uses.entry(revision.digest).or_default() += 1;
+        }
+        for (digest, artifact) in &self.artifacts {
+            if *digest != artifact.digest {
+                return Err(Violation::Misfiled(artifact.digest.to_string()));
+            }
+            let counted = uses.get(digest).copied().unwrap_or(0);
+            if artifact.uses != counted {
+                return Err(Violation::Uses(*digest, artifact.uses, counted));
+            }
+            if artifact.holders.is_empty() {
+                return Err(Violation::NoHolder(*digest));
+            }
+            if artifact.touched_at > self.clock {
+                return Err(Violation::Future(digest.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_nodes(&self) -> Result<(), Violation> {
+        let mut epochs = BTreeSet::new();
+        for (name, node) in &self.nodes {
+            if *name != node.name {
+                return Err(Violation::Misfiled(node.name.to_string()));
+            }
+            let given = (1..=self.epochs_given).contains(&node.epoch.0);
+            if !given || !epochs.insert(node.epoch) {
+                return Err(Violation::Epoch(name.clone()));
+            }
+            if node.changed_at > self.clock {
+                return Err(Violation::Future(name.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Each change has a version of its own, so no two resources can be at the same one.
+    fn check_versions(&self) -> Result<(), Violation> {
+        let functions = self.functions.values().map(|it| (it.key.to_string(), it.resource_version));
+        let nodes = self.nodes.values().map(|it| (it.name.to_string(), it.resource_version));
+        let retired = self.retired.iter().map(|(key, it)| (key.to_string(), it.version));
+        let mut seen = BTreeSet::new();
+        for (what, version) in functions.chain(nodes).chain(retired) {
+            if version == 0 || version > self.version || !seen.insert(version) {
+                return Err(Violation::Version(what, version));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! What a command answers: what it did, or why it did nothing.
+
+use std::time::Duration;
+
+use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, NodeName, Reason};
+use serde::{Deserialize, Serialize};
+
+use crate::command::UnixMillis;
+
+/// What [`crate::State::apply`] returns.
+pub type Outcome = Result<Applied, Refusal>;
+
+/// What a command did. `version` is the state's version after it, which is the resource version of
+/// what it changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Applied {
+    /// Something new is there.
+    Created {
+        /// Its resource version.
+        version: u64,
+    },
+    /// Something is different.
+    Changed {
+        /// Its resource version.
+        version: u64,
+    },
+    /// Everything was so already.
+    Unchanged,
+    /// Something is gone.
+    Deleted {
+        /// The state's version.
+        version: u64,
+    },
+    /// A node is in.
+    Registered {
+        /// Its epoch, never given before.
+        epoch: Epoch,
+    },
+}
+
+/// Why a command did nothing. Each message says what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// Before [`crate::Command::InitCluster`].
+    #[error("the cluster is not initialized yet: try again")]
+    NotInitialized,
+    /// A second name for the cluster.
+    #[error("this is cluster {actual}, not {asked}: connect to the right one, or use another data directory")]
+    OtherCluster {
+        /// Its name.
+        actual: ClusterId,
+        /// The name given.
+        asked: ClusterId,
+    },
+    /// A spec out of range.
+    #[error("{problem}")]
+    InvalidSpec {
+        /// What is wrong and what to write.
+        problem: String,
+    },
+    /// No such function.
+    #[error("no function {key}: list them with 'millrace get functions'")]
+    FunctionNotFound {
+        /// The name asked for.
+        key: FunctionKey,
+    },
+    /// The resource changed since it was read.
+    #[error(
+        "{key} is at resource version {actual}, not {expected} (0: absent): read it again and redo the change"
+    )]
+    Conflict {
+        /// Which function.
+        key: FunctionKey,
+        /// What the caller had seen.
+        expected: u64,
+        /// What it is now; 0 when it is absent.
+        actual: u64,
+    },
+    /// The model was never uploaded, or was collected since.
+    #[error("no artifact {digest}: upload the model first")]
+    ArtifactNotFound {
+        /// Which.
+        digest: Digest,
+    },
+    /// A revision refers to it, or its owner may be about to.
+    #[error("artifact {digest} is in use")]
+    ArtifactInUse {
+        /// Which.
+        digest: Digest,
+    },
+    /// Two sizes for one digest.
+    #[error("artifact {digest} has {actual} bytes, not {claimed}: one of the two files is damaged")]
+    ArtifactDiffers {
+        /// Which.
+        digest: Digest,
+        /// The size known.
+        actual: u64,
+        /// The size given.
+        claimed: u64,
+    },
+    /// No GPU of the cluster could ever hold it.
+    #[error(
+        "{key} needs {needed} of GPU memory and the largest GPU here has {largest}: use a smaller model, or add a worker with larger GPUs"
+    )]
+    ModelTooLarge {
+        /// Which function.
+        key: FunctionKey,
+        /// What it needs.
+        needed: Bytes,
+        /// What there is.
+        largest: Bytes,
+    },
+    /// The name belongs to another process that lives.
+    #[error("a live worker is named {name} already: give this one another name, or stop the other")]
+    NodeNameTaken {
+        /// The name.
+        name: NodeName,
+    },
+    /// A named bound of the state is reached.
+    #[error("the cluster holds its limit of {limit} {what}: delete some first")]
+    Full {
+        /// What there are too many of.
+        what: String,
+        /// The bound.
+        limit: u64,
+    },
+    /// The client has moved on from this number.
+    #[error("idempotency key {seq} is older than the client's last, {last}: number writes upward")]
+    KeyTooOld {
+        /// The number given.
+        seq: u64,
+        /// The last one seen.
+        last: u64,
+    },
+    /// The same key came with another command.
+    #[error("idempotency key {seq} was used for another write: use a new one for each")]
+    KeyReused {
+        /// The number given.
+        seq: u64,
+    },
+}
+
+impl Refusal {
+    /// The stable reason that interfaces report.
+    #[must_use]
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::NotInitialized => Reason::NoLeader,
+            Self::OtherCluster { .. } => Reason::PeerMismatch,
+            Self::InvalidSpec { .. } => Reason::InvalidSpec,
+            Self::FunctionNotFound { .. } => Reason::FunctionNotFound,
+            Self::Conflict { .. } | Self::ArtifactInUse { .. } => Reason::Conflict,
+            Self::ArtifactNotFound { .. } => Reason::ArtifactNotFound,
+            Self::ArtifactDiffers { .. } => Reason::DigestMismatch,
+            Self::ModelTooLarge { .. } => Reason::ModelTooLarge,
+            Self::NodeNameTaken { .. } => Reason::NodeNameTaken,
+            Self::Full { .. } => Reason::QueueFull,
+            Self::KeyTooOld { .. } | Self::KeyReused { .. } => Reason::MalformedRequest,
+        }
+    }
+}
+
+impl UnixMillis {
+    /// The time since `earlier`, or zero when that is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+}

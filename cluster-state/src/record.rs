@@ -1,0 +1,174 @@
+//! Functions, artifacts and nodes as the state keeps them.
+
+use std::sync::Arc;
+
+use imbl::OrdSet;
+use millrace_types::{
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, Revision, TensorSpec,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::command::{Caller, UnixMillis};
+
+/// A member of the controller group: its Raft node id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ControllerId(pub u64);
+
+/// The cluster itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cluster {
+    /// Its name for ever.
+    pub id: ClusterId,
+    /// When it began.
+    pub created_at: UnixMillis,
+}
+
+/// What a model file turned out to be: what a listing shows and admission checks, without the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelSummary {
+    /// Its weights in device memory.
+    pub weights: Bytes,
+    /// Its weights, counted.
+    pub parameters: u64,
+    /// The launches it is cut into.
+    pub launches: u32,
+    /// What it takes.
+    pub inputs: Vec<TensorSpec>,
+    /// What it gives.
+    pub outputs: Vec<TensorSpec>,
+}
+
+/// A model file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// Its content address.
+    pub digest: Digest,
+    /// Its size.
+    pub bytes: Bytes,
+    /// What it is.
+    pub model: ModelSummary,
+    /// The controllers that have it durably.
+    pub holders: OrdSet<ControllerId>,
+    /// Revisions that refer to it.
+    pub uses: u64,
+    /// When it was last uploaded, referred to or released.
+    pub touched_at: UnixMillis,
+    /// Who uploaded it first.
+    pub created_by: Caller,
+}
+
+/// A function with the revisions that are kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// Whose it is and what it is called.
+    pub key: FunctionKey,
+    /// The state's version at its last change.
+    pub resource_version: u64,
+    /// Whether requests are served.
+    pub enabled: bool,
+    /// The newest revisions, oldest first. Never empty.
+    pub revisions: Vec<Arc<RevisionRecord>>,
+    /// When it was created.
+    pub created_at: UnixMillis,
+    /// When it last changed.
+    pub updated_at: UnixMillis,
+    /// Who made the last change.
+    pub updated_by: Caller,
+}
+
+/// One immutable version of a function.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RevisionRecord {
+    /// Its number, counted from 1 and never used for other content.
+    pub number: Revision,
+    /// What its owner asked for.
+    pub spec: FunctionSpec,
+    /// Its model.
+    pub digest: Digest,
+    /// When it was made.
+    pub created_at: UnixMillis,
+    /// Who made it.
+    pub created_by: Caller,
+}
+
+impl Function {
+    /// The newest revision.
+    #[must_use]
+    pub fn latest(&self) -> &Arc<RevisionRecord> {
+        self.revisions.last().expect("a function is made with its first revision and keeps the newest")
+    }
+
+    /// The number that grows with each accepted spec: the newest revision's.
+    #[must_use]
+    pub fn generation(&self) -> Revision {
+        self.latest().number
+    }
+
+    /// A kept revision.
+    #[must_use]
+    pub fn revision(&self, number: Revision) -> Option<&Arc<RevisionRecord>> {
+        self.revisions.iter().find(|record| record.number == number)
+    }
+
+    /// The revisions that workers prepare, oldest first: the newest and, while a change rolls out
+    /// and for clients that name it, the one before.
+    #[must_use]
+    pub fn served(&self) -> &[Arc<RevisionRecord>] {
+        let from = self.revisions.len().saturating_sub(crate::REVISIONS_SERVED);
+        &self.revisions[from..]
+    }
+}
+
+impl RevisionRecord {
+    /// GPU memory that a run needs: what its owner asked for, and at least its weights.
+    #[must_use]
+    pub fn gpu_memory(&self, model: &ModelSummary) -> Bytes {
+        self.spec.resources.gpu_memory.unwrap_or(Bytes::ZERO).max(model.weights)
+    }
+}
+
+/// One GPU of a node, as far as admission cares.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeGpu {
+    /// Its position on the node.
+    pub index: GpuIndex,
+    /// The product name.
+    pub gpu_type: String,
+    /// Its memory.
+    pub memory: Bytes,
+}
+
+/// Whether a node is believed alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum NodeStatus {
+    /// Registered, and not known to be gone.
+    Live,
+    /// Gone: its epoch is over.
+    Lost,
+}
+
+/// A worker machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// The number of its latest registration.
+    pub epoch: Epoch,
+    /// Whether that still holds.
+    pub status: NodeStatus,
+    /// Which process registered.
+    pub instance: String,
+    /// Where its own service listens.
+    pub address: String,
+    /// Its GPUs.
+    pub gpus: Vec<NodeGpu>,
+    /// Its topology's name.
+    pub topology: String,
+    /// Its host memory.
+    pub host_memory: Bytes,
+    /// The state's version at its last change.
+    pub resource_version: u64,
+    /// When it last registered or was lost.
+    pub changed_at: UnixMillis,
+}

@@ -1,0 +1,195 @@
+//! Client sessions: which write of each client was the last, and what it was answered, so that a
+//! repeat is answered the same and changes nothing.
+//!
+//! Bounded twice: a session ends [`SESSION_TTL`] of stamped time after its last write, and when
+//! there are [`SESSIONS_MAX`] the one longest unused makes room. A repeat that comes after its
+//! session ended is a new write; a client that retries for longer must send the resource version.
+
+use std::time::Duration;
+
+use imbl::{OrdMap, OrdSet};
+use millrace_types::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::command::{Caller, IdempotencyKey, UnixMillis};
+use crate::outcome::{Outcome, Refusal};
+
+/// The most sessions kept.
+pub const SESSIONS_MAX: usize = 10_000;
+/// How long after its last write a session is kept, in stamped time.
+pub const SESSION_TTL: Duration = Duration::from_secs(3600);
+
+/// Whose session: a client id means nothing under another caller.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct SessionKey {
+    caller: Caller,
+    client: std::sync::Arc<str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Session {
+    seq: u64,
+    /// The digest of the write, so that a key is not taken for another one.
+    command: Digest,
+    outcome: Outcome,
+    used_at: UnixMillis,
+}
+
+/// Every client session. Stored as the list of sessions; the order of use is rebuilt.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Stored", into = "Stored")]
+pub(crate) struct Sessions {
+    by_client: OrdMap<SessionKey, Session>,
+    by_use: OrdSet<(UnixMillis, SessionKey)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored(Vec<(SessionKey, Session)>);
+
+impl From<Stored> for Sessions {
+    fn from(Stored(sessions): Stored) -> Self {
+        let by_use = sessions.iter().map(|(key, session)| (session.used_at, key.clone())).collect();
+        Self { by_client: sessions.into_iter().collect(), by_use }
+    }
+}
+
+impl From<Sessions> for Stored {
+    fn from(sessions: Sessions) -> Self {
+        Self(sessions.by_client.into_iter().collect())
+    }
+}
+
+impl Sessions {
+    /// The answer that a write was given before, or the refusal of a key that cannot be taken.
+    /// `None`: the write is new.
+    pub(crate) fn recall(&self, caller: &Caller, key: &IdempotencyKey, command: Digest) -> Option<Outcome> {
+        let session = self.by_client.get(&SessionKey::new(caller, key))?;
+        match key.seq.cmp(&session.seq) {
+            std::cmp::Ordering::Greater => None,
+            std::cmp::Ordering::Less => Some(Err(Refusal::KeyTooOld { seq: key.seq, last: session.seq })),
+            std::cmp::Ordering::Equal if session.command != command => {
+                Some(Err(Refusal::KeyReused { seq: key.seq }))
+            }
+            std::cmp::Ordering::Equal => Some(session.outcome.clone()),
+        }
+    }
+
+    /// Remembers the answer to a new write.
+    pub(crate) fn remember(
+        &mut self,
+        caller: &Caller,
+        key: &IdempotencyKey,
+        command: Digest,
+        outcome: Outcome,
+        now: UnixMillis,
+    ) {
+        let client = SessionKey::new(caller, key);
+        let session = Session { seq: key.seq, command, outcome, used_at: now };
+        if let Some(old) = self.by_client.insert(client.clone(), session) {
+            self.by_use.remove(&(old.used_at, client.clone()));
+        }
+        self.by_use.insert((now, client));
+        if self.by_client.len() > SESSIONS_MAX {
+            self.forget_oldest();
+        }
+    }
+
+    /// Drops the sessions whose time is over.
+    pub(crate) fn expire(&mut self, now: UnixMillis) {
+        while self.by_use.get_min().is_some_and(|(used_at, _)| now.since(*used_at) > SESSION_TTL) {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, client)) = self.by_use.remove_min() {
+            self.by_client.remove(&client);
+        }
+    }
+
+    /// Whether both views hold the same sessions, within the bound.
+    pub(crate) fn is_consistent(&self) -> bool {
+        self.by_client.len() <= SESSIONS_MAX
+            && self.by_client.len() == self.by_use.len()
+            && self
+                .by_client
+                .iter()
+                .all(|(key, session)| self.by_use.contains(&(session.used_at, key.clone())))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.by_client.len()
+    }
+}
+
+impl SessionKey {
+    fn new(caller: &Caller, key: &IdempotencyKey) -> Self {
+        Self { caller: caller.clone(), client: key.client.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Applied;
+
+    fn key(client: &str, seq: u64) -> IdempotencyKey {
+        IdempotencyKey { client: client.into(), seq }
+    }
+
+    fn caller() -> Caller {
+        Caller("alice".into())
+    }
+
+    fn remember(sessions: &mut Sessions, client: &str, seq: u64, at: u64) {
+        let outcome = Ok(Applied::Created { version: seq });
+        sessions.remember(&caller(), &key(client, seq), Digest::of(b"a"), outcome, UnixMillis(at));
+    }
+
+    #[test]
+    fn a_repeat_gets_the_first_answer_and_a_later_number_is_new() {
+        let mut sessions = Sessions::default();
+        remember(&mut sessions, "c", 5, 10);
+        let recall = |seq, command: &[u8]| sessions.recall(&caller(), &key("c", seq), Digest::of(command));
+        assert_eq!(recall(5, b"a"), Some(Ok(Applied::Created { version: 5 })));
+        assert_eq!(recall(6, b"a"), None);
+        assert_eq!(recall(4, b"a"), Some(Err(Refusal::KeyTooOld { seq: 4, last: 5 })));
+        assert_eq!(recall(5, b"b"), Some(Err(Refusal::KeyReused { seq: 5 })));
+    }
+
+    #[test]
+    fn another_callers_client_of_the_same_name_is_another_session() {
+        let mut sessions = Sessions::default();
+        remember(&mut sessions, "c", 5, 10);
+        let stranger = Caller("bob".into());
+        assert_eq!(sessions.recall(&stranger, &key("c", 5), Digest::of(b"a")), None);
+    }
+
+    #[test]
+    fn sessions_end_by_stamped_time_counted_from_their_last_use() {
+        let ttl = u64::try_from(SESSION_TTL.as_millis()).unwrap();
+        let mut sessions = Sessions::default();
+        remember(&mut sessions, "idle", 1, 0);
+        remember(&mut sessions, "busy", 1, 0);
+        remember(&mut sessions, "busy", 2, 1);
+        sessions.expire(UnixMillis(ttl));
+        assert_eq!(sessions.len(), 2);
+        sessions.expire(UnixMillis(ttl + 1));
+        assert_eq!(sessions.len(), 1);
+        assert!(sessions.recall(&caller(), &key("busy", 2), Digest::of(b"a")).is_some());
+        assert!(sessions.is_consistent());
+    }
+
+    #[test]
+    fn the_longest_unused_session_makes_room() {
+        let mut sessions = Sessions::default();
+        for n in 0..=SESSIONS_MAX as u64 {
+            remember(&mut sessions, &format!("c{n}"), 1, n);
+        }
+        assert_eq!(sessions.len(), SESSIONS_MAX);
+        assert!(sessions.recall(&caller(), &key("c0", 1), Digest::of(b"a")).is_none());
+        assert!(sessions.recall(&caller(), &key("c1", 1), Digest::of(b"a")).is_some());
+        assert!(sessions.is_consistent());
+    }
+}

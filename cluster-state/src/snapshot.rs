@@ -1,0 +1,105 @@
+//! A state as bytes. The same state gives the same bytes; whoever writes them to a file adds a
+//! checksum.
+//!
+//! Layout: 4 bytes of magic, a little-endian u16 format version, then the state in MessagePack with
+//! field names, so that a later format may add fields with defaults.
+
+use crate::invariants::Violation;
+use crate::state::State;
+
+/// The format this build writes. It reads this one only.
+///
+/// | format | since | what |
+/// |---|---|---|
+/// | 1 | 0.1.0 | the first |
+pub const FORMAT: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"MRCS";
+const HEADER_LEN: usize = MAGIC.len() + size_of::<u16>();
+
+/// Bytes that are not a state this build can take.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// Something else, or cut off.
+    #[error("not a cluster-state snapshot: it begins with other bytes")]
+    NotASnapshot,
+    /// Written by another version.
+    #[error(
+        "snapshot format {found} is not known to this version, which reads {FORMAT}: run the version that wrote it"
+    )]
+    Format {
+        /// The version found.
+        found: u16,
+    },
+    /// Damaged.
+    #[error("the snapshot is damaged: {0}")]
+    Damaged(#[from] rmp_serde::decode::Error),
+    /// More bytes than the state has.
+    #[error("the snapshot is damaged: {0} bytes follow its end")]
+    Trailing(usize),
+    /// Well formed, and not a state that any log gives.
+    #[error("the snapshot contradicts itself: {0}")]
+    Inconsistent(#[from] Violation),
+}
+
+impl State {
+    /// The state as bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&FORMAT.to_le_bytes());
+        rmp_serde::encode::write_named(&mut bytes, self)
+            .expect("plain data encodes, and writing to memory cannot fail");
+        bytes
+    }
+
+    /// Reads what [`Self::encode`] wrote.
+    ///
+    /// # Errors
+    /// [`DecodeError`]; no part of the state is returned then.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let header = bytes.get(..HEADER_LEN).ok_or(DecodeError::NotASnapshot)?;
+        if header[..MAGIC.len()] != MAGIC {
+            return Err(DecodeError::NotASnapshot);
+        }
+        let found = u16::from_le_bytes([header[MAGIC.len()], header[MAGIC.len() + 1]]);
+        if found != FORMAT {
+            return Err(DecodeError::Format { found });
+        }
+        let mut rest = &bytes[HEADER_LEN..];
+        let state: Self = rmp_serde::from_read(&mut rest)?;
+        if !rest.is_empty() {
+            return Err(DecodeError::Trailing(rest.len()));
+        }
+        state.check_invariants()?;
+        Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_what_is_not_a_snapshot_of_this_format() {
+        let good = State::default().encode();
+        assert_eq!(State::decode(&good).unwrap(), State::default());
+        assert!(matches!(State::decode(b""), Err(DecodeError::NotASnapshot)));
+        assert!(matches!(State::decode(b"PNG\0\0\0\0"), Err(DecodeError::NotASnapshot)));
+        assert!(matches!(State::decode(&good[..good.len() - 1]), Err(DecodeError::Damaged(_))));
+        let mut newer = good.clone();
+        newer[4] = 9;
+        assert!(matches!(State::decode(&newer), Err(DecodeError::Format { found: 9 })));
+        let mut longer = good;
+        longer.push(0);
+        assert!(matches!(State::decode(&longer), Err(DecodeError::Trailing(1))));
+    }
+
+    #[test]
+    fn refuses_a_state_that_no_log_gives() {
+        let impossible = State { version: 7, ..State::default() };
+        let refused = State::decode(&impossible.encode());
+        assert!(matches!(refused, Err(DecodeError::Inconsistent(Violation::Unnamed))));
+    }
+}

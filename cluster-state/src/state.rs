@@ -1,0 +1,236 @@
+//! The state, how it is read, and the one way in which it changes.
+
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Revision};
+use serde::{Deserialize, Serialize};
+
+use crate::command::{Caller, Command, Proposal, UnixMillis};
+use crate::commands;
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::{Artifact, Cluster, Function, Node, NodeStatus};
+use crate::sessions::Sessions;
+
+/// The newest revisions of a function that are kept, with their artifacts.
+pub const REVISIONS_KEPT: usize = 10;
+/// The newest revisions of a function that workers prepare: see [`Function::served`].
+pub const REVISIONS_SERVED: usize = 2;
+/// The most functions of a cluster.
+pub const FUNCTIONS_MAX: usize = 100_000;
+/// The most artifacts of a cluster.
+pub const ARTIFACTS_MAX: usize = 100_000;
+/// The most nodes kept, lost ones included.
+pub const NODES_MAX: usize = 4_096;
+/// The most deleted functions whose revision numbers are remembered.
+pub const RETIRED_MAX: usize = 10_000;
+
+/// Everything the controllers agree on.
+///
+/// Cloning is cheap (persistent maps), and equal logs give equal states and equal
+/// [bytes](State::encode).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub(crate) cluster: Option<Cluster>,
+    /// The latest stamp seen: time, as far as the state knows.
+    pub(crate) clock: UnixMillis,
+    /// The log index of the last command applied.
+    pub(crate) applied_index: u64,
+    /// Counts changes. Not the log index: one entry carries many commands, and two changes in one
+    /// entry must not share a resource version, or the second would be lost to a writer that had
+    /// seen the first.
+    pub(crate) version: u64,
+    pub(crate) functions: OrdMap<FunctionKey, Arc<Function>>,
+    pub(crate) artifacts: OrdMap<Digest, Arc<Artifact>>,
+    pub(crate) nodes: OrdMap<NodeName, Arc<Node>>,
+    pub(crate) epochs_given: u64,
+    /// Where a deleted function's revisions stopped: should its name return, they go on counting,
+    /// so that a number never means two models to a worker or a client.
+    pub(crate) retired: OrdMap<FunctionKey, Retired>,
+    pub(crate) sessions: Sessions,
+}
+
+/// What is remembered of a deleted function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Retired {
+    pub(crate) last: Revision,
+    /// The state's version when it was deleted.
+    pub(crate) version: u64,
+}
+
+/// What a command may know besides the state and its own fields.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) now: UnixMillis,
+    pub(crate) caller: &'a Caller,
+}
+
+impl State {
+    /// Applies the next command of the log. Several may share one `index`: a log entry is a batch.
+    ///
+    /// The clock advances and sessions expire even when the command is refused; nothing else
+    /// changes then. In debug builds the [invariants](Self::check_invariants) are checked after.
+    ///
+    /// # Errors
+    /// The command's [`Refusal`]. It is an answer, as much replicated as any other.
+    ///
+    /// # Panics
+    /// In debug builds, when an invariant is broken: a bug of this crate.
+    pub fn apply(&mut self, index: u64, proposal: &Proposal) -> Outcome {
+        debug_assert!(index >= self.applied_index, "the log runs forward");
+        self.applied_index = index;
+        self.clock = self.clock.max(proposal.stamp);
+        self.sessions.expire(self.clock);
+        let outcome = self.apply_once(proposal);
+        if cfg!(debug_assertions)
+            && let Err(violation) = self.check_invariants()
+        {
+            panic!("after {:?}: {violation}", proposal.command);
+        }
+        outcome
+    }
+
+    fn apply_once(&mut self, proposal: &Proposal) -> Outcome {
+        let Some(key) = &proposal.idempotency else { return self.carry_out(proposal) };
+        let digest = proposal.command.digest();
+        if let Some(answer) = self.sessions.recall(&proposal.caller, key, digest) {
+            return answer;
+        }
+        let outcome = self.carry_out(proposal);
+        self.sessions.remember(&proposal.caller, key, digest, outcome.clone(), self.clock);
+        outcome
+    }
+
+    fn carry_out(&mut self, proposal: &Proposal) -> Outcome {
+        let context = Context { now: self.clock, caller: &proposal.caller };
+        if self.cluster.is_none() && !matches!(proposal.command, Command::InitCluster { .. }) {
+            return Err(Refusal::NotInitialized);
+        }
+        match &proposal.command {
+            Command::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
+            Command::ApplyFunction { spec, digest, expected } => {
+                commands::apply_function(self, context, spec, *digest, *expected)
+            }
+            Command::DeleteFunction { key, expected } => {
+                commands::delete_function(self, context, key, *expected)
+            }
+            Command::SetFunctionEnabled { key, enabled } => {
+                commands::set_function_enabled(self, context, key, *enabled)
+            }
+            Command::AddArtifact { digest, bytes, model, holder } => {
+                commands::add_artifact(self, context, *digest, *bytes, model, *holder)
+            }
+            Command::RemoveArtifact { digest, unused_since } => {
+                commands::remove_artifact(self, *digest, *unused_since)
+            }
+            Command::RegisterNode { name, instance, address, gpus, topology, host_memory } => {
+                let node =
+                    commands::Registration { instance, address, gpus, topology, host_memory: *host_memory };
+                commands::register_node(self, context, name, node)
+            }
+            Command::NodeLost { name, epoch } => commands::node_lost(self, context, name, *epoch),
+        }
+    }
+
+    /// The next resource version.
+    pub(crate) fn next_version(&mut self) -> u64 {
+        self.version += 1;
+        self.version
+    }
+
+    /// The cluster; `None` before it is initialized.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// The latest stamp applied.
+    #[must_use]
+    pub fn clock(&self) -> UnixMillis {
+        self.clock
+    }
+
+    /// The log index of the last command applied.
+    #[must_use]
+    pub fn applied_index(&self) -> u64 {
+        self.applied_index
+    }
+
+    /// Grows by one with each change: two states of one cluster with equal versions differ at most
+    /// in their clocks and sessions.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// One function.
+    #[must_use]
+    pub fn function(&self, key: &FunctionKey) -> Option<&Arc<Function>> {
+        self.functions.get(key)
+    }
+
+    /// Every function, by tenant and name.
+    pub fn functions(&self) -> impl Iterator<Item = &Arc<Function>> {
+        self.functions.values()
+    }
+
+    /// The functions after `key`, in order: a listing's next page.
+    pub fn functions_after(&self, key: &FunctionKey) -> impl Iterator<Item = &Arc<Function>> {
+        let after = (std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded);
+        self.functions.range::<_, FunctionKey>(after).map(|(_, function)| function)
+    }
+
+    /// One artifact.
+    #[must_use]
+    pub fn artifact(&self, digest: &Digest) -> Option<&Arc<Artifact>> {
+        self.artifacts.get(digest)
+    }
+
+    /// Every artifact, by digest.
+    pub fn artifacts(&self) -> impl Iterator<Item = &Arc<Artifact>> {
+        self.artifacts.values()
+    }
+
+    /// One node, live or lost.
+    #[must_use]
+    pub fn node(&self, name: &NodeName) -> Option<&Arc<Node>> {
+        self.nodes.get(name)
+    }
+
+    /// Every node, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.nodes.values()
+    }
+
+    /// The memory of the largest GPU of any live node; `None` while there is no GPU.
+    #[must_use]
+    pub fn largest_gpu(&self) -> Option<Bytes> {
+        let live = self.nodes.values().filter(|node| node.status == NodeStatus::Live);
+        live.flat_map(|node| &node.gpus).map(|gpu| gpu.memory).max()
+    }
+
+    /// Answers as [`Self::apply`] would, and changes nothing. Not for use before a write: what it
+    /// answered may be out of date when the write comes.
+    ///
+    /// # Errors
+    /// As [`Self::apply`].
+    pub fn dry_run(&self, proposal: &Proposal) -> Outcome {
+        self.clone().carry_out(proposal)
+    }
+}
+
+impl Command {
+    /// The digest of the command's canonical encoding.
+    fn digest(&self) -> Digest {
+        let bytes = rmp_serde::to_vec(self).expect("plain data with string or integer keys encodes");
+        Digest::of(&bytes)
+    }
+}
+
+impl Applied {
+    /// Whether the state is another than before.
+    #[must_use]
+    pub fn changed(self) -> bool {
+        self != Self::Unchanged
+    }
+}

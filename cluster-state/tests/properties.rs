@@ -1,0 +1,231 @@
+//! Properties of whole logs: random commands over a small world, so that they collide.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::time::Duration;
+
+use millrace_cluster_state::{
+    Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, Outcome, Proposal, Refusal, State,
+    UnixMillis,
+};
+use millrace_types::{
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex, NodeName, TenantName,
+};
+use proptest::prelude::*;
+
+fn key() -> impl Strategy<Value = FunctionKey> {
+    (prop::sample::select(vec!["default", "acme"]), prop::sample::select(vec!["f", "g", "h"])).prop_map(
+        |(tenant, name)| FunctionKey {
+            tenant: TenantName::new(tenant).unwrap(),
+            name: FunctionName::new(name).unwrap(),
+        },
+    )
+}
+
+fn digest() -> impl Strategy<Value = Digest> {
+    (0u8..4).prop_map(|n| Digest::of(&[n]))
+}
+
+fn spec() -> impl Strategy<Value = FunctionSpec> {
+    // A timeout of zero is refused; memory beyond 3 GiB fits no GPU here.
+    (key(), 0u64..4, prop::option::of(1u64..5)).prop_map(|(key, timeout, gib)| {
+        let mut spec = FunctionSpec::new(key);
+        spec.timeout = Duration::from_secs(timeout);
+        spec.resources.gpu_memory = gib.map(Bytes::gib);
+        spec
+    })
+}
+
+fn model() -> ModelSummary {
+    ModelSummary { weights: Bytes::mib(1), parameters: 9, launches: 1, inputs: vec![], outputs: vec![] }
+}
+
+fn node_name() -> impl Strategy<Value = NodeName> {
+    prop::sample::select(vec!["n1", "n2"]).prop_map(|name| NodeName::new(name).unwrap())
+}
+
+fn register() -> impl Strategy<Value = Command> {
+    (node_name(), prop::sample::select(vec!["a", "b"]), 1u64..4).prop_map(|(name, instance, gib)| {
+        Command::RegisterNode {
+            name,
+            instance: instance.into(),
+            address: "127.0.0.1:7080".into(),
+            gpus: vec![NodeGpu { index: GpuIndex(0), gpu_type: "emulated".into(), memory: Bytes::gib(gib) }],
+            topology: "test".into(),
+            host_memory: Bytes::gib(8),
+        }
+    })
+}
+
+fn command() -> impl Strategy<Value = Command> {
+    let expected = || prop::option::weighted(0.3, 0u64..30);
+    prop_oneof![
+        1 => prop::sample::select(vec!["one", "two"])
+            .prop_map(|id| Command::InitCluster { cluster_id: ClusterId(id.into()) }),
+        8 => (spec(), digest(), expected())
+            .prop_map(|(spec, digest, expected)| Command::ApplyFunction { spec, digest, expected }),
+        2 => (key(), expected()).prop_map(|(key, expected)| Command::DeleteFunction { key, expected }),
+        2 => (key(), any::<bool>()).prop_map(|(key, enabled)| Command::SetFunctionEnabled { key, enabled }),
+        4 => (digest(), 10u64..12, 1u64..3).prop_map(|(digest, bytes, holder)| Command::AddArtifact {
+            digest, bytes: Bytes(bytes), model: model(), holder: ControllerId(holder),
+        }),
+        2 => (digest(), 0u64..200).prop_map(|(digest, at)| Command::RemoveArtifact {
+            digest, unused_since: UnixMillis(at),
+        }),
+        2 => register(),
+        2 => (node_name(), 0u64..6).prop_map(|(name, epoch)| Command::NodeLost { name, epoch: Epoch(epoch) }),
+    ]
+}
+
+fn proposal() -> impl Strategy<Value = Proposal> {
+    let idempotency = (prop::sample::select(vec!["c", "d"]), 0u64..20)
+        .prop_map(|(client, seq)| IdempotencyKey { client: client.into(), seq });
+    // Mostly milliseconds, at times beyond a session's life.
+    let stamp = prop_oneof![9 => 0u64..200, 1 => 3_600_000u64..7_400_000];
+    (stamp, prop::sample::select(vec!["alice", "bob"]), prop::option::of(idempotency), command()).prop_map(
+        |(stamp, caller, idempotency, command)| Proposal {
+            stamp: UnixMillis(stamp),
+            caller: Caller(caller.into()),
+            idempotency,
+            command,
+        },
+    )
+}
+
+/// A log that begins as a cluster's does, and then holds anything.
+fn log() -> impl Strategy<Value = Vec<Proposal>> {
+    let init = Proposal {
+        stamp: UnixMillis(1),
+        caller: Caller("controller".into()),
+        idempotency: None,
+        command: Command::InitCluster { cluster_id: ClusterId("one".into()) },
+    };
+    (any::<bool>(), prop::collection::vec(proposal(), 0..80)).prop_map(move |(begin, mut log)| {
+        if begin {
+            log.insert(0, init.clone());
+        }
+        log
+    })
+}
+
+/// Two commands to a log entry: they share an index.
+fn index_of(position: usize) -> u64 {
+    position as u64 / 2 + 1
+}
+
+fn replay(state: &mut State, from: usize, log: &[Proposal]) -> Vec<Outcome> {
+    log.iter().enumerate().map(|(n, proposal)| state.apply(index_of(from + n), proposal)).collect()
+}
+
+/// All of a state but what advances even when a command is refused.
+fn contents(state: &State) -> impl PartialEq + std::fmt::Debug + use<> {
+    (
+        state.version(),
+        state.cluster().cloned(),
+        state.functions().cloned().collect::<Vec<_>>(),
+        state.artifacts().cloned().collect::<Vec<_>>(),
+        state.nodes().cloned().collect::<Vec<_>>(),
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_log_keeps_the_invariants(log in log()) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let before = state.clone();
+            let outcome = state.apply(index_of(n), proposal);
+            prop_assert_eq!(state.check_invariants(), Ok(()));
+            prop_assert!(state.clock() >= before.clock().max(proposal.stamp));
+            prop_assert!(state.version() <= before.version() + 1);
+            if !matches!(outcome, Ok(applied) if applied.changed()) {
+                prop_assert_eq!(contents(&before), contents(&state));
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_log_gives_the_same_answers_and_the_same_bytes(log in log()) {
+        let (mut a, mut b) = (State::default(), State::default());
+        prop_assert_eq!(replay(&mut a, 0, &log), replay(&mut b, 0, &log));
+        prop_assert_eq!(a.encode(), b.encode());
+    }
+
+    #[test]
+    fn a_snapshot_and_the_rest_of_the_log_equal_the_whole_log(log in log(), cut in any::<prop::sample::Index>()) {
+        let cut = cut.index(log.len() + 1);
+        let mut whole = State::default();
+        let answers = replay(&mut whole, 0, &log);
+
+        let mut head = State::default();
+        replay(&mut head, 0, &log[..cut]);
+        let mut restored = State::decode(&head.encode()).unwrap();
+        prop_assert_eq!(&restored, &head);
+        let tail = replay(&mut restored, cut, &log[cut..]);
+        prop_assert_eq!(&answers[cut..], &tail[..]);
+        prop_assert_eq!(whole.encode(), restored.encode());
+    }
+
+    #[test]
+    fn a_repeated_idempotency_key_is_answered_the_same_and_changes_nothing(log in log(), seq in 100u64..200) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let key = IdempotencyKey { client: "repeats".into(), seq: seq + n as u64 };
+            let proposal = Proposal { idempotency: Some(key), ..proposal.clone() };
+            let first = state.apply(n as u64, &proposal);
+            let before = contents(&state);
+            let second = state.apply(n as u64, &proposal);
+            prop_assert_eq!(first, second);
+            prop_assert_eq!(before, contents(&state));
+        }
+    }
+
+    #[test]
+    fn an_epoch_is_never_given_twice(log in log()) {
+        let mut state = State::default();
+        let mut given = std::collections::BTreeSet::new();
+        for (n, proposal) in log.iter().enumerate() {
+            let unkeyed = Proposal { idempotency: None, ..proposal.clone() };
+            if let Ok(millrace_cluster_state::Applied::Registered { epoch }) = state.apply(n as u64, &unkeyed) {
+                prop_assert!(given.insert(epoch));
+            }
+        }
+    }
+
+    #[test]
+    fn a_dry_run_answers_as_the_write_would_and_changes_nothing(log in log(), next in command()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let next = Proposal {
+            stamp: state.clock(),
+            caller: Caller("alice".into()),
+            idempotency: None,
+            command: next,
+        };
+        let before = state.clone();
+        let answer = state.dry_run(&next);
+        prop_assert_eq!(&before, &state);
+        prop_assert_eq!(answer, state.apply(index_of(log.len()), &next));
+    }
+
+    #[test]
+    fn two_writers_who_saw_the_same_version_cannot_both_win(log in log(), a in spec(), b in digest()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let seen = state.function(&a.key).map_or(0, |function| function.resource_version);
+        let write = |digest| Proposal {
+            stamp: state.clock(),
+            caller: Caller("alice".into()),
+            idempotency: None,
+            command: Command::ApplyFunction { spec: a.clone(), digest, expected: Some(seen) },
+        };
+        let (first, second) = (write(b), write(Digest::of(b"other")));
+        // The same log entry: the same index.
+        let index = index_of(log.len());
+        let mut state = state;
+        if matches!(state.apply(index, &first), Ok(applied) if applied.changed()) {
+            let refused = state.apply(index, &second);
+            prop_assert!(matches!(refused, Err(Refusal::Conflict { .. })), "{:?}", refused);
+        }
+    }
+}
