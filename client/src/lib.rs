@@ -1,1 +1,47 @@
-//! Millrace: client.
+//! The Rust SDK of Millrace.
+//!
+//! [`Endpoints`] holds one lazy connection to each controller. [`Admin`] publishes and inspects
+//! functions, [`Inference`] runs them; it speaks the Open Inference Protocol, so it also talks to
+//! other servers of that protocol. A call goes to the endpoint that answered last and, when that
+//! one cannot be reached, to the next.
+//!
+//! ```no_run
+//! use bytes::Bytes;
+//! use millrace_client::{Admin, Endpoints, InferRequest, Inference, ModelFile, Tensor};
+//! use millrace_types::{DataType, FunctionKey, FunctionName, FunctionSpec, TenantName};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let endpoints = Endpoints::new(vec!["127.0.0.1:8080".parse()?])?;
+//! let admin = Admin::new(endpoints.clone());
+//! let model = ModelFile::open("digits.onnx")?;
+//! if admin.find_artifacts(&[model.digest()]).await?.is_empty() {
+//!     admin.upload(&model, |sent| println!("{sent} bytes sent")).await?;
+//! }
+//! let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("digits")? };
+//! admin.apply(&FunctionSpec::new(key), model.digest(), Default::default()).await?;
+//!
+//! let input = Tensor::new("input", DataType::Fp32, vec![1, 64], Bytes::from(vec![0; 256]))?;
+//! let answer = Inference::new(endpoints).infer(InferRequest::new("digits", vec![input])).await?;
+//! println!("{} took {:?}", answer.request_id, answer.split);
+//! # Ok(())
+//! # }
+//! ```
+
+mod admin;
+mod endpoints;
+mod error;
+mod inference;
+mod model_file;
+mod split;
+mod tensor;
+
+pub use admin::{Admin, Applied, ApplyOptions, DeleteOptions, Outcome};
+pub use endpoints::{Address, AddressError, Endpoints, Repeat};
+pub use error::Error;
+pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};
+pub use model_file::ModelFile;
+pub use split::Split;
+pub use tensor::{Tensor, TensorError};
+
+/// The messages of the admin API, as [`Admin`] returns them.
+pub use millrace_proto::admin as messages;

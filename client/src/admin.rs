@@ -1,0 +1,285 @@
+//! The admin API, one method a call.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use millrace_proto::admin::{
+    self, ApplyOutcome, DeleteFunctionRequest, FindArtifactsRequest, GetFunctionRequest, GetVersionRequest,
+    InjectFaultRequest, ListFunctionsRequest, ListNodesRequest, admin_client::AdminClient,
+};
+use millrace_proto::convert::function_spec_wire;
+use millrace_proto::trace;
+use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
+use tonic::{IntoStreamingRequest, Request};
+
+use crate::endpoints::{Endpoints, Repeat};
+use crate::error::Error;
+use crate::model_file::{ModelFile, ReadFailure};
+
+/// How long a call may take, other than an upload.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the upload of one model may take: 100 GB at 30 MB/s.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Functions asked for at a time.
+const PAGE: u32 = 500;
+
+/// A client of the admin API. Clones share their connections.
+#[derive(Clone)]
+pub struct Admin {
+    endpoints: Endpoints,
+}
+
+/// How to apply a function.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ApplyOptions {
+    /// Every check, nothing stored.
+    pub dry_run: bool,
+    /// Refuse with `CONFLICT` unless the function is at this version; `None` takes whatever is
+    /// there.
+    pub resource_version: Option<u64>,
+}
+
+/// How to delete a function.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeleteOptions {
+    /// Every check, nothing deleted.
+    pub dry_run: bool,
+    /// Refuse with `CONFLICT` unless the function is at this version; `None` takes whatever is
+    /// there.
+    pub resource_version: Option<u64>,
+}
+
+/// What an apply did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// There was none: this is the first revision.
+    Created,
+    /// There was one, and this is its next revision.
+    Configured,
+    /// It was like this already.
+    Unchanged,
+}
+
+/// The answer to an apply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Applied {
+    /// What was done.
+    pub outcome: Outcome,
+    /// The function as it is now.
+    pub function: admin::Function,
+}
+
+impl Admin {
+    /// A client of the cluster at these endpoints.
+    #[must_use]
+    pub fn new(endpoints: Endpoints) -> Self {
+        Self { endpoints }
+    }
+
+    /// Which of these artifacts the cluster has: what need not be uploaded.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn find_artifacts(&self, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+        let request = FindArtifactsRequest { digests: digests.iter().map(Digest::to_string).collect() };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).find_artifacts(stamped(request.clone(), left)).await
+            })
+            .await?;
+        let digest = |artifact: admin::Artifact| {
+            artifact
+                .digest
+                .parse()
+                .map_err(|error: millrace_types::digest::ParseError| Error::BadAnswer(error.to_string()))
+        };
+        answer.into_inner().found.into_iter().map(digest).collect()
+    }
+
+    /// Sends a model file. `progress` hears the bytes handed over so far; it starts again from
+    /// little when the upload goes on to another endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when the model cannot be served, [`Error::File`] when the file cannot be
+    /// read.
+    pub async fn upload<P>(
+        &self,
+        file: &ModelFile,
+        progress: P,
+    ) -> Result<admin::UploadArtifactResponse, Error>
+    where
+        P: Fn(u64) + Send + Sync + 'static,
+    {
+        let progress = Arc::new(progress);
+        let unread = ReadFailure::default();
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, UPLOAD_TIMEOUT, async |channel, left| {
+                let messages = file.messages(progress.clone(), unread.clone());
+                let mut request = messages.into_streaming_request();
+                stamp(&mut request, left);
+                AdminClient::new(channel).upload_artifact(request).await
+            })
+            .await;
+        // What the server made of half a file does not matter.
+        if let Some(error) = unread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
+        Ok(answer?.into_inner())
+    }
+
+    /// Creates a function or makes its next revision.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when the spec or the artifact is, or the function changed meanwhile.
+    pub async fn apply(
+        &self,
+        spec: &FunctionSpec,
+        artifact: Digest,
+        options: ApplyOptions,
+    ) -> Result<Applied, Error> {
+        let request = admin::ApplyFunctionRequest {
+            spec: Some(function_spec_wire(spec)),
+            digest: artifact.to_string(),
+            dry_run: options.dry_run,
+            resource_version: options.resource_version.unwrap_or(0),
+            idempotency_key: self.endpoints.next_id(),
+        };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).apply_function(stamped(request.clone(), left)).await
+            })
+            .await?
+            .into_inner();
+        let outcome = match answer.outcome() {
+            ApplyOutcome::Created => Outcome::Created,
+            ApplyOutcome::Configured => Outcome::Configured,
+            ApplyOutcome::Unchanged => Outcome::Unchanged,
+            ApplyOutcome::Unspecified => {
+                return Err(Error::BadAnswer(format!("outcome {} is not known", answer.outcome)));
+            }
+        };
+        let function = answer.function.ok_or_else(|| Error::BadAnswer("it has no function".to_owned()))?;
+        Ok(Applied { outcome, function })
+    }
+
+    /// One function.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when there is none.
+    pub async fn function(&self, key: &FunctionKey) -> Result<admin::Function, Error> {
+        let request = GetFunctionRequest { tenant: key.tenant.to_string(), name: key.name.to_string() };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).get_function(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Every function of a tenant, or of all tenants, page after page.
+    #[must_use]
+    pub fn functions(
+        &self,
+        tenant: Option<&TenantName>,
+    ) -> BoxStream<'static, Result<admin::Function, Error>> {
+        let tenant = tenant.map(TenantName::to_string).unwrap_or_default();
+        let endpoints = self.endpoints.clone();
+        Box::pin(async_stream::try_stream! {
+            let mut page_token = String::new();
+            loop {
+                let request = ListFunctionsRequest { tenant: tenant.clone(), page_size: PAGE, page_token };
+                let page = endpoints
+                    .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                        AdminClient::new(channel).list_functions(stamped(request.clone(), left)).await
+                    })
+                    .await?
+                    .into_inner();
+                for function in page.functions {
+                    yield function;
+                }
+                if page.next_page_token.is_empty() {
+                    break;
+                }
+                page_token = page.next_page_token;
+            }
+        })
+    }
+
+    /// Deletes a function and all its revisions.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when there is none.
+    pub async fn delete(&self, key: &FunctionKey, options: DeleteOptions) -> Result<(), Error> {
+        let request = DeleteFunctionRequest {
+            tenant: key.tenant.to_string(),
+            name: key.name.to_string(),
+            resource_version: options.resource_version.unwrap_or(0),
+            dry_run: options.dry_run,
+            idempotency_key: self.endpoints.next_id(),
+        };
+        self.endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).delete_function(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Every node, with its GPUs and what is resident on them.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn nodes(&self) -> Result<Vec<admin::Node>, Error> {
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).list_nodes(stamped(ListNodesRequest {}, left)).await
+            })
+            .await?;
+        Ok(answer.into_inner().nodes)
+    }
+
+    /// The server's version and its cluster's.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn version(&self) -> Result<admin::GetVersionResponse, Error> {
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).get_version(stamped(GetVersionRequest {}, left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Breaks something, for tests. Servers refuse it unless started with `--allow-faults`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `PERMISSION_DENIED` where faults are not allowed.
+    pub async fn inject_fault(&self, fault: InjectFaultRequest) -> Result<(), Error> {
+        self.endpoints
+            .call(Repeat::Forbidden, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).inject_fault(stamped(fault.clone(), left)).await
+            })
+            .await?;
+        Ok(())
+    }
+}
+
+fn stamped<T>(message: T, left: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    stamp(&mut request, left);
+    request
+}
+
+/// Adds what every call carries: how long it may take, and its trace.
+fn stamp<T>(request: &mut Request<T>, left: Duration) {
+    request.set_timeout(left);
+    trace::inject(request.metadata_mut());
+}

@@ -1,0 +1,165 @@
+//! A model's file on this machine: its digest, and its bytes as an upload stream.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
+use millrace_proto::admin::{Artifact, UploadArtifactRequest, upload_artifact_request::Part};
+use millrace_types::Digest;
+use millrace_types::digest::Hasher;
+use tokio::io::AsyncReadExt as _;
+
+use crate::error::Error;
+
+/// How much of a file one upload message carries.
+const CHUNK: usize = 1 << 20;
+
+/// A model file, read once to learn its digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFile {
+    path: PathBuf,
+    digest: Digest,
+    bytes: u64,
+}
+
+/// Where an upload's stream leaves the error that ended it: a stream of messages has no other way.
+pub(crate) type ReadFailure = Arc<Mutex<Option<Error>>>;
+
+impl ModelFile {
+    /// Reads a file through and digests it. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be opened or read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref().to_owned();
+        let failed = |cause| Error::File { path: path.clone(), cause };
+        let mut file = File::open(&path).map_err(failed)?;
+        let mut hasher = Hasher::default();
+        let mut buffer = vec![0; CHUNK];
+        let mut bytes = 0;
+        loop {
+            let read = file.read(&mut buffer).map_err(failed)?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+            bytes += read as u64;
+        }
+        Ok(Self { digest: hasher.finish(), bytes, path })
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it is called in the cluster.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The messages of an upload: the header, then the file in chunks. `progress` hears the bytes
+    /// handed over so far. An error ends the stream early and is left in `failure`.
+    pub(crate) fn messages<P>(
+        &self,
+        progress: Arc<P>,
+        failure: ReadFailure,
+    ) -> impl Stream<Item = UploadArtifactRequest> + Send + 'static
+    where
+        P: Fn(u64) + Send + Sync + 'static,
+    {
+        let file = self.clone();
+        async_stream::stream! {
+            let header = Artifact { digest: file.digest.to_string(), bytes: file.bytes };
+            yield UploadArtifactRequest { part: Some(Part::Header(header)) };
+            let mut source = match tokio::fs::File::open(&file.path).await {
+                Ok(source) => source,
+                Err(cause) => return leave(&failure, Error::File { path: file.path, cause }),
+            };
+            let mut sent = 0;
+            loop {
+                match next_chunk(&mut source).await {
+                    Err(cause) => return leave(&failure, Error::File { path: file.path, cause }),
+                    Ok(data) if data.is_empty() => break,
+                    Ok(data) => {
+                        sent += data.len() as u64;
+                        yield UploadArtifactRequest { part: Some(Part::Data(data)) };
+                        progress(sent);
+                    }
+                }
+            }
+            if sent != file.bytes {
+                leave(&failure, Error::FileChanged { path: file.path, expected: file.bytes, sent });
+            }
+        }
+    }
+}
+
+async fn next_chunk(source: &mut tokio::fs::File) -> std::io::Result<Bytes> {
+    let mut chunk = BytesMut::with_capacity(CHUNK);
+    while chunk.len() < CHUNK && source.read_buf(&mut chunk).await? > 0 {}
+    Ok(chunk.freeze())
+}
+
+fn leave(failure: &ReadFailure, error: Error) {
+    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::StreamExt as _;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn file_of(bytes: &[u8]) -> (tempfile::TempDir, ModelFile) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.onnx");
+        std::fs::write(&path, bytes).unwrap();
+        (folder, ModelFile::open(path).unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_upload_is_a_header_and_the_file_in_order() {
+        let content: Vec<u8> = (0..CHUNK + 10).map(|i| u8::try_from(i % 251).unwrap()).collect();
+        let (_folder, file) = file_of(&content);
+        assert_eq!((file.digest(), file.bytes()), (Digest::of(&content), content.len() as u64));
+        let heard = Arc::new(AtomicU64::new(0));
+        let hears = heard.clone();
+        let failure = ReadFailure::default();
+        let progress = Arc::new(move |sent| hears.store(sent, Ordering::Relaxed));
+        let parts: Vec<_> = file.messages(progress, failure.clone()).collect().await;
+        let header = Artifact { digest: file.digest().to_string(), bytes: file.bytes() };
+        let data = |range: std::ops::Range<usize>| Part::Data(Bytes::copy_from_slice(&content[range]));
+        let expected = [Part::Header(header), data(0..CHUNK), data(CHUNK..CHUNK + 10)];
+        assert_eq!(parts.into_iter().map(|message| message.part.unwrap()).collect::<Vec<_>>(), expected);
+        assert_eq!(heard.load(Ordering::Relaxed), file.bytes());
+        assert!(failure.lock().unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_shrank_is_noticed() {
+        let (_folder, file) = file_of(b"whole");
+        std::fs::write(file.path(), b"hal").unwrap();
+        let failure = ReadFailure::default();
+        let _parts: Vec<_> = file.messages(Arc::new(|_| {}), failure.clone()).collect().await;
+        let left = failure.lock().unwrap().take();
+        assert!(matches!(left, Some(Error::FileChanged { expected: 5, sent: 3, .. })), "{left:?}");
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = ModelFile::open("no/such.onnx").unwrap_err();
+        assert!(error.to_string().starts_with("cannot read no/such.onnx: "), "{error}");
+    }
+}

@@ -1,0 +1,167 @@
+//! The SDK against small servers in this process: what is sent, what is read back, and where a call
+//! goes when an endpoint is gone.
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fake::{Fake, dead_address};
+use futures::{StreamExt as _, TryStreamExt as _};
+use millrace_client::{
+    Address, Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Outcome, Repeat,
+    Split, Tensor,
+};
+use millrace_types::{DataType, FunctionKey, FunctionName, FunctionSpec, Reason, TenantName};
+
+fn key(name: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() }
+}
+
+fn endpoints(addresses: &[&Address]) -> Endpoints {
+    Endpoints::with_client_id(addresses.iter().map(|&address| address.clone()).collect(), 7).unwrap()
+}
+
+fn request(model: &str) -> InferRequest {
+    InferRequest::new(model, vec![Tensor::from_f32("x", vec![1, 2], &[1.0, 2.0]).unwrap()])
+}
+
+#[tokio::test]
+async fn publishes_and_reads_back_a_function() {
+    let server = Fake::start().await;
+    let admin = Admin::new(endpoints(&[&server.address]));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("m.onnx"), vec![3; 3_000_000]).unwrap();
+    let file = ModelFile::open(folder.path().join("m.onnx")).unwrap();
+
+    assert_eq!(admin.find_artifacts(&[file.digest()]).await.unwrap(), []);
+    let uploaded = admin.upload(&file, |_| {}).await.unwrap();
+    assert_eq!(uploaded.artifact.unwrap().bytes, 3_000_000);
+    assert_eq!(admin.find_artifacts(&[file.digest()]).await.unwrap(), [file.digest()]);
+
+    let spec = FunctionSpec::new(key("digits"));
+    let options = ApplyOptions::default();
+    let applied = admin.apply(&spec, file.digest(), options).await.unwrap();
+    assert_eq!(applied.outcome, Outcome::Created);
+    assert_eq!(admin.apply(&spec, file.digest(), options).await.unwrap().outcome, Outcome::Configured);
+    assert_eq!(admin.function(&key("digits")).await.unwrap().spec.unwrap().name, "digits");
+}
+
+#[tokio::test]
+async fn a_listing_goes_through_every_page() {
+    let server = Fake::start().await;
+    let admin = Admin::new(endpoints(&[&server.address]));
+    for name in ["a", "b", "c", "d", "e"] {
+        let artifact = millrace_types::Digest::of(b"");
+        admin.apply(&FunctionSpec::new(key(name)), artifact, ApplyOptions::default()).await.unwrap();
+    }
+    let names: Vec<String> =
+        admin.functions(None).map_ok(|function| function.spec.unwrap().name).try_collect().await.unwrap();
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    assert!(server.pages_asked() > 1, "the fake pages by two");
+    let first = admin.functions(None).next().await.unwrap().unwrap();
+    assert_eq!(first.spec.unwrap().name, "a");
+}
+
+#[tokio::test]
+async fn a_refusal_keeps_its_reason_and_flags() {
+    let server = Fake::start().await;
+    let error = Admin::new(endpoints(&[&server.address])).function(&key("none")).await.unwrap_err();
+    assert_eq!(error.reason(), Some(Reason::FunctionNotFound));
+    assert!(!error.retryable() && !error.may_have_executed());
+}
+
+#[tokio::test]
+async fn an_answer_carries_outputs_id_and_split() {
+    let server = Fake::start().await;
+    let inference = Inference::new(endpoints(&[&server.address]));
+    let answer = inference.infer(InferRequest { id: Some("mine".into()), ..request("echo") }).await.unwrap();
+    assert_eq!(answer.request_id, "mine");
+    let expected =
+        Tensor::new("x", DataType::Fp32, vec![1, 2], request("").inputs[0].data().clone()).unwrap();
+    assert_eq!(answer.outputs, [expected]);
+    let micros = Duration::from_micros;
+    let split = Split { queue: micros(100), swap: micros(0), run: micros(1500), total: micros(2000) };
+    assert_eq!(answer.split, Some(split));
+    // Without an id of the caller's, the client makes one that can be foretold from its seed.
+    assert_eq!(inference.infer(request("echo")).await.unwrap().request_id, "0000000000000007-0");
+}
+
+#[tokio::test]
+async fn typed_answers_read_like_raw_ones() {
+    let server = Fake::start().await;
+    let inference = Inference::new(endpoints(&[&server.address]));
+    let answer = inference.infer(request("typed")).await.unwrap();
+    assert_eq!(answer.outputs[0].to_f32().unwrap(), [0.5, 0.25]);
+    assert_eq!(answer.split, None);
+}
+
+#[tokio::test]
+async fn goes_on_to_the_next_endpoint_and_stays_there() {
+    let (dead, server) = (dead_address().await, Fake::start().await);
+    let endpoints = endpoints(&[&dead, &server.address]);
+    let inference = Inference::new(endpoints);
+    assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
+    assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
+}
+
+#[tokio::test]
+async fn names_every_endpoint_when_none_can_be_reached() {
+    let (one, two) = (dead_address().await, dead_address().await);
+    let error = Admin::new(endpoints(&[&one, &two])).version().await.unwrap_err();
+    let Error::Unreachable { addresses, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(*addresses, [one.clone(), two.clone()]);
+    assert!(error.to_string().starts_with(&format!("cannot reach {one}, {two}: ")), "{error}");
+    assert!(error.to_string().to_lowercase().contains("refused"), "{error}");
+    assert!(error.retryable() && !error.may_have_executed());
+}
+
+#[tokio::test]
+async fn a_broken_connection_is_repeated_elsewhere_only_where_allowed() {
+    for repeat in [Repeat::Allowed, Repeat::Forbidden] {
+        let (hangs_up, server) = (fake::hangs_up_in_the_middle().await, Fake::start().await);
+        let inference = Inference::new(endpoints(&[&hangs_up, &server.address]));
+        let answer = inference.infer(InferRequest { repeat, ..request("echo") }).await;
+        match repeat {
+            Repeat::Allowed => assert_eq!(answer.unwrap().model, "echo"),
+            Repeat::Forbidden => {
+                let error = answer.unwrap_err();
+                assert!(
+                    matches!(&error, Error::ConnectionLost { address, .. } if *address == hangs_up),
+                    "{error:?}"
+                );
+                assert!(error.may_have_executed());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_silent_server_is_given_up_after_the_timeout() {
+    let server = Fake::start().await;
+    let inference = Inference::new(endpoints(&[&server.address]));
+    let timeout = Duration::from_millis(20);
+    let error = inference.infer(InferRequest { timeout, ..request("silent") }).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn metadata_is_typed() {
+    let server = Fake::start().await;
+    let inference = Inference::new(endpoints(&[&server.address]));
+    let model = inference.model_metadata("echo", "").await.unwrap();
+    assert_eq!((model.inputs[0].datatype, model.inputs[0].shape.as_slice()), (DataType::Fp32, &[-1, 2][..]));
+    assert!(inference.model_ready("echo", "").await.unwrap());
+    assert!(inference.server_ready().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_large_tensor_goes_there_and_back() {
+    let server = Fake::start().await;
+    let inference = Inference::new(endpoints(&[&server.address]));
+    let data = Bytes::from(vec![1u8; 24 << 20]);
+    let tensor = Tensor::new("x", DataType::Uint8, vec![24 << 20], data).unwrap();
+    let answer = inference.infer(InferRequest::new("echo", vec![tensor.clone()])).await.unwrap();
+    assert_eq!(answer.outputs, [tensor]);
+}

@@ -1,0 +1,319 @@
+//! A server of the admin and inference APIs small enough to read: functions in a map, two to a
+//! page; models `echo`, `typed` and `silent`.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures::Stream;
+use millrace_client::Address;
+use millrace_proto::admin::{self, admin_server};
+use millrace_proto::inference::{self, grpc_inference_service_server as inference_server};
+use millrace_proto::status::to_status;
+use millrace_types::{Failure, Reason};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+
+#[derive(Default)]
+struct State {
+    artifacts: Mutex<BTreeMap<String, u64>>,
+    functions: Mutex<BTreeMap<String, admin::Function>>,
+    pages: AtomicUsize,
+}
+
+pub(crate) struct Fake {
+    pub(crate) address: Address,
+    state: Arc<State>,
+}
+
+impl Fake {
+    pub(crate) async fn start() -> Self {
+        let state = Arc::new(State::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = address_of(&listener);
+        let limit = 64 << 20;
+        let router = tonic::transport::Server::builder()
+            .add_service(admin_server::AdminServer::new(Service(state.clone())))
+            .add_service(
+                inference_server::GrpcInferenceServiceServer::new(Service(state.clone()))
+                    .max_decoding_message_size(limit),
+            );
+        tokio::spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
+        Self { address, state }
+    }
+
+    pub(crate) fn pages_asked(&self) -> usize {
+        self.state.pages.load(Ordering::Relaxed)
+    }
+}
+
+/// An address where nothing listens.
+pub(crate) async fn dead_address() -> Address {
+    address_of(&TcpListener::bind("127.0.0.1:0").await.unwrap())
+}
+
+/// A server that reads a little of each connection and hangs up.
+pub(crate) async fn hangs_up_in_the_middle() -> Address {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = address_of(&listener);
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            // The preface and settings, then at least the head of a request.
+            let mut seen = 0;
+            let mut buffer = [0; 4096];
+            while seen < 100 {
+                seen += socket.read(&mut buffer).await.unwrap();
+            }
+        }
+    });
+    address
+}
+
+fn address_of(listener: &TcpListener) -> Address {
+    listener.local_addr().unwrap().to_string().parse().unwrap()
+}
+
+#[derive(Clone)]
+struct Service(Arc<State>);
+
+fn refused<T>(reason: Reason, message: &str) -> Result<T, Status> {
+    Err(to_status(&Failure::new(reason, message)))
+}
+
+#[tonic::async_trait]
+impl admin_server::Admin for Service {
+    async fn find_artifacts(
+        &self,
+        request: Request<admin::FindArtifactsRequest>,
+    ) -> Result<Response<admin::FindArtifactsResponse>, Status> {
+        let known = self.0.artifacts.lock().unwrap();
+        let found = request.into_inner().digests.into_iter().filter_map(|digest| {
+            known.get(&digest).map(|&bytes| admin::Artifact { digest: digest.clone(), bytes })
+        });
+        Ok(Response::new(admin::FindArtifactsResponse { found: found.collect() }))
+    }
+
+    async fn upload_artifact(
+        &self,
+        request: Request<Streaming<admin::UploadArtifactRequest>>,
+    ) -> Result<Response<admin::UploadArtifactResponse>, Status> {
+        let mut parts = request.into_inner();
+        let mut artifact = admin::Artifact::default();
+        let mut hasher = millrace_types::digest::Hasher::default();
+        let mut bytes = 0;
+        while let Some(part) = parts.message().await? {
+            match part.part {
+                Some(admin::upload_artifact_request::Part::Header(header)) => artifact = header,
+                Some(admin::upload_artifact_request::Part::Data(data)) => {
+                    hasher.update(&data);
+                    bytes += data.len() as u64;
+                }
+                None => {}
+            }
+        }
+        if hasher.finish().to_string() != artifact.digest || bytes != artifact.bytes {
+            return refused(Reason::DigestMismatch, "the bytes are not the header's");
+        }
+        self.0.artifacts.lock().unwrap().insert(artifact.digest.clone(), bytes);
+        Ok(Response::new(admin::UploadArtifactResponse { artifact: Some(artifact), model: None }))
+    }
+
+    async fn apply_function(
+        &self,
+        request: Request<admin::ApplyFunctionRequest>,
+    ) -> Result<Response<admin::ApplyFunctionResponse>, Status> {
+        let spec = request.into_inner().spec.unwrap();
+        let name = spec.name.clone();
+        let function = admin::Function { spec: Some(spec), ..Default::default() };
+        let before = self.0.functions.lock().unwrap().insert(name, function.clone());
+        let outcome =
+            if before.is_none() { admin::ApplyOutcome::Created } else { admin::ApplyOutcome::Configured };
+        Ok(Response::new(admin::ApplyFunctionResponse { outcome: outcome.into(), function: Some(function) }))
+    }
+
+    async fn get_function(
+        &self,
+        request: Request<admin::GetFunctionRequest>,
+    ) -> Result<Response<admin::Function>, Status> {
+        match self.0.functions.lock().unwrap().get(&request.into_inner().name) {
+            Some(function) => Ok(Response::new(function.clone())),
+            None => refused(Reason::FunctionNotFound, "no such function"),
+        }
+    }
+
+    async fn list_functions(
+        &self,
+        request: Request<admin::ListFunctionsRequest>,
+    ) -> Result<Response<admin::ListFunctionsResponse>, Status> {
+        self.0.pages.fetch_add(1, Ordering::Relaxed);
+        let from = request.into_inner().page_token;
+        let functions = self.0.functions.lock().unwrap();
+        let mut rest = functions.range(from..);
+        let page: Vec<_> = rest.by_ref().take(2).map(|(_, function)| function.clone()).collect();
+        let next_page_token = rest.next().map(|(name, _)| name.clone()).unwrap_or_default();
+        Ok(Response::new(admin::ListFunctionsResponse { functions: page, next_page_token }))
+    }
+
+    async fn delete_function(
+        &self,
+        _: Request<admin::DeleteFunctionRequest>,
+    ) -> Result<Response<admin::DeleteFunctionResponse>, Status> {
+        Ok(Response::new(admin::DeleteFunctionResponse {}))
+    }
+
+    async fn list_nodes(
+        &self,
+        _: Request<admin::ListNodesRequest>,
+    ) -> Result<Response<admin::ListNodesResponse>, Status> {
+        Ok(Response::new(admin::ListNodesResponse { nodes: Vec::new() }))
+    }
+
+    async fn get_version(
+        &self,
+        _: Request<admin::GetVersionRequest>,
+    ) -> Result<Response<admin::GetVersionResponse>, Status> {
+        Ok(Response::new(admin::GetVersionResponse { version: "fake".into(), ..Default::default() }))
+    }
+
+    async fn inject_fault(
+        &self,
+        _: Request<admin::InjectFaultRequest>,
+    ) -> Result<Response<admin::InjectFaultResponse>, Status> {
+        refused(Reason::PermissionDenied, "faults are not allowed here")
+    }
+}
+
+type StreamOf<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// A whole service: what it serves, and the calls it answers with UNIMPLEMENTED.
+macro_rules! inference_service {
+    ({ $($served:tt)* } $($method:ident: $request:ident -> $response:ident;)*) => {
+        #[tonic::async_trait]
+        impl inference_server::GrpcInferenceService for Service {
+            $($served)*
+            $(async fn $method(
+                &self,
+                _: Request<inference::$request>,
+            ) -> Result<Response<inference::$response>, Status> {
+                Err(Status::unimplemented("the fake has no such call"))
+            })*
+        }
+    };
+}
+
+inference_service! {
+    {
+        type ModelStreamInferStream = StreamOf<inference::ModelStreamInferResponse>;
+
+        async fn server_ready(
+            &self,
+            _: Request<inference::ServerReadyRequest>,
+        ) -> Result<Response<inference::ServerReadyResponse>, Status> {
+            Ok(Response::new(inference::ServerReadyResponse { ready: true }))
+        }
+
+        async fn model_ready(
+            &self,
+            _: Request<inference::ModelReadyRequest>,
+        ) -> Result<Response<inference::ModelReadyResponse>, Status> {
+            Ok(Response::new(inference::ModelReadyResponse { ready: true }))
+        }
+
+        async fn model_metadata(
+            &self,
+            request: Request<inference::ModelMetadataRequest>,
+        ) -> Result<Response<inference::ModelMetadataResponse>, Status> {
+            let name = request.into_inner().name;
+            let shape = match name.as_str() {
+                "echo" => vec![-1, 2],
+                "image" => vec![-1, 1, 2, 2],
+                _ => return refused(Reason::FunctionNotFound, &format!("there is no function {name:?}")),
+            };
+            let tensor = |tensor: &str| inference::model_metadata_response::TensorMetadata {
+                name: tensor.into(),
+                datatype: "FP32".into(),
+                shape: shape.clone(),
+            };
+            let versions = vec!["1".into()];
+            let (inputs, outputs) = (vec![tensor("x")], vec![tensor("x")]);
+            let platform = "fake".into();
+            let answer = inference::ModelMetadataResponse { name, versions, platform, inputs, outputs };
+            Ok(Response::new(answer))
+        }
+
+        async fn model_infer(
+            &self,
+            request: Request<inference::ModelInferRequest>,
+        ) -> Result<Response<inference::ModelInferResponse>, Status> {
+            let id = request.metadata().get("x-request-id").cloned();
+            let request = request.into_inner();
+            match request.model_name.as_str() {
+                "typed" => Ok(Response::new(typed_answer())),
+                "silent" => std::future::pending().await,
+                "full" => refused(Reason::QueueFull, "the queue is full: 4 of 4 requests wait"),
+                "echo" | "image" => {
+                    let mut answer = Response::new(echo(request));
+                    let split = "queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=2";
+                    answer.metadata_mut().insert("server-timing", split.parse().unwrap());
+                    if let Some(id) = id {
+                        answer.metadata_mut().insert("x-request-id", id);
+                    }
+                    Ok(answer)
+                }
+                name => refused(Reason::FunctionNotFound, &format!("there is no function {name:?}")),
+            }
+        }
+
+        async fn model_stream_infer(
+            &self,
+            _: Request<Streaming<inference::ModelInferRequest>>,
+        ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+            Err(Status::unimplemented("the fake has no such call"))
+        }
+    }
+    server_live: ServerLiveRequest -> ServerLiveResponse;
+    server_metadata: ServerMetadataRequest -> ServerMetadataResponse;
+    model_config: ModelConfigRequest -> ModelConfigResponse;
+    model_statistics: ModelStatisticsRequest -> ModelStatisticsResponse;
+    repository_index: RepositoryIndexRequest -> RepositoryIndexResponse;
+    repository_model_load: RepositoryModelLoadRequest -> RepositoryModelLoadResponse;
+    repository_model_unload: RepositoryModelUnloadRequest -> RepositoryModelUnloadResponse;
+    system_shared_memory_status: SystemSharedMemoryStatusRequest -> SystemSharedMemoryStatusResponse;
+    system_shared_memory_register: SystemSharedMemoryRegisterRequest -> SystemSharedMemoryRegisterResponse;
+    system_shared_memory_unregister: SystemSharedMemoryUnregisterRequest -> SystemSharedMemoryUnregisterResponse;
+    cuda_shared_memory_status: CudaSharedMemoryStatusRequest -> CudaSharedMemoryStatusResponse;
+    cuda_shared_memory_register: CudaSharedMemoryRegisterRequest -> CudaSharedMemoryRegisterResponse;
+    cuda_shared_memory_unregister: CudaSharedMemoryUnregisterRequest -> CudaSharedMemoryUnregisterResponse;
+    trace_setting: TraceSettingRequest -> TraceSettingResponse;
+    log_settings: LogSettingsRequest -> LogSettingsResponse;
+}
+
+fn echo(request: inference::ModelInferRequest) -> inference::ModelInferResponse {
+    let output = |input: inference::model_infer_request::InferInputTensor| {
+        let (name, datatype, shape) = (input.name, input.datatype, input.shape);
+        inference::model_infer_response::InferOutputTensor { name, datatype, shape, ..Default::default() }
+    };
+    inference::ModelInferResponse {
+        model_name: request.model_name,
+        id: request.id,
+        outputs: request.inputs.into_iter().map(output).collect(),
+        raw_output_contents: request.raw_input_contents,
+        ..Default::default()
+    }
+}
+
+fn typed_answer() -> inference::ModelInferResponse {
+    let contents = inference::InferTensorContents { fp32_contents: vec![0.5, 0.25], ..Default::default() };
+    let output = inference::model_infer_response::InferOutputTensor {
+        name: "y".into(),
+        datatype: "FP32".into(),
+        shape: vec![1, 2],
+        contents: Some(contents),
+        ..Default::default()
+    };
+    inference::ModelInferResponse { outputs: vec![output], ..Default::default() }
+}
