@@ -9,6 +9,7 @@
 //! | [`raft`] | controllers among themselves |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
+//! | [`frames`] | messages and descriptors over the executor's Unix socket |
 //! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers |
 
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
@@ -33,6 +34,7 @@ pub mod raft {
 }
 
 pub mod convert;
+pub mod frames;
 pub mod status;
 pub mod trace;
 
