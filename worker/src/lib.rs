@@ -1,5 +1,25 @@
-//! Millrace: worker.
+//! The worker: a machine with GPUs. Actors on one thread decide what runs where ([`handle`] is the
+//! way in); executor processes run it ([`port`] is the way out).
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`handle`] | the way into the actors, from any thread |
+//! | [`request`], [`install`], [`snapshot`] | what goes in and comes out there |
+//! | `actors`, `seams` | the actors of DESIGN §3, and what keeps actix replaceable |
+//! | [`node`] | what a node is made of, and how it is started |
+//! | [`clock`] | where time comes from |
+//! | [`port`] | executor processes, seen from the actors |
+
+mod actors;
 mod backoff;
+pub mod clock;
 pub mod control;
 pub mod data_dir;
+pub mod handle;
 pub mod host_tier;
+pub mod install;
+pub mod node;
+pub mod port;
+pub mod request;
+mod seams;
+pub mod snapshot;

@@ -1,0 +1,49 @@
+//! Names that mean something on one worker only.
+
+use std::fmt;
+
+macro_rules! local_id {
+    ($(#[$doc:meta])* $type:ident($inner:ty), $mark:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $type(pub $inner);
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($mark, "{}"), self.0)
+            }
+        }
+    };
+}
+
+local_id!(
+    /// One attempt of a request, numbered in the order in which the worker accepted them: the
+    /// order of the queue.
+    RequestKey(u64),
+    "r"
+);
+local_id!(
+    /// A function revision hosted here. Not given again while the worker lives.
+    FunctionIndex(u32),
+    "f"
+);
+local_id!(
+    /// A run as one executor is told of it. A request that is started twice has two.
+    RunId(u64),
+    "run"
+);
+local_id!(
+    /// A mapping of a model into a GPU's memory: stamps every copy and run that relies on it.
+    Generation(u64),
+    "g"
+);
+local_id!(
+    /// Bytes on their way over a path.
+    TransferId(u64),
+    "t"
+);
+local_id!(
+    /// One grant of a transfer, numbered from 0 within it.
+    BatchId(u64),
+    "b"
+);

@@ -1,0 +1,260 @@
+//! [`NodeHandle`]: the way into the actors from any thread. What comes through here is bounded by
+//! a semaphore: a request's permit travels with it until it is answered.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_proto::executor::Fault;
+use millrace_types::{Failure, GpuIndex, ModelId, Reason, RevisionKey};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+use crate::actors::function::{self, Arrival};
+use crate::actors::node;
+use crate::actors::work::Work;
+use crate::clock::Clock;
+use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::request::{Completion, Invocation};
+use crate::seams::Mailbox;
+use crate::snapshot::{NodeSnapshot, SnapshotPart};
+
+/// A node's actors, seen from other threads. Cheap to clone.
+#[derive(Clone)]
+pub struct NodeHandle {
+    directory: Arc<Directory>,
+    permits: Arc<Semaphore>,
+    permits_max: u32,
+    clock: Arc<dyn Clock>,
+}
+
+/// Why a fault was not injected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FaultError {
+    /// No such GPU.
+    #[error("no GPU {0} on this node")]
+    NoSuchGpu(GpuIndex),
+    /// No such function.
+    #[error("{0} is not installed on this node")]
+    NoSuchFunction(RevisionKey),
+    /// The node is going down.
+    #[error("the node is shutting down")]
+    NodeGone,
+}
+
+/// Who is where. Written on the actor thread as actors come and go, read at ingress.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    functions: RwLock<BTreeMap<RevisionKey, FunctionEntry>>,
+    node: RwLock<Option<Mailbox<node::Message>>>,
+    keys: AtomicU64,
+    draining: AtomicBool,
+    changes: watch::Sender<u64>,
+}
+
+/// How a function is reached.
+#[derive(Debug, Clone)]
+pub(crate) struct FunctionEntry {
+    pub(crate) index: FunctionIndex,
+    pub(crate) model: ModelId,
+    pub(crate) mailbox: Mailbox<function::Message>,
+}
+
+impl Directory {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            functions: RwLock::default(),
+            node: RwLock::default(),
+            keys: AtomicU64::new(1),
+            draining: AtomicBool::new(false),
+            changes: watch::Sender::new(0),
+        })
+    }
+
+    pub(crate) fn publish_function(&self, key: RevisionKey, entry: FunctionEntry) {
+        write(&self.functions).insert(key, entry);
+        self.changed();
+    }
+
+    pub(crate) fn withdraw_function(&self, key: &RevisionKey) {
+        write(&self.functions).remove(key);
+        self.changed();
+    }
+
+    /// Publishes the Node actor's address; `None` once it is down for good.
+    pub(crate) fn publish_node(&self, mailbox: Option<Mailbox<node::Message>>) {
+        *write(&self.node) = mailbox;
+        self.changed();
+    }
+
+    /// Tells who watches that something which routing reads is different.
+    pub(crate) fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn function(&self, key: &RevisionKey) -> Option<FunctionEntry> {
+        self.functions.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    fn post(&self, message: node::Message) {
+        if let Some(node) = &*self.node.read().unwrap_or_else(PoisonError::into_inner) {
+            node.post(message);
+        }
+    }
+}
+
+/// The maps behind these locks are never left half-written: a poisoned one is still good.
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl NodeHandle {
+    pub(crate) fn new(directory: Arc<Directory>, permits_max: u32, clock: Arc<dyn Clock>) -> Self {
+        let permits = Arc::new(Semaphore::new(permits_max as usize));
+        Self { directory, permits, permits_max, clock }
+    }
+
+    /// Runs a request and waits for its answer. Dropping the future cancels the request the whole
+    /// way: it leaves the queues, and what has begun on a GPU is dropped when it ends.
+    ///
+    /// # Errors
+    /// [`Reason::QueueFull`], [`Reason::TimedOut`], [`Reason::Quarantined`],
+    /// [`Reason::AttemptsExhausted`], [`Reason::ExecutorLost`], [`Reason::ModelFailed`],
+    /// [`Reason::NoGpuMemory`], [`Reason::FunctionNotReady`] where the revision is not installed
+    /// here, [`Reason::ShuttingDown`], [`Reason::Internal`] where an actor died with it.
+    pub async fn invoke(&self, invocation: Invocation) -> Result<Completion, Failure> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| self.refused())?;
+        let Some(entry) = self.directory.function(&invocation.revision) else {
+            let message = format!("{} is not installed on this worker: try again soon", invocation.revision);
+            return Err(Failure::new(Reason::FunctionNotReady, message));
+        };
+        let key = RequestKey(self.directory.keys.fetch_add(1, Ordering::Relaxed));
+        let (answer, answered) = oneshot::channel();
+        let work = Arc::new(Work {
+            key,
+            function: entry.index,
+            model: entry.model,
+            accepted: self.clock.now(),
+            invocation,
+            home: entry.mailbox.clone(),
+            span: tracing::Span::current(),
+        });
+        entry.mailbox.post(function::Message::Invoke(Arrival { work, answer, permit }));
+        let mut caller = Caller { key, function: Some(entry.mailbox) };
+        let result = answered.await;
+        caller.function = None;
+        // The sender is dropped unused only with the actor that held it.
+        result.unwrap_or_else(|_| {
+            let message = "the worker lost track of the request; its log says why";
+            Err(Failure::new(Reason::Internal, message).after_execution())
+        })
+    }
+
+    fn refused(&self) -> Failure {
+        if self.directory.draining.load(Ordering::Relaxed) {
+            return Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another");
+        }
+        let message = format!("the worker has its limit of {} requests: try again soon", self.permits_max);
+        Failure::new(Reason::QueueFull, message)
+    }
+
+    /// Serves a function from now on. A revision that is installed already stays as it is.
+    ///
+    /// # Errors
+    /// [`InstallError`]; nothing is changed then.
+    pub async fn install(
+        &self,
+        function: FunctionConfig,
+        model: Arc<PreparedModel>,
+    ) -> Result<(), InstallError> {
+        let (reply, replied) = oneshot::channel();
+        self.directory.post(node::Message::Install { function, model, reply });
+        replied.await.unwrap_or(Err(InstallError::NodeGone))
+    }
+
+    /// Stops taking requests of a function and returns; those it has are still answered. The model
+    /// is dropped from the GPUs, and its descriptors with it, after the last of its functions had
+    /// its last answer.
+    pub async fn retire(&self, key: RevisionKey) {
+        let (reply, replied) = oneshot::channel();
+        self.directory.post(node::Message::Retire { key, reply });
+        // Without a node there is nothing left to retire.
+        replied.await.unwrap_or(());
+    }
+
+    /// What the node looks like now.
+    pub async fn snapshot(&self) -> NodeSnapshot {
+        let (parts, mut gathered) = mpsc::unbounded_channel();
+        self.directory.post(node::Message::Report { parts });
+        let mut snapshot = NodeSnapshot::default();
+        // The channel closes when every actor has sent its part, or died with the sender.
+        while let Some(part) = gathered.recv().await {
+            snapshot.add(part);
+        }
+        snapshot.sort();
+        snapshot
+    }
+
+    /// A number that grows whenever something that routing reads has changed: a model came or
+    /// went, a GPU went down or up, a function was installed or retired.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.directory.changes.subscribe()
+    }
+
+    /// Passes a fault on to a GPU's executor, which obeys only if it was started so.
+    ///
+    /// # Errors
+    /// [`FaultError`] where there is no such GPU or function.
+    pub async fn inject_fault(
+        &self,
+        gpu: GpuIndex,
+        fault: Fault,
+        function: Option<RevisionKey>,
+    ) -> Result<(), FaultError> {
+        let (reply, replied) = oneshot::channel();
+        self.directory.post(node::Message::Inject { gpu, fault, function, reply });
+        replied.await.unwrap_or(Err(FaultError::NodeGone))
+    }
+
+    /// Takes no more requests, waits up to `grace` for those there are, then stops every executor
+    /// and ends the actors. Returns when no executor is left. Requests that were still waiting get
+    /// an error.
+    pub async fn drain(&self, grace: Duration) {
+        self.directory.draining.store(true, Ordering::Relaxed);
+        // Whoever waits here is given every permit that comes back, so that none is left for others.
+        let last = self.permits.acquire_many(self.permits_max);
+        let drained = tokio::time::timeout(self.clock.sleep_for(grace), last).await.is_ok();
+        tracing::info!(drained, "stopping executors");
+        self.permits.close();
+        let (reply, replied) = oneshot::channel();
+        self.directory.post(node::Message::Shutdown { reply });
+        replied.await.unwrap_or(());
+    }
+}
+
+impl std::fmt::Debug for NodeHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeHandle")
+            .field("free_permits", &self.permits.available_permits())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cancels its request when it is dropped before the answer came.
+struct Caller {
+    key: RequestKey,
+    function: Option<Mailbox<function::Message>>,
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if let Some(function) = self.function.take() {
+            function.post(function::Message::Cancel(self.key));
+        }
+    }
+}
+
+/// Collects the parts of a snapshot.
+pub(crate) type Parts = mpsc::UnboundedSender<SnapshotPart>;

@@ -1,0 +1,61 @@
+//! A request as the worker sees it, and its answer: the types between the gRPC service and the
+//! actors.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use millrace_proto::executor::Tensor;
+use millrace_types::{Bytes, GpuIndex, RequestId, RevisionKey};
+
+use crate::port::Descriptor;
+
+/// One attempt of one request, checked against the function's declaration.
+#[derive(Debug, Clone)]
+pub struct Invocation {
+    /// The cluster's name for the request.
+    pub request_id: RequestId,
+    /// Which attempt of the gateway this is, from 1.
+    pub attempt: u32,
+    /// How often the request may still be started, counting this time; 0 counts as 1.
+    pub attempts_left: u32,
+    /// What to run.
+    pub revision: RevisionKey,
+    /// What is left of the client's timeout.
+    pub timeout: Duration,
+    /// The inputs, as the executor takes them.
+    pub inputs: Vec<Tensor>,
+    /// What the inputs' `contents_fd` count.
+    pub descriptors: Vec<Descriptor>,
+    /// The outputs asked for; empty asks for all.
+    pub outputs: Vec<String>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Completion {
+    /// The outputs, as the executor gave them.
+    pub outputs: Vec<Tensor>,
+    /// What the outputs' `contents_fd` count.
+    pub descriptors: Vec<OwnedFd>,
+    /// Where the time went.
+    pub split: Split,
+    /// Where it ran.
+    pub gpu: GpuIndex,
+    /// Attempts made here, counting the answered one.
+    pub attempts: u32,
+}
+
+/// Where the time of a request went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Split {
+    /// Accepted until its turn on a GPU.
+    pub queue: Duration,
+    /// Its turn until done, without computing: waiting for the model. Zero where it was resident.
+    pub swap: Duration,
+    /// Computing.
+    pub run: Duration,
+    /// Accepted until answered.
+    pub total: Duration,
+    /// Copied to the GPU for it.
+    pub swapped: Bytes,
+}

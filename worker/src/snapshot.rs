@@ -1,0 +1,142 @@
+//! What the node looks like at one moment: what telemetry, routing and `millrace ps` show.
+
+use std::time::Duration;
+
+use millrace_types::topology::LinkId;
+use millrace_types::{Bytes, BytesPerSec, Digest, GpuIndex, Incarnation, RevisionKey};
+
+/// A node at one moment. Its parts are asked one after the other, so a request on its way between
+/// two of them may be in neither.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeSnapshot {
+    /// Every GPU, in index order.
+    pub gpus: Vec<GpuSnapshot>,
+    /// Every function, in key order.
+    pub functions: Vec<FunctionSnapshot>,
+    /// Every link that models cross, in link order.
+    pub links: Vec<LinkSnapshot>,
+    /// Requests in the node's queue.
+    pub queued: u32,
+}
+
+/// How a GPU is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GpuHealth {
+    /// Its first executor is not up yet.
+    Starting,
+    /// It serves.
+    Up,
+    /// Its executor died and another is being started.
+    Restarting,
+    /// The device itself failed; its executor is being replaced.
+    Unhealthy,
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuSnapshot {
+    /// Which.
+    pub index: GpuIndex,
+    /// Its product name.
+    pub gpu_type: String,
+    /// How it is.
+    pub health: GpuHealth,
+    /// Its memory, in whole blocks.
+    pub memory: Bytes,
+    /// What of that is taken.
+    pub used: Bytes,
+    /// The models on it, in [`Digest`] order.
+    pub models: Vec<ResidentModel>,
+    /// Whose request runs.
+    pub running: Option<RevisionKey>,
+    /// The present executor, or the last one.
+    pub incarnation: Incarnation,
+    /// Its process, where one is up.
+    pub executor_pid: Option<u32>,
+    /// Executors started after the first.
+    pub restarts: u64,
+    /// Models brought onto it.
+    pub swaps: u64,
+    /// Models evicted from it.
+    pub evictions: u64,
+    /// Time spent computing.
+    pub busy: Duration,
+}
+
+/// A model on a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResidentModel {
+    /// Which.
+    pub digest: Digest,
+    /// The functions of this node that use it, in order.
+    pub functions: Vec<RevisionKey>,
+    /// The memory it holds.
+    pub bytes: Bytes,
+    /// What of its weights has arrived.
+    pub loaded: Bytes,
+    /// Since its last use.
+    pub idle: Duration,
+}
+
+/// One function.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FunctionSnapshot {
+    /// Which.
+    pub key: RevisionKey,
+    /// Requests admitted and not answered.
+    pub in_flight: u32,
+    /// Requests answered with outputs.
+    pub completed: u64,
+    /// Requests whose timeout passed.
+    pub expired: u64,
+    /// Requests answered with another error.
+    pub failed: u64,
+    /// Requests the client gave up.
+    pub cancelled: u64,
+    /// m of the objective: served in time (T17).
+    pub in_time: u64,
+    /// n of the objective: completed or expired (T17).
+    pub scored: u64,
+    /// GPU time charged, each answered attempt rounded up to a millisecond.
+    pub billed: Duration,
+}
+
+/// One link, towards the GPUs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinkSnapshot {
+    /// Which.
+    pub link: LinkId,
+    /// Its rate as the topology says.
+    pub rate: BytesPerSec,
+    /// Its rate as measured over the last batches; `None` before the first.
+    pub measured: Option<BytesPerSec>,
+    /// Bytes carried.
+    pub carried: Bytes,
+    /// Batches granted and not finished.
+    pub outstanding: u32,
+}
+
+/// One actor's part of a snapshot.
+pub(crate) enum SnapshotPart {
+    Gpu(GpuSnapshot),
+    Function(FunctionSnapshot),
+    Link(LinkSnapshot),
+    Queued(u32),
+}
+
+impl NodeSnapshot {
+    pub(crate) fn add(&mut self, part: SnapshotPart) {
+        match part {
+            SnapshotPart::Gpu(gpu) => self.gpus.push(gpu),
+            SnapshotPart::Function(function) => self.functions.push(function),
+            SnapshotPart::Link(link) => self.links.push(link),
+            SnapshotPart::Queued(queued) => self.queued = queued,
+        }
+    }
+
+    pub(crate) fn sort(&mut self) {
+        self.gpus.sort_by_key(|gpu| gpu.index);
+        self.functions.sort_by(|a, b| a.key.cmp(&b.key));
+        self.links.sort_by_key(|link| link.link);
+    }
+}
