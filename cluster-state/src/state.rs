@@ -1,5 +1,6 @@
 //! The state, how it is read, and the one way in which it changes.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdMap;
@@ -12,6 +13,8 @@ use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::{Artifact, Cluster, Function, Node, NodeStatus};
 use crate::sessions::Sessions;
 
+/// The commands and rules of this build: a state is only ever applied by builds of one number.
+pub const CLUSTER_VERSION: u64 = 1;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].
@@ -174,10 +177,9 @@ impl State {
         self.functions.values()
     }
 
-    /// The functions after `key`, in order: a listing's next page.
-    pub fn functions_after(&self, key: &FunctionKey) -> impl Iterator<Item = &Arc<Function>> {
-        let after = (std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded);
-        self.functions.range::<_, FunctionKey>(after).map(|(_, function)| function)
+    /// The functions from `bound` on, in order: a listing's next page.
+    pub fn functions_from(&self, bound: Bound<&FunctionKey>) -> impl Iterator<Item = &Arc<Function>> {
+        self.functions.range::<_, FunctionKey>((bound, Bound::Unbounded)).map(|(_, function)| function)
     }
 
     /// One artifact.
@@ -209,13 +211,14 @@ impl State {
         live.flat_map(|node| &node.gpus).map(|gpu| gpu.memory).max()
     }
 
-    /// Answers as [`Self::apply`] would, and changes nothing. Not for use before a write: what it
-    /// answered may be out of date when the write comes.
-    ///
-    /// # Errors
-    /// As [`Self::apply`].
-    pub fn dry_run(&self, proposal: &Proposal) -> Outcome {
-        self.clone().carry_out(proposal)
+    /// What [`Self::apply`] would answer, and the state it would leave. Changes nothing. Not for use
+    /// before a write: what it answered may be out of date when the write comes.
+    #[must_use]
+    pub fn dry_run(&self, proposal: &Proposal) -> (Outcome, Self) {
+        let mut after = self.clone();
+        after.clock = after.clock.max(proposal.stamp);
+        let outcome = after.carry_out(proposal);
+        (outcome, after)
     }
 }
 

@@ -203,9 +203,10 @@ proptest! {
             command: next,
         };
         let before = state.clone();
-        let answer = state.dry_run(&next);
+        let (answer, after) = state.dry_run(&next);
         prop_assert_eq!(&before, &state);
         prop_assert_eq!(answer, state.apply(index_of(log.len()), &next));
+        prop_assert_eq!(contents(&after), contents(&state));
     }
 
     #[test]
