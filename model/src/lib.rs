@@ -1,1 +1,36 @@
-//! Millrace: model.
+//! What a model file is. Pure: no I/O, no clock, no randomness but seeded.
+//!
+//! [`compile`] turns the bytes of an ONNX file into a [`Compiled`] model: its inputs and outputs, its
+//! graph without weights, the weights' places in one region in the order of first use, and the
+//! launches in which it runs while they are loaded. Whatever cannot be served is refused here, before
+//! anything is stored. Nothing above this crate knows what a layer is.
+//!
+//! ```text
+//!  file ── wire ── onnx ──┬─ signature ──────────────────────────► summary
+//!        framing   decode ├─ tensors, operators: refuse
+//!                         └─ constants ─ arrange ─ layout ─ cut ─► graph, weights, launches
+//!                             hoist      order     place    launches
+//! ```
+//! [`synth`] writes ONNX networks with seeded random weights, for tests and measurements.
+
+mod arrange;
+mod compile;
+mod constants;
+mod cut;
+mod error;
+mod layout;
+mod onnx;
+pub mod operators;
+mod signature;
+pub mod synth;
+mod tensors;
+mod wire;
+
+pub use arrange::{MAX_CHAIN, MAX_NODES};
+pub use compile::{Compiled, Summary, WriteError, compile};
+pub use cut::{GROUP_BYTES, Launch, MAX_LAUNCHES};
+pub use error::{ModelError, UnsupportedOperator};
+pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, Placement, WEIGHTS_FILE};
+pub use signature::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
+pub use tensors::Source;
+pub use wire::{MAX_MESSAGES, MAX_NESTING};

@@ -1,0 +1,310 @@
+//! Cuts a model's steps into launches, so that the first can run while the weights of the next are
+//! still on their way (T08).
+//!
+//! A launch begins where new weights are first read, and reads about one group of them (T09). Between
+//! two steps that read new weights a cut may fall anywhere without changing what is loaded when: it
+//! falls where the fewest values are live, since each live value is handed from launch to launch, and
+//! of those places at the last, so that nothing waits for weights it does not read. In a network of
+//! residual blocks that is the end of a block, where one value is live.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::layout::{ALIGNMENT, Placement};
+
+/// New weights that a launch reads, about: the size beyond which copies get no faster, 2 MB on the
+/// hardware of T09.
+pub const GROUP_BYTES: u64 = 2 << 20;
+/// Launches of one model at most; a large model's launches grow instead.
+pub const MAX_LAUNCHES: usize = 64;
+
+/// A part of a model that runs by itself once its weights are there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Values it makes that later launches read or that are outputs of the model. At least one.
+    pub writes: Vec<String>,
+    /// Inputs of the model and values of earlier launches that it reads.
+    pub args: Vec<String>,
+    /// The parts of the weights' region it reads, in order, neither touching nor overlapping. What
+    /// an earlier launch read and this one reads again is in both.
+    pub reads: Vec<Range<u64>>,
+}
+
+/// One node as cutting sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// Values it reads that are not constants.
+    pub(crate) reads: Vec<String>,
+    /// Values it makes.
+    pub(crate) makes: Vec<String>,
+    /// Placed weights it reads.
+    pub(crate) weights: Vec<usize>,
+}
+
+/// Cuts `steps`, in the order in which they run, into at most [`MAX_LAUNCHES`] launches. `outputs`
+/// are the model's; one that no step makes is written by the last launch.
+pub(crate) fn launches(steps: &[Step], outputs: &[String], placements: &[Placement]) -> Vec<Launch> {
+    let total: u64 = placements.iter().map(|weight| weight.bytes).sum();
+    // Each launch but the last reads at least half the target.
+    let target = GROUP_BYTES.max(total.div_ceil(MAX_LAUNCHES as u64 / 2));
+    let cuts = choose(&candidates(steps, placements), total, target);
+    let mut bounds = vec![0];
+    bounds.extend(cuts);
+    bounds.push(steps.len());
+    let values = Values::of(steps, outputs);
+    bounds.windows(2).map(|bound| values.launch(bound[0]..bound[1], placements)).collect()
+}
+
+/// A place where the steps may be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Candidate {
+    /// Steps before the cut.
+    at: usize,
+    /// Values made before it and read after it.
+    live: usize,
+    /// Weights first read before it, in bytes.
+    loaded: u64,
+}
+
+/// The best cut between each two steps that read new weights.
+fn candidates(steps: &[Step], placements: &[Placement]) -> Vec<Candidate> {
+    let live = live_values(steps);
+    let mut met = HashSet::new();
+    let mut loaded = 0;
+    let mut best: Option<Candidate> = None;
+    let mut candidates = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        let new = step.weights.iter().filter(|&&weight| met.insert(weight));
+        let new: u64 = new.map(|&weight| placements[weight].bytes).sum();
+        if new > 0 {
+            candidates.extend(best.take());
+            loaded += new;
+        }
+        let here = Candidate { at: index + 1, live: live[index], loaded };
+        if loaded > 0 && best.is_none_or(|best| here.live <= best.live) {
+            best = Some(here);
+        }
+    }
+    candidates
+}
+
+/// How many values are live after each step: made by it or before it, read after it.
+fn live_values(steps: &[Step]) -> Vec<usize> {
+    let mut made_at = HashMap::new();
+    let mut read_last = HashMap::new();
+    for (index, step) in steps.iter().enumerate() {
+        made_at.extend(step.makes.iter().map(|value| (value.as_str(), index)));
+        read_last.extend(step.reads.iter().map(|value| (value.as_str(), index)));
+    }
+    // Differences first, their running sum after.
+    let mut change = vec![0isize; steps.len() + 1];
+    for (value, made) in made_at {
+        if let Some(&last) = read_last.get(value) {
+            change[made] += 1;
+            change[last] -= 1;
+        }
+    }
+    let running = change.iter().take(steps.len()).scan(0isize, |live, change| {
+        *live += change;
+        Some(live.unsigned_abs())
+    });
+    running.collect()
+}
+
+/// Picks cuts so that each launch reads between half and twice `target` of new weights where single
+/// weights allow it: in that window the one with the fewest live values, then the nearest to target.
+/// A rest of up to one target stays whole, and less than half of one joins the launch before it.
+fn choose(candidates: &[Candidate], total: u64, target: u64) -> Vec<usize> {
+    let mut cuts = Vec::new();
+    let mut rest = candidates;
+    let mut start = 0;
+    while total - start > target {
+        let eligible = |cut: &Candidate| cut.loaded - start >= target / 2 && total - cut.loaded >= target / 2;
+        let Some(first) = rest.iter().position(eligible) else { return cuts };
+        let window = rest[first..].iter().take_while(|cut| {
+            (cut.loaded - start <= 2 * target || cut.at == rest[first].at) && eligible(cut)
+        });
+        let cost = |cut: &Candidate| (cut.live, (cut.loaded - start).abs_diff(target));
+        let Some((offset, cut)) = window.enumerate().min_by_key(|(_, cut)| cost(cut)) else { return cuts };
+        cuts.push(cut.at);
+        start = cut.loaded;
+        rest = &rest[first + offset + 1..];
+    }
+    cuts
+}
+
+/// Which step makes and last reads each value.
+struct Values<'a> {
+    steps: &'a [Step],
+    outputs: HashSet<&'a str>,
+    made_at: HashMap<&'a str, usize>,
+    read_last: HashMap<&'a str, usize>,
+    /// Outputs that no step makes: inputs and weights handed through.
+    passed_through: Vec<&'a str>,
+}
+
+impl<'a> Values<'a> {
+    fn of(steps: &'a [Step], outputs: &'a [String]) -> Self {
+        let mut made_at = HashMap::new();
+        let mut read_last = HashMap::new();
+        for (index, step) in steps.iter().enumerate() {
+            made_at.extend(step.makes.iter().map(|value| (value.as_str(), index)));
+            read_last.extend(step.reads.iter().map(|value| (value.as_str(), index)));
+        }
+        let passed_through = outputs.iter().map(String::as_str).filter(|value| !made_at.contains_key(value));
+        let passed_through = passed_through.collect();
+        Self {
+            steps,
+            outputs: outputs.iter().map(String::as_str).collect(),
+            made_at,
+            read_last,
+            passed_through,
+        }
+    }
+
+    fn launch(&self, range: Range<usize>, placements: &[Placement]) -> Launch {
+        let steps = &self.steps[range.clone()];
+        let leaves = |value: &&String| {
+            let value = value.as_str();
+            self.outputs.contains(value) || self.read_last.get(value).is_some_and(|&last| last >= range.end)
+        };
+        let mut writes: Vec<String> =
+            steps.iter().flat_map(|step| &step.makes).filter(leaves).cloned().collect();
+        let comes_in =
+            |value: &&String| self.made_at.get(value.as_str()).is_none_or(|&made| made < range.start);
+        let mut args: Vec<String> =
+            steps.iter().flat_map(|step| &step.reads).filter(comes_in).cloned().collect();
+        if range.end == self.steps.len() {
+            writes.extend(self.passed_through.iter().map(ToString::to_string));
+        }
+        let mut seen = HashSet::new();
+        args.retain(|value| seen.insert(value.clone()));
+        let weights = steps.iter().flat_map(|step| &step.weights).map(|&weight| {
+            let Placement { offset, bytes, .. } = placements[weight];
+            offset..offset + bytes
+        });
+        Launch { writes, args, reads: coalesce(weights.collect()) }
+    }
+}
+
+/// Sorts ranges and joins those with nothing but padding between them.
+fn coalesce(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end.next_multiple_of(ALIGNMENT) => {
+                last.end = last.end.max(range.end)
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensors::Source;
+
+    const MIB: u64 = 1 << 20;
+
+    fn placements(mib: &[u64]) -> Vec<Placement> {
+        let starts = mib.iter().scan(0, |end, size| {
+            *end += size * MIB;
+            Some(*end - size * MIB)
+        });
+        let place = |(offset, size): (u64, &u64)| Placement {
+            name: format!("w{offset}"),
+            offset,
+            bytes: size * MIB,
+            source: Source::File(0..0),
+        };
+        starts.zip(mib).map(place).collect()
+    }
+
+    /// Reads `a+b`, writes `c`, uses weight `w`: `"a,b>c:0"`.
+    fn step(text: &str) -> Step {
+        let (reads, rest) = text.split_once('>').unwrap();
+        let (makes, weights) = rest.split_once(':').unwrap();
+        let list = |text: &str| text.split(',').filter(|part| !part.is_empty()).map(String::from).collect();
+        let numbers = weights.split(',').filter(|part| !part.is_empty());
+        Step {
+            reads: list(reads),
+            makes: list(makes),
+            weights: numbers.map(|n| n.parse().unwrap()).collect(),
+        }
+    }
+
+    fn cut(steps: &[&str], outputs: &[&str], mib: &[u64]) -> Vec<Launch> {
+        let steps: Vec<Step> = steps.iter().map(|text| step(text)).collect();
+        let outputs: Vec<String> = outputs.iter().map(ToString::to_string).collect();
+        launches(&steps, &outputs, &placements(mib))
+    }
+
+    fn launch(writes: &[&str], args: &[&str], reads: &[Range<u64>]) -> Launch {
+        let strings = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let reads = reads.iter().map(|range| range.start * MIB..range.end * MIB).collect();
+        Launch { writes: strings(writes), args: strings(args), reads }
+    }
+
+    #[test]
+    fn cuts_at_the_end_of_a_residual_block_where_one_value_is_live() {
+        // Two blocks: a = f(x), b = g(a), c = b + x, and again from c.
+        let steps = ["x>a:0", "a>b:1", "b,x>c:", "c>d:2", "d>e:3", "e,c>y:"];
+        assert_eq!(
+            cut(&steps, &["y"], &[1, 1, 1, 1]),
+            [launch(&["c"], &["x"], &[0..2]), launch(&["y"], &["c"], &[2..4])]
+        );
+    }
+
+    #[test]
+    fn a_small_model_is_one_launch() {
+        assert_eq!(cut(&["x>h:0", "h>y:1"], &["y"], &[1, 1]), [launch(&["y"], &["x"], &[0..2])]);
+        assert_eq!(cut(&["x>y:"], &["y"], &[]), [launch(&["y"], &["x"], &[])]);
+    }
+
+    #[test]
+    fn work_that_needs_no_new_weights_runs_before_the_cut() {
+        let steps = ["x>a:0", "a>b:", "b>c:", "c>y:1"];
+        assert_eq!(
+            cut(&steps, &["y"], &[2, 2]),
+            [launch(&["c"], &["x"], &[0..2]), launch(&["y"], &["c"], &[2..4])]
+        );
+    }
+
+    #[test]
+    fn outputs_and_values_that_skip_a_launch_are_written_where_they_are_made() {
+        let steps = ["x>early:0", "early>b:1", "b,early,x>y:2"];
+        assert_eq!(
+            cut(&steps, &["y", "b"], &[2, 2, 2]),
+            [
+                launch(&["early"], &["x"], &[0..2]),
+                launch(&["b"], &["early"], &[2..4]),
+                launch(&["y"], &["b", "early", "x"], &[4..6]),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_shared_weight_is_read_by_both_launches() {
+        let steps = ["x>a:0", "a>b:1", "b>y:0,2"];
+        let launches = cut(&steps, &["y"], &[2, 2, 2]);
+        assert_eq!(launches.last().unwrap().reads, [0..2 * MIB, 4 * MIB..6 * MIB]);
+    }
+
+    #[test]
+    fn an_output_nothing_makes_is_written_last() {
+        let last = cut(&["x>y:0", "y>z:1"], &["z", "x"], &[2, 2]).pop().unwrap();
+        assert_eq!(last.writes, ["z", "x"]);
+    }
+
+    #[test]
+    fn a_weight_larger_than_a_group_gets_a_launch_of_its_own_size() {
+        let sizes: Vec<usize> =
+            cut(&["x>a:0", "a>b:1", "b>y:2"], &["y"], &[2, 50, 2]).iter().map(|l| l.reads.len()).collect();
+        assert_eq!(sizes, [1, 1, 1]);
+    }
+}

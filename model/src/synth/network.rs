@@ -1,0 +1,144 @@
+//! Writes an ONNX graph node by node.
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::random::Random;
+use crate::onnx::{
+    AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+    TensorShapeProto, TensorType, TypeProto, ValueInfoProto, attribute, element,
+};
+
+/// The opset of every network here: the first with LayerNormalization.
+const OPSET: i64 = 17;
+const IR_VERSION: i64 = 8;
+
+/// A declared dimension.
+#[derive(Clone, Copy)]
+pub(super) enum Size {
+    Fixed(usize),
+    Named(&'static str),
+}
+
+/// A node's attribute.
+pub(super) enum Attribute<'a> {
+    Int(&'a str, i64),
+    Ints(&'a str, &'a [i64]),
+    Float(&'a str, f32),
+}
+
+pub(super) struct Network {
+    graph: GraphProto,
+    random: Random,
+}
+
+impl Network {
+    pub(super) fn new(name: &str, seed: u64) -> Self {
+        let graph = GraphProto { name: Some(name.to_owned()), ..GraphProto::default() };
+        Self { graph, random: Random::new(seed) }
+    }
+
+    pub(super) fn float_input(&mut self, name: &str, shape: &[Size]) -> String {
+        self.graph.input.push(declare(name, element::FLOAT, shape));
+        name.to_owned()
+    }
+
+    pub(super) fn int64_input(&mut self, name: &str, shape: &[Size]) -> String {
+        self.graph.input.push(declare(name, element::INT64, shape));
+        name.to_owned()
+    }
+
+    pub(super) fn float_output(&mut self, name: &str, shape: &[Size]) {
+        self.graph.output.push(declare(name, element::FLOAT, shape));
+    }
+
+    /// Adds a node that makes one value, `output`, and is called after it.
+    pub(super) fn node(
+        &mut self,
+        op_type: &str,
+        inputs: &[&str],
+        output: &str,
+        attributes: &[Attribute<'_>],
+    ) -> String {
+        self.graph.node.push(NodeProto {
+            input: inputs.iter().map(ToString::to_string).collect(),
+            output: vec![output.to_owned()],
+            name: Some(format!("{output}:{op_type}")),
+            op_type: Some(op_type.to_owned()),
+            attribute: attributes.iter().map(encode_attribute).collect(),
+            domain: None,
+        });
+        output.to_owned()
+    }
+
+    /// A random weight, scaled so that a rectified layer that sums `fan_in` products keeps its input's
+    /// variance (He).
+    pub(super) fn weight(&mut self, name: &str, shape: &[usize], fan_in: usize) -> String {
+        self.scaled_weight(name, shape, (2.0 / fan_in as f32).sqrt())
+    }
+
+    pub(super) fn scaled_weight(&mut self, name: &str, shape: &[usize], deviation: f32) -> String {
+        let bytes = self.random.floats(shape.iter().product(), deviation);
+        self.constant(name, element::FLOAT, shape, bytes)
+    }
+
+    /// A vector of one number, as normalizations have.
+    pub(super) fn filled(&mut self, name: &str, len: usize, value: f32) -> String {
+        self.constant(name, element::FLOAT, &[len], value.to_le_bytes().repeat(len))
+    }
+
+    pub(super) fn scalar(&mut self, name: &str, value: f32) -> String {
+        self.constant(name, element::FLOAT, &[], value.to_le_bytes().to_vec())
+    }
+
+    pub(super) fn int64s(&mut self, name: &str, values: &[i64]) -> String {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(name, element::INT64, &[values.len()], bytes)
+    }
+
+    fn constant(&mut self, name: &str, kind: i32, shape: &[usize], bytes: Vec<u8>) -> String {
+        self.graph.initializer.push(TensorProto {
+            dims: shape.iter().map(|&dim| dim as i64).collect(),
+            data_type: Some(kind),
+            name: Some(name.to_owned()),
+            raw_data: Some(Bytes::from(bytes)),
+            ..TensorProto::default()
+        });
+        name.to_owned()
+    }
+
+    pub(super) fn finish(self) -> Vec<u8> {
+        let model = ModelProto {
+            ir_version: Some(IR_VERSION),
+            producer_name: Some("millrace-synth".to_owned()),
+            producer_version: None,
+            graph: Some(self.graph),
+            opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(OPSET) }],
+        };
+        model.encode_to_vec()
+    }
+}
+
+fn declare(name: &str, kind: i32, shape: &[Size]) -> ValueInfoProto {
+    let dims = shape.iter().map(|size| match size {
+        Size::Fixed(size) => Dimension { dim_value: Some(*size as i64), dim_param: None },
+        Size::Named(name) => Dimension { dim_value: None, dim_param: Some((*name).to_owned()) },
+    });
+    let tensor_type =
+        TensorType { elem_type: Some(kind), shape: Some(TensorShapeProto { dim: dims.collect() }) };
+    let kind = TypeProto { tensor_type: Some(tensor_type), sequence_type: None };
+    ValueInfoProto { name: Some(name.to_owned()), r#type: Some(kind) }
+}
+
+fn encode_attribute(from: &Attribute<'_>) -> AttributeProto {
+    let named = |name: &str, kind| AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(kind),
+        ..Default::default()
+    };
+    match *from {
+        Attribute::Int(name, i) => AttributeProto { i: Some(i), ..named(name, attribute::INT) },
+        Attribute::Ints(name, ints) => AttributeProto { ints: ints.to_vec(), ..named(name, attribute::INTS) },
+        Attribute::Float(name, f) => AttributeProto { f: Some(f), ..named(name, attribute::FLOAT) },
+    }
+}
