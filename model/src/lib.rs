@@ -24,6 +24,8 @@ pub mod operators;
 mod signature;
 pub mod synth;
 mod tensors;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use arrange::{MAX_CHAIN, MAX_NODES};

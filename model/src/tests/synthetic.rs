@@ -1,18 +1,14 @@
 //! Every synthetic network compiles, and gives the same bits whole, cut into launches, and as the
 //! original file.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
 use bytes::Bytes;
-use millrace_model::synth::{self, Encoder};
-use millrace_model::{ALIGNMENT, Compiled, MAX_LAUNCHES, compile};
 use rten::Value;
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
 
-use common::{Values, load_compiled, load_original, run, run_in_launches};
+use super::runner::{Values, load_compiled, load_original, run, run_in_launches};
+use crate::synth::{self, Encoder};
+use crate::{ALIGNMENT, Compiled, MAX_LAUNCHES, compile};
 
 fn floats(shape: &[usize]) -> Value {
     let len: usize = shape.iter().product();

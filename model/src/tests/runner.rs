@@ -3,19 +3,20 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use millrace_model::{Compiled, WEIGHTS_FILE};
 use rten::{Model, ModelOptions, Value, ValueOrView};
 
+use crate::{Compiled, WEIGHTS_FILE};
+
 /// A model's values by name.
-pub(crate) type Values = Vec<(String, Value)>;
+pub(super) type Values = Vec<(String, Value)>;
 
 /// Loads an ONNX file as it is.
-pub(crate) fn load_original(onnx: &[u8]) -> Model {
+pub(super) fn load_original(onnx: &[u8]) -> Model {
     ModelOptions::with_all_ops().enable_optimization(false).load(onnx.to_vec()).unwrap()
 }
 
 /// Loads the graph over a region filled with its weights.
-pub(crate) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
+pub(super) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
     let mut region = vec![0xff; compiled.summary.weights_bytes as usize];
     compiled.write_weights(onnx, &mut region).unwrap();
     let mut options = ModelOptions::with_all_ops();
@@ -24,7 +25,7 @@ pub(crate) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
 }
 
 /// Runs a model as far as `wanted`.
-pub(crate) fn run(model: &Model, given: &[(&str, &Value)], wanted: &[String]) -> Values {
+pub(super) fn run(model: &Model, given: &[(&str, &Value)], wanted: &[String]) -> Values {
     let inputs = given.iter().map(|(name, value)| (model.node_id(name).unwrap(), ValueOrView::from(*value)));
     let ids: Vec<_> = wanted.iter().map(|name| model.node_id(name).unwrap()).collect();
     let values = model.run(inputs.collect(), &ids, None).unwrap();
@@ -32,7 +33,7 @@ pub(crate) fn run(model: &Model, given: &[(&str, &Value)], wanted: &[String]) ->
 }
 
 /// Runs a model launch by launch, each seeing only the values it names.
-pub(crate) fn run_in_launches(model: &Model, compiled: &Compiled, given: &[(&str, &Value)]) -> Values {
+pub(super) fn run_in_launches(model: &Model, compiled: &Compiled, given: &[(&str, &Value)]) -> Values {
     let mut known: HashMap<String, Value> =
         given.iter().map(|(name, value)| ((*name).to_owned(), (*value).clone())).collect();
     for launch in &compiled.launches {

@@ -1,0 +1,139 @@
+//! What comes out: order, places, launches, and the graph that is left.
+
+use millrace_types::{DataType, Dim, TensorSpec};
+
+use super::*;
+use crate::{Compiled, Launch, Source, WriteError, compile};
+
+#[track_caller]
+fn compiled(model: &ModelProto) -> (Compiled, Bytes) {
+    let file = bytes(model);
+    (compile(&file).unwrap(), file)
+}
+
+fn names(compiled: &Compiled) -> Vec<&str> {
+    compiled.weights.iter().map(|weight| weight.name.as_str()).collect()
+}
+
+fn left(compiled: &Compiled) -> GraphProto {
+    ModelProto::decode(compiled.graph.as_slice()).unwrap().graph.unwrap()
+}
+
+#[test]
+fn the_summary_says_what_the_model_takes_and_gives() {
+    let mut model = with(|graph| {
+        graph.input[0] = value("x", element::FLOAT, &["", "4"]);
+        graph.output[0] = value("y", element::FLOAT, &["N", "4"]);
+    });
+    model.producer_name = Some("pytorch".into());
+    model.producer_version = Some("2.9".into());
+    let summary = compiled(&model).0.summary;
+    let spec = |name: &str, symbol: &str| TensorSpec {
+        name: name.into(),
+        datatype: DataType::Fp32,
+        shape: vec![Dim::Symbol(symbol.into()), Dim::Fixed(4)],
+    };
+    assert_eq!(summary.inputs, [spec("x", "x.0")]);
+    assert_eq!(summary.outputs, [spec("y", "N")]);
+    assert_eq!((summary.parameters, summary.weights_bytes, summary.opset), (16, 64, 17));
+    assert_eq!(summary.producer, "pytorch 2.9");
+}
+
+#[test]
+fn a_weight_is_a_range_of_the_file_and_no_copy() {
+    let (compiled, file) = compiled(&model());
+    let Source::File(range) = compiled.weights[0].source.clone() else { panic!("owned") };
+    assert_eq!(file[range], weight("w", &[4, 4]).raw_data.unwrap());
+}
+
+#[test]
+fn weights_lie_in_the_order_of_first_use_and_shared_ones_once() {
+    let (compiled, file) = compiled(&with(|graph| {
+        graph.initializer =
+            vec![weight("late", &[4, 5]), weight("unused", &[9, 9]), weight("early", &[4, 4])];
+        graph.node = vec![
+            // Out of order in the file.
+            node("MatMul", &["b", "late"], &["y"]),
+            node("MatMul", &["x", "early"], &["a"]),
+            node("MatMul", &["a", "early"], &["b"]),
+            node("MatMul", &["a", "unused"], &["dead"]),
+        ];
+    }));
+    assert_eq!(names(&compiled), ["early", "late"]);
+    assert_eq!(compiled.summary.weights_bytes, 64 + 128);
+    let mut region = vec![0xff; 192];
+    compiled.write_weights(&file, &mut region).unwrap();
+    assert_eq!(region[..64], weight("early", &[4, 4]).raw_data.unwrap());
+    assert_eq!(region[64..144], weight("late", &[4, 5]).raw_data.unwrap());
+    assert_eq!(region[144..], [0; 48], "padding is cleared");
+    let nodes: Vec<String> = left(&compiled).node.iter().map(|node| node.output[0].clone()).collect();
+    assert_eq!(nodes, ["a", "b", "y"]);
+}
+
+#[test]
+fn typed_data_are_placed_as_raw_bytes() {
+    let (compiled, file) = compiled(&with(|graph| {
+        let floats: Vec<f32> = (0..16).map(|i| i as f32).collect();
+        graph.initializer[0].raw_data = None;
+        graph.initializer[0].float_data = floats;
+    }));
+    let mut region = vec![0; 64];
+    compiled.write_weights(&file, &mut region).unwrap();
+    assert_eq!(region[4..8], 1f32.to_le_bytes());
+}
+
+#[test]
+fn a_constant_node_is_a_weight_like_any_other() {
+    let (compiled, _) = compiled(&with(|graph| {
+        let value = AttributeProto {
+            name: Some("value".into()),
+            t: Some(weight("inside", &[4, 4])),
+            ..AttributeProto::default()
+        };
+        graph.initializer.clear();
+        graph.node.insert(0, NodeProto { attribute: vec![value], ..node("Constant", &[], &["w"]) });
+    }));
+    assert_eq!(names(&compiled), ["w"]);
+    assert_eq!(left(&compiled).node.len(), 2);
+}
+
+#[test]
+fn integers_and_small_constants_stay_in_the_graph() {
+    let (compiled, _) = compiled(&with(|graph| {
+        graph.initializer.push(weight("small", &[4]));
+        let raw = Some(Bytes::from(vec![0; 16 * 8]));
+        let kind = Some(element::INT64);
+        graph.initializer.push(TensorProto { data_type: kind, raw_data: raw, ..weight("ints", &[16]) });
+        graph.node[1] = node("Clip", &["h", "small", "ints"], &["y"]);
+    }));
+    assert_eq!(names(&compiled), ["w"]);
+    let left = left(&compiled);
+    let inline: Vec<_> = left.initializer.iter().filter(|tensor| tensor.raw_data.is_some()).collect();
+    assert_eq!(inline.iter().map(|tensor| tensor.name()).collect::<Vec<_>>(), ["small", "ints"]);
+}
+
+#[test]
+fn a_subgraph_reads_what_it_captures_and_its_own_weights() {
+    let (compiled, _) = compiled(&choosing());
+    assert_eq!(names(&compiled), ["w", "own"]);
+    let whole = 0..128;
+    assert_eq!(
+        compiled.launches,
+        [Launch { writes: vec!["y".into()], args: vec!["x".into(), "flag".into()], reads: vec![whole] }]
+    );
+}
+
+#[test]
+fn weights_listed_as_inputs_are_not_asked_of_a_request() {
+    let (compiled, _) = compiled(&with(|graph| graph.input.push(value("w", element::FLOAT, &["4", "4"]))));
+    assert_eq!(compiled.summary.inputs.len(), 1);
+}
+
+#[test]
+fn a_region_or_a_file_of_the_wrong_length_is_refused() {
+    let (compiled, file) = compiled(&model());
+    let refused = compiled.write_weights(&file, &mut [0; 63]);
+    assert_eq!(refused, Err(WriteError::Region { expected: 64, found: 63 }));
+    let refused = compiled.write_weights(&file[..10], &mut [0; 64]);
+    assert_eq!(refused, Err(WriteError::File { weight: "w".into() }));
+}
