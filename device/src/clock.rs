@@ -1,0 +1,78 @@
+//! CLOCK_MONOTONIC, which worker and executors of one machine share, and the windows of grants.
+
+use std::time::Duration;
+
+use millrace_types::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
+
+/// Reads CLOCK_MONOTONIC. All processes of a machine see the same clock.
+#[must_use]
+pub fn monotonic_now() -> Timestamp {
+    let now = clock_gettime(ClockId::Monotonic);
+    // The clock counts from boot, so it is never negative.
+    Timestamp(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// When a granted copy may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Not earlier.
+    pub not_before: Timestamp,
+    /// Not later.
+    pub not_after: Timestamp,
+}
+
+/// What a window says at some moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Start after this long.
+    In(Duration),
+    /// Start.
+    Now,
+    /// The window closed this long ago.
+    Expired(Duration),
+}
+
+impl Window {
+    /// What to do at `now`.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Start {
+        if now > self.not_after {
+            Start::Expired(now.since(self.not_after))
+        } else if now < self.not_before {
+            Start::In(self.not_before.since(now))
+        } else {
+            Start::Now
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_starts_within_its_window_and_at_both_ends() {
+        let window = Window { not_before: Timestamp(10), not_after: Timestamp(20) };
+        for (now, expected) in [
+            (0, Start::In(Duration::from_nanos(10))),
+            (10, Start::Now),
+            (20, Start::Now),
+            (23, Start::Expired(Duration::from_nanos(3))),
+        ] {
+            assert_eq!(window.at(Timestamp(now)), expected, "at {now}");
+        }
+    }
+
+    #[test]
+    fn a_window_that_closes_before_it_opens_never_starts() {
+        let window = Window { not_before: Timestamp(20), not_after: Timestamp(10) };
+        assert_eq!(window.at(Timestamp(15)), Start::Expired(Duration::from_nanos(5)));
+    }
+
+    #[test]
+    fn the_clock_goes_forward() {
+        let first = monotonic_now();
+        assert!(first > Timestamp::ZERO && monotonic_now() >= first);
+    }
+}

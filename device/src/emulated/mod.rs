@@ -1,0 +1,249 @@
+//! A GPU that is not there.
+//!
+//! Its memory is one memfd that the worker owns: an extent of physical memory is an extent of that
+//! file, `map` is `mmap` with MAP_FIXED, and what is not loaded faults when it is touched. Copies
+//! copy. Launches run the model on the CPU with rten, whose weights are views into the region: they
+//! are read from device memory and nowhere else, so a byte that changes there changes the answer.
+//!
+//! Streams run what is enqueued at once, on the caller's thread: they are ordered by construction,
+//! and an event has happened when it is recorded.
+
+mod module;
+mod region;
+mod value;
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millrace_types::{Bytes, DataType, Timestamp};
+use rustix::fs::SealFlags;
+
+use crate::api::{Arg, Capabilities, Code, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream};
+use crate::clock::monotonic_now;
+use crate::error::Error;
+use crate::map::page;
+use crate::memfd;
+use crate::memory::HostRegion;
+
+pub use module::{Kernel, Module};
+pub use region::Region;
+pub use value::Value;
+
+/// See [`Capabilities::copy_max`].
+const COPY_MAX: Bytes = Bytes::mib(2);
+
+/// An emulated GPU.
+#[derive(Debug)]
+pub struct EmulatedGpu {
+    memory: Arc<OwnedFd>,
+    bytes: Bytes,
+    threads: Arc<rten::ThreadPool>,
+    faults: Arc<Faults>,
+}
+
+/// The faults asked for. Each is obeyed by whoever sees it first.
+#[derive(Debug, Default)]
+struct Faults {
+    fail_copy: AtomicBool,
+    fail_map: AtomicBool,
+    lost: AtomicBool,
+}
+
+impl Faults {
+    fn alive(&self) -> Result<(), Error> {
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(Error::Lost("Xid 79 was injected: the GPU has fallen off the bus".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// A piece of an emulated GPU's memory.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    file: Arc<OwnedFd>,
+    extent: Extent,
+}
+
+impl EmulatedGpu {
+    /// Takes the memory that a worker lent (see [`crate::DeviceMemory`]). Launches use `threads`.
+    ///
+    /// # Errors
+    /// [`Error::Unsealed`] when it is not `bytes` long, or could shrink.
+    pub fn new(memory: OwnedFd, bytes: Bytes, threads: NonZeroUsize) -> Result<Self, Error> {
+        memfd::check_sealed(&memory, bytes.get(), SealFlags::empty())?;
+        let threads = Arc::new(rten::ThreadPool::with_num_threads(threads.get()));
+        Ok(Self { memory: Arc::new(memory), bytes, threads, faults: Arc::default() })
+    }
+}
+
+fn check_extent(extent: Extent, memory: u64) -> Result<(), Error> {
+    let Extent { offset, bytes } = extent;
+    let problem = if !offset.is_multiple_of(page()) || !bytes.is_multiple_of(page()) {
+        "not whole pages"
+    } else if bytes == 0 {
+        "empty"
+    } else if offset.checked_add(bytes).is_none_or(|end| end > memory) {
+        "past the end of the device's memory"
+    } else {
+        return Ok(());
+    };
+    Err(Error::BadExtent { offset, bytes, problem })
+}
+
+impl Device for EmulatedGpu {
+    type Region = Region;
+    type Chunk = Chunk;
+    type Module = Module;
+    type Kernel = Kernel;
+    type Value = Value;
+    type Stream = EmulatedStream;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { memory: self.bytes, granularity: Bytes(page()), copy_max: COPY_MAX }
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Region, Error> {
+        self.faults.alive()?;
+        Region::new(bytes.get())
+    }
+
+    fn create(&self, extent: Extent) -> Result<Chunk, Error> {
+        self.faults.alive()?;
+        check_extent(extent, self.bytes.get())?;
+        Ok(Chunk { file: Arc::clone(&self.memory), extent })
+    }
+
+    fn export(&self, chunk: &Chunk) -> Result<(OwnedFd, Extent), Error> {
+        let file = chunk.file.try_clone().map_err(|source| Error::Os { what: "export a chunk", source })?;
+        Ok((file, chunk.extent))
+    }
+
+    fn import(&self, (file, extent): (OwnedFd, Extent)) -> Result<Chunk, Error> {
+        self.faults.alive()?;
+        let bytes = memfd::size(&file)?;
+        memfd::check_sealed(&file, bytes, SealFlags::empty())?;
+        check_extent(extent, bytes)?;
+        Ok(Chunk { file: Arc::new(file), extent })
+    }
+
+    fn map(&self, region: &Region, chunks: Vec<(u64, Chunk)>) -> Result<(), Error> {
+        self.faults.alive()?;
+        if self.faults.fail_map.swap(false, Ordering::Relaxed) {
+            return Err(Error::OutOfMemory("this fault was injected".to_owned()));
+        }
+        region.map(chunks)
+    }
+
+    fn unmap(&self, region: &Region) -> Result<(), Error> {
+        region.unmap()
+    }
+
+    fn missing(&self, region: &Region, bytes: Range<u64>) -> Option<Range<u64>> {
+        region.missing(bytes)
+    }
+
+    fn import_host(&self, file: OwnedFd, bytes: Bytes) -> Result<HostRegion, Error> {
+        HostRegion::receive(file, bytes)
+    }
+
+    fn load(&self, region: &Region, code: Code<'_>) -> Result<Module, Error> {
+        self.faults.alive()?;
+        Module::load(region, code)
+    }
+
+    fn kernel(&self, module: &Module, spec: &KernelSpec) -> Result<Kernel, Error> {
+        module.kernel(spec)
+    }
+
+    fn stream(&self) -> Result<EmulatedStream, Error> {
+        self.faults.alive()?;
+        let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
+        Ok(EmulatedStream { options, faults: Arc::clone(&self.faults) })
+    }
+
+    /// On a thread of the pool: a launch then need not hop to one.
+    fn enter<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        self.threads.run(body)
+    }
+
+    fn inject(&self, fault: Fault<'_, Region>) -> Result<(), Error> {
+        match fault {
+            Fault::FailNextCopy => self.faults.fail_copy.store(true, Ordering::Relaxed),
+            Fault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
+            Fault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
+            Fault::Corrupt(region) => return region.corrupt(),
+        }
+        Ok(())
+    }
+}
+
+/// A stream of an emulated GPU.
+#[derive(Debug)]
+pub struct EmulatedStream {
+    options: rten::RunOptions,
+    faults: Arc<Faults>,
+}
+
+impl Stream<EmulatedGpu> for EmulatedStream {
+    type Event = Happened;
+
+    fn copy(&mut self, region: &Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
+        self.faults.alive()?;
+        let length = bytes.end.saturating_sub(bytes.start);
+        if length > COPY_MAX.get() {
+            let problem = "more than one copy may move";
+            return Err(Error::BadExtent { offset: bytes.start, bytes: length, problem });
+        }
+        if self.faults.fail_copy.swap(false, Ordering::Relaxed) {
+            return Err(Error::CopyFailed("this fault was injected".to_owned()));
+        }
+        region.fill(host.as_slice(), bytes)
+    }
+
+    fn launch(
+        &mut self,
+        module: &Module,
+        kernel: &Kernel,
+        args: Vec<Arg<'_, Value>>,
+    ) -> Result<Vec<Value>, Error> {
+        self.faults.alive()?;
+        let values = module.launch(kernel, args, self.options.clone())?;
+        // A device that is lost while a launch runs gives no results.
+        self.faults.alive()?;
+        Ok(values)
+    }
+
+    fn upload(&mut self, tensor: HostTensor) -> Result<Value, Error> {
+        self.faults.alive()?;
+        Value::upload(tensor)
+    }
+
+    fn download(
+        &mut self,
+        value: &Value,
+        datatype: DataType,
+        inline_max: usize,
+    ) -> Result<HostTensor, Error> {
+        self.faults.alive()?;
+        value.download(datatype, inline_max)
+    }
+
+    fn record(&mut self) -> Result<Happened, Error> {
+        self.faults.alive()?;
+        Ok(Happened(monotonic_now()))
+    }
+}
+
+/// A point in an emulated stream: it has happened.
+#[derive(Debug)]
+pub struct Happened(Timestamp);
+
+impl Event for Happened {
+    fn wait(self) -> Result<Timestamp, Error> {
+        Ok(self.0)
+    }
+}

@@ -1,0 +1,99 @@
+//! A model that rten has loaded against a region, and its launches.
+#![allow(unsafe_code, reason = "builds on `region`")]
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rten::{Model, ModelOptions, NodeId, RunOptions, ValueOrView};
+
+use crate::api::{Arg, Code, KernelSpec};
+use crate::emulated::region::Region;
+use crate::emulated::value::Value;
+use crate::error::Error;
+
+/// A loaded model. It stays loaded while its region is mapped and unmapped.
+#[derive(Debug)]
+pub struct Module {
+    // Before the region, so that it is dropped first: it refers to the region's addresses.
+    model: Model,
+    region: Region,
+}
+
+/// A launch: a stretch of the model's graph, from some values to others.
+#[derive(Debug)]
+pub struct Kernel {
+    args: Vec<NodeId>,
+    writes: Vec<NodeId>,
+    reads: Vec<Range<u64>>,
+}
+
+impl Module {
+    /// Loads a graph. Optimisation is off: it would copy weights, and rename values that launches
+    /// start from.
+    pub(super) fn load(region: &Region, code: Code<'_>) -> Result<Self, Error> {
+        let Code { graph, weights_name, weights } = code;
+        let load = |view: &'static [u8]| {
+            let mut options = ModelOptions::with_all_ops();
+            options.enable_optimization(false).external_data_static(weights_name, view);
+            catch_unwind(AssertUnwindSafe(|| options.load(graph)))
+        };
+        // SAFETY: the view goes into the model and nowhere else. The model is private to the
+        // module, which drops it before its own handle on the region; it reads the view in `load`
+        // and in `launch`, which holds a pin.
+        let loaded = unsafe { region.bind(weights, load)? };
+        let model = loaded
+            .map_err(|panic| Error::Code(panicked(&*panic)))?
+            .map_err(|error| Error::Code(error.to_string()))?;
+        Ok(Self { model, region: region.clone() })
+    }
+
+    pub(super) fn kernel(&self, spec: &KernelSpec) -> Result<Kernel, Error> {
+        let nodes = |names: &[String]| names.iter().map(|name| self.node(name)).collect::<Result<_, _>>();
+        for read in &spec.reads {
+            if read.end > self.region.bytes() || read.start > read.end {
+                let bytes = read.end.saturating_sub(read.start);
+                let problem = "a launch reads past the end of the weights";
+                return Err(Error::BadExtent { offset: read.start, bytes, problem });
+            }
+        }
+        Ok(Kernel { args: nodes(&spec.args)?, writes: nodes(&spec.writes)?, reads: spec.reads.clone() })
+    }
+
+    fn node(&self, name: &str) -> Result<NodeId, Error> {
+        self.model.find_node(name).ok_or_else(|| Error::UnknownValue(name.to_owned()))
+    }
+
+    pub(super) fn launch(
+        &self,
+        kernel: &Kernel,
+        args: Vec<Arg<'_, Value>>,
+        options: RunOptions,
+    ) -> Result<Vec<Value>, Error> {
+        if args.len() != kernel.args.len() {
+            let (given, due) = (args.len(), kernel.args.len());
+            return Err(Error::Launch(format!("{given} values given to a launch that takes {due}")));
+        }
+        let _pin = self.region.pin(&kernel.reads)?;
+        let inputs = kernel.args.iter().copied().zip(args.into_iter().map(input)).collect();
+        // Operators panic on shapes they do not expect: that is the request's failure, not the
+        // device's. Nothing that a panic leaves half-done outlives the call.
+        catch_unwind(AssertUnwindSafe(|| self.model.run(inputs, &kernel.writes, Some(options))))
+            .map_err(|panic| Error::Launch(panicked(&*panic)))?
+            .map(|values| values.into_iter().map(Value).collect())
+            .map_err(|error| Error::Launch(error.to_string()))
+    }
+}
+
+fn input(arg: Arg<'_, Value>) -> ValueOrView<'_> {
+    match arg {
+        Arg::Lend(value) => ValueOrView::View(value.0.as_view()),
+        Arg::Give(value) => ValueOrView::Value(value.0),
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("an operator panicked: {}", text.unwrap_or("no message"))
+}

@@ -1,0 +1,73 @@
+//! Memory as files: making them, sealing them, reading and writing them without mapping them.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use millrace_types::Bytes;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+
+use crate::error::Error;
+
+/// Makes a memfd of `bytes`, all zero, not yet backed by memory.
+pub(crate) fn create(name: &str, bytes: u64) -> Result<OwnedFd, Error> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags).map_err(Error::os("memfd_create"))?;
+    rustix::fs::ftruncate(&file, bytes).map_err(Error::os("ftruncate"))?;
+    Ok(file)
+}
+
+/// Fixes the size for good, and the contents too where `seals` has WRITE.
+pub(crate) fn seal(file: impl AsFd, seals: SealFlags) -> Result<(), Error> {
+    let seals = seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(file, seals).map_err(Error::os("seal a memfd"))
+}
+
+/// Checks memory received from another process: its size, and that neither its size nor (where
+/// `seals` has WRITE) its contents can change under a mapping of it.
+pub(crate) fn check_sealed(file: impl AsFd, bytes: u64, seals: SealFlags) -> Result<(), Error> {
+    let found = size(&file)?;
+    let due = seals | SealFlags::SHRINK;
+    let has = rustix::fs::fcntl_get_seals(&file).map_err(Error::os("read a memfd's seals"))?;
+    if found == bytes && has.contains(due) {
+        return Ok(());
+    }
+    let written = seals.contains(SealFlags::WRITE);
+    Err(Error::Unsealed { expected: Bytes(bytes), found: Bytes(found), written })
+}
+
+/// The size of a file.
+pub(crate) fn size(file: impl AsFd) -> Result<u64, Error> {
+    let stat = rustix::fs::fstat(file).map_err(Error::os("fstat"))?;
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// Writes all of `bytes` at `offset`. Pages come from the kernel, so that a full machine is an
+/// error here, where a store into a mapping would be a SIGBUS.
+pub(crate) fn write_at(file: impl AsFd, mut bytes: &[u8], mut offset: u64) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(&file, bytes, offset));
+        match written.map_err(Error::os("write to a memfd"))? {
+            0 => return Err(Error::os("write to a memfd")(Errno::NOSPC)),
+            count => {
+                bytes = &bytes[count..];
+                offset += count as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fills `bytes` from `offset`.
+pub(crate) fn read_at(file: impl AsFd, mut bytes: &mut [u8], mut offset: u64) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut *bytes, offset));
+        match read.map_err(Error::os("read a memfd"))? {
+            0 => return Err(Error::os("read a memfd past its end")(Errno::INVAL)),
+            count => {
+                bytes = &mut bytes[count..];
+                offset += count as u64;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! Elements as bytes, without a copy. Little-endian machines only, as the wire is.
+#![allow(unsafe_code, reason = "one of the crate's unsafe parts")]
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors are little-endian on the wire and are not swapped");
+
+/// An element whose every bit pattern is valid and that has no padding.
+///
+/// # Safety
+/// Both must be true of the type.
+pub(crate) unsafe trait Pod: Copy + Default + Send + 'static {}
+
+macro_rules! pod {
+    ($($type:ty)*) => {$(
+        // SAFETY: a primitive number: no padding, and every bit pattern is one.
+        unsafe impl Pod for $type {}
+    )*};
+}
+pod!(f32 i64 i32 i8 u8);
+
+/// The bytes of these elements.
+pub(crate) fn bytes_of<T: Pod>(elements: &[T]) -> &[u8] {
+    // SAFETY: Pod types have no padding, so every byte is initialised; u8 needs no alignment; the
+    // length is that of the same memory, which stays borrowed.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The bytes of these elements, to write to.
+pub(crate) fn bytes_of_mut<T: Pod>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`; whatever is written is a valid T, and the memory is borrowed alone.
+    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_and_bytes_are_the_same_memory() {
+        let mut elements = [1.0f32, -2.5];
+        assert_eq!(bytes_of(&elements), [1.0f32.to_le_bytes(), (-2.5f32).to_le_bytes()].concat());
+        bytes_of_mut(&mut elements)[4..].copy_from_slice(&7.0f32.to_le_bytes());
+        assert_eq!(elements, [1.0, 7.0]);
+    }
+}
