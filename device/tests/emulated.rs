@@ -63,8 +63,7 @@ impl Bench {
     }
 
     fn kernel(&self, module: &Module, writes: &str, reads: std::ops::Range<u64>) -> Kernel {
-        let spec =
-            KernelSpec { args: vec!["input".into()], writes: vec![writes.into()], reads: Vec::from([reads]) };
+        let spec = KernelSpec { args: vec!["input".into()], writes: vec![writes.into()], reads: vec![reads] };
         self.gpu.kernel(module, &spec).unwrap()
     }
 
