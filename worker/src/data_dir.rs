@@ -38,7 +38,9 @@ pub enum Error {
         node: NodeName,
     },
     /// It belongs to another cluster.
-    #[error("this worker belongs to cluster {mine} and the controller to {theirs}: point the worker at its own cluster, or give it a new data directory")]
+    #[error(
+        "this worker belongs to cluster {mine} and the controller to {theirs}: point the worker at its own cluster, or give it a new data directory"
+    )]
     OtherCluster {
         /// The cluster of the directory.
         mine: ClusterId,

@@ -9,6 +9,10 @@
 //! | [`node`] | what a node is made of, and how it is started |
 //! | [`clock`] | where time comes from |
 //! | [`port`] | executor processes, seen from the actors |
+//! | [`process_port`] | real ones |
+//! | [`host_tier`] | artifacts become models in host memory |
+//! | [`control`] | the streams to the controllers |
+//! | [`service`] | the gRPC service for gateways |
 
 mod actors;
 mod backoff;
@@ -20,6 +24,8 @@ pub mod host_tier;
 pub mod install;
 pub mod node;
 pub mod port;
+pub mod process_port;
 pub mod request;
 mod seams;
+pub mod service;
 pub mod snapshot;

@@ -1,4 +1,300 @@
-//! Artifacts to host memory.
+//! The host tier: what this worker should serve becomes models in host memory, installed on the
+//! node. One task owns it all; it decides nothing itself ([`plan`] does) and does nothing heavy on
+//! its own thread.
+//!
+//! ```text
+//! desired ─► plan ─► prepare: disk or controller ─► compile ─► memfds ─► node.install
+//!              ▲                                                             │
+//!              └──────────────────────── events ◄────────────────────────────┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_proto::worker as wire;
+use millrace_types::{Bytes, Digest, RevisionKey};
+use tokio::sync::watch;
+use tokio::task::{JoinSet, spawn_blocking};
+
+use crate::clock::Clock;
+use crate::control::desired::{self, Desired};
+use crate::handle::NodeHandle;
+use crate::install::FunctionConfig;
+use compile::HostModel;
+use fetch::ArtifactSource;
+use plan::{Action, Event, Phase, Plan, Wanted};
+use store::Store;
+
+mod compile;
 pub mod fetch;
 pub mod plan;
+mod prepare;
 pub mod store;
+
+pub use compile::Signature;
+
+/// What the functions installed here take and give.
+pub type Signatures = BTreeMap<RevisionKey, Arc<Signature>>;
+
+/// What the host tier is made with.
+pub struct Config {
+    /// The most host memory that models may take.
+    pub budget: Bytes,
+    /// Artifacts on disk.
+    pub store: Store,
+    /// Where artifacts come from.
+    pub source: Arc<dyn ArtifactSource>,
+    /// Who is given the models.
+    pub node: NodeHandle,
+    /// What time it is.
+    pub clock: Arc<dyn Clock>,
+    /// Spreads retries.
+    pub seed: u64,
+}
+
+/// What the host tier shows. Each changes only when its value does.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// How far each function is, in key order.
+    pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
+    /// The models in host memory.
+    pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
+    /// What installed functions take and give.
+    pub signatures: watch::Receiver<Arc<Signatures>>,
+}
+
+/// Starts the host tier. It follows `desired` until that closes or the returned task is dropped.
+#[must_use]
+pub fn start(config: Config, desired: watch::Receiver<Desired>) -> (View, JoinSet<()>) {
+    let statuses = watch::Sender::default();
+    let models = watch::Sender::default();
+    let signatures = watch::Sender::default();
+    let view = View {
+        statuses: statuses.subscribe(),
+        models: models.subscribe(),
+        signatures: signatures.subscribe(),
+    };
+    let plan = Plan::new(config.budget, config.seed);
+    let tier = HostTier {
+        config,
+        plan,
+        functions: BTreeMap::new(),
+        models: BTreeMap::new(),
+        jobs: JoinSet::new(),
+        swept: false,
+        statuses_now: statuses,
+        models_now: models,
+        signatures_now: signatures,
+    };
+    let mut task = JoinSet::new();
+    task.spawn(tier.run(desired));
+    (view, task)
+}
+
+struct HostTier {
+    config: Config,
+    plan: Plan,
+    functions: BTreeMap<RevisionKey, desired::Function>,
+    models: BTreeMap<Digest, HostModel>,
+    // Bounded: at most PREPARATIONS_MAX preparations.
+    jobs: JoinSet<(Digest, Result<HostModel, plan::Failure>)>,
+    // Artifacts that nobody wants are deleted once it is known what is wanted.
+    swept: bool,
+    statuses_now: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
+    models_now: watch::Sender<Arc<Vec<wire::HostModel>>>,
+    signatures_now: watch::Sender<Arc<Signatures>>,
+}
+
+impl HostTier {
+    async fn run(mut self, mut desired: watch::Receiver<Desired>) {
+        desired.mark_changed();
+        loop {
+            let wake = self.until_wake();
+            let event = tokio::select! {
+                biased;
+                changed = desired.changed() => match changed {
+                    Ok(()) => {
+                        let state = desired.borrow_and_update().clone();
+                        match self.desire(state).await {
+                            Some(event) => event,
+                            None => continue,
+                        }
+                    }
+                    Err(_closed) => return,
+                },
+                Some(job) = self.jobs.join_next() => match job {
+                    Ok((digest, outcome)) => self.finished(digest, outcome),
+                    // A job catches its own panics; it is cancelled only with this task.
+                    Err(error) => { tracing::error!(%error, "a preparation was lost"); continue }
+                },
+                () = wake => Event::Tick,
+            };
+            self.take(event).await;
+            self.publish();
+        }
+    }
+
+    fn until_wake(&self) -> impl Future<Output = ()> + use<> {
+        let clock = &self.config.clock;
+        let span = self.plan.wake_at().map(|at| clock.sleep_for(at.since(clock.now())));
+        async move {
+            match span {
+                Some(span) => tokio::time::sleep(span).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// `None` before any leader spoke.
+    async fn desire(&mut self, state: Desired) -> Option<Event> {
+        state.stamp?;
+        let wanted = |function: &desired::Function| Wanted {
+            key: function.key.clone(),
+            digest: function.digest,
+            artifact_bytes: function.artifact_bytes,
+        };
+        let event = Event::Desired(state.functions.iter().map(wanted).collect());
+        self.functions =
+            state.functions.into_iter().map(|function| (function.key.clone(), function)).collect();
+        if !self.swept {
+            self.sweep().await;
+        }
+        Some(event)
+    }
+
+    async fn sweep(&mut self) {
+        let wanted: Vec<Digest> = self.functions.values().map(|function| function.digest).collect();
+        let store = self.config.store.clone();
+        match spawn_blocking(move || store.retain(|digest| wanted.contains(&digest))).await {
+            Ok(Ok(())) => self.swept = true,
+            Ok(Err(error)) => tracing::warn!(%error, "artifacts that nobody wants stay on the disk"),
+            Err(error) => tracing::error!(%error, "sweeping artifacts"),
+        }
+    }
+
+    fn finished(&mut self, digest: Digest, outcome: Result<HostModel, plan::Failure>) -> Event {
+        match outcome {
+            Ok(model) => {
+                let bytes = model.bytes;
+                tracing::info!(%digest, %bytes, "model in host memory");
+                self.models.insert(digest, model);
+                Event::Prepared { digest, bytes }
+            }
+            Err(failure) => {
+                tracing::warn!(%digest, ?failure, "model not prepared");
+                Event::Failed { digest, failure }
+            }
+        }
+    }
+
+    /// Feeds the plan and carries out what it says, until it has nothing more to say.
+    async fn take(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            for action in self.plan.on_event(event, self.config.clock.now()) {
+                events.extend(self.carry_out(action).await);
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Prepare { digest, artifact_bytes } => {
+                let (store, source) = (self.config.store.clone(), self.config.source.clone());
+                self.jobs.spawn(async move {
+                    (digest, prepare_model(&store, &source, digest, artifact_bytes).await)
+                });
+                None
+            }
+            Action::Install { key, digest } => Some(self.install(key, digest).await),
+            Action::Retire { key } => {
+                self.config.node.retire(key).await;
+                None
+            }
+            Action::Release { digest } => {
+                self.models.remove(&digest);
+                None
+            }
+            Action::Drop { digest } => {
+                self.models.remove(&digest);
+                self.remove(digest).await;
+                None
+            }
+        }
+    }
+
+    async fn install(&mut self, key: RevisionKey, digest: Digest) -> Event {
+        let (Some(function), Some(model)) = (self.functions.get(&key), self.models.get(&digest)) else {
+            // The plan installs what is desired and prepared; were it not so, the status says it.
+            let outcome = Err("the model is not in host memory".to_owned());
+            return Event::Installed { key, outcome };
+        };
+        let function = FunctionConfig {
+            key: key.clone(),
+            slo: function.slo,
+            idempotent: function.idempotent,
+            gpu_memory: function.gpu_memory,
+        };
+        let outcome = self.config.node.install(function, model.prepared.clone()).await;
+        Event::Installed { key, outcome: outcome.map_err(|error| error.to_string()) }
+    }
+
+    async fn remove(&self, digest: Digest) {
+        let store = self.config.store.clone();
+        match spawn_blocking(move || store.remove(digest)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%digest, %error, "artifact stays on the disk"),
+            Err(error) => tracing::error!(%digest, %error, "deleting an artifact"),
+        }
+    }
+
+    fn publish(&self) {
+        let phases = self.plan.phases();
+        let ready = |(key, phase): &(RevisionKey, Phase)| {
+            let model = self.models.get(&self.functions.get(key)?.digest)?;
+            (*phase == Phase::Ready).then(|| (key.clone(), model.signature.clone()))
+        };
+        set(&self.signatures_now, phases.iter().filter_map(ready).collect());
+        set(&self.statuses_now, phases.into_iter().map(status).collect());
+        let model = |(digest, bytes): (Digest, Bytes)| wire::HostModel {
+            digest: digest.to_string(),
+            bytes: bytes.get(),
+        };
+        set(&self.models_now, self.plan.resident().into_iter().map(model).collect());
+    }
+}
+
+async fn prepare_model(
+    store: &Store,
+    source: &Arc<dyn ArtifactSource>,
+    digest: Digest,
+    artifact_bytes: Bytes,
+) -> Result<HostModel, plan::Failure> {
+    let onnx = prepare::artifact(store, source, digest, artifact_bytes).await?;
+    spawn_blocking(move || compile::compile(digest, onnx)).await.map_err(prepare::panicked)?
+}
+
+fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {
+    channel.send_if_modified(|last| {
+        let differs = **last != value;
+        if differs {
+            *last = Arc::new(value);
+        }
+        differs
+    });
+}
+
+fn status((key, phase): (RevisionKey, Phase)) -> wire::FunctionStatus {
+    let (phase, message) = match phase {
+        Phase::Preparing(message) => (wire::FunctionPhase::Preparing, message),
+        Phase::Ready => (wire::FunctionPhase::Ready, String::new()),
+        Phase::Failed(message) => (wire::FunctionPhase::Failed, message),
+    };
+    wire::FunctionStatus {
+        tenant: key.function.tenant.to_string(),
+        name: key.function.name.to_string(),
+        revision: key.revision.get(),
+        phase: phase.into(),
+        message,
+    }
+}

@@ -290,7 +290,9 @@ impl Plan {
 
     fn installed(&mut self, key: &RevisionKey, outcome: Result<(), String>) {
         // An answer to an install that was retired meanwhile finds nobody waiting for it.
-        if let Some(function) = self.functions.get_mut(key).filter(|function| function.install == Install::Asked) {
+        if let Some(function) =
+            self.functions.get_mut(key).filter(|function| function.install == Install::Asked)
+        {
             function.install = outcome.map_or_else(Install::Refused, |()| Install::Done);
         }
     }

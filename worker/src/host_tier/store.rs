@@ -121,6 +121,14 @@ impl Store {
         Ok(())
     }
 
+    /// Deletes an artifact, if it is here.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn remove(&self, digest: Digest) -> Result<(), Error> {
+        remove(&self.path(digest))
+    }
+
     fn path(&self, digest: Digest) -> PathBuf {
         self.0.dir.join(digest.hex())
     }

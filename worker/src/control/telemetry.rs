@@ -1,0 +1,153 @@
+//! What routing reads of this node, every 100 ms, and at once when a model or a GPU came or went.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::convert::duration_wire;
+use millrace_proto::worker as wire;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use crate::handle::NodeHandle;
+use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel};
+
+/// How often telemetry is sent when nothing happens.
+pub const PERIOD: Duration = Duration::from_millis(100);
+/// The least time between two: changes in it go out together.
+pub const MIN_GAP: Duration = Duration::from_millis(10);
+
+/// Publishes telemetry for as long as somebody receives it. The epoch is left to each session.
+pub async fn publish(
+    node: NodeHandle,
+    models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
+    telemetry: watch::Sender<Arc<wire::Telemetry>>,
+) {
+    let mut changes = node.changes();
+    let mut period = tokio::time::interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for seq in 1.. {
+        tokio::select! {
+            _ = period.tick() => {}
+            // A closed channel is a node on its way down: the period alone goes on.
+            Ok(()) = changes.changed() => period.reset(),
+            () = telemetry.closed() => return,
+        }
+        changes.mark_unchanged();
+        let snapshot = node.snapshot().await;
+        telemetry.send_replace(Arc::new(wire_telemetry(seq, &snapshot, &models.borrow())));
+        tokio::time::sleep(MIN_GAP).await;
+    }
+}
+
+fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, models: &[wire::HostModel]) -> wire::Telemetry {
+    wire::Telemetry {
+        epoch: 0,
+        seq,
+        gpus: snapshot.gpus.iter().map(gpu).collect(),
+        queued: snapshot.queued,
+        host_tier_bytes: models.iter().map(|model| model.bytes).sum(),
+        host_models: models.to_vec(),
+    }
+}
+
+fn gpu(gpu: &GpuSnapshot) -> wire::GpuTelemetry {
+    let health = match gpu.health {
+        GpuHealth::Starting => wire::GpuHealth::Starting,
+        GpuHealth::Up => wire::GpuHealth::Up,
+        GpuHealth::Restarting => wire::GpuHealth::Restarting,
+        GpuHealth::Unhealthy => wire::GpuHealth::Unhealthy,
+    };
+    wire::GpuTelemetry {
+        index: gpu.index.0,
+        health: health.into(),
+        memory_bytes: gpu.memory.get(),
+        used_bytes: gpu.used.get(),
+        models: gpu.models.iter().map(model).collect(),
+        running: gpu.running.as_ref().map(ToString::to_string).unwrap_or_default(),
+        incarnation: gpu.incarnation.0,
+        executor_pid: gpu.executor_pid.unwrap_or_default(),
+        restarts: gpu.restarts,
+        swaps: gpu.swaps,
+        evictions: gpu.evictions,
+        busy_ns: u64::try_from(gpu.busy.as_nanos()).unwrap_or(u64::MAX),
+        gpu_type: gpu.gpu_type.clone(),
+    }
+}
+
+fn model(model: &ResidentModel) -> wire::ResidentModel {
+    wire::ResidentModel {
+        functions: model.functions.iter().map(ToString::to_string).collect(),
+        digest: model.digest.to_string(),
+        bytes: model.bytes.get(),
+        loaded_bytes: model.loaded.get(),
+        idle: Some(duration_wire(model.idle)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, Digest, GpuIndex, Incarnation};
+
+    use super::*;
+
+    #[test]
+    fn says_what_the_snapshot_says() {
+        let digest = Digest::of(b"m");
+        let snapshot = NodeSnapshot {
+            gpus: vec![GpuSnapshot {
+                index: GpuIndex(1),
+                gpu_type: "V100".into(),
+                health: GpuHealth::Restarting,
+                memory: Bytes(100),
+                used: Bytes(10),
+                models: vec![ResidentModel {
+                    digest,
+                    functions: Vec::new(),
+                    bytes: Bytes(10),
+                    loaded: Bytes(7),
+                    idle: Duration::from_secs(3),
+                }],
+                running: None,
+                incarnation: Incarnation(4),
+                executor_pid: None,
+                restarts: 3,
+                swaps: 2,
+                evictions: 1,
+                busy: Duration::from_micros(5),
+            }],
+            queued: 6,
+            ..NodeSnapshot::default()
+        };
+        let models = [wire::HostModel { digest: digest.to_string(), bytes: 10 }];
+        let idle = Some(duration_wire(Duration::from_secs(3)));
+        let expected = wire::Telemetry {
+            epoch: 0,
+            seq: 9,
+            gpus: vec![wire::GpuTelemetry {
+                index: 1,
+                health: wire::GpuHealth::Restarting.into(),
+                memory_bytes: 100,
+                used_bytes: 10,
+                models: vec![wire::ResidentModel {
+                    functions: Vec::new(),
+                    digest: digest.to_string(),
+                    bytes: 10,
+                    loaded_bytes: 7,
+                    idle,
+                }],
+                running: String::new(),
+                incarnation: 4,
+                executor_pid: 0,
+                restarts: 3,
+                swaps: 2,
+                evictions: 1,
+                busy_ns: 5000,
+                gpu_type: "V100".into(),
+            }],
+            queued: 6,
+            host_tier_bytes: 10,
+            host_models: models.to_vec(),
+        };
+        assert_eq!(wire_telemetry(9, &snapshot, &models), expected);
+    }
+}

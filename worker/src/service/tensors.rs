@@ -1,0 +1,206 @@
+//! Tensors between the gateway's messages and an executor's frames. Small ones travel inline; the
+//! bytes of large ones go through memfds, so that the socket carries only their descriptors.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use millrace_proto::executor::{Tensor, tensor::Contents};
+use millrace_proto::frames::DESCRIPTORS_MAX;
+use millrace_proto::worker::InferTensor;
+use millrace_types::tensor::element_count;
+use millrace_types::{DataType, Failure, Given, Reason, check_inputs};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::host_tier::Signature;
+use crate::port::Descriptor;
+
+/// The largest tensor that travels inline.
+pub const INLINE_BYTES_MAX: usize = 64 << 10;
+/// The most that all inline tensors of a request take; beyond it they go through memfds too.
+pub const INLINE_TOTAL_BYTES_MAX: usize = 1 << 20;
+
+/// Checks a request's tensors against what the model takes and gives.
+///
+/// # Errors
+/// [`Reason::InvalidInput`], [`Reason::InvalidOutput`] with what the model declares.
+pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) -> Result<(), Failure> {
+    let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
+    let mut given = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let InferTensor { name, datatype, shape, data } = input;
+        let datatype: DataType =
+            datatype.parse().map_err(|error| invalid(format!("input {name:?}: {error}")))?;
+        let expected = element_count(shape).zip(datatype.size()).and_then(|(n, size)| n.checked_mul(size));
+        if expected.is_some_and(|bytes| bytes != data.len()) {
+            let found = data.len();
+            return Err(invalid(format!(
+                "input {name:?}: {found} bytes do not make {datatype} of shape {shape:?}"
+            )));
+        }
+        given.push(Given { name, datatype, shape });
+    }
+    check_inputs(&signature.inputs, &given).map_err(|error| invalid(error.to_string()))?;
+    match outputs.iter().find(|name| signature.outputs.iter().all(|output| output.name != **name)) {
+        Some(name) => {
+            let known: Vec<_> = signature.outputs.iter().map(|output| output.name.as_str()).collect();
+            let message = format!("output {name:?} is unknown: the model gives {}", known.join(", "));
+            Err(Failure::new(Reason::InvalidOutput, message))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Makes a request's inputs an executor's.
+///
+/// # Errors
+/// [`Reason::InvalidInput`] for more large tensors than a frame has room for, [`Reason::QueueFull`]
+/// when there is no memory for them.
+pub fn pack(inputs: Vec<InferTensor>) -> Result<(Vec<Tensor>, Vec<Descriptor>), Failure> {
+    let mut descriptors: Vec<Descriptor> = Vec::new();
+    let mut inline_left = INLINE_TOTAL_BYTES_MAX;
+    let mut tensors = Vec::with_capacity(inputs.len());
+    for InferTensor { name, datatype, shape, data } in inputs {
+        let contents = if data.len() <= INLINE_BYTES_MAX.min(inline_left) {
+            inline_left -= data.len();
+            Contents::Inline(data)
+        } else {
+            let place = descriptors.len();
+            if place == DESCRIPTORS_MAX {
+                let message = format!("more than {DESCRIPTORS_MAX} inputs over {INLINE_BYTES_MAX} bytes");
+                return Err(Failure::new(Reason::InvalidInput, message));
+            }
+            descriptors.push(Arc::new(memfd(&data)?));
+            // Below DESCRIPTORS_MAX.
+            Contents::ContentsFd(place as u32)
+        };
+        tensors.push(Tensor { name, datatype, shape, contents: Some(contents) });
+    }
+    Ok((tensors, descriptors))
+}
+
+fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
+    let write = || {
+        let mut file = File::from(memfd_create("millrace-input", MemfdFlags::CLOEXEC)?);
+        file.write_all(data)?;
+        Ok(file.into())
+    };
+    write().map_err(|error: io::Error| {
+        Failure::new(Reason::QueueFull, format!("no memory for the inputs ({error}): try again soon"))
+    })
+}
+
+fn read_whole(fd: &OwnedFd) -> io::Result<Bytes> {
+    let size = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+    let mut data = BytesMut::zeroed(size);
+    let mut at = 0;
+    while at < size {
+        match rustix::io::pread(fd, &mut data[at..], at as u64)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => at += read,
+        }
+    }
+    Ok(data.freeze())
+}
+
+/// An executor answered with tensors that do not make sense.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// No contents.
+    #[error("output {0:?} has no contents")]
+    Empty(String),
+    /// A descriptor that did not come.
+    #[error("output {0:?} names descriptor {1}, which did not come")]
+    NoDescriptor(String, u32),
+    /// Its memory cannot be read.
+    #[error("output {0:?}: {1}")]
+    Read(String, io::Error),
+}
+
+/// Makes an executor's outputs a response's.
+///
+/// # Errors
+/// [`UnpackError`]: our own bug, or an executor's that is not itself any more.
+pub fn unpack(outputs: Vec<Tensor>, descriptors: Vec<OwnedFd>) -> Result<Vec<InferTensor>, UnpackError> {
+    let read = |Tensor { name, datatype, shape, contents }| {
+        let data = match contents {
+            None => return Err(UnpackError::Empty(name)),
+            Some(Contents::Inline(data)) => data,
+            Some(Contents::ContentsFd(place)) => match descriptors.get(place as usize) {
+                None => return Err(UnpackError::NoDescriptor(name, place)),
+                Some(fd) => match read_whole(fd) {
+                    Ok(data) => data,
+                    Err(error) => return Err(UnpackError::Read(name, error)),
+                },
+            },
+        };
+        Ok(InferTensor { name, datatype, shape, data })
+    };
+    outputs.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Dim, TensorSpec};
+
+    use super::*;
+
+    fn tensor(name: &str, bytes: usize) -> InferTensor {
+        let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();
+        InferTensor { name: name.into(), datatype: "UINT8".into(), shape: vec![bytes as i64], data }
+    }
+
+    fn signature() -> Signature {
+        let shape = vec![Dim::Symbol("N".into())];
+        let spec =
+            |name: &str| TensorSpec { name: name.into(), datatype: DataType::Uint8, shape: shape.clone() };
+        Signature { inputs: vec![spec("x")], outputs: vec![spec("y")] }
+    }
+
+    #[test]
+    fn tensors_survive_inline_and_through_memory() {
+        let inputs = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
+        let (tensors, descriptors) = pack(inputs.clone()).unwrap();
+        assert_eq!(descriptors.len(), 1);
+        let descriptors = descriptors.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
+        assert_eq!(unpack(tensors, descriptors).unwrap(), inputs);
+    }
+
+    #[test]
+    fn many_small_tensors_do_not_outgrow_a_frame() {
+        let inputs: Vec<_> = (0..40).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect();
+        let (tensors, descriptors) = pack(inputs).unwrap();
+        let inline: usize = tensors
+            .iter()
+            .map(|tensor| if let Some(Contents::Inline(data)) = &tensor.contents { data.len() } else { 0 })
+            .sum();
+        assert_eq!(inline, INLINE_TOTAL_BYTES_MAX);
+        assert_eq!(descriptors.len(), 24);
+        let too_many = (0..200).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect();
+        assert_eq!(pack(too_many).unwrap_err().reason, Reason::InvalidInput);
+    }
+
+    #[test]
+    fn refuses_what_the_model_does_not_take_or_give() {
+        let good = tensor("x", 4);
+        check(std::slice::from_ref(&good), &["y".into()], &signature()).unwrap();
+        let short = InferTensor { data: Bytes::from_static(b"abc"), ..good.clone() };
+        let other = InferTensor { datatype: "FLOAT".into(), ..good.clone() };
+        for bad in [short, other, tensor("z", 4)] {
+            let reason = check(&[bad], &[], &signature()).unwrap_err().reason;
+            assert_eq!(reason, Reason::InvalidInput);
+        }
+        let reason = check(&[good], &["z".into()], &signature()).unwrap_err().reason;
+        assert_eq!(reason, Reason::InvalidOutput);
+    }
+
+    #[test]
+    fn an_answer_that_makes_no_sense_is_an_error() {
+        let tensor = |contents| Tensor { name: "y".into(), contents, ..Default::default() };
+        for contents in [None, Some(Contents::ContentsFd(3))] {
+            assert!(unpack(vec![tensor(contents)], Vec::new()).is_err());
+        }
+    }
+}
