@@ -4,7 +4,7 @@
 //! | network | input | output | parameters |
 //! |---|---|---|---|
 //! | [`mlp`] | `x` FP32 [N, 64] | `y` [N, 64] | 8,320 |
-//! | [`tiny_cnn`] | `x` FP32 [N, 3, 32, 32] | `y` [N, 10] | 2.8 million |
+//! | [`tiny_cnn`] | `x` FP32 [N, 3, 32, 32] | `y` [N, 10] | 1.8 million |
 //! | [`transformer_block`] | `x` FP32 [N, S, 384] | `y` [N, S, 384] | 1.8 million |
 //! | [`resnet50_like`] | `x` FP32 [N, 3, 224, 224] | `y` [N, 1000] | 25.6 million |
 //! | [`bert_like`] with [`Encoder::BASE`] | `input_ids` INT64 [N, S] | `y` [N, 768] | 109.5 million |

@@ -1,5 +1,6 @@
 //! Tests of [`compile`](crate::compile()) as a whole, on graphs written message by message.
 
+mod digits;
 mod hostile;
 mod layouts;
 mod refusals;

@@ -161,7 +161,7 @@ fn a_chain_longer_than_the_runtime_can_plan() {
         })
     };
     compile(&bytes(&chain(MAX_CHAIN))).unwrap();
-    refused(&chain(MAX_CHAIN + 1), "more than 4096 nodes in a row");
+    refused(&chain(MAX_CHAIN + 1), "more than 2048 nodes in a row");
 }
 
 #[test]
