@@ -10,8 +10,8 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 use crate::error::ModelError;
 use crate::onnx::GraphProto;
 
-/// Nodes in one graph.
-pub const MAX_NODES: usize = 100_000;
+/// Nodes in one graph: rten's planning takes time with the square of it where the graph is wide.
+pub const MAX_NODES: usize = 32_768;
 /// Nodes in a row, each reading the one before. rten plans by recursion along this chain: between
 /// 4,096 and 8,192 nodes overflow the 2 MiB stack of a thread, which kills the process. BERT-base has
 /// under 400, a 32-layer decoder about 1,300.

@@ -33,6 +33,6 @@ pub use compile::{Compiled, Summary, WriteError, compile};
 pub use cut::{GROUP_BYTES, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
 pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, Placement, WEIGHTS_FILE};
-pub use signature::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
+pub use signature::{MAX_IR_VERSION, MAX_OPSET, MAX_TENSORS, MIN_IR_VERSION, MIN_OPSET};
 pub use tensors::Source;
 pub use wire::{MAX_MESSAGES, MAX_NESTING};

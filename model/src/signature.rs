@@ -18,6 +18,9 @@ pub const MIN_OPSET: i64 = 13;
 /// The newest opset that rten 0.27 has operators of (`BitCast`, 26).
 pub const MAX_OPSET: i64 = 26;
 
+/// Inputs, and outputs, of a model at most: each request looks each of its tensors up among them.
+pub const MAX_TENSORS: usize = 1_024;
+
 /// Element types a request or an answer may have.
 const SERVED: &[&str] = &["FLOAT", "INT64", "INT32", "INT8", "UINT8", "BOOL"];
 
@@ -55,6 +58,9 @@ pub(crate) fn read(graph: &GraphProto) -> Result<Signature, ModelError> {
     }
     if graph.output.is_empty() {
         return Err(ModelError::NoOutputs);
+    }
+    if graph.input.len().max(graph.output.len()) > MAX_TENSORS {
+        return Err(ModelError::TooMany { what: "inputs or outputs", limit: MAX_TENSORS });
     }
     let mut symbols = Symbols::of(graph);
     let inputs: Vec<TensorSpec> =

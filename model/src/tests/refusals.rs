@@ -3,7 +3,7 @@
 use super::*;
 use crate::compile;
 use crate::onnx::{EXTERNAL, SparseTensorProto, StringStringEntryProto};
-use crate::{MAX_CHAIN, ModelError};
+use crate::{MAX_CHAIN, MAX_NODES, MAX_TENSORS, ModelError};
 
 #[track_caller]
 fn refused(model: &ModelProto, says: &str) {
@@ -162,6 +162,17 @@ fn a_chain_longer_than_the_runtime_can_plan() {
     };
     compile(&bytes(&chain(MAX_CHAIN))).unwrap();
     refused(&chain(MAX_CHAIN + 1), "more than 2048 nodes in a row");
+}
+
+#[test]
+fn more_nodes_or_tensors_than_the_runtime_should_plan() {
+    refused_graph("more than 32768 nodes", |graph| {
+        let copies = (0..=MAX_NODES).map(|index| node("Relu", &["x"], &[&format!("v{index}")]));
+        graph.node.extend(copies);
+    });
+    refused_graph("more than 1024 inputs or outputs", |graph| {
+        graph.input.extend((0..MAX_TENSORS).map(|index| value(&format!("x{index}"), element::FLOAT, &["N"])));
+    });
 }
 
 #[test]
