@@ -21,11 +21,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-controller", &["millrace-worker", "actix", "rten"], "they meet on the wire"),
     (
         "millrace-worker",
-        &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled", "rten"],
+        &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled"],
         "the data plane does not need the control plane's storage",
     ),
     ("millrace-executor", &["actix", "openraft", "sled"], "it is crash-only and small"),
-    ("millrace-device", &["actix", "openraft", "tonic", "rten"], "it is one GPU behind one trait"),
+    ("millrace-device", &["actix", "openraft", "tonic", "tokio"], "it is one GPU behind one trait"),
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
 ];
 
@@ -36,7 +36,7 @@ const SOLE_USERS: &[(&str, &[&str])] = &[
     ("sled", &["millrace-raft-store"]),
     ("openraft", &["millrace-raft-store", "millrace-controller"]),
     ("actix", &["millrace-worker", "millrace-sim"]),
-    ("rten", &["millrace-executor"]),
+    ("rten", &["millrace-device"]),
 ];
 
 fn metadata() -> Metadata {
