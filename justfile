@@ -31,4 +31,4 @@ deny:
 
 # Millrace against its peers; see benches/README.md.
 bench-peers *args:
-    benches/peers/run.sh {{args}}
+    benches/peers/compare.py {{args}}

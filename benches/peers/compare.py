@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Measures Millrace and its peers in turns, with one client, and prints ratios.
+
+Servers run one at a time's worth of load: all are started and idle, and each round gives each of
+them, in an order that changes by round, the same load from `millrace load`. A figure is the median
+over rounds with its spread; a ratio is taken within each round, so that what the machine does to
+one round it does to both sides. Prepare with benches/peers/setup.sh.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+PEERS = ROOT / "target" / "peers"
+MILLRACE = ROOT / "target" / "release" / "millrace"
+MODELS = {"mlp": [64], "resnet50": [3, 224, 224]}
+
+# Name, model, protocol, concurrency, peers asked, seconds a turn.
+CASES = [
+    ("MLP 1x64, gRPC, concurrency 1", "mlp", "grpc", 1, ["triton", "mlserver"], 3),
+    ("MLP 1x64, gRPC, concurrency 64", "mlp", "grpc", 64, ["triton", "mlserver"], 3),
+    ("MLP 1x64, HTTP, concurrency 1", "mlp", "http", 1, ["triton"], 3),
+    ("ResNet-50-like, gRPC, concurrency 1", "resnet50", "grpc", 1, ["triton"], 6),
+]
+
+
+class Server:
+    """A server of the protocol on this machine's loopback."""
+
+    def __init__(self, name, http, grpc, command, env, log):
+        self.name, self.http, self.grpc = name, http, grpc
+        self.log = open(log, "wb")
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **env}, stdout=self.log, stderr=subprocess.STDOUT, cwd=log.parent
+        )
+
+    def url(self, protocol):
+        return f"{protocol}://127.0.0.1:{self.grpc if protocol == 'grpc' else self.http}"
+
+    def wait(self, models):
+        deadline = time.monotonic() + 120
+        for model in models:
+            while True:
+                if self.process.poll() is not None:
+                    sys.exit(f"{self.name} exited with {self.process.returncode}: see {self.log.name}")
+                try:
+                    url = f"http://127.0.0.1:{self.http}/v2/models/{model}/ready"
+                    with urllib.request.urlopen(url, timeout=2):
+                        break
+                except (urllib.error.URLError, OSError):
+                    if time.monotonic() > deadline:
+                        sys.exit(f"{self.name} did not get {model} ready: see {self.log.name}")
+                    time.sleep(0.2)
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_millrace(scratch, models):
+    server = Server(
+        "millrace", 8180, 8180,
+        [str(MILLRACE), "up", "--ephemeral", "--listen", "127.0.0.1:8180", "--gpus", "1"],
+        {}, scratch / "millrace.log",
+    )
+    ready = "http://127.0.0.1:8180/v2/health/ready"
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(ready, timeout=1).close()
+            break
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    for model in models:
+        manifest = scratch / f"{model}.yaml"
+        manifest.write_text(
+            f"apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: {model}}}\n"
+            f"spec:\n  model: {{file: '{PEERS / 'models' / (model + '.onnx')}'}}\n"
+        )
+        subprocess.run(
+            [str(MILLRACE), "apply", "-e", "127.0.0.1:8180", "-f", str(manifest)],
+            check=True, stdout=subprocess.DEVNULL,
+        )
+    return server
+
+
+def start_triton(scratch, models):
+    packages = PEERS / "triton/lib"
+    packages = next(packages.glob("python3.*")) / "site-packages"
+    triton = packages / "pytriton" / "tritonserver"
+    version = packages.parent.name.removeprefix("python")
+    backends = scratch / "backends" / "python"
+    shutil.copytree(triton / "backends" / "python", backends)
+    shutil.copy(triton / "python_backend_stubs" / version / "triton_python_backend_stub", backends)
+    for model in models:
+        folder = scratch / "repository" / model / "1"
+        folder.mkdir(parents=True)
+        shutil.copy(HERE / "triton_model.py", folder / "model.py")
+        dims = ", ".join(map(str, MODELS[model]))
+        out = 64 if model == "mlp" else 1000
+        (folder.parent / "config.pbtxt").write_text(
+            f'name: "{model}"\nbackend: "python"\nmax_batch_size: 64\n'
+            f'input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
+            f'output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {out} ] }} ]\n'
+            "dynamic_batching { max_queue_delay_microseconds: 0 }\n"
+            "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
+        )
+    command = [
+        str(triton / "bin" / "tritonserver"), f"--model-repository={scratch / 'repository'}",
+        f"--backend-directory={scratch / 'backends'}", "--http-address=127.0.0.1", "--http-port=8190",
+        "--grpc-address=127.0.0.1", "--grpc-port=8191", "--metrics-port=8192",
+    ]
+    env = {
+        "PYTHONPATH": str(packages), "PEER_MODELS": str(PEERS / "models"),
+        "LD_LIBRARY_PATH": str(packages / "nvidia_pytriton.libs"),
+    }
+    return Server("triton", 8190, 8191, command, env, scratch / "triton.log")
+
+
+def start_mlserver(scratch, models):
+    folder = scratch / "mlserver"
+    folder.mkdir()
+    settings = {
+        "debug": False, "parallel_workers": 0, "host": "127.0.0.1", "http_port": 8110,
+        "grpc_port": 8111, "metrics_port": 8112, "metrics_endpoint": None,
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+    for model in models:
+        (folder / model).mkdir()
+        (folder / model / "model-settings.json").write_text(
+            json.dumps({"name": model, "implementation": "mlserver_model.OnnxModel"})
+        )
+    return Server(
+        "mlserver", 8110, 8111, [str(PEERS / "mlserver/bin/mlserver"), "start", str(folder)],
+        {"PYTHONPATH": str(HERE), "PEER_MODELS": str(PEERS / "models")}, scratch / "mlserver.log",
+    )
+
+
+START = {"millrace": start_millrace, "triton": start_triton, "mlserver": start_mlserver}
+
+
+def load(server, protocol, model, concurrency, seconds):
+    shape = "x=1x" + "x".join(map(str, MODELS[model]))
+    command = [
+        str(MILLRACE), "load", "--url", server.url(protocol), "--model", model,
+        "--concurrency", str(concurrency), "--duration", f"{seconds}s", "--warm-up", "1s",
+        "--input-shape", shape, "-o", "json",
+    ]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    report = json.loads(answer.stdout)
+    if report["errors"]["total"]:
+        sys.exit(f"{server.name} failed {report['errors']} in {command}")
+    return report
+
+
+def spread(values):
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peers", default="triton,mlserver", help="comma list; empty: Millrace alone")
+    parser.add_argument("--json", type=Path, help="also write every report here")
+    options = parser.parse_args()
+    peers = [peer for peer in options.peers.split(",") if peer]
+    reports = []
+    with tempfile.TemporaryDirectory(prefix="millrace-peers-") as folder:
+        scratch, servers = Path(folder), {}
+        try:
+            for name in ["millrace", *peers]:
+                servers[name] = START[name](scratch, MODELS)
+            for server in servers.values():
+                server.wait(MODELS)
+            for case in CASES:
+                reports += measure(case, servers, options.rounds)
+        finally:
+            for server in servers.values():
+                server.stop()
+    if options.json:
+        options.json.write_text(json.dumps(reports, indent=1))
+
+
+def measure(case, servers, rounds):
+    title, model, protocol, concurrency, peers, seconds = case
+    names = ["millrace", *(peer for peer in peers if peer in servers)]
+    reports = []
+    for number in range(rounds):
+        turn = names[number % len(names):] + names[: number % len(names)]
+        for name in turn:
+            report = load(servers[name], protocol, model, concurrency, seconds)
+            reports.append({"case": title, "round": number, "server": name, **report})
+    print(f"\n{title} ({rounds} rounds of {seconds} s, median and range)")
+    of = lambda name, read: [read(r) for r in reports if r["server"] == name]
+    p50 = lambda r: r["latency"]["p50_us"]
+    throughput = lambda r: r["throughput"]
+    for name in names:
+        line = f"  {name:9} p50 {spread(of(name, p50))} µs, p99 "
+        line += f"{spread(of(name, lambda r: r['latency']['p99_us']))} µs, {spread(of(name, throughput))} req/s"
+        if name == "millrace":
+            line += f"; added to the run: p50 {spread(of(name, lambda r: r['added']['p50_us']))} µs"
+        print(line)
+    for name in names[1:]:
+        latency = [a / b for a, b in zip(of("millrace", p50), of(name, p50))]
+        rate = [a / b for a, b in zip(of("millrace", throughput), of(name, throughput))]
+        print(f"  millrace ÷ {name}: p50 {spread(latency)}×, throughput {spread(rate)}×")
+    sys.stdout.flush()
+    return reports
+
+
+if __name__ == "__main__":
+    main()

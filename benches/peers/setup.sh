@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Installs the peers (NVIDIA Triton from PyPI's pytriton, Seldon MLServer) and the models they and
+# Millrace serve, into target/peers. Needs python3 with venv, and Debian's libpython3, libarchive13
+# and libb64-0d for Triton.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+peers=$PWD/target/peers
+mkdir -p "$peers/models"
+
+venv() { # name, packages...
+  local dir=$peers/$1
+  shift
+  [ -x "$dir/bin/python" ] || python3 -m venv "$dir"
+  "$dir/bin/pip" install --quiet "$@"
+}
+venv triton nvidia-pytriton onnxruntime numpy
+venv mlserver mlserver onnxruntime numpy
+
+cargo build --release --quiet
+target/release/millrace synth mlp --out "$peers/models/mlp.onnx"
+target/release/millrace synth resnet50 --out "$peers/models/resnet50.onnx"
+echo "peers are ready in target/peers"
