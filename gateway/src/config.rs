@@ -1,0 +1,90 @@
+//! What a front door is given: limits, who may call, a clock and a seed. Every bound has its name
+//! here.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_types::Bytes;
+
+use crate::auth::{Authenticate, LoopbackOnly};
+
+/// Tells the wall-clock time, as the time since 1970. For records only, never for waiting.
+pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// Everything a front door needs besides its backend.
+#[derive(Clone)]
+pub struct FrontDoorConfig {
+    /// The bounds it keeps.
+    pub limits: Limits,
+    /// Who may call.
+    pub authenticate: Arc<dyn Authenticate>,
+    /// For request ids and "last inference".
+    pub wall_clock: WallClock,
+    /// For request ids: two front doors of one cluster must not share it.
+    pub seed: u64,
+}
+
+impl FrontDoorConfig {
+    /// The default limits, for callers of this machine only.
+    #[must_use]
+    pub fn new(wall_clock: WallClock, seed: u64) -> Self {
+        Self { limits: Limits::default(), authenticate: Arc::new(LoopbackOnly::default()), wall_clock, seed }
+    }
+}
+
+impl fmt::Debug for FrontDoorConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrontDoorConfig")
+            .field("limits", &self.limits)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bounds a front door keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest message, both as it arrives and after decompression.
+    pub message_max: Bytes,
+    /// The most bytes of messages in flight together. At least `message_max`, or the largest
+    /// messages could never be served.
+    pub in_flight_max: Bytes,
+    /// Open connections; further ones wait in the listen queue.
+    pub connections_max: usize,
+    /// Requests of one gRPC stream that run at a time; further ones wait in the client.
+    pub stream_concurrency: usize,
+    /// Concurrent calls on one HTTP/2 connection.
+    pub calls_per_connection_max: u32,
+    /// How long a message that has begun may stall.
+    pub stall_max: Duration,
+    /// How long a connection may idle or take over a request's headers (HTTP/1.1).
+    pub header_wait_max: Duration,
+    /// How often an HTTP/2 peer that says nothing is asked whether it is there.
+    pub keep_alive_every: Duration,
+    /// Functions that have labels of their own in metrics; further ones share `_other`.
+    pub labelled_functions_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message_max: Bytes::mib(256),
+            in_flight_max: Bytes::gib(1),
+            connections_max: 4096,
+            stream_concurrency: 64,
+            calls_per_connection_max: 1024,
+            stall_max: Duration::from_secs(30),
+            header_wait_max: Duration::from_secs(75),
+            keep_alive_every: Duration::from_secs(60),
+            labelled_functions_max: 1000,
+        }
+    }
+}
+
+impl Limits {
+    /// `message_max` where a length in memory is meant. gRPC's lengths are 32 bits.
+    pub(crate) fn message_len_max(&self) -> usize {
+        u32::try_from(self.message_max.get()).unwrap_or(u32::MAX) as usize
+    }
+}

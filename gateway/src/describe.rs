@@ -1,0 +1,201 @@
+//! What a server says of itself and its models: metadata, configuration, statistics, the repository
+//! index. Built once as gRPC's messages; REST writes the same as JSON.
+
+use millrace_proto::inference::{
+    self as wire, InferBatchStatistics, InferStatistics, ModelConfig, ModelInput, ModelMetadataResponse,
+    ModelOutput, ModelParameter, ModelStatistics, ModelTransactionPolicy, ModelVersionPolicy,
+    ServerMetadataResponse, StatisticDuration,
+    model_config::SchedulingChoice,
+    model_metadata_response::TensorMetadata,
+    model_version_policy::{PolicyChoice, Specific},
+    repository_index_response::ModelIndex,
+};
+use millrace_types::{DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, TensorSpec};
+
+use crate::backend::{Availability, Model};
+use crate::call::Call;
+use crate::front::Front;
+use crate::meters::{Cumulative, Tally};
+
+/// The server's name in its metadata.
+pub(crate) const SERVER: &str = "millrace";
+/// The protocol's extensions that are served as their documents say.
+const EXTENSIONS: [&str; 4] = ["model_repository", "model_configuration", "statistics", "binary_tensor_data"];
+
+pub(crate) fn server() -> ServerMetadataResponse {
+    ServerMetadataResponse {
+        name: SERVER.to_owned(),
+        version: millrace_proto::BUILD.to_owned(),
+        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+    }
+}
+
+const fn platform(runtime: Runtime) -> &'static str {
+    match runtime {
+        Runtime::Onnx => "millrace_onnx",
+    }
+}
+
+pub(crate) fn metadata(model: &Model) -> ModelMetadataResponse {
+    let tensor = |spec: &TensorSpec| TensorMetadata {
+        name: spec.name.clone(),
+        datatype: spec.datatype.to_string(),
+        shape: spec.wire_shape(),
+    };
+    ModelMetadataResponse {
+        name: model.key.name.to_string(),
+        versions: model.revisions.iter().map(ToString::to_string).collect(),
+        platform: platform(model.runtime).to_owned(),
+        inputs: model.inputs.iter().map(tensor).collect(),
+        outputs: model.outputs.iter().map(tensor).collect(),
+    }
+}
+
+/// A datatype as a model's configuration writes it.
+pub(crate) const fn config_type(datatype: DataType) -> wire::DataType {
+    match datatype {
+        DataType::Bool => wire::DataType::TypeBool,
+        DataType::Uint8 => wire::DataType::TypeUint8,
+        DataType::Uint16 => wire::DataType::TypeUint16,
+        DataType::Uint32 => wire::DataType::TypeUint32,
+        DataType::Uint64 => wire::DataType::TypeUint64,
+        DataType::Int8 => wire::DataType::TypeInt8,
+        DataType::Int16 => wire::DataType::TypeInt16,
+        DataType::Int32 => wire::DataType::TypeInt32,
+        DataType::Int64 => wire::DataType::TypeInt64,
+        DataType::Fp16 => wire::DataType::TypeFp16,
+        DataType::Bf16 => wire::DataType::TypeBf16,
+        DataType::Fp32 => wire::DataType::TypeFp32,
+        DataType::Fp64 => wire::DataType::TypeFp64,
+        DataType::Bytes => wire::DataType::TypeString,
+    }
+}
+
+/// A model's configuration. `max_batch_size` is 0, the protocol's way to say that the shapes are
+/// complete: a batch dimension is one of them.
+pub(crate) fn config(model: &Model) -> ModelConfig {
+    let parameter = |name: &str, value: String| (name.to_owned(), ModelParameter { string_value: value });
+    let input = |spec: &TensorSpec| ModelInput {
+        name: spec.name.clone(),
+        data_type: config_type(spec.datatype).into(),
+        dims: spec.wire_shape(),
+        ..ModelInput::default()
+    };
+    let output = |spec: &TensorSpec| ModelOutput {
+        name: spec.name.clone(),
+        data_type: config_type(spec.datatype).into(),
+        dims: spec.wire_shape(),
+        ..ModelOutput::default()
+    };
+    let versions = model.revisions.iter().map(|revision| i64::try_from(revision.get()).unwrap_or(i64::MAX));
+    let policy = PolicyChoice::Specific(Specific { versions: versions.collect() });
+    ModelConfig {
+        name: model.key.name.to_string(),
+        platform: platform(model.runtime).to_owned(),
+        backend: SERVER.to_owned(),
+        runtime: model.runtime.as_str().to_owned(),
+        version_policy: Some(ModelVersionPolicy { policy_choice: Some(policy) }),
+        max_batch_size: 0,
+        input: model.inputs.iter().map(input).collect(),
+        output: model.outputs.iter().map(output).collect(),
+        parameters: [
+            parameter("idempotent", model.idempotent.to_string()),
+            parameter("timeout_ms", model.timeout.as_millis().to_string()),
+            parameter("weights_bytes", model.weights.get().to_string()),
+        ]
+        .into(),
+        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: false }),
+        scheduling_choice: None::<SchedulingChoice>,
+        ..ModelConfig::default()
+    }
+}
+
+/// The state of every model of the caller's tenant, or only of those that are ready.
+pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Vec<ModelIndex> {
+    let models = front.backend.index(&call.tenant);
+    let wanted = models.iter().filter(|model| !ready_only || model.availability == Availability::Ready);
+    let entry = |model: &std::sync::Arc<Model>| {
+        let (state, reason) = match &model.availability {
+            Availability::Ready => ("READY", String::new()),
+            Availability::Preparing => ("LOADING", "being prepared".to_owned()),
+            Availability::Disabled => ("UNAVAILABLE", "unloaded".to_owned()),
+            Availability::Unavailable(why) => ("UNAVAILABLE", why.clone()),
+        };
+        ModelIndex {
+            name: model.key.name.to_string(),
+            version: model.revision.to_string(),
+            state: state.to_owned(),
+            reason,
+        }
+    };
+    wanted.map(entry).collect()
+}
+
+/// The statistics of one revision, of every revision of a model, or of every model of the caller's
+/// tenant, as names are left empty.
+pub(crate) fn statistics(
+    front: &Front,
+    call: &Call,
+    name: &str,
+    version: &str,
+) -> Result<Vec<ModelStatistics>, Failure> {
+    if !version.is_empty() {
+        return Ok(vec![statistics_of(front, &*front.find(call, name, version)?)]);
+    }
+    let all = front.backend.index(&call.tenant);
+    if name.is_empty() {
+        return Ok(all.iter().map(|model| statistics_of(front, model)).collect());
+    }
+    let named: Vec<_> = match FunctionName::new(name) {
+        Ok(name) => all.iter().filter(|model| model.key.name == name).collect(),
+        Err(_) => Vec::new(),
+    };
+    if named.is_empty() {
+        let message = format!("no function {name:?} in tenant {}", call.tenant);
+        return Err(Failure::new(Reason::FunctionNotFound, message));
+    }
+    Ok(named.into_iter().map(|model| statistics_of(front, model)).collect())
+}
+
+fn statistics_of(front: &Front, model: &Model) -> ModelStatistics {
+    let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+    let tally = front.meters.find(&key);
+    let identity = ModelStatistics {
+        name: key.function.name.to_string(),
+        version: key.revision.to_string(),
+        inference_stats: Some(InferStatistics::default()),
+        ..ModelStatistics::default()
+    };
+    tally.map_or(identity.clone(), |tally| counted(identity, &tally))
+}
+
+fn counted(identity: ModelStatistics, tally: &Tally) -> ModelStatistics {
+    let duration = |of: &Cumulative| {
+        let (count, ns) = of.read();
+        Some(StatisticDuration { count, ns })
+    };
+    let (answered, _) = tally.success.read();
+    let batch = InferBatchStatistics {
+        batch_size: 1,
+        compute_input: duration(&tally.swap),
+        compute_infer: duration(&tally.run),
+        compute_output: duration(&tally.output),
+    };
+    ModelStatistics {
+        last_inference: tally.last_inference_ms(),
+        inference_count: answered,
+        // Requests are not joined into batches: each is one run.
+        execution_count: answered,
+        inference_stats: Some(InferStatistics {
+            success: duration(&tally.success),
+            fail: duration(&tally.fail),
+            queue: duration(&tally.queue),
+            compute_input: duration(&tally.swap),
+            compute_infer: duration(&tally.run),
+            compute_output: duration(&tally.output),
+            ..InferStatistics::default()
+        }),
+        batch_stats: if answered > 0 { vec![batch] } else { Vec::new() },
+        ..identity
+    }
+}

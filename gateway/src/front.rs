@@ -1,0 +1,330 @@
+//! The way of one inference request, the same for both protocols: find the model, read the request
+//! against its declaration, invoke it within its timeout, count what came of it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use millrace_types::function::TIMEOUT_MAX;
+use millrace_types::tensor::{Given, check_inputs, element_count};
+use millrace_types::{DataType, Failure, FunctionKey, FunctionName, Reason, RequestId, Revision, TensorSpec};
+use tokio::time::{Instant, timeout_at};
+
+use crate::backend::{Availability, Backend, Completion, Intent, Invocation, Model, Tensor};
+use crate::budget::Budget;
+use crate::call::Call;
+use crate::closing::Closing;
+use crate::config::{Limits, WallClock};
+use crate::meters::{Meters, Tally, Times};
+use crate::parameters::{Parameters, malformed};
+use crate::request_id::RequestIds;
+
+/// What every handler shares.
+pub(crate) struct Front {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) meters: Meters,
+    pub(crate) ids: RequestIds,
+    pub(crate) budget: Budget,
+    pub(crate) limits: Limits,
+    pub(crate) wall_clock: WallClock,
+    pub(crate) closing: Closing,
+}
+
+/// A request read and checked against its model.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Question {
+    pub(crate) inputs: Vec<Tensor>,
+    /// Empty: every output.
+    pub(crate) outputs: Vec<String>,
+    pub(crate) parameters: Parameters,
+}
+
+/// A request answered.
+pub(crate) struct Answer {
+    pub(crate) model: Arc<Model>,
+    pub(crate) completion: Completion,
+    received: Instant,
+}
+
+impl Front {
+    /// Finds a model by the names a client uses. An empty version is the latest.
+    pub(crate) fn find(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
+        let Ok(function) = FunctionName::new(name) else {
+            let message = format!("no function {name:?} in tenant {}", call.tenant);
+            return Err(Failure::new(Reason::FunctionNotFound, message));
+        };
+        let key = FunctionKey { tenant: call.tenant.clone(), name: function };
+        self.backend.resolve(&key, revision(version)?)
+    }
+
+    /// The same, of a model that its owner lets serve: an unloaded one shows nothing of itself.
+    pub(crate) fn find_loaded(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
+        let model = self.find(call, name, version)?;
+        match model.availability {
+            Availability::Disabled => Err(unavailable(&model)),
+            _ => Ok(model),
+        }
+    }
+
+    /// Whether inference is served: the backend can, and the door is open.
+    pub(crate) fn ready(&self) -> bool {
+        self.backend.ready() && !self.closing.is_closing()
+    }
+
+    /// Lets a function serve, or stops it.
+    pub(crate) async fn set_intent(&self, call: &Call, name: &str, intent: Intent) -> Result<(), Failure> {
+        let model = self.find(call, name, "")?;
+        self.backend.set_intent(&model.key, intent, &call.caller).await
+    }
+
+    /// Starts the count of one inference request.
+    pub(crate) fn begin<'a>(&'a self, call: &'a Call) -> Run<'a> {
+        self.begin_part(call, call.request_id.clone(), call.arrived)
+    }
+
+    /// The same, of one of several requests that a call carries.
+    pub(crate) fn begin_part<'a>(
+        &'a self,
+        call: &'a Call,
+        request_id: RequestId,
+        arrived: Instant,
+    ) -> Run<'a> {
+        self.meters.in_flight.inc();
+        Run { front: self, call, request_id, arrived, tally: None, counted: false }
+    }
+}
+
+/// Reads a version as a revision.
+fn revision(version: &str) -> Result<Option<Revision>, Failure> {
+    if version.is_empty() {
+        return Ok(None);
+    }
+    let digits = version.bytes().all(|c| c.is_ascii_digit());
+    let number = version.parse().ok().filter(|_| digits).and_then(Revision::new);
+    let message =
+        || format!("model version {version:?} is not a whole number from 1: leave it out for the latest");
+    number.map(Some).ok_or_else(|| malformed(message()))
+}
+
+/// Why a model that was found cannot be invoked.
+fn unavailable(model: &Model) -> Failure {
+    let Model { key, revision, availability, .. } = model;
+    let (reason, message) = match availability {
+        Availability::Ready => (Reason::Internal, "it is ready".to_owned()),
+        Availability::Preparing => {
+            (Reason::FunctionNotReady, "it is being prepared: try again soon".to_owned())
+        }
+        Availability::Disabled => (Reason::FunctionDisabled, "it is unloaded: load it first".to_owned()),
+        Availability::Unavailable(why) => (Reason::FunctionNotReady, why.clone()),
+    };
+    Failure::new(reason, format!("function {key} version {revision} cannot serve: {message}"))
+}
+
+/// One inference request under way. Whatever becomes of it is counted once; one that is dropped was
+/// cancelled.
+pub(crate) struct Run<'a> {
+    front: &'a Front,
+    call: &'a Call,
+    request_id: RequestId,
+    arrived: Instant,
+    tally: Option<Arc<Tally>>,
+    counted: bool,
+}
+
+impl Run<'_> {
+    /// Carries the request out, as far as its outputs.
+    pub(crate) async fn answer(
+        &mut self,
+        name: &str,
+        version: &str,
+        read: impl FnOnce(&Model) -> Result<Question, Failure>,
+    ) -> Result<Answer, Failure> {
+        let backend = &self.front.backend;
+        let model = self.front.find(self.call, name, version)?;
+        self.tally = Some(self.front.meters.tally(&model, |key| backend.resolve(key, None).is_ok()));
+        if model.availability != Availability::Ready {
+            return Err(unavailable(&model));
+        }
+        let question = read(&model)?;
+        let deadline = deadline(self.call, &question.parameters, &model, self.arrived);
+        let invocation = Invocation {
+            request_id: self.request_id.clone(),
+            caller: self.call.caller.clone(),
+            inputs: question.inputs,
+            outputs: question.outputs.clone(),
+            timeout: deadline.saturating_duration_since(Instant::now()),
+            priority: question.parameters.priority,
+        };
+        if invocation.timeout.is_zero() {
+            return Err(Failure::new(Reason::TimedOut, "the request's timeout passed before it could begin"));
+        }
+        let completion = match timeout_at(deadline, backend.invoke(&model, invocation)).await {
+            Ok(completion) => completion?,
+            Err(_) => {
+                let message =
+                    format!("no answer within the request's timeout of {:?}", deadline - self.arrived);
+                return Err(Failure::new(Reason::TimedOut, message).after_execution());
+            }
+        };
+        check_outputs(&model, &question.outputs, &completion.outputs)?;
+        Ok(Answer { model, completion, received: Instant::now() })
+    }
+
+    /// Counts a failure, and passes it on.
+    pub(crate) fn fail(mut self, failure: Failure) -> Failure {
+        self.count_failure(failure.reason);
+        failure
+    }
+
+    /// Counts an answer whose response is ready.
+    pub(crate) fn succeed(mut self, answer: &Answer) -> Times {
+        let now = Instant::now();
+        let times = Times {
+            split: answer.completion.split,
+            output: now - answer.received,
+            total: now - self.arrived,
+        };
+        if let Some(tally) = &self.tally {
+            let unix_ms = u64::try_from((self.front.wall_clock)().as_millis()).unwrap_or(u64::MAX);
+            tally.answered(&times, unix_ms);
+        }
+        self.counted = true;
+        times
+    }
+
+    pub(crate) fn request_id(&self) -> &RequestId {
+        &self.request_id
+    }
+
+    fn count_failure(&mut self, reason: Reason) {
+        self.counted = true;
+        self.front.meters.failed(self.tally.as_deref(), reason, self.arrived.elapsed());
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if !self.counted {
+            self.count_failure(Reason::Cancelled);
+        }
+        self.front.meters.in_flight.dec();
+    }
+}
+
+/// The shortest of what the client asked for; the model's own timeout when it asked for none.
+fn deadline(call: &Call, parameters: &Parameters, model: &Model, arrived: Instant) -> Instant {
+    let asked = parameters.timeout.map(|timeout| arrived + timeout);
+    let soonest = match (asked, call.deadline) {
+        (Some(asked), Some(grpc)) => asked.min(grpc),
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => arrived + model.timeout,
+    };
+    soonest.min(arrived + TIMEOUT_MAX)
+}
+
+/// One input as a protocol named it, before its contents are looked at.
+pub(crate) struct Named<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) datatype: &'a str,
+    pub(crate) shape: &'a [i64],
+}
+
+/// Checks the inputs' names, datatypes and shapes, and returns each one's datatype and size.
+pub(crate) fn check_named(
+    specs: &[TensorSpec],
+    named: &[Named<'_>],
+) -> Result<Vec<(DataType, usize)>, Failure> {
+    let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
+    let mut given = Vec::with_capacity(named.len());
+    for &Named { name, datatype, shape } in named {
+        let datatype = datatype.parse().map_err(|error| invalid(format!("input {name:?} has {error}")))?;
+        given.push(Given { name, datatype, shape });
+    }
+    check_inputs(specs, &given).map_err(|error| invalid(error.to_string()))?;
+    let size = |&Given { name, datatype, shape }: &Given<'_>| {
+        let size = datatype.size().and_then(|size| element_count(shape)?.checked_mul(size));
+        let refused = || {
+            let why = match datatype {
+                DataType::Bytes => "BYTES tensors are not served",
+                _ => "its shape has more elements than memory could hold",
+            };
+            invalid(format!("input {name:?} of shape {shape:?}: {why}"))
+        };
+        size.map(|size| (datatype, size)).ok_or_else(refused)
+    };
+    given.iter().map(size).collect()
+}
+
+/// Checks raw contents against the size that datatype and shape demand.
+pub(crate) fn check_size(name: &str, expected: usize, found: usize) -> Result<(), Failure> {
+    if expected == found {
+        return Ok(());
+    }
+    let message =
+        format!("input {name:?} has {found} bytes of contents: its datatype and shape take {expected}");
+    Err(Failure::new(Reason::InvalidInput, message))
+}
+
+/// Checks that the outputs a client names exist, each once.
+pub(crate) fn check_requested<'a>(
+    model: &Model,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<Vec<String>, Failure> {
+    let mut requested: Vec<String> = Vec::new();
+    for name in names {
+        let refused = if !model.outputs.iter().any(|output| output.name == name) {
+            let known: Vec<_> = model.outputs.iter().map(|output| format!("{:?}", output.name)).collect();
+            Some(format!("output {name:?} is unknown: the model gives {}", known.join(", ")))
+        } else if requested.iter().any(|earlier| earlier == name) {
+            Some(format!("output {name:?} is requested twice: name it once"))
+        } else {
+            None
+        };
+        if let Some(message) = refused {
+            return Err(Failure::new(Reason::InvalidOutput, message));
+        }
+        requested.push(name.to_owned());
+    }
+    Ok(requested)
+}
+
+/// Checks that the backend gave what was asked for: its answer came from another process.
+fn check_outputs(model: &Model, requested: &[String], outputs: &[Tensor]) -> Result<(), Failure> {
+    let named = |name: &str, at: usize| outputs.get(at).is_some_and(|output| output.name == name);
+    let complete = match requested {
+        [] => {
+            outputs.len() == model.outputs.len()
+                && model.outputs.iter().enumerate().all(|(at, output)| named(&output.name, at))
+        }
+        _ => {
+            outputs.len() == requested.len() && requested.iter().enumerate().all(|(at, name)| named(name, at))
+        }
+    };
+    let whole = outputs.iter().all(|output| {
+        let size = output.datatype.size().and_then(|size| element_count(&output.shape)?.checked_mul(size));
+        size == Some(output.data.len())
+    });
+    if complete && whole {
+        return Ok(());
+    }
+    let message = format!("the worker's outputs are not what {} declares: {outputs:?}", model.key);
+    Err(Failure::new(Reason::Internal, message).after_execution())
+}
+
+impl fmt::Display for Times {
+    /// As the `server-timing` header writes it, in milliseconds.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |span: Duration| span.as_secs_f64() * 1e3;
+        let (queue, swap, run) = (ms(self.split.queue), ms(self.split.swap), ms(self.split.run));
+        let total = ms(self.total);
+        write!(f, "queue;dur={queue:.3}, swap;dur={swap:.3}, run;dur={run:.3}, total;dur={total:.3}")
+    }
+}
+
+impl Tally {
+    /// When the last inference ended, in milliseconds since 1970.
+    pub(crate) fn last_inference_ms(&self) -> u64 {
+        self.last_inference_ms.load(Ordering::Relaxed)
+    }
+}

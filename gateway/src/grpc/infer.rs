@@ -1,0 +1,132 @@
+//! One inference over gRPC: contents typed or raw in, raw out.
+
+use bytes::Bytes;
+use millrace_proto::inference::model_infer_request::InferInputTensor;
+use millrace_proto::inference::model_infer_response::InferOutputTensor;
+use millrace_proto::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
+use millrace_types::{Failure, Reason};
+use tonic::Response;
+use tonic::metadata::AsciiMetadataValue;
+
+use super::{SERVER_TIMING, contents};
+use crate::backend::{Model, Tensor};
+use crate::call::Call;
+use crate::front::{Answer, Front, Named, Question, Run, check_named, check_requested, check_size};
+use crate::parameters::{Parameters, Value, malformed, refuse_unserved};
+
+/// Answers a call of one request.
+pub(super) async fn infer(
+    front: &Front,
+    call: &Call,
+    request: ModelInferRequest,
+) -> Result<Response<ModelInferResponse>, Failure> {
+    let mut run = front.begin(call);
+    let (answer, id) = match answer(&mut run, request).await {
+        Ok(answered) => answered,
+        Err(failure) => return Err(run.fail(failure)),
+    };
+    let (answer, message) = response(answer, id);
+    let mut response = Response::new(message);
+    let times = run.succeed(&answer);
+    // Digits, letters and punctuation: always a valid value.
+    if let Ok(timing) = AsciiMetadataValue::try_from(times.to_string()) {
+        response.metadata_mut().insert(SERVER_TIMING, timing);
+    }
+    Ok(response)
+}
+
+/// Carries a request out; its answer, with the id to echo.
+pub(super) async fn answer(
+    run: &mut Run<'_>,
+    mut request: ModelInferRequest,
+) -> Result<(Answer, String), Failure> {
+    let (name, version) =
+        (std::mem::take(&mut request.model_name), std::mem::take(&mut request.model_version));
+    let id = std::mem::take(&mut request.id);
+    let answer = run.answer(&name, &version, |model| question(model, request)).await?;
+    Ok((answer, id))
+}
+
+/// Reads a request against its model.
+fn question(model: &Model, request: ModelInferRequest) -> Result<Question, Failure> {
+    let parameters = Parameters::read(values(&request.parameters))?;
+    for input in &request.inputs {
+        refuse_unserved(&input.name, values(&input.parameters))?;
+    }
+    for output in &request.outputs {
+        refuse_unserved(&output.name, values(&output.parameters))?;
+    }
+    let outputs = check_requested(model, request.outputs.iter().map(|output| output.name.as_str()))?;
+    let named: Vec<_> = request
+        .inputs
+        .iter()
+        .map(|input| Named { name: &input.name, datatype: &input.datatype, shape: &input.shape })
+        .collect();
+    let expected = check_named(&model.inputs, &named)?;
+    let raw = raw_contents(&request.inputs, request.raw_input_contents)?;
+    let mut inputs = Vec::with_capacity(request.inputs.len());
+    for ((input, (datatype, size)), raw) in request.inputs.into_iter().zip(expected).zip(raw) {
+        let data = match (raw, &input.contents) {
+            (Some(raw), _) => {
+                check_size(&input.name, size, raw.len())?;
+                raw
+            }
+            (None, Some(typed)) => contents::raw(&input.name, datatype, size, typed)?,
+            (None, None) => {
+                let message =
+                    format!("input {:?} has no contents: send {size} bytes of {datatype}", input.name);
+                return Err(Failure::new(Reason::InvalidInput, message));
+            }
+        };
+        inputs.push(Tensor { name: input.name, datatype, shape: input.shape, data });
+    }
+    Ok(Question { inputs, outputs, parameters })
+}
+
+/// Each input's raw contents, or none for any. A request has one kind only.
+fn raw_contents(inputs: &[InferInputTensor], raw: Vec<Bytes>) -> Result<Vec<Option<Bytes>>, Failure> {
+    if raw.is_empty() {
+        return Ok(vec![None; inputs.len()]);
+    }
+    if let Some(mixed) = inputs.iter().find(|input| input.contents.is_some()) {
+        let message = format!(
+            "input {:?} has typed contents in a request with raw_input_contents: use one kind for all",
+            mixed.name
+        );
+        return Err(Failure::new(Reason::InvalidInput, message));
+    }
+    if raw.len() != inputs.len() {
+        let (found, expected) = (raw.len(), inputs.len());
+        return Err(malformed(format!(
+            "{found} raw_input_contents for {expected} inputs: send one for each"
+        )));
+    }
+    Ok(raw.into_iter().map(Some).collect())
+}
+
+fn values<'a>(
+    parameters: impl IntoIterator<Item = (&'a String, &'a InferParameter)>,
+) -> impl Iterator<Item = (&'a str, Value)> {
+    parameters.into_iter().map(|(name, value)| (name.as_str(), Value::from(value)))
+}
+
+/// Writes an answer, moving its outputs' bytes.
+pub(super) fn response(mut answer: Answer, id: String) -> (Answer, ModelInferResponse) {
+    let tensors = std::mem::take(&mut answer.completion.outputs);
+    let mut outputs = Vec::with_capacity(tensors.len());
+    let mut raw_output_contents = Vec::with_capacity(tensors.len());
+    for Tensor { name, datatype, shape, data } in tensors {
+        let datatype = datatype.as_str().to_owned();
+        outputs.push(InferOutputTensor { name, datatype, shape, ..InferOutputTensor::default() });
+        raw_output_contents.push(data);
+    }
+    let response = ModelInferResponse {
+        model_name: answer.model.key.name.to_string(),
+        model_version: answer.model.revision.to_string(),
+        id,
+        outputs,
+        raw_output_contents,
+        ..ModelInferResponse::default()
+    };
+    (answer, response)
+}

@@ -1,0 +1,130 @@
+//! The bidirectional stream: requests run beside each other, up to a bound, and are answered in the
+//! order they came. One that fails is answered with its error, and the stream lives on.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::stream::{self, Stream, StreamExt as _};
+use millrace_proto::inference::infer_parameter::ParameterChoice;
+use millrace_proto::inference::{
+    InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+};
+use millrace_proto::status::to_status;
+use millrace_types::{Failure, Reason, RequestId};
+use tokio::time::Instant;
+use tonic::{Status, Streaming};
+
+use super::{SERVER_TIMING, infer};
+use crate::budget::Charge;
+use crate::call::Call;
+use crate::closing::Closing;
+use crate::framing::Ledger;
+use crate::front::Front;
+use crate::request_id;
+
+/// Triton's mark of a request's last response; here each is.
+const FINAL: &str = "triton_final_response";
+
+/// A stream's answers, in the order of its requests.
+pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+
+/// One request of a stream, with what it costs the budget until it is answered.
+struct Asked {
+    number: u64,
+    arrived: Instant,
+    request: ModelInferRequest,
+    charge: Option<Charge>,
+}
+
+/// Answers every request of a stream. Ends when the client ends it, when it breaks the protocol, or
+/// when the server goes down, which it says.
+pub(super) fn answers(
+    front: Arc<Front>,
+    call: Call,
+    ledger: Ledger,
+    requests: Streaming<ModelInferRequest>,
+) -> Answers {
+    let concurrency = front.limits.stream_concurrency;
+    let mut number = 0;
+    let asked = requests.map(move |request| {
+        number += 1;
+        let charge = ledger.claim();
+        request.map(|request| Asked { number, arrived: Instant::now(), request, charge })
+    });
+    let asked = asked.take_until(front.closing.clone().begun());
+    let end = end(front.closing.clone());
+    let call = Arc::new(call);
+    let answers = asked.map(move |asked| {
+        let (front, call) = (Arc::clone(&front), Arc::clone(&call));
+        async move {
+            match asked {
+                Ok(asked) => Ok(answer(&front, &call, asked).await),
+                Err(status) => Err(status),
+            }
+        }
+    });
+    Box::pin(answers.buffered(concurrency).chain(end))
+}
+
+/// What follows a stream's last answer: nothing when the client ended it.
+fn end(closing: Closing) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> {
+    let last = move || {
+        let message = "the server is going down: open the stream again, and send what was not answered";
+        closing.is_closing().then(|| Err(to_status(&Failure::new(Reason::ShuttingDown, message))))
+    };
+    stream::once(async move { last() }).filter_map(std::future::ready)
+}
+
+async fn answer(front: &Front, call: &Call, asked: Asked) -> ModelStreamInferResponse {
+    let Asked { number, arrived, request, charge } = asked;
+    let mut run = front.begin_part(call, request_id(front, call, number), arrived);
+    let request_id = run.request_id().clone();
+    let (name, id) = (request.model_name.clone(), request.id.clone());
+    let answered = infer::answer(&mut run, request).await;
+    drop(charge);
+    match answered {
+        Ok((answer, id)) => {
+            let (answer, mut response) = infer::response(answer, id);
+            let times = run.succeed(&answer);
+            response.parameters = parameters(&request_id);
+            response.parameters.insert(SERVER_TIMING.to_owned(), text(times.to_string()));
+            ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+        }
+        Err(failure) => failed(&run.fail(failure), name, id, &request_id),
+    }
+}
+
+/// The first request of a call has the call's id, the others ids of their own.
+fn request_id(front: &Front, call: &Call, number: u64) -> RequestId {
+    if number == 1 { call.request_id.clone() } else { front.ids.next() }
+}
+
+fn failed(
+    failure: &Failure,
+    model_name: String,
+    id: String,
+    request_id: &RequestId,
+) -> ModelStreamInferResponse {
+    let mut parameters = parameters(request_id);
+    parameters.insert("reason".to_owned(), text(failure.reason.as_str().to_owned()));
+    parameters.insert("retryable".to_owned(), flag(failure.retryable));
+    parameters.insert("may_have_executed".to_owned(), flag(failure.may_have_executed));
+    let response = ModelInferResponse { model_name, id, parameters, ..ModelInferResponse::default() };
+    ModelStreamInferResponse { error_message: failure.message.clone(), infer_response: Some(response) }
+}
+
+fn parameters(request_id: &RequestId) -> BTreeMap<String, InferParameter> {
+    BTreeMap::from([
+        (FINAL.to_owned(), flag(true)),
+        (request_id::HEADER.to_owned(), text(request_id.to_string())),
+    ])
+}
+
+fn text(text: String) -> InferParameter {
+    InferParameter { parameter_choice: Some(ParameterChoice::StringParam(text)) }
+}
+
+fn flag(flag: bool) -> InferParameter {
+    InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(flag)) }
+}

@@ -1,0 +1,228 @@
+//! Decompression that is bounded twice: by what one message may expand to, and by the byte budget,
+//! charged as it expands. Input comes in any pieces.
+
+use std::io::{self, Write as _};
+
+use bytes::BytesMut;
+use flate2::write::MultiGzDecoder;
+use flate2::{Decompress, FlushDecompress, Status};
+use millrace_types::{Failure, Reason};
+
+use crate::budget::{Charge, too_large};
+
+/// Input given to the decoder at a time. At deflate's best ratio of about 1:1000 this much is done
+/// in some 10 ms: the caller lets others run in between.
+pub(crate) const STEP: usize = 8 << 10;
+
+/// The compressions understood, with HTTP's names: `deflate` is the zlib format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Gzip,
+    Deflate,
+}
+
+impl Encoding {
+    pub(crate) fn from_name(name: &[u8]) -> Option<Self> {
+        match name {
+            b"gzip" | b"x-gzip" => Some(Self::Gzip),
+            b"deflate" => Some(Self::Deflate),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Deflate => "deflate",
+        }
+    }
+}
+
+/// One compressed message on its way to being plain.
+pub(crate) struct Inflater {
+    decoder: Decoder,
+    encoding: Encoding,
+}
+
+enum Decoder {
+    Gzip(MultiGzDecoder<Sink>),
+    Deflate(Zlib),
+}
+
+/// flate2's own zlib writer takes a stream that was cut short for a whole one: this one knows
+/// whether it met the end.
+struct Zlib {
+    state: Decompress,
+    ended: bool,
+    sink: Sink,
+}
+
+/// Where plain bytes go, within the limits.
+struct Sink {
+    plain: BytesMut,
+    len_max: usize,
+    charge: Charge,
+}
+
+impl Inflater {
+    /// `prefix` comes before the plain bytes; they may be `len_max` and are added to `charge`.
+    pub(crate) fn new(encoding: Encoding, prefix: &[u8], len_max: usize, charge: Charge) -> Self {
+        let sink = Sink { plain: BytesMut::from(prefix), len_max: len_max + prefix.len(), charge };
+        let decoder = match encoding {
+            Encoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(sink)),
+            Encoding::Deflate => Decoder::Deflate(Zlib { state: Decompress::new(true), ended: false, sink }),
+        };
+        Self { decoder, encoding }
+    }
+
+    /// Takes the next piece of input; give it at most [`STEP`] bytes.
+    pub(crate) fn push(&mut self, compressed: &[u8]) -> Result<(), Failure> {
+        let written = match &mut self.decoder {
+            Decoder::Gzip(decoder) => decoder.write_all(compressed),
+            Decoder::Deflate(zlib) => zlib.push(compressed),
+        };
+        written.map_err(|error| self.failure(error))
+    }
+
+    /// The prefix and the plain bytes, with what they are charged.
+    pub(crate) fn finish(self) -> Result<(BytesMut, Charge), Failure> {
+        let encoding = self.encoding;
+        let sink = match self.decoder {
+            Decoder::Gzip(decoder) => decoder.finish(),
+            Decoder::Deflate(zlib) => zlib.finish(),
+        };
+        sink.map(|sink| (sink.plain, sink.charge)).map_err(|error| failure(encoding, error))
+    }
+
+    fn failure(&self, error: io::Error) -> Failure {
+        failure(self.encoding, error)
+    }
+}
+
+impl Zlib {
+    fn push(&mut self, mut compressed: &[u8]) -> io::Result<()> {
+        let mut plain = [0; 4 * STEP];
+        loop {
+            if self.ended {
+                let trailing = io::Error::new(io::ErrorKind::InvalidData, "bytes after its end");
+                return if compressed.is_empty() { Ok(()) } else { Err(trailing) };
+            }
+            let (read, written) = (self.state.total_in(), self.state.total_out());
+            let status = self.state.decompress(compressed, &mut plain, FlushDecompress::None)?;
+            // Both are below the lengths of the slices given.
+            let read = (self.state.total_in() - read) as usize;
+            let written = (self.state.total_out() - written) as usize;
+            compressed = &compressed[read..];
+            self.sink.write_all(&plain[..written])?;
+            self.ended = status == Status::StreamEnd;
+            if !self.ended && written < plain.len() && compressed.is_empty() {
+                return Ok(());
+            }
+            if !self.ended && (read, written) == (0, 0) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "no progress"));
+            }
+        }
+    }
+
+    fn finish(self) -> io::Result<Sink> {
+        if self.ended { Ok(self.sink) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+}
+
+fn failure(encoding: Encoding, error: io::Error) -> Failure {
+    let ours = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
+    ours.cloned().unwrap_or_else(|| {
+        Failure::new(Reason::MalformedRequest, format!("the body is not valid {}: {error}", encoding.name()))
+    })
+}
+
+impl io::Write for Sink {
+    fn write(&mut self, plain: &[u8]) -> io::Result<usize> {
+        if plain.len() > self.len_max - self.plain.len() {
+            return Err(io::Error::other(too_large("what the body expands to", self.len_max)));
+        }
+        self.charge.grow(plain.len() as u64).map_err(io::Error::other)?;
+        self.plain.extend_from_slice(plain);
+        Ok(plain.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::Compression;
+    use flate2::write::{GzEncoder, ZlibEncoder};
+    use millrace_types::Bytes;
+
+    use super::*;
+    use crate::budget::Budget;
+
+    fn deflate(encoding: Encoding, plain: &[u8]) -> Vec<u8> {
+        match encoding {
+            Encoding::Gzip => {
+                let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+                encoder.write_all(plain).unwrap();
+                encoder.finish().unwrap()
+            }
+            Encoding::Deflate => {
+                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+                encoder.write_all(plain).unwrap();
+                encoder.finish().unwrap()
+            }
+        }
+    }
+
+    fn inflate(
+        encoding: Encoding,
+        input: &[u8],
+        len_max: usize,
+        budget: &Budget,
+    ) -> Result<Vec<u8>, Failure> {
+        let mut inflater = Inflater::new(encoding, b">", len_max, budget.try_take(0)?);
+        for piece in input.chunks(7) {
+            inflater.push(piece)?;
+        }
+        inflater.finish().map(|(plain, _charge)| plain.to_vec())
+    }
+
+    #[test]
+    fn plain_bytes_come_back_after_the_prefix() {
+        let budget = Budget::new(Bytes::mib(1));
+        let plain = b"the same again ".repeat(1000);
+        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+            let out = inflate(encoding, &deflate(encoding, &plain), 1 << 20, &budget).unwrap();
+            assert_eq!(out, [b">".as_slice(), &plain].concat());
+        }
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_bomb_is_refused_at_the_limit_and_at_the_budget() {
+        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+            let bomb = deflate(encoding, &vec![0; 16 << 20]);
+            assert!(bomb.len() < 20_000, "{}", bomb.len());
+            let wide = Budget::new(Bytes::gib(1));
+            let over_limit = inflate(encoding, &bomb, 1 << 20, &wide).unwrap_err();
+            assert_eq!((over_limit.reason, over_limit.retryable), (Reason::ByteBudgetExceeded, false));
+            let narrow = Budget::new(Bytes::mib(2));
+            let over_budget = inflate(encoding, &bomb, 32 << 20, &narrow).unwrap_err();
+            assert_eq!((over_budget.reason, over_budget.retryable), (Reason::ByteBudgetExceeded, true));
+            assert_eq!((wide.used(), narrow.used()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn garbage_and_truncation_are_malformed() {
+        let budget = Budget::new(Bytes::mib(1));
+        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+            let garbage = inflate(encoding, b"this is not compressed at all", 1 << 20, &budget).unwrap_err();
+            assert_eq!(garbage.reason, Reason::MalformedRequest);
+            let whole = deflate(encoding, &b"some text ".repeat(100));
+            let cut = inflate(encoding, &whole[..whole.len() - 9], 1 << 20, &budget);
+            assert_eq!(cut.unwrap_err().reason, Reason::MalformedRequest, "{encoding:?}");
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What is counted: each model's statistics, as the protocol reports them, and the metrics that
+//! Prometheus scrapes. One tally per revision holds both, so that a request looks them up once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use millrace_types::{FunctionKey, Reason, RevisionKey};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::backend::{Model, Split};
+
+/// The label of functions beyond those that have one of their own.
+const OTHER: &str = "_other";
+/// The label `reason` of what succeeded.
+const OK: &str = "OK";
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FunctionLabels {
+    tenant: String,
+    function: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    tenant: String,
+    function: String,
+    reason: &'static str,
+}
+
+/// How often something happened, and how long it took in all.
+#[derive(Debug, Default)]
+pub(crate) struct Cumulative {
+    count: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Cumulative {
+    fn add(&self, span: Duration) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Count and nanoseconds.
+    pub(crate) fn read(&self) -> (u64, u64) {
+        (self.count.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed))
+    }
+}
+
+/// One revision's counts, since this front door opened.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    pub(crate) success: Cumulative,
+    pub(crate) fail: Cumulative,
+    pub(crate) queue: Cumulative,
+    pub(crate) swap: Cumulative,
+    pub(crate) run: Cumulative,
+    pub(crate) output: Cumulative,
+    /// Milliseconds since 1970; 0 before the first.
+    pub(crate) last_inference_ms: AtomicU64,
+    labels: FunctionLabels,
+    answered: Counter,
+    total_seconds: Histogram,
+    queue_seconds: Histogram,
+    swap_seconds: Histogram,
+    run_seconds: Histogram,
+}
+
+/// The times of one request that was answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) split: Split,
+    /// From its backend's answer to ours.
+    pub(crate) output: Duration,
+    /// From its arrival to its answer.
+    pub(crate) total: Duration,
+}
+
+impl Tally {
+    pub(crate) fn answered(&self, times: &Times, unix_ms: u64) {
+        let Split { queue, swap, run } = times.split;
+        self.success.add(times.total);
+        self.queue.add(queue);
+        self.swap.add(swap);
+        self.run.add(run);
+        self.output.add(times.output);
+        self.last_inference_ms.fetch_max(unix_ms, Ordering::Relaxed);
+        self.answered.inc();
+        self.total_seconds.observe(times.total.as_secs_f64());
+        self.queue_seconds.observe(queue.as_secs_f64());
+        self.swap_seconds.observe(swap.as_secs_f64());
+        self.run_seconds.observe(run.as_secs_f64());
+    }
+}
+
+/// Every tally, and the metrics of no one function.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    tallies: RwLock<HashMap<RevisionKey, Arc<Tally>>>,
+    labelled: Mutex<BTreeSet<FunctionKey>>,
+    labelled_max: usize,
+    outcomes: Family<OutcomeLabels, Counter>,
+    total_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    queue_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    swap_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    run_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    /// Inference requests being worked on.
+    pub(crate) in_flight: Gauge,
+    /// Open connections.
+    pub(crate) connections: Gauge,
+    /// Bytes of messages in memory, set when scraped.
+    pub(crate) bytes_in_flight: Gauge,
+}
+
+/// 50 µs to 26 s.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(50e-6, 2.0, 20))
+}
+
+impl Meters {
+    pub(crate) fn new(registry: &mut Registry, labelled_max: usize, bytes_in_flight_max: u64) -> Self {
+        let family = || Family::new_with_constructor(seconds as fn() -> Histogram);
+        let meters = Self {
+            tallies: RwLock::default(),
+            labelled: Mutex::default(),
+            labelled_max,
+            outcomes: Family::default(),
+            total_seconds: family(),
+            queue_seconds: family(),
+            swap_seconds: family(),
+            run_seconds: family(),
+            in_flight: Gauge::default(),
+            connections: Gauge::default(),
+            bytes_in_flight: Gauge::default(),
+        };
+        registry.register(
+            "millrace_requests",
+            "Inference requests finished, by reason; OK when answered",
+            meters.outcomes.clone(),
+        );
+        for (name, help, family) in [
+            ("millrace_request", "From a request's arrival to its answer", &meters.total_seconds),
+            ("millrace_request_queue", "Waiting for a GPU", &meters.queue_seconds),
+            ("millrace_request_swap", "Waiting for the model to come onto the GPU", &meters.swap_seconds),
+            ("millrace_request_run", "Running the model", &meters.run_seconds),
+        ] {
+            registry.register_with_unit(name, help, Unit::Seconds, family.clone());
+        }
+        registry.register(
+            "millrace_requests_in_flight",
+            "Inference requests being worked on",
+            meters.in_flight.clone(),
+        );
+        registry.register("millrace_connections", "Open client connections", meters.connections.clone());
+        registry.register_with_unit(
+            "millrace_request_in_flight",
+            "Clients' messages in memory",
+            Unit::Bytes,
+            meters.bytes_in_flight.clone(),
+        );
+        let budget: Gauge = Gauge::default();
+        budget.set(i64::try_from(bytes_in_flight_max).unwrap_or(i64::MAX));
+        registry.register_with_unit(
+            "millrace_request_in_flight_max",
+            "The most that clients' messages may take in memory",
+            Unit::Bytes,
+            budget,
+        );
+        meters
+    }
+
+    /// The tally of a model, made when it is first asked for.
+    pub(crate) fn tally(&self, model: &Model, still_there: impl Fn(&FunctionKey) -> bool) -> Arc<Tally> {
+        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+        if let Some(tally) = self.find(&key) {
+            return tally;
+        }
+        let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+        if tallies.len() >= 4 * self.labelled_max {
+            tallies.retain(|key, _| still_there(&key.function));
+            self.forget_labels(still_there);
+        }
+        let tally = || Arc::new(self.new_tally(self.labels(&model.key)));
+        Arc::clone(tallies.entry(key).or_insert_with(tally))
+    }
+
+    /// The tally of a revision that has been invoked.
+    pub(crate) fn find(&self, key: &RevisionKey) -> Option<Arc<Tally>> {
+        self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    /// Counts a request that was not answered; `tally` where its model was found.
+    pub(crate) fn failed(&self, tally: Option<&Tally>, reason: Reason, took: Duration) {
+        let labels = match tally {
+            Some(tally) => {
+                tally.fail.add(took);
+                tally.labels.clone()
+            }
+            None => FunctionLabels { tenant: String::new(), function: String::new() },
+        };
+        let FunctionLabels { tenant, function } = labels;
+        self.outcomes.get_or_create(&OutcomeLabels { tenant, function, reason: reason.as_str() }).inc();
+    }
+
+    fn labels(&self, key: &FunctionKey) -> FunctionLabels {
+        let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
+        let own =
+            labelled.contains(key) || (labelled.len() < self.labelled_max && labelled.insert(key.clone()));
+        match own {
+            true => FunctionLabels { tenant: key.tenant.to_string(), function: key.name.to_string() },
+            false => FunctionLabels { tenant: OTHER.to_owned(), function: OTHER.to_owned() },
+        }
+    }
+
+    fn new_tally(&self, labels: FunctionLabels) -> Tally {
+        let FunctionLabels { tenant, function } = labels.clone();
+        let answered = self.outcomes.get_or_create_owned(&OutcomeLabels { tenant, function, reason: OK });
+        Tally {
+            success: Cumulative::default(),
+            fail: Cumulative::default(),
+            queue: Cumulative::default(),
+            swap: Cumulative::default(),
+            run: Cumulative::default(),
+            output: Cumulative::default(),
+            last_inference_ms: AtomicU64::new(0),
+            answered,
+            total_seconds: self.total_seconds.get_or_create_owned(&labels),
+            queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
+            swap_seconds: self.swap_seconds.get_or_create_owned(&labels),
+            run_seconds: self.run_seconds.get_or_create_owned(&labels),
+            labels,
+        }
+    }
+
+    /// Frees the labels of functions that are gone, with what was counted under them.
+    fn forget_labels(&self, still_there: impl Fn(&FunctionKey) -> bool) {
+        let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
+        labelled.retain(|key| {
+            if still_there(key) {
+                return true;
+            }
+            let (tenant, function) = (key.tenant.to_string(), key.name.to_string());
+            for reason in std::iter::once(OK).chain(Reason::ALL.iter().map(|reason| reason.as_str())) {
+                let (tenant, function) = (tenant.clone(), function.clone());
+                self.outcomes.remove(&OutcomeLabels { tenant, function, reason });
+            }
+            let labels = FunctionLabels { tenant, function };
+            for family in [&self.total_seconds, &self.queue_seconds, &self.swap_seconds, &self.run_seconds] {
+                family.remove(&labels);
+            }
+            false
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, FunctionName, Revision, Runtime, TenantName};
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+    use crate::backend::Availability;
+
+    fn model(name: &str) -> Model {
+        let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() };
+        Model {
+            key,
+            revision: Revision::FIRST,
+            revisions: vec![Revision::FIRST],
+            runtime: Runtime::Onnx,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            timeout: Duration::from_secs(1),
+            idempotent: true,
+            weights: Bytes(1),
+            availability: Availability::Ready,
+        }
+    }
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn functions_beyond_the_bound_share_a_label_and_deleted_ones_make_room() {
+        let mut registry = Registry::default();
+        let meters = Meters::new(&mut registry, 2, 1);
+        for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+            meters.tally(&model(name), |_| true);
+        }
+        assert!(text(&registry).contains(r#"millrace_requests_total{tenant="_other",function="_other""#));
+        assert!(!text(&registry).contains(r#"function="c""#));
+        // All but "b" are deleted: the next new one finds room.
+        meters.tally(&model("z"), |key| key.name.as_str() == "b");
+        let text = text(&registry);
+        assert!(text.contains(r#"function="z""#) && text.contains(r#"function="b""#));
+        assert!(!text.contains(r#"function="a""#), "{text}");
+    }
+
+    #[test]
+    fn answers_and_failures_are_both_timed() {
+        let mut registry = Registry::default();
+        let meters = Meters::new(&mut registry, 2, 1);
+        let tally = meters.tally(&model("a"), |_| true);
+        let ms = Duration::from_millis;
+        let split = Split { queue: ms(1), swap: ms(2), run: ms(3) };
+        tally.answered(&Times { split, output: ms(0), total: ms(7) }, 99);
+        meters.failed(Some(&tally), Reason::TimedOut, ms(5));
+        assert_eq!(tally.success.read(), (1, 7_000_000));
+        assert_eq!(tally.fail.read(), (1, 5_000_000));
+        assert_eq!(tally.swap.read(), (1, 2_000_000));
+        assert!(
+            text(&registry)
+                .contains(r#"millrace_requests_total{tenant="default",function="a",reason="TIMED_OUT"} 1"#)
+        );
+    }
+}

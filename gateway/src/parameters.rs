@@ -1,0 +1,158 @@
+//! The parameters of a request that mean something here, whichever protocol brought them. Others are
+//! ignored, as Triton does; those that would change the answer are refused, so that nobody takes an
+//! answer for another.
+
+use std::time::Duration;
+
+use millrace_proto::inference::InferParameter;
+use millrace_proto::inference::infer_parameter::ParameterChoice;
+use millrace_types::function::TIMEOUT_MAX;
+use millrace_types::{Failure, Reason};
+
+/// A parameter's value, as either protocol writes it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Value {
+    Bool(bool),
+    Count(u64),
+    Other,
+}
+
+impl From<&InferParameter> for Value {
+    fn from(wire: &InferParameter) -> Self {
+        match wire.parameter_choice {
+            Some(ParameterChoice::BoolParam(flag)) => Self::Bool(flag),
+            Some(ParameterChoice::Uint64Param(n)) => Self::Count(n),
+            Some(ParameterChoice::Int64Param(n)) => u64::try_from(n).map_or(Self::Other, Self::Count),
+            _ => Self::Other,
+        }
+    }
+}
+
+impl From<&serde_json::Value> for Value {
+    fn from(json: &serde_json::Value) -> Self {
+        match json {
+            serde_json::Value::Bool(flag) => Self::Bool(*flag),
+            serde_json::Value::Number(n) => n.as_u64().map_or(Self::Other, Self::Count),
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The parameters of one request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Parameters {
+    /// 1 is the highest, 0 the server's choice.
+    pub(crate) priority: u64,
+    /// How long the client waits, when it says.
+    pub(crate) timeout: Option<Duration>,
+    /// REST: outputs that do not say otherwise are wanted in binary.
+    pub(crate) binary_output: bool,
+}
+
+impl Parameters {
+    /// Reads a request's parameters.
+    pub(crate) fn read<'a>(given: impl Iterator<Item = (&'a str, Value)>) -> Result<Self, Failure> {
+        let mut read = Self::default();
+        for (name, value) in given {
+            match name {
+                "priority" => read.priority = count(name, value)?,
+                // 0 is Triton's way to say none.
+                "timeout" => {
+                    let timeout = Duration::from_micros(count(name, value)?).min(TIMEOUT_MAX);
+                    read.timeout = (!timeout.is_zero()).then_some(timeout);
+                }
+                "binary_data_output" => read.binary_output = flag(name, value)?,
+                _ => {}
+            }
+        }
+        Ok(read)
+    }
+}
+
+fn count(name: &str, value: Value) -> Result<u64, Failure> {
+    match value {
+        Value::Count(n) => Ok(n),
+        _ => Err(malformed(format!("parameter {name:?} must be an integer, and not negative"))),
+    }
+}
+
+/// A boolean parameter.
+pub(crate) fn flag(name: &str, value: Value) -> Result<bool, Failure> {
+    match value {
+        Value::Bool(flag) => Ok(flag),
+        _ => Err(malformed(format!("parameter {name:?} must be true or false"))),
+    }
+}
+
+/// Refuses parameters of an input or output that ask for what is not there.
+pub(crate) fn refuse_unserved<'a>(
+    tensor: &str,
+    mut given: impl Iterator<Item = (&'a str, Value)>,
+) -> Result<(), Failure> {
+    let unserved = given.find_map(|(name, value)| match name {
+        "shared_memory_region" => Some("shared memory is not served: send the contents in the request"),
+        "classification" if value != Value::Count(0) => {
+            Some("classification is not served: sort the output where you read it")
+        }
+        _ => None,
+    });
+    match unserved {
+        Some(why) => Err(Failure::new(Reason::Unimplemented, format!("tensor {tensor:?}: {why}"))),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn malformed(message: impl Into<String>) -> Failure {
+    Failure::new(Reason::MalformedRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(given: &[(&str, Value)]) -> Result<Parameters, Failure> {
+        Parameters::read(given.iter().copied())
+    }
+
+    #[test]
+    fn reads_what_it_knows_and_ignores_the_rest() {
+        let given = [
+            ("priority", Value::Count(2)),
+            ("timeout", Value::Count(1500)),
+            ("sequence_id", Value::Other),
+            ("binary_data_output", Value::Bool(true)),
+        ];
+        let timeout = Some(Duration::from_micros(1500));
+        assert_eq!(read(&given), Ok(Parameters { priority: 2, timeout, binary_output: true }));
+    }
+
+    #[test]
+    fn a_timeout_of_zero_is_none_and_a_long_one_is_cut() {
+        assert_eq!(read(&[("timeout", Value::Count(0))]).unwrap().timeout, None);
+        assert_eq!(read(&[("timeout", Value::Count(u64::MAX))]).unwrap().timeout, Some(TIMEOUT_MAX));
+    }
+
+    #[test]
+    fn refuses_a_known_parameter_of_another_type() {
+        for wrong in [
+            ("priority", Value::Other),
+            ("timeout", Value::Bool(true)),
+            ("binary_data_output", Value::Count(1)),
+        ] {
+            assert_eq!(read(&[wrong]).unwrap_err().reason, Reason::MalformedRequest);
+        }
+        let negative = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(-1)) };
+        assert!(read(&[("timeout", Value::from(&negative))]).is_err());
+    }
+
+    #[test]
+    fn refuses_what_would_change_the_answer() {
+        let refused = refuse_unserved("x", [("classification", Value::Count(3))].into_iter());
+        assert_eq!(refused.unwrap_err().reason, Reason::Unimplemented);
+        assert!(refuse_unserved("x", [("shared_memory_region", Value::Other)].into_iter()).is_err());
+        assert!(
+            refuse_unserved("x", [("classification", Value::Count(0)), ("mine", Value::Other)].into_iter())
+                .is_ok()
+        );
+    }
+}

@@ -1,0 +1,279 @@
+//! A JSON tensor's elements: nested as its shape, or flat, to raw bytes; and raw bytes to JSON.
+//!
+//! The text has been through a JSON parser and is well formed, so one pass over its bytes is enough.
+//! Numbers are read into their own type, rounded once.
+
+use bytes::{BufMut as _, BytesMut};
+use millrace_types::DataType;
+use serde::ser::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::backend::Tensor;
+
+/// Whether a datatype's elements can be JSON numbers or booleans.
+pub(crate) const fn has_json(datatype: DataType) -> bool {
+    !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Bytes)
+}
+
+/// Reads `data` as the elements of a tensor of this type and shape, whose dimensions are all at
+/// least 1. The message of an error says what is wrong with the data.
+pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result<BytesMut, String> {
+    let write =
+        writer(datatype).ok_or_else(|| format!("{datatype} has no JSON form: send it as binary data"))?;
+    let count: usize = shape.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product();
+    let text = data.get().as_bytes();
+    let nested = is_nested(text);
+    let levels = if nested { shape } else { &[] };
+    let mut scan = Scan { levels, open: Vec::with_capacity(shape.len().max(1)), nested, found: 0, count };
+    let mut raw = BytesMut::with_capacity(count * datatype.size().unwrap_or(0));
+    let mut at = 0;
+    while let Some(&c) = text.get(at) {
+        at += 1;
+        match c {
+            b' ' | b'\t' | b'\n' | b'\r' | b',' => {}
+            b'[' => scan.open()?,
+            b']' => scan.close()?,
+            b'"' | b'{' | b'}' => return Err(format!("data has something that is no {datatype} element")),
+            _ => {
+                let rest = &data.get()[at - 1..];
+                let end = rest.find([',', ']', ' ', '\t', '\n', '\r']).unwrap_or(rest.len());
+                let element = &rest[..end];
+                scan.element()?;
+                if !write(element, &mut raw) {
+                    return Err(format!("data has {element}, which is no {datatype} element"));
+                }
+                at += end - 1;
+            }
+        }
+    }
+    if scan.found != count {
+        return Err(format!("data has {} elements, and its shape takes {count}", scan.found));
+    }
+    Ok(raw)
+}
+
+/// Whether the outermost array holds arrays.
+fn is_nested(text: &[u8]) -> bool {
+    let mut brackets = text.iter().filter(|c| !c.is_ascii_whitespace());
+    brackets.next() == Some(&b'[') && brackets.next() == Some(&b'[')
+}
+
+/// Where in the arrays the pass is.
+struct Scan<'a> {
+    /// The size of each level of nesting; empty when the data is flat.
+    levels: &'a [i64],
+    /// Elements so far of each open array, outermost first.
+    open: Vec<i64>,
+    nested: bool,
+    found: usize,
+    count: usize,
+}
+
+impl Scan<'_> {
+    fn misshapen(&self) -> String {
+        "data is neither flat nor nested as its shape".to_owned()
+    }
+
+    fn open(&mut self) -> Result<(), String> {
+        let deepest = if self.nested { self.levels.len() } else { 1 };
+        if self.open.len() == deepest {
+            return Err(self.misshapen());
+        }
+        if let Some(outer) = self.open.last_mut() {
+            *outer += 1;
+        }
+        self.open.push(0);
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        let elements = self.open.pop();
+        let expected = self.levels.get(self.open.len()).copied();
+        if self.nested && elements != expected { Err(self.misshapen()) } else { Ok(()) }
+    }
+
+    fn element(&mut self) -> Result<(), String> {
+        if self.nested && self.open.len() != self.levels.len() {
+            return Err(self.misshapen());
+        }
+        if let Some(array) = self.open.last_mut() {
+            *array += 1;
+        }
+        self.found += 1;
+        if self.found > self.count {
+            return Err(format!("data has more elements than the {} its shape takes", self.count));
+        }
+        Ok(())
+    }
+}
+
+/// Writes one element; false when the text is none of its type.
+type Write = fn(&str, &mut BytesMut) -> bool;
+
+fn writer(datatype: DataType) -> Option<Write> {
+    macro_rules! number {
+        ($type:ty) => {
+            |text, raw| {
+                let number = text.parse::<$type>();
+                number.is_ok_and(|n| {
+                    raw.put_slice(&n.to_le_bytes());
+                    true
+                })
+            }
+        };
+    }
+    macro_rules! float {
+        ($type:ty) => {
+            |text, raw| {
+                // JSON has no infinity: what reads as one is out of range.
+                let number = text.parse::<$type>().ok().filter(|x| x.is_finite());
+                number.is_some_and(|x| {
+                    raw.put_slice(&x.to_le_bytes());
+                    true
+                })
+            }
+        };
+    }
+    let write: Write = match datatype {
+        DataType::Bool => |text, raw| {
+            let flag = text.parse::<bool>();
+            flag.is_ok_and(|flag| {
+                raw.put_u8(u8::from(flag));
+                true
+            })
+        },
+        DataType::Int8 => number!(i8),
+        DataType::Int16 => number!(i16),
+        DataType::Int32 => number!(i32),
+        DataType::Int64 => number!(i64),
+        DataType::Uint8 => number!(u8),
+        DataType::Uint16 => number!(u16),
+        DataType::Uint32 => number!(u32),
+        DataType::Uint64 => number!(u64),
+        DataType::Fp32 => float!(f32),
+        DataType::Fp64 => float!(f64),
+        DataType::Fp16 | DataType::Bf16 | DataType::Bytes => return None,
+    };
+    Some(write)
+}
+
+/// A tensor's elements as a flat JSON array. [`is_finite`] must hold.
+pub(crate) struct Flat<'a>(pub(crate) &'a Tensor);
+
+/// Whether every element can be written as JSON, which has no NaN and no infinity.
+pub(crate) fn is_finite(tensor: &Tensor) -> bool {
+    match tensor.datatype {
+        DataType::Fp32 => elements(&tensor.data, f32::from_le_bytes).all(f32::is_finite),
+        DataType::Fp64 => elements(&tensor.data, f64::from_le_bytes).all(f64::is_finite),
+        _ => true,
+    }
+}
+
+fn elements<T, const N: usize>(raw: &[u8], read: fn([u8; N]) -> T) -> impl Iterator<Item = T> {
+    raw.as_chunks::<N>().0.iter().map(move |bytes| read(*bytes))
+}
+
+impl Serialize for Flat<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let raw = &self.0.data;
+        match self.0.datatype {
+            DataType::Bool => to.collect_seq(raw.iter().map(|&byte| byte != 0)),
+            DataType::Int8 => to.collect_seq(elements(raw, i8::from_le_bytes)),
+            DataType::Int16 => to.collect_seq(elements(raw, i16::from_le_bytes)),
+            DataType::Int32 => to.collect_seq(elements(raw, i32::from_le_bytes)),
+            DataType::Int64 => to.collect_seq(elements(raw, i64::from_le_bytes)),
+            DataType::Uint8 => to.collect_seq(raw.iter()),
+            DataType::Uint16 => to.collect_seq(elements(raw, u16::from_le_bytes)),
+            DataType::Uint32 => to.collect_seq(elements(raw, u32::from_le_bytes)),
+            DataType::Uint64 => to.collect_seq(elements(raw, u64::from_le_bytes)),
+            DataType::Fp32 => to.collect_seq(elements(raw, f32::from_le_bytes)),
+            DataType::Fp64 => to.collect_seq(elements(raw, f64::from_le_bytes)),
+            DataType::Fp16 | DataType::Bf16 | DataType::Bytes => {
+                Err(serde::ser::Error::custom("the datatype has no JSON form"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(json: &str, datatype: DataType, shape: &[i64]) -> Result<Vec<u8>, String> {
+        let raw: &RawValue = serde_json::from_str(json).unwrap();
+        read(raw, datatype, shape).map(|raw| raw.to_vec())
+    }
+
+    #[test]
+    fn flat_and_nested_read_alike() {
+        let expected = Ok(vec![1, 2, 3, 4, 5, 6]);
+        for json in ["[1,2,3,4,5,6]", "[[1,2,3],[4,5,6]]", " [ [ 1 , 2,3 ]\n,[4,\t5,6 ] ] "] {
+            assert_eq!(parse(json, DataType::Uint8, &[2, 3]), expected, "{json}");
+        }
+        assert_eq!(parse("[[[1],[2]]]", DataType::Int8, &[1, 2, 1]), Ok(vec![1, 2]));
+        assert_eq!(parse("[7]", DataType::Uint8, &[]), Ok(vec![7]));
+        assert_eq!(parse("7", DataType::Uint8, &[]), Ok(vec![7]));
+        assert_eq!(parse("[true, false]", DataType::Bool, &[2]), Ok(vec![1, 0]));
+    }
+
+    #[test]
+    fn refuses_another_shape_another_count_and_other_elements() {
+        for (json, datatype, shape) in [
+            ("[[1,2],[3,4],[5,6]]", DataType::Uint8, [2, 3].as_slice()),
+            ("[[1,2,3,4,5,6]]", DataType::Uint8, &[2, 3]),
+            ("[[1,2,3],4,5,6]", DataType::Uint8, &[2, 3]),
+            ("[1,2,3,[4,5,6]]", DataType::Uint8, &[2, 3]),
+            ("[[[1,2,3],[4,5,6]]]", DataType::Uint8, &[2, 3]),
+            ("[1,2,3,4,5]", DataType::Uint8, &[2, 3]),
+            ("[1,2,3,4,5,6,7]", DataType::Uint8, &[2, 3]),
+            ("[]", DataType::Uint8, &[1]),
+            ("1", DataType::Uint8, &[2]),
+            ("[256]", DataType::Uint8, &[1]),
+            ("[-1]", DataType::Uint64, &[1]),
+            ("[1.5]", DataType::Int32, &[1]),
+            ("[1e40]", DataType::Fp32, &[1]),
+            ("[true]", DataType::Fp32, &[1]),
+            ("[1]", DataType::Bool, &[1]),
+            ("[null]", DataType::Fp32, &[1]),
+            (r#"["1"]"#, DataType::Fp32, &[1]),
+            (r#"[{"a":1}]"#, DataType::Fp32, &[1]),
+            (r#""text""#, DataType::Fp32, &[1]),
+            ("[1]", DataType::Fp16, &[1]),
+        ] {
+            assert!(parse(json, datatype, shape).is_err(), "{json} as {datatype} of {shape:?}");
+        }
+    }
+
+    #[test]
+    fn extremes_keep_their_value() {
+        assert_eq!(
+            parse("[18446744073709551615]", DataType::Uint64, &[1]),
+            Ok(u64::MAX.to_le_bytes().to_vec())
+        );
+        let least = i64::MIN.to_string();
+        assert_eq!(parse(&format!("[{least}]"), DataType::Int64, &[1]), Ok(i64::MIN.to_le_bytes().to_vec()));
+        assert_eq!(parse("[-0.0]", DataType::Fp32, &[1]), Ok((-0.0f32).to_le_bytes().to_vec()));
+    }
+
+    proptest! {
+        #[test]
+        fn every_finite_number_survives_json(numbers in proptest::collection::vec(proptest::num::f64::NORMAL | proptest::num::f64::SUBNORMAL | proptest::num::f64::ZERO, 1..20)) {
+            let data: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let shape = vec![numbers.len() as i64];
+            let tensor = Tensor { name: "x".into(), datatype: DataType::Fp64, shape: shape.clone(), data: data.clone().into() };
+            prop_assert!(is_finite(&tensor));
+            let json = serde_json::to_string(&Flat(&tensor)).unwrap();
+            prop_assert_eq!(parse(&json, DataType::Fp64, &shape), Ok(data));
+        }
+    }
+
+    #[test]
+    fn nan_and_infinity_are_noticed() {
+        for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let data = [1.0f32.to_le_bytes(), x.to_le_bytes()].concat().into();
+            assert!(!is_finite(&Tensor { name: "x".into(), datatype: DataType::Fp32, shape: vec![2], data }));
+        }
+    }
+}

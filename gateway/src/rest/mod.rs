@@ -1,0 +1,261 @@
+//! The protocol over REST, with Triton's binary and repository extensions, and `/metrics`.
+
+mod body;
+mod describe;
+mod elements;
+pub(crate) mod error;
+mod request;
+mod response;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequestParts, RawPathParams, State};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Response, StatusCode, Uri};
+use millrace_types::{Failure, Reason};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use serde::Deserialize;
+use serde_json::{Map, Value as Json, json};
+
+use self::error::RestError;
+use crate::backend::{Availability, Intent};
+use crate::call::Call;
+use crate::describe as said;
+use crate::front::Front;
+use crate::grpc::SERVER_TIMING;
+use crate::parameters::malformed;
+
+const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+type Shared = State<Arc<Front>>;
+type Called = Extension<Call>;
+type Answered = Result<Response<Body>, RestError>;
+
+/// Every REST route.
+pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
+    let model = |suffix: &str| {
+        [
+            format!("/v2/models/{{model}}{suffix}"),
+            format!("/v2/models/{{model}}/versions/{{version}}{suffix}"),
+        ]
+    };
+    let mut router = Router::new()
+        .route("/v2", get(server))
+        .route("/v2/", get(server))
+        .route("/v2/health/live", get(live))
+        .route("/v2/health/ready", get(ready))
+        .route("/v2/models/stats", get(statistics))
+        .route("/v2/repository/index", post(index).get(index))
+        .route("/v2/repository/models/{model}/load", post(load))
+        .route("/v2/repository/models/{model}/unload", post(unload));
+    for (suffix, methods) in [
+        ("", get(metadata)),
+        ("/ready", get(model_ready)),
+        ("/infer", post(infer)),
+        ("/config", get(config)),
+        ("/stats", get(statistics)),
+    ] {
+        for path in model(suffix) {
+            router = router.route(&path, methods.clone());
+        }
+    }
+    let metrics = {
+        let (front, registry) = (Arc::clone(&front), Arc::new(registry));
+        move || std::future::ready(metrics(&front, &registry))
+    };
+    router.route("/metrics", get(metrics)).fallback(unknown_path).with_state(front)
+}
+
+/// The model and version that a path names; empty where it names none.
+struct Wanted {
+    name: String,
+    version: String,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Wanted {
+    type Rejection = RestError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RestError> {
+        let params = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|error| malformed(format!("the path cannot be read: {error}")))?;
+        let of = |wanted: &str| {
+            let found = params.iter().find(|(name, _)| *name == wanted);
+            found.map_or_else(String::new, |(_, value)| value.to_owned())
+        };
+        Ok(Self { name: of("model"), version: of("version") })
+    }
+}
+
+fn json_response(status: StatusCode, body: &Json) -> Response<Body> {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, error::JSON);
+    response
+}
+
+fn ok(body: &Json) -> Response<Body> {
+    json_response(StatusCode::OK, body)
+}
+
+/// KServe's servers answer 503 when something is not ready.
+const fn readiness(ready: bool) -> StatusCode {
+    if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+async fn server() -> Response<Body> {
+    ok(&describe::server(&said::server()))
+}
+
+async fn live() -> Response<Body> {
+    ok(&json!({ "live": true }))
+}
+
+async fn ready(State(front): Shared) -> Response<Body> {
+    let ready = front.ready();
+    json_response(readiness(ready), &json!({ "ready": ready }))
+}
+
+async fn metadata(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+    let model = front.find_loaded(&call, &wanted.name, &wanted.version)?;
+    Ok(ok(&describe::metadata(&said::metadata(&model))))
+}
+
+async fn model_ready(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+    let model = front.find(&call, &wanted.name, &wanted.version)?;
+    let ready = model.availability == Availability::Ready;
+    Ok(json_response(readiness(ready), &json!({ "name": wanted.name, "ready": ready })))
+}
+
+async fn config(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+    let model = front.find_loaded(&call, &wanted.name, &wanted.version)?;
+    Ok(ok(&describe::config(&said::config(&model))))
+}
+
+async fn statistics(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+    let stats = said::statistics(&front, &call, &wanted.name, &wanted.version)?;
+    Ok(ok(&describe::statistics(&stats)))
+}
+
+async fn infer(
+    State(front): Shared,
+    Extension(call): Called,
+    wanted: Wanted,
+    headers: HeaderMap,
+    body: Body,
+) -> Answered {
+    let mut run = front.begin(&call);
+    let mut form = request::Form::default();
+    let collected = body::collect(&front, &headers, body).await;
+    let (body, charge) = match collected {
+        Ok(collected) => collected,
+        Err(error) => {
+            run.fail(error.failure().clone());
+            return Err(error);
+        }
+    };
+    let answered = run
+        .answer(&wanted.name, &wanted.version, |model| {
+            let (question, asked) = request::question(model, request::cut(&headers, body)?)?;
+            form = asked;
+            Ok(question)
+        })
+        .await
+        .and_then(|answer| response::encode(&answer, &form).map(|encoded| (answer, encoded)));
+    drop(charge);
+    let (answer, encoded) = match answered {
+        Ok(answered) => answered,
+        Err(failure) => return Err(run.fail(failure).into()),
+    };
+    let mut response = match response::response(encoded, &headers).await {
+        Ok(response) => response,
+        Err(failure) => return Err(run.fail(failure).into()),
+    };
+    let times = run.succeed(&answer);
+    // Digits, letters and punctuation: always a valid value.
+    if let Ok(timing) = HeaderValue::from_str(&times.to_string()) {
+        response.headers_mut().insert(TIMING, timing);
+    }
+    Ok(response)
+}
+
+#[derive(Default, Deserialize)]
+struct IndexRequest {
+    #[serde(default)]
+    ready: bool,
+}
+
+#[derive(Default, Deserialize)]
+struct RepositoryRequest {
+    parameters: Option<Map<String, Json>>,
+}
+
+/// Reads a small JSON body that may be left out.
+async fn optional<T: Default + for<'de> Deserialize<'de>>(
+    front: &Front,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T, RestError> {
+    let (body, _charge) = body::collect(front, headers, body).await?;
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(&body)
+        .map_err(|error| malformed(format!("the request is not what the protocol asks: {error}")).into())
+}
+
+async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap, body: Body) -> Answered {
+    let IndexRequest { ready } = optional(&front, &headers, body).await?;
+    Ok(ok(&describe::index(&said::index(&front, &call, ready))))
+}
+
+async fn load(
+    State(front): Shared,
+    Extension(call): Called,
+    wanted: Wanted,
+    headers: HeaderMap,
+    body: Body,
+) -> Answered {
+    let RepositoryRequest { parameters } = optional(&front, &headers, body).await?;
+    if let Some(name) = parameters.iter().flat_map(Map::keys).next() {
+        let message = format!("load parameter {name:?} is not served: change a function with millrace apply");
+        return Err(Failure::new(Reason::Unimplemented, message).into());
+    }
+    front.set_intent(&call, &wanted.name, Intent::Serve).await?;
+    Ok(ok(&json!({ "name": wanted.name, "load": true })))
+}
+
+async fn unload(
+    State(front): Shared,
+    Extension(call): Called,
+    wanted: Wanted,
+    headers: HeaderMap,
+    body: Body,
+) -> Answered {
+    // The one parameter there is, unload_dependents, concerns ensembles: a function has none.
+    let RepositoryRequest { .. } = optional(&front, &headers, body).await?;
+    front.set_intent(&call, &wanted.name, Intent::Refuse).await?;
+    Ok(ok(&json!({ "name": wanted.name, "unload": true })))
+}
+
+fn metrics(front: &Front, registry: &Registry) -> Answered {
+    front.meters.bytes_in_flight.set(i64::try_from(front.budget.used()).unwrap_or(i64::MAX));
+    let mut text = String::new();
+    encode(&mut text, registry)
+        .map_err(|error| Failure::new(Reason::Internal, format!("cannot write the metrics: {error}")))?;
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS);
+    Ok(response)
+}
+
+async fn unknown_path(uri: Uri) -> RestError {
+    let message = format!("no {:?} here: the protocol's paths begin with /v2", uri.path());
+    RestError::new(StatusCode::NOT_FOUND, Reason::Unimplemented, message)
+}

@@ -1,0 +1,201 @@
+//! An inference's answer over REST: JSON, then the outputs that are wanted in binary.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io::{self, Write as _};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::{GzEncoder, ZlibEncoder};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Response};
+use http_body::{Frame, SizeHint};
+use millrace_types::{Failure, Reason};
+use serde::Serialize;
+
+use super::elements::{self, Flat};
+use super::error::JSON;
+use super::request::{Form, HEADER_LENGTH};
+use crate::backend::Tensor;
+use crate::front::Answer;
+use crate::inflate::Encoding;
+
+const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
+/// Below this, compressing costs more than it saves.
+const COMPRESS_MIN: usize = 1 << 10;
+/// From here on it is done on a thread of its own.
+const COMPRESS_APART_MIN: usize = 64 << 10;
+
+#[derive(Serialize)]
+struct Written<'a> {
+    model_name: &'a str,
+    model_version: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    outputs: Vec<Output<'a>>,
+}
+
+#[derive(Serialize)]
+struct Output<'a> {
+    name: &'a str,
+    datatype: &'static str,
+    shape: &'a [i64],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<BinarySize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Flat<'a>>,
+}
+
+#[derive(Serialize)]
+struct BinarySize {
+    binary_data_size: usize,
+}
+
+/// An answer's body: its pieces, and how long the JSON is where binary follows.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Encoded {
+    pieces: VecDeque<Bytes>,
+    json_len: Option<usize>,
+}
+
+/// Writes an answer.
+pub(crate) fn encode(answer: &Answer, form: &Form) -> Result<Encoded, Failure> {
+    let tensors = &answer.completion.outputs;
+    let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
+    let output = |(at, tensor): (usize, &'_ Tensor)| -> Result<(), Failure> {
+        if is_binary(at) || elements::is_finite(tensor) {
+            return Ok(());
+        }
+        let message = format!(
+            "output {:?} has NaN or infinity, which JSON cannot carry: ask for binary_data, or use gRPC",
+            tensor.name
+        );
+        Err(Failure::new(Reason::InvalidOutput, message).after_execution())
+    };
+    tensors.iter().enumerate().try_for_each(output)?;
+    let outputs = tensors.iter().enumerate().map(|(at, tensor)| Output {
+        name: &tensor.name,
+        datatype: tensor.datatype.as_str(),
+        shape: &tensor.shape,
+        parameters: is_binary(at).then_some(BinarySize { binary_data_size: tensor.data.len() }),
+        data: (!is_binary(at)).then_some(Flat(tensor)),
+    });
+    let written = Written {
+        model_name: answer.model.key.name.as_str(),
+        model_version: answer.model.revision.to_string(),
+        id: form.id.as_deref(),
+        outputs: outputs.collect(),
+    };
+    let json = serde_json::to_vec(&written)
+        .map_err(|error| Failure::new(Reason::Internal, format!("cannot write the answer: {error}")))?;
+    let binary =
+        tensors.iter().enumerate().filter(|&(at, _)| is_binary(at)).map(|(_, tensor)| tensor.data.clone());
+    let json_len = form.binary.contains(&true).then_some(json.len());
+    let pieces = std::iter::once(Bytes::from(json)).chain(binary).collect();
+    Ok(Encoded { pieces, json_len })
+}
+
+/// Sends an answer, compressed when the client takes that.
+pub(crate) async fn response(encoded: Encoded, headers: &HeaderMap) -> Result<Response<Body>, Failure> {
+    let Encoded { pieces, json_len } = encoded;
+    let len: usize = pieces.iter().map(Bytes::len).sum();
+    let encoding = (len >= COMPRESS_MIN).then(|| accepted(headers)).flatten();
+    let body = match encoding {
+        None => Body::new(Pieces(pieces)),
+        Some(encoding) if len < COMPRESS_APART_MIN => Body::from(compressed(encoding, pieces)?),
+        Some(encoding) => {
+            let done = tokio::task::spawn_blocking(move || compressed(encoding, pieces)).await;
+            Body::from(done.map_err(|error| internal(&error))??)
+        }
+    };
+    let mut response = Response::new(body);
+    let kind = if json_len.is_some() { BINARY } else { JSON };
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    if let Some(json_len) = json_len {
+        response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(json_len));
+    }
+    if let Some(encoding) = encoding {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    }
+    Ok(response)
+}
+
+fn internal(error: &dyn std::error::Error) -> Failure {
+    Failure::new(Reason::Internal, format!("cannot compress the answer: {error}")).after_execution()
+}
+
+fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
+    let compress = || -> io::Result<Vec<u8>> {
+        match encoding {
+            Encoding::Gzip => {
+                let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+                pieces.iter().try_for_each(|piece| encoder.write_all(piece))?;
+                encoder.finish()
+            }
+            Encoding::Deflate => {
+                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+                pieces.iter().try_for_each(|piece| encoder.write_all(piece))?;
+                encoder.finish()
+            }
+        }
+    };
+    compress().map_err(|error| internal(&error))
+}
+
+/// The compression a client prefers among ours: gzip, then deflate, unless it weighs one at 0.
+fn accepted(headers: &HeaderMap) -> Option<Encoding> {
+    let listed = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let names = listed.flat_map(|list| list.split(',')).filter_map(|entry| {
+        let (name, weight) = entry.split_once(';').unwrap_or((entry, "q=1"));
+        let refused = weight.trim().strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0));
+        (!refused).then(|| name.trim().to_ascii_lowercase())
+    });
+    let names: Vec<_> = names.collect();
+    [Encoding::Gzip, Encoding::Deflate]
+        .into_iter()
+        .find(|encoding| names.iter().any(|name| name == encoding.name()))
+}
+
+/// A body of known pieces: sent as they are, uncopied, with their length known.
+struct Pieces(VecDeque<Bytes>);
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chooses_among_what_the_client_takes() {
+        let chosen = |accept: &'static str| {
+            accepted(&HeaderMap::from_iter([(ACCEPT_ENCODING, accept.parse().unwrap())]))
+        };
+        assert_eq!(chosen("gzip"), Some(Encoding::Gzip));
+        assert_eq!(chosen("deflate"), Some(Encoding::Deflate));
+        assert_eq!(chosen("deflate, GZIP;q=0.5"), Some(Encoding::Gzip));
+        assert_eq!(chosen("gzip;q=0, deflate"), Some(Encoding::Deflate));
+        assert_eq!(chosen("br, identity"), None);
+        assert_eq!(accepted(&HeaderMap::new()), None);
+    }
+}

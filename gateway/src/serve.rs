@@ -1,0 +1,289 @@
+//! The listening socket, the connections on it, and the end of both.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use millrace_proto::DESCRIPTORS;
+use millrace_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
+use prometheus_client::registry::Registry;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use tonic::codec::CompressionEncoding;
+use tonic::server::NamedService;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic_health::pb::health_server::HealthServer;
+
+use crate::backend::Backend;
+use crate::budget::Budget;
+use crate::closing::Closing;
+use crate::config::{FrontDoorConfig, Limits};
+use crate::door::{self, Door};
+use crate::front::Front;
+use crate::grpc::Inference;
+use crate::grpc::health::FrontHealth;
+use crate::meters::Meters;
+use crate::request_id::RequestIds;
+use crate::rest;
+
+/// What one HTTP/2 stream may have on its way before it is read.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// What one HTTP/2 connection may.
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// The largest HTTP/2 frame taken: large tensors come in fewer pieces.
+const FRAME_MAX: u32 = 256 << 10;
+/// Response bytes buffered for one HTTP/2 stream.
+const SEND_BUFFER_MAX: usize = 1 << 20;
+/// The wait after the machine ran out of descriptors, before accepting again.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// A front door not yet open. Everything a client speaks is on its one port: inference over gRPC and
+/// REST, the services added here, health, reflection, `/metrics`.
+pub struct FrontDoor {
+    config: FrontDoorConfig,
+    backend: Arc<dyn Backend>,
+    registry: Registry,
+    services: BTreeSet<&'static str>,
+    routes: RoutesBuilder,
+}
+
+/// A front door that is open. Dropping it closes it at once; [`Serving::close`] lets it finish.
+pub struct Serving {
+    local_addr: SocketAddr,
+    closing: watch::Sender<bool>,
+    accepting: JoinHandle<JoinSet<()>>,
+}
+
+/// A listener whose own address cannot be told.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot tell the address that was bound: {0}")]
+pub struct Error(#[from] std::io::Error);
+
+impl FrontDoor {
+    /// A front door to `backend`.
+    #[must_use]
+    pub fn new(config: FrontDoorConfig, backend: Arc<dyn Backend>) -> Self {
+        Self {
+            config,
+            backend,
+            registry: Registry::default(),
+            services: BTreeSet::new(),
+            routes: Routes::builder(),
+        }
+    }
+
+    /// Adds a gRPC service. Each of its requests has a [`Caller`](crate::auth::Caller) in its
+    /// extensions, and its messages are plain and within the limits.
+    #[must_use]
+    pub fn service<S>(mut self, service: S) -> Self
+    where
+        S: tower::Service<Request<tonic::body::Body>, Error = std::convert::Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Response: axum::response::IntoResponse,
+        S::Future: Send + 'static,
+    {
+        self.services.insert(S::NAME);
+        self.routes.add_service(service);
+        self
+    }
+
+    /// Serves these metrics too.
+    #[must_use]
+    pub fn metrics(mut self, registry: Registry) -> Self {
+        self.registry = registry;
+        self
+    }
+
+    /// Opens the door. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error`] when the listener has no address.
+    pub fn serve(self, listener: TcpListener) -> Result<Serving, Error> {
+        let local_addr = listener.local_addr()?;
+        let (closing, closed) = Closing::new();
+        let connections_max = self.config.limits.connections_max;
+        let door = self.door(closed.clone());
+        let accepting = tokio::spawn(accept(listener, door, connections_max, closed));
+        Ok(Serving { local_addr, closing, accepting })
+    }
+
+    fn door(self, closing: Closing) -> Door {
+        let Self { config, backend, mut registry, mut services, mut routes } = self;
+        let FrontDoorConfig { limits, authenticate, wall_clock, seed } = config;
+        let budget = Budget::new(limits.in_flight_max.max(limits.message_max));
+        let meters = Meters::new(&mut registry, limits.labelled_functions_max, budget.capacity());
+        let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
+        let message_len_max = limits.message_len_max();
+        let front = Arc::new(Front { backend, meters, ids, budget, limits, wall_clock, closing });
+
+        let inference = GrpcInferenceServiceServer::new(Inference(Arc::clone(&front)))
+            .send_compressed(CompressionEncoding::Gzip)
+            .send_compressed(CompressionEncoding::Deflate)
+            .max_decoding_message_size(message_len_max);
+        services.insert(GrpcInferenceServiceServer::<Inference>::NAME);
+        services.insert(HealthServer::<FrontHealth>::NAME);
+        let services = Arc::new(services);
+        let health = FrontHealth { front: Arc::clone(&front), services: Arc::clone(&services) };
+        routes.add_service(inference).add_service(HealthServer::new(health));
+        add_reflection(&mut routes, &services);
+        let grpc: Router = routes.routes().prepare().into_axum_router().fallback(door::unknown_method);
+        let rest = rest::router(Arc::clone(&front), registry);
+        Door { front, authenticate, grpc, rest }
+    }
+}
+
+/// Reflection of what is served here, and of nothing else the descriptors hold.
+fn add_reflection(routes: &mut RoutesBuilder, services: &BTreeSet<&'static str>) {
+    let mut v1 = tonic_reflection::server::Builder::configure();
+    let mut v1alpha = tonic_reflection::server::Builder::configure();
+    for descriptors in [DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET] {
+        v1 = v1.register_encoded_file_descriptor_set(descriptors);
+        v1alpha = v1alpha.register_encoded_file_descriptor_set(descriptors);
+    }
+    for &service in services {
+        v1 = v1.with_service_name(service);
+        v1alpha = v1alpha.with_service_name(service);
+    }
+    match (v1.build_v1(), v1alpha.build_v1alpha()) {
+        (Ok(v1), Ok(v1alpha)) => {
+            routes.add_service(v1).add_service(v1alpha);
+        }
+        // Our own build made the descriptors: a test sees that they are whole.
+        (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "no reflection"),
+    }
+}
+
+impl Serving {
+    /// The address bound: what port 0 became.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Stops taking connections and requests, waits up to `grace` for those under way to be
+    /// answered, then drops what is left. Returns how many connections were cut short.
+    pub async fn close(mut self, grace: Duration) -> usize {
+        self.closing.send_replace(true);
+        let Ok(mut connections) = (&mut self.accepting).await else { return 0 };
+        let drained = async { while connections.join_next().await.is_some() {} };
+        // Whatever is left when the grace ends is counted below.
+        if timeout(grace, drained).await.is_err() {
+            tracing::warn!(left = connections.len(), "connections were cut short");
+        }
+        let left = connections.len();
+        connections.shutdown().await;
+        left
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Takes connections until the door closes; those still open then.
+async fn accept(listener: TcpListener, door: Door, connections_max: usize, closing: Closing) -> JoinSet<()> {
+    let slots = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
+    let mut connections = JoinSet::new();
+    let mut closed = std::pin::pin!(closing.clone().begun());
+    loop {
+        // The semaphore is never closed: a slot always comes.
+        let next = async { (Arc::clone(&slots).acquire_owned().await, listener.accept().await) };
+        tokio::select! {
+            (slot, accepted) = next => match accepted {
+                Ok((stream, peer)) => {
+                    let (door, closing) = (door.clone(), closing.clone());
+                    connections.spawn(async move {
+                        let _slot = slot;
+                        connection(stream, peer, door, closing).await;
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                }
+            },
+            // Finished connections leave the set as they finish.
+            Some(finished) = connections.join_next() => if let Err(error) = finished {
+                tracing::error!(%error, "a connection's task failed");
+            },
+            () = closed.as_mut() => return connections,
+        }
+    }
+}
+
+/// Serves one connection until either side ends it.
+async fn connection(stream: TcpStream, peer: SocketAddr, door: Door, closing: Closing) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, %peer, "no TCP_NODELAY");
+    }
+    let open = OpenConnection::new(&door);
+    let builder = protocol(&door.front.limits);
+    let service = service_fn({
+        let door = door.clone();
+        move |request: Request<Incoming>| {
+            let door = door.clone();
+            async move { Ok::<_, std::convert::Infallible>(door.admit(peer, request).await) }
+        }
+    });
+    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = closing.begun() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        // A client that went away, mostly.
+        tracing::debug!(%error, %peer, "connection ended");
+    }
+    drop(open);
+}
+
+fn protocol(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.header_wait_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_MAX)
+        .max_send_buf_size(SEND_BUFFER_MAX)
+        .max_concurrent_streams(limits.calls_per_connection_max)
+        .keep_alive_interval(limits.keep_alive_every)
+        .keep_alive_timeout(limits.stall_max);
+    builder
+}
+
+/// Counts a connection while it is open.
+struct OpenConnection(prometheus_client::metrics::gauge::Gauge);
+
+impl OpenConnection {
+    fn new(door: &Door) -> Self {
+        let gauge = door.front.meters.connections.clone();
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,0 +1,293 @@
+//! A backend in memory whose models give back what they are given, at each datatype and in several
+//! shapes; with models that are slow, that fail, that lie, that are not ready.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millrace_gateway::Caller;
+use millrace_gateway::backend::{
+    Availability, Backend, Completion, Intent, Invocation, Model, Split, Tensor,
+};
+use millrace_types::{
+    DataType, Dim, Failure, FunctionKey, FunctionName, Reason, Revision, Runtime, TenantName, TensorSpec,
+};
+use tokio::sync::watch;
+
+/// The split that every echo reports.
+pub const SPLIT: Split = Split {
+    queue: Duration::from_micros(100),
+    swap: Duration::from_micros(200),
+    run: Duration::from_micros(300),
+};
+
+/// What a model does with its inputs.
+#[derive(Clone, Copy)]
+enum Does {
+    /// Gives them back.
+    Echo,
+    /// Gives them back after the milliseconds its input says.
+    Wait,
+    /// Answers nothing until [`Echo::release`].
+    Hold,
+    Fail(Reason),
+    /// Gives NaN.
+    Nan,
+    /// Gives an output that it does not declare.
+    Lie,
+}
+
+struct Entry {
+    does: Does,
+    revisions: Vec<Arc<Model>>,
+}
+
+/// The backend.
+pub struct Echo {
+    entries: Mutex<BTreeMap<FunctionKey, Entry>>,
+    released: watch::Sender<bool>,
+    running: watch::Sender<usize>,
+    cancelled: watch::Sender<usize>,
+    calls: AtomicUsize,
+    seen: Mutex<Vec<Invocation>>,
+    ready: watch::Sender<bool>,
+}
+
+fn key(tenant: &str, name: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::new(tenant).unwrap(), name: FunctionName::new(name).unwrap() }
+}
+
+fn spec(name: &str, datatype: DataType, shape: &[&str]) -> TensorSpec {
+    let dim = |dim: &&str| dim.parse().map_or_else(|_| Dim::Symbol((*dim).to_owned()), Dim::Fixed);
+    TensorSpec { name: name.to_owned(), datatype, shape: shape.iter().map(dim).collect() }
+}
+
+impl Echo {
+    /// Every model of the tests.
+    pub fn new() -> Self {
+        let echo = Self {
+            entries: Mutex::default(),
+            released: watch::Sender::new(false),
+            running: watch::Sender::new(0),
+            cancelled: watch::Sender::new(0),
+            calls: AtomicUsize::new(0),
+            seen: Mutex::default(),
+            ready: watch::Sender::new(true),
+        };
+        for datatype in DataType::ALL {
+            if datatype != DataType::Bytes {
+                let name = format!("echo-{}", datatype.as_str().to_lowercase());
+                echo.add("default", &name, Does::Echo, 1, &[("x", datatype, &["N", "M"])]);
+            }
+        }
+        let x = &[("x", DataType::Fp32, ["N", "64"].as_slice())];
+        echo.add("default", "mlp", Does::Echo, 1, x);
+        echo.add("default", "versioned", Does::Echo, 3, x);
+        echo.add("acme", "private", Does::Echo, 1, x);
+        let pair = [("a", DataType::Fp32, ["N", "4"].as_slice()), ("b", DataType::Int64, ["N"].as_slice())];
+        echo.add("default", "pair", Does::Echo, 1, &pair);
+        echo.add("default", "scalar", Does::Echo, 1, &[("x", DataType::Fp32, &[])]);
+        echo.add("default", "slow", Does::Wait, 1, &[("ms", DataType::Int64, &["1"])]);
+        echo.add("default", "held", Does::Hold, 1, x);
+        echo.add("default", "failing", Does::Fail(Reason::ModelFailed), 1, x);
+        echo.add("default", "full", Does::Fail(Reason::QueueFull), 1, x);
+        echo.add("default", "nan", Does::Nan, 1, x);
+        echo.add("default", "liar", Does::Lie, 1, x);
+        for (name, availability) in [
+            ("preparing", Availability::Preparing),
+            ("unloaded", Availability::Disabled),
+            ("broken", Availability::Unavailable("its model file is gone".to_owned())),
+        ] {
+            echo.add("default", name, Does::Echo, 1, x);
+            echo.set(&key("default", name), &availability);
+        }
+        echo
+    }
+
+    fn add(
+        &self,
+        tenant: &str,
+        name: &str,
+        does: Does,
+        revisions: u64,
+        inputs: &[(&str, DataType, &[&str])],
+    ) {
+        let inputs: Vec<_> =
+            inputs.iter().map(|(name, datatype, shape)| spec(name, *datatype, shape)).collect();
+        let output = |input: &TensorSpec| TensorSpec { name: format!("{}_out", input.name), ..input.clone() };
+        let numbers: Vec<_> = (1..=revisions).filter_map(Revision::new).collect();
+        let model = |&revision: &Revision| {
+            Arc::new(Model {
+                key: key(tenant, name),
+                revision,
+                revisions: numbers.clone(),
+                runtime: Runtime::Onnx,
+                inputs: inputs.clone(),
+                outputs: inputs.iter().map(output).collect(),
+                timeout: Duration::from_secs(60),
+                idempotent: true,
+                weights: millrace_types::Bytes::mib(1),
+                availability: Availability::Ready,
+            })
+        };
+        let entry = Entry { does, revisions: numbers.iter().map(model).collect() };
+        self.entries().insert(key(tenant, name), entry);
+    }
+
+    fn entries(&self) -> std::sync::MutexGuard<'_, BTreeMap<FunctionKey, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, function: &FunctionKey, availability: &Availability) {
+        if let Some(entry) = self.entries().get_mut(function) {
+            for model in &mut entry.revisions {
+                *model = Arc::new(Model { availability: availability.clone(), ..Model::clone(model) });
+            }
+        }
+    }
+
+    /// Lets "held" answer.
+    pub fn release(&self) {
+        self.released.send_replace(true);
+    }
+
+    /// Whether the backend is ready.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.send_replace(ready);
+    }
+
+    /// Ends once `count` requests run.
+    pub async fn running(&self, count: usize) {
+        self.running.subscribe().wait_for(|&running| running == count).await.unwrap();
+    }
+
+    /// Ends once `count` requests were dropped unanswered.
+    pub async fn cancelled(&self, count: usize) {
+        self.cancelled.subscribe().wait_for(|&cancelled| cancelled == count).await.unwrap();
+    }
+
+    /// The last invocation.
+    pub fn last(&self) -> Invocation {
+        self.seen.lock().unwrap().last().cloned().unwrap()
+    }
+
+    /// How many invocations there were.
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn does(&self, function: &FunctionKey) -> Option<Does> {
+        self.entries().get(function).map(|entry| entry.does)
+    }
+}
+
+/// Counts a request that is dropped before it ends.
+struct Underway<'a> {
+    echo: &'a Echo,
+    ended: bool,
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        self.echo.running.send_modify(|running| *running -= 1);
+        if !self.ended {
+            self.echo.cancelled.send_modify(|cancelled| *cancelled += 1);
+        }
+    }
+}
+
+fn completion(outputs: Vec<Tensor>) -> Completion {
+    Completion { outputs, split: SPLIT, attempts: 1 }
+}
+
+fn echoed(model: &Model, invocation: Invocation) -> Completion {
+    let outputs =
+        invocation.inputs.into_iter().map(|tensor| Tensor { name: format!("{}_out", tensor.name), ..tensor });
+    let outputs: Vec<_> = outputs.collect();
+    let wanted: Vec<String> = match invocation.outputs.as_slice() {
+        [] => model.outputs.iter().map(|output| output.name.clone()).collect(),
+        named => named.to_vec(),
+    };
+    let find = |name: &String| outputs.iter().find(|output| output.name == *name).cloned();
+    completion(wanted.iter().filter_map(find).collect())
+}
+
+#[async_trait]
+impl Backend for Echo {
+    fn ready(&self) -> bool {
+        *self.ready.borrow()
+    }
+
+    fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
+        let entries = self.entries();
+        let entry = entries
+            .get(function)
+            .ok_or_else(|| Failure::new(Reason::FunctionNotFound, format!("no function {function}")))?;
+        let found = match revision {
+            None => entry.revisions.last(),
+            Some(revision) => entry.revisions.iter().find(|model| model.revision == revision),
+        };
+        found
+            .cloned()
+            .ok_or_else(|| Failure::new(Reason::RevisionNotFound, format!("no such revision of {function}")))
+    }
+
+    fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>> {
+        let entries = self.entries();
+        let own = entries.iter().filter(|(key, _)| key.tenant == *tenant);
+        own.flat_map(|(_, entry)| entry.revisions.clone()).collect()
+    }
+
+    async fn set_intent(
+        &self,
+        function: &FunctionKey,
+        intent: Intent,
+        _caller: &Caller,
+    ) -> Result<(), Failure> {
+        let availability = match intent {
+            Intent::Serve => Availability::Ready,
+            Intent::Refuse => Availability::Disabled,
+        };
+        self.set(function, &availability);
+        Ok(())
+    }
+
+    async fn invoke(&self, model: &Model, mut invocation: Invocation) -> Result<Completion, Failure> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let does = self.does(&model.key).ok_or_else(|| Failure::new(Reason::FunctionNotFound, "gone"))?;
+        if let Does::Echo = does {
+            *self.seen.lock().unwrap() = vec![invocation.clone()];
+            return Ok(echoed(model, invocation));
+        }
+        self.seen.lock().unwrap().push(invocation.clone());
+        self.running.send_modify(|running| *running += 1);
+        let mut underway = Underway { echo: self, ended: false };
+        let result = match does {
+            Does::Echo => Ok(echoed(model, invocation)),
+            Does::Wait => {
+                let ms = invocation.inputs[0].data.as_ref().try_into().map_or(0, u64::from_le_bytes);
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                Ok(echoed(model, invocation))
+            }
+            Does::Hold => {
+                self.released.subscribe().wait_for(|&released| released).await.unwrap();
+                Ok(echoed(model, invocation))
+            }
+            Does::Fail(reason) => Err(Failure::new(reason, "it was told to fail").after_execution()),
+            Does::Nan => {
+                let elements = invocation.inputs[0].data.len() / 4;
+                invocation.inputs[0].data = Bytes::from(f32::NAN.to_le_bytes().repeat(elements));
+                Ok(echoed(model, invocation))
+            }
+            Does::Lie => {
+                invocation.inputs[0].name = "another".to_owned();
+                Ok(completion(invocation.inputs))
+            }
+        };
+        underway.ended = true;
+        result
+    }
+}
