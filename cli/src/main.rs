@@ -1,1 +1,45 @@
-fn main() {}
+//! The `millrace` binary: everything a user types, and every process of a cluster.
+//!
+//! This crate parses arguments, reads configuration, sets telemetry up and prints. What a verb does
+//! is in `commands/`, one file each; every one that talks to a cluster does so through
+//! `millrace-client`.
+
+mod args;
+mod clock;
+mod commands;
+mod config;
+mod failure;
+mod load;
+mod output;
+mod progress;
+mod session;
+mod telemetry;
+mod tensors;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::Cli;
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let config = config::load(&cli.global)?;
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::failed(format!("cannot start the async runtime: {error}")))?;
+    let telemetry = {
+        let _context = runtime.enter();
+        telemetry::start(&config, cli.command.default_log())?
+    };
+    let outcome = commands::run(cli.command, config, &runtime);
+    // From here, a plain thread: a flush inside the runtime could wait for itself.
+    telemetry.shut_down();
+    outcome
+}

@@ -23,7 +23,7 @@ use crate::split::Split;
 use crate::tensor::{Tensor, raw_contents};
 
 /// The metadata key that names the tenant a request is for.
-pub const TENANT_HEADER: &str = "x-millrace-tenant";
+pub const TENANT_HEADER: &str = "millrace-tenant";
 const REQUEST_ID_HEADER: &str = "x-request-id";
 const SPLIT_HEADER: &str = "server-timing";
 /// How long a question about a model may take.

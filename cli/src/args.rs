@@ -1,0 +1,119 @@
+//! What can be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use millrace_client::Address;
+use millrace_types::TenantName;
+use serde::{Deserialize, Serialize};
+
+use crate::commands::{apply, completions, delete, describe, get, invoke, ps, version};
+use crate::failure::EXIT_CODES;
+use crate::load;
+
+const ENVIRONMENT: &str = "\
+Settings come from a file, then the environment, then flags; the last one wins. The file is
+$XDG_CONFIG_HOME/millrace/config.toml (or ~/.config/millrace/config.toml) unless --config names one.
+A key such as log_format is MILLRACE_LOG_FORMAT in the environment.";
+
+/// Serverless GPU inference.
+#[derive(Debug, Parser)]
+#[command(
+    name = "millrace",
+    version,
+    max_term_width = 100,
+    after_help = EXIT_CODES,
+    after_long_help = format!("{ENVIRONMENT}\n\n{EXIT_CODES}")
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags every verb takes.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Controllers to talk to, in the order in which to try them [default: 127.0.0.1:8080].
+    #[arg(short, long, global = true, value_delimiter = ',', value_name = "HOST:PORT")]
+    pub(crate) endpoint: Vec<Address>,
+    /// Whose functions are meant [default: default].
+    #[arg(short = 'n', long, global = true, value_name = "NAME")]
+    pub(crate) tenant: Option<TenantName>,
+    /// A settings file to read instead of the usual one.
+    #[arg(long, global = true, value_name = "FILE", env = "MILLRACE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// What to log to stderr: a level, or directives such as millrace_worker=debug.
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+    /// How log lines are written [default: text].
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", hide_possible_values = true)]
+    pub(crate) log_format: Option<LogFormat>,
+    /// Where to send traces (OTLP over gRPC), such as http://127.0.0.1:4317; none are sent without.
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Apply(apply::Args),
+    Get(get::Args),
+    Describe(describe::Args),
+    Delete(delete::Args),
+    Invoke(invoke::Args),
+    Ps(ps::Args),
+    Load(load::Args),
+    Version(version::Args),
+    Completions(completions::Args),
+}
+
+impl Command {
+    /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
+    pub(crate) fn default_log(&self) -> &'static str {
+        "warn"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_and_verb_says_what_it_does() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn endpoints_may_be_listed_or_repeated() {
+        let cli = Cli::parse_from(["millrace", "ps", "-e", "a:1,b:2", "--endpoint", "c:3"]);
+        let names: Vec<_> = cli.global.endpoint.iter().map(Address::authority).collect();
+        assert_eq!(names, ["a:1", "b:2", "c:3"]);
+    }
+}

@@ -1,0 +1,217 @@
+//! `describe`: everything about one function, for people.
+
+use std::time::SystemTime;
+
+use millrace_client::messages as wire;
+use millrace_types::FunctionName;
+
+use crate::clock;
+use crate::commands::get::{objective, readiness, short};
+use crate::commands::target::{Kind, Target};
+use crate::failure::Failure;
+use crate::output::{documents, print, text};
+use crate::session::Session;
+
+/// Show everything about one function.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to describe, such as function/digits.
+    #[arg(value_name = "TYPE[/NAME]")]
+    target: Target,
+    /// Its name.
+    name: Option<String>,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    if args.target.kind != Kind::Function {
+        return Err(Failure::usage("only functions are described")
+            .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
+    }
+    let name = args
+        .target
+        .name(args.name)?
+        .ok_or_else(|| Failure::usage("which function?").hint("name it: millrace describe function NAME"))?;
+    let name = FunctionName::new(&name).map_err(|error| Failure::usage(error.to_string()))?;
+    let key = session.key(&name);
+    let (function, nodes) = futures::try_join!(session.admin.function(&key), session.admin.nodes())?;
+    print(&report(&function, &nodes, clock::wall()))
+}
+
+fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> String {
+    let spec = function.spec.clone().unwrap_or_default();
+    let labels: std::collections::BTreeMap<_, _> = spec.labels.iter().collect();
+    let labels: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let memory = spec.resources.as_ref().map(|asked| text::size(asked.gpu_memory_bytes));
+    let moment = |stamp: Option<prost_types::Timestamp>| {
+        let ago = text::age_of(stamp, now);
+        stamp.and_then(text::moment).map(|moment| format!("{moment} ({ago} ago)")).unwrap_or_default()
+    };
+    let mut lines = vec![
+        field("Name", &spec.name),
+        field("Tenant", &spec.tenant),
+        field("Labels", &labels.join(", ")),
+        field("Runtime", &spec.runtime),
+        field("Objective", &spec.slo.as_ref().map(objective).unwrap_or_default()),
+        field("Timeout", &spec.timeout.and_then(documents::span).unwrap_or_default()),
+        field("GPU memory", &memory.unwrap_or_else(|| "what the model needs".to_owned())),
+        field("Idempotent", if spec.idempotent { "yes" } else { "no" }),
+        field("Enabled", if function.enabled { "yes" } else { "no" }),
+        field("Ready", readiness(function)),
+        field("Created", &moment(function.created_at)),
+        field("Updated", &moment(function.updated_at)),
+        field("Updated by", &function.updated_by),
+        field("Version", &function.resource_version.to_string()),
+    ];
+    lines.extend(model_lines(function));
+    lines.push("Revisions:".to_owned());
+    lines.extend(function.revisions.iter().rev().map(|revision| revision_line(revision, now)));
+    lines.push("Conditions:".to_owned());
+    lines.extend(function.conditions.iter().map(condition_line));
+    lines.push("Resident on:".to_owned());
+    lines.extend(resident_lines(&spec, nodes));
+    lines.join("\n")
+}
+
+fn field(name: &str, value: &str) -> String {
+    format!("{:<13}{}", format!("{name}:"), if value.is_empty() { "-" } else { value })
+}
+
+fn model_lines(function: &wire::Function) -> Vec<String> {
+    let latest = function.revisions.iter().max_by_key(|revision| revision.number);
+    let Some(model) = latest.and_then(|revision| revision.model.as_ref()) else { return Vec::new() };
+    let tensor = |tensor: &wire::TensorSpec| {
+        format!("  {:<20} {:<6} {}", tensor.name, tensor.datatype, text::shape(&tensor.shape))
+    };
+    let mut lines = vec![
+        field(
+            "Model",
+            &format!(
+                "{} parameters, {} of weights, {} launches",
+                text::count(model.parameters),
+                text::size(model.weights_bytes),
+                model.launches
+            ),
+        ),
+        "Inputs:".to_owned(),
+    ];
+    lines.extend(model.inputs.iter().map(tensor));
+    lines.push("Outputs:".to_owned());
+    lines.extend(model.outputs.iter().map(tensor));
+    lines
+}
+
+fn revision_line(revision: &wire::Revision, now: SystemTime) -> String {
+    let artifact = revision.artifact.clone().unwrap_or_default();
+    let age = text::age_of(revision.created_at, now);
+    format!("  {:<5} {} {:>10} {age}", revision.number, short(&artifact.digest), text::size(artifact.bytes))
+}
+
+fn condition_line(condition: &wire::Condition) -> String {
+    let status = documents::status_word(condition);
+    format!("  {:<10} {status:<8} {:<14} {}", condition.r#type, condition.reason, condition.message)
+        .trim_end()
+        .to_owned()
+}
+
+fn resident_lines(spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String> {
+    let prefix = format!("{}/{}@", spec.tenant, spec.name);
+    let mut lines = Vec::new();
+    for node in nodes {
+        for gpu in &node.gpus {
+            for model in &gpu.models {
+                for function in model.functions.iter().filter(|function| function.starts_with(&prefix)) {
+                    let revision = &function[prefix.len()..];
+                    let (loaded, bytes) = (text::size(model.loaded_bytes), text::size(model.bytes));
+                    lines.push(format!(
+                        "  {} GPU {}: revision {revision}, {loaded} of {bytes}",
+                        node.name, gpu.index
+                    ));
+                }
+            }
+        }
+    }
+    if lines.is_empty() {
+        lines.push("  no GPU: it is swapped in when a request comes".to_owned());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_shows_what_a_function_is_and_where() {
+        let tensor =
+            |name: &str, shape| wire::TensorSpec { name: name.into(), datatype: "FP32".into(), shape };
+        let model = wire::ModelSummary {
+            weights_bytes: 33_280,
+            parameters: 8_320,
+            launches: 2,
+            inputs: vec![tensor("x", vec![-1, 64])],
+            outputs: vec![tensor("y", vec![-1, 10])],
+        };
+        let artifact = wire::Artifact { digest: format!("sha256:{}", "ab".repeat(32)), bytes: 34_000 };
+        let created_at = Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 0 });
+        let function = wire::Function {
+            spec: Some(wire::FunctionSpec {
+                tenant: "default".into(),
+                name: "mlp".into(),
+                runtime: "onnx".into(),
+                idempotent: true,
+                ..Default::default()
+            }),
+            enabled: true,
+            revisions: vec![wire::Revision {
+                number: 1,
+                artifact: Some(artifact),
+                model: Some(model),
+                created_at,
+            }],
+            conditions: vec![wire::Condition {
+                r#type: "Ready".into(),
+                status: wire::ConditionStatus::True.into(),
+                reason: "Prepared".into(),
+                message: String::new(),
+            }],
+            created_at,
+            ..Default::default()
+        };
+        let resident = wire::ResidentModel {
+            functions: vec!["default/mlp@1".into(), "default/mlp-2@1".into()],
+            bytes: 33_280,
+            loaded_bytes: 33_280,
+            ..Default::default()
+        };
+        let gpus = vec![wire::Gpu { index: 1, models: vec![resident], ..Default::default() }];
+        let nodes = [wire::Node { name: "n0".into(), gpus, ..Default::default() }];
+        let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_060);
+        let expected = "\
+Name:        mlp
+Tenant:      default
+Labels:      -
+Runtime:     onnx
+Objective:   -
+Timeout:     -
+GPU memory:  what the model needs
+Idempotent:  yes
+Enabled:     yes
+Ready:       True
+Created:     2023-11-14T22:13:20Z (60s ago)
+Updated:     -
+Updated by:  -
+Version:     0
+Model:       8,320 parameters, 32.5 KiB of weights, 2 launches
+Inputs:
+  x                    FP32   [N, 64]
+Outputs:
+  y                    FP32   [N, 10]
+Revisions:
+  1     abababababab   33.2 KiB 60s
+Conditions:
+  Ready      True     Prepared
+Resident on:
+  n0 GPU 1: revision 1, 32.5 KiB of 32.5 KiB";
+        assert_eq!(report(&function, &nodes, now), expected);
+    }
+}

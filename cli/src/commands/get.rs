@@ -1,0 +1,263 @@
+//! `get`: lists functions, nodes or GPUs, or shows one.
+
+use std::time::SystemTime;
+
+use futures::TryStreamExt as _;
+use millrace_client::messages as wire;
+use millrace_types::{Digest, FunctionName};
+
+use crate::clock;
+use crate::commands::target::{Kind, Target};
+use crate::failure::Failure;
+use crate::output::table::{Table, col, wide};
+use crate::output::{Format, Output, document, documents, list, print, text};
+use crate::session::Session;
+
+/// List functions, nodes or GPUs, or show one.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// functions, nodes or gpus; or one of them, such as function/digits.
+    #[arg(value_name = "TYPE[/NAME]")]
+    target: Target,
+    /// Only the one of this name; for GPUs a node's name.
+    name: Option<String>,
+    /// Functions of every tenant.
+    #[arg(short = 'A', long)]
+    all_tenants: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let kind = args.target.kind;
+    let name = args.target.name(args.name)?;
+    let format = args.output.output;
+    match kind {
+        Kind::Function => match name {
+            Some(name) => one_function(&name, session, format).await,
+            None => functions(session, args.all_tenants, format).await,
+        },
+        Kind::Node => nodes(named(session, name.as_deref()).await?, name.is_some(), format),
+        Kind::Gpu => gpus(&named(session, name.as_deref()).await?, format),
+    }
+}
+
+async fn one_function(name: &str, session: &Session, format: Format) -> Result<(), Failure> {
+    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+    let function = session.admin.function(&session.key(&name)).await?;
+    let table = function_table(std::slice::from_ref(&function), clock::wall());
+    match document(format, &documents::Function::from(function))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
+}
+
+async fn functions(session: &Session, all_tenants: bool, format: Format) -> Result<(), Failure> {
+    let tenant = (!all_tenants).then_some(&session.config.tenant);
+    let functions: Vec<_> = session.admin.functions(tenant).try_collect().await?;
+    let table = function_table(&functions, clock::wall());
+    let documents: Vec<_> = functions.into_iter().map(documents::Function::from).collect();
+    let empty = match tenant {
+        Some(tenant) => {
+            format!("tenant {tenant} has no functions: publish one with 'millrace apply -f FILE'")
+        }
+        None => "there are no functions: publish one with 'millrace apply -f FILE'".to_owned(),
+    };
+    list(format, &documents, &table, &empty)
+}
+
+async fn named(session: &Session, name: Option<&str>) -> Result<Vec<wire::Node>, Failure> {
+    let mut nodes = session.admin.nodes().await?;
+    if let Some(name) = name {
+        nodes.retain(|node| node.name == name);
+        if nodes.is_empty() {
+            return Err(Failure::not_found(format!("there is no node {name:?}"))
+                .hint("see the nodes: millrace get nodes"));
+        }
+    }
+    Ok(nodes)
+}
+
+fn nodes(nodes: Vec<wire::Node>, one: bool, format: Format) -> Result<(), Failure> {
+    let table = node_table(&nodes);
+    let documents: Vec<_> = nodes.into_iter().map(documents::Node::from).collect();
+    if let [node] = documents.as_slice()
+        && one
+        && let Some(text) = document(format, node)?
+    {
+        return print(&text);
+    }
+    list(format, &documents, &table, "no node has joined: start one with 'millrace up'")
+}
+
+fn gpus(nodes: &[wire::Node], format: Format) -> Result<(), Failure> {
+    let all = || nodes.iter().flat_map(|node| node.gpus.iter().map(|gpu| (node.name.as_str(), gpu)));
+    let documents: Vec<_> = all().map(|(node, gpu)| documents::Gpu::new(node, gpu.clone())).collect();
+    list(format, &documents, &gpu_table(all()), "there are no GPUs: see 'millrace get nodes'")
+}
+
+/// A function's Ready condition, in a word.
+pub(crate) fn readiness(function: &wire::Function) -> &'static str {
+    let ready = function.conditions.iter().find(|condition| condition.r#type == "Ready");
+    ready.map_or("Unknown", documents::status_word)
+}
+
+fn function_table(functions: &[wire::Function], now: SystemTime) -> Table {
+    let mut table = Table::new([
+        wide("TENANT"),
+        col("NAME"),
+        col("READY"),
+        col("REVISION"),
+        col("MODEL"),
+        col("SLO"),
+        wide("TIMEOUT"),
+        wide("PARAMETERS"),
+        wide("DIGEST"),
+        wide("LABELS"),
+        col("AGE"),
+    ]);
+    for function in functions {
+        let spec = function.spec.clone().unwrap_or_default();
+        let latest = function.revisions.iter().max_by_key(|revision| revision.number);
+        let artifact = latest.and_then(|revision| revision.artifact.as_ref());
+        let model = latest.and_then(|revision| revision.model.as_ref());
+        let labels: std::collections::BTreeMap<_, _> = spec.labels.iter().collect();
+        table.row([
+            spec.tenant,
+            spec.name,
+            readiness(function).to_owned(),
+            function.generation.to_string(),
+            artifact.map(|artifact| text::size(artifact.bytes)).unwrap_or_default(),
+            spec.slo.map(|slo| objective(&slo)).unwrap_or_default(),
+            spec.timeout.and_then(documents::span).unwrap_or_default(),
+            model.map(|model| text::count(model.parameters)).unwrap_or_default(),
+            artifact.map(|artifact| short(&artifact.digest)).unwrap_or_default(),
+            labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(","),
+            text::age_of(function.created_at, now),
+        ]);
+    }
+    table
+}
+
+/// An objective as people say it: `p98 50ms`.
+pub(crate) fn objective(slo: &wire::Slo) -> String {
+    // A share such as 0.999 is p99.9; rounding hides that 0.98 * 100 is not quite 98.
+    let percentile = (slo.percentile * 1e6).round() / 1e4;
+    format!("p{percentile} {}", slo.deadline.and_then(documents::span).unwrap_or_default())
+}
+
+/// The digits of a digest that people compare; the text itself if it is none.
+pub(crate) fn short(digest: &str) -> String {
+    digest.parse::<Digest>().map_or_else(|_| digest.to_owned(), |digest| digest.short())
+}
+
+fn node_table(nodes: &[wire::Node]) -> Table {
+    let mut table = Table::new([
+        col("NAME"),
+        col("STATUS"),
+        col("GPUS"),
+        col("GPU-MEMORY"),
+        col("HOST-TIER"),
+        col("QUEUED"),
+        wide("TOPOLOGY"),
+        wide("ADDRESS"),
+        wide("EPOCH"),
+    ]);
+    for node in nodes {
+        let used: u64 = node.gpus.iter().map(|gpu| gpu.used_bytes).sum();
+        let memory: u64 = node.gpus.iter().map(|gpu| gpu.memory_bytes).sum();
+        let up = node.gpus.iter().filter(|gpu| gpu.health == "Up").count();
+        table.row([
+            node.name.clone(),
+            if node.connected { "Connected" } else { "Disconnected" }.to_owned(),
+            format!("{up}/{}", node.gpus.len()),
+            format!("{}/{}", text::size(used), text::size(memory)),
+            format!("{}/{}", text::size(node.host_tier_bytes), text::size(node.host_memory_bytes)),
+            node.queued.to_string(),
+            node.topology.clone(),
+            node.address.clone(),
+            node.epoch.to_string(),
+        ]);
+    }
+    table
+}
+
+fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table {
+    let mut table = Table::new([
+        col("NODE"),
+        col("GPU"),
+        col("TYPE"),
+        col("HEALTH"),
+        col("USED"),
+        col("MEMORY"),
+        col("MODELS"),
+        col("RUNNING"),
+        wide("BUSY"),
+        wide("SWAPS"),
+        wide("EVICTIONS"),
+        wide("RESTARTS"),
+        wide("PID"),
+    ]);
+    for (node, gpu) in gpus {
+        table.row([
+            node.to_owned(),
+            gpu.index.to_string(),
+            gpu.gpu_type.clone(),
+            gpu.health.clone(),
+            text::size(gpu.used_bytes),
+            text::size(gpu.memory_bytes),
+            gpu.models.len().to_string(),
+            gpu.running.clone(),
+            gpu.busy.and_then(|busy| busy.try_into().ok()).map(text::age).unwrap_or_default(),
+            gpu.swaps.to_string(),
+            gpu.evictions.to_string(),
+            gpu.restarts.to_string(),
+            gpu.executor_pid.to_string(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objectives_read_as_percentiles() {
+        let deadline = prost_types::Duration { seconds: 0, nanos: 50_000_000 };
+        for (percentile, expected) in [(0.98, "p98 50ms"), (0.999, "p99.9 50ms"), (0.5, "p50 50ms")] {
+            let slo = wire::Slo { deadline: Some(deadline), percentile };
+            assert_eq!(objective(&slo), expected);
+        }
+    }
+
+    #[test]
+    fn a_function_without_status_is_of_unknown_readiness() {
+        let function = wire::Function {
+            spec: Some(wire::FunctionSpec { name: "digits".into(), ..Default::default() }),
+            generation: 1,
+            ..Default::default()
+        };
+        let table = function_table(&[function], SystemTime::UNIX_EPOCH);
+        let expected = "NAME     READY     REVISION   MODEL   SLO   AGE\ndigits   Unknown   1          -       -     -\n";
+        assert_eq!(table.render(Format::Table), expected);
+    }
+
+    #[test]
+    fn gpus_show_what_they_hold() {
+        let gpu = wire::Gpu {
+            index: 1,
+            gpu_type: "emulated".into(),
+            health: "Up".into(),
+            memory_bytes: 4 << 30,
+            used_bytes: 64 << 20,
+            models: vec![wire::ResidentModel::default()],
+            ..Default::default()
+        };
+        let expected = "\
+NODE   GPU   TYPE       HEALTH   USED       MEMORY    MODELS   RUNNING
+n0     1     emulated   Up       64.0 MiB   4.0 GiB   1        -
+";
+        assert_eq!(gpu_table([("n0", &gpu)].into_iter()).render(Format::Table), expected);
+    }
+}

@@ -1,0 +1,179 @@
+//! `invoke`: runs a function once, on JSON, raw bytes or pictures, and shows the answer and where
+//! its time went.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use millrace_client::{InferRequest, InferResponse, Inference, ModelMetadata, Tensor};
+use millrace_types::RequestId;
+use millrace_types::function::DEFAULT_TIMEOUT;
+
+use crate::commands::target::{Kind, Target};
+use crate::failure::Failure;
+use crate::output::{Output, answers, document, print};
+use crate::session::Session;
+use crate::tensors::{image, json, only_input, raw};
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace invoke digits --image digit-3.png
+  millrace invoke mlp --json '[[0.1, 0.2, 0.3]]'
+  millrace invoke bert --json '{\"input_ids\": [[101, 7592, 102]], \"attention_mask\": [[1, 1, 1]]}'
+  millrace invoke resnet --raw x=picture.bin:FP32:1x3x224x224 -o json";
+
+/// Run a function once.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+#[command(group(clap::ArgGroup::new("input").required(true).multiple(true)))]
+pub(crate) struct Args {
+    /// The function.
+    name: String,
+    /// Inputs as JSON: a body of the Open Inference Protocol, {"INPUT": [...]}, or the values alone;
+    /// @FILE reads a file, @- standard input.
+    #[arg(long, group = "input", value_name = "JSON")]
+    json: Option<String>,
+    /// An input as little-endian bytes in a file. May be repeated.
+    #[arg(long, group = "input", value_name = "NAME=FILE[:DTYPE:SHAPE]")]
+    raw: Vec<raw::RawInput>,
+    /// A PNG or JPEG for an image model, made to fit its shape. Repeated, one batch.
+    #[arg(long, group = "input", value_name = "FILE", conflicts_with_all = ["json", "raw"])]
+    image: Vec<PathBuf>,
+    /// What is taken off a picture's values, scaled to 0..1: one number, or one for each channel.
+    #[arg(
+        long,
+        value_name = "M",
+        value_delimiter = ',',
+        default_value = "0",
+        requires = "image",
+        allow_hyphen_values = true
+    )]
+    mean: Vec<f32>,
+    /// What they are divided by then: one number, or one for each channel.
+    #[arg(long, value_name = "D", value_delimiter = ',', default_value = "1", requires = "image")]
+    std: Vec<f32>,
+    /// How many of a picture's best classes to show.
+    #[arg(long, value_name = "K", default_value_t = 3)]
+    top: usize,
+    /// Names of the classes, one a line.
+    #[arg(long, value_name = "FILE", requires = "image")]
+    labels: Option<PathBuf>,
+    /// A revision other than the latest.
+    #[arg(long, value_name = "N", default_value = "", hide_default_value = true)]
+    revision: String,
+    /// The request's id; one is made up otherwise.
+    #[arg(long, value_name = "ID")]
+    request_id: Option<String>,
+    /// How long to wait for the answer.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    timeout: Duration,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let name = function_name(&args.name)?;
+    if let Some(id) = &args.request_id
+        && RequestId::new(id).is_none()
+    {
+        return Err(Failure::usage(format!("{id:?} cannot be a request's id"))
+            .hint(format!("use 1 to {} visible ASCII characters", RequestId::LEN_MAX)));
+    }
+    let inference = session.inference();
+    let model = inference.model_metadata(&name, &args.revision).await?;
+    let asked = inputs(&args, &model)?;
+    let request = InferRequest {
+        version: args.revision.clone(),
+        id: args.request_id.clone().or(asked.id),
+        timeout: args.timeout,
+        priority: asked.priority,
+        outputs: asked.outputs,
+        ..InferRequest::new(name, asked.inputs)
+    };
+    let answer = answer(&inference, request).await?;
+    let shown = answers::Document::of(&answer);
+    match document(args.output.output, &shown)? {
+        Some(text) => print(&text),
+        None => print(&report(&args, &answer)?),
+    }
+}
+
+/// Both `digits` and `function/digits` name a function.
+fn function_name(text: &str) -> Result<String, Failure> {
+    if !text.contains('/') {
+        return Ok(text.to_owned());
+    }
+    let target: Target = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+    match (target.kind, target.name(None)?) {
+        (Kind::Function, Some(name)) => Ok(name),
+        _ => Err(Failure::usage(format!("{text:?} is no function")).hint("name one: millrace invoke NAME")),
+    }
+}
+
+async fn answer(inference: &Inference, request: InferRequest) -> Result<InferResponse, Failure> {
+    let timeout = request.timeout;
+    let hint = match timeout == DEFAULT_TIMEOUT {
+        true => "give it longer with --timeout, or see what the GPUs do: millrace ps".to_owned(),
+        false => format!(
+            "{} may be too short: see what the GPUs do with 'millrace ps'",
+            humantime::format_duration(timeout)
+        ),
+    };
+    inference.infer(request).await.map_err(|error| {
+        let failure = Failure::from(error);
+        if failure.exit == crate::failure::Exit::TimedOut { failure.hint(hint) } else { failure }
+    })
+}
+
+fn inputs(args: &Args, model: &ModelMetadata) -> Result<json::Asked, Failure> {
+    let mut asked = match &args.json {
+        Some(text) => json::read(&json_text(text)?, model)?,
+        None => json::Asked::default(),
+    };
+    for input in &args.raw {
+        asked.inputs.push(input.tensor(model, raw::read(&input.file)?)?);
+    }
+    if !args.image.is_empty() {
+        asked.inputs.push(pictures(args, model)?);
+    }
+    Ok(asked)
+}
+
+fn json_text(text: &str) -> Result<String, Failure> {
+    match text.strip_prefix('@') {
+        None => Ok(text.to_owned()),
+        Some("-") => std::io::read_to_string(std::io::stdin())
+            .map_err(|error| Failure::usage(format!("cannot read standard input: {error}"))),
+        Some(file) => std::fs::read_to_string(file)
+            .map_err(|error| Failure::usage(format!("cannot read {file}: {error}"))),
+    }
+}
+
+fn pictures(args: &Args, model: &ModelMetadata) -> Result<Tensor, Failure> {
+    let input = only_input(model)?;
+    let decode = |path: &PathBuf| image::decode(&path.display().to_string(), &raw::read(path)?);
+    let pictures: Vec<_> = args.image.iter().map(decode).collect::<Result<_, _>>()?;
+    let scale = image::Scale { mean: args.mean.clone(), std: args.std.clone() };
+    image::tensor(&pictures, input, &scale)
+}
+
+fn report(args: &Args, answer: &InferResponse) -> Result<String, Failure> {
+    let labels = args.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
+    let pictures: Vec<String> = args.image.iter().map(|path| file_name(path)).collect();
+    let mut lines = Vec::new();
+    for output in &answer.outputs {
+        let classes = answers::best_classes(output, &pictures, args.top, &labels);
+        lines.extend(classes.unwrap_or_else(|| answers::values(output)));
+    }
+    lines.push(answers::footer(answer));
+    Ok(lines.join("\n"))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn read_labels(path: &Path) -> Result<Vec<String>, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}

@@ -1,0 +1,44 @@
+//! One file for each verb.
+
+pub(crate) mod apply;
+pub(crate) mod completions;
+pub(crate) mod delete;
+pub(crate) mod describe;
+pub(crate) mod get;
+pub(crate) mod invoke;
+pub(crate) mod ps;
+mod target;
+pub(crate) mod version;
+
+use tokio::runtime::Runtime;
+use tracing::{Instrument as _, info_span};
+
+use crate::args::Command;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::load;
+use crate::session::Session;
+
+/// Carries a verb out. Called outside the runtime, as some verbs bring their own.
+pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result<(), Failure> {
+    match command {
+        Command::Completions(args) => completions::run(&args),
+        Command::Load(args) => load::run(&args, &config),
+        command => runtime.block_on(call(command, config)),
+    }
+}
+
+/// The verbs that are calls to a cluster, each under one span.
+async fn call(command: Command, config: Config) -> Result<(), Failure> {
+    let session = Session::new(config)?;
+    match command {
+        Command::Apply(args) => apply::run(args, &session).instrument(info_span!("apply")).await,
+        Command::Get(args) => get::run(args, &session).instrument(info_span!("get")).await,
+        Command::Describe(args) => describe::run(args, &session).instrument(info_span!("describe")).await,
+        Command::Delete(args) => delete::run(args, &session).instrument(info_span!("delete")).await,
+        Command::Invoke(args) => invoke::run(args, &session).instrument(info_span!("invoke")).await,
+        Command::Ps(args) => ps::run(args, &session).instrument(info_span!("ps")).await,
+        Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,
+        Command::Completions(_) | Command::Load(_) => Ok(()),
+    }
+}

@@ -1,0 +1,112 @@
+//! `ps`: which models are on which GPU.
+
+use millrace_client::messages as wire;
+
+use crate::commands::get::short;
+use crate::failure::Failure;
+use crate::output::table::{Table, col, wide};
+use crate::output::{Output, documents, list, text};
+use crate::session::Session;
+
+/// Show the models resident on each GPU.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let nodes = session.admin.nodes().await?;
+    let documents: Vec<_> = residents(&nodes)
+        .map(|(node, gpu, model)| documents::ResidentModel::new(node, gpu, model.clone()))
+        .collect();
+    let empty = "no model is on a GPU: each comes when it is first invoked";
+    list(args.output.output, &documents, &table(&nodes), empty)
+}
+
+fn residents(nodes: &[wire::Node]) -> impl Iterator<Item = (&str, &wire::Gpu, &wire::ResidentModel)> {
+    nodes.iter().flat_map(|node| {
+        node.gpus
+            .iter()
+            .flat_map(move |gpu| gpu.models.iter().map(move |model| (node.name.as_str(), gpu, model)))
+    })
+}
+
+fn table(nodes: &[wire::Node]) -> Table {
+    let mut table = Table::new([
+        col("NODE"),
+        col("GPU"),
+        col("FUNCTION"),
+        col("SIZE"),
+        col("LOADED"),
+        col("IDLE"),
+        col("STATE"),
+        wide("DIGEST"),
+        wide("EXECUTOR"),
+    ]);
+    for (node, gpu, model) in residents(nodes) {
+        let running = !gpu.running.is_empty() && model.functions.contains(&gpu.running);
+        let state = match running {
+            true => "Running",
+            false if model.loaded_bytes < model.bytes => "Loading",
+            false => "Idle",
+        };
+        let idle = model.idle.and_then(|idle| idle.try_into().ok()).filter(|_| !running);
+        table.row([
+            node.to_owned(),
+            gpu.index.to_string(),
+            model.functions.join(","),
+            text::size(model.bytes),
+            percent(model.loaded_bytes, model.bytes),
+            idle.map(text::age).unwrap_or_default(),
+            state.to_owned(),
+            short(&model.digest),
+            gpu.executor_pid.to_string(),
+        ]);
+    }
+    table
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    let percent = u128::from(part) * 100 / u128::from(whole.max(1));
+    format!("{percent}%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Format;
+
+    #[test]
+    fn shows_what_runs_loads_and_idles() {
+        let model = |function: &str, loaded_bytes| wire::ResidentModel {
+            functions: vec![function.into()],
+            digest: format!("sha256:{}", "0".repeat(64)),
+            bytes: 4 << 20,
+            loaded_bytes,
+            idle: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
+        };
+        let gpus = vec![
+            wire::Gpu {
+                models: vec![model("default/a@1", 4 << 20), model("default/b@2", 1 << 20)],
+                running: "default/a@1".into(),
+                executor_pid: 7,
+                ..Default::default()
+            },
+            wire::Gpu {
+                index: 1,
+                models: vec![model("t/c@1", 4 << 20)],
+                executor_pid: 8,
+                ..Default::default()
+            },
+        ];
+        let nodes = [wire::Node { name: "n0".into(), gpus, ..Default::default() }];
+        let expected = "\
+NODE   GPU   FUNCTION      SIZE      LOADED   IDLE   STATE
+n0     0     default/a@1   4.0 MiB   100%     -      Running
+n0     0     default/b@2   4.0 MiB   25%      90s    Loading
+n0     1     t/c@1         4.0 MiB   100%     90s    Idle
+";
+        assert_eq!(table(&nodes).render(Format::Table), expected);
+    }
+}

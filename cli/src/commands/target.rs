@@ -1,0 +1,75 @@
+//! What a verb is about: a kind of resource, and perhaps one by name. Both `function digits` and
+//! `function/digits` are understood.
+
+use std::str::FromStr;
+
+use crate::failure::Failure;
+
+/// The kinds of resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Function,
+    Node,
+    Gpu,
+}
+
+/// A kind, and a name if the same word gave one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    name: Option<String>,
+}
+
+/// A word that is no kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not known here: write functions, nodes or gpus")]
+pub(crate) struct UnknownKind(String);
+
+impl FromStr for Target {
+    type Err = UnknownKind;
+    fn from_str(text: &str) -> Result<Self, UnknownKind> {
+        let (kind, name) = match text.split_once('/') {
+            Some((kind, name)) => (kind, Some(name.to_owned())),
+            None => (text, None),
+        };
+        let kind = match kind {
+            "function" | "functions" | "fn" => Kind::Function,
+            "node" | "nodes" | "no" => Kind::Node,
+            "gpu" | "gpus" => Kind::Gpu,
+            other => return Err(UnknownKind(other.to_owned())),
+        };
+        Ok(Self { kind, name })
+    }
+}
+
+impl Target {
+    /// The names meant: those of separate words, or the one in the same word.
+    pub(crate) fn names(self, words: Vec<String>) -> Result<Vec<String>, Failure> {
+        match self.name {
+            None => Ok(words),
+            Some(name) if words.is_empty() => Ok(vec![name]),
+            Some(name) => Err(Failure::usage(format!("{name:?} and {:?} are both names", words.join(" ")))
+                .hint("write TYPE/NAME, or TYPE NAME")),
+        }
+    }
+
+    /// The one name meant, if any.
+    pub(crate) fn name(self, word: Option<String>) -> Result<Option<String>, Failure> {
+        Ok(self.names(word.into_iter().collect())?.pop())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_name_the_same() {
+        let target = |text: &str| text.parse::<Target>().unwrap();
+        assert_eq!(target("function/digits").name(None), Ok(Some("digits".into())));
+        assert_eq!(target("fn").name(Some("digits".into())), Ok(Some("digits".into())));
+        assert_eq!(target("nodes").name(None), Ok(None));
+        assert!(target("function/a").name(Some("b".into())).is_err());
+        assert_eq!("pods".parse::<Target>(), Err(UnknownKind("pods".into())));
+    }
+}

@@ -1,0 +1,192 @@
+//! Settings, layered: defaults, then a TOML file, then the environment, then flags. A key that is
+//! not known is refused wherever it stands.
+
+use std::path::{Path, PathBuf};
+
+use figment::Figment;
+use figment::providers::{Env, Format as _, Serialized, Toml};
+use millrace_client::Address;
+use millrace_types::TenantName;
+use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{Global, LogFormat};
+use crate::failure::Failure;
+
+/// Where a cluster is looked for when nothing says.
+const DEFAULT_ENDPOINT: &str = "127.0.0.1:8080";
+const ENV_PREFIX: &str = "MILLRACE_";
+
+/// Every setting.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Config {
+    /// The controllers to talk to, in the order in which to try them.
+    #[serde(deserialize_with = "addresses")]
+    pub(crate) endpoints: Vec<Address>,
+    /// Whose functions are meant.
+    pub(crate) tenant: TenantName,
+    /// What to log; `None` is the verb's own choice.
+    pub(crate) log: Option<String>,
+    /// How log lines are written.
+    pub(crate) log_format: LogFormat,
+    /// Where traces go.
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+/// One layer: the settings it has something to say about.
+#[derive(Serialize, Default)]
+struct Layer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endpoints: Option<Vec<&'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_format: Option<LogFormat>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    otlp_endpoint: Option<&'a str>,
+}
+
+/// Reads every layer.
+pub(crate) fn load(flags: &Global) -> Result<Config, Failure> {
+    let file = match &flags.config {
+        Some(path) if !path.is_file() => {
+            return Err(Failure::usage(format!("there is no settings file {}", path.display()))
+                .hint("name one that exists with --config, or leave it out"));
+        }
+        Some(path) => Some(path.clone()),
+        None => usual_file().filter(|path| path.is_file()),
+    };
+    merge(file.as_deref(), flags)
+}
+
+fn merge(file: Option<&Path>, flags: &Global) -> Result<Config, Failure> {
+    let mut figment = Figment::from(Serialized::defaults(defaults()));
+    if let Some(path) = file {
+        figment = figment.merge(Toml::file_exact(path));
+    }
+    let standard = Env::raw().only(&["OTEL_EXPORTER_OTLP_ENDPOINT"]).map(|_| "otlp_endpoint".into());
+    let ours = Env::prefixed(ENV_PREFIX).ignore(&["config"]).split("__");
+    let config = figment.merge(standard).merge(ours).merge(Serialized::defaults(layer_of(flags))).extract();
+    config.map_err(|error| refusal(&error))
+}
+
+fn defaults() -> Layer<'static> {
+    Layer {
+        endpoints: Some(vec![DEFAULT_ENDPOINT]),
+        tenant: Some("default"),
+        log_format: Some(LogFormat::Text),
+        ..Layer::default()
+    }
+}
+
+fn layer_of(flags: &Global) -> Layer<'_> {
+    let endpoints: Vec<_> = flags.endpoint.iter().map(Address::authority).collect();
+    Layer {
+        endpoints: (!endpoints.is_empty()).then_some(endpoints),
+        tenant: flags.tenant.as_ref().map(TenantName::as_str),
+        log: flags.log.as_deref(),
+        log_format: flags.log_format,
+        otlp_endpoint: flags.otlp_endpoint.as_deref(),
+    }
+}
+
+fn refusal(error: &figment::Error) -> Failure {
+    let problems: Vec<_> = error.clone().into_iter().map(|error| error.to_string()).collect();
+    Failure::usage(format!("settings: {}", problems.join("; ")))
+        .hint("see 'millrace --help' for the settings there are")
+}
+
+fn usual_file() -> Option<PathBuf> {
+    let folder = std::env::var_os("XDG_CONFIG_HOME")
+        .filter(|folder| !folder.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".config")))?;
+    Some(folder.join("millrace/config.toml"))
+}
+
+/// A list of endpoints, or one text with commas, as the environment has it.
+fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "an endpoint host:port, or a list of them")]
+    enum Written {
+        Text(String),
+        List(Vec<String>),
+    }
+    let written = match Written::deserialize(deserializer)? {
+        Written::Text(text) => text.split(',').map(str::to_owned).collect(),
+        Written::List(list) => list,
+    };
+    if written.is_empty() {
+        return Err(D::Error::custom("no endpoint in the list: name at least one"));
+    }
+    written.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use figment::Jail;
+
+    // The jail's own error type is large; it is figment's.
+    #[allow(clippy::result_large_err, reason = "figment's signature")]
+    fn check(file: Option<&str>, env: &[(&str, &str)], args: &[&str]) -> Result<Config, Failure> {
+        let mut outcome = Err(Failure::failed("the jail did not run"));
+        Jail::expect_with(|jail| {
+            jail.clear_env();
+            for (key, value) in env {
+                jail.set_env(key, value);
+            }
+            let path =
+                file.map(|text| jail.create_file("config.toml", text).map(|_| "config.toml")).transpose()?;
+            let line = ["millrace", "ps"].iter().chain(args);
+            let cli = <crate::args::Cli as clap::Parser>::parse_from(line);
+            outcome = merge(path.map(Path::new), &cli.global);
+            Ok(())
+        });
+        outcome
+    }
+
+    fn endpoints(config: &Config) -> Vec<&str> {
+        config.endpoints.iter().map(Address::authority).collect()
+    }
+
+    #[test]
+    fn a_flag_beats_the_environment_which_beats_the_file() {
+        let file = Some("endpoints = [\"f:1\"]\ntenant = \"file\"\nlog = \"info\"");
+        let env = [("MILLRACE_ENDPOINTS", "e:1,e:2"), ("MILLRACE_TENANT", "env")];
+        let config = check(file, &env, &["-n", "flag"]).unwrap();
+        assert_eq!(endpoints(&config), ["e:1", "e:2"]);
+        assert_eq!((config.tenant.as_str(), config.log.as_deref()), ("flag", Some("info")));
+    }
+
+    #[test]
+    fn defaults_need_nothing() {
+        let config = check(None, &[], &[]).unwrap();
+        assert_eq!((endpoints(&config), &config.tenant), (vec![DEFAULT_ENDPOINT], &TenantName::default()));
+        assert_eq!((config.log, config.log_format, config.otlp_endpoint), (None, LogFormat::Text, None));
+    }
+
+    #[test]
+    fn the_standard_variable_names_the_collector() {
+        let env = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317")];
+        assert_eq!(check(None, &env, &[]).unwrap().otlp_endpoint.as_deref(), Some("http://c:4317"));
+        let config = check(None, &env, &["--otlp-endpoint", "http://d:1"]).unwrap();
+        assert_eq!(config.otlp_endpoint.as_deref(), Some("http://d:1"));
+    }
+
+    #[test]
+    fn unknown_keys_and_bad_values_are_refused_with_their_place() {
+        let refused = |file, env: &[_]| check(file, env, &[]).unwrap_err().message.unwrap();
+        let message = refused(Some("endpiont = \"a:1\""), &[]);
+        assert!(message.contains("endpiont") && message.contains("config.toml"), "{message}");
+        let message = refused(None, &[("MILLRACE_ENDPIONTS", "a:1")]);
+        assert!(message.contains("endpionts") && message.contains("MILLRACE_"), "{message}");
+        let message = refused(None, &[("MILLRACE_ENDPOINTS", "nowhere")]);
+        assert!(message.contains("write host:port"), "{message}");
+        let message = refused(Some("tenant = \"A B\""), &[]);
+        assert!(message.contains("lower-case"), "{message}");
+    }
+}

@@ -1,0 +1,229 @@
+//! The one request of a run: random tensors of the model's shapes, encoded once.
+
+use std::str::FromStr;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use millrace_client::{ModelMetadata, Tensor, TensorMetadata};
+use millrace_proto::inference::ModelInferRequest;
+use millrace_proto::inference::model_infer_request::InferInputTensor;
+use millrace_types::DataType;
+use millrace_types::tensor::element_count;
+use prost::Message as _;
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+use crate::load::target::Target;
+use crate::output::answers;
+use crate::tensors::{declared, shape};
+
+/// How tensors travel over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wire {
+    /// The binary extension.
+    Binary,
+    Json,
+}
+
+/// `NAME=SHAPE`, as typed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shape {
+    name: String,
+    dims: Vec<i64>,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, dims) =
+            text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=SHAPE, such as x=1x64"))?;
+        Ok(Self { name: name.to_owned(), dims: shape::parse(dims)? })
+    }
+}
+
+/// A tensor for each input: of the shape given for it, or of the declared one with 1 in its free
+/// places; random values, the same for the same seed.
+pub(super) fn tensors(model: &ModelMetadata, shapes: &[Shape], seed: u64) -> Result<Vec<Tensor>, Failure> {
+    for shape in shapes {
+        declared(model, &shape.name)?;
+    }
+    let mut random = SmallRng::seed_from_u64(seed);
+    let tensor = |input: &TensorMetadata| {
+        let given = shapes.iter().find(|shape| shape.name == input.name).map(|shape| shape.dims.clone());
+        let dims = match given {
+            Some(dims) => shape::fit(input, &dims)?,
+            None => input.shape.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect(),
+        };
+        let count = element_count(&dims).ok_or_else(|| Failure::usage(format!("{dims:?} is too large")))?;
+        let data = values(input.datatype, count, &mut random);
+        Ok(Tensor::new(&input.name, input.datatype, dims, data).map_err(millrace_client::Error::from)?)
+    };
+    model.inputs.iter().map(tensor).collect()
+}
+
+/// Floats in 0..1; integers 0 or 1, which are valid as token ids and as masks.
+fn values(datatype: DataType, count: usize, random: &mut SmallRng) -> Bytes {
+    let mut data = BytesMut::new();
+    for _ in 0..count {
+        match datatype {
+            DataType::Fp32 => data.put_f32_le(random.random()),
+            DataType::Fp64 => data.put_f64_le(random.random()),
+            // A half of 0..1 has the sign and the top exponent bits clear: 0x0000..=0x3bff.
+            DataType::Fp16 => data.put_u16_le(random.random_range(0..0x3c00)),
+            DataType::Bf16 => data.put_u16_le(random.random_range(0..0x3f80)),
+            DataType::Bytes => {
+                data.put_u32_le(1);
+                data.put_u8(b'a' + random.random_range(0..26));
+            }
+            DataType::Bool
+            | DataType::Int8
+            | DataType::Uint8
+            | DataType::Int16
+            | DataType::Uint16
+            | DataType::Int32
+            | DataType::Uint32
+            | DataType::Int64
+            | DataType::Uint64 => {
+                let size = datatype.size().unwrap_or(1);
+                data.put_u8(random.random_range(0..2));
+                data.put_bytes(0, size - 1);
+            }
+        }
+    }
+    data.freeze()
+}
+
+/// The request as one gRPC message with its five-byte prefix.
+pub(super) fn grpc_frame(target: &Target, tensors: &[Tensor]) -> Bytes {
+    let input = |tensor: &Tensor| InferInputTensor {
+        name: tensor.name().to_owned(),
+        datatype: tensor.datatype().to_string(),
+        shape: tensor.shape().to_vec(),
+        ..Default::default()
+    };
+    let message = ModelInferRequest {
+        model_name: target.model.clone(),
+        model_version: target.version.clone(),
+        inputs: tensors.iter().map(input).collect(),
+        raw_input_contents: tensors.iter().map(|tensor| tensor.data().clone()).collect(),
+        ..Default::default()
+    };
+    let mut frame = BytesMut::with_capacity(message.encoded_len() + 5);
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
+    frame.put_slice(&message.encode_to_vec());
+    frame.freeze()
+}
+
+/// An HTTP body, and where its JSON ends if binary data follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HttpBody {
+    pub(super) bytes: Bytes,
+    pub(super) json_bytes: Option<usize>,
+}
+
+/// The request as an HTTP body.
+pub(super) fn http_body(tensors: &[Tensor], wire: Wire) -> Result<HttpBody, Failure> {
+    let half = |tensor: &&Tensor| matches!(tensor.datatype(), DataType::Fp16 | DataType::Bf16);
+    if wire == Wire::Json
+        && let Some(tensor) = tensors.iter().find(half)
+    {
+        return Err(Failure::usage(format!("{}: JSON has no {}", tensor.name(), tensor.datatype()))
+            .hint("leave --http-json out"));
+    }
+    let input = |tensor: &Tensor| {
+        let mut input = Map::new();
+        input.insert("name".into(), json!(tensor.name()));
+        input.insert("shape".into(), json!(tensor.shape()));
+        input.insert("datatype".into(), json!(tensor.datatype().as_str()));
+        match wire {
+            Wire::Binary => {
+                input.insert("parameters".into(), json!({ "binary_data_size": tensor.data().len() }))
+            }
+            Wire::Json => input.insert("data".into(), Value::Array(answers::elements(tensor))),
+        };
+        Value::Object(input)
+    };
+    let inputs: Vec<Value> = tensors.iter().map(input).collect();
+    let body = match wire {
+        Wire::Binary => json!({ "inputs": inputs, "parameters": { "binary_data_output": true } }),
+        Wire::Json => json!({ "inputs": inputs }),
+    };
+    let json = body.to_string();
+    let json_bytes = (wire == Wire::Binary).then_some(json.len());
+    let mut bytes = BytesMut::from(json.as_bytes());
+    if wire == Wire::Binary {
+        tensors.iter().for_each(|tensor| bytes.put_slice(tensor.data()));
+    }
+    Ok(HttpBody { bytes: bytes.freeze(), json_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::target::Protocol;
+    use crate::tensors::model_of;
+
+    fn target() -> Target {
+        Target {
+            protocol: Protocol::Grpc,
+            address: "h:1".parse().unwrap(),
+            model: "m".into(),
+            version: String::new(),
+            tenant: "default".into(),
+        }
+    }
+
+    #[test]
+    fn free_dimensions_are_one_unless_a_shape_is_given() {
+        let model = model_of(&[("x", DataType::Fp32, &[-1, 4])]);
+        let of = |shapes: &[&str]| {
+            let shapes: Vec<Shape> = shapes.iter().map(|text| text.parse().unwrap()).collect();
+            tensors(&model, &shapes, 0).map(|tensors| tensors[0].shape().to_vec())
+        };
+        assert_eq!(of(&[]), Ok(vec![1, 4]));
+        assert_eq!(of(&["x=3x4"]), Ok(vec![3, 4]));
+        assert!(of(&["x=3x5"]).is_err());
+        assert!(of(&["y=3x4"]).is_err());
+        assert!("x".parse::<Shape>().is_err());
+    }
+
+    #[test]
+    fn values_are_the_same_for_the_same_seed_and_fit_every_type() {
+        for datatype in DataType::ALL {
+            let model = model_of(&[("x", datatype, &[-1, 5])]);
+            let of = |seed| tensors(&model, &[], seed).unwrap();
+            assert_eq!(of(1), of(1), "{datatype}");
+            if datatype.size().is_none_or(|size| size > 1) && datatype != DataType::Bytes {
+                assert_ne!(of(1), of(9), "{datatype}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_grpc_frame_decodes_to_the_request() {
+        let tensors = tensors(&model_of(&[("x", DataType::Int64, &[2])]), &[], 3).unwrap();
+        let frame = grpc_frame(&target(), &tensors);
+        assert_eq!(frame[0], 0);
+        assert_eq!(u32::from_be_bytes(frame[1..5].try_into().unwrap()) as usize, frame.len() - 5);
+        let message = ModelInferRequest::decode(frame.slice(5..)).unwrap();
+        assert_eq!(message.model_name, "m");
+        assert_eq!(message.raw_input_contents, [tensors[0].data().clone()]);
+    }
+
+    #[test]
+    fn http_bodies_are_json_or_json_and_binary() {
+        let tensors = [Tensor::new("x", DataType::Uint8, vec![1, 2], Bytes::from_static(&[7, 8])).unwrap()];
+        let binary = http_body(&tensors, Wire::Binary).unwrap();
+        let json = r#"{"inputs":[{"name":"x","shape":[1,2],"datatype":"UINT8","parameters":{"binary_data_size":2}}],"parameters":{"binary_data_output":true}}"#;
+        assert_eq!(binary.json_bytes, Some(json.len()));
+        assert_eq!(binary.bytes, [json.as_bytes(), &[7, 8]].concat());
+        let text = http_body(&tensors, Wire::Json).unwrap();
+        assert_eq!(text.json_bytes, None);
+        assert_eq!(
+            text.bytes,
+            r#"{"inputs":[{"name":"x","shape":[1,2],"datatype":"UINT8","data":[7,8]}]}"#.as_bytes()
+        );
+    }
+}

@@ -1,0 +1,216 @@
+//! What was measured: latencies in histograms, errors by kind.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use millrace_client::Split;
+
+/// The longest time told apart from longer ones.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Significant digits kept of a time.
+const DIGITS: u8 = 3;
+
+/// A good answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// The size of its message or body.
+    pub(super) bytes: usize,
+    /// Where the time went, if the server says.
+    pub(super) split: Option<Split>,
+}
+
+/// Why there was none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// What it is counted under.
+    pub(super) kind: String,
+    /// What happened the first time.
+    pub(super) example: String,
+}
+
+impl Problem {
+    pub(super) fn new(kind: impl Into<String>, example: impl ToString) -> Self {
+        Self { kind: kind.into(), example: example.to_string() }
+    }
+}
+
+/// Times, in nanoseconds.
+#[derive(Debug, Clone)]
+pub(super) struct Times(Histogram<u64>);
+
+impl Times {
+    fn new() -> Self {
+        let longest = u64::try_from(LONGEST.as_nanos()).unwrap_or(u64::MAX);
+        Self(Histogram::new_with_bounds(1, longest, DIGITS).expect("the bounds are constant and in order"))
+    }
+
+    pub(super) fn record(&mut self, time: Duration) {
+        self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The time that this share of all (0 to 1) did not exceed.
+    pub(super) fn quantile(&self, share: f64) -> Duration {
+        // The histogram answers with the end of a bucket, which can lie beyond the longest time seen.
+        Duration::from_nanos(self.0.value_at_quantile(share).min(self.0.max()))
+    }
+
+    pub(super) fn mean(&self) -> Duration {
+        Duration::from_nanos(self.0.mean() as u64)
+    }
+
+    pub(super) fn deviation(&self) -> Duration {
+        Duration::from_nanos(self.0.stdev() as u64)
+    }
+
+    pub(super) fn min(&self) -> Duration {
+        Duration::from_nanos(if self.0.is_empty() { 0 } else { self.0.min() })
+    }
+
+    pub(super) fn max(&self) -> Duration {
+        Duration::from_nanos(self.0.max())
+    }
+}
+
+/// The server's own account of the requests it answered.
+#[derive(Debug, Clone)]
+pub(super) struct ServerTimes {
+    pub(super) queue: Times,
+    pub(super) swap: Times,
+    pub(super) run: Times,
+    pub(super) total: Times,
+    /// The client's latency less the model's run.
+    pub(super) added: Times,
+}
+
+/// Everything measured in one run.
+#[derive(Debug, Clone)]
+pub(super) struct Stats {
+    pub(super) latency: Times,
+    /// How much later than meant requests were sent: the generator's own doing. Open loop only.
+    pub(super) lag: Times,
+    /// `None` until an answer carries a split.
+    pub(super) server: Option<Box<ServerTimes>>,
+    /// How often each kind of problem came up, and what it was the first time.
+    pub(super) problems: BTreeMap<String, (u64, String)>,
+    pub(super) answer_bytes: u64,
+    /// From the start to the last answer.
+    pub(super) elapsed: Duration,
+    /// Processor time this process spent meanwhile.
+    pub(super) cpu: Duration,
+}
+
+impl Stats {
+    pub(super) fn new() -> Self {
+        Self {
+            latency: Times::new(),
+            lag: Times::new(),
+            server: None,
+            problems: BTreeMap::new(),
+            answer_bytes: 0,
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+        }
+    }
+
+    /// Takes one request's outcome.
+    pub(super) fn record(&mut self, latency: Duration, outcome: Result<Answer, Problem>) {
+        match outcome {
+            Ok(answer) => {
+                self.latency.record(latency);
+                self.answer_bytes += answer.bytes as u64;
+                if let Some(split) = answer.split {
+                    self.server.get_or_insert_with(|| Box::new(ServerTimes::new())).record(latency, &split);
+                }
+            }
+            Err(problem) => {
+                self.problems.entry(problem.kind).or_insert_with(|| (0, problem.example)).0 += 1;
+            }
+        }
+    }
+
+    pub(super) fn failed(&self) -> u64 {
+        self.problems.values().map(|(count, _)| count).sum()
+    }
+
+    /// Good answers a second.
+    pub(super) fn throughput(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.latency.count() as f64 / seconds } else { 0.0 }
+    }
+}
+
+impl ServerTimes {
+    fn new() -> Self {
+        let [queue, swap, run, total, added] = std::array::from_fn(|_| Times::new());
+        Self { queue, swap, run, total, added }
+    }
+
+    fn record(&mut self, latency: Duration, split: &Split) {
+        self.queue.record(split.queue);
+        self.swap.record(split.swap);
+        self.run.record(split.run);
+        self.total.record(split.total);
+        self.added.record(latency.saturating_sub(split.run));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// Whether two times are within the histogram's resolution of each other.
+    fn close(time: Duration, expected: Duration) -> bool {
+        time.abs_diff(expected) <= expected / 1000
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_recorded_times() {
+        let mut stats = Stats::new();
+        for millis in 1..=1000 {
+            stats.record(ms(millis), Ok(Answer { bytes: 10, split: None }));
+        }
+        stats.elapsed = Duration::from_secs(2);
+        for (share, expected) in [(0.5, 500), (0.9, 900), (0.99, 990), (0.999, 999), (1.0, 1000)] {
+            assert!(close(stats.latency.quantile(share), ms(expected)), "{share}");
+        }
+        assert!(close(stats.latency.max(), ms(1000)) && close(stats.latency.min(), ms(1)));
+        assert!(close(stats.latency.mean(), Duration::from_micros(500_500)));
+        assert_eq!((stats.answer_bytes, stats.throughput()), (10_000, 500.0));
+    }
+
+    #[test]
+    fn problems_are_counted_by_kind_and_keep_out_of_the_latencies() {
+        let mut stats = Stats::new();
+        for example in ["first", "second"] {
+            stats.record(ms(1), Err(Problem::new("UNAVAILABLE", example)));
+        }
+        stats.record(ms(1), Err(Problem::new("timed out", "x")));
+        assert_eq!(stats.problems["UNAVAILABLE"], (2, "first".to_owned()));
+        assert_eq!((stats.failed(), stats.latency.count()), (3, 0));
+        assert_eq!(stats.latency.quantile(0.5), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_added_is_the_latency_less_the_run() {
+        let mut stats = Stats::new();
+        let split = Split { run: ms(2), total: ms(3), ..Split::default() };
+        stats.record(ms(5), Ok(Answer { bytes: 0, split: Some(split) }));
+        assert!(close(stats.server.unwrap().added.max(), ms(3)));
+    }
+
+    #[test]
+    fn a_time_beyond_the_longest_is_kept_as_the_longest() {
+        let mut times = Times::new();
+        times.record(Duration::from_secs(86_400));
+        assert!(close(times.max(), LONGEST));
+    }
+}

@@ -1,0 +1,129 @@
+//! Which server is loaded, over which protocol, and what its model takes.
+
+use millrace_client::{Address, Endpoints, Inference, ModelMetadata};
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::load::{Args, http};
+
+/// The protocols a server can be loaded over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Grpc,
+    Http,
+}
+
+/// A model on a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) protocol: Protocol,
+    pub(super) address: Address,
+    pub(super) model: String,
+    pub(super) version: String,
+    pub(super) tenant: String,
+}
+
+impl Target {
+    pub(super) fn of(args: &Args, config: &Config) -> Result<Self, Failure> {
+        let positional_url = args.target.as_deref().filter(|target| target.contains("://"));
+        let name = args.target.as_deref().filter(|target| !target.contains("://"));
+        let (protocol, address) = match (args.url.as_deref(), positional_url) {
+            (Some(_), Some(_)) => {
+                return Err(Failure::usage("two URLs: give one, as an argument or with --url"));
+            }
+            (Some(url), None) | (None, Some(url)) => read_url(url)?,
+            (None, None) => {
+                let first = config.endpoints.first().ok_or_else(|| Failure::usage("no endpoint is known"))?;
+                (Protocol::Grpc, first.clone())
+            }
+        };
+        if protocol == Protocol::Grpc && args.http_json {
+            return Err(Failure::usage("--http-json is for http:// URLs"));
+        }
+        let model = match (name, args.model.as_deref()) {
+            (Some(_), Some(_)) => {
+                return Err(Failure::usage("two models: give one, as an argument or with --model"));
+            }
+            (Some(name), None) | (None, Some(name)) => name.strip_prefix("function/").unwrap_or(name),
+            (None, None) => {
+                return Err(Failure::usage("which model?").hint("name it: millrace load URL --model NAME"));
+            }
+        };
+        Ok(Self {
+            protocol,
+            address,
+            model: model.to_owned(),
+            version: args.model_version.clone(),
+            tenant: config.tenant.to_string(),
+        })
+    }
+
+    /// What the server says its model takes.
+    pub(super) async fn metadata(&self, config: &Config) -> Result<ModelMetadata, Failure> {
+        match self.protocol {
+            Protocol::Grpc => {
+                let endpoints = Endpoints::new(vec![self.address.clone()])?;
+                let inference = Inference::new(endpoints).with_tenant(config.tenant.clone());
+                Ok(inference.model_metadata(&self.model, &self.version).await?)
+            }
+            Protocol::Http => http::metadata(self).await,
+        }
+    }
+}
+
+fn read_url(url: &str) -> Result<(Protocol, Address), Failure> {
+    let protocol = match url.split_once("://").map(|(scheme, _)| scheme) {
+        Some("grpc") => Protocol::Grpc,
+        Some("http") => Protocol::Http,
+        _ => {
+            return Err(Failure::usage(format!("{url:?} is not a server's URL"))
+                .hint("write grpc://HOST:PORT or http://HOST:PORT"));
+        }
+    };
+    let address = url.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+    Ok((protocol, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command, Global};
+
+    fn target(line: &str) -> Result<Target, Failure> {
+        let cli =
+            <Cli as clap::Parser>::try_parse_from(["millrace", "load"].into_iter().chain(line.split(' ')))
+                .map_err(|error| Failure::usage(error.to_string()))?;
+        let Command::Load(args) = cli.command else { panic!("not load") };
+        Target::of(&args, &crate::config::load(&Global::default())?)
+    }
+
+    #[test]
+    fn a_name_is_a_function_of_the_cluster_and_a_url_any_server() {
+        let found = target("function/mlp").unwrap();
+        assert_eq!((found.protocol, found.model.as_str()), (Protocol::Grpc, "mlp"));
+        for line in ["http://h:1 --model mlp", "--url http://h:1 --model mlp", "mlp --url http://h:1"] {
+            let found = target(line).unwrap();
+            assert_eq!((found.protocol, found.address.authority()), (Protocol::Http, "h:1"), "{line}");
+            assert_eq!(found.model, "mlp");
+        }
+    }
+
+    #[test]
+    fn what_is_unclear_is_refused() {
+        for line in [
+            "http://h:1",
+            "ftp://h:1 --model m",
+            "grpc://h --model m",
+            "http://h:1 --url http://h:2 --model m",
+            "mlp --model mlp",
+            "mlp --http-json",
+            "mlp --rate 0",
+            "mlp --rate 5 --concurrency 2",
+            "mlp --arrival uniform",
+            "mlp --concurrency 0",
+            "mlp --requests 5 --duration 1s",
+        ] {
+            assert!(target(line).is_err(), "{line}");
+        }
+    }
+}

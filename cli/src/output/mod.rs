@@ -1,0 +1,104 @@
+//! What is printed: tables for people, documents for programs.
+
+pub(crate) mod answers;
+pub(crate) mod documents;
+pub(crate) mod table;
+pub(crate) mod text;
+
+use std::io::{ErrorKind, Write as _};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::table::Table;
+
+/// How a listing is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// The same with more columns.
+    Wide,
+    Json,
+    Yaml,
+}
+
+/// The `-o` flag of whatever lists.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct Output {
+    /// How to print it.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) output: Format,
+}
+
+/// A list as a document, in the shape `kubectl` users know.
+#[derive(Serialize)]
+struct List<'a, T> {
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    kind: &'static str,
+    items: &'a [T],
+}
+
+/// Prints text and a newline where it lacks one.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(end.as_bytes()));
+    written.and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::reader_gone(),
+        _ => Failure::failed(format!("cannot write to standard output: {error}")),
+    })
+}
+
+/// One document as JSON or YAML; `None` for the formats that are tables.
+pub(crate) fn document<T: Serialize>(format: Format, item: &T) -> Result<Option<String>, Failure> {
+    let failed = |error: String| Failure::failed(format!("cannot write the document: {error}"));
+    match format {
+        Format::Table | Format::Wide => Ok(None),
+        Format::Json => serde_json::to_string_pretty(item).map(Some).map_err(|e| failed(e.to_string())),
+        Format::Yaml => serde_saphyr::to_string(item).map(Some).map_err(|e| failed(e.to_string())),
+    }
+}
+
+/// Prints a listing: its documents as a `List`, or its table; `empty` goes to stderr when there is
+/// no row to show.
+pub(crate) fn list<T: Serialize>(
+    format: Format,
+    items: &[T],
+    table: &Table,
+    empty: &str,
+) -> Result<(), Failure> {
+    let whole = List { api_version: millrace_types::manifest::API_VERSION, kind: "List", items };
+    if let Some(text) = document(format, &whole)? {
+        return print(&text);
+    }
+    if table.is_empty() {
+        eprintln!("{empty}");
+        return Ok(());
+    }
+    print(&table.render(format))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Item {
+        name: &'static str,
+        shape: Vec<i64>,
+    }
+
+    #[test]
+    fn documents_are_json_or_yaml() {
+        let list = List { api_version: "v1", kind: "List", items: &[Item { name: "a", shape: vec![1, -1] }] };
+        let json = "{\n  \"apiVersion\": \"v1\",\n  \"kind\": \"List\",\n  \"items\": [\n    {\n      \"name\": \"a\",\n      \"shape\": [\n        1,\n        -1\n      ]\n    }\n  ]\n}";
+        assert_eq!(document(Format::Json, &list).unwrap().unwrap(), json);
+        let yaml = document(Format::Yaml, &list).unwrap().unwrap();
+        assert_eq!(yaml, "apiVersion: v1\nkind: List\nitems:\n- name: a\n  shape:\n  - 1\n  - -1\n");
+        assert_eq!(document(Format::Table, &list).unwrap(), None);
+    }
+}

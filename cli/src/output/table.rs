@@ -1,0 +1,96 @@
+//! Aligned columns without rules, as `kubectl` prints them: easy to read and to cut.
+
+use crate::output::Format;
+
+/// Spaces between columns.
+const GAP: usize = 3;
+
+/// A column's heading and where it is shown.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Column {
+    heading: &'static str,
+    wide_only: Shown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    Always,
+    WideOnly,
+}
+
+/// A column shown always.
+pub(crate) const fn col(heading: &'static str) -> Column {
+    Column { heading, wide_only: Shown::Always }
+}
+
+/// A column shown with `-o wide`.
+pub(crate) const fn wide(heading: &'static str) -> Column {
+    Column { heading, wide_only: Shown::WideOnly }
+}
+
+/// Rows under headings.
+#[derive(Debug)]
+pub(crate) struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(columns: impl Into<Vec<Column>>) -> Self {
+        Self { columns: columns.into(), rows: Vec::new() }
+    }
+
+    /// Adds a row: one cell for each column, shown or not.
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        debug_assert_eq!(N, self.columns.len(), "a cell for each column");
+        self.rows.push(cells.into());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The table as text, each line ended. An empty cell shows as `-`.
+    pub(crate) fn render(&self, format: Format) -> String {
+        let shown: Vec<usize> = (0..self.columns.len())
+            .filter(|&index| format == Format::Wide || self.columns[index].wide_only == Shown::Always)
+            .collect();
+        let cell = |row: &[String], index: usize| match row[index].as_str() {
+            "" => "-".to_owned(),
+            text => text.to_owned(),
+        };
+        let headings = shown.iter().map(|&index| self.columns[index].heading.to_owned()).collect();
+        let rows = self.rows.iter().map(|row| shown.iter().map(|&index| cell(row, index)).collect());
+        let lines: Vec<Vec<String>> = std::iter::once(headings).chain(rows).collect();
+        let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..shown.len()).map(width).collect();
+        lines.iter().map(|line| aligned(line, &widths)).collect()
+    }
+}
+
+fn aligned(cells: &[String], widths: &[usize]) -> String {
+    let mut line = String::new();
+    for (cell, width) in cells.iter().zip(widths) {
+        line += &format!("{cell:<width$}{:GAP$}", "");
+    }
+    line.truncate(line.trim_end().len());
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligns_columns_and_hides_the_wide_ones() {
+        let mut table = Table::new([col("NAME"), wide("DIGEST"), col("READY")]);
+        table.row(["digits".into(), "abc".into(), "True".into()]);
+        table.row(["x".into(), "def".into(), String::new()]);
+        assert_eq!(table.render(Format::Table), "NAME     READY\ndigits   True\nx        -\n");
+        assert_eq!(
+            table.render(Format::Wide),
+            "NAME     DIGEST   READY\ndigits   abc      True\nx        def      -\n"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! How quantities read.
+
+use std::time::{Duration, SystemTime};
+
+use millrace_types::Bytes;
+
+/// A size in binary units.
+pub(crate) fn size(bytes: u64) -> String {
+    Bytes(bytes).to_string()
+}
+
+/// A time with three significant digits, for latencies: `412 µs`, `1.93 ms`, `12.0 s`.
+pub(crate) fn latency(span: Duration) -> String {
+    if span.is_zero() {
+        return "0".to_owned();
+    }
+    let nanos = span.as_nanos() as f64;
+    let (value, unit) = match span.as_nanos() {
+        0..1_000 => (nanos, "ns"),
+        1_000..1_000_000 => (nanos / 1e3, "µs"),
+        1_000_000..1_000_000_000 => (nanos / 1e6, "ms"),
+        _ => (nanos / 1e9, "s"),
+    };
+    let decimals = match value {
+        _ if unit == "ns" || value >= 100.0 => 0,
+        _ if value >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// A time as people say ages: the largest unit, and the next while it matters (`5d`, `3h12m`, `40s`).
+pub(crate) fn age(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..600 if !seconds.is_multiple_of(60) => format!("{minutes}m{}s", seconds % 60),
+        120..10_800 => format!("{minutes}m"),
+        10_800..36_000 if !minutes.is_multiple_of(60) => format!("{hours}h{}m", minutes % 60),
+        10_800..172_800 => format!("{hours}h"),
+        _ => format!("{days}d"),
+    }
+}
+
+/// How long ago a moment of the wire was; empty when it has none or it is yet to come.
+pub(crate) fn age_of(moment: Option<prost_types::Timestamp>, now: SystemTime) -> String {
+    moment
+        .and_then(|moment| SystemTime::try_from(moment).ok())
+        .and_then(|moment| now.duration_since(moment).ok())
+        .map(age)
+        .unwrap_or_default()
+}
+
+/// A moment of the wire as RFC 3339.
+pub(crate) fn moment(moment: prost_types::Timestamp) -> Option<String> {
+    let moment = SystemTime::try_from(moment).ok()?;
+    // humantime panics outside the years it can write.
+    let written = moment.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs() < 253_402_300_800;
+    written.then(|| humantime::format_rfc3339_seconds(moment).to_string())
+}
+
+/// A count with thousands set apart: `25,557,032`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A shape as it is written on the command line; free dimensions are `N`.
+pub(crate) fn shape(dims: &[i64]) -> String {
+    let dim = |&dim: &i64| if dim < 0 { "N".to_owned() } else { dim.to_string() };
+    format!("[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_have_three_digits() {
+        for (nanos, text) in [
+            (0, "0"),
+            (999, "999 ns"),
+            (1_500, "1.50 µs"),
+            (412_300, "412 µs"),
+            (1_930_000, "1.93 ms"),
+            (45_000_000, "45.0 ms"),
+            (12_000_000_000, "12.0 s"),
+        ] {
+            assert_eq!(latency(Duration::from_nanos(nanos)), text);
+        }
+    }
+
+    #[test]
+    fn ages_read_like_kubectl_ones() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (119, "119s"),
+            (125, "2m5s"),
+            (180, "3m"),
+            (3_600, "60m"),
+            (11_520, "3h12m"),
+            (100_000, "27h"),
+            (864_000, "10d"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn moments_and_counts_read_well() {
+        let stamp = prost_types::Timestamp { seconds: 1_700_000_000, nanos: 5 };
+        assert_eq!(moment(stamp).unwrap(), "2023-11-14T22:13:20Z");
+        assert_eq!(moment(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }), None);
+        assert_eq!([count(7), count(1_000), count(25_557_032)], ["7", "1,000", "25,557,032"]);
+        assert_eq!(shape(&[-1, 3, 224]), "[N, 3, 224]");
+    }
+}

@@ -1,0 +1,47 @@
+//! What a user gives, as the tensors a model takes. Pure: what a model takes is handed in.
+
+pub(crate) mod image;
+pub(crate) mod json;
+pub(crate) mod raw;
+pub(crate) mod shape;
+
+use millrace_client::{ModelMetadata, TensorMetadata};
+
+use crate::failure::Failure;
+
+/// What a model declares of the input of this name.
+pub(crate) fn declared<'a>(model: &'a ModelMetadata, name: &str) -> Result<&'a TensorMetadata, Failure> {
+    model.inputs.iter().find(|input| input.name == name).ok_or_else(|| {
+        let known: Vec<_> = model.inputs.iter().map(|input| input.name.as_str()).collect();
+        Failure::usage(format!("{} has no input {name:?}", model.name))
+            .hint(format!("its inputs are: {}", known.join(", ")))
+    })
+}
+
+/// The input of a model that has only one.
+pub(crate) fn only_input(model: &ModelMetadata) -> Result<&TensorMetadata, Failure> {
+    match model.inputs.as_slice() {
+        [input] => Ok(input),
+        inputs => {
+            let known: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
+            Err(Failure::usage(format!("{} has {} inputs: say which is meant", model.name, inputs.len()))
+                .hint(format!("its inputs are: {}", known.join(", "))))
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn model_of(inputs: &[(&str, millrace_types::DataType, &[i64])]) -> ModelMetadata {
+    let input = |&(name, datatype, shape): &(&str, _, &[i64])| TensorMetadata {
+        name: name.to_owned(),
+        datatype,
+        shape: shape.to_vec(),
+    };
+    ModelMetadata {
+        name: "model".into(),
+        versions: Vec::new(),
+        platform: String::new(),
+        inputs: inputs.iter().map(input).collect(),
+        outputs: Vec::new(),
+    }
+}
