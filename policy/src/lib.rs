@@ -1,5 +1,28 @@
-//! Every decision, as pure state machines: `fn on_event(&mut self, now, event) -> actions`. They
-//! never read a clock, draw a random number or do I/O: callers pass `now`, carry the actions out
-//! and report back with events.
+//! Every decision, as pure state machines: `on_event(now, event) -> actions`. They never read a
+//! clock, draw a random number or do I/O: callers pass `now`, carry the actions out and report
+//! back with events. The same events at the same times give the same actions, on the wall clock,
+//! in virtual time and over a bare heap.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`admission`] | which requests a function takes, when they expire, what they score and cost |
+//! | [`attempts`] | what becomes of a request that lost its GPU |
+//! | [`dispatch`] | which request goes to which GPU |
+//! | [`gpu`] | what a GPU loads, evicts and runs |
+//! | [`memory`] | who holds which blocks of a GPU, and who is evicted |
+//! | [`fabric`] | which bytes cross which link when |
+//! | [`lifecycle`], [`backoff`] | when an executor process is started again |
+//! | [`router`] | which worker gets a request |
+//! | [`trace`] | (nothing) folds what cores did into a number, to compare runs |
 
+pub mod admission;
+pub mod attempts;
+pub mod backoff;
+pub mod core;
+pub mod dispatch;
+pub mod fabric;
+pub mod gpu;
 pub mod ids;
+pub mod lifecycle;
+pub mod memory;
+pub mod trace;

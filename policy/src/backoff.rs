@@ -1,0 +1,100 @@
+//! How long to wait before starting something again that died: at once the first time, then
+//! doubling up to a ceiling, until it has lived for a while. Each wait is drawn from the upper half
+//! of its step, so that what died together does not come back together.
+
+use std::time::Duration;
+
+use millrace_types::Timestamp;
+
+/// The waits allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The second wait; the first is none.
+    pub base: Duration,
+    /// The longest wait.
+    pub ceiling: Duration,
+    /// Living this long makes the next death the first again.
+    pub stable: Duration,
+}
+
+/// The waits of one thing that is started again and again.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    limits: Limits,
+    deaths: u32,
+    seed: u64,
+}
+
+impl Backoff {
+    /// Starts with no death counted. The same seed gives the same waits.
+    #[must_use]
+    pub fn new(limits: Limits, seed: u64) -> Self {
+        Self { limits, deaths: 0, seed }
+    }
+
+    /// Counts a death and says when to start again. `alive_since` is `None` where it never lived.
+    pub fn died(&mut self, now: Timestamp, alive_since: Option<Timestamp>) -> Timestamp {
+        if alive_since.is_some_and(|since| now.since(since) >= self.limits.stable) {
+            self.deaths = 0;
+        }
+        self.deaths = self.deaths.saturating_add(1);
+        if self.deaths == 1 {
+            return now;
+        }
+        // 2^20 times any sensible base is beyond any sensible ceiling.
+        let step = self.limits.base.saturating_mul(1 << (self.deaths - 2).min(20)).min(self.limits.ceiling);
+        let half = u64::try_from(step.as_nanos() / 2).unwrap_or(u64::MAX / 2);
+        now + step.saturating_sub(Duration::from_nanos(self.draw() % (half + 1)))
+    }
+
+    /// The next number of SplitMix64.
+    fn draw(&mut self) -> u64 {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        base: Duration::from_millis(100),
+        ceiling: Duration::from_secs(1),
+        stable: Duration::from_secs(10),
+    };
+
+    #[test]
+    fn the_first_wait_is_none_then_they_double_to_the_ceiling() {
+        let mut backoff = Backoff::new(LIMITS, 7);
+        assert_eq!(backoff.died(Timestamp(5), None), Timestamp(5));
+        for step_ms in [100, 200, 400, 800, 1000, 1000, 1000] {
+            let wait = backoff.died(Timestamp::ZERO, None).since(Timestamp::ZERO);
+            let step = Duration::from_millis(step_ms);
+            assert!(wait >= step / 2 && wait <= step, "{wait:?} of {step:?}");
+        }
+    }
+
+    #[test]
+    fn living_long_enough_begins_anew() {
+        let mut backoff = Backoff::new(LIMITS, 7);
+        let late = Timestamp::ZERO + LIMITS.stable;
+        for _ in 0..4 {
+            backoff.died(Timestamp::ZERO, Some(Timestamp::ZERO));
+        }
+        assert_eq!(backoff.died(late, Some(Timestamp::ZERO)), late);
+        assert!(backoff.died(late, Some(late)) > late);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_waits() {
+        let waits = |seed| {
+            let mut backoff = Backoff::new(LIMITS, seed);
+            (0..6).map(|_| backoff.died(Timestamp::ZERO, None)).collect::<Vec<_>>()
+        };
+        assert_eq!(waits(1), waits(1));
+        assert_ne!(waits(1), waits(2));
+    }
+}

@@ -1,0 +1,256 @@
+//! What a GPU loads, evicts and runs. The core of the Gpu actor, and the only authority about its
+//! memory.
+//!
+//! ```text
+//!            no program: LoadProgram     no region: evict, Map
+//! Assign ──► Waiting ───────────────────────────────────────► Sent (Run) ──► done
+//!               ▲  no room: wait for the other to end             │
+//!               └───────────── sent again (bounded) ◄─────────────┘ weights, map or program failed
+//! ```
+//!
+//! A request is sent to the executor at once, with its weights on their way: the executor lets each
+//! launch wait for what it reads, so computing overlaps the transfer. The next request is prepared
+//! the same way while the first runs. One transfer at a time: the first request that lacks weights
+//! has the link.
+//!
+//! When the executor goes, everything is lost: the map is cleared, and each request is handed back
+//! with how far it was.
+
+mod programs;
+mod protocol;
+mod serve;
+mod settle;
+mod slots;
+
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
+
+pub use self::programs::PROGRAMS_MAX;
+pub use self::protocol::{Action, Event, RunFailure, Spent};
+pub use self::slots::SLOTS_MAX;
+
+use self::programs::{Known, Programs};
+use self::slots::{Slot, Slots, Stage};
+use crate::attempts::Progress;
+use crate::core::Core;
+use crate::ids::{Generation, RequestKey, RunId, TransferId};
+use crate::memory::{BLOCK, MemoryMap};
+
+/// How often one request is sent to one executor.
+pub const SENDS_MAX: u32 = 3;
+/// How long a run that nobody waits for may take before the executor counts as hung.
+pub const HANG_AFTER: Duration = Duration::from_secs(30);
+
+/// How a GPU is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Health {
+    /// Its first executor is not up yet.
+    Starting,
+    /// It serves.
+    Up,
+    /// Its executor went and another is being started.
+    Restarting,
+    /// The device failed; its executor is being replaced.
+    Unhealthy,
+}
+
+/// What a GPU did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Models brought onto it.
+    pub swaps: u64,
+    /// Models evicted to make room.
+    pub evictions: u64,
+    /// Time spent computing.
+    pub busy: Duration,
+    /// Executors after the first.
+    pub restarts: u64,
+}
+
+/// A transfer to this GPU that has not ended.
+#[derive(Debug)]
+struct Moving {
+    transfer: TransferId,
+    model: ModelId,
+    generation: Generation,
+    cancelled: bool,
+}
+
+/// A GPU.
+#[derive(Debug)]
+pub struct Gpu {
+    health: Health,
+    incarnation: Option<Incarnation>,
+    memory: MemoryMap,
+    programs: Programs,
+    slots: Slots,
+    moving: Vec<Moving>,
+    last_run: RunId,
+    last_transfer: TransferId,
+    totals: Totals,
+}
+
+impl Gpu {
+    /// An empty GPU without an executor.
+    #[must_use]
+    pub fn new(gpu: GpuIndex, memory: Bytes) -> Self {
+        Self {
+            health: Health::Starting,
+            incarnation: None,
+            memory: MemoryMap::new(memory),
+            programs: Programs::default(),
+            slots: Slots::default(),
+            moving: Vec::new(),
+            last_run: RunId(0),
+            // Apart from those of the node's other GPUs.
+            last_transfer: TransferId(u64::from(gpu.0) << 40),
+            totals: Totals::default(),
+        }
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryMap {
+        &self.memory
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The request whose turn it is.
+    #[must_use]
+    pub fn running(&self) -> Option<RequestKey> {
+        Some(self.slots.get(0)?.key)
+    }
+
+    /// Requests on it.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Models whose weights are on their way.
+    #[must_use]
+    pub fn transfers(&self) -> usize {
+        self.moving.len()
+    }
+
+    /// The weights of a model that have arrived.
+    #[must_use]
+    pub fn loaded(&self, model: ModelId) -> Bytes {
+        let chunks = self.memory.region(model).map_or(0, |region| region.loaded().held());
+        let weights = self.programs.shape(model).map_or(Bytes::ZERO, |shape| shape.weights);
+        // The last chunk is short.
+        Bytes(BLOCK.0 * u64::from(chunks)).min(weights)
+    }
+
+    fn up(&mut self, incarnation: Incarnation, actions: &mut Vec<Action>) {
+        self.totals.restarts += u64::from(self.health != Health::Starting);
+        self.health = Health::Up;
+        self.incarnation = Some(incarnation);
+        actions.push(Action::Up { incarnation });
+    }
+
+    /// Everything on the GPU is lost.
+    fn lose_all(&mut self, health: Health, actions: &mut Vec<Action>) {
+        if self.incarnation.take().is_some() {
+            let progress = |(place, slot): (usize, &Slot)| Some((slot.key, self.progress(place, slot)));
+            let waited_for = self.slots.iter().enumerate().filter(|(_, slot)| slot.cancelled.is_none());
+            let lost = waited_for.filter_map(progress).collect();
+            self.slots.drain();
+            self.moving.clear();
+            self.memory.clear();
+            self.programs.forget_all();
+            actions.push(Action::Down { lost });
+        }
+        if !(health == Health::Restarting && self.health == Health::Unhealthy) {
+            self.health = health;
+        }
+    }
+
+    /// How far a request is: whether it may have run, or may be the cause of what happens.
+    fn progress(&self, place: usize, slot: &Slot) -> Progress {
+        let sent = matches!(slot.stage, Stage::Sent { .. });
+        if place > 0 {
+            let harmless = !sent || self.programs.known(slot.model) == Known::Loaded;
+            return if harmless { Progress::Waiting } else { Progress::Preparing };
+        }
+        let loaded = self.memory.region(slot.model).map(|region| region.loaded());
+        let readable = loaded.is_some_and(|loaded| loaded.held() > 0 || loaded.complete());
+        if sent && readable { Progress::Begun } else { Progress::Preparing }
+    }
+
+    fn replace(&mut self, health: Health, actions: &mut Vec<Action>) {
+        if self.incarnation.is_some() {
+            self.lose_all(health, actions);
+            actions.push(Action::Replace);
+        }
+    }
+
+    /// When the executor counts as hung, if what it runs does not end.
+    fn hung_at(&self) -> Option<Timestamp> {
+        let cancelled =
+            self.slots.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
+        cancelled.min().map(|since| since + HANG_AFTER)
+    }
+}
+
+impl Core for Gpu {
+    type Event = Event;
+    type Action = Action;
+
+    fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Install { model, memory, weights } => self.programs.install(model, memory, weights),
+            Event::Remove { model } => self.programs.remove(model),
+            // One that was meant for an executor that is gone is taken back by the node itself.
+            Event::Assign { key, model, incarnation } if self.incarnation == Some(incarnation) => {
+                self.slots.push(Slot::new(key, model));
+            }
+            Event::Assign { .. } => {}
+            Event::Recall { key } => self.recall(key, actions),
+            Event::Cancel { key } => self.cancel(now, key, actions),
+            Event::Up { incarnation } => self.up(incarnation, actions),
+            Event::Down => self.lose_all(Health::Restarting, actions),
+            Event::ProgramLoaded { model } => self.programs.loaded(model),
+            Event::ProgramFailed { model } => self.program_failed(model, actions),
+            Event::MapFailed { model, generation } => {
+                if self.memory.region(model).is_some_and(|region| region.generation() == generation) {
+                    self.drop_region(model, actions);
+                }
+            }
+            Event::Arrived { model, generation, chunks } => self.arrived(model, generation, chunks),
+            Event::TransferEnded { transfer, outcome } => self.transfer_ended(transfer, outcome, actions),
+            Event::RunDone { run, started, finished, waited } => {
+                self.run_done(now, run, (started, finished), waited, actions);
+            }
+            Event::RunFailed { run, why } => self.run_failed(run, why, actions),
+            Event::RunCancelled { run } => self.run_cancelled(run, actions),
+            Event::DeviceFailed => self.replace(Health::Unhealthy, actions),
+            Event::Tick => {
+                if self.hung_at().is_some_and(|at| at <= now) {
+                    self.replace(Health::Restarting, actions);
+                }
+            }
+        }
+        self.advance(now, actions);
+        self.sweep(actions);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.hung_at()
+    }
+}
+
+#[cfg(test)]
+mod tests;

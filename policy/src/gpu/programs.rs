@@ -1,0 +1,129 @@
+//! The models a GPU may be asked for, and which of them its executor knows.
+
+use std::collections::BTreeMap;
+
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+use crate::memory::blocks_for;
+
+/// Programs an executor is given to know at one time: what it knows and has not been asked for
+/// longest is unloaded first.
+pub const PROGRAMS_MAX: usize = 512;
+
+/// A model, as a GPU sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) weights: Bytes,
+    /// Blocks to hold for it.
+    pub(super) blocks: u32,
+    /// Chunks its weights fill: at most `blocks`.
+    pub(super) chunks: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// The executor was not told of it.
+    No,
+    /// It was told and has not said whether it could load it.
+    Told,
+    /// It has loaded it.
+    Loaded,
+}
+
+#[derive(Debug)]
+struct Program {
+    shape: Shape,
+    known: Known,
+    last_asked: Timestamp,
+    /// No longer installed: goes as soon as nothing of it is on the GPU.
+    removed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Programs {
+    models: BTreeMap<ModelId, Program>,
+    known: usize,
+    removed: usize,
+}
+
+impl Programs {
+    pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
+        let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
+        let new = Program { shape, known: Known::No, last_asked: Timestamp::ZERO, removed: false };
+        self.models.entry(model).or_insert(new);
+    }
+
+    pub(super) fn remove(&mut self, model: ModelId) {
+        if let Some(program) = self.models.get_mut(&model).filter(|program| !program.removed) {
+            program.removed = true;
+            self.removed += 1;
+        }
+    }
+
+    pub(super) fn shape(&self, model: ModelId) -> Option<Shape> {
+        Some(self.models.get(&model)?.shape)
+    }
+
+    pub(super) fn known(&self, model: ModelId) -> Known {
+        self.models.get(&model).map_or(Known::No, |program| program.known)
+    }
+
+    /// Notes that the executor is told of a model.
+    pub(super) fn tell(&mut self, now: Timestamp, model: ModelId) {
+        if let Some(program) = self.models.get_mut(&model) {
+            program.last_asked = now;
+            self.known += usize::from(program.known == Known::No);
+            program.known = Known::Told;
+        }
+    }
+
+    pub(super) fn asked(&mut self, now: Timestamp, model: ModelId) {
+        if let Some(program) = self.models.get_mut(&model) {
+            program.last_asked = now;
+        }
+    }
+
+    pub(super) fn loaded(&mut self, model: ModelId) {
+        if let Some(program) = self.models.get_mut(&model).filter(|program| program.known == Known::Told) {
+            program.known = Known::Loaded;
+        }
+    }
+
+    /// Notes that the executor does not know a model any more.
+    pub(super) fn forget(&mut self, model: ModelId) {
+        if let Some(program) = self.models.get_mut(&model).filter(|program| program.known != Known::No) {
+            program.known = Known::No;
+            self.known -= 1;
+        }
+    }
+
+    /// Notes that the executor knows nothing.
+    pub(super) fn forget_all(&mut self) {
+        self.models.values_mut().for_each(|program| program.known = Known::No);
+        self.known = 0;
+    }
+
+    /// The program to unload before another may be loaded, of those not `used`.
+    pub(super) fn surplus(&self, used: impl Fn(ModelId) -> bool) -> Option<ModelId> {
+        if self.known < PROGRAMS_MAX {
+            return None;
+        }
+        let idle = self.models.iter().filter(|&(&model, program)| program.known != Known::No && !used(model));
+        idle.min_by_key(|(_, program)| program.last_asked).map(|(&model, _)| model)
+    }
+
+    /// Models that were removed and are not `used`, each given once.
+    pub(super) fn sweep(&mut self, used: impl Fn(ModelId) -> bool) -> Vec<(ModelId, Known)> {
+        if self.removed == 0 {
+            return Vec::new();
+        }
+        let gone = self.models.iter().filter(|&(&model, program)| program.removed && !used(model));
+        let gone: Vec<_> = gone.map(|(&model, program)| (model, program.known)).collect();
+        for &(model, known) in &gone {
+            self.models.remove(&model);
+            self.removed -= 1;
+            self.known -= usize::from(known != Known::No);
+        }
+        gone
+    }
+}

@@ -1,0 +1,177 @@
+//! How requests get what they need: a program, a region, weights, and their turn.
+
+use millrace_types::{ModelId, Reason, Timestamp};
+
+use super::programs::Known;
+use super::slots::{Slot, Stage};
+use super::{Action, Gpu, Moving, SLOTS_MAX};
+use crate::fabric::Cargo;
+use crate::ids::{Generation, RunId, TransferId};
+use crate::memory::{Evicted, Run as BlockRun, Shortage};
+
+impl Gpu {
+    /// Takes every request as far as it can go.
+    pub(super) fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        if self.incarnation.is_none() {
+            return;
+        }
+        self.begin_turn(now);
+        let mut place = 0;
+        while let Some(&slot) = self.slots.get(place) {
+            let went = slot.stage != Stage::Waiting || self.send(now, place, slot, actions);
+            if !went {
+                break;
+            }
+            place += 1;
+        }
+        self.move_weights(actions);
+    }
+
+    fn begin_turn(&mut self, now: Timestamp) {
+        let Some(&slot) = self.slots.get(0).filter(|slot| slot.turn.is_none()) else { return };
+        let was_resident = self.memory.region(slot.model).is_some_and(|region| region.loaded().complete());
+        if let Some(slot) = self.slots.get_mut(0) {
+            (slot.turn, slot.was_resident) = (Some(now), was_resident);
+        }
+    }
+
+    /// Sends a request to the executor, with all it needs. False where it has to wait for room.
+    fn send(&mut self, now: Timestamp, place: usize, slot: Slot, actions: &mut Vec<Action>) -> bool {
+        let model = slot.model;
+        if self.memory.region(model).is_none() {
+            match self.bring(now, model, actions) {
+                Ok(()) => {}
+                Err(Shortage::Pinned) => {
+                    // Weights that nobody here waits for, or of a later request, make way.
+                    let first = if place == 0 { 1 } else { SLOTS_MAX };
+                    let wanted: Vec<_> = self.slots.iter().take(first).map(|slot| slot.model).collect();
+                    self.cancel_transfers(|moving| !wanted.contains(&moving.model), actions);
+                    return false;
+                }
+                Err(Shortage::TooLarge) => {
+                    let key = self.take_off(place, actions).key;
+                    let reason = Reason::NoGpuMemory;
+                    actions.push(Action::Failed { key, reason, may_have_executed: false });
+                    actions.push(Action::Ended { key, ran: None });
+                    return false;
+                }
+            }
+        }
+        self.programs.asked(now, model);
+        self.memory.touch(now, model);
+        let Some(generation) = self.memory.region(model).map(|region| region.generation()) else {
+            return false;
+        };
+        self.last_run = RunId(self.last_run.0 + 1);
+        let run = self.last_run;
+        if let Some(slot) = self.slots.get_mut(place) {
+            slot.stage = Stage::Sent { run, generation };
+            slot.sends += 1;
+        }
+        actions.push(Action::Run { run, key: slot.key, model, generation });
+        true
+    }
+
+    /// Makes the executor know a model and gives it a region.
+    fn bring(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Shortage> {
+        // A model that is not installed fits nowhere.
+        let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
+        let sent = self.slots.iter().filter(|slot| slot.stage != Stage::Waiting).map(|slot| slot.model);
+        let pinned: Vec<_> = sent.chain(self.moving.iter().map(|moving| moving.model)).collect();
+        let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, &pinned)?;
+        self.totals.swaps += 1;
+        self.totals.evictions += evicted.len() as u64;
+        for &Evicted { model, generation } in &evicted {
+            actions.push(Action::Unmap { model, generation });
+        }
+        // What a request here still needs comes back at its turn.
+        let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.slots.uses(model));
+        let gone: Vec<_> = gone.collect();
+        if !gone.is_empty() {
+            actions.push(Action::Evicted { models: gone });
+        }
+        if self.programs.known(model) == Known::No {
+            let used = |model| self.memory.region(model).is_some() || self.slots.uses(model);
+            if let Some(surplus) = self.programs.surplus(used) {
+                self.programs.forget(surplus);
+                actions.push(Action::UnloadProgram { model: surplus });
+            }
+            self.programs.tell(now, model);
+            actions.push(Action::LoadProgram { model });
+        }
+        if let Some(region) = self.memory.region(model) {
+            let blocks = first_blocks(region.runs(), shape.chunks);
+            actions.push(Action::Map { model, generation: region.generation(), blocks });
+        }
+        Ok(())
+    }
+
+    /// Keeps the link busy for the first request that lacks weights.
+    fn move_weights(&mut self, actions: &mut Vec<Action>) {
+        let lacks = |slot: &&Slot| {
+            let region = self.memory.region(slot.model);
+            slot.stage != Stage::Waiting
+                && !slot.doomed
+                && region.is_some_and(|region| !region.loaded().complete())
+        };
+        let Some(model) = self.slots.iter().find(lacks).map(|slot| slot.model) else { return };
+        self.cancel_transfers(|moving| moving.model != model, actions);
+        let (Some(region), Some(shape)) = (self.memory.region(model), self.programs.shape(model)) else {
+            return;
+        };
+        let generation = region.generation();
+        // A cancelled one has to end first, so that no chunk is on its way twice.
+        if self.moving.iter().any(|moving| moving.generation == generation) {
+            return;
+        }
+        self.last_transfer = TransferId(self.last_transfer.0 + 1);
+        let transfer = self.last_transfer;
+        let cargo = Cargo { model, generation, weights: shape.weights };
+        actions.push(Action::Transfer { transfer, cargo, chunks: region.loaded().missing() });
+        self.moving.push(Moving { transfer, model, generation, cancelled: false });
+    }
+
+    /// Drops models that were removed and that nothing here uses any more.
+    pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
+        let (slots, moving) = (&self.slots, &self.moving);
+        let used = |model| slots.uses(model) || moving.iter().any(|moving| moving.model == model);
+        for (model, known) in self.programs.sweep(used) {
+            if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
+                actions.push(Action::Unmap { model, generation });
+                actions.push(Action::Evicted { models: vec![model] });
+            }
+            if known != Known::No {
+                actions.push(Action::UnloadProgram { model });
+            }
+            actions.push(Action::Forgot { model });
+        }
+    }
+
+    pub(super) fn cancel_transfers(&mut self, unwanted: impl Fn(&Moving) -> bool, actions: &mut Vec<Action>) {
+        for moving in self.moving.iter_mut().filter(|moving| !moving.cancelled && unwanted(moving)) {
+            moving.cancelled = true;
+            actions.push(Action::CancelTransfer { transfer: moving.transfer });
+        }
+    }
+
+    pub(super) fn arrived(&mut self, model: ModelId, generation: Generation, chunks: std::ops::Range<u32>) {
+        let mapped = self.memory.region(model).is_some_and(|region| region.generation() == generation);
+        let Some(shape) = self.programs.shape(model).filter(|_| mapped) else { return };
+        let cargo = Cargo { model, generation, weights: shape.weights };
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model) {
+            slot.swapped += cargo.span(&chunks).1;
+        }
+        self.memory.arrived(model, chunks);
+    }
+}
+
+/// The first `blocks` blocks of some runs.
+fn first_blocks(runs: &[BlockRun], blocks: u32) -> Vec<BlockRun> {
+    let mut left = blocks;
+    let take = |run: &BlockRun| {
+        let len = run.len.min(left);
+        left -= len;
+        (len > 0).then_some(BlockRun { start: run.start, len })
+    };
+    runs.iter().map_while(take).collect()
+}

@@ -1,0 +1,166 @@
+//! How requests leave a GPU, and what failures on it mean for them.
+
+use std::time::Duration;
+
+use millrace_types::{ModelId, Reason, Timestamp};
+
+use super::slots::{Slot, Stage};
+use super::{Action, Gpu, Health, RunFailure, SENDS_MAX, Spent};
+use crate::dispatch::Return;
+use crate::fabric::Outcome;
+use crate::ids::{RequestKey, RunId, TransferId};
+
+impl Gpu {
+    pub(super) fn cancel(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(place) = self.slots.place_of(key) else { return };
+        if self.give_up_waiting(place, actions) {
+            actions.push(Action::Ended { key, ran: None });
+        } else if let Some(slot) = self.slots.get_mut(place) {
+            slot.cancelled = Some(now);
+        }
+    }
+
+    pub(super) fn recall(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
+        // Once its turn has come it is served here.
+        let Some(place) = self.slots.place_of(key).filter(|&place| place > 0) else { return };
+        if self.give_up_waiting(place, actions) {
+            actions.push(Action::Returned { key, why: Return::Recalled });
+        } else if let Some(slot) = self.slots.get_mut(place) {
+            slot.recalled = true;
+        }
+    }
+
+    /// Takes a request off that was not sent, and asks the executor to drop one that was.
+    fn give_up_waiting(&mut self, place: usize, actions: &mut Vec<Action>) -> bool {
+        let Some(slot) = self.slots.get(place) else { return false };
+        if let Some(run) = slot.run() {
+            actions.push(Action::CancelRun { run });
+            return false;
+        }
+        self.take_off(place, actions);
+        true
+    }
+
+    /// Takes a request off, and tells the node when its model is not here.
+    pub(super) fn take_off(&mut self, place: usize, actions: &mut Vec<Action>) -> Slot {
+        let slot = self.slots.remove(place);
+        if self.memory.region(slot.model).is_none() && !self.slots.uses(slot.model) {
+            actions.push(Action::Evicted { models: vec![slot.model] });
+        }
+        slot
+    }
+
+    pub(super) fn run_done(
+        &mut self,
+        now: Timestamp,
+        run: RunId,
+        (started, finished): (Timestamp, Timestamp),
+        waited: Duration,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(place) = self.slots.place_of_run(run) else { return };
+        let slot = self.take_off(place, actions);
+        self.memory.touch(now, slot.model);
+        let ran = finished.since(started).saturating_sub(waited);
+        self.totals.busy += ran;
+        if slot.cancelled.is_none() {
+            let turn = slot.turn.unwrap_or(started);
+            let swap =
+                if slot.was_resident { Duration::ZERO } else { finished.since(turn).saturating_sub(ran) };
+            let spent = Spent { turn, swap, ran, swapped: slot.swapped };
+            actions.push(Action::Completed { key: slot.key, spent });
+        }
+        actions.push(Action::Ended { key: slot.key, ran: Some(ran) });
+    }
+
+    pub(super) fn run_failed(&mut self, run: RunId, why: RunFailure, actions: &mut Vec<Action>) {
+        let Some(place) = self.slots.place_of_run(run) else { return };
+        let Some(&slot) = self.slots.get(place) else { return };
+        let key = slot.key;
+        match why {
+            RunFailure::Device => self.replace(Health::Unhealthy, actions),
+            _ if slot.cancelled.is_some() => {
+                self.take_off(place, actions);
+                actions.push(Action::Ended { key, ran: None });
+            }
+            RunFailure::Model => {
+                self.take_off(place, actions);
+                let reason = Reason::ModelFailed;
+                actions.push(Action::Failed { key, reason, may_have_executed: true });
+                actions.push(Action::Ended { key, ran: None });
+            }
+            RunFailure::NotThere if slot.recalled && place > 0 => {
+                self.take_off(place, actions);
+                actions.push(Action::Returned { key, why: Return::Recalled });
+            }
+            RunFailure::NotThere if slot.sends < SENDS_MAX && !slot.doomed => self.slots.requeue(place),
+            RunFailure::NotThere | RunFailure::OutOfMemory => self.hand_back(place, actions),
+        }
+    }
+
+    /// Gives a request back that cannot be run here.
+    fn hand_back(&mut self, place: usize, actions: &mut Vec<Action>) {
+        let Some(slot) = self.slots.get(place) else { return };
+        let progress = self.progress(place, slot);
+        let key = self.take_off(place, actions).key;
+        actions.push(Action::Returned { key, why: Return::Failed(progress) });
+    }
+
+    pub(super) fn run_cancelled(&mut self, run: RunId, actions: &mut Vec<Action>) {
+        let Some(place) = self.slots.place_of_run(run) else { return };
+        let Some(&slot) = self.slots.get(place) else { return };
+        if slot.cancelled.is_some() {
+            self.take_off(place, actions);
+            actions.push(Action::Ended { key: slot.key, ran: None });
+        } else if slot.recalled {
+            self.take_off(place, actions);
+            actions.push(Action::Returned { key: slot.key, why: Return::Recalled });
+        } else {
+            self.hand_back(place, actions);
+        }
+    }
+
+    pub(super) fn program_failed(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        self.programs.forget(model);
+        self.drop_region(model, actions);
+        // Backwards, so that places stay right. What the executor says of their runs comes too late.
+        for place in (0..self.slots.len()).rev() {
+            let Some(&slot) = self.slots.get(place).filter(|slot| slot.model == model) else { continue };
+            if slot.cancelled.is_some() {
+                self.take_off(place, actions);
+                actions.push(Action::Ended { key: slot.key, ran: None });
+            } else {
+                self.hand_back(place, actions);
+            }
+        }
+    }
+
+    /// Forgets a region that the executor does not have. Copies into it are refused there.
+    pub(super) fn drop_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        if self.memory.unmap(model).is_some() {
+            self.cancel_transfers(|moving| moving.model == model, actions);
+            if !self.slots.uses(model) {
+                actions.push(Action::Evicted { models: vec![model] });
+            }
+        }
+    }
+
+    pub(super) fn transfer_ended(
+        &mut self,
+        transfer: TransferId,
+        outcome: Outcome,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(place) = self.moving.iter().position(|moving| moving.transfer == transfer) else { return };
+        let ended = self.moving.remove(place);
+        if outcome == Outcome::Failed {
+            let relies = |slot: &&mut Slot| matches!(slot.stage, Stage::Sent { generation, .. } if generation == ended.generation);
+            for slot in self.slots.iter_mut().filter(relies) {
+                slot.doomed = true;
+                if let Some(run) = slot.run() {
+                    actions.push(Action::CancelRun { run });
+                }
+            }
+        }
+    }
+}

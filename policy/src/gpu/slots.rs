@@ -1,0 +1,121 @@
+//! The requests on a GPU: the one whose turn it is and the one behind it.
+
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+use crate::ids::{Generation, RequestKey, RunId};
+
+/// Requests a GPU has at one time: one runs, one is next.
+pub const SLOTS_MAX: usize = 2;
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// There is no room for its model yet.
+    Waiting,
+    /// The executor was told to run it as soon as what it reads is there.
+    Sent { run: RunId, generation: Generation },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) key: RequestKey,
+    pub(super) model: ModelId,
+    pub(super) stage: Stage,
+    /// When its turn began.
+    pub(super) turn: Option<Timestamp>,
+    /// Whether its model was there when its turn began.
+    pub(super) was_resident: bool,
+    /// What was copied for it.
+    pub(super) swapped: Bytes,
+    /// How often it was sent to the executor.
+    pub(super) sends: u32,
+    /// Since when nobody waits for it any more.
+    pub(super) cancelled: Option<Timestamp>,
+    /// Whether the node wants it back.
+    pub(super) recalled: bool,
+    /// Whether its weights cannot be brought.
+    pub(super) doomed: bool,
+}
+
+impl Slot {
+    pub(super) fn new(key: RequestKey, model: ModelId) -> Self {
+        Self {
+            key,
+            model,
+            stage: Stage::Waiting,
+            turn: None,
+            was_resident: false,
+            swapped: Bytes::ZERO,
+            sends: 0,
+            cancelled: None,
+            recalled: false,
+            doomed: false,
+        }
+    }
+
+    pub(super) fn run(&self) -> Option<RunId> {
+        match self.stage {
+            Stage::Sent { run, .. } => Some(run),
+            Stage::Waiting => None,
+        }
+    }
+}
+
+/// At most [`SLOTS_MAX`] requests, in the order in which the executor runs them.
+#[derive(Debug, Default)]
+pub(super) struct Slots(Vec<Slot>);
+
+impl Slots {
+    pub(super) fn push(&mut self, slot: Slot) {
+        assert!(self.0.len() < SLOTS_MAX, "the dispatcher gave {} to a GPU that is full", slot.key);
+        self.0.push(slot);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn get(&self, place: usize) -> Option<&Slot> {
+        self.0.get(place)
+    }
+
+    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut Slot> {
+        self.0.get_mut(place)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.0.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.0.iter_mut()
+    }
+
+    pub(super) fn place_of(&self, key: RequestKey) -> Option<usize> {
+        self.0.iter().position(|slot| slot.key == key)
+    }
+
+    pub(super) fn place_of_run(&self, run: RunId) -> Option<usize> {
+        self.0.iter().position(|slot| slot.run() == Some(run))
+    }
+
+    pub(super) fn remove(&mut self, place: usize) -> Slot {
+        self.0.remove(place)
+    }
+
+    pub(super) fn drain(&mut self) -> Vec<Slot> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Puts a request that has to be sent again behind one that the executor has.
+    pub(super) fn requeue(&mut self, place: usize) {
+        if let Some(slot) = self.0.get_mut(place) {
+            slot.stage = Stage::Waiting;
+        }
+        self.0.sort_by_key(|slot| slot.stage == Stage::Waiting);
+    }
+
+    pub(super) fn uses(&self, model: ModelId) -> bool {
+        self.0.iter().any(|slot| slot.model == model)
+    }
+}

@@ -1,0 +1,159 @@
+//! Folds what cores saw and did into one number each, so that two drivers of the same scenario can
+//! be compared: equal numbers, equal runs.
+//!
+//! The hash is our own (FNV-1a over words), because the standard library's may change between
+//! releases. It keeps runs apart, not adversaries.
+
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+
+use millrace_types::topology::LinkId;
+use millrace_types::{GpuIndex, Timestamp};
+
+use crate::core::Core;
+use crate::ids::FunctionIndex;
+
+/// Which core of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CoreId {
+    /// A function's admission.
+    Admission(FunctionIndex),
+    /// The node's queue.
+    Dispatch,
+    /// The node's links.
+    Fabric,
+    /// A GPU.
+    Gpu(GpuIndex),
+    /// A GPU's executor process.
+    Executor(GpuIndex),
+    /// A link.
+    Link(LinkId),
+}
+
+/// What one core saw and did, folded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fold {
+    /// The hash of every (core, time, event, actions) in order.
+    pub hash: u64,
+    /// Events folded in.
+    pub events: u64,
+}
+
+/// The folds of a node's cores.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trace {
+    folds: BTreeMap<CoreId, Fold>,
+}
+
+impl Trace {
+    /// Lets `core` handle an event and folds in what it did. `actions` must be empty.
+    pub fn step<C: Core>(
+        &mut self,
+        id: CoreId,
+        core: &mut C,
+        now: Timestamp,
+        event: C::Event,
+        actions: &mut Vec<C::Action>,
+    ) {
+        let fold = self.folds.entry(id).or_insert(Fold { hash: Fnv::OFFSET, events: 0 });
+        let mut hasher = Fnv(fold.hash);
+        (id, now, &event).hash(&mut hasher);
+        core.on_event(now, event, actions);
+        actions.hash(&mut hasher);
+        core.next_wake().hash(&mut hasher);
+        *fold = Fold { hash: hasher.finish(), events: fold.events + 1 };
+    }
+
+    /// Every core's fold.
+    #[must_use]
+    pub fn folds(&self) -> &BTreeMap<CoreId, Fold> {
+        &self.folds
+    }
+
+    /// One number for all of them.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut hasher = Fnv(Fnv::OFFSET);
+        for (id, fold) in &self.folds {
+            (id, fold.hash, fold.events).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}
+
+/// FNV-1a with 64-bit words for digits.
+struct Fnv(u64);
+
+impl Fnv {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+
+    fn word(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(Self::PRIME).rotate_left(23);
+    }
+}
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
+    }
+    fn write_u8(&mut self, n: u8) {
+        self.word(n.into());
+    }
+    fn write_u32(&mut self, n: u32) {
+        self.word(n.into());
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.word(n);
+    }
+    fn write_usize(&mut self, n: usize) {
+        self.word(n as u64);
+    }
+    fn write_isize(&mut self, n: isize) {
+        // How enum variants are told apart.
+        self.word(n as u64);
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Echo;
+
+    impl Core for Echo {
+        type Event = u32;
+        type Action = u32;
+        fn on_event(&mut self, _: Timestamp, event: u32, actions: &mut Vec<u32>) {
+            actions.push(event * 2);
+        }
+    }
+
+    fn digest(events: &[(u64, u32)]) -> u64 {
+        let mut trace = Trace::default();
+        for &(at, event) in events {
+            trace.step(CoreId::Dispatch, &mut Echo, Timestamp(at), event, &mut Vec::new());
+        }
+        trace.digest()
+    }
+
+    #[test]
+    fn equal_runs_fold_to_equal_numbers_and_others_do_not() {
+        assert_eq!(digest(&[(1, 7), (2, 8)]), digest(&[(1, 7), (2, 8)]));
+        for other in [&[(1, 7), (3, 8)][..], &[(1, 8), (2, 7)], &[(1, 7)], &[(2, 8), (1, 7)]] {
+            assert_ne!(digest(&[(1, 7), (2, 8)]), digest(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_number_does_not_change_between_builds() {
+        assert_eq!(digest(&[(1, 7), (2, 8)]), 4_642_758_995_554_097_409);
+    }
+}
