@@ -160,10 +160,10 @@ def load(server, protocol, model, concurrency, seconds):
         "--concurrency", str(concurrency), "--duration", f"{seconds}s", "--warm-up", "1s",
         "--input-shape", shape, "-o", "json",
     ]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    report = json.loads(answer.stdout)
-    if report["errors"]["total"]:
-        sys.exit(f"{server.name} failed {report['errors']} in {command}")
+    answer = subprocess.run(command, stdout=subprocess.PIPE)
+    report = json.loads(answer.stdout or "{}")
+    if answer.returncode or report["failed"]:
+        sys.exit(f"{server.name} failed {report.get('errors')} in {' '.join(command)}")
     return report
 
 
@@ -203,16 +203,17 @@ def measure(case, servers, rounds):
         turn = names[number % len(names):] + names[: number % len(names)]
         for name in turn:
             report = load(servers[name], protocol, model, concurrency, seconds)
-            reports.append({"case": title, "round": number, "server": name, **report})
+            reports.append({**report, "case": title, "round": number, "name": name})
     print(f"\n{title} ({rounds} rounds of {seconds} s, median and range)")
-    of = lambda name, read: [read(r) for r in reports if r["server"] == name]
-    p50 = lambda r: r["latency"]["p50_us"]
+    of = lambda name, read: [read(r) for r in reports if r["name"] == name]
+    p50 = lambda r: r["latency_us"]["p50"]
     throughput = lambda r: r["throughput"]
     for name in names:
         line = f"  {name:9} p50 {spread(of(name, p50))} µs, p99 "
-        line += f"{spread(of(name, lambda r: r['latency']['p99_us']))} µs, {spread(of(name, throughput))} req/s"
+        line += f"{spread(of(name, lambda r: r['latency_us']['p99']))} µs, {spread(of(name, throughput))} req/s"
         if name == "millrace":
-            line += f"; added to the run: p50 {spread(of(name, lambda r: r['added']['p50_us']))} µs"
+            run, added = (of(name, lambda r, part=part: r["server_us"][part]["p50"]) for part in ("run", "added"))
+            line += f"; run p50 {spread(run)} µs, added to it p50 {spread(added)} µs"
         print(line)
     for name in names[1:]:
         latency = [a / b for a, b in zip(of("millrace", p50), of(name, p50))]
