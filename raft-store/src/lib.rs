@@ -1,1 +1,96 @@
-//! Millrace: raft-store.
+//! A controller's data directory: openraft's log on sled, the replicated state in memory, and its
+//! snapshots as files.
+//!
+//! ```text
+//!   openraft ── append, vote, truncate, purge ──▶ LogStore ── jobs ──▶ writer thread ──▶ sled, fdatasync
+//!            ── apply, snapshot, install ───────▶ MachineStore ──▶ snapshots/*.snapshot
+//!                                                      └─ StateReader ──▶ whoever reads the state
+//! ```
+//!
+//! What is acknowledged is durable: an append, a vote or a truncation is answered after `fdatasync`,
+//! a snapshot after its file and its folder are synced, and entries are given up only after a
+//! snapshot that covers them is. What is on disk is checksummed and has a format version. What is
+//! damaged, missing or unknown is refused with an [`Error`] that says what to do; nothing is skipped
+//! and nothing is repaired. After a failed write or sync the log halts.
+//!
+//! The last commit position is written with the next sync after it, so that it may be behind after a
+//! crash; openraft then learns the rest from its group.
+//!
+//! Only this crate names sled.
+
+mod config;
+mod data_dir;
+mod error;
+mod frame;
+mod fs;
+mod log;
+mod machine;
+mod machine_store;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use config::{Entry, LogId, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote};
+pub use data_dir::{DataDir, Identity};
+pub use error::Error;
+pub use log::record::ENTRY_BYTES_MAX;
+pub use log::{LogReader, LogStore};
+pub use machine::Machine;
+pub use machine_store::{Applied, MachineStore, SnapshotBuilder, StateReader};
+pub use snapshot::SnapshotFile;
+
+use crate::fs::Disk;
+use crate::log::Expect;
+
+/// The type configuration of the controllers' Raft group.
+pub type ClusterConfig = TypeConfig<millrace_cluster_state::State>;
+
+/// The two halves that `openraft::Raft::new` takes. Both are closed when the Raft node that took
+/// them is shut down; the directory's lock goes with the log.
+pub struct Store<M> {
+    /// The log.
+    pub log: LogStore<M>,
+    /// The state. Take a [`MachineStore::reader`] before openraft takes it.
+    pub machine: MachineStore<M>,
+}
+
+/// Opens a data directory for the member that `identity` names, and makes it that member's if it was
+/// nobody's. Blocks: it reads the whole log and the snapshot.
+///
+/// # Errors
+/// [`Error::OtherIdentity`] when it belongs to another; [`Error::Damaged`], [`Error::Missing`],
+/// [`Error::UnknownFormat`], [`Error::UnknownCommand`] or [`Error::BadState`] when it cannot be
+/// trusted or read; [`Error::Io`] and [`Error::Sled`].
+pub fn open<M: Machine>(mut dir: DataDir, identity: &Identity) -> Result<Store<M>, Error> {
+    let expect = match dir.identity() {
+        Some(found) if found != identity => {
+            return Err(Error::OtherIdentity {
+                path: dir.path().to_owned(),
+                found: found.to_string(),
+                wanted: identity.to_string(),
+            });
+        }
+        Some(_) => Expect::Log,
+        None => Expect::Nothing,
+    };
+    let machine = MachineStore::open(Arc::new(Disk), dir.path().join("snapshots"))?;
+    let mut log = LogStore::open(dir.path(), expect, machine.covered())?;
+    if expect == Expect::Nothing && machine.last().is_some() {
+        return Err(log::missing_identity("there is a snapshot"));
+    }
+    let (covered, purged) = (machine.last().map(|last| last.index), log.purged().map(|last| last.index));
+    if purged > covered {
+        return Err(Error::Missing {
+            what: "a snapshot".to_owned(),
+            because: format!("the log begins behind entry {}", purged.unwrap_or_default()),
+        });
+    }
+    if expect == Expect::Nothing {
+        // Last, so that whatever has an identity has a log.
+        dir.establish(identity)?;
+    }
+    log.keep_locked(dir);
+    Ok(Store { log, machine })
+}

@@ -1,0 +1,158 @@
+//! A controller's data directory: one process at a time, and for one member of one cluster only.
+
+use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millrace_cluster_state::ControllerId;
+use millrace_types::ClusterId;
+
+use crate::error::Error;
+use crate::frame::Flaw;
+use crate::fs::{self as seam, Disk, Fs};
+
+const IDENTITY: &str = "identity";
+const LOCK: &str = "lock";
+
+/// The format of the identity file, which stands for the whole directory's.
+///
+/// | format | since | what |
+/// |---|---|---|
+/// | 1 | 0.1.0 | `identity`, `log/` in sled 0.34, `log.witness`, `snapshots/` |
+const FORMAT: u32 = 1;
+
+/// Whose a data directory is. Written once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The member of its controller group.
+    pub controller: ControllerId,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "controller {} of cluster {}", self.controller.0, self.cluster)
+    }
+}
+
+/// A data directory, locked until this is dropped.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    identity: Option<Identity>,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the directory if there is none, locks it and reads whose it is. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] when another process has it; [`Error::UnknownFormat`] and
+    /// [`Error::Damaged`] for its identity file; [`Error::Io`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
+        let path = path.into();
+        fs::create_dir_all(&path).map_err(Error::io("making", &path))?;
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            Disk.sync_dir(parent).map_err(Error::io("syncing", parent))?;
+        }
+        let lock = lock(&path)?;
+        let identity = read_identity(&Disk, &path)?;
+        Ok(Self { path, identity, _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whose it is; `None` before [`crate::open`] was given one for the first time.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    pub(crate) fn establish(&mut self, identity: &Identity) -> Result<(), Error> {
+        write_identity(&Disk, &self.path, identity)?;
+        self.identity = Some(identity.clone());
+        Ok(())
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, Error> {
+    let path = dir.join(LOCK);
+    let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = opened.map_err(Error::io("opening", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // Who holds it is only for the message.
+            let read = file.read_to_string(&mut holder);
+            let holder = match (read, holder.trim()) {
+                (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
+                _ => "another process".to_owned(),
+            };
+            return Err(Error::InUse { path: dir.to_owned(), holder });
+        }
+        Err(TryLockError::Error(source)) => return Err(Error::Io { doing: "locking", path, source }),
+    }
+    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(Error::io("writing", &path))?;
+    Ok(file)
+}
+
+/// The identity file: text, so that an operator can read it, with the checksum of all before it at
+/// the end in every format.
+fn render(identity: &Identity) -> String {
+    let mut text = format!(
+        "millrace data directory\nformat {FORMAT}\ncluster {}\ncontroller {}\n",
+        identity.cluster, identity.controller.0
+    );
+    let checksum = crc32fast::hash(text.as_bytes());
+    text.push_str(&format!("checksum {checksum:08x}\n"));
+    text
+}
+
+fn parse(bytes: &[u8]) -> Result<Identity, Flaw> {
+    let damaged = || Flaw::Damaged("it is not as it was written".to_owned());
+    let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
+    let contents = text.len().checked_sub("checksum 00000000\n".len()).and_then(|end| text.get(..end));
+    let contents = contents.ok_or_else(damaged)?;
+    if text[contents.len()..] != format!("checksum {:08x}\n", crc32fast::hash(contents.as_bytes())) {
+        return Err(Flaw::Damaged("its checksum does not match".to_owned()));
+    }
+    let mut lines = contents.lines();
+    let mut field = |name: &str| lines.next().and_then(|line| line.strip_prefix(name)).ok_or_else(damaged);
+    field("millrace data directory")?;
+    let found = field("format ")?.parse().map_err(|_| damaged())?;
+    if found != FORMAT {
+        return Err(Flaw::UnknownFormat { found, known: FORMAT });
+    }
+    let cluster = ClusterId(Arc::from(field("cluster ")?));
+    let controller = ControllerId(field("controller ")?.parse().map_err(|_| damaged())?);
+    Ok(Identity { cluster, controller })
+}
+
+fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>, Error> {
+    let path = dir.join(IDENTITY);
+    let names = fs.list(dir).map_err(Error::io("reading", dir))?;
+    if !names.iter().any(|name| name == IDENTITY) {
+        return Ok(None);
+    }
+    let read = fs.open(&path).and_then(|file| seam::read_all(&*file));
+    let bytes = read.map_err(Error::io("reading", &path))?;
+    parse(&bytes).map(Some).map_err(|flaw| Error::flaw(format!("identity file {}", path.display()), flaw))
+}
+
+fn write_identity(fs: &dyn Fs, dir: &Path, identity: &Identity) -> Result<(), Error> {
+    let id = &*identity.cluster.0;
+    if !(1..=128).contains(&id.len()) || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(Error::BadClusterId(id.to_owned()));
+    }
+    let written = seam::write_durably(fs, dir, IDENTITY, &[render(identity).as_bytes()]);
+    written.map_err(Error::io("writing", &dir.join(IDENTITY)))
+}

@@ -1,0 +1,81 @@
+//! The envelope of every record in sled: `format u8, crc32 u32 (little endian), body`. The checksum
+//! also covers the format and the record's key, so that an intact record in the wrong place is
+//! noticed too.
+
+/// Bytes that [`seal`] adds.
+pub(crate) const ENVELOPE_BYTES: usize = 5;
+
+/// What is wrong with some stored bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// Intact, of another format.
+    UnknownFormat { found: u32, known: u32 },
+    /// Not what was written.
+    Damaged(String),
+}
+
+fn checksum(format: u8, key: &[u8], body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&[format]);
+    hasher.update(key);
+    hasher.update(body);
+    hasher.finalize()
+}
+
+/// Wraps a body that will be stored under `key`.
+pub(crate) fn seal(format: u8, key: &[u8], body: &[u8]) -> Vec<u8> {
+    let mut sealed = Vec::with_capacity(ENVELOPE_BYTES + body.len());
+    sealed.push(format);
+    sealed.extend(checksum(format, key, body).to_le_bytes());
+    sealed.extend(body);
+    sealed
+}
+
+/// The body of what was stored under `key`, if it is intact and of format `known`.
+pub(crate) fn unseal<'a>(known: u8, key: &[u8], sealed: &'a [u8]) -> Result<&'a [u8], Flaw> {
+    let Some((&[format, a, b, c, d], body)) = sealed.split_first_chunk::<ENVELOPE_BYTES>() else {
+        return Err(Flaw::Damaged(format!("{} bytes are too few for a record", sealed.len())));
+    };
+    if u32::from_le_bytes([a, b, c, d]) != checksum(format, key, body) {
+        return Err(Flaw::Damaged("its checksum does not match".to_owned()));
+    }
+    if format != known {
+        return Err(Flaw::UnknownFormat { found: format.into(), known: known.into() });
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sealed_comes_back() {
+        assert_eq!(unseal(1, b"key", &seal(1, b"key", b"body")), Ok(&b"body"[..]));
+        assert_eq!(unseal(1, b"key", &seal(1, b"key", b"")), Ok(&b""[..]));
+    }
+
+    #[test]
+    fn another_format_is_told_from_damage() {
+        let newer = seal(2, b"key", b"body");
+        assert_eq!(unseal(1, b"key", &newer), Err(Flaw::UnknownFormat { found: 2, known: 1 }));
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let sealed = seal(1, b"key", b"body");
+        for bit in 0..sealed.len() * 8 {
+            let mut flipped = sealed.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(unseal(1, b"key", &flipped), Err(Flaw::Damaged(_))), "bit {bit}");
+        }
+        for len in 0..sealed.len() {
+            assert!(matches!(unseal(1, b"key", &sealed[..len]), Err(Flaw::Damaged(_))), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_record_under_another_key_is_noticed() {
+        assert!(matches!(unseal(1, b"kez", &seal(1, b"key", b"body")), Err(Flaw::Damaged(_))));
+    }
+}

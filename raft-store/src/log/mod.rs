@@ -1,0 +1,374 @@
+//! openraft's log on sled.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`record`] | an entry as sled keeps it, and back |
+//! | [`tables`] | opening, checking and reading |
+//! | [`writer`] | the one thread that writes, and what is durable when |
+//! | [`witness`] | notices a log that came back shorter than it was |
+
+pub(crate) mod record;
+pub(crate) mod tables;
+pub(crate) mod witness;
+pub(crate) mod writer;
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
+use openraft::{OptionalSend, RaftLogReader};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::tables::{Bounds, Meta, MetaRecord, Tables};
+use self::witness::Witness;
+use self::writer::{DbFile, Durable, JOBS_MAX, Job, SyncPoint, Writer};
+use crate::config::{Entry, LogId, StorageError, TypeConfig, Vote};
+use crate::data_dir::DataDir;
+use crate::error::{Error, Subject};
+use crate::machine::Machine;
+
+/// What one read of the log for replication returns at most, encoded; always at least one entry.
+const READ_BYTES_MAX: usize = 4 << 20;
+
+/// sled's folder in the data directory.
+const LOG_DIR: &str = "log";
+
+/// Whether the data directory is new, or had a log before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// Nothing was ever acknowledged here.
+    Nothing,
+    /// There must be a log.
+    Log,
+}
+
+/// openraft's log storage. One per data directory.
+pub struct LogStore<M> {
+    reader: LogReader<M>,
+    /// How far a durable snapshot covers the log: `None` for not at all.
+    covered: watch::Receiver<Option<u64>>,
+    writer: WriterHandle,
+    /// Dropped last: the directory is another process's only once the writer has ended.
+    _dir: Option<DataDir>,
+}
+
+/// Reads the log, beside the [`LogStore`] that writes it.
+pub struct LogReader<M> {
+    tables: Tables,
+    /// Read by replication tasks while the writer thread changes it, a few words at a time.
+    bounds: Arc<RwLock<Bounds>>,
+    _machine: PhantomData<fn() -> M>,
+}
+
+impl<M> Clone for LogReader<M> {
+    fn clone(&self) -> Self {
+        Self { tables: self.tables.clone(), bounds: Arc::clone(&self.bounds), _machine: PhantomData }
+    }
+}
+
+/// The writer thread. Dropping this waits until it has written what it was given.
+struct WriterHandle {
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for WriterHandle {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the log's writer thread panicked");
+        }
+    }
+}
+
+impl<M: Machine> LogStore<M> {
+    /// Opens and checks the log of a data directory. Blocks.
+    pub(crate) fn open(
+        dir: &Path,
+        expect: Expect,
+        covered: watch::Receiver<Option<u64>>,
+    ) -> Result<Self, Error> {
+        Self::open_with(dir, expect, covered, |log_dir| Ok(Box::new(DbFile::open(log_dir)?)))
+    }
+
+    /// As [`Self::open`], with a sync of the caller's.
+    pub(crate) fn open_with(
+        dir: &Path,
+        expect: Expect,
+        covered: watch::Receiver<Option<u64>>,
+        sync_point: impl FnOnce(&Path) -> Result<Box<dyn SyncPoint>, Error>,
+    ) -> Result<Self, Error> {
+        let log_dir = dir.join(LOG_DIR);
+        if expect == Expect::Log && !log_dir.join("db").exists() {
+            return Err(missing_log());
+        }
+        let tables = Tables::open(&log_dir)?;
+        let synced = tables.read_meta(Meta::Sync)?.unwrap_or(0);
+        let (witness, remembered) = Witness::open(&dir.join("log.witness"))?;
+        if synced < remembered {
+            let flaw = format!("it ends with sync {synced}, and sync {remembered} was durable");
+            return Err(Error::Damaged { what: "the log".to_owned(), flaw });
+        }
+        let bounds = tables.check()?;
+        match expect {
+            Expect::Log if synced == 0 => return Err(missing_log()),
+            // A crash may have come between the first sync and the identity, with nothing written.
+            Expect::Nothing if bounds.last.is_some() || tables.read_meta::<Vote>(Meta::Vote)?.is_some() => {
+                return Err(missing_identity("there is a log"));
+            }
+            _ => {}
+        }
+        let bounds = Arc::new(RwLock::new(bounds));
+        let sync_point = sync_point(&log_dir)?;
+        let mut writer =
+            Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, witness, synced, sync_point);
+        writer.begin()?;
+        let (jobs, queue) = mpsc::channel(JOBS_MAX);
+        let thread = std::thread::Builder::new()
+            .name("raft-log".to_owned())
+            .spawn(move || writer.run(queue))
+            .map_err(Error::io("starting the writer of", &log_dir))?;
+        Ok(Self {
+            reader: LogReader { tables, bounds, _machine: PhantomData },
+            covered,
+            writer: WriterHandle { jobs: Some(jobs), thread: Some(thread) },
+            _dir: None,
+        })
+    }
+
+    /// Keeps the directory locked for as long as the log is open.
+    pub(crate) fn keep_locked(&mut self, dir: DataDir) {
+        self._dir = Some(dir);
+    }
+
+    /// How far entries were given up to a snapshot.
+    pub(crate) fn purged(&self) -> Option<LogId> {
+        self.reader.bounds().purged
+    }
+
+    async fn give(&self, job: Job) -> Result<(), Error> {
+        let jobs = self.writer.jobs.as_ref().ok_or_else(writer_gone)?;
+        jobs.send(job).await.map_err(|_| writer_gone())
+    }
+
+    /// Gives a job and waits for its answer.
+    async fn carry_out(&self, job: impl FnOnce(Durable) -> Job) -> Result<(), Error> {
+        let (answer, answered) = answer();
+        self.give(job(answer)).await?;
+        answered.await.unwrap_or_else(|_| Err(writer_gone()))
+    }
+
+    async fn append_entries(
+        &self,
+        entries: Vec<Entry<M>>,
+        flushed: LogFlushed<TypeConfig<M>>,
+    ) -> Result<(), Error> {
+        let Some(last) = entries.last().map(|entry| entry.log_id) else {
+            flushed.log_io_completed(Ok(()));
+            return Ok(());
+        };
+        let mut before = self.reader.bounds().last.map(|last| last.index);
+        let mut pairs = Vec::with_capacity(entries.len());
+        for entry in &entries {
+            let index = entry.log_id.index;
+            // openraft's suite appends behind a purge, which is harmless.
+            if let Some(last) = before.filter(|&before| index > before + 1) {
+                return Err(Error::Hole { last, next: index });
+            }
+            let body = rmp_serde::to_vec_named(entry).map_err(|error| Error::Encode {
+                what: format!("log entry {index}"),
+                reason: error.to_string(),
+            })?;
+            pairs.extend(record::encode(index, &body)?);
+            before = before.max(Some(index));
+        }
+        let durable: Durable =
+            Box::new(|result| flushed.log_io_completed(result.map_err(std::io::Error::other)));
+        self.carry_out(|readable| Job::Append { pairs, last, readable, durable }).await
+    }
+
+    async fn truncate_from(&self, from: u64) -> Result<(), Error> {
+        let bounds = self.reader.bounds();
+        let last = match from.checked_sub(1) {
+            Some(before) if before >= bounds.first_index() => self.reader.tables.position(before)?,
+            _ => bounds.purged,
+        };
+        self.carry_out(|durable| Job::Truncate { from, last, durable }).await
+    }
+
+    /// Waits until a durable snapshot covers `upto`, then gives the entries up.
+    ///
+    /// openraft asks for the purge right behind the installation of a snapshot, without waiting for
+    /// it. A purge that became durable first would leave, after a crash, neither entries nor
+    /// snapshot, and openraft would take the empty state for what had been there.
+    async fn purge_upto(&self, upto: LogId) -> Result<(), Error> {
+        let mut covered = self.covered.clone();
+        if covered.wait_for(|covered| covered.is_some_and(|index| index >= upto.index)).await.is_err() {
+            return Err(Error::Halted("the snapshot that a purge waited for never came".into()));
+        }
+        let record = MetaRecord::encode(Meta::Purged, &upto)?;
+        self.carry_out(|durable| Job::Purge { upto, record, durable }).await
+    }
+
+    async fn write_committed(&self, committed: Option<LogId>) -> Result<(), Error> {
+        let Some(committed) = committed else { return Ok(()) };
+        let record = MetaRecord::encode(Meta::Committed, &committed)?;
+        self.reader.bounds.write().unwrap_or_else(PoisonError::into_inner).committed = Some(committed);
+        self.give(Job::Committed { record }).await
+    }
+}
+
+fn missing_log() -> Error {
+    Error::Missing { what: "the log".to_owned(), because: "the directory has an identity".to_owned() }
+}
+
+pub(crate) fn missing_identity(because: &str) -> Error {
+    Error::Missing { what: "the identity file".to_owned(), because: because.to_owned() }
+}
+
+fn writer_gone() -> Error {
+    Error::Halted("the log's writer thread is gone".into())
+}
+
+fn answer() -> (Durable, oneshot::Receiver<Result<(), Error>>) {
+    let (sender, receiver) = oneshot::channel();
+    let answer = move |result| {
+        if let Err(unheard) = sender.send(result) {
+            tracing::debug!(?unheard, "nobody waited for a write");
+        }
+    };
+    (Box::new(answer), receiver)
+}
+
+impl<M: Machine> LogReader<M> {
+    fn bounds(&self) -> Bounds {
+        self.bounds.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The entries from `from` to before `to` that are there, up to the one that passes `bytes_max`.
+    fn read(&self, from: u64, to: u64, bytes_max: usize) -> Result<Vec<Entry<M>>, Error> {
+        loop {
+            let bounds = self.bounds();
+            let (from, to) = (from.max(bounds.first_index()), to.min(bounds.end_index()));
+            match self.read_within(from, to, bytes_max) {
+                // Entries were removed while they were being read.
+                Err(_) if self.bounds().removals != bounds.removals => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn read_within(&self, from: u64, to: u64, bytes_max: usize) -> Result<Vec<Entry<M>>, Error> {
+        let mut entries: Vec<Entry<M>> = Vec::new();
+        let mut bytes = 0;
+        for record in self.tables.records(from, to) {
+            let (index, body) = record?;
+            if let Some(missing) =
+                entries.last().map(|last| last.log_id.index + 1).filter(|&next| next != index)
+            {
+                let flaw = format!("entry {missing} is missing");
+                return Err(Error::Damaged { what: "the log".to_owned(), flaw });
+            }
+            let entry = rmp_serde::from_slice(&body)
+                .map_err(|error| Error::UnknownCommand { index, reason: error.to_string() })?;
+            entries.push(entry);
+            bytes += body.len();
+            if bytes >= bytes_max {
+                break;
+            }
+        }
+        Ok(entries)
+    }
+}
+
+impl<M: Machine> RaftLogReader<TypeConfig<M>> for LogReader<M> {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry<M>>, StorageError> {
+        let from = match range.start_bound() {
+            Bound::Included(&from) => from,
+            Bound::Excluded(&before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&to) => to,
+            Bound::Unbounded => u64::MAX,
+        };
+        self.read(from, to, usize::MAX).map_err(|error| error.into_storage(Subject::ReadLog))
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry<M>>, StorageError> {
+        self.read(start, end, READ_BYTES_MAX).map_err(|error| error.into_storage(Subject::ReadLog))
+    }
+}
+
+impl<M: Machine> RaftLogReader<TypeConfig<M>> for LogStore<M> {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry<M>>, StorageError> {
+        self.reader.try_get_log_entries(range).await
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry<M>>, StorageError> {
+        self.reader.limited_get_log_entries(start, end).await
+    }
+}
+
+impl<M: Machine> RaftLogStorage<TypeConfig<M>> for LogStore<M> {
+    type LogReader = LogReader<M>;
+
+    async fn get_log_state(&mut self) -> Result<LogState<TypeConfig<M>>, StorageError> {
+        let Bounds { purged, last, .. } = self.reader.bounds();
+        Ok(LogState { last_purged_log_id: purged, last_log_id: last })
+    }
+
+    async fn get_log_reader(&mut self) -> LogReader<M> {
+        self.reader.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> Result<(), StorageError> {
+        let saved = match MetaRecord::encode(Meta::Vote, vote) {
+            Ok(record) => self.carry_out(|durable| Job::Vote { record, durable }).await,
+            Err(error) => Err(error),
+        };
+        saved.map_err(|error| error.into_storage(Subject::WriteVote))
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote>, StorageError> {
+        self.reader.tables.read_meta(Meta::Vote).map_err(|error| error.into_storage(Subject::ReadVote))
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), StorageError> {
+        self.write_committed(committed).await.map_err(|error| error.into_storage(Subject::WriteLog))
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogId>, StorageError> {
+        Ok(self.reader.bounds().committed)
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: LogFlushed<TypeConfig<M>>) -> Result<(), StorageError>
+    where
+        I: IntoIterator<Item = Entry<M>> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries = entries.into_iter().collect();
+        self.append_entries(entries, callback).await.map_err(|error| error.into_storage(Subject::WriteLog))
+    }
+
+    async fn truncate(&mut self, log_id: LogId) -> Result<(), StorageError> {
+        self.truncate_from(log_id.index).await.map_err(|error| error.into_storage(Subject::WriteLog))
+    }
+
+    async fn purge(&mut self, log_id: LogId) -> Result<(), StorageError> {
+        self.purge_upto(log_id).await.map_err(|error| error.into_storage(Subject::WriteLog))
+    }
+}

@@ -1,0 +1,216 @@
+//! The log in sled: opening and checking it, and reading it. Writing is [`super::writer`]'s alone.
+//!
+//! | tree | key | value |
+//! |---|---|---|
+//! | `logs` | an entry's index | see [`super::record`] |
+//! | `meta` | `vote` | what this controller voted for |
+//! | `meta` | `committed` | the last position known to be committed; may be behind |
+//! | `meta` | `purged` | the last position that was given up to a snapshot |
+//! | `meta` | `sync` | the number of the sync that made the writes before it durable |
+
+use std::fs::File;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::record::{self, Records};
+use crate::config::LogId;
+use crate::error::Error;
+use crate::frame;
+
+/// What sled keeps of the log in memory. Its own default is 1 GiB.
+const CACHE_BYTES: u64 = 32 << 20;
+
+/// The format of `meta`'s records.
+///
+/// | format | since | what |
+/// |---|---|---|
+/// | 1 | 0.1.0 | openraft 0.9's `Vote` and `LogId`, and numbers, in MessagePack with field names |
+const META_FORMAT: u8 = 1;
+
+/// A key of the `meta` tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meta {
+    Vote,
+    Committed,
+    Purged,
+    Sync,
+}
+
+impl Meta {
+    const ALL: [Self; 4] = [Self::Vote, Self::Committed, Self::Purged, Self::Sync];
+
+    fn key(self) -> &'static [u8] {
+        match self {
+            Self::Vote => b"vote",
+            Self::Committed => b"committed",
+            Self::Purged => b"purged",
+            Self::Sync => b"sync",
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::Vote => "the stored vote",
+            Self::Committed => "the stored commit position",
+            Self::Purged => "the stored purge position",
+            Self::Sync => "the stored sync number",
+        }
+    }
+}
+
+/// Where the log begins and ends. `purged <= last` always.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// The last position given up to a snapshot. Entries up to it may still be on disk, unseen.
+    pub(crate) purged: Option<LogId>,
+    /// The last entry, or `purged` when there is none behind it.
+    pub(crate) last: Option<LogId>,
+    /// The last position known to be committed.
+    pub(crate) committed: Option<LogId>,
+    /// Counts truncations and purges: a read that met one of them half-way starts again.
+    pub(crate) removals: u64,
+}
+
+impl Bounds {
+    /// The first index that is seen.
+    pub(crate) fn first_index(&self) -> u64 {
+        self.purged.map_or(0, |purged| purged.index + 1)
+    }
+
+    /// The index behind the last that is seen.
+    pub(crate) fn end_index(&self) -> u64 {
+        self.last.map_or(0, |last| last.index + 1)
+    }
+}
+
+/// sled's trees.
+#[derive(Clone)]
+pub(crate) struct Tables {
+    pub(crate) db: sled::Db,
+    pub(crate) logs: sled::Tree,
+    meta: sled::Tree,
+}
+
+impl Tables {
+    /// Opens or makes the log's store. Nothing is checked yet.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let opening = |source| Error::Sled { doing: "opening the log", source };
+        // No flusher of sled's own: every write and sync is the writer thread's, in order.
+        let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES).flush_every_ms(None);
+        let db = config.open().map_err(opening)?;
+        let logs = db.open_tree("logs").map_err(opening)?;
+        let meta = db.open_tree("meta").map_err(opening)?;
+        let tables = Self { db, logs, meta };
+        tables.make_files_durable(path)?;
+        Ok(tables)
+    }
+
+    /// sled syncs neither its small files nor its directories when it makes them.
+    fn make_files_durable(&self, path: &Path) -> Result<(), Error> {
+        self.db.flush().map_err(Error::sled("opening the log"))?;
+        let sync = |path: &Path| {
+            File::open(path).and_then(|file| file.sync_all()).map_err(Error::io("syncing", path))
+        };
+        for name in ["db", "conf", "blobs", "."] {
+            sync(&path.join(name))?;
+        }
+        path.parent().map_or(Ok(()), sync)
+    }
+
+    /// Reads every record once, and says where the log begins and ends.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] for a record that is not intact, a position that contradicts its key, or
+    /// a hole; [`Error::UnknownFormat`].
+    pub(crate) fn check(&self) -> Result<Bounds, Error> {
+        let damaged = |flaw: String| Error::Damaged { what: "the log".to_owned(), flaw };
+        for key in self.meta.iter().keys() {
+            let key = key.map_err(Error::sled("reading the log"))?;
+            if Meta::ALL.iter().all(|meta| meta.key() != &key[..]) {
+                return Err(damaged(format!("it has a record {:?}", String::from_utf8_lossy(&key))));
+            }
+        }
+        let purged: Option<LogId> = self.read_meta(Meta::Purged)?;
+        let committed: Option<LogId> = self.read_meta(Meta::Committed)?;
+        let mut bounds = Bounds { purged, last: purged, committed, removals: 0 };
+        let mut next = bounds.first_index();
+        for record in self.records(0, u64::MAX) {
+            let (index, body) = record?;
+            if index < bounds.first_index() {
+                continue; // Purged, and not deleted before the process ended.
+            }
+            if index != next {
+                return Err(damaged(format!("entry {next} is missing")));
+            }
+            bounds.last = Some(position(index, &body)?);
+            next += 1;
+        }
+        Ok(bounds)
+    }
+
+    /// The records from `from` to before `to`, in order.
+    pub(crate) fn records(
+        &self,
+        from: u64,
+        to: u64,
+    ) -> impl Iterator<Item = Result<(u64, Vec<u8>), Error>> + use<> {
+        // sled panics on a range that ends before it begins.
+        Records::new(self.logs.range(record::key(from)..record::key(to.max(from))))
+    }
+
+    /// The position of the entry at `index`, if it is there.
+    pub(crate) fn position(&self, index: u64) -> Result<Option<LogId>, Error> {
+        match self.records(index, index.saturating_add(1)).next() {
+            Some(record) => record.and_then(|(index, body)| position(index, &body)).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) fn read_meta<T: DeserializeOwned>(&self, meta: Meta) -> Result<Option<T>, Error> {
+        let stored = self.meta.get(meta.key()).map_err(Error::sled("reading the log"))?;
+        let Some(stored) = stored else { return Ok(None) };
+        let body =
+            frame::unseal(META_FORMAT, meta.key(), &stored).map_err(|flaw| Error::flaw(meta.what(), flaw))?;
+        let value = rmp_serde::from_slice(body)
+            .map_err(|error| Error::Damaged { what: meta.what().to_owned(), flaw: error.to_string() })?;
+        Ok(Some(value))
+    }
+
+    /// Writes a value, not durable yet.
+    pub(crate) fn write_meta(&self, meta: Meta, record: &MetaRecord) -> Result<(), Error> {
+        self.meta.insert(meta.key(), record.0.as_slice()).map_err(Error::sled("writing the log"))?;
+        Ok(())
+    }
+}
+
+/// A value of the `meta` tree, encoded.
+pub(crate) struct MetaRecord(Vec<u8>);
+
+impl MetaRecord {
+    pub(crate) fn encode<T: Serialize>(meta: Meta, value: &T) -> Result<Self, Error> {
+        let body = rmp_serde::to_vec_named(value)
+            .map_err(|error| Error::Encode { what: meta.what().to_owned(), reason: error.to_string() })?;
+        Ok(Self(frame::seal(META_FORMAT, meta.key(), &body)))
+    }
+}
+
+/// The part of an entry that does not depend on the machine.
+#[derive(Deserialize)]
+struct Position {
+    log_id: LogId,
+}
+
+fn position(index: u64, body: &[u8]) -> Result<LogId, Error> {
+    let Position { log_id } = rmp_serde::from_slice(body)
+        .map_err(|error| Error::UnknownCommand { index, reason: error.to_string() })?;
+    if log_id.index == index {
+        Ok(log_id)
+    } else {
+        Err(Error::Damaged {
+            what: format!("log entry {index}"),
+            flaw: format!("it says it is entry {}", log_id.index),
+        })
+    }
+}

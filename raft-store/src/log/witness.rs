@@ -1,0 +1,81 @@
+//! A small file beside sled's that remembers the number of the last sync that ended.
+//!
+//! sled takes the first record it cannot read at start for the end of its log and drops what
+//! follows, without a word: right for what was being written when the power went, wrong for a bit
+//! that flipped in what was durable long before. The store numbers its syncs, in sled and here
+//! after each; a store that comes back with a lower number than its witness has lost something that
+//! was acknowledged.
+//!
+//! The witness itself is not synced each time. It may therefore be behind, never ahead: it is a
+//! lower bound, at no cost. Two slots in turn, so that a torn write leaves the other.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+use crate::frame;
+
+const FORMAT: u8 = 1;
+const KEY: &[u8] = b"millrace sync witness";
+const SLOT_BYTES: usize = frame::ENVELOPE_BYTES + size_of::<u64>();
+const SLOTS: u64 = 2;
+
+pub(crate) struct Witness {
+    path: PathBuf,
+    file: File,
+}
+
+impl Witness {
+    /// Opens or makes the witness, with the number it remembers: 0 when it knows nothing.
+    pub(crate) fn open(path: &Path) -> Result<(Self, u64), Error> {
+        let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let file = open.map_err(Error::io("opening", path))?;
+        let mut remembered = 0;
+        for slot in 0..SLOTS {
+            let number = read_slot(&file, slot).map_err(Error::io("reading", path))?;
+            remembered = remembered.max(number.unwrap_or(0));
+        }
+        Ok((Self { path: path.to_owned(), file }, remembered))
+    }
+
+    /// Remembers that sync `number` ended.
+    pub(crate) fn remember(&self, number: u64) -> Result<(), Error> {
+        let offset = number % SLOTS * SLOT_BYTES as u64;
+        let slot = frame::seal(FORMAT, KEY, &number.to_be_bytes());
+        self.file.write_all_at(&slot, offset).map_err(Error::io("writing", &self.path))
+    }
+}
+
+fn read_slot(file: &File, slot: u64) -> io::Result<Option<u64>> {
+    let mut bytes = [0; SLOT_BYTES];
+    match file.read_exact_at(&mut bytes, slot * SLOT_BYTES as u64) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    // A slot that does not read was being written when the power went, or never was: no bound.
+    let number = frame::unseal(FORMAT, KEY, &bytes).ok().and_then(|body| body.try_into().ok());
+    Ok(number.map(u64::from_be_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remembers_the_highest_number_through_a_torn_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("witness");
+        let (witness, fresh) = Witness::open(&path).unwrap();
+        assert_eq!(fresh, 0);
+        for number in 1..=5 {
+            witness.remember(number).unwrap();
+            assert_eq!(Witness::open(&path).unwrap().1, number);
+        }
+        // 6 goes over 4 and is torn: 5 is still there.
+        witness.file.write_all_at(&[0xff; 4], 0).unwrap();
+        assert_eq!(Witness::open(&path).unwrap().1, 5);
+    }
+}

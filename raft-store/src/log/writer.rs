@@ -1,0 +1,283 @@
+//! The one thread that writes the log, and what it is told.
+//!
+//! ```text
+//!   LogStore ── Job ──▶ [queue of JOBS_MAX] ──▶ carry out each ──▶ one sync ──▶ answer each
+//! ```
+//!
+//! Jobs are carried out in order. Those that were waiting share one sync: sled's flush (which on
+//! Linux is `sync_file_range`, no more: sled#1452) and then `fdatasync` on a descriptor of our own.
+//! Nothing is answered before it. After the first failure nothing more is written and every job is
+//! answered with that failure: what a failed write or sync left on the disk is not known, and a
+//! second `fsync` that succeeds would prove nothing.
+//!
+//! What is purged is deleted here too, a few entries at a time while no job waits.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tokio::sync::mpsc::{self, error::TryRecvError};
+
+use super::record::{self, Pair};
+use super::tables::{Bounds, Meta, MetaRecord, Tables};
+use super::witness::Witness;
+use crate::config::LogId;
+use crate::error::Error;
+
+/// Jobs that may wait. openraft waits for each append, so that a handful is the most there is.
+pub(crate) const JOBS_MAX: usize = 64;
+
+/// sled's keys deleted at a time: what a job may have to wait for.
+const DELETES_AT_A_TIME: usize = 64;
+
+/// Told once what was asked for is durable, or never will be.
+pub(crate) type Durable = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// Something to write.
+pub(crate) enum Job {
+    /// Appends entries. `readable` is told before they are durable.
+    Append { pairs: Vec<Pair>, last: LogId, readable: Durable, durable: Durable },
+    /// Writes a value of the `meta` tree.
+    Vote { record: MetaRecord, durable: Durable },
+    /// Writes the commit position, to be durable with the next sync of anything else.
+    Committed { record: MetaRecord },
+    /// Removes the entries from an index on, after which `last` is the last.
+    Truncate { from: u64, last: Option<LogId>, durable: Durable },
+    /// Gives up the entries up to a position. They are deleted later.
+    Purge { upto: LogId, record: MetaRecord, durable: Durable },
+}
+
+/// Makes what sled wrote durable: the seam at which tests record what a power cut would leave.
+pub(crate) trait SyncPoint: Send {
+    /// Returns once everything written to sled's file is durable.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A second descriptor of sled's file. A sync is the inode's, not the descriptor's.
+pub(crate) struct DbFile(File);
+
+impl DbFile {
+    pub(crate) fn open(log_dir: &Path) -> Result<Self, Error> {
+        let path = log_dir.join("db");
+        let file = File::options().read(true).write(true).open(&path).map_err(Error::io("opening", &path))?;
+        Ok(Self(file))
+    }
+}
+
+impl SyncPoint for DbFile {
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+pub(crate) struct Writer {
+    tables: Tables,
+    /// Shared with the readers: it changes when a write becomes visible.
+    bounds: Arc<RwLock<Bounds>>,
+    sync_point: Box<dyn SyncPoint>,
+    log_dir: PathBuf,
+    witness: Witness,
+    synced: u64,
+    halted: Option<Arc<str>>,
+    /// Entries below this index are purged and may still be on disk. 0 when none are.
+    doomed_below: u64,
+}
+
+impl Writer {
+    pub(crate) fn new(
+        tables: Tables,
+        bounds: Arc<RwLock<Bounds>>,
+        log_dir: &Path,
+        witness: Witness,
+        synced: u64,
+        sync_point: Box<dyn SyncPoint>,
+    ) -> Self {
+        let doomed_below = bounds.read().unwrap_or_else(PoisonError::into_inner).first_index();
+        Self {
+            tables,
+            bounds,
+            sync_point,
+            log_dir: log_dir.to_owned(),
+            witness,
+            synced,
+            halted: None,
+            doomed_below,
+        }
+    }
+
+    /// The first sync: what was recovered, or that there is a log now, is durable before any job.
+    pub(crate) fn begin(&mut self) -> Result<(), Error> {
+        self.sync_all()
+    }
+
+    /// Works until every sender is gone, then makes what is left durable.
+    pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        while let Some(first) = self.next_job(&mut jobs) {
+            let mut waiting = Vec::new();
+            self.carry_out(first, &mut waiting);
+            while let Ok(job) = jobs.try_recv() {
+                self.carry_out(job, &mut waiting);
+            }
+            if waiting.is_empty() {
+                continue;
+            }
+            self.sync();
+            for durable in waiting {
+                durable(self.health());
+            }
+        }
+        self.sync();
+    }
+
+    /// The next job; deletes what is purged while there is none.
+    fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
+        loop {
+            if self.doomed_below == 0 || self.halted.is_some() {
+                return jobs.blocking_recv();
+            }
+            match jobs.try_recv() {
+                Ok(job) => return Some(job),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => self.write(Self::delete_some),
+            }
+        }
+    }
+
+    fn carry_out(&mut self, job: Job, waiting: &mut Vec<Durable>) {
+        match job {
+            Job::Append { pairs, last, readable, durable } => {
+                self.write(|writer| writer.append(pairs, last));
+                readable(self.health());
+                waiting.push(durable);
+            }
+            Job::Vote { record, durable } => {
+                self.write(|writer| writer.tables.write_meta(Meta::Vote, &record));
+                waiting.push(durable);
+            }
+            Job::Committed { record } => {
+                self.write(|writer| writer.tables.write_meta(Meta::Committed, &record))
+            }
+            Job::Truncate { from, last, durable } => {
+                self.write(|writer| writer.truncate(from, last));
+                waiting.push(durable);
+            }
+            Job::Purge { upto, record, durable } => {
+                self.write(|writer| writer.tables.write_meta(Meta::Purged, &record));
+                // The marker is durable before anything is deleted.
+                self.sync();
+                self.write(|writer| {
+                    writer.purge(upto);
+                    Ok(())
+                });
+                durable(self.health());
+            }
+        }
+    }
+
+    /// Writes unless an earlier write failed.
+    fn write(&mut self, write: impl FnOnce(&mut Self) -> Result<(), Error>) {
+        if self.halted.is_none()
+            && let Err(error) = write(self)
+        {
+            self.halt(&error);
+        }
+    }
+
+    fn halt(&mut self, error: &Error) {
+        tracing::error!(%error, "the log halts");
+        self.halted = Some(error.to_string().into());
+    }
+
+    fn health(&self) -> Result<(), Error> {
+        self.halted.as_ref().map_or(Ok(()), |reason| Err(Error::Halted(Arc::clone(reason))))
+    }
+
+    fn append(&mut self, pairs: Vec<Pair>, last: LogId) -> Result<(), Error> {
+        let writing = "writing the log";
+        match <[Pair; 1]>::try_from(pairs) {
+            // One value is atomic by itself; a batch costs sled two more writes.
+            Ok([(key, value)]) => {
+                self.tables.logs.insert(key, value).map_err(Error::sled(writing))?;
+            }
+            Err(pairs) => {
+                let mut batch = sled::Batch::default();
+                for (key, value) in pairs {
+                    batch.insert(key, value);
+                }
+                self.tables.logs.apply_batch(batch).map_err(Error::sled(writing))?;
+            }
+        }
+        self.change_bounds(|bounds| bounds.last = bounds.last.max(Some(last)));
+        Ok(())
+    }
+
+    fn truncate(&mut self, from: u64, last: Option<LogId>) -> Result<(), Error> {
+        let mut batch = sled::Batch::default();
+        for key in self.tables.logs.range(record::key(from)..).keys() {
+            batch.remove(key.map_err(Error::sled("truncating the log"))?);
+        }
+        // Out of sight first: a reader takes what vanishes under it for damage otherwise.
+        self.change_bounds(|bounds| {
+            bounds.last = last;
+            bounds.removals += 1;
+        });
+        self.tables.logs.apply_batch(batch).map_err(Error::sled("truncating the log"))
+    }
+
+    fn purge(&mut self, upto: LogId) {
+        self.change_bounds(|bounds| {
+            bounds.purged = Some(upto);
+            bounds.last = bounds.last.max(Some(upto));
+            bounds.removals += 1;
+        });
+        self.doomed_below = upto.index + 1;
+    }
+
+    fn change_bounds(&self, change: impl FnOnce(&mut Bounds)) {
+        // Plain assignments cannot panic half-way, so a poisoned lock holds a whole value.
+        change(&mut self.bounds.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Deletes a few of the purged entries. Not synced: they are out of sight, and deleted again
+    /// should they come back.
+    fn delete_some(&mut self) -> Result<(), Error> {
+        let deleting = || Error::sled("deleting purged entries");
+        let purged = self.tables.logs.range(..record::key(self.doomed_below)).keys();
+        let some: Vec<_> = purged.take(DELETES_AT_A_TIME).collect::<Result<_, _>>().map_err(deleting())?;
+        for key in &some {
+            self.tables.logs.remove(key).map_err(deleting())?;
+        }
+        if some.len() < DELETES_AT_A_TIME {
+            self.doomed_below = 0;
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) {
+        self.write(Self::sync_all);
+    }
+
+    fn sync_all(&mut self) -> Result<(), Error> {
+        let number = self.synced + 1;
+        self.tables.write_meta(Meta::Sync, &MetaRecord::encode(Meta::Sync, &number)?)?;
+        self.tables.db.flush().map_err(Error::sled("flushing the log"))?;
+        self.sync_point.sync().map_err(Error::io("syncing", &self.log_dir.join("db")))?;
+        self.refuse_blobs()?;
+        self.synced = number;
+        self.witness.remember(number)
+    }
+
+    /// sled never syncs what it moves to files of their own. [`record`] cuts entries so that it
+    /// does not; should it ever, nothing more may be acknowledged.
+    fn refuse_blobs(&self) -> Result<(), Error> {
+        let blobs = self.log_dir.join("blobs");
+        match blobs.read_dir().map_err(Error::io("reading", &blobs))?.next() {
+            None => Ok(()),
+            Some(_) => Err(Error::Damaged {
+                what: "the log".to_owned(),
+                flaw: "a value left sled's synced file".to_owned(),
+            }),
+        }
+    }
+}

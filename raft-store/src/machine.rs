@@ -1,0 +1,51 @@
+//! What the store asks of a replicated state machine, and the cluster's state as one.
+
+use std::error::Error;
+use std::fmt::Debug;
+
+use millrace_cluster_state::{DecodeError, Outcome, Proposal, State};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A deterministic state machine that lives in memory.
+///
+/// `Clone` must be cheap (persistent maps): every applied batch publishes a clone to the readers,
+/// and a snapshot is taken from one.
+pub trait Machine: Clone + Default + Send + Sync + 'static {
+    /// A replicated command. A log entry holds a batch of them.
+    type Command: Serialize + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
+    /// What applying a command answers to whoever proposed it.
+    type Outcome: Serialize + DeserializeOwned + Debug + Send + Sync + 'static;
+    /// Why some bytes are no state.
+    type DecodeError: Error + Send + Sync + 'static;
+
+    /// Applies one command of the entry at `index`. Reads nothing but its arguments.
+    fn apply(&mut self, index: u64, command: &Self::Command) -> Self::Outcome;
+
+    /// The state as bytes, with a format version of its own.
+    fn encode(&self) -> Vec<u8>;
+
+    /// Reads what [`Self::encode`] wrote.
+    ///
+    /// # Errors
+    /// When the bytes are of another format, damaged, or a state that no log gives.
+    fn decode(bytes: &[u8]) -> Result<Self, Self::DecodeError>;
+}
+
+impl Machine for State {
+    type Command = Proposal;
+    type Outcome = Outcome;
+    type DecodeError = DecodeError;
+
+    fn apply(&mut self, index: u64, command: &Proposal) -> Outcome {
+        Self::apply(self, index, command)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        Self::encode(self)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::decode(bytes)
+    }
+}

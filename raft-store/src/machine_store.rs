@@ -1,0 +1,227 @@
+//! openraft's state machine storage: the machine in memory, published to readers after every batch,
+//! and its snapshots on disk.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use openraft::storage::RaftStateMachine;
+use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, Snapshot};
+use tokio::sync::watch;
+
+use crate::config::{Entry, LogId, SnapshotMeta, StorageError, StoredMembership, TypeConfig};
+use crate::error::{Error, Subject};
+use crate::fs::Fs;
+use crate::machine::Machine;
+use crate::snapshot::SnapshotFile;
+use crate::snapshot::shelf::{self, Shelf};
+
+/// The state after some log entry. Immutable: a reader may keep it as long as it likes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Applied<M> {
+    /// The state.
+    pub state: M,
+    /// The last entry in it.
+    pub last: Option<LogId>,
+    /// The membership as of that entry.
+    pub membership: StoredMembership,
+}
+
+/// Reads the replicated state. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct StateReader<M> {
+    applied: watch::Receiver<Arc<Applied<M>>>,
+}
+
+impl<M> StateReader<M> {
+    /// The latest state, whole batches of it.
+    #[must_use]
+    pub fn latest(&self) -> Arc<Applied<M>> {
+        Arc::clone(&self.applied.borrow())
+    }
+
+    /// Is told of every state that follows, or of the latest of those that came at once.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Arc<Applied<M>>> {
+        self.applied.clone()
+    }
+}
+
+/// openraft's state machine storage. One per data directory.
+pub struct MachineStore<M> {
+    applied: Applied<M>,
+    published: watch::Sender<Arc<Applied<M>>>,
+    snapshots: Snapshots,
+}
+
+/// Where snapshots go, and who is told how far they reach.
+#[derive(Clone)]
+struct Snapshots {
+    shelf: Arc<Shelf>,
+    covered: watch::Sender<Option<u64>>,
+}
+
+impl Snapshots {
+    fn put(&self, meta: &SnapshotMeta, state: Vec<u8>) -> Result<(), Error> {
+        self.shelf.put(meta, state)?;
+        let index = meta.last_log_id.map(|last| last.index);
+        self.covered.send_modify(|covered| *covered = index.max(*covered));
+        Ok(())
+    }
+
+    fn newest<M: Machine>(&self) -> Result<Option<Snapshot<TypeConfig<M>>>, Error> {
+        let newest = self.shelf.newest()?;
+        Ok(newest.map(|(meta, file)| Snapshot { meta, snapshot: Box::new(file) }))
+    }
+}
+
+impl<M: Machine> MachineStore<M> {
+    /// Opens the snapshots in `dir` and begins with the newest. Blocks.
+    pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<Self, Error> {
+        let (shelf, found) = Shelf::open(fs, dir)?;
+        let applied = match found {
+            None => Applied::default(),
+            Some(found) => Applied {
+                state: decode(&found.state, || format!("snapshot {}", found.path.display()))?,
+                last: found.meta.last_log_id,
+                membership: found.meta.last_membership,
+            },
+        };
+        let covered = watch::Sender::new(applied.last.map(|last| last.index));
+        let published = watch::Sender::new(Arc::new(applied.clone()));
+        Ok(Self { applied, published, snapshots: Snapshots { shelf: Arc::new(shelf), covered } })
+    }
+
+    /// A handle for whoever reads the state.
+    #[must_use]
+    pub fn reader(&self) -> StateReader<M> {
+        StateReader { applied: self.published.subscribe() }
+    }
+
+    /// How far a durable snapshot covers the log.
+    pub(crate) fn covered(&self) -> watch::Receiver<Option<u64>> {
+        self.snapshots.covered.subscribe()
+    }
+
+    /// The last entry in the state.
+    pub(crate) fn last(&self) -> Option<LogId> {
+        self.applied.last
+    }
+
+    fn publish(&self) {
+        self.published.send_replace(Arc::new(self.applied.clone()));
+    }
+
+    fn apply_entry(&mut self, entry: Entry<M>) -> Vec<M::Outcome> {
+        let Applied { state, last, membership } = &mut self.applied;
+        *last = Some(entry.log_id);
+        match entry.payload {
+            EntryPayload::Blank => Vec::new(),
+            EntryPayload::Normal(commands) => {
+                commands.iter().map(|command| state.apply(entry.log_id.index, command)).collect()
+            }
+            EntryPayload::Membership(new) => {
+                *membership = StoredMembership::new(Some(entry.log_id), new);
+                Vec::new()
+            }
+        }
+    }
+
+    async fn install(&mut self, meta: SnapshotMeta, file: SnapshotFile) -> Result<(), Error> {
+        let snapshots = self.snapshots.clone();
+        let expected = meta.clone();
+        let state: M = blocking(move || {
+            let (meta, bytes) = shelf::read_received(&file)?;
+            let what = || format!("received {file:?}");
+            if meta != expected {
+                let flaw = format!("it covers {meta}, and was announced as {expected}");
+                return Err(Error::Damaged { what: what(), flaw });
+            }
+            let state = decode(&bytes, what)?;
+            snapshots.put(&meta, bytes)?;
+            Ok(state)
+        })
+        .await?;
+        self.applied = Applied { state, last: meta.last_log_id, membership: meta.last_membership };
+        self.publish();
+        Ok(())
+    }
+}
+
+fn decode<M: Machine>(bytes: &[u8], what: impl FnOnce() -> String) -> Result<M, Error> {
+    M::decode(bytes).map_err(|error| Error::BadState { what: what(), reason: error.to_string() })
+}
+
+/// Runs file work off the async threads.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::Halted(format!("work on a snapshot did not end: {error}").into())))
+}
+
+/// Writes the snapshot of one state, while entries go on being applied to the next.
+pub struct SnapshotBuilder<M> {
+    applied: Arc<Applied<M>>,
+    snapshots: Snapshots,
+}
+
+impl<M: Machine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
+    async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig<M>>, StorageError> {
+        let (applied, snapshots) = (Arc::clone(&self.applied), self.snapshots.clone());
+        let built = blocking(move || {
+            let meta = SnapshotMeta {
+                last_log_id: applied.last,
+                last_membership: applied.membership.clone(),
+                snapshot_id: shelf::id(applied.last),
+            };
+            snapshots.put(&meta, applied.state.encode())?;
+            let newest = snapshots.newest()?;
+            newest.ok_or_else(|| Error::Missing {
+                what: "the snapshot".to_owned(),
+                because: "it was written".to_owned(),
+            })
+        });
+        built.await.map_err(|error| error.into_storage(Subject::WriteSnapshot))
+    }
+}
+
+impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
+    type SnapshotBuilder = SnapshotBuilder<M>;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
+        Ok((self.applied.last, self.applied.membership.clone()))
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Vec<M::Outcome>>, StorageError>
+    where
+        I: IntoIterator<Item = Entry<M>> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let outcomes = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
+        self.publish();
+        Ok(outcomes)
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder<M> {
+        // Captured here: entries are applied while it is written.
+        SnapshotBuilder { applied: Arc::new(self.applied.clone()), snapshots: self.snapshots.clone() }
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
+        let file = self.snapshots.shelf.receive();
+        file.map(Box::new).map_err(|error| error.into_storage(Subject::WriteSnapshot))
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMeta,
+        snapshot: Box<SnapshotFile>,
+    ) -> Result<(), StorageError> {
+        let installed = self.install(meta.clone(), *snapshot).await;
+        installed.map_err(|error| error.into_storage(Subject::WriteSnapshot))
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig<M>>>, StorageError> {
+        self.snapshots.newest().map_err(|error| error.into_storage(Subject::ReadSnapshot))
+    }
+}

@@ -1,0 +1,143 @@
+//! The folder of snapshots: the newest one, durably, and no others.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::file::SnapshotFile;
+use super::format::{self, Encoded};
+use crate::config::{LogId, SnapshotMeta};
+use crate::error::Error;
+use crate::fs::{self, Fs, TEMPORARY};
+
+const ENDING: &str = ".snapshot";
+
+/// Where snapshots are kept.
+pub(crate) struct Shelf {
+    fs: Arc<dyn Fs>,
+    dir: PathBuf,
+    /// What is on the shelf. Held while a snapshot is put there, so that one that is built and one
+    /// that is installed at the same time do not remove each other.
+    newest: Mutex<Option<SnapshotMeta>>,
+    received: AtomicU64,
+}
+
+/// The newest snapshot as read at start.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) meta: SnapshotMeta,
+    pub(crate) state: Vec<u8>,
+    pub(crate) path: PathBuf,
+}
+
+impl Shelf {
+    /// Opens or makes the folder and reads the newest snapshot. What a crash left half-written is
+    /// removed.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] or [`Error::UnknownFormat`] for the newest snapshot. An older one that a
+    /// crash left beside it is no substitute: the log no longer has what lies between.
+    pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<(Self, Option<Found>), Error> {
+        let found = prepare(&*fs, &dir).map_err(Error::io("opening the snapshots in", &dir))?;
+        let found = match found {
+            Some(name) => Some(read(&*fs, dir.join(name))?),
+            None => None,
+        };
+        let newest = Mutex::new(found.as_ref().map(|found| found.meta.clone()));
+        let shelf = Self { fs, dir, newest, received: AtomicU64::new(0) };
+        if let Some(found) = &found {
+            shelf.remove_others(&name(&found.meta)).map_err(Error::io("tidying", &shelf.dir))?;
+        }
+        Ok((shelf, found))
+    }
+
+    /// Keeps a snapshot instead of the one before it. Durable on return. A snapshot that is no newer
+    /// than the one there is dropped: the log may already begin behind the newer.
+    pub(crate) fn put(&self, meta: &SnapshotMeta, state: Vec<u8>) -> Result<(), Error> {
+        let Encoded { head, state, tail } = format::encode(meta, state)?;
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.as_ref().is_some_and(|newest| newest.last_log_id >= meta.last_log_id) {
+            return Ok(());
+        }
+        let name = name(meta);
+        fs::write_durably(&*self.fs, &self.dir, &name, &[&head, &state, &tail])
+            .map_err(Error::io("writing", &self.dir.join(&name)))?;
+        *newest = Some(meta.clone());
+        self.remove_others(&name).map_err(Error::io("tidying", &self.dir))
+    }
+
+    /// The newest snapshot, open.
+    pub(crate) fn newest(&self) -> Result<Option<(SnapshotMeta, SnapshotFile)>, Error> {
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(meta) = &*newest else { return Ok(None) };
+        let path = self.dir.join(name(meta));
+        let file = self.fs.open(&path).map_err(Error::io("opening", &path))?;
+        Ok(Some((meta.clone(), SnapshotFile::kept(path, file))))
+    }
+
+    /// An empty file to receive a snapshot into.
+    pub(crate) fn receive(&self) -> Result<SnapshotFile, Error> {
+        let number = self.received.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join(format!("received-{number}{TEMPORARY}"));
+        let file = self.fs.create(&path).map_err(Error::io("making", &path))?;
+        Ok(SnapshotFile::receiving(path, file, Arc::clone(&self.fs)))
+    }
+
+    fn remove_others(&self, keep: &str) -> io::Result<()> {
+        for name in self.fs.list(&self.dir)? {
+            if name.ends_with(ENDING) && name != keep {
+                self.fs.remove(&self.dir.join(name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks a received snapshot and splits it into what it covers and the machine's state.
+pub(crate) fn read_received(file: &SnapshotFile) -> Result<(SnapshotMeta, Vec<u8>), Error> {
+    let bytes = file.bytes()?;
+    let (meta, state) = format::decode(&bytes).map_err(|flaw| Error::flaw(file.what(), flaw))?;
+    Ok((meta, state.to_vec()))
+}
+
+/// Makes the folder and clears it of what is half-written; the newest snapshot's name.
+fn prepare(fs: &dyn Fs, dir: &Path) -> io::Result<Option<String>> {
+    fs.create_dir(dir)?;
+    if let Some(parent) = dir.parent() {
+        fs.sync_dir(parent)?;
+    }
+    let mut newest = None;
+    for name in fs.list(dir)? {
+        if name.ends_with(TEMPORARY) {
+            fs.remove(&dir.join(name))?;
+        } else if name.ends_with(ENDING) {
+            newest = Some(name); // Names sort as their indexes do.
+        }
+    }
+    // A rename whose sync the power cut short is seen here, and must not vanish once it was.
+    fs.sync_dir(dir)?;
+    Ok(newest)
+}
+
+fn read(fs: &dyn Fs, path: PathBuf) -> Result<Found, Error> {
+    let file = fs.open(&path).map_err(Error::io("opening", &path))?;
+    let file = SnapshotFile::kept(path.clone(), file);
+    let (meta, state) = read_received(&file)?;
+    if path.file_name().and_then(|name| name.to_str()) != Some(&name(&meta)) {
+        let flaw = format!("it holds {}", name(&meta));
+        return Err(Error::Damaged { what: file.what(), flaw });
+    }
+    Ok(Found { meta, state, path })
+}
+
+fn name(meta: &SnapshotMeta) -> String {
+    format!("{}{ENDING}", id(meta.last_log_id))
+}
+
+/// A snapshot's id, `<index, 20 digits>-<term>-<leader>`: the same log gives the same state and the
+/// same bytes, so its position says it all. Ids sort as their indexes do.
+pub(crate) fn id(last: Option<LogId>) -> String {
+    let last = last.unwrap_or_default();
+    format!("{:020}-{}-{}", last.index, last.leader_id.term, last.leader_id.node_id)
+}

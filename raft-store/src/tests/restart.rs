@@ -1,0 +1,234 @@
+//! What was acknowledged is there after a restart.
+
+use openraft::storage::{RaftLogStorage, RaftStateMachine, StorageHelper};
+use openraft::{RaftLogReader, RaftSnapshotBuilder};
+
+use super::tally::{
+    Command, Tally, all, append, entries, entry, last_index, open_at, open_log, position, tally,
+};
+use crate::log::Expect;
+use crate::{Applied, Machine, Store, Vote};
+
+#[tokio::test]
+async fn entries_vote_and_commit_position_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let Store { mut log, .. } = open_at(dir.path()).unwrap();
+        append(&mut log, entries(0, 10)).await;
+        log.save_vote(&Vote::new_committed(3, 2)).await.unwrap();
+        log.save_committed(Some(position(1, 7))).await.unwrap();
+    }
+    let Store { mut log, .. } = open_at(dir.path()).unwrap();
+    assert_eq!(all(&mut log).await, entries(0, 10));
+    assert_eq!(log.read_vote().await.unwrap(), Some(Vote::new_committed(3, 2)));
+    assert_eq!(log.read_committed().await.unwrap(), Some(position(1, 7)));
+}
+
+#[tokio::test]
+async fn a_truncated_tail_stays_away_and_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let Store { mut log, .. } = open_at(dir.path()).unwrap();
+        append(&mut log, entries(0, 10)).await;
+        log.truncate(position(1, 6)).await.unwrap();
+        assert_eq!(log.get_log_state().await.unwrap().last_log_id, Some(position(1, 5)));
+        append(&mut log, vec![entry(2, 6, vec![Command::Add(66)])]).await;
+    }
+    let Store { mut log, .. } = open_at(dir.path()).unwrap();
+    let mut expected = entries(0, 6);
+    expected.push(entry(2, 6, vec![Command::Add(66)]));
+    assert_eq!(all(&mut log).await, expected);
+}
+
+#[tokio::test]
+async fn large_entries_come_back_and_stay_in_the_file_that_is_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    // From below one part to beyond what sled would move to a file of its own.
+    let sizes = [0, 1, 4_000, 4_096, 4_200, 100_000, 131_072, 1_000_000, 10, 300_000];
+    let large: Vec<_> = (0..)
+        .zip(sizes)
+        .map(|(index, size)| {
+            entry(1, index, vec![Command::Pad(vec![index as u8; size]), Command::Add(index)])
+        })
+        .collect();
+    {
+        let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
+        for entry in &large {
+            append(&mut log, vec![entry.clone()]).await;
+        }
+    }
+    assert_eq!(std::fs::read_dir(dir.path().join("log/blobs")).unwrap().count(), 0);
+    let mut log = open_log(dir.path(), Expect::Log).unwrap();
+    assert_eq!(all(&mut log).await, large);
+}
+
+#[tokio::test]
+async fn one_read_for_replication_is_bounded_in_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
+    let large: Vec<_> = (0..10).map(|index| entry(1, index, vec![Command::Pad(vec![0; 1 << 20])])).collect();
+    append(&mut log, large).await;
+    let read = log.limited_get_log_entries(0, 10).await.unwrap();
+    assert!((1..=5).contains(&read.len()), "{} entries of 1 MiB", read.len());
+}
+
+#[tokio::test]
+async fn an_append_that_would_leave_a_hole_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
+    append(&mut log, entries(0, 3)).await;
+    let refused = openraft::storage::RaftLogStorageExt::blocking_append(&mut log, entries(4, 5)).await;
+    assert!(refused.unwrap_err().to_string().contains("hole"));
+    assert_eq!(last_index(&mut log).await, Some(2));
+}
+
+#[tokio::test]
+async fn purged_entries_are_deleted_and_the_rest_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
+        append(&mut log, entries(0, 1_000)).await;
+        log.purge(position(1, 899)).await.unwrap();
+        assert_eq!(all(&mut log).await, entries(900, 1_000));
+    }
+    let mut log = open_log(dir.path(), Expect::Log).unwrap();
+    assert_eq!(log.get_log_state().await.unwrap().last_purged_log_id, Some(position(1, 899)));
+    assert_eq!(all(&mut log).await, entries(900, 1_000));
+    append(&mut log, entries(1_000, 1_001)).await;
+    assert_eq!(last_index(&mut log).await, Some(1_000));
+}
+
+/// openraft purges right behind an installation, without waiting for it.
+#[tokio::test]
+async fn a_purge_waits_for_the_snapshot_that_covers_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Store { mut log, mut machine } = open_at(dir.path()).unwrap();
+    append(&mut log, entries(0, 10)).await;
+    machine.apply(entries(0, 10)).await.unwrap();
+    {
+        let mut purge = std::pin::pin!(log.purge(position(1, 9)));
+        let waits = futures_poll(purge.as_mut()).await;
+        assert!(waits, "no snapshot covers entry 9 yet");
+        machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+        purge.await.unwrap();
+    }
+    assert_eq!(all(&mut log).await, vec![]);
+}
+
+/// Polls once; whether it is still pending.
+async fn futures_poll<F: Future>(mut future: std::pin::Pin<&mut F>) -> bool {
+    std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
+#[tokio::test]
+async fn a_purge_fails_when_its_snapshot_never_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let Store { mut log, machine } = open_at(dir.path()).unwrap();
+    append(&mut log, entries(0, 10)).await;
+    drop(machine);
+    assert!(log.purge(position(1, 9)).await.is_err());
+    assert_eq!(all(&mut log).await, entries(0, 10));
+}
+
+#[tokio::test]
+async fn snapshot_and_log_give_the_state_of_a_full_replay() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let Store { mut log, mut machine } = open_at(dir.path()).unwrap();
+        append(&mut log, entries(0, 100)).await;
+        machine.apply(entries(0, 60)).await.unwrap();
+        machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+        log.purge(position(1, 50)).await.unwrap();
+        machine.apply(entries(60, 80)).await.unwrap();
+        log.save_committed(Some(position(1, 79))).await.unwrap();
+        append(&mut log, entries(100, 110)).await;
+    }
+    let Store { mut log, mut machine } = open_at(dir.path()).unwrap();
+    let reader = machine.reader();
+    assert_eq!(reader.latest().last, Some(position(1, 59)), "the snapshot");
+    // What openraft does at start.
+    StorageHelper::new(&mut log, &mut machine).get_initial_state().await.unwrap();
+    assert_eq!(reader.latest().last, Some(position(1, 79)), "the snapshot and the committed log");
+    let mut replayed = Tally::default();
+    for index in 0..80 {
+        replayed.apply(index, &Command::Add(index));
+    }
+    assert_eq!(reader.latest().state, replayed);
+    assert_eq!(all(&mut log).await, entries(51, 110));
+}
+
+#[tokio::test]
+async fn a_snapshot_holds_the_state_of_when_it_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let Store { mut machine, .. } = open_at(dir.path()).unwrap();
+        machine.apply(entries(0, 5)).await.unwrap();
+        let mut builder = machine.get_snapshot_builder().await;
+        machine.apply(entries(5, 9)).await.unwrap();
+        let built = builder.build_snapshot().await.unwrap();
+        assert_eq!(built.meta.last_log_id, Some(position(1, 4)));
+    }
+    let Store { machine, .. } = open_at(dir.path()).unwrap();
+    assert_eq!(machine.reader().latest().state, tally(5));
+}
+
+#[tokio::test]
+async fn readers_see_whole_batches_and_keep_what_they_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let Store { mut machine, .. } = open_at(dir.path()).unwrap();
+    let reader = machine.reader();
+    let before = reader.latest();
+    let mut watch = reader.watch();
+    let outcomes = machine.apply(vec![entry(1, 0, vec![Command::Add(5), Command::Add(6)])]).await.unwrap();
+    assert_eq!(outcomes, vec![vec![1, 2]], "one outcome per command");
+    watch.changed().await.unwrap();
+    assert_eq!(*before, Applied::default());
+    assert_eq!(reader.latest().state, Tally(vec![(0, 5), (0, 6)]));
+    assert_eq!(reader.latest().last, Some(position(1, 0)));
+}
+
+#[tokio::test]
+async fn a_snapshot_travels_in_pieces_and_is_installed_whole() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let Store { machine: mut leader, .. } = open_at(from.path()).unwrap();
+    leader.apply(entries(0, 500)).await.unwrap();
+    let sent = leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    {
+        let Store { machine: mut follower, .. } = open_at(to.path()).unwrap();
+        let mut received = follower.begin_receiving_snapshot().await.unwrap();
+        let mut piece = [0; 1_000];
+        let mut at = 0;
+        loop {
+            let len = sent.snapshot.read_at(at, &mut piece).unwrap();
+            if len == 0 {
+                break;
+            }
+            assert!(received.verify().is_err(), "not all of it came yet");
+            received.append(&piece[..len]).unwrap();
+            at += len as u64;
+        }
+        assert_eq!(at, sent.snapshot.size().unwrap());
+        received.verify().unwrap();
+        follower.install_snapshot(&sent.meta, received).await.unwrap();
+        assert_eq!(follower.reader().latest().state, tally(500));
+    }
+    let names: Vec<_> =
+        std::fs::read_dir(to.path().join("snapshots")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["00000000000000000499-1-1.snapshot"], "what was received is tidied away");
+    let Store { machine, .. } = open_at(to.path()).unwrap();
+    assert_eq!(machine.reader().latest().state, tally(500));
+    assert_eq!(machine.last(), Some(position(1, 499)));
+}
+
+#[tokio::test]
+async fn a_snapshot_being_sent_survives_its_successor() {
+    let dir = tempfile::tempdir().unwrap();
+    let Store { mut machine, .. } = open_at(dir.path()).unwrap();
+    machine.apply(entries(0, 5)).await.unwrap();
+    machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    let sending = machine.get_current_snapshot().await.unwrap().unwrap();
+    machine.apply(entries(5, 9)).await.unwrap();
+    machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    sending.snapshot.verify().unwrap();
+    assert_eq!(std::fs::read_dir(dir.path().join("snapshots")).unwrap().count(), 1);
+}

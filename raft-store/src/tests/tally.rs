@@ -1,0 +1,95 @@
+//! A machine small enough to foresee, and what the tests do to a store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use millrace_cluster_state::ControllerId;
+use millrace_types::ClusterId;
+use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
+use openraft::{CommittedLeaderId, EntryPayload, RaftLogReader};
+use serde::{Deserialize, Serialize};
+
+use crate::log::{Expect, LogStore};
+use crate::{DataDir, Entry, Error, Identity, LogId, Machine, Store, open};
+
+/// Remembers every command with the index it came at.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tally(pub(super) Vec<(u64, u64)>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Command {
+    Add(u64),
+    /// Only to make an entry large.
+    Pad(Vec<u8>),
+}
+
+impl Machine for Tally {
+    type Command = Command;
+    type Outcome = usize;
+    type DecodeError = rmp_serde::decode::Error;
+
+    fn apply(&mut self, index: u64, command: &Command) -> usize {
+        let value = match command {
+            Command::Add(value) => *value,
+            Command::Pad(bytes) => bytes.len() as u64,
+        };
+        self.0.push((index, value));
+        self.0.len()
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        rmp_serde::to_vec_named(self).unwrap()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Self::DecodeError> {
+        rmp_serde::from_slice(bytes)
+    }
+}
+
+pub(super) fn position(term: u64, index: u64) -> LogId {
+    LogId::new(CommittedLeaderId::new(term, 1), index)
+}
+
+pub(super) fn entry(term: u64, index: u64, commands: Vec<Command>) -> Entry<Tally> {
+    Entry::<Tally> { log_id: position(term, index), payload: EntryPayload::Normal(commands) }
+}
+
+/// The entries `from..to` of term 1, each adding its own index.
+pub(super) fn entries(from: u64, to: u64) -> Vec<Entry<Tally>> {
+    (from..to).map(|index| entry(1, index, vec![Command::Add(index)])).collect()
+}
+
+/// What the machine holds once [`entries`] up to before `to` are applied.
+pub(super) fn tally(to: u64) -> Tally {
+    Tally((0..to).map(|index| (index, index)).collect())
+}
+
+pub(super) fn identity() -> Identity {
+    Identity { cluster: ClusterId(Arc::from("test-cluster")), controller: ControllerId(1) }
+}
+
+pub(super) fn open_at(path: &Path) -> Result<Store<Tally>, Error> {
+    open(DataDir::open(path)?, &identity())
+}
+
+/// Only the log, which may be purged as far as a test likes.
+pub(super) fn open_log(path: &Path, expect: Expect) -> Result<LogStore<Tally>, Error> {
+    LogStore::open(path, expect, everything_covered())
+}
+
+pub(super) fn everything_covered() -> tokio::sync::watch::Receiver<Option<u64>> {
+    tokio::sync::watch::Sender::new(Some(u64::MAX)).subscribe()
+}
+
+/// Every entry in the log.
+pub(super) async fn all(log: &mut LogStore<Tally>) -> Vec<Entry<Tally>> {
+    log.try_get_log_entries(0..).await.unwrap()
+}
+
+pub(super) async fn append(log: &mut LogStore<Tally>, entries: Vec<Entry<Tally>>) {
+    log.blocking_append(entries).await.unwrap();
+}
+
+pub(super) async fn last_index(log: &mut LogStore<Tally>) -> Option<u64> {
+    log.get_log_state().await.unwrap().last_log_id.map(|last| last.index)
+}
