@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Revision};
+use millrace_types::{Bytes, Digest, FunctionKey, FunctionName, NodeName, Revision, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Caller, Command, Proposal, UnixMillis};
@@ -178,8 +178,23 @@ impl State {
     }
 
     /// The functions from `bound` on, in order: a listing's next page.
-    pub fn functions_from(&self, bound: Bound<&FunctionKey>) -> impl Iterator<Item = &Arc<Function>> {
+    pub fn functions_from<'a>(
+        &'a self,
+        bound: Bound<&FunctionKey>,
+    ) -> impl Iterator<Item = &'a Arc<Function>> + use<'a> {
         self.functions.range::<_, FunctionKey>((bound, Bound::Unbounded)).map(|(_, function)| function)
+    }
+
+    /// The functions of one tenant, by name.
+    pub fn functions_of<'a>(
+        &'a self,
+        tenant: &'a TenantName,
+    ) -> impl Iterator<Item = &'a Arc<Function>> + use<'a> {
+        // Names begin with a letter or a digit: none sorts before "0".
+        let first = FunctionName::new("0").expect("a digit is a valid name");
+        let first = FunctionKey { tenant: tenant.clone(), name: first };
+        let functions = self.functions_from(Bound::Included(&first));
+        functions.take_while(move |function| function.key.tenant == *tenant)
     }
 
     /// One artifact.
@@ -213,7 +228,6 @@ impl State {
 
     /// What [`Self::apply`] would answer, and the state it would leave. Changes nothing. Not for use
     /// before a write: what it answered may be out of date when the write comes.
-    #[must_use]
     pub fn dry_run(&self, proposal: &Proposal) -> (Outcome, Self) {
         let mut after = self.clone();
         after.clock = after.clock.max(proposal.stamp);
