@@ -1,1 +1,67 @@
-//! Millrace: controller.
+//! The control plane of a cluster: the Raft node, the model files, the admin API, the workers'
+//! streams, and what the front door serves from.
+//!
+//! ```text
+//!            admin API          inference                     workers :7070
+//!  :8080 ───────┬───────────────────┬──────────                ───┬────────
+//!               ▼                   ▼ gateway::Backend            ▼
+//!        ┌── admin ──┐        ┌── serving ──┐              ┌──  fleet  ──┐
+//!        │ checks    │        │ catalog     │─ where ready ▶ streams     │
+//!        │ views     │        │ dispatch    │─ Invoke ─────▶ telemetry   │
+//!        └──┬─────┬──┘        └──────┬──────┘              └──┬───────┬──┘
+//!           ▼     ▼ propose          ▼ read                   ▼       ▼ fetch
+//!     artifacts  raft::Replica ◀─────┴────────────────────────┘   artifacts
+//! ```
+//!
+//! Only what must survive is in Raft: functions, artifacts, nodes. Streams, telemetry and requests
+//! are in memory here and gone with the process.
+
+mod admin;
+mod artifacts;
+pub mod clock;
+pub mod config;
+pub mod connector;
+mod fleet;
+mod raft;
+mod server;
+mod serving;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+pub use config::{ControllerConfig, Limits};
+pub use connector::{ConnectError, Connector, Tcp, Transport, TransportError, in_process};
+pub use raft::bootstrap::Error as RaftError;
+pub use server::{Controller, start};
+
+/// Why a controller did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address that others can reach, without saying that this is meant.
+    #[error(
+        "listening at {address} would serve anyone who can reach it, without encryption or authentication: listen on 127.0.0.1, or add --insecure if that is meant"
+    )]
+    Exposed {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// An address that cannot be listened at.
+    #[error("cannot listen at {address}: {source}; choose another port, or port 0 for a free one")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The model files' directory cannot be used.
+    #[error("cannot use the model files in {}: {reason}", data_dir.display())]
+    Artifacts {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The replicated state cannot be served from this data directory.
+    #[error(transparent)]
+    Raft(#[from] RaftError),
+}

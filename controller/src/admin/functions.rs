@@ -1,0 +1,165 @@
+//! Apply, get, list, delete.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use millrace_cluster_state::{Applied, Command, Function, Proposal, State};
+use millrace_proto::admin as api;
+use millrace_proto::convert;
+use millrace_types::{Digest, Failure, FunctionKey, Reason, TenantName};
+use tonic::Request;
+
+use super::{AdminService, caller, idempotency, views};
+use crate::fleet::Workers;
+use crate::raft::replica::refused;
+
+/// Functions of a page when none is said.
+const PAGE_DEFAULT: usize = 100;
+/// The most functions of a page.
+const PAGE_MAX: usize = 1_000;
+
+impl AdminService {
+    pub(super) async fn apply_function(
+        &self,
+        request: Request<api::ApplyFunctionRequest>,
+    ) -> Result<api::ApplyFunctionResponse, Failure> {
+        let caller = caller(&request)?;
+        let request = request.into_inner();
+        let wanted = request.spec.ok_or_else(|| Failure::new(Reason::InvalidSpec, "there is no spec"))?;
+        let spec = convert::function_spec(wanted)?;
+        let digest: Digest = request
+            .digest
+            .parse()
+            .map_err(|error| Failure::new(Reason::MalformedRequest, format!("{error}")))?;
+        let key = spec.key.clone();
+        let idempotency = idempotency(request.idempotency_key)?;
+        let command = Command::ApplyFunction { spec, digest, expected: expected(request.resource_version) };
+        let (applied, state) = if request.dry_run {
+            self.dry_run(caller, command).await?
+        } else {
+            (self.replica.propose(caller, idempotency, command).await?, self.replica.state())
+        };
+        let outcome = match applied {
+            Applied::Created { .. } => api::ApplyOutcome::Created,
+            Applied::Unchanged => api::ApplyOutcome::Unchanged,
+            _ => api::ApplyOutcome::Configured,
+        };
+        Ok(api::ApplyFunctionResponse {
+            outcome: outcome.into(),
+            // Absent when it was deleted again since.
+            function: state.function(&key).map(|function| self.view(&state, function)),
+        })
+    }
+
+    pub(super) async fn delete_function(
+        &self,
+        request: Request<api::DeleteFunctionRequest>,
+    ) -> Result<api::DeleteFunctionResponse, Failure> {
+        let caller = caller(&request)?;
+        let request = request.into_inner();
+        let key = convert::function_key(&request.tenant, &request.name)?;
+        let idempotency = idempotency(request.idempotency_key)?;
+        let command = Command::DeleteFunction { key, expected: expected(request.resource_version) };
+        if request.dry_run {
+            self.dry_run(caller, command).await?;
+        } else {
+            self.replica.propose(caller, idempotency, command).await?;
+        }
+        Ok(api::DeleteFunctionResponse {})
+    }
+
+    /// Every check of a write, by applying it to a copy of the state.
+    async fn dry_run(
+        &self,
+        caller: millrace_cluster_state::Caller,
+        command: Command,
+    ) -> Result<(Applied, State), Failure> {
+        let state = self.replica.linearizable().await?;
+        let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };
+        let (outcome, after) = state.dry_run(&proposal);
+        Ok((outcome.map_err(|refusal| refused(&refusal))?, after))
+    }
+
+    pub(super) async fn get_function(
+        &self,
+        request: api::GetFunctionRequest,
+    ) -> Result<api::Function, Failure> {
+        let key = convert::function_key(&request.tenant, &request.name)?;
+        let state = self.replica.linearizable().await?;
+        let function = state.function(&key).ok_or_else(|| {
+            Failure::new(
+                Reason::FunctionNotFound,
+                format!("no function {key}: list them with 'millrace get functions'"),
+            )
+        })?;
+        Ok(self.view(&state, function))
+    }
+
+    pub(super) async fn list_functions(
+        &self,
+        request: api::ListFunctionsRequest,
+    ) -> Result<api::ListFunctionsResponse, Failure> {
+        let invalid =
+            |error: millrace_types::ids::NameError| Failure::new(Reason::InvalidSpec, error.to_string());
+        let tenant = match request.tenant.as_str() {
+            "" => None,
+            tenant => Some(TenantName::new(tenant).map_err(invalid)?),
+        };
+        let size = match request.page_size as usize {
+            0 => PAGE_DEFAULT,
+            size => size.min(PAGE_MAX),
+        };
+        let after = page_token(&request.page_token)?;
+        let state = self.replica.linearizable().await?;
+        let workers = self.fleet.workers();
+        let mut rest = listed(&state, tenant.as_ref(), after.as_ref()).peekable();
+        let mut functions: Vec<api::Function> = Vec::new();
+        let mut last = None;
+        while let Some(function) = rest.next_if(|_| functions.len() < size) {
+            functions.push(views::function(&state, function, &workers));
+            last = Some(&function.key);
+        }
+        let next = last.filter(|_| rest.peek().is_some());
+        Ok(api::ListFunctionsResponse {
+            next_page_token: next.map(FunctionKey::to_string).unwrap_or_default(),
+            functions,
+        })
+    }
+
+    fn view(&self, state: &State, function: &Function) -> api::Function {
+        let workers: Workers = self.fleet.workers();
+        views::function(state, function, &workers)
+    }
+}
+
+/// The wire's 0 takes whatever is there.
+fn expected(resource_version: u64) -> Option<u64> {
+    (resource_version > 0).then_some(resource_version)
+}
+
+/// The functions of a tenant, or of all, after a key.
+fn listed<'a>(
+    state: &'a State,
+    tenant: Option<&'a TenantName>,
+    after: Option<&FunctionKey>,
+) -> Box<dyn Iterator<Item = &'a Arc<Function>> + 'a> {
+    let of_tenant =
+        move |function: &&Arc<Function>| tenant.is_none_or(|tenant| function.key.tenant == *tenant);
+    match (after, tenant) {
+        (Some(after), _) => Box::new(state.functions_from(Bound::Excluded(after)).take_while(of_tenant)),
+        (None, Some(tenant)) => Box::new(state.functions_of(tenant)),
+        (None, None) => Box::new(state.functions()),
+    }
+}
+
+/// A token is the key of the last function of the page before.
+fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let bad = || {
+        Failure::new(Reason::MalformedRequest, format!("page token {token:?} was not given by this server"))
+    };
+    let (tenant, name) = token.split_once('/').ok_or_else(bad)?;
+    convert::function_key(tenant, name).map(Some).map_err(|_| bad())
+}

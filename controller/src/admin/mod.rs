@@ -1,0 +1,183 @@
+//! The admin API. Every call is checked in full before anything is proposed, and every write goes
+//! through the replicated state under the caller's name.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`functions`] | apply, get, list, delete |
+//! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
+//! | [`views`] | records as the API shows them |
+
+mod functions;
+mod nodes;
+mod views;
+
+use std::sync::Arc;
+
+use millrace_cluster_state::{CLUSTER_VERSION, Caller, IdempotencyKey};
+use millrace_proto::BUILD;
+use millrace_proto::admin::admin_server::Admin;
+use millrace_proto::admin::{self as api};
+use millrace_proto::status::to_status;
+use millrace_types::{Failure, Reason};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::artifacts::Artifacts;
+use crate::fleet::Fleet;
+use crate::raft::Replica;
+
+/// Digests asked after at a time.
+const DIGESTS_MAX: usize = 1_000;
+/// The longest idempotency key.
+const IDEMPOTENCY_KEY_LEN_MAX: usize = 128;
+
+/// What the API answers from.
+#[derive(Debug, Clone)]
+pub(crate) struct AdminService {
+    pub(crate) replica: Replica,
+    pub(crate) fleet: Fleet,
+    pub(crate) artifacts: Arc<Artifacts>,
+    pub(crate) faults: Faults,
+}
+
+/// Whether fault injection is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Faults {
+    Refused,
+    Allowed,
+}
+
+/// Who asks: the front door put it into the request. Without one nothing is served.
+fn caller<T>(request: &Request<T>) -> Result<Caller, Failure> {
+    let caller = request.extensions().get::<millrace_gateway::auth::Caller>();
+    let caller = caller.ok_or_else(|| Failure::new(Reason::Unauthenticated, "the caller is not known"))?;
+    Ok(Caller(caller.as_str().into()))
+}
+
+/// A client's idempotency key. Each is a session of its own in the state, so that a client may have
+/// several writes in flight.
+fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
+    match key.len() {
+        0 => Ok(None),
+        1..=IDEMPOTENCY_KEY_LEN_MAX => Ok(Some(IdempotencyKey { client: key.into(), seq: 1 })),
+        len => {
+            let message =
+                format!("the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_LEN_MAX} are taken");
+            Err(Failure::new(Reason::MalformedRequest, message))
+        }
+    }
+}
+
+fn answer<T>(result: Result<T, Failure>) -> Result<Response<T>, Status> {
+    result.map(Response::new).map_err(|failure| to_status(&failure))
+}
+
+#[tonic::async_trait]
+impl Admin for AdminService {
+    async fn find_artifacts(
+        &self,
+        request: Request<api::FindArtifactsRequest>,
+    ) -> Result<Response<api::FindArtifactsResponse>, Status> {
+        answer(self.find_artifacts(request.into_inner()).await)
+    }
+
+    async fn upload_artifact(
+        &self,
+        request: Request<Streaming<api::UploadArtifactRequest>>,
+    ) -> Result<Response<api::UploadArtifactResponse>, Status> {
+        answer(self.upload_artifact(request).await)
+    }
+
+    async fn apply_function(
+        &self,
+        request: Request<api::ApplyFunctionRequest>,
+    ) -> Result<Response<api::ApplyFunctionResponse>, Status> {
+        answer(self.apply_function(request).await)
+    }
+
+    async fn get_function(
+        &self,
+        request: Request<api::GetFunctionRequest>,
+    ) -> Result<Response<api::Function>, Status> {
+        answer(self.get_function(request.into_inner()).await)
+    }
+
+    async fn list_functions(
+        &self,
+        request: Request<api::ListFunctionsRequest>,
+    ) -> Result<Response<api::ListFunctionsResponse>, Status> {
+        answer(self.list_functions(request.into_inner()).await)
+    }
+
+    async fn delete_function(
+        &self,
+        request: Request<api::DeleteFunctionRequest>,
+    ) -> Result<Response<api::DeleteFunctionResponse>, Status> {
+        answer(self.delete_function(request).await)
+    }
+
+    async fn list_nodes(
+        &self,
+        _request: Request<api::ListNodesRequest>,
+    ) -> Result<Response<api::ListNodesResponse>, Status> {
+        answer(self.list_nodes().await)
+    }
+
+    async fn get_version(
+        &self,
+        _request: Request<api::GetVersionRequest>,
+    ) -> Result<Response<api::GetVersionResponse>, Status> {
+        let state = self.replica.state();
+        answer(Ok(api::GetVersionResponse {
+            version: BUILD.into(),
+            build: build().into(),
+            cluster_id: state.cluster().map(|cluster| cluster.id.to_string()).unwrap_or_default(),
+            cluster_version: CLUSTER_VERSION,
+            api_versions: vec![millrace_types::manifest::API_VERSION.into()],
+        }))
+    }
+
+    async fn inject_fault(
+        &self,
+        request: Request<api::InjectFaultRequest>,
+    ) -> Result<Response<api::InjectFaultResponse>, Status> {
+        answer(self.inject_fault(request.into_inner()).await)
+    }
+}
+
+impl AdminService {
+    async fn find_artifacts(
+        &self,
+        request: api::FindArtifactsRequest,
+    ) -> Result<api::FindArtifactsResponse, Failure> {
+        let malformed = |message: String| Failure::new(Reason::MalformedRequest, message);
+        if request.digests.len() > DIGESTS_MAX {
+            return Err(malformed(format!(
+                "{} digests: ask after {DIGESTS_MAX} at a time",
+                request.digests.len()
+            )));
+        }
+        let digests = request.digests.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        let digests =
+            digests.map_err(|error: millrace_types::digest::ParseError| malformed(error.to_string()))?;
+        let found = self.artifacts.find(digests).await?;
+        let found = found.into_iter().map(|(digest, bytes)| views::artifact(digest, bytes));
+        Ok(api::FindArtifactsResponse { found: found.collect() })
+    }
+
+    async fn upload_artifact(
+        &self,
+        request: Request<Streaming<api::UploadArtifactRequest>>,
+    ) -> Result<api::UploadArtifactResponse, Failure> {
+        let caller = caller(&request)?;
+        let uploaded = self.artifacts.clone().upload(request.into_inner(), caller).await?;
+        Ok(api::UploadArtifactResponse {
+            artifact: Some(views::artifact(uploaded.digest, uploaded.bytes)),
+            model: Some(views::model(&uploaded.model)),
+        })
+    }
+}
+
+/// How this binary was built.
+fn build() -> &'static str {
+    if cfg!(debug_assertions) { "debug" } else { "release" }
+}

@@ -1,0 +1,40 @@
+//! Makes sure that a model file can be served, before anything of it is stored.
+
+use bytes::Bytes;
+use millrace_cluster_state::ModelSummary;
+use millrace_model::{Compiled, ModelError};
+use millrace_types::{Failure, Reason};
+
+use super::store::Verified;
+
+/// Compiles the file as a worker will, and says what it is.
+pub(super) async fn inspect(verified: Verified) -> Result<(Verified, ModelSummary), Failure> {
+    let work = move || {
+        let contents = Bytes::from(verified.read()?);
+        let compiled = millrace_model::compile(&contents).map_err(|error| refusal(&error))?;
+        Ok((verified, summary(compiled)))
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        // A panic on a client's bytes: our bug, and not a reason to take the file.
+        Err(error) => Err(Failure::new(Reason::Internal, format!("the model could not be checked: {error}"))),
+    }
+}
+
+fn refusal(error: &ModelError) -> Failure {
+    let reason = match error {
+        ModelError::UnsupportedOperators { .. } => Reason::UnsupportedOperator,
+        _ => Reason::InvalidModel,
+    };
+    Failure::new(reason, error.to_string())
+}
+
+fn summary(compiled: Compiled) -> ModelSummary {
+    ModelSummary {
+        weights: millrace_types::Bytes(compiled.summary.weights_bytes),
+        parameters: compiled.summary.parameters,
+        launches: u32::try_from(compiled.launches.len()).unwrap_or(u32::MAX),
+        inputs: compiled.summary.inputs,
+        outputs: compiled.summary.outputs,
+    }
+}

@@ -1,0 +1,330 @@
+//! Model files on disk. Blocking: callers are on a thread that may wait.
+//!
+//! `<data>/artifacts/<64 hex digits>` is a whole file whose SHA-256 that is; `incoming/` holds
+//! uploads that are not finished, and is emptied at start. There is no other name, so a file here
+//! is never half of one.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use millrace_types::digest::Hasher;
+use millrace_types::{Bytes, Digest, Failure, Reason};
+
+const INCOMING: &str = "incoming";
+
+/// A file operation that failed, or bytes that are not what they should be.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{doing} {}: {source}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "the bytes received are {actual}, not {claimed}: the file changed or was damaged on its way; upload it again"
+    )]
+    Digest { claimed: Digest, actual: Digest },
+    #[error("{received} bytes were received of {claimed}: the upload ended early; upload it again")]
+    Short { received: u64, claimed: u64 },
+    #[error("more than the {claimed} bytes announced were sent: announce the file's size")]
+    Long { claimed: u64 },
+    #[error("artifact {digest} on this controller's disk is damaged: upload the model again")]
+    Damaged { digest: Digest },
+    #[error("artifact {digest} is not on this controller's disk")]
+    Missing { digest: Digest },
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let reason = match &error {
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Reason::QueueFull,
+            Error::Io { .. } => Reason::Internal,
+            Error::Digest { .. } | Error::Damaged { .. } => Reason::DigestMismatch,
+            Error::Short { .. } | Error::Long { .. } => Reason::MalformedRequest,
+            Error::Missing { .. } => Reason::ArtifactNotFound,
+        };
+        Failure::new(reason, error.to_string())
+    }
+}
+
+fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { doing, path, source }
+}
+
+/// The files of one data directory.
+#[derive(Debug)]
+pub(crate) struct Store {
+    dir: PathBuf,
+    next_incoming: AtomicU64,
+}
+
+impl Store {
+    /// Opens `<data>/artifacts`, and drops what unfinished uploads left.
+    pub(crate) fn open(data_dir: &Path) -> Result<Self, Error> {
+        let dir = data_dir.join("artifacts");
+        let incoming = dir.join(INCOMING);
+        if incoming.exists() {
+            fs::remove_dir_all(&incoming).map_err(io_error("cannot empty", &incoming))?;
+        }
+        fs::create_dir_all(&incoming).map_err(io_error("cannot create", &incoming))?;
+        let store = Self { dir, next_incoming: AtomicU64::new(0) };
+        store.sync_dir()?;
+        Ok(store)
+    }
+
+    fn path(&self, digest: Digest) -> PathBuf {
+        self.dir.join(digest.hex())
+    }
+
+    fn sync_dir(&self) -> Result<(), Error> {
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(io_error("cannot sync", &self.dir))
+    }
+
+    /// Begins to receive a file of that digest and size.
+    pub(crate) fn begin(&self, digest: Digest, bytes: Bytes) -> Result<Incoming, Error> {
+        let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join(INCOMING).join(format!("{}.{number}", digest.hex()));
+        let file = File::options().write(true).create_new(true).open(&path);
+        let file = file.map_err(io_error("cannot create", &path))?;
+        Ok(Incoming { file, path: Temporary(path), hasher: Hasher::default(), digest, bytes, received: 0 })
+    }
+
+    /// Gives a finished upload its name, durably.
+    pub(crate) fn publish(&self, verified: &Verified) -> Result<(), Error> {
+        let (from, to) = (&verified.path.0, self.path(verified.digest));
+        fs::rename(from, &to).map_err(io_error("cannot rename", from))?;
+        self.sync_dir()
+    }
+
+    /// Removes a file, durably. One that is not there is removed already.
+    pub(crate) fn remove(&self, digest: Digest) -> Result<(), Error> {
+        let path = self.path(digest);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error("cannot remove", &path)(error))
+            }
+            _ => self.sync_dir(),
+        }
+    }
+
+    /// Whether a file of that digest and size is here.
+    pub(crate) fn has(&self, digest: Digest, bytes: Bytes) -> bool {
+        fs::metadata(self.path(digest)).is_ok_and(|metadata| metadata.len() == bytes.get())
+    }
+
+    /// Every file, with when it was last written.
+    pub(crate) fn list(&self) -> Result<Vec<(Digest, SystemTime)>, Error> {
+        let cannot = || io_error("cannot list", &self.dir);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(cannot())? {
+            let entry = entry.map_err(cannot())?;
+            let name = entry.file_name();
+            let digest = name.to_str().and_then(|hex| format!("sha256:{hex}").parse().ok());
+            if let Some(digest) = digest {
+                let modified = entry.metadata().and_then(|metadata| metadata.modified());
+                files.push((digest, modified.map_err(cannot())?));
+            }
+        }
+        Ok(files)
+    }
+
+    /// Opens a file for reading.
+    pub(crate) fn open_file(&self, digest: Digest) -> Result<Outgoing, Error> {
+        let path = self.path(digest);
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::Missing { digest },
+            _ => io_error("cannot open", &path)(error),
+        })?;
+        Ok(Outgoing { file, path, hasher: Hasher::default(), digest })
+    }
+}
+
+/// A file that goes when this is dropped, unless it was renamed.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            // The next start empties the directory.
+            tracing::warn!(path = %self.0.display(), %error, "cannot remove an unfinished upload");
+        }
+    }
+}
+
+/// An upload in progress. Dropping it leaves nothing.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    file: File,
+    path: Temporary,
+    hasher: Hasher,
+    digest: Digest,
+    bytes: Bytes,
+    received: u64,
+}
+
+impl Incoming {
+    /// Takes the next bytes.
+    pub(crate) fn write(&mut self, chunk: &[u8]) -> Result<(), Error> {
+        self.received += chunk.len() as u64;
+        if self.received > self.bytes.get() {
+            return Err(Error::Long { claimed: self.bytes.get() });
+        }
+        self.hasher.update(chunk);
+        self.file.write_all(chunk).map_err(io_error("cannot write", &self.path.0))
+    }
+
+    /// Makes what was received durable, and checks it.
+    pub(crate) fn finish(self) -> Result<Verified, Error> {
+        if self.received < self.bytes.get() {
+            return Err(Error::Short { received: self.received, claimed: self.bytes.get() });
+        }
+        let actual = self.hasher.finish();
+        if actual != self.digest {
+            return Err(Error::Digest { claimed: self.digest, actual });
+        }
+        self.file.sync_all().map_err(io_error("cannot sync", &self.path.0))?;
+        Ok(Verified { path: self.path, digest: self.digest, bytes: self.bytes })
+    }
+}
+
+/// An upload that is whole, durable and what it claimed to be. Dropping it unpublished leaves
+/// nothing.
+#[derive(Debug)]
+pub(crate) struct Verified {
+    path: Temporary,
+    digest: Digest,
+    bytes: Bytes,
+}
+
+impl Verified {
+    pub(crate) fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// The file's contents.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, Error> {
+        fs::read(&self.path.0).map_err(io_error("cannot read", &self.path.0))
+    }
+}
+
+/// A file being read. The last read checks that all of it was what its name says.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    file: File,
+    path: PathBuf,
+    hasher: Hasher,
+    digest: Digest,
+}
+
+impl Outgoing {
+    /// The next bytes, at most `most`; `None` at the end of a sound file.
+    pub(crate) fn read(&mut self, most: usize) -> Result<Option<Vec<u8>>, Error> {
+        let mut chunk = Vec::with_capacity(most);
+        let read = (&self.file).take(most as u64).read_to_end(&mut chunk);
+        if read.map_err(io_error("cannot read", &self.path))? > 0 {
+            self.hasher.update(&chunk);
+            return Ok(Some(chunk));
+        }
+        if self.hasher.clone().finish() == self.digest {
+            Ok(None)
+        } else {
+            Err(Error::Damaged { digest: self.digest })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: &[u8] = b"a model file";
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        (dir, store)
+    }
+
+    fn files(dir: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for sub in [dir.join("artifacts"), dir.join("artifacts").join(INCOMING)] {
+            for entry in fs::read_dir(sub).unwrap() {
+                let entry = entry.unwrap();
+                if entry.metadata().unwrap().is_file() {
+                    found.push(entry.file_name().into_string().unwrap());
+                }
+            }
+        }
+        found
+    }
+
+    fn receive(store: &Store, digest: Digest, claimed: u64, bytes: &[u8]) -> Result<Verified, Error> {
+        let mut incoming = store.begin(digest, Bytes(claimed))?;
+        incoming.write(bytes)?;
+        incoming.finish()
+    }
+
+    fn read_all(store: &Store, digest: Digest) -> Result<Vec<u8>, Error> {
+        let mut file = store.open_file(digest)?;
+        let mut all = Vec::new();
+        while let Some(chunk) = file.read(5)? {
+            all.extend(chunk);
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn a_published_file_is_there_under_its_digest_only() {
+        let (dir, store) = store();
+        let digest = Digest::of(BYTES);
+        let verified = receive(&store, digest, BYTES.len() as u64, BYTES).unwrap();
+        assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "not before it is published");
+        store.publish(&verified).unwrap();
+        drop(verified);
+        assert_eq!(files(dir.path()), vec![digest.hex()]);
+        assert_eq!(read_all(&store, digest).unwrap(), BYTES);
+        store.remove(digest).unwrap();
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn every_refused_upload_leaves_nothing() {
+        let (dir, store) = store();
+        let digest = Digest::of(BYTES);
+        let len = BYTES.len() as u64;
+        assert!(matches!(receive(&store, Digest::of(b"x"), len, BYTES), Err(Error::Digest { .. })));
+        assert!(matches!(receive(&store, digest, len + 1, BYTES), Err(Error::Short { .. })));
+        assert!(matches!(receive(&store, digest, len - 1, BYTES), Err(Error::Long { .. })));
+        drop(store.begin(digest, Bytes(len)).unwrap());
+        drop(receive(&store, digest, len, BYTES).unwrap());
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_a_crash_left_of_an_upload_goes_at_the_next_start() {
+        let (dir, store) = store();
+        let incoming = store.begin(Digest::of(BYTES), Bytes(1)).unwrap();
+        std::mem::forget(incoming);
+        assert_eq!(files(dir.path()).len(), 1);
+        Store::open(dir.path()).unwrap();
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_damaged_file_is_noticed_when_read() {
+        let (dir, store) = store();
+        let digest = Digest::of(BYTES);
+        store.publish(&receive(&store, digest, BYTES.len() as u64, BYTES).unwrap()).unwrap();
+        fs::write(dir.path().join("artifacts").join(digest.hex()), b"a model fLle").unwrap();
+        assert!(matches!(read_all(&store, digest), Err(Error::Damaged { .. })));
+        assert!(matches!(read_all(&store, Digest::of(b"x")), Err(Error::Missing { .. })));
+    }
+}

@@ -1,0 +1,222 @@
+//! One request on its way to a worker. The worker owns the loss of an executor; this owns the loss
+//! of a worker: a request of an idempotent function then goes to another one, within the client's
+//! timeout and a bounded number of attempts. Dropping it cancels the call.
+
+use std::convert::Infallible;
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_gateway::backend::{Completion, Invocation, Model, Split, Tensor};
+use millrace_proto::convert::duration_wire;
+use millrace_proto::status::from_status;
+use millrace_proto::{trace, worker as wire};
+use millrace_types::{Failure, Reason, RevisionKey};
+use tokio::time::{Instant, timeout_at};
+use tonic::{Request, Status};
+
+use super::route;
+use crate::fleet::{Fleet, Worker};
+
+/// Attempts of one request, on whichever workers.
+const ATTEMPTS_MAX: u32 = 3;
+
+/// How one attempt ended without an answer.
+#[derive(Debug)]
+enum Missed {
+    /// The worker's answer is a failure: it stands.
+    Failed(Failure),
+    /// The worker would not begin it: another may.
+    Declined(Failure),
+    /// The worker went away.
+    Lost(Failure),
+}
+
+/// A request under way.
+pub(super) struct Dispatch<'a> {
+    fleet: &'a Fleet,
+    model: &'a Model,
+    key: RevisionKey,
+    invocation: Invocation,
+    deadline: Instant,
+    /// Attempts made.
+    attempts: u32,
+    /// Workers that were tried: an epoch is one registration of one worker.
+    tried: Vec<Arc<Worker>>,
+}
+
+impl<'a> Dispatch<'a> {
+    pub(super) fn new(fleet: &'a Fleet, model: &'a Model, invocation: Invocation) -> Self {
+        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+        let deadline = Instant::now() + invocation.timeout;
+        Self { fleet, model, key, invocation, deadline, attempts: 0, tried: Vec::new() }
+    }
+
+    /// Carries it out.
+    pub(super) async fn run(mut self) -> Result<Completion, Failure> {
+        let mut worker = self.choose().ok_or_else(|| self.no_worker())?;
+        loop {
+            self.attempts += 1;
+            self.tried.push(worker.clone());
+            worker = match self.attempt(&worker).await {
+                Ok(response) => return self.completion(response),
+                Err(Missed::Failed(failure)) => return Err(failure),
+                Err(Missed::Declined(failure)) => {
+                    // It never began there, so it does not count as an attempt.
+                    self.attempts -= 1;
+                    self.choose().ok_or(failure)?
+                }
+                Err(Missed::Lost(failure)) => self.after_loss(&worker, failure).await?,
+            };
+        }
+    }
+
+    fn choose(&self) -> Option<Arc<Worker>> {
+        route::choose(self.fleet, &self.key, |worker| {
+            self.tried.iter().any(|tried| tried.epoch == worker.epoch)
+        })
+    }
+
+    fn no_worker(&self) -> Failure {
+        Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.key))
+    }
+
+    /// The next worker for a request whose worker is gone. Waits for one: somebody restarts it, or
+    /// it only lost its stream.
+    async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
+        tracing::warn!(worker = %lost.name, request = %self.invocation.request_id, function = %self.key, error = failure.message, "worker lost under a request");
+        if failure.may_have_executed && !self.model.idempotent {
+            return Err(failure);
+        }
+        if self.attempts >= ATTEMPTS_MAX {
+            let message = format!(
+                "{} attempts on different workers were lost; the last: {}",
+                self.attempts, failure.message
+            );
+            return Err(Failure { reason: Reason::AttemptsExhausted, message, retryable: true, ..failure });
+        }
+        let mut changes = self.fleet.changes();
+        let another = async {
+            loop {
+                if let Some(worker) = self.choose() {
+                    return worker;
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<Infallible>().await;
+                }
+            }
+        };
+        timeout_at(self.deadline, another).await.map_err(|_| Failure {
+            reason: Reason::TimedOut,
+            message: format!("worker {} was lost and no other came in time", lost.name),
+            retryable: true,
+            ..failure
+        })
+    }
+
+    async fn attempt(&self, worker: &Arc<Worker>) -> Result<wire::InvokeResponse, Missed> {
+        let _in_flight = worker.begin();
+        let mut request = Request::new(self.request());
+        trace::inject(request.metadata_mut());
+        let mut client = worker.client.clone();
+        tokio::select! {
+            biased;
+            answer = client.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
+            () = self.abandoned(worker), if self.model.idempotent => {
+                let message = format!("worker {} lost its stream to this controller", worker.name);
+                Err(Missed::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
+            }
+        }
+    }
+
+    /// Ends when the worker's stream is lost and another process could take the request. Until
+    /// then its answer may still come: a lost stream is not always a lost worker.
+    async fn abandoned(&self, worker: &Worker) {
+        worker.lost.cancelled().await;
+        let mut changes = self.fleet.changes();
+        let same_process =
+            |other: Arc<Worker>| other.name == worker.name && other.instance == worker.instance;
+        while self.choose().is_none_or(same_process) {
+            if changes.changed().await.is_err() {
+                std::future::pending::<Infallible>().await;
+            }
+        }
+    }
+
+    fn request(&self) -> wire::InvokeRequest {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        wire::InvokeRequest {
+            request_id: self.invocation.request_id.to_string(),
+            attempt: self.attempts,
+            // Counting this one.
+            attempts_left: ATTEMPTS_MAX + 1 - self.attempts,
+            tenant: self.key.function.tenant.to_string(),
+            function: self.key.function.name.to_string(),
+            revision: self.key.revision.get(),
+            timeout: Some(duration_wire(left)),
+            priority: self.invocation.priority,
+            inputs: self.invocation.inputs.iter().map(tensor_wire).collect(),
+            outputs: self.invocation.outputs.clone(),
+        }
+    }
+
+    fn completion(&self, response: wire::InvokeResponse) -> Result<Completion, Failure> {
+        let split = response.split.unwrap_or_default();
+        Ok(Completion {
+            outputs: response.outputs.into_iter().map(tensor).collect::<Result<_, _>>()?,
+            split: Split {
+                queue: Duration::from_nanos(split.queue_ns),
+                swap: Duration::from_nanos(split.swap_ns),
+                run: Duration::from_nanos(split.run_ns),
+            },
+            // Those lost before, and what the worker that answered made itself.
+            attempts: self.attempts - 1 + response.attempts.max(1),
+        })
+    }
+}
+
+/// Reads how an attempt failed. A status that did not travel was made on this side: the connection
+/// could not be made, or broke.
+fn missed(worker: &Worker, status: &Status) -> Missed {
+    if let Some(source) = status.source() {
+        let failure = Failure::new(Reason::NoWorker, format!("worker {} is lost: {source}", worker.name));
+        let sent = !caused_by_connecting(source);
+        return Missed::Lost(if sent { failure.after_execution() } else { failure });
+    }
+    let failure = from_status(status);
+    let declined = matches!(
+        failure.reason,
+        Reason::QueueFull
+            | Reason::NoGpuMemory
+            | Reason::ShuttingDown
+            | Reason::FunctionNotReady
+            | Reason::FunctionNotFound
+            | Reason::RevisionNotFound
+    );
+    if declined && !failure.may_have_executed { Missed::Declined(failure) } else { Missed::Failed(failure) }
+}
+
+fn caused_by_connecting(mut error: &(dyn std::error::Error + 'static)) -> bool {
+    while !error.is::<tonic::ConnectError>() {
+        let Some(source) = error.source() else { return false };
+        error = source;
+    }
+    true
+}
+
+fn tensor_wire(tensor: &Tensor) -> wire::InferTensor {
+    wire::InferTensor {
+        name: tensor.name.clone(),
+        datatype: tensor.datatype.to_string(),
+        shape: tensor.shape.clone(),
+        data: tensor.data.clone(),
+    }
+}
+
+fn tensor(wire: wire::InferTensor) -> Result<Tensor, Failure> {
+    let datatype = wire.datatype.parse().map_err(|error| {
+        Failure::new(Reason::Internal, format!("the worker's answer cannot be read: {error}"))
+            .after_execution()
+    })?;
+    Ok(Tensor { name: wire.name, datatype, shape: wire.shape, data: wire.data })
+}

@@ -1,0 +1,336 @@
+//! The admin API: what it does, what it refuses, and that a refusal leaves nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_types::{Bytes, Digest, Reason};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+use crate::support::{
+    Cluster, ManualClock, Stub, apply, apply_request, cnn, data, get, header, list, mlp, reason, soon, until,
+    upload,
+};
+
+#[tokio::test]
+async fn a_function_is_applied_shown_listed_and_deleted() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    let uploaded = upload(&mut admin, &mlp()).await.unwrap();
+    assert_eq!(uploaded.artifact.as_ref().unwrap().bytes, mlp().len() as u64);
+    assert_eq!(uploaded.model.as_ref().unwrap().inputs[0].shape, vec![-1, 64]);
+
+    let applied = apply(&mut admin, "f", &mlp()).await.unwrap();
+    assert_eq!(applied.outcome(), api::ApplyOutcome::Created);
+    let function = applied.function.unwrap();
+    assert_eq!((function.generation, function.updated_by.as_str()), (1, "anonymous"));
+    assert_eq!(function.revisions[0].model, uploaded.model);
+    assert_eq!(function.conditions[0].reason, "NoWorker");
+    assert_eq!(get(&mut admin, "f").await.unwrap(), function);
+    assert_eq!(list(&mut admin).await, vec![function]);
+
+    assert_eq!(apply(&mut admin, "f", &mlp()).await.unwrap().outcome(), api::ApplyOutcome::Unchanged);
+    upload(&mut admin, &cnn()).await.unwrap();
+    let changed = apply(&mut admin, "f", &cnn()).await.unwrap();
+    assert_eq!(changed.outcome(), api::ApplyOutcome::Configured);
+    assert_eq!(changed.function.unwrap().generation, 2);
+
+    let delete = api::DeleteFunctionRequest { name: "f".into(), ..Default::default() };
+    admin.delete_function(delete.clone()).await.unwrap();
+    assert_eq!(reason(&get(&mut admin, "f").await.unwrap_err()), Reason::FunctionNotFound);
+    assert_eq!(reason(&admin.delete_function(delete).await.unwrap_err()), Reason::FunctionNotFound);
+    assert_eq!(list(&mut admin).await, vec![]);
+}
+
+/// Uploads these messages and says why they were refused.
+async fn refused_upload(cluster: &Cluster, messages: Vec<api::UploadArtifactRequest>) -> Reason {
+    reason(&cluster.admin().upload_artifact(futures::stream::iter(messages)).await.unwrap_err())
+}
+
+#[tokio::test]
+async fn every_refused_upload_leaves_neither_a_file_nor_a_record() {
+    let cluster = Cluster::start_with(|config| config.limits.artifact_bytes = Bytes::mib(64)).await;
+    let model = mlp();
+    let digest = Digest::of(&model).to_string();
+    let text = b"not a model";
+    for (what, messages, expected) in [
+        (
+            "another digest",
+            vec![header(&Digest::of(b"x").to_string(), model.len()), data(&model)],
+            Reason::DigestMismatch,
+        ),
+        ("cut short", vec![header(&digest, model.len()), data(&model[1..])], Reason::MalformedRequest),
+        ("too long", vec![header(&digest, model.len() - 1), data(&model)], Reason::MalformedRequest),
+        ("no header", vec![data(&model)], Reason::MalformedRequest),
+        (
+            "two headers",
+            vec![header(&digest, model.len()), header(&digest, model.len())],
+            Reason::MalformedRequest,
+        ),
+        ("nothing at all", vec![], Reason::MalformedRequest),
+        ("a bad digest", vec![header("md5:0", 3), data(b"abc")], Reason::MalformedRequest),
+        ("too large", vec![header(&digest, 65 << 20)], Reason::ModelTooLarge),
+        (
+            "not ONNX",
+            vec![header(&Digest::of(text).to_string(), text.len()), data(text)],
+            Reason::InvalidModel,
+        ),
+    ] {
+        assert_eq!(refused_upload(&cluster, messages).await, expected, "{what}");
+        assert_eq!(cluster.files(), Vec::<String>::new(), "{what}");
+        let asked = api::FindArtifactsRequest { digests: vec![digest.clone()] };
+        let found = cluster.admin().find_artifacts(asked).await.unwrap().into_inner().found;
+        assert_eq!(found, vec![], "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_breaks_off_leaves_nothing() {
+    let cluster = Cluster::start().await;
+    let model = mlp();
+    let (sender, receiver) = mpsc::channel(4);
+    let mut admin = cluster.admin();
+    let uploading = tokio::spawn(async move { admin.upload_artifact(ReceiverStream::new(receiver)).await });
+    sender.send(header(&Digest::of(&model).to_string(), model.len())).await.unwrap();
+    sender.send(data(&model[..100])).await.unwrap();
+    let mut admin = cluster.admin();
+    until("the upload to begin", async || {
+        list(&mut admin).await;
+        (cluster.files().len() == 1).then_some(())
+    })
+    .await;
+    uploading.abort();
+    until("its file to go", async || {
+        list(&mut admin).await;
+        cluster.files().is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_refused_apply_leaves_everything_as_it_was() {
+    let cluster = Cluster::start().await;
+    let _worker = Stub::start(&cluster, "n1").await;
+    let before = cluster.deploy("f", &mlp()).await;
+    let mut admin = cluster.admin();
+    until("the worker to be ready", async || {
+        (get(&mut admin, "f").await.unwrap().conditions[0].reason == "Prepared").then_some(())
+    })
+    .await;
+    let files = cluster.files();
+    let request = apply_request("f", &mlp());
+    let edit = |edit: fn(&mut api::ApplyFunctionRequest)| {
+        let mut request = request.clone();
+        edit(&mut request);
+        request
+    };
+    for (what, request, expected) in [
+        ("no spec", edit(|it| it.spec = None), Reason::InvalidSpec),
+        ("bad name", edit(|it| it.spec.as_mut().unwrap().name = "../f".into()), Reason::InvalidSpec),
+        ("bad tenant", edit(|it| it.spec.as_mut().unwrap().tenant = "A".into()), Reason::InvalidSpec),
+        (
+            "percentile of 1",
+            edit(|it| {
+                let deadline = Some(prost_types::Duration { seconds: 1, nanos: 0 });
+                it.spec.as_mut().unwrap().slo = Some(api::Slo { deadline, percentile: 1.0 });
+            }),
+            Reason::InvalidSpec,
+        ),
+        (
+            "deadline of zero",
+            edit(|it| {
+                it.spec.as_mut().unwrap().slo = Some(api::Slo { deadline: None, percentile: 0.9 });
+            }),
+            Reason::InvalidSpec,
+        ),
+        ("bad digest", edit(|it| it.digest = "sha256:0".into()), Reason::MalformedRequest),
+        ("unknown artifact", edit(|it| it.digest = Digest::of(b"x").to_string()), Reason::ArtifactNotFound),
+        ("stale version", edit(|it| it.resource_version = 1), Reason::Conflict),
+        (
+            "larger than every GPU",
+            edit(|it| {
+                it.spec.as_mut().unwrap().resources = Some(api::Resources { gpu_memory_bytes: 2 << 30 });
+            }),
+            Reason::ModelTooLarge,
+        ),
+        ("long idempotency key", edit(|it| it.idempotency_key = "k".repeat(200)), Reason::MalformedRequest),
+        (
+            "labels without end",
+            edit(|it| {
+                it.spec.as_mut().unwrap().labels.insert("l".into(), "x".repeat(1 << 20));
+            }),
+            Reason::InvalidSpec,
+        ),
+    ] {
+        let refused = admin.apply_function(request).await.unwrap_err();
+        assert_eq!(reason(&refused), expected, "{what}: {refused}");
+        let now = get(&mut admin, "f").await.unwrap();
+        assert_eq!(api::Function { conditions: before.conditions.clone(), ..now }, before, "{what}");
+        assert_eq!(cluster.files(), files, "{what}");
+        assert_eq!(list(&mut admin).await.len(), 1, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_too_large_is_refused_with_both_sizes() {
+    let cluster = Cluster::start().await;
+    let _worker = Stub::start(&cluster, "n1").await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    let mut request = apply_request("f", &mlp());
+    request.spec.as_mut().unwrap().resources = Some(api::Resources { gpu_memory_bytes: 2 << 30 });
+    let refused = admin.apply_function(request).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::InvalidArgument, Reason::ModelTooLarge));
+    for size in ["2.0 GiB", "1.0 GiB"] {
+        assert!(refused.message().contains(size), "{}", refused.message());
+    }
+}
+
+#[tokio::test]
+async fn of_two_clients_who_saw_the_same_version_one_wins() {
+    let cluster = Cluster::start().await;
+    let seen = cluster.deploy("f", &mlp()).await;
+    let write = |seconds| {
+        let mut request = apply_request("f", &mlp());
+        request.resource_version = seen.resource_version;
+        request.spec.as_mut().unwrap().timeout = Some(prost_types::Duration { seconds, nanos: 0 });
+        let mut admin = cluster.admin();
+        async move { admin.apply_function(request).await }
+    };
+    let results = tokio::join!(write(1), write(2));
+    let (winner, loser) = match results {
+        (Ok(won), Err(lost)) | (Err(lost), Ok(won)) => (won.into_inner(), lost),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((loser.code(), reason(&loser)), (Code::Aborted, Reason::Conflict));
+    assert_eq!(get(&mut cluster.admin(), "f").await.unwrap(), winner.function.unwrap());
+}
+
+#[tokio::test]
+async fn a_dry_run_answers_and_stores_nothing() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    let dry = api::ApplyFunctionRequest { dry_run: true, ..apply_request("f", &mlp()) };
+    let answer = admin.apply_function(dry.clone()).await.unwrap().into_inner();
+    assert_eq!((answer.outcome(), answer.function.unwrap().generation), (api::ApplyOutcome::Created, 1));
+    assert_eq!(list(&mut admin).await, vec![]);
+
+    let before = cluster.deploy("f", &mlp()).await;
+    let unknown = api::ApplyFunctionRequest { digest: Digest::of(b"x").to_string(), ..dry };
+    let refused = admin.apply_function(unknown).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::ArtifactNotFound);
+    let delete = api::DeleteFunctionRequest { name: "f".into(), dry_run: true, ..Default::default() };
+    admin.delete_function(delete).await.unwrap();
+    assert_eq!(get(&mut admin, "f").await.unwrap(), before);
+}
+
+#[tokio::test]
+async fn a_repeated_idempotency_key_is_answered_the_same() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    let request = api::ApplyFunctionRequest { idempotency_key: "k1".into(), ..apply_request("f", &mlp()) };
+    let first = admin.apply_function(request.clone()).await.unwrap().into_inner();
+    let again = admin.apply_function(request.clone()).await.unwrap().into_inner();
+    assert_eq!(first, again, "the repeat says created too");
+    let other = api::ApplyFunctionRequest { spec: Some(crate::support::spec("g")), ..request };
+    let refused = admin.apply_function(other).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::MalformedRequest, "the key was used for another write");
+}
+
+#[tokio::test]
+async fn listings_come_in_pages_and_by_tenant() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    for (tenant, name) in [("a", "x"), ("b", "1"), ("b", "2"), ("b", "3"), ("c", "x")] {
+        let mut request = apply_request(name, &mlp());
+        request.spec.as_mut().unwrap().tenant = tenant.into();
+        admin.apply_function(request).await.unwrap();
+    }
+    let mut pages = async |tenant: &str| {
+        let mut pages: Vec<Vec<String>> = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let request = api::ListFunctionsRequest { tenant: tenant.into(), page_size: 2, page_token };
+            let page = admin.list_functions(request).await.unwrap().into_inner();
+            let specs = page.functions.into_iter().map(|it| it.spec.unwrap());
+            pages.push(specs.map(|it| format!("{}/{}", it.tenant, it.name)).collect());
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return pages;
+            }
+        }
+    };
+    assert_eq!(pages("").await, vec![vec!["a/x", "b/1"], vec!["b/2", "b/3"], vec!["c/x"]]);
+    assert_eq!(pages("b").await, vec![vec!["b/1", "b/2"], vec!["b/3"]]);
+    assert_eq!(pages("d").await, vec![Vec::<String>::new()]);
+    let bad = api::ListFunctionsRequest { page_token: "elsewhere".into(), ..Default::default() };
+    let refused = cluster.admin().list_functions(bad).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::MalformedRequest);
+}
+
+#[tokio::test]
+async fn a_model_that_nothing_uses_goes_after_its_grace_period_and_no_other_does() {
+    let clock = Arc::new(ManualClock::default());
+    let grace = Duration::from_secs(3600);
+    let cluster = Cluster::start_with(|config| {
+        config.clock = clock.clone();
+        config.limits.collect_every = Duration::from_millis(1);
+        config.limits.artifact_grace = grace;
+    })
+    .await;
+    let mut admin = cluster.admin();
+    cluster.deploy("f", &mlp()).await;
+    upload(&mut admin, &cnn()).await.unwrap();
+    let (used, unused) = (Digest::of(&mlp()), Digest::of(&cnn()));
+    // A file that a crash left without a record.
+    let orphan = cluster.dir.path().join("artifacts").join(Digest::of(b"orphan").hex());
+    std::fs::write(&orphan, b"orphan").unwrap();
+
+    clock.advance(grace / 2);
+    upload(&mut admin, &cnn()).await.unwrap();
+    clock.advance(grace / 2);
+    until("the orphan to go", async || {
+        list(&mut admin).await;
+        (!orphan.exists()).then_some(())
+    })
+    .await;
+    assert!(cluster.files().contains(&unused.hex()), "its second upload began the grace period again");
+    clock.advance(grace / 2);
+    until("the unused file to go", async || {
+        let digests = vec![used.to_string(), unused.to_string()];
+        let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
+        (found.found.len() == 1).then_some(())
+    })
+    .await;
+    soon(
+        "the file",
+        until("the file to go", async || {
+            list(&mut admin).await;
+            (cluster.files() == vec![used.hex()]).then_some(())
+        }),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn versions_are_told_and_faults_are_refused_unless_allowed() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    let version = admin.get_version(api::GetVersionRequest {}).await.unwrap().into_inner();
+    assert_eq!(version.cluster_id, cluster.controller.cluster_id().to_string());
+    assert_eq!(version.api_versions, vec!["millrace/v1"]);
+    let fault = api::InjectFaultRequest { node: "n1".into(), ..Default::default() };
+    let refused = admin.inject_fault(fault.clone()).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::PermissionDenied);
+
+    let cluster = Cluster::start_with(|config| config.allow_faults = true).await;
+    let refused = cluster.admin().inject_fault(fault.clone()).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::NoWorker);
+    let _worker = Stub::start(&cluster, "n1").await;
+    cluster.admin().inject_fault(fault).await.unwrap();
+}

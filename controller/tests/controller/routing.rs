@@ -1,0 +1,298 @@
+//! Requests find a ready worker, and another one when theirs is lost.
+
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_proto::convert::duration;
+use millrace_proto::inference::{self as oip, model_infer_request::InferInputTensor};
+use millrace_proto::status::from_status;
+use millrace_types::{Failure, Reason};
+use tonic::{Request, Status};
+
+use crate::support::{Cluster, Prepares, Stub, apply_request, mlp, ready, soon, until, upload};
+
+fn request(name: &str) -> oip::ModelInferRequest {
+    oip::ModelInferRequest {
+        model_name: name.into(),
+        inputs: vec![InferInputTensor {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, 64],
+            ..Default::default()
+        }],
+        raw_input_contents: vec![vec![0; 256].into()],
+        ..Default::default()
+    }
+}
+
+/// Sends a request, and goes on while it is answered.
+fn infer(cluster: &Cluster, name: &str) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
+    let mut client = cluster.inference();
+    let request = request(name);
+    tokio::spawn(async move { Ok(client.model_infer(request).await?.into_inner()) })
+}
+
+async fn answer_of(
+    request: tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>>,
+) -> Result<oip::ModelInferResponse, Failure> {
+    soon("an answer", request).await.unwrap().map_err(|status| from_status(&status))
+}
+
+async fn until_ready(cluster: &Cluster, name: &str) {
+    let mut client = cluster.inference();
+    until("readiness", async || {
+        let asked = oip::ModelReadyRequest { name: name.into(), version: String::new() };
+        client.model_ready(asked).await.unwrap().into_inner().ready.then_some(())
+    })
+    .await;
+}
+
+/// The stub that gets a request, and the request: whichever of the two it is.
+async fn first_called<'a>(a: &'a mut Stub, b: &'a mut Stub) -> (bool, crate::support::Call) {
+    soon("a call", async {
+        tokio::select! {
+            call = a.calls.recv() => (true, call.unwrap()),
+            call = b.calls.recv() => (false, call.unwrap()),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_request_goes_to_a_ready_worker_with_what_is_left_of_its_timeout() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let mut client = cluster.inference();
+    let mut asked = Request::new(request("f"));
+    asked.set_timeout(Duration::from_secs(30));
+    let answering = tokio::spawn(async move { client.model_infer(asked).await });
+    let call = worker.call().await;
+    assert_eq!((call.request.function.as_str(), call.request.revision), ("f", 1));
+    assert_eq!((call.request.attempt, call.request.attempts_left), (1, 3));
+    assert_eq!(call.request.inputs[0].data.len(), 256);
+    let left = duration(&call.request.timeout.unwrap()).unwrap();
+    assert!(left > Duration::from_secs(20) && left <= Duration::from_secs(30), "{left:?}");
+    call.answer();
+    let answer = answering.await.unwrap().unwrap().into_inner();
+    assert_eq!(answer.outputs[0].shape, vec![1, 64]);
+    assert_eq!(answer.model_version, "1");
+}
+
+#[tokio::test]
+async fn a_function_that_is_nowhere_ready_says_why() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::FunctionNotReady);
+    assert!(refused.message.contains("no worker is attached"), "{}", refused.message);
+    let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
+    worker.told(&["f@1"]).await;
+    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::FunctionNotReady);
+    assert!(refused.retryable && refused.message.contains("being prepared"), "{}", refused.message);
+    let refused = answer_of(infer(&cluster, "g")).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::FunctionNotFound);
+}
+
+#[tokio::test]
+async fn a_request_whose_worker_is_killed_is_answered_by_another() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut a = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let held = a.call().await;
+    let mut b = Stub::start(&cluster, "n2").await;
+    b.told(&["f@1"]).await;
+    a.kill();
+    let second = b.call().await;
+    assert_eq!(second.request.request_id, held.request.request_id);
+    assert_eq!((second.request.attempt, second.request.attempts_left), (2, 2));
+    second.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_request_waits_for_a_worker_that_comes_back() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut first = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let _held = first.call().await;
+    first.kill();
+    let mut admin = cluster.admin();
+    until("the loss", async || (!crate::support::nodes(&mut admin).await[0].connected).then_some(())).await;
+    let mut second = Stub::start_as(&cluster, "n1", "second", Prepares::AtOnce).await.unwrap();
+    second.call().await.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_request_whose_workers_stream_ends_moves_on_when_another_worker_can_take_it() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut a = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let mut held = a.call().await;
+    // The stream ends; the service, and the request in it, go on.
+    a.out = None;
+    let mut b = Stub::start(&cluster, "n2").await;
+    let second = b.call().await;
+    soon("the first attempt's end", held.answer.closed()).await;
+    second.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_request_whose_only_worker_lost_its_stream_is_still_answered_by_it() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut a = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let held = a.call().await;
+    a.out = None;
+    let mut admin = cluster.admin();
+    until("the loss", async || (!crate::support::nodes(&mut admin).await[0].connected).then_some(())).await;
+    held.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_must_not_run_twice_is_not_tried_again_and_says_that_it_may_have_run() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    let mut once = apply_request("f", &mlp());
+    once.spec.as_mut().unwrap().idempotent = false;
+    admin.apply_function(once).await.unwrap();
+    let mut a = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let _held = a.call().await;
+    let mut b = Stub::start(&cluster, "n2").await;
+    b.told(&["f@1"]).await;
+    a.kill();
+    let failure = answer_of(answering).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::NoWorker);
+    assert!(failure.may_have_executed);
+    assert!(b.calls.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut a = Stub::start(&cluster, "n1").await;
+    let mut b = Stub::start(&cluster, "n2").await;
+    a.told(&["f@1"]).await;
+    b.told(&["f@1"]).await;
+    until_ready(&cluster, "f").await;
+
+    let answering = infer(&cluster, "f");
+    let (was_a, call) = first_called(&mut a, &mut b).await;
+    call.refuse(Reason::QueueFull);
+    let call = if was_a { b.call().await } else { a.call().await };
+    assert_eq!(call.request.attempt, 1, "what never began is no attempt");
+    call.refuse(Reason::QueueFull);
+    assert_eq!(answer_of(answering).await.unwrap_err().reason, Reason::QueueFull, "both are full");
+
+    let answering = infer(&cluster, "f");
+    let (_, call) = first_called(&mut a, &mut b).await;
+    call.refuse(Reason::ModelFailed);
+    assert_eq!(answer_of(answering).await.unwrap_err().reason, Reason::ModelFailed);
+}
+
+#[tokio::test]
+async fn a_request_that_loses_every_worker_ends_after_three_attempts() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    for next in ["n2", "n3"] {
+        let _held = worker.call().await;
+        let mut other = Stub::start(&cluster, next).await;
+        other.told(&["f@1"]).await;
+        worker.kill();
+        worker = other;
+    }
+    let _held = worker.call().await;
+    worker.kill();
+    let failure = answer_of(answering).await.unwrap_err();
+    assert_eq!((failure.reason, failure.may_have_executed), (Reason::AttemptsExhausted, true));
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_cancels_the_call_at_the_worker() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let mut held = worker.call().await;
+    answering.abort();
+    soon("the cancellation", held.answer.closed()).await;
+}
+
+#[tokio::test]
+async fn an_unloaded_function_is_refused_until_it_is_loaded_and_ready() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let mut client = cluster.inference();
+    let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
+    client.repository_model_unload(unload).await.unwrap();
+    assert_eq!(answer_of(infer(&cluster, "f")).await.unwrap_err().reason, Reason::FunctionDisabled);
+    worker.told(&[]).await;
+    let load = oip::RepositoryModelLoadRequest { model_name: "f".into(), ..Default::default() };
+    client.repository_model_load(load).await.unwrap();
+    let answering = infer(&cluster, "f");
+    worker.call().await.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_old_revision_serves_until_the_new_one_is_ready() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
+    worker.told(&["f@1"]).await;
+    let report = async |worker: &Stub, revisions: &[u64]| {
+        let functions = worker.desired.borrow().functions.clone();
+        let functions = functions.iter().filter(|it| revisions.contains(&it.revision)).map(ready).collect();
+        let statuses = millrace_proto::worker::FunctionStatuses { functions };
+        worker.send(millrace_proto::worker::worker_message::Message::FunctionStatuses(statuses)).await;
+    };
+    report(&worker, &[1]).await;
+    until_ready(&cluster, "f").await;
+    let mut admin = cluster.admin();
+    let mut next = apply_request("f", &mlp());
+    next.spec.as_mut().unwrap().labels.insert("a".into(), "b".into());
+    admin.apply_function(next).await.unwrap();
+    worker.told(&["f@1", "f@2"]).await;
+    let answering = infer(&cluster, "f");
+    let call = worker.call().await;
+    assert_eq!(call.request.revision, 1);
+    call.answer();
+    answer_of(answering).await.unwrap();
+    let shown = crate::support::get(&mut admin, "f").await.unwrap();
+    assert_eq!(shown.conditions[0].status(), api::ConditionStatus::False, "the newest is not ready yet");
+
+    report(&worker, &[1, 2]).await;
+    until("the new revision", async || {
+        let shown = crate::support::get(&mut admin, "f").await.unwrap();
+        (shown.conditions[0].reason == "Prepared").then_some(())
+    })
+    .await;
+    let answering = infer(&cluster, "f");
+    let call = worker.call().await;
+    assert_eq!(call.request.revision, 2);
+    call.answer();
+    answer_of(answering).await.unwrap();
+}
