@@ -99,6 +99,7 @@ impl Connection {
                 Ok(0) => return Ok(()),
                 Ok(_) => deliver(decoder, &mut on)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if is_end(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
@@ -117,11 +118,17 @@ impl Connection {
             match decoder.recv_some(&self.socket) {
                 Ok(0) => return Ok(()),
                 Ok(_) => deliver(decoder, &mut on)?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
     }
+}
+
+/// The ways in which a stream ends when a process is killed: in the middle of what it was saying,
+/// or with commands it had not read.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 fn deliver(decoder: &mut FrameDecoder, on: &mut impl FnMut(Arrived) -> io::Result<()>) -> io::Result<()> {
@@ -197,6 +204,9 @@ mod tests {
     async fn events_are_handed_over_until_the_executor_closes() {
         let (connection, theirs) = Connection::pair().unwrap();
         (1..=3).for_each(|run| send_event(&theirs, run));
+        // Killed in mid-sentence, with a command unread.
+        rustix::io::write(&theirs, &[9, 0, 0]).unwrap();
+        connection.send(Frame::new(&command(1, 1), Vec::new()).unwrap()).unwrap();
         drop(theirs);
         let mut seen = 0;
         connection.read(&mut FrameDecoder::default(), |_| Ok(seen += 1)).await.unwrap();

@@ -1,7 +1,9 @@
 //! What an executor writes to its standard error, line by line into the worker's log.
 
+use std::io;
+
 use millrace_types::{GpuIndex, Incarnation};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::ChildStderr;
 
 /// The longest line that is logged whole; a longer one is logged in parts.
@@ -9,35 +11,53 @@ const LINE_BYTES_MAX: usize = 8 << 10;
 
 /// Forwards lines until the executor closes its end.
 pub(super) async fn forward(output: ChildStderr, gpu: GpuIndex, incarnation: Incarnation) {
-    let mut lines = BufReader::with_capacity(LINE_BYTES_MAX, output);
-    let mut line = Vec::new();
-    loop {
-        let (used, whole) = match lines.fill_buf().await {
-            Ok([]) => break,
-            Ok(bytes) => {
-                let room = LINE_BYTES_MAX - line.len();
-                let end = bytes.iter().take(room).position(|&byte| byte == b'\n');
-                let used = end.map_or(bytes.len().min(room), |end| end + 1);
-                line.extend_from_slice(&bytes[..used]);
-                (used, end.is_some() || line.len() >= LINE_BYTES_MAX)
-            }
-            Err(error) => {
-                tracing::warn!(%gpu, %incarnation, %error, "an executor's standard error");
-                break;
-            }
-        };
-        lines.consume(used);
-        if whole {
-            log(&line, gpu, incarnation);
-            line.clear();
-        }
-    }
-    if !line.is_empty() {
-        log(&line, gpu, incarnation);
+    let log = |line: &str| tracing::info!(target: "millrace_worker::executor", %gpu, %incarnation, "{line}");
+    if let Err(error) = lines(output, log).await {
+        tracing::warn!(%gpu, %incarnation, %error, "an executor's standard error");
     }
 }
 
-fn log(line: &[u8], gpu: GpuIndex, incarnation: Incarnation) {
-    let line = String::from_utf8_lossy(line);
-    tracing::info!(target: "millrace_worker::executor", %gpu, %incarnation, "{}", line.trim_end());
+async fn lines(output: impl AsyncRead + Unpin, mut on_line: impl FnMut(&str)) -> io::Result<()> {
+    let mut output = BufReader::with_capacity(LINE_BYTES_MAX, output);
+    let mut line = Vec::new();
+    loop {
+        let bytes = output.fill_buf().await?;
+        let ended = bytes.is_empty();
+        let room = LINE_BYTES_MAX - line.len();
+        let newline = bytes.iter().take(room).position(|&byte| byte == b'\n');
+        let used = newline.map_or(bytes.len().min(room), |at| at + 1);
+        line.extend_from_slice(&bytes[..used]);
+        output.consume(used);
+        let whole = newline.is_some() || line.len() >= LINE_BYTES_MAX || ended;
+        if whole && !line.is_empty() {
+            on_line(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lines_of(output: &[u8]) -> Vec<String> {
+        let mut seen = Vec::new();
+        lines(output, |line| seen.push(line.to_owned())).await.unwrap();
+        seen
+    }
+
+    #[tokio::test]
+    async fn lines_come_one_by_one_and_the_last_without_its_end() {
+        assert_eq!(lines_of(b"one\n\ntwo\xff\nthree").await, ["one", "", "two\u{fffd}", "three"]);
+        assert_eq!(lines_of(b"").await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_logged_in_parts() {
+        let parts = lines_of(&[b'x'; 2 * LINE_BYTES_MAX + 1]).await;
+        assert_eq!(parts.iter().map(String::len).collect::<Vec<_>>(), [LINE_BYTES_MAX, LINE_BYTES_MAX, 1]);
+    }
 }

@@ -132,3 +132,25 @@ async fn end_of(child: &mut Child, end: &End) -> io::Result<ExitStatus> {
     child.start_kill()?;
     child.wait().await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    // Paused time runs on by itself while everybody waits.
+    #[tokio::test(start_paused = true)]
+    async fn an_executor_that_does_not_greet_in_time_is_killed() {
+        let (connection, theirs) = Connection::pair().unwrap();
+        let child =
+            tokio::process::Command::new("sleep").arg("1000").stdin(Stdio::from(theirs)).spawn().unwrap();
+        let (told, events) = mpsc::channel();
+        let sink = PortSink::new(move |event| told.send(event).unwrap());
+        Watch::new(GpuIndex(0), Incarnation(1), Rc::new(connection), sink).run(child).await;
+        let PortEventKind::Exited { status } = events.recv().unwrap().kind else { panic!("not its end") };
+        assert!(status.contains("not ready"), "{status}");
+        assert!(events.recv().is_err());
+    }
+}
