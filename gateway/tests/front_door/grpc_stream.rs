@@ -1,0 +1,178 @@
+//! The bidirectional stream.
+
+use std::time::Duration;
+
+use millrace_gateway::Limits;
+use millrace_proto::inference::infer_parameter::ParameterChoice;
+use millrace_proto::inference::{ModelInferRequest, ModelStreamInferResponse};
+use millrace_types::{Bytes, Reason};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use crate::harness::{Server, fp32, input, parameter, refuses, row, wait};
+
+type Answers = Streaming<ModelStreamInferResponse>;
+
+async fn open(server: &Server) -> (mpsc::Sender<ModelInferRequest>, Answers) {
+    let (sender, requests) = mpsc::channel(64);
+    let answers = server.grpc().await.model_stream_infer(ReceiverStream::new(requests)).await.unwrap();
+    (sender, answers.into_inner())
+}
+
+fn with_id(id: &str, request: ModelInferRequest) -> ModelInferRequest {
+    ModelInferRequest { id: id.into(), ..request }
+}
+
+async fn next_id(answers: &mut Answers) -> (String, String) {
+    let answer = answers.message().await.unwrap().unwrap();
+    (answer.infer_response.unwrap().id, answer.error_message)
+}
+
+#[tokio::test]
+async fn answers_come_in_the_order_of_the_requests() {
+    let server = Server::start().await;
+    let (requests, mut answers) = open(&server).await;
+    requests.send(with_id("held", row("held"))).await.unwrap();
+    for id in ["1", "2", "3"] {
+        requests.send(with_id(id, wait(0))).await.unwrap();
+    }
+    // The later ones have run; their answers wait for the first.
+    while server.echo.calls() < 4 {
+        tokio::task::yield_now().await;
+    }
+    server.echo.release();
+    drop(requests);
+    for id in ["held", "1", "2", "3"] {
+        assert_eq!(next_id(&mut answers).await, (id.to_owned(), String::new()));
+    }
+    assert!(answers.message().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_stream_survives_requests_that_fail() {
+    let server = Server::start().await;
+    let (requests, mut answers) = open(&server).await;
+    let mut wrong_shape = with_id("shape", row("mlp"));
+    wrong_shape.inputs[0].shape = vec![3];
+    let mut expired = with_id("late", row("held"));
+    expired.parameters.insert("timeout".into(), parameter(ParameterChoice::Int64Param(10_000)));
+    for request in [
+        with_id("unknown", row("nowhere")),
+        with_id("good", row("mlp")),
+        wrong_shape,
+        with_id("failing", row("failing")),
+        expired,
+        with_id("good again", row("mlp")),
+    ] {
+        requests.send(request).await.unwrap();
+    }
+    for (id, says) in [
+        ("unknown", "nowhere"),
+        ("good", ""),
+        ("shape", "[3]"),
+        ("failing", "told to fail"),
+        ("late", "10ms"),
+        ("good again", ""),
+    ] {
+        let (answered, error) = next_id(&mut answers).await;
+        assert_eq!(answered, id);
+        assert_eq!(error.is_empty(), says.is_empty(), "{id}: {error}");
+        assert!(error.contains(says), "{id}: {error}");
+    }
+    drop(requests);
+    assert!(answers.message().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn each_answer_carries_its_id_timing_and_reason() {
+    let server = Server::start().await;
+    let (requests, mut answers) = open(&server).await;
+    requests.send(row("mlp")).await.unwrap();
+    requests.send(row("full")).await.unwrap();
+    let text = |answer: &ModelStreamInferResponse, name: &str| {
+        let parameters = &answer.infer_response.as_ref().unwrap().parameters;
+        match parameters.get(name).and_then(|value| value.parameter_choice.clone()) {
+            Some(ParameterChoice::StringParam(text)) => text,
+            Some(ParameterChoice::BoolParam(flag)) => flag.to_string(),
+            other => panic!("{name}: {other:?}"),
+        }
+    };
+    let good = answers.message().await.unwrap().unwrap();
+    assert!(text(&good, "server-timing").contains("run;dur=0.300"));
+    assert_eq!(text(&good, "triton_final_response"), "true");
+    let failed = answers.message().await.unwrap().unwrap();
+    assert_eq!(text(&failed, "reason"), "QUEUE_FULL");
+    assert_eq!(text(&failed, "retryable"), "true");
+    assert_eq!(failed.infer_response.as_ref().unwrap().model_name, "full");
+    assert_ne!(text(&good, "x-request-id"), text(&failed, "x-request-id"));
+}
+
+#[tokio::test]
+async fn a_stream_runs_a_bounded_number_at_a_time() {
+    let server = Server::with(Limits { stream_concurrency: 2, ..Limits::default() }).await;
+    let (requests, mut answers) = open(&server).await;
+    for _ in 0..5 {
+        requests.send(row("held")).await.unwrap();
+    }
+    server.echo.running(2).await;
+    // Another stream's request comes and goes meanwhile.
+    server.grpc().await.model_infer(row("mlp")).await.unwrap();
+    assert_eq!(server.echo.calls(), 3);
+    server.echo.release();
+    drop(requests);
+    let mut answered = 0;
+    while answers.message().await.unwrap().is_some() {
+        answered += 1;
+    }
+    assert_eq!(answered, 5);
+}
+
+#[tokio::test]
+async fn messages_of_a_stream_wait_for_the_budget() {
+    let limits = Limits { message_max: Bytes::mib(1), in_flight_max: Bytes::mib(1), ..Limits::default() };
+    let server = Server::with(limits).await;
+    let (requests, mut answers) = open(&server).await;
+    let elements = 200_000;
+    for _ in 0..6 {
+        let request = ModelInferRequest {
+            model_name: "echo-fp32".into(),
+            inputs: vec![input("x", "FP32", &[1, elements])],
+            raw_input_contents: vec![fp32(&vec![1.0; elements as usize])],
+            ..ModelInferRequest::default()
+        };
+        requests.send(request).await.unwrap();
+    }
+    drop(requests);
+    for _ in 0..6 {
+        assert_eq!(next_id(&mut answers).await.1, "");
+    }
+    assert!(answers.message().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn dropping_a_stream_cancels_what_it_asked() {
+    let server = Server::start().await;
+    let (requests, answers) = open(&server).await;
+    for _ in 0..3 {
+        requests.send(row("held")).await.unwrap();
+    }
+    server.echo.running(3).await;
+    drop((requests, answers));
+    server.echo.cancelled(3).await;
+}
+
+#[tokio::test]
+async fn a_server_that_goes_down_answers_and_says_so() {
+    let server = Server::start().await;
+    let (requests, mut answers) = open(&server).await;
+    requests.send(with_id("last", row("held"))).await.unwrap();
+    server.echo.running(1).await;
+    let closing = tokio::spawn(server.serving.close(Duration::from_secs(60)));
+    server.echo.release();
+    assert_eq!(next_id(&mut answers).await, ("last".to_owned(), String::new()));
+    let status: Status = answers.message().await.unwrap_err();
+    refuses(&status, Code::Unavailable, Reason::ShuttingDown, "going down");
+    drop((requests, answers));
+    assert_eq!(closing.await.unwrap(), 0);
+}

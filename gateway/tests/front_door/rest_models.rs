@@ -1,0 +1,157 @@
+//! What the server says of itself and its models over REST, and the repository.
+
+use bytes::Bytes;
+use http::Method;
+use millrace_types::Reason;
+use serde_json::{Value as Json, json};
+
+use crate::harness::{NOW, Server, row};
+
+#[tokio::test]
+async fn says_that_it_lives_and_whether_it_is_ready() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/v2/health/live").await.json(), json!({ "live": true }));
+    assert_eq!(server.get("/v2/health/ready").await.json(), json!({ "ready": true }));
+    server.echo.set_ready(false);
+    let reply = server.get("/v2/health/ready").await;
+    assert_eq!((reply.status.as_u16(), reply.json()), (503, json!({ "ready": false })));
+    assert_eq!(server.get("/v2/health/live").await.status, 200);
+    for path in ["/v2", "/v2/"] {
+        let json = server.get(path).await.json();
+        assert_eq!((&json["name"], &json["version"]), (&json!("millrace"), &json!(millrace_proto::BUILD)));
+        assert!(json["extensions"].as_array().unwrap().contains(&json!("binary_tensor_data")));
+    }
+}
+
+#[tokio::test]
+async fn says_whether_a_model_is_ready() {
+    let server = Server::start().await;
+    for (path, status) in [
+        ("/v2/models/mlp/ready", 200),
+        ("/v2/models/versioned/versions/2/ready", 200),
+        ("/v2/models/preparing/ready", 503),
+        ("/v2/models/unloaded/ready", 503),
+        ("/v2/models/nowhere/ready", 404),
+        ("/v2/models/mlp/versions/9/ready", 404),
+    ] {
+        assert_eq!(server.get(path).await.status, status, "{path}");
+    }
+    assert_eq!(server.get("/v2/models/mlp/ready").await.json(), json!({ "name": "mlp", "ready": true }));
+}
+
+#[tokio::test]
+async fn describes_a_model() {
+    let server = Server::start().await;
+    let expected = json!({
+        "name": "pair",
+        "versions": ["1"],
+        "platform": "millrace_onnx",
+        "inputs": [
+            { "name": "a", "datatype": "FP32", "shape": [-1, 4] },
+            { "name": "b", "datatype": "INT64", "shape": [-1] },
+        ],
+        "outputs": [
+            { "name": "a_out", "datatype": "FP32", "shape": [-1, 4] },
+            { "name": "b_out", "datatype": "INT64", "shape": [-1] },
+        ],
+    });
+    assert_eq!(server.get("/v2/models/pair").await.json(), expected);
+    assert_eq!(server.get("/v2/models/pair/versions/1").await.json(), expected);
+    server.get("/v2/models/nowhere").await.refuses(404, Reason::FunctionNotFound, "nowhere");
+    server.get("/v2/models/mlp/versions/9").await.refuses(404, Reason::RevisionNotFound, "");
+    server.get("/v2/models/unloaded").await.refuses(503, Reason::FunctionDisabled, "load");
+}
+
+#[tokio::test]
+async fn a_configuration_says_what_is_true() {
+    let server = Server::start().await;
+    let expected = json!({
+        "name": "mlp",
+        "platform": "millrace_onnx",
+        "backend": "millrace",
+        "runtime": "onnx",
+        "version_policy": { "specific": { "versions": [1] } },
+        "max_batch_size": 0,
+        "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": [-1, 64] }],
+        "output": [{ "name": "x_out", "data_type": "TYPE_FP32", "dims": [-1, 64] }],
+        "parameters": {
+            "idempotent": { "string_value": "true" },
+            "timeout_ms": { "string_value": "60000" },
+            "weights_bytes": { "string_value": "1048576" },
+        },
+        "model_transaction_policy": { "decoupled": false },
+    });
+    assert_eq!(server.get("/v2/models/mlp/config").await.json(), expected);
+    assert_eq!(server.get("/v2/models/mlp/versions/1/config").await.json(), expected);
+}
+
+#[tokio::test]
+async fn counts_what_models_did() {
+    let server = Server::start().await;
+    server.grpc().await.model_infer(row("mlp")).await.unwrap();
+    let json = server.get("/v2/models/mlp/stats").await.json();
+    let [mlp] = json["model_stats"].as_array().unwrap().as_slice() else { panic!("{json}") };
+    assert_eq!((&mlp["name"], &mlp["version"]), (&json!("mlp"), &json!("1")));
+    assert_eq!(u128::from(mlp["last_inference"].as_u64().unwrap()), NOW.as_millis());
+    assert_eq!((&mlp["inference_count"], &mlp["execution_count"]), (&json!(1), &json!(1)));
+    assert_eq!(mlp["inference_stats"]["queue"], json!({ "count": 1, "ns": 100_000 }));
+    assert_eq!(mlp["inference_stats"]["fail"], json!({ "count": 0, "ns": 0 }));
+    assert_eq!(mlp["batch_stats"][0]["compute_infer"], json!({ "count": 1, "ns": 300_000 }));
+    let names = |json: Json| json["model_stats"].as_array().unwrap().len();
+    assert_eq!(names(server.get("/v2/models/versioned/stats").await.json()), 3);
+    assert_eq!(names(server.get("/v2/models/versioned/versions/2/stats").await.json()), 1);
+    assert!(names(server.get("/v2/models/stats").await.json()) > 10);
+    server.get("/v2/models/nowhere/stats").await.refuses(404, Reason::FunctionNotFound, "nowhere");
+}
+
+#[tokio::test]
+async fn lists_loads_and_unloads_models() {
+    let server = Server::start().await;
+    let index = server.post("/v2/repository/index", "").await.json();
+    let entry =
+        |name: &str| index.as_array().unwrap().iter().find(|model| model["name"] == name).unwrap().clone();
+    assert_eq!(entry("mlp"), json!({ "name": "mlp", "version": "1", "state": "READY" }));
+    let unloaded =
+        json!({ "name": "unloaded", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded" });
+    assert_eq!(entry("unloaded"), unloaded);
+    assert_eq!(server.get("/v2/repository/index").await.json(), index);
+    let ready = server.post("/v2/repository/index", r#"{"ready":true}"#).await.json();
+    assert_eq!(ready.as_array().unwrap().len(), index.as_array().unwrap().len() - 3);
+
+    let dependents = r#"{"parameters":{"unload_dependents":true}}"#;
+    assert_eq!(server.post("/v2/repository/models/mlp/unload", dependents).await.status, 200);
+    assert_eq!(server.get("/v2/models/mlp/ready").await.status, 503);
+    assert_eq!(server.post("/v2/repository/models/mlp/load", "").await.status, 200);
+    assert_eq!(server.get("/v2/models/mlp/ready").await.status, 200);
+
+    let load = "/v2/repository/models/mlp/load";
+    server.post("/v2/repository/models/nowhere/load", "").await.refuses(
+        404,
+        Reason::FunctionNotFound,
+        "nowhere",
+    );
+    let config = r#"{"parameters":{"config":"{}"}}"#;
+    server.post(load, config).await.refuses(501, Reason::Unimplemented, "config");
+    server.post(load, "{").await.refuses(400, Reason::MalformedRequest, "protocol");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_refused_in_json() {
+    let server = Server::start().await;
+    for path in
+        ["/", "/v1/models/mlp", "/v2/models", "/v2/models/mlp/explain", "/v2/health", "/v2/trace/setting"]
+    {
+        server.get(path).await.refuses(404, Reason::Unimplemented, path);
+    }
+    for (method, path, allow) in [
+        (Method::GET, "/v2/models/mlp/infer", "POST"),
+        (Method::POST, "/v2/health/live", "GET,HEAD"),
+        (Method::DELETE, "/v2/models/mlp", "GET,HEAD"),
+        (Method::GET, "/v2/repository/models/mlp/load", "POST"),
+    ] {
+        let reply = server.send(method, path, &[], Bytes::new()).await;
+        reply.refuses(405, Reason::Unimplemented, allow);
+        assert_eq!(reply.header("allow"), allow);
+    }
+    server.get("/v2/models/%ff").await.refuses(400, Reason::MalformedRequest, "path");
+}
