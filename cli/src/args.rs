@@ -7,7 +7,7 @@ use millrace_client::Address;
 use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::{apply, completions, delete, describe, get, invoke, ps, version};
+use crate::commands::{apply, completions, delete, describe, get, invoke, ps, synth, version};
 use crate::failure::EXIT_CODES;
 use crate::load;
 
@@ -77,8 +77,12 @@ pub(crate) enum Command {
     Invoke(invoke::Args),
     Ps(ps::Args),
     Load(load::Args),
+    Synth(synth::Args),
     Version(version::Args),
     Completions(completions::Args),
+    /// Serve a worker as one of its executors; its socket is standard input.
+    #[command(hide = true)]
+    Executor,
 }
 
 impl Command {

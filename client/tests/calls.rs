@@ -10,8 +10,8 @@ use bytes::Bytes;
 use fake::{Fake, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
-    Address, Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Outcome, Repeat,
-    Split, Tensor,
+    Address, Admin, ApplyOptions, DeleteOptions, Endpoints, Error, InferRequest, Inference, ModelFile,
+    Outcome, Repeat, Split, Tensor,
 };
 use millrace_types::{DataType, FunctionKey, FunctionName, FunctionSpec, Reason, TenantName};
 
@@ -44,8 +44,13 @@ async fn publishes_and_reads_back_a_function() {
     let options = ApplyOptions::default();
     let applied = admin.apply(&spec, file.digest(), options).await.unwrap();
     assert_eq!(applied.outcome, Outcome::Created);
-    assert_eq!(admin.apply(&spec, file.digest(), options).await.unwrap().outcome, Outcome::Configured);
+    let dry = ApplyOptions { dry_run: true, ..options };
+    assert_eq!(admin.apply(&spec, file.digest(), dry).await.unwrap().outcome, Outcome::Unchanged);
+    let changed = FunctionSpec { idempotent: false, ..spec };
+    assert_eq!(admin.apply(&changed, file.digest(), options).await.unwrap().outcome, Outcome::Configured);
     assert_eq!(admin.function(&key("digits")).await.unwrap().spec.unwrap().name, "digits");
+    admin.delete(&key("digits"), DeleteOptions::default()).await.unwrap();
+    assert_eq!(server.function_names(), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ pub(crate) mod describe;
 pub(crate) mod get;
 pub(crate) mod invoke;
 pub(crate) mod ps;
+pub(crate) mod synth;
 mod target;
 pub(crate) mod version;
 
@@ -24,6 +25,7 @@ pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
+        Command::Synth(args) => synth::run(&args),
         command => runtime.block_on(call(command, config)),
     }
 }
@@ -39,6 +41,6 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Invoke(args) => invoke::run(args, &session).instrument(info_span!("invoke")).await,
         Command::Ps(args) => ps::run(args, &session).instrument(info_span!("ps")).await,
         Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,
-        Command::Completions(_) | Command::Load(_) => Ok(()),
+        Command::Completions(_) | Command::Executor | Command::Load(_) | Command::Synth(_) => Ok(()),
     }
 }

@@ -1,11 +1,21 @@
-//! A server of the admin and inference APIs small enough to read: functions in a map, two to a
-//! page; models `echo`, `typed` and `silent`.
+//! A server of the admin and inference APIs small enough to read. Functions lie in a map, two to a
+//! page. A function is ready at its third look, except `never`, and `broken`, which cannot be.
+//!
+//! | model | does |
+//! |---|---|
+//! | `echo`, `image` | answers its inputs, with a split |
+//! | `typed` | answers typed contents |
+//! | `silent` | never answers |
+//! | `full` | refuses |
+//! | `stalls` | echoes, one at a time, and takes [`STALL`] for the [`STALLED`]th |
 #![allow(clippy::unwrap_used)]
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::Stream;
 use millrace_client::Address;
@@ -18,11 +28,20 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
+/// How long model `stalls` stalls, and at which request.
+pub(crate) const STALL: Duration = Duration::from_millis(300);
+pub(crate) const STALLED: usize = 20;
+/// Looks at a function before it is ready.
+const LOOKS_UNTIL_READY: u64 = 3;
+
 #[derive(Default)]
 struct State {
     artifacts: Mutex<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, admin::Function>>,
     pages: AtomicUsize,
+    uploads: AtomicUsize,
+    looks: Mutex<BTreeMap<String, u64>>,
+    stalls_served: tokio::sync::Mutex<usize>,
 }
 
 pub(crate) struct Fake {
@@ -48,6 +67,14 @@ impl Fake {
 
     pub(crate) fn pages_asked(&self) -> usize {
         self.state.pages.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn uploads(&self) -> usize {
+        self.state.uploads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn function_names(&self) -> Vec<String> {
+        self.state.functions.lock().unwrap().keys().cloned().collect()
     }
 }
 
@@ -118,6 +145,7 @@ impl admin_server::Admin for Service {
         if hasher.finish().to_string() != artifact.digest || bytes != artifact.bytes {
             return refused(Reason::DigestMismatch, "the bytes are not the header's");
         }
+        self.0.uploads.fetch_add(1, Ordering::Relaxed);
         self.0.artifacts.lock().unwrap().insert(artifact.digest.clone(), bytes);
         Ok(Response::new(admin::UploadArtifactResponse { artifact: Some(artifact), model: None }))
     }
@@ -126,12 +154,33 @@ impl admin_server::Admin for Service {
         &self,
         request: Request<admin::ApplyFunctionRequest>,
     ) -> Result<Response<admin::ApplyFunctionResponse>, Status> {
-        let spec = request.into_inner().spec.unwrap();
+        let request = request.into_inner();
+        let spec = request.spec.unwrap();
+        if spec.name == "refused" {
+            return refused(Reason::InvalidSpec, "this name is refused");
+        }
+        let mut functions = self.0.functions.lock().unwrap();
+        let before = functions.get(&spec.name);
+        let outcome = match before {
+            None => admin::ApplyOutcome::Created,
+            Some(before) if before.spec.as_ref() == Some(&spec) => admin::ApplyOutcome::Unchanged,
+            Some(_) => admin::ApplyOutcome::Configured,
+        };
         let name = spec.name.clone();
-        let function = admin::Function { spec: Some(spec), ..Default::default() };
-        let before = self.0.functions.lock().unwrap().insert(name, function.clone());
-        let outcome =
-            if before.is_none() { admin::ApplyOutcome::Created } else { admin::ApplyOutcome::Configured };
+        let generation = before.map_or(0, |before| before.generation) + 1;
+        let artifact = admin::Artifact { digest: request.digest, bytes: 34_000 };
+        let revision = admin::Revision { number: generation, artifact: Some(artifact), ..Default::default() };
+        let function = admin::Function {
+            spec: Some(spec),
+            generation,
+            enabled: true,
+            revisions: vec![revision],
+            conditions: vec![condition(&name, 0)],
+            ..Default::default()
+        };
+        if !request.dry_run {
+            functions.insert(name, function.clone());
+        }
         Ok(Response::new(admin::ApplyFunctionResponse { outcome: outcome.into(), function: Some(function) }))
     }
 
@@ -139,10 +188,15 @@ impl admin_server::Admin for Service {
         &self,
         request: Request<admin::GetFunctionRequest>,
     ) -> Result<Response<admin::Function>, Status> {
-        match self.0.functions.lock().unwrap().get(&request.into_inner().name) {
-            Some(function) => Ok(Response::new(function.clone())),
-            None => refused(Reason::FunctionNotFound, "no such function"),
-        }
+        let name = request.into_inner().name;
+        let Some(mut function) = self.0.functions.lock().unwrap().get(&name).cloned() else {
+            return refused(Reason::FunctionNotFound, &format!("there is no function {name:?}"));
+        };
+        let mut looks = self.0.looks.lock().unwrap();
+        let looks = looks.entry(name.clone()).or_default();
+        *looks += 1;
+        function.conditions = vec![condition(&name, *looks)];
+        Ok(Response::new(function))
     }
 
     async fn list_functions(
@@ -160,8 +214,16 @@ impl admin_server::Admin for Service {
 
     async fn delete_function(
         &self,
-        _: Request<admin::DeleteFunctionRequest>,
+        request: Request<admin::DeleteFunctionRequest>,
     ) -> Result<Response<admin::DeleteFunctionResponse>, Status> {
+        let request = request.into_inner();
+        let mut functions = self.0.functions.lock().unwrap();
+        if !functions.contains_key(&request.name) {
+            return refused(Reason::FunctionNotFound, &format!("there is no function {:?}", request.name));
+        }
+        if !request.dry_run {
+            functions.remove(&request.name);
+        }
         Ok(Response::new(admin::DeleteFunctionResponse {}))
     }
 
@@ -169,7 +231,7 @@ impl admin_server::Admin for Service {
         &self,
         _: Request<admin::ListNodesRequest>,
     ) -> Result<Response<admin::ListNodesResponse>, Status> {
-        Ok(Response::new(admin::ListNodesResponse { nodes: Vec::new() }))
+        Ok(Response::new(admin::ListNodesResponse { nodes: vec![node()] }))
     }
 
     async fn get_version(
@@ -229,7 +291,7 @@ inference_service! {
         ) -> Result<Response<inference::ModelMetadataResponse>, Status> {
             let name = request.into_inner().name;
             let shape = match name.as_str() {
-                "echo" => vec![-1, 2],
+                "echo" | "full" | "silent" | "stalls" => vec![-1, 2],
                 "image" => vec![-1, 1, 2, 2],
                 _ => return refused(Reason::FunctionNotFound, &format!("there is no function {name:?}")),
             };
@@ -255,6 +317,14 @@ inference_service! {
                 "typed" => Ok(Response::new(typed_answer())),
                 "silent" => std::future::pending().await,
                 "full" => refused(Reason::QueueFull, "the queue is full: 4 of 4 requests wait"),
+                "stalls" => {
+                    let mut served = self.0.stalls_served.lock().await;
+                    *served += 1;
+                    if *served == STALLED {
+                        tokio::time::sleep(STALL).await;
+                    }
+                    Ok(Response::new(echo(request)))
+                }
                 "echo" | "image" => {
                     let mut answer = Response::new(echo(request));
                     let split = "queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=2";
@@ -290,6 +360,49 @@ inference_service! {
     cuda_shared_memory_unregister: CudaSharedMemoryUnregisterRequest -> CudaSharedMemoryUnregisterResponse;
     trace_setting: TraceSettingRequest -> TraceSettingResponse;
     log_settings: LogSettingsRequest -> LogSettingsResponse;
+}
+
+/// How ready a function is at its so manieth look.
+fn condition(name: &str, looks: u64) -> admin::Condition {
+    use admin::ConditionStatus::{False, True};
+    let (status, reason, message) = match name {
+        "broken" => (False, "PrepareFailed", "its weights do not fit"),
+        "never" => (False, "NoWorker", "no worker has joined"),
+        _ if looks < LOOKS_UNTIL_READY => (False, "Preparing", ""),
+        _ => (True, "Prepared", ""),
+    };
+    let (reason, message) = (reason.into(), message.into());
+    admin::Condition { r#type: "Ready".into(), status: status.into(), reason, message }
+}
+
+fn node() -> admin::Node {
+    let model = admin::ResidentModel {
+        functions: vec!["default/echo@1".into()],
+        digest: format!("sha256:{}", "ab".repeat(32)),
+        bytes: 64 << 20,
+        loaded_bytes: 64 << 20,
+        idle: Some(Duration::from_secs(5).try_into().unwrap()),
+    };
+    let gpu = admin::Gpu {
+        gpu_type: "emulated".into(),
+        health: "Up".into(),
+        memory_bytes: 1 << 30,
+        used_bytes: 64 << 20,
+        models: vec![model],
+        executor_pid: 42,
+        ..Default::default()
+    };
+    admin::Node {
+        name: "node-0".into(),
+        epoch: 1,
+        address: "127.0.0.1:7080".into(),
+        connected: true,
+        topology: "a10x4".into(),
+        gpus: vec![gpu],
+        host_memory_bytes: 4 << 30,
+        host_tier_bytes: 64 << 20,
+        queued: 0,
+    }
 }
 
 fn echo(request: inference::ModelInferRequest) -> inference::ModelInferResponse {

@@ -96,12 +96,18 @@ fn read(paths: &[PathBuf], session: &Session) -> Result<Vec<Wanted>, Failure> {
     Ok(wanted)
 }
 
+/// Digests a model file and checks, as the server will, that it can be served.
 fn open(item: &Item) -> Result<ModelFile, Failure> {
-    let failed = |error: Error| {
-        let subject = format!("{}: function {}", item.source.display(), item.spec.key.name);
-        Failure::from(error).about(subject).hint("spec.model.file is relative to the manifest's folder")
+    let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
+    let unreadable = |error: Error| {
+        Failure::from(error).about(subject()).hint("spec.model.file is relative to the manifest's folder")
     };
-    ModelFile::open(&item.model).map_err(failed)
+    let file = ModelFile::open(&item.model).map_err(unreadable)?;
+    let bytes = std::fs::read(&item.model)
+        .map_err(|cause| unreadable(Error::File { path: item.model.clone(), cause }))?;
+    millrace_model::compile(&bytes.into())
+        .map_err(|error| Failure::usage(format!("{}: {error}", item.model.display())).about(subject()))?;
+    Ok(file)
 }
 
 /// The models the cluster does not have, each once.

@@ -1,0 +1,131 @@
+//! `synth`: writes an ONNX network with random weights, for tests and measurements.
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use millrace_model::synth::{self, Encoder};
+use millrace_types::manifest::API_VERSION;
+
+use crate::failure::Failure;
+use crate::output::{print, text};
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace synth resnet50
+  millrace synth bert --layers 4 --out small.onnx --function > small.yaml
+  millrace synth mlp --function | millrace apply -f -";
+
+/// Write an ONNX network with random weights: always the same for the same options.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    network: Network,
+    /// Where to write it [default: NETWORK.onnx].
+    #[arg(short, long, global = true, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Also print a manifest of a function with it.
+    #[arg(long, global = true)]
+    function: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Network {
+    /// A perceptron, 64-64-64: 8,320 parameters.
+    Mlp,
+    /// A small convolutional network: 1.8 million parameters.
+    TinyCnn,
+    /// One block of a transformer: 1.8 million parameters.
+    Transformer,
+    /// As ResNet-50: 25.6 million parameters.
+    Resnet50,
+    /// As BERT-base: 109.5 million parameters, unless its dimensions are changed.
+    Bert(Dimensions),
+}
+
+#[derive(Debug, clap::Args)]
+struct Dimensions {
+    /// Blocks of attention and feed-forward network.
+    #[arg(long, value_name = "N", default_value_t = Encoder::BASE.layers, value_parser = at_least_one)]
+    layers: usize,
+    /// The width of a token's vector.
+    #[arg(long, value_name = "N", default_value_t = Encoder::BASE.hidden, value_parser = at_least_one)]
+    hidden: usize,
+    /// Attention heads; they divide the width.
+    #[arg(long, value_name = "N", default_value_t = Encoder::BASE.heads, value_parser = at_least_one)]
+    heads: usize,
+    /// The width inside the feed-forward network.
+    #[arg(long, value_name = "N", default_value_t = Encoder::BASE.inner, value_parser = at_least_one)]
+    inner: usize,
+    /// Different tokens.
+    #[arg(long, value_name = "N", default_value_t = Encoder::BASE.vocabulary, value_parser = at_least_one)]
+    vocabulary: usize,
+    /// The longest text, in tokens.
+    #[arg(long, value_name = "N", default_value_t = Encoder::BASE.positions, value_parser = at_least_one)]
+    positions: usize,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let (name, onnx) = args.network.build()?;
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.onnx")));
+    std::fs::write(&out, &onnx)
+        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", out.display())))?;
+    eprintln!("wrote {}, {}", out.display(), text::size(onnx.len() as u64));
+    if args.function { print(&manifest(name, &out)) } else { Ok(()) }
+}
+
+impl Network {
+    /// The network's name and its file.
+    fn build(&self) -> Result<(&'static str, Vec<u8>), Failure> {
+        Ok(match self {
+            Self::Mlp => ("mlp", synth::mlp()),
+            Self::TinyCnn => ("tiny-cnn", synth::tiny_cnn()),
+            Self::Transformer => ("transformer", synth::transformer_block()),
+            Self::Resnet50 => ("resnet50", synth::resnet50_like()),
+            Self::Bert(dimensions) => ("bert", synth::bert_like(dimensions.encoder()?)),
+        })
+    }
+}
+
+impl Dimensions {
+    fn encoder(&self) -> Result<Encoder, Failure> {
+        let &Self { layers, hidden, heads, inner, vocabulary, positions } = self;
+        if !hidden.is_multiple_of(heads) {
+            return Err(Failure::usage(format!("{heads} heads do not divide a width of {hidden}"))
+                .hint("change --heads or --hidden"));
+        }
+        Ok(Encoder { layers, hidden, heads, inner, vocabulary, positions })
+    }
+}
+
+fn manifest(name: &str, file: &Path) -> String {
+    // As a JSON string, which is a YAML one too, whatever is in the path.
+    let file = serde_json::Value::from(file.to_string_lossy());
+    format!(
+        "apiVersion: {API_VERSION}\nkind: Function\nmetadata:\n  name: {name}\nspec:\n  runtime: onnx\n  model: {{file: {file}}}\n"
+    )
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "write a whole number from 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_is_read_back_whatever_the_path() {
+        let path = "some where/it's: a \"file\".onnx";
+        let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path))).unwrap().remove(0);
+        assert_eq!((read.spec.key.name.as_str(), read.model_file.as_str()), ("tiny-cnn", path));
+    }
+
+    #[test]
+    fn heads_must_divide_the_width() {
+        let dimensions =
+            |hidden, heads| Dimensions { layers: 1, hidden, heads, inner: 16, vocabulary: 10, positions: 8 };
+        assert!(dimensions(16, 4).encoder().is_ok());
+        assert!(dimensions(16, 3).encoder().unwrap_err().hint.is_some());
+    }
+}

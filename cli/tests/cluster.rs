@@ -1,0 +1,266 @@
+//! Every verb against a small server in this process.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../client/tests/fake/mod.rs"]
+mod fake;
+mod support;
+
+use fake::Fake;
+use serde_json::{Value, json};
+use support::{Run, Sandbox, manifest};
+
+async fn cluster() -> (Fake, Sandbox) {
+    let server = Fake::start().await;
+    let sandbox = Sandbox::of(&server.address);
+    (server, sandbox)
+}
+
+fn ok(run: Run) -> String {
+    assert_eq!(run.code, 0, "{run:?}");
+    run.stdout
+}
+
+fn json_of(run: Run) -> Value {
+    serde_json::from_str(&ok(run)).unwrap()
+}
+
+#[tokio::test]
+async fn apply_creates_then_leaves_then_configures() {
+    let (server, sandbox) = cluster().await;
+    sandbox.write_function("digits");
+    assert_eq!(ok(sandbox.run("apply -f digits.yaml").await), "function/digits created\n");
+    assert_eq!(ok(sandbox.run("apply -f digits.yaml").await), "function/digits unchanged\n");
+    sandbox.write(
+        "digits.yaml",
+        manifest("digits", "mlp.onnx").replace("spec: {", "spec: {idempotent: false, "),
+    );
+    assert_eq!(ok(sandbox.run("apply -f digits.yaml --no-wait").await), "function/digits configured\n");
+    assert_eq!(server.uploads(), 1, "the model was there already");
+}
+
+#[tokio::test]
+async fn a_folder_is_applied_and_deleted_as_one() {
+    let (server, sandbox) = cluster().await;
+    for name in ["a", "b", "c"] {
+        sandbox.write_function(name);
+    }
+    let applied = ok(sandbox.run("apply -f .").await);
+    assert_eq!(applied, "function/a created\nfunction/b created\nfunction/c created\n");
+    assert_eq!(server.uploads(), 1, "three functions share one model");
+    let deleted = ok(sandbox.run("delete -f a.yaml -f b.yaml").await);
+    assert_eq!(deleted, "function/a deleted\nfunction/b deleted\n");
+    assert_eq!(server.function_names(), ["c"]);
+}
+
+#[tokio::test]
+async fn nothing_is_applied_when_one_is_refused() {
+    let (server, sandbox) = cluster().await;
+    sandbox.write_function("good");
+    sandbox.write("refused.yaml", manifest("refused", "mlp.onnx"));
+    let run = sandbox.run("apply -f .").await;
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    assert!(
+        run.stderr.contains("error: function/refused: this name is refused (INVALID_SPEC)"),
+        "{}",
+        run.stderr
+    );
+    assert_eq!(server.function_names(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_dry_run_says_what_would_happen_and_changes_nothing() {
+    let (server, sandbox) = cluster().await;
+    sandbox.write_function("digits");
+    assert_eq!(
+        ok(sandbox.run("apply -f digits.yaml --dry-run").await),
+        "function/digits created (dry run)\n"
+    );
+    assert_eq!((server.uploads(), server.function_names().len()), (0, 0));
+    ok(sandbox.run("apply -f digits.yaml").await);
+    assert_eq!(
+        ok(sandbox.run("apply -f digits.yaml --dry-run").await),
+        "function/digits unchanged (dry run)\n"
+    );
+    assert_eq!(
+        ok(sandbox.run("delete function digits --dry-run").await),
+        "function/digits deleted (dry run)\n"
+    );
+    assert_eq!(server.function_names(), ["digits"]);
+}
+
+#[tokio::test]
+async fn apply_waits_and_says_what_for() {
+    let (_server, sandbox) = cluster().await;
+    sandbox.write_function("never");
+    let run = sandbox.run("apply -f never.yaml --wait=50ms").await;
+    assert_eq!((run.code, run.stdout.as_str()), (5, "function/never created\n"));
+    assert!(
+        run.stderr.contains("function/never is not ready after 50ms: NoWorker: no worker has joined"),
+        "{}",
+        run.stderr
+    );
+    sandbox.write_function("broken");
+    let run = sandbox.run("apply -f broken.yaml").await;
+    assert_eq!(run.code, 1);
+    assert!(run.stderr.contains("cannot serve: PrepareFailed: its weights do not fit"), "{}", run.stderr);
+}
+
+#[tokio::test]
+async fn listings_come_as_tables_and_documents() {
+    let (_server, sandbox) = cluster().await;
+    for name in ["a", "b", "c"] {
+        sandbox.write_function(name);
+    }
+    ok(sandbox.run("apply -f .").await);
+    let table = ok(sandbox.run("get functions").await);
+    let expected = "\
+NAME   READY   REVISION   MODEL      SLO   AGE
+a      False   1          33.2 KiB   -     -
+b      False   1          33.2 KiB   -     -
+c      False   1          33.2 KiB   -     -
+";
+    assert_eq!(table, expected);
+    let list = json_of(sandbox.run("get functions -o json").await);
+    assert_eq!((&list["kind"], list["items"].as_array().unwrap().len()), (&json!("List"), 3));
+    let one = json_of(sandbox.run("get function/b -o json").await);
+    assert_eq!(one["metadata"]["name"], "b");
+    assert_eq!(one["spec"]["timeout"], "1m");
+    let yaml = ok(sandbox.run("get function b -o yaml").await);
+    assert!(yaml.starts_with("apiVersion: millrace/v1\nkind: Function\nmetadata:\n  name: b\n"), "{yaml}");
+    let wide = ok(sandbox.run("get functions -o wide").await);
+    assert!(wide.starts_with("TENANT    NAME   READY"), "{wide}");
+}
+
+#[tokio::test]
+async fn nodes_gpus_and_residents_are_listed() {
+    let (_server, sandbox) = cluster().await;
+    let nodes = "\
+NAME     STATUS      GPUS   GPU-MEMORY         HOST-TIER          QUEUED
+node-0   Connected   1/1    64.0 MiB/1.0 GiB   64.0 MiB/4.0 GiB   0
+";
+    assert_eq!(ok(sandbox.run("get nodes").await), nodes);
+    let gpus = "\
+NODE     GPU   TYPE       HEALTH   USED       MEMORY    MODELS   RUNNING
+node-0   0     emulated   Up       64.0 MiB   1.0 GiB   1        -
+";
+    assert_eq!(ok(sandbox.run("get gpus").await), gpus);
+    let ps = "\
+NODE     GPU   FUNCTION         SIZE       LOADED   IDLE   STATE
+node-0   0     default/echo@1   64.0 MiB   100%     5s     Idle
+";
+    assert_eq!(ok(sandbox.run("ps").await), ps);
+    let document = json_of(sandbox.run("ps -o json").await);
+    let expected = json!({
+        "node": "node-0", "gpu": 0, "functions": ["default/echo@1"],
+        "digest": format!("sha256:{}", "ab".repeat(32)),
+        "bytes": 64 << 20, "loadedBytes": 64 << 20, "idleSeconds": 5.0, "running": false,
+    });
+    assert_eq!(document["items"], json!([expected]));
+    assert_eq!(sandbox.run("get node nowhere").await.code, 3);
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_told_apart() {
+    let (_server, sandbox) = cluster().await;
+    for line in
+        ["get function none", "describe function none", "delete function none", "invoke none --json [1]"]
+    {
+        let run = sandbox.run(line).await;
+        assert_eq!(run.code, 3, "{line}: {run:?}");
+        assert!(run.stderr.contains("FUNCTION_NOT_FOUND") && run.stderr.contains("hint: "), "{}", run.stderr);
+    }
+    ok(sandbox.run("delete function none --ignore-not-found").await);
+    let run = sandbox.run("get functions").await;
+    assert_eq!((run.code, run.stdout.as_str()), (0, ""));
+    assert!(run.stderr.contains("publish one with 'millrace apply -f FILE'"), "{}", run.stderr);
+}
+
+#[tokio::test]
+async fn invoke_prints_values_request_and_split() {
+    let (_server, sandbox) = cluster().await;
+    let printed = ok(sandbox.run("invoke echo --json [[1,2.5]] --request-id mine").await);
+    let expected = "\
+x  FP32 [1, 2]
+  1.0000  2.5000
+echo  request mine
+total 2.00 ms = queue 100 µs + swap 0 + run 1.50 ms + other 400 µs
+";
+    assert_eq!(printed, expected);
+    let document = json_of(sandbox.run("invoke echo --json {\"x\":[1,2,3,4]} --request-id r -o json").await);
+    let output = json!({"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1.0, 2.0, 3.0, 4.0]});
+    assert_eq!((&document["outputs"], &document["id"]), (&json!([output]), &json!("r")));
+    assert_eq!(document["split"]["run_ms"], 1.5);
+}
+
+#[tokio::test]
+async fn invoke_takes_files_of_bytes_and_of_json() {
+    let (_server, sandbox) = cluster().await;
+    sandbox.write("x.bin", [1.0f32, 2.0].map(f32::to_le_bytes).concat());
+    sandbox.write(
+        "x.json",
+        r#"{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}"#,
+    );
+    for line in
+        ["invoke echo --raw x=x.bin", "invoke echo --raw x=x.bin:FP32:1x2", "invoke echo --json @x.json"]
+    {
+        let document = json_of(sandbox.run(&format!("{line} -o json")).await);
+        assert_eq!(document["outputs"][0]["data"], json!([1.0, 2.0]), "{line}");
+    }
+    let piped = sandbox.run_with(&["invoke", "echo", "--json", "@-", "-o", "json"], "[1, 2]").await;
+    assert_eq!(json_of(piped)["outputs"][0]["shape"], json!([1, 2]));
+}
+
+#[tokio::test]
+async fn invoke_reads_pictures_and_names_the_best_class() {
+    let (_server, sandbox) = cluster().await;
+    let picture = image::GrayImage::from_raw(2, 2, vec![0, 51, 204, 0]).unwrap();
+    picture.save(sandbox.path().join("p.png")).unwrap();
+    sandbox.write("labels.txt", "zero\none\ntwo\nthree\n");
+    let printed = ok(sandbox.run("invoke image --image p.png --top 2").await);
+    assert!(printed.starts_with("p.png: 2 (80.0%), 1 (20.0%)\n"), "{printed}");
+    let printed =
+        ok(sandbox.run("invoke image --image p.png --image p.png --labels labels.txt --top 1").await);
+    assert!(printed.starts_with("p.png: two (80.0%)\np.png: two (80.0%)\n"), "{printed}");
+}
+
+#[tokio::test]
+async fn invoke_refuses_what_does_not_fit_before_sending() {
+    let (_server, sandbox) = cluster().await;
+    for (line, says) in [
+        ("invoke echo --json [1,2,3]", "do not fill shape [N, 2]"),
+        ("invoke echo --json {\"y\":[1,2]}", "its inputs are: x"),
+        ("invoke echo --raw x=none.bin", "cannot read none.bin"),
+        ("invoke echo", "--json"),
+        ("invoke echo --json [1,2] --image a.png", "cannot be used with"),
+    ] {
+        let run = sandbox.run(line).await;
+        assert_eq!(run.code, 2, "{line}: {run:?}");
+        assert!(run.stderr.contains(says), "{line}: {}", run.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_and_a_timeout_keep_their_reasons() {
+    let (_server, sandbox) = cluster().await;
+    let run = sandbox.run("invoke full --json [1,2]").await;
+    assert_eq!(run.code, 1);
+    assert!(run.stderr.contains("the queue is full: 4 of 4 requests wait (QUEUE_FULL)"), "{}", run.stderr);
+    assert!(run.stderr.contains("hint: the cluster is full"), "{}", run.stderr);
+    let run = sandbox.run("invoke silent --json [1,2] --timeout 20ms").await;
+    assert_eq!(run.code, 5, "{run:?}");
+}
+
+#[tokio::test]
+async fn describe_and_version_report() {
+    let (_server, sandbox) = cluster().await;
+    sandbox.write_function("echo");
+    ok(sandbox.run("apply -f echo.yaml").await);
+    let report = ok(sandbox.run("describe function echo").await);
+    assert!(report.contains("Name:        echo\n"), "{report}");
+    assert!(report.contains("  node-0 GPU 0: revision 1, 64.0 MiB of 64.0 MiB"), "{report}");
+    let versions = json_of(sandbox.run("version -o json").await);
+    assert_eq!(
+        (&versions["client"], &versions["server"]["version"]),
+        (&json!(env!("CARGO_PKG_VERSION")), &json!("fake"))
+    );
+}
