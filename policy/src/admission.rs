@@ -69,6 +69,8 @@ pub enum Event {
         /// Which.
         key: RequestKey,
     },
+    /// Everything that the node had in flight is lost.
+    NodeLost,
     /// Take no more requests.
     Retire,
     /// Time passed.
@@ -216,6 +218,15 @@ impl Admission {
         actions.push(Action::Answer { key });
     }
 
+    fn lose_all(&mut self, actions: &mut Vec<Action>) {
+        self.deadlines.clear();
+        for (key, request) in std::mem::take(&mut self.requests) {
+            self.score.failed += 1;
+            let may_have_executed = request.dispatched;
+            actions.push(Action::Fail { key, reason: Reason::Internal, may_have_executed });
+        }
+    }
+
     fn expire(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while let Some(&(deadline, key)) = self.deadlines.first() {
             if deadline > now {
@@ -264,6 +275,7 @@ impl Core for Admission {
                     actions.push(Action::Withdraw { key });
                 }
             }
+            Event::NodeLost => self.lose_all(actions),
             Event::Retire => self.retiring = true,
             Event::Tick => self.expire(now, actions),
         }
@@ -368,6 +380,17 @@ mod tests {
         assert_eq!(step(&mut function, 1, quarantined), [failed(2, Reason::Quarantined, true)]);
         assert_eq!(step(&mut function, 2, quarantined), []);
         assert_eq!(function.score(), Score { cancelled: 1, failed: 1, ..Score::default() });
+    }
+
+    #[test]
+    fn a_lost_node_costs_every_request_an_answer_but_none_its_silence() {
+        let mut function = function(8);
+        arrive(&mut function, 0, 1, 50);
+        arrive(&mut function, 0, 2, 50);
+        step(&mut function, 1, Event::Dispatched { key: RequestKey(2) });
+        let lost = [failed(1, Reason::Internal, false), failed(2, Reason::Internal, true)];
+        assert_eq!(step(&mut function, 2, Event::NodeLost), lost);
+        assert_eq!((function.in_flight(), function.next_wake()), (0, None));
     }
 
     #[test]

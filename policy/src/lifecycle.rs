@@ -86,8 +86,9 @@ enum State {
 #[derive(Debug)]
 pub struct Lifecycle {
     state: State,
-    /// Of the present or the last process.
+    /// Of the present or the last process; 0 before the first.
     incarnation: Incarnation,
+    next: Incarnation,
     /// Since when it has been ready, if it was.
     ready_since: Option<Timestamp>,
     stride: u64,
@@ -96,16 +97,17 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Of a GPU's executor. Its incarnations are `after + stride`, `after + 2 * stride` and so on,
-    /// which keeps those of a node's GPUs apart when each begins at its own number.
+    /// Of a GPU's executor. Its incarnations are `first`, `first + stride` and so on, which keeps
+    /// those of a node's GPUs apart when each begins at its own number.
     #[must_use]
-    pub fn new(gpu: GpuIndex, after: Incarnation, stride: u64, seed: u64) -> Self {
+    pub fn new(gpu: GpuIndex, first: Incarnation, stride: u64, seed: u64) -> Self {
         // Each GPU draws its own waits.
         let seed = seed ^ u64::from(gpu.0).wrapping_mul(0xff51_afd7_ed55_8ccd);
         let backoff = Backoff::new(RESTARTS, seed);
         Self {
             state: State::Stopped,
-            incarnation: after,
+            incarnation: Incarnation(0),
+            next: first,
             ready_since: None,
             stride,
             stopping: false,
@@ -120,7 +122,8 @@ impl Lifecycle {
     }
 
     fn spawn(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        self.incarnation = Incarnation(self.incarnation.0 + self.stride);
+        self.incarnation = self.next;
+        self.next = Incarnation(self.next.0 + self.stride);
         self.state = State::Starting { give_up: now + START_TIMEOUT };
         actions.push(Action::Spawn { incarnation: self.incarnation });
     }
@@ -215,7 +218,7 @@ mod tests {
     }
 
     fn up() -> Lifecycle {
-        let mut life = Lifecycle::new(GpuIndex(0), Incarnation(0), 1, 7);
+        let mut life = Lifecycle::new(GpuIndex(0), ONE, 1, 7);
         assert_eq!(step(&mut life, 0, Event::Start), [Action::Spawn { incarnation: ONE }]);
         assert_eq!(step(&mut life, 5, Event::Ready { incarnation: ONE }), [Action::Up { incarnation: ONE }]);
         life
@@ -238,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_start_that_takes_too_long_is_killed() {
-        let mut life = Lifecycle::new(GpuIndex(0), Incarnation(0), 1, 7);
+        let mut life = Lifecycle::new(GpuIndex(0), ONE, 1, 7);
         step(&mut life, 0, Event::Start);
         let give_up = life.next_wake().unwrap();
         assert_eq!(step(&mut life, give_up.0, Event::Tick), [Action::Kill]);

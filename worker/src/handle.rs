@@ -145,10 +145,16 @@ impl NodeHandle {
         let result = answered.await;
         caller.function = None;
         // The sender is dropped unused only with the actor that held it.
-        result.unwrap_or_else(|_| {
-            let message = "the worker lost track of the request; its log says why";
-            Err(Failure::new(Reason::Internal, message).after_execution())
-        })
+        result.unwrap_or_else(|_| Err(self.lost()))
+    }
+
+    fn lost(&self) -> Failure {
+        if self.directory.draining.load(Ordering::Relaxed) {
+            return Failure::new(Reason::ShuttingDown, "the worker shut down meanwhile: ask another")
+                .after_execution();
+        }
+        let message = "the worker lost track of the request; its log says why";
+        Failure::new(Reason::Internal, message).after_execution()
     }
 
     fn refused(&self) -> Failure {

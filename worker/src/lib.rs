@@ -13,6 +13,7 @@
 //! | [`host_tier`] | artifacts become models in host memory |
 //! | [`control`] | the streams to the controllers |
 //! | [`service`] | the gRPC service for gateways |
+//! | [`start`] | all of it put together |
 
 mod actors;
 mod backoff;
@@ -25,7 +26,10 @@ pub mod install;
 pub mod node;
 pub mod port;
 pub mod process_port;
+mod registry;
 pub mod request;
 mod seams;
 pub mod service;
 pub mod snapshot;
+pub mod start;
+mod supervisor;

@@ -17,7 +17,7 @@ use actix::{Actor, AsyncContext, Context, Handler, Recipient, SpawnHandle};
 use actix::{ActorContext as _, Addr};
 use millrace_types::Timestamp;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Sleeper};
 
 /// What an actor does with its messages. State is owned outright; calls never overlap.
 pub(crate) trait Behaviour: Unpin + 'static {
@@ -33,11 +33,6 @@ pub(crate) trait Behaviour: Unpin + 'static {
 
     /// When it has to be woken next, if no message comes before.
     fn next_wake(&self) -> Option<Timestamp>;
-
-    /// Whether it has nothing left to do, ever.
-    fn finished(&self) -> bool {
-        false
-    }
 }
 
 /// An actor's address. Posting never blocks and never fails: what reaches an actor that ended is
@@ -76,11 +71,9 @@ impl<M: Send + 'static> Slot<M> {
         Self(Rc::new(Published { mailbox: RefCell::new(None), epoch: Cell::new(0) }))
     }
 
-    /// Publishes an address and gives its epoch, from 1.
-    pub(crate) fn publish(&self, mailbox: Mailbox<M>) -> u64 {
+    pub(crate) fn publish(&self, mailbox: Mailbox<M>) {
         *self.0.mailbox.borrow_mut() = Some(mailbox);
         self.0.epoch.set(self.0.epoch.get() + 1);
-        self.0.epoch.get()
     }
 
     pub(crate) fn post(&self, message: M) {
@@ -89,8 +82,9 @@ impl<M: Send + 'static> Slot<M> {
         }
     }
 
-    pub(crate) fn mailbox(&self) -> Option<Mailbox<M>> {
-        self.0.mailbox.borrow().clone()
+    /// How often an address was published here.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.0.epoch.get()
     }
 }
 
@@ -100,14 +94,16 @@ impl<M: Send + 'static> Clone for Slot<M> {
     }
 }
 
-/// Starts an actor on this thread. `panicked` is told, once, when a handler panicked: by then its
-/// state is dropped and its mailbox closed.
+/// Starts an actor on this thread. It ends when its last address is dropped. `panicked` is told,
+/// once, when a handler panicked: by then its state is dropped and its mailbox closed.
 pub(crate) fn spawn<B: Behaviour>(
     behaviour: B,
     clock: Arc<dyn Clock>,
+    sleeper: Sleeper,
     panicked: impl FnOnce(String) + 'static,
 ) -> Mailbox<B::Message> {
-    let shell = Shell { behaviour: Some(behaviour), clock, armed: None, panicked: Some(Box::new(panicked)) };
+    let panicked: Option<Box<dyn FnOnce(String)>> = Some(Box::new(panicked));
+    let shell = Shell { behaviour: Some(behaviour), clock, sleeper, armed: None, panicked };
     let address: Addr<Shell<B>> = shell.start();
     Mailbox(address.recipient())
 }
@@ -121,6 +117,7 @@ impl<M> actix::Message for Letter<M> {
 struct Shell<B: Behaviour> {
     behaviour: Option<B>,
     clock: Arc<dyn Clock>,
+    sleeper: Sleeper,
     armed: Option<(Timestamp, SpawnHandle)>,
     panicked: Option<Box<dyn FnOnce(String)>>,
 }
@@ -149,7 +146,6 @@ impl<B: Behaviour> Shell<B> {
         let Some(behaviour) = &mut self.behaviour else { return };
         // The state is dropped after a panic, so that nobody sees it half-changed.
         match catch_unwind(AssertUnwindSafe(|| work(behaviour))) {
-            Ok(()) if behaviour.finished() => ctx.stop(),
             Ok(()) => self.rearm(now, ctx),
             Err(panic) => self.end(&*panic, ctx),
         }
@@ -169,6 +165,7 @@ impl<B: Behaviour> Shell<B> {
     /// nothing due and arms it again, which is cheaper than moving the timer at every message.
     fn rearm(&mut self, now: Timestamp, ctx: &mut Context<Self>) {
         let Some(at) = self.behaviour.as_ref().and_then(Behaviour::next_wake) else { return };
+        let at = self.clock.wake_at(at.max(now), self.sleeper);
         if let Some((armed, handle)) = self.armed {
             if armed <= at {
                 return;

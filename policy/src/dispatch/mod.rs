@@ -24,13 +24,13 @@ mod queue;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::protocol::{Action, Event, Return};
 
 use self::gpus::{Expected, Gpu, Held};
 use self::queue::{Queue, SizeRank, Waiting};
-use crate::attempts::{Attempts, Loss, Progress, Verdict};
+use crate::attempts::{Loss, Progress, Verdict};
 use crate::core::Core;
 use crate::ids::RequestKey;
 use crate::memory::blocks_for;
@@ -115,6 +115,12 @@ impl Dispatch {
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Whether a request waits or is on a GPU.
+    #[must_use]
+    pub fn holds(&self, key: RequestKey) -> bool {
+        self.places.contains_key(&key)
     }
 
     /// Requests that wait or are on a GPU.

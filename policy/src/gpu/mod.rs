@@ -133,6 +133,12 @@ impl Gpu {
         Some(self.slots.get(0)?.key)
     }
 
+    /// Whether a request is on it.
+    #[must_use]
+    pub fn has(&self, key: RequestKey) -> bool {
+        self.slots.place_of(key).is_some()
+    }
+
     /// Requests on it.
     #[must_use]
     pub fn requests(&self) -> usize {

@@ -1,12 +1,28 @@
-//! The Function actor: one per function revision hosted here.
+//! The Function actor, one per function revision hosted here: admits requests, answers each exactly
+//! once, keeps the score and the bill.
+//!
+//! In: requests from the service, their ends from the Node and the GPUs. Out: requests to the Node,
+//! answers to whoever waits. Bounded by the worker's permits and by the function's own limit, over
+//! which a request is answered `QUEUE_FULL`.
 
-use millrace_policy::ids::RequestKey;
-use millrace_types::Failure;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use millrace_policy::admission::{Action, Admission, Event};
+use millrace_policy::gpu::Spent;
+use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_proto::executor::Tensor;
+use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use crate::actors::driven::Driven;
+use crate::actors::node;
 use crate::actors::work::SharedWork;
 use crate::handle::Parts;
-use crate::request::Completion;
+use crate::request::{Completion, Split};
+use crate::seams::{Behaviour, Slot};
+use crate::snapshot::{FunctionSnapshot, SnapshotPart};
 
 /// A request at the door.
 #[derive(Debug)]
@@ -18,12 +34,202 @@ pub(crate) struct Arrival {
     pub(crate) permit: OwnedSemaphorePermit,
 }
 
+/// What a run gave.
+#[derive(Debug)]
+pub(crate) struct Outputs {
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
 /// What a Function actor is told.
 pub(crate) enum Message {
     /// A request came.
     Invoke(Arrival),
     /// Its client went away.
     Cancel(RequestKey),
+    /// A GPU has it.
+    Dispatched(RequestKey),
+    /// It has outputs.
+    Completed { key: RequestKey, outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
+    /// It has none.
+    Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
+    /// The Node lost everything it had.
+    NodeLost,
+    /// Take no more requests.
+    Retire,
     /// Tell what the function looks like.
     Report { parts: Parts },
+}
+
+/// Who waits for a request.
+struct Caller {
+    work: SharedWork,
+    answer: oneshot::Sender<Result<Completion, Failure>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// What came with the event that is handled.
+enum Carried {
+    Nothing,
+    Outputs { outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
+    Detail(Option<String>),
+}
+
+/// The actor.
+pub(crate) struct Function {
+    index: FunctionIndex,
+    key: RevisionKey,
+    admission: Driven<Admission>,
+    callers: BTreeMap<RequestKey, Caller>,
+    node: Slot<node::Message>,
+}
+
+impl Function {
+    pub(crate) fn new(
+        index: FunctionIndex,
+        key: RevisionKey,
+        admission: Driven<Admission>,
+        node: Slot<node::Message>,
+    ) -> Self {
+        Self { index, key, admission, callers: BTreeMap::new(), node }
+    }
+
+    fn invoke(&mut self, now: Timestamp, Arrival { work, answer, permit }: Arrival) {
+        let event = Event::Arrive {
+            key: work.key,
+            accepted: work.accepted,
+            timeout: work.invocation.timeout,
+            attempts_left: work.invocation.attempts_left,
+        };
+        self.callers.insert(work.key, Caller { work, answer, _permit: permit });
+        self.step(now, event, Carried::Nothing);
+    }
+
+    fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
+        let actions = self.admission.step(now, event);
+        for &action in &actions {
+            match action {
+                Action::Enqueue { key, attempts } => {
+                    if let Some(caller) = self.callers.get(&key) {
+                        let work = SharedWork::clone(&caller.work);
+                        self.node.post(node::Message::Enqueue { work, attempts });
+                    }
+                }
+                Action::Answer { key } => {
+                    self.answer(now, key, std::mem::replace(&mut carried, Carried::Nothing))
+                }
+                Action::Fail { key, reason, may_have_executed } => {
+                    let detail =
+                        if let Carried::Detail(detail) = &mut carried { detail.take() } else { None };
+                    self.fail(key, reason, may_have_executed, detail);
+                }
+                Action::Withdraw { key } => {
+                    self.callers.remove(&key);
+                    self.node.post(node::Message::Withdraw(key));
+                }
+                Action::Retired => self.node.post(node::Message::Retired(self.index)),
+            }
+        }
+        self.admission.done(actions);
+    }
+
+    fn answer(&mut self, now: Timestamp, key: RequestKey, carried: Carried) {
+        let Some(caller) = self.callers.remove(&key) else { return };
+        let Carried::Outputs { outputs, spent, gpu, attempts } = carried else { return };
+        let accepted = caller.work.accepted;
+        let split = Split {
+            queue: spent.turn.since(accepted),
+            swap: spent.swap,
+            run: spent.ran,
+            total: now.since(accepted),
+            swapped: spent.swapped,
+        };
+        let Outputs { tensors, descriptors } = outputs;
+        tracing::debug!(parent: &caller.work.span, ?split, gpu = gpu.0, attempts, "answered");
+        send(caller.answer, Ok(Completion { outputs: tensors, descriptors, split, gpu, attempts }));
+    }
+
+    fn fail(&mut self, key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String>) {
+        let Some(caller) = self.callers.remove(&key) else { return };
+        let message = detail.unwrap_or_else(|| explain(reason, &caller.work));
+        tracing::debug!(parent: &caller.work.span, %reason, message, "refused");
+        send(caller.answer, Err(Failure { may_have_executed, ..Failure::new(reason, message) }));
+    }
+
+    fn report(&self, parts: &Parts) {
+        let score = self.admission.core.score();
+        let part = SnapshotPart::Function(FunctionSnapshot {
+            key: self.key.clone(),
+            in_flight: u32::try_from(self.admission.core.in_flight()).unwrap_or(u32::MAX),
+            completed: score.completed,
+            expired: score.expired,
+            failed: score.failed,
+            cancelled: score.cancelled,
+            in_time: score.in_time,
+            scored: score.scored,
+            billed: Duration::from_millis(score.billed_ms),
+        });
+        // Whoever asked may have given up.
+        parts.send(part).unwrap_or_default();
+    }
+}
+
+/// Gives the answer to whoever waits. A client that went away at this moment wants none.
+fn send(answer: oneshot::Sender<Result<Completion, Failure>>, result: Result<Completion, Failure>) {
+    drop(answer.send(result));
+}
+
+/// What happened and what the caller can do, for reasons that come without a text of their own.
+fn explain(reason: Reason, work: &SharedWork) -> String {
+    let name = &work.invocation.revision;
+    match reason {
+        Reason::QueueFull => format!("{name} has its limit of requests in flight: try again soon"),
+        Reason::TimedOut => {
+            format!("{name} did not answer within {:?}: allow more time", work.invocation.timeout)
+        }
+        Reason::Quarantined => {
+            format!("the request was running in two executors of {name} as they died: it is not run again")
+        }
+        Reason::AttemptsExhausted => format!("every attempt to run {name} failed: try again later"),
+        Reason::ExecutorLost => {
+            format!(
+                "the executor died while running {name}, which is not idempotent: see whether it took effect"
+            )
+        }
+        Reason::NoGpuMemory => format!("{name} fits no GPU of this worker"),
+        Reason::FunctionNotReady => format!("{name} is going from this worker: ask another"),
+        Reason::Internal => "the worker lost track of the request; its log says why".to_owned(),
+        other => format!("{name}: {other}"),
+    }
+}
+
+impl Behaviour for Function {
+    type Message = Message;
+
+    fn handle(&mut self, now: Timestamp, message: Message) {
+        match message {
+            Message::Invoke(arrival) => self.invoke(now, arrival),
+            Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
+            Message::Dispatched(key) => self.step(now, Event::Dispatched { key }, Carried::Nothing),
+            Message::Completed { key, outputs, spent, gpu, attempts } => {
+                let carried = Carried::Outputs { outputs, spent, gpu, attempts };
+                self.step(now, Event::Completed { key, ran: spent.ran }, carried);
+            }
+            Message::Failed { key, reason, may_have_executed, detail } => {
+                let event = Event::Failed { key, reason, may_have_executed };
+                self.step(now, event, Carried::Detail(detail));
+            }
+            Message::NodeLost => self.step(now, Event::NodeLost, Carried::Nothing),
+            Message::Retire => self.step(now, Event::Retire, Carried::Nothing),
+            Message::Report { parts } => self.report(&parts),
+        }
+    }
+
+    fn tick(&mut self, now: Timestamp) {
+        self.step(now, Event::Tick, Carried::Nothing);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.admission.next_wake()
+    }
 }

@@ -12,6 +12,10 @@
 //! A request has one owner at a time: Function → Node → Gpu. What it carries ([`work::Work`])
 //! travels along, so that whoever loses a GPU can give the request to another.
 
+pub(crate) mod driven;
+pub(crate) mod executor;
 pub(crate) mod function;
+pub(crate) mod gpu;
+pub(crate) mod link;
 pub(crate) mod node;
 pub(crate) mod work;

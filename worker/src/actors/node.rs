@@ -1,16 +1,58 @@
-//! The Node actor: the root.
+//! The Node actor, the root: owns the node's queue and the fabric, and what is installed.
+//!
+//! In: requests from the Functions, what happens on the GPUs and links, the service's orders. Out:
+//! requests to the GPUs, grants to the Links, refusals to the Functions. The queue is bounded in the
+//! dispatch core; what does not fit is answered `QUEUE_FULL`.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
+use millrace_policy::attempts::{Attempts, Progress};
+use millrace_policy::dispatch::{self, Dispatch, Return};
+use millrace_policy::fabric::{self, Cargo, Fabric, link as link_core};
+use millrace_policy::gpu::Event as GpuEvent;
+use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
-use millrace_types::{GpuIndex, RevisionKey};
+use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp};
 use tokio::sync::oneshot;
+use tracing::Span;
 
+use crate::actors::driven::Driven;
+use crate::actors::work::SharedWork;
+use crate::actors::{executor, function, gpu, link};
 use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::seams::Behaviour;
+use crate::snapshot::SnapshotPart;
+use crate::supervisor::{Removed, Supervisor};
 
 /// What the Node actor is told.
 pub(crate) enum Message {
+    /// A request wants to run.
+    Enqueue { work: SharedWork, attempts: Attempts },
+    /// Nobody waits for it any more.
+    Withdraw(RequestKey),
+    /// A GPU can run things.
+    Up { gpu: GpuIndex, incarnation: Incarnation },
+    /// A GPU lost everything.
+    Down { gpu: GpuIndex, lost: Vec<(RequestKey, Progress)> },
+    /// A Gpu actor was started again and knows nothing.
+    GpuReset(GpuIndex),
+    /// A request left a GPU.
+    Ended { gpu: GpuIndex, key: RequestKey, ran: Option<Duration> },
+    /// A request came back from a GPU.
+    Returned { gpu: GpuIndex, key: RequestKey, why: Return },
+    /// Models left a GPU.
+    Evicted { gpu: GpuIndex, models: Vec<ModelId> },
+    /// Weights want to go to a GPU.
+    Transfer { gpu: GpuIndex, transfer: TransferId, cargo: Cargo, chunks: Vec<Range<u32>> },
+    /// They are not wanted any more.
+    CancelTransfer(TransferId),
+    /// A batch ended.
+    Fabric(fabric::Event),
     /// Serve a function.
     Install {
         function: FunctionConfig,
@@ -19,6 +61,10 @@ pub(crate) enum Message {
     },
     /// Serve it no more.
     Retire { key: RevisionKey, reply: oneshot::Sender<()> },
+    /// A function answered its last request.
+    Retired(FunctionIndex),
+    /// A Function actor was started again and knows none of its requests.
+    FunctionReset(FunctionIndex),
     /// Tell what the node looks like.
     Report { parts: Parts },
     /// Break something.
@@ -30,4 +76,241 @@ pub(crate) enum Message {
     },
     /// Stop every executor, then end.
     Shutdown { reply: oneshot::Sender<()> },
+    /// An executor is gone for good.
+    ExecutorStopped(GpuIndex),
+}
+
+/// A request in the queue or on a GPU.
+struct Entry {
+    work: SharedWork,
+    queue: Option<Span>,
+}
+
+/// The actor.
+pub(crate) struct Node {
+    dispatch: Driven<Dispatch>,
+    fabric: Driven<Fabric>,
+    entries: BTreeMap<RequestKey, Entry>,
+    supervisor: Rc<Supervisor>,
+    stopping: Vec<oneshot::Sender<()>>,
+    /// GPUs whose executors have not stopped for good.
+    alive: Vec<GpuIndex>,
+}
+
+impl Node {
+    pub(crate) fn new(
+        dispatch: Driven<Dispatch>,
+        fabric: Driven<Fabric>,
+        supervisor: Rc<Supervisor>,
+    ) -> Self {
+        let alive = supervisor.gpu_indices().collect();
+        Self { dispatch, fabric, entries: BTreeMap::new(), supervisor, stopping: Vec::new(), alive }
+    }
+
+    fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
+        let (key, model) = (work.key, work.model);
+        let queue = Some(tracing::info_span!(parent: &work.span, "queue"));
+        self.entries.insert(key, Entry { work, queue });
+        self.dispatch(now, dispatch::Event::Enqueue { key, model, attempts });
+    }
+
+    fn dispatch(&mut self, now: Timestamp, event: dispatch::Event) {
+        let actions = self.dispatch.step(now, event);
+        for &action in &actions {
+            match action {
+                dispatch::Action::Assign { gpu, key, incarnation, attempt, .. } => {
+                    let Some(entry) = self.entries.get_mut(&key) else { continue };
+                    entry.queue = None;
+                    let work = Arc::clone(&entry.work);
+                    work.home.post(function::Message::Dispatched(key));
+                    self.supervisor.gpu(gpu).post(gpu::Message::Assign { work, incarnation, attempt });
+                }
+                dispatch::Action::Recall { gpu, key } => {
+                    self.supervisor.gpu(gpu).post(gpu::Message::Recall(key));
+                }
+                dispatch::Action::Cancel { gpu, key } => {
+                    self.supervisor.gpu(gpu).post(gpu::Message::Cancel(key));
+                }
+                dispatch::Action::Fail { key, reason, may_have_executed } => {
+                    let Some(entry) = self.entries.remove(&key) else { continue };
+                    let failed = function::Message::Failed { key, reason, may_have_executed, detail: None };
+                    entry.work.home.post(failed);
+                }
+            }
+        }
+        self.dispatch.done(actions);
+    }
+
+    fn withdraw(&mut self, now: Timestamp, key: RequestKey) {
+        self.dispatch(now, dispatch::Event::Withdraw { key });
+        // On a GPU it stays until it has ended there.
+        if !self.dispatch.core.holds(key) {
+            self.entries.remove(&key);
+        }
+    }
+
+    fn down(&mut self, now: Timestamp, gpu: GpuIndex, event: dispatch::Event) {
+        self.fabric(now, fabric::Event::Down { gpu });
+        for link in self.supervisor.path_links(gpu) {
+            link.post(link::Message::Event(link_core::Event::Down(gpu)));
+        }
+        self.dispatch(now, event);
+        self.forget_dropped();
+    }
+
+    /// Forgets what dispatch dropped because nobody waited for it any more.
+    fn forget_dropped(&mut self) {
+        let dispatch = &self.dispatch.core;
+        self.entries.retain(|&key, _| dispatch.holds(key));
+    }
+
+    fn fabric(&mut self, now: Timestamp, event: fabric::Event) {
+        let mut actions = self.fabric.step(now, event);
+        for action in actions.drain(..) {
+            let (link, event) = match action {
+                fabric::Action::Grant { link, grant } => (link, link_core::Event::Grant(grant)),
+                fabric::Action::Revoke { link, gpu, transfer, batch } => {
+                    (link, link_core::Event::Revoke { gpu, transfer, batch })
+                }
+                fabric::Action::Carried { link, size } => (link, link_core::Event::Carried(size)),
+                fabric::Action::Arrived { gpu, model, generation, chunks } => {
+                    let arrived = GpuEvent::Arrived { model, generation, chunks };
+                    self.supervisor.gpu(gpu).post(gpu::Message::Event(arrived));
+                    continue;
+                }
+                fabric::Action::Ended { gpu, transfer, outcome } => {
+                    let ended = GpuEvent::TransferEnded { transfer, outcome };
+                    self.supervisor.gpu(gpu).post(gpu::Message::Event(ended));
+                    continue;
+                }
+            };
+            self.supervisor.link(link).post(link::Message::Event(event));
+        }
+        self.fabric.done(actions);
+    }
+
+    fn install(
+        &mut self,
+        now: Timestamp,
+        function: FunctionConfig,
+        prepared: Arc<PreparedModel>,
+    ) -> Result<(), InstallError> {
+        if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
+            let weights = prepared.weights_bytes;
+            self.dispatch(now, dispatch::Event::Install { model, memory, weights });
+        }
+        Ok(())
+    }
+
+    fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
+        if let Some(Removed::WithModel(model)) = self.supervisor.remove(function) {
+            self.dispatch(now, dispatch::Event::Remove { model });
+        }
+    }
+
+    fn function_reset(&mut self, now: Timestamp, function: FunctionIndex) {
+        let lost = self.entries.values().filter(|entry| entry.work.function == function);
+        for key in lost.map(|entry| entry.work.key).collect::<Vec<_>>() {
+            self.withdraw(now, key);
+        }
+    }
+
+    fn report(&self, parts: &Parts) {
+        let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
+        // Whoever asked may have given up.
+        parts.send(SnapshotPart::Queued(queued)).unwrap_or_default();
+        self.supervisor.report(parts);
+    }
+
+    fn inject(&self, gpu: GpuIndex, fault: Fault, function: Option<RevisionKey>) -> Result<(), FaultError> {
+        if !self.supervisor.gpu_indices().any(|other| other == gpu) {
+            return Err(FaultError::NoSuchGpu(gpu));
+        }
+        let model = match function {
+            None => None,
+            Some(key) => Some(self.supervisor.model_of(&key).ok_or(FaultError::NoSuchFunction(key))?),
+        };
+        self.supervisor.gpu(gpu).post(gpu::Message::Inject { fault, model });
+        Ok(())
+    }
+
+    fn shutdown(&mut self, reply: oneshot::Sender<()>) {
+        self.stopping.push(reply);
+        for gpu in &self.alive {
+            self.supervisor.executor(*gpu).post(executor::Message::Stop);
+        }
+        self.end_if_stopped();
+    }
+
+    fn end_if_stopped(&mut self) {
+        if self.alive.is_empty() && !self.stopping.is_empty() {
+            self.supervisor.end();
+            // Whoever asked may have given up.
+            self.stopping.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
+        }
+    }
+}
+
+impl Behaviour for Node {
+    type Message = Message;
+
+    fn handle(&mut self, now: Timestamp, message: Message) {
+        match message {
+            Message::Enqueue { work, attempts } => self.enqueue(now, work, attempts),
+            Message::Withdraw(key) => self.withdraw(now, key),
+            Message::Up { gpu, incarnation } => self.dispatch(now, dispatch::Event::Up { gpu, incarnation }),
+            Message::Down { gpu, lost } => self.down(now, gpu, dispatch::Event::Down { gpu, lost }),
+            Message::GpuReset(gpu) => self.down(now, gpu, dispatch::Event::Reset { gpu }),
+            Message::Ended { gpu, key, ran } => {
+                self.entries.remove(&key);
+                self.dispatch(now, dispatch::Event::Ended { gpu, key, ran });
+            }
+            Message::Returned { gpu, key, why } => {
+                self.dispatch(now, dispatch::Event::Returned { gpu, key, why });
+                if !self.dispatch.core.holds(key) {
+                    self.entries.remove(&key);
+                }
+            }
+            Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
+            Message::Transfer { gpu, transfer, cargo, chunks } => {
+                self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks });
+            }
+            Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),
+            Message::Fabric(event) => self.fabric(now, event),
+            Message::Install { function, model, reply } => {
+                let installed = self.install(now, function, model);
+                drop(reply.send(installed));
+            }
+            Message::Retire { key, reply } => {
+                self.supervisor.retire(&key);
+                reply.send(()).unwrap_or_default();
+            }
+            Message::Retired(function) => self.retired(now, function),
+            Message::FunctionReset(function) => self.function_reset(now, function),
+            Message::Report { parts } => self.report(&parts),
+            Message::Inject { gpu, fault, function, reply } => {
+                drop(reply.send(self.inject(gpu, fault, function)));
+            }
+            Message::Shutdown { reply } => self.shutdown(reply),
+            Message::ExecutorStopped(gpu) => {
+                self.alive.retain(|&alive| alive != gpu);
+                self.end_if_stopped();
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Timestamp) {
+        let due = |wake: Option<Timestamp>| wake.is_some_and(|at| at <= now);
+        if due(self.dispatch.next_wake()) {
+            self.dispatch(now, dispatch::Event::Tick);
+        }
+        if due(self.fabric.next_wake()) {
+            self.fabric(now, fabric::Event::Tick);
+        }
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        let wakes = [self.dispatch.next_wake(), self.fabric.next_wake()];
+        wakes.into_iter().flatten().min()
+    }
 }

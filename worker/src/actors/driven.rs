@@ -1,0 +1,47 @@
+//! A core in an actor, with what it does folded into a trace where one is kept.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millrace_policy::core::Core;
+use millrace_policy::trace::{CoreId, Trace};
+use millrace_types::Timestamp;
+
+/// Where the folds of a node's cores are kept, for whoever compares runs.
+pub type SharedTrace = Arc<Mutex<Trace>>;
+
+/// A core and the actions of its last event.
+pub(crate) struct Driven<C: Core> {
+    pub(crate) core: C,
+    id: CoreId,
+    trace: Option<SharedTrace>,
+    actions: Vec<C::Action>,
+}
+
+impl<C: Core> Driven<C> {
+    pub(crate) fn new(core: C, id: CoreId, trace: Option<SharedTrace>) -> Self {
+        Self { core, id, trace, actions: Vec::new() }
+    }
+
+    /// Lets the core handle an event. The actions are to be given back with [`Self::done`], so
+    /// that their memory is used again.
+    pub(crate) fn step(&mut self, now: Timestamp, event: C::Event) -> Vec<C::Action> {
+        let mut actions = std::mem::take(&mut self.actions);
+        match &self.trace {
+            None => self.core.on_event(now, event, &mut actions),
+            Some(trace) => {
+                let mut trace = trace.lock().unwrap_or_else(PoisonError::into_inner);
+                trace.step(self.id, &mut self.core, now, event, &mut actions);
+            }
+        }
+        actions
+    }
+
+    pub(crate) fn done(&mut self, mut actions: Vec<C::Action>) {
+        actions.clear();
+        self.actions = actions;
+    }
+
+    pub(crate) fn next_wake(&self) -> Option<Timestamp> {
+        self.core.next_wake()
+    }
+}

@@ -1,0 +1,344 @@
+//! The Gpu actor, one per GPU: holds the memory map, and takes each request given to it from
+//! "assigned" to its answer.
+//!
+//! In: requests from the Node, events from its Executor, arrivals from the fabric. Out: commands to
+//! the Executor, transfers and requests' ends to the Node, answers to the Functions. Bounded by
+//! dispatch: two requests at one time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_policy::gpu::{Action, Event, Gpu as Core, Health};
+use millrace_policy::ids::{Generation, RequestKey, RunId};
+use millrace_policy::memory::{BLOCK, Run as BlockRun};
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::{
+    Cancel, Extent, Fault, InjectFault, LoadProgram, Map, Run, UnloadProgram, Unmap,
+};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
+use tracing::Span;
+
+use crate::actors::driven::Driven;
+use crate::actors::function::{self, Outputs};
+use crate::actors::work::SharedWork;
+use crate::actors::{executor, node};
+use crate::handle::{Directory, Parts};
+use crate::install::PreparedModel;
+use crate::port::Descriptor;
+use crate::seams::{Behaviour, Slot};
+use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
+
+/// Which functions of the node use a model.
+pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
+
+/// What a Gpu actor is told.
+pub(crate) enum Message {
+    /// A model may be asked for.
+    Install { model: ModelId, memory: Bytes, prepared: Arc<PreparedModel> },
+    /// It will not be any more.
+    Remove(ModelId),
+    /// A request is to run here.
+    Assign { work: SharedWork, incarnation: Incarnation, attempt: u32 },
+    /// The node wants it back, if it has not begun.
+    Recall(RequestKey),
+    /// Nobody waits for it any more.
+    Cancel(RequestKey),
+    /// There is an executor.
+    Up { incarnation: Incarnation, pid: u32 },
+    /// Something for its core.
+    Event(Event),
+    /// A run ended with outputs.
+    RunDone { event: Event, outputs: Outputs },
+    /// A run ended without, and why.
+    RunFailed { event: Event, detail: String },
+    /// Pass a fault on.
+    Inject { fault: Fault, model: Option<ModelId> },
+    /// Tell what the GPU looks like.
+    Report { parts: Parts, users: Arc<ModelUsers> },
+}
+
+/// A request here.
+struct Entry {
+    work: SharedWork,
+    attempt: u32,
+    swap: Option<Span>,
+    run: Option<Span>,
+}
+
+/// What came with the event that is handled.
+enum Carried {
+    Nothing,
+    Outputs(Outputs),
+    Detail(String),
+}
+
+/// Whom a Gpu actor talks to.
+pub(crate) struct Peers {
+    pub(crate) node: Slot<node::Message>,
+    pub(crate) executor: Slot<executor::Message>,
+    pub(crate) directory: Arc<Directory>,
+}
+
+/// The actor.
+pub(crate) struct Gpu {
+    hardware: topology::Gpu,
+    core: Driven<Core>,
+    models: BTreeMap<ModelId, Arc<PreparedModel>>,
+    entries: BTreeMap<RequestKey, Entry>,
+    incarnation: Incarnation,
+    pid: Option<u32>,
+    peers: Peers,
+}
+
+impl Gpu {
+    pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
+        let (models, entries) = (BTreeMap::new(), BTreeMap::new());
+        Self { hardware, core, models, entries, incarnation: Incarnation(0), pid: None, peers }
+    }
+
+    fn index(&self) -> GpuIndex {
+        self.hardware.index
+    }
+
+    fn assign(&mut self, now: Timestamp, work: SharedWork, incarnation: Incarnation, attempt: u32) {
+        let (key, model) = (work.key, work.model);
+        self.entries.insert(key, Entry { work, attempt, swap: None, run: None });
+        self.step(now, Event::Assign { key, model, incarnation }, Carried::Nothing);
+        // The core does not take what was meant for an executor that is gone.
+        if !self.core.core.has(key) {
+            self.entries.remove(&key);
+        }
+    }
+
+    fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
+        let mut actions = self.core.step(now, event);
+        for action in actions.drain(..) {
+            self.carry_out(action, &mut carried);
+        }
+        self.core.done(actions);
+    }
+
+    fn carry_out(&mut self, action: Action, carried: &mut Carried) {
+        let gpu = self.index();
+        match action {
+            Action::LoadProgram { model } => self.load_program(model),
+            Action::UnloadProgram { model } => {
+                self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
+            }
+            Action::Map { model, generation, blocks } => {
+                self.send(Command::Map(map(model, generation, &blocks)), Vec::new());
+                self.peers.directory.changed();
+            }
+            Action::Unmap { model, generation } => {
+                let unmap = Unmap { program: model.0.into(), generation: generation.0 };
+                self.send(Command::Unmap(unmap), Vec::new());
+                self.peers.directory.changed();
+            }
+            Action::Run { run, key, model, generation } => self.run(run, key, model, generation),
+            Action::CancelRun { run } => self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new()),
+            Action::Replace => self.peers.executor.post(executor::Message::Replace),
+            Action::Transfer { transfer, cargo, chunks } => {
+                self.begin_swap(cargo.model);
+                self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks });
+            }
+            Action::CancelTransfer { transfer } => {
+                self.peers.node.post(node::Message::CancelTransfer(transfer))
+            }
+            Action::Completed { key, spent } => self.completed(key, spent, carried),
+            Action::Failed { key, reason, may_have_executed } => {
+                if let Some(entry) = self.entries.get(&key) {
+                    let detail = if let Carried::Detail(detail) = carried {
+                        Some(std::mem::take(detail))
+                    } else {
+                        None
+                    };
+                    let failed = function::Message::Failed { key, reason, may_have_executed, detail };
+                    entry.work.home.post(failed);
+                }
+            }
+            Action::Up { incarnation } => {
+                self.peers.node.post(node::Message::Up { gpu, incarnation });
+                self.peers.directory.changed();
+            }
+            Action::Down { lost } => {
+                self.entries.clear();
+                self.pid = None;
+                self.peers.node.post(node::Message::Down { gpu, lost });
+                self.peers.directory.changed();
+            }
+            Action::Ended { key, ran } => {
+                self.entries.remove(&key);
+                self.peers.node.post(node::Message::Ended { gpu, key, ran });
+            }
+            Action::Returned { key, why } => {
+                self.entries.remove(&key);
+                self.peers.node.post(node::Message::Returned { gpu, key, why });
+            }
+            Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
+            Action::Forgot { model } => {
+                self.models.remove(&model);
+            }
+        }
+    }
+
+    fn send(&self, command: Command, descriptors: Vec<Descriptor>) {
+        let incarnation = self.incarnation;
+        self.peers.executor.post(executor::Message::Send { incarnation, command, descriptors });
+    }
+
+    fn load_program(&self, model: ModelId) {
+        let Some(prepared) = self.models.get(&model) else { return };
+        let load = LoadProgram {
+            program: model.0.into(),
+            name: prepared.name.clone(),
+            graph_fd: 0,
+            graph_bytes: prepared.graph_bytes.0,
+            weights_fd: 1,
+            weights_bytes: prepared.weights_bytes.0,
+            launches: prepared.launches.clone(),
+            inputs: prepared.inputs.clone(),
+            outputs: prepared.outputs.clone(),
+        };
+        let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
+        self.send(Command::LoadProgram(load), descriptors);
+    }
+
+    fn run(&mut self, run: RunId, key: RequestKey, model: ModelId, generation: Generation) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let gpu = self.hardware.index.0;
+        entry.run = Some(tracing::info_span!(parent: &entry.work.span, "run", gpu, attempt = entry.attempt));
+        let invocation = &entry.work.invocation;
+        let command = Command::Run(Run {
+            run: run.0,
+            program: model.0.into(),
+            generation: generation.0,
+            inputs: invocation.inputs.clone(),
+            outputs: invocation.outputs.clone(),
+        });
+        let descriptors = invocation.descriptors.clone();
+        self.send(command, descriptors);
+    }
+
+    fn begin_swap(&mut self, model: ModelId) {
+        let gpu = self.hardware.index.0;
+        for entry in self.entries.values_mut().filter(|entry| entry.work.model == model) {
+            entry.swap = Some(tracing::info_span!(parent: &entry.work.span, "swap", gpu));
+        }
+    }
+
+    /// Ends the swap spans of models that are all there.
+    fn end_swaps(&mut self) {
+        let memory = self.core.core.memory();
+        for entry in self.entries.values_mut().filter(|entry| entry.swap.is_some()) {
+            if memory.region(entry.work.model).is_some_and(|region| region.loaded().complete()) {
+                entry.swap = None;
+            }
+        }
+    }
+
+    fn completed(&mut self, key: RequestKey, spent: millrace_policy::gpu::Spent, carried: &mut Carried) {
+        let (Some(entry), Carried::Outputs(outputs)) =
+            (self.entries.get(&key), std::mem::replace(carried, Carried::Nothing))
+        else {
+            return;
+        };
+        let (gpu, attempts) = (self.hardware.index, entry.attempt);
+        entry.work.home.post(function::Message::Completed { key, outputs, spent, gpu, attempts });
+    }
+
+    fn report(&self, now: Timestamp, parts: &Parts, users: &ModelUsers) {
+        let (core, totals) = (&self.core.core, self.core.core.totals());
+        let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
+        let resident = |(model, region): (ModelId, &millrace_policy::memory::Region)| {
+            Some(ResidentModel {
+                digest: self.models.get(&model)?.digest,
+                functions: users.get(&model).cloned().unwrap_or_default(),
+                bytes: blocks(region.blocks()),
+                loaded: core.loaded(model),
+                idle: now.since(region.last_used()),
+            })
+        };
+        let mut models: Vec<_> = core.memory().regions().filter_map(resident).collect();
+        models.sort_by_key(|model| model.digest);
+        let running = core.running().and_then(|key| self.entries.get(&key));
+        let part = SnapshotPart::Gpu(GpuSnapshot {
+            index: self.index(),
+            gpu_type: self.hardware.gpu_type.clone(),
+            health: match core.health() {
+                Health::Starting => GpuHealth::Starting,
+                Health::Up => GpuHealth::Up,
+                Health::Restarting => GpuHealth::Restarting,
+                Health::Unhealthy => GpuHealth::Unhealthy,
+            },
+            memory: blocks(core.memory().total_blocks()),
+            used: blocks(core.memory().used_blocks()),
+            models,
+            running: running.map(|entry| entry.work.invocation.revision.clone()),
+            incarnation: self.incarnation,
+            executor_pid: self.pid,
+            restarts: totals.restarts,
+            swaps: totals.swaps,
+            evictions: totals.evictions,
+            busy: totals.busy,
+        });
+        // Whoever asked may have given up.
+        parts.send(part).unwrap_or_default();
+    }
+}
+
+/// A map command: blocks become extents, one after the other in the program's address range.
+fn map(model: ModelId, generation: Generation, blocks: &[BlockRun]) -> Map {
+    let mut range_offset = 0;
+    let extent = |run: &BlockRun| {
+        let bytes = BLOCK.0 * u64::from(run.len);
+        let extent = Extent { range_offset, device_offset: BLOCK.0 * u64::from(run.start), bytes };
+        range_offset += bytes;
+        extent
+    };
+    let extents = blocks.iter().map(extent).collect();
+    Map { program: model.0.into(), generation: generation.0, extents }
+}
+
+impl Behaviour for Gpu {
+    type Message = Message;
+
+    fn handle(&mut self, now: Timestamp, message: Message) {
+        match message {
+            Message::Install { model, memory, prepared } => {
+                let weights = prepared.weights_bytes;
+                self.models.insert(model, prepared);
+                self.step(now, Event::Install { model, memory, weights }, Carried::Nothing);
+            }
+            Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
+            Message::Assign { work, incarnation, attempt } => self.assign(now, work, incarnation, attempt),
+            Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
+            Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
+            Message::Up { incarnation, pid } => {
+                (self.incarnation, self.pid) = (incarnation, Some(pid));
+                self.step(now, Event::Up { incarnation }, Carried::Nothing);
+            }
+            Message::Event(event) => {
+                let arrived = matches!(event, Event::Arrived { .. });
+                self.step(now, event, Carried::Nothing);
+                if arrived {
+                    self.end_swaps();
+                }
+            }
+            Message::RunDone { event, outputs } => self.step(now, event, Carried::Outputs(outputs)),
+            Message::RunFailed { event, detail } => self.step(now, event, Carried::Detail(detail)),
+            Message::Inject { fault, model } => {
+                let program = model.map_or(0, |model| model.0.into());
+                self.send(Command::InjectFault(InjectFault { fault: fault.into(), program }), Vec::new());
+            }
+            Message::Report { parts, users } => self.report(now, &parts, &users),
+        }
+    }
+
+    fn tick(&mut self, now: Timestamp) {
+        self.step(now, Event::Tick, Carried::Nothing);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.core.next_wake()
+    }
+}

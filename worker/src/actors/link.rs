@@ -1,0 +1,97 @@
+//! The Link actor, one per link towards the GPUs: issues the fabric's grants for the paths that
+//! begin with it, keeps what is out on it, and measures it.
+//!
+//! In: grants and recalls from the Node, ends of copies from the executors. Out: copies to the
+//! executors, ends to the Node. Bounded by the fabric: at most two batches out per path.
+
+use std::rc::Rc;
+
+use millrace_policy::fabric;
+use millrace_policy::fabric::link::{Action, Event, Link as Core};
+use millrace_types::Timestamp;
+use millrace_types::topology::{Link as Wire, LinkId};
+
+use crate::actors::driven::Driven;
+use crate::actors::{executor, node};
+use crate::handle::Parts;
+use crate::seams::{Behaviour, Slot};
+use crate::snapshot::{LinkSnapshot, SnapshotPart};
+
+/// What a Link actor is told.
+pub(crate) enum Message {
+    /// Something for its core.
+    Event(Event),
+    /// Tell what the link looks like.
+    Report { parts: Parts },
+}
+
+/// The actor.
+pub(crate) struct Link {
+    id: LinkId,
+    wire: Wire,
+    core: Driven<Core>,
+    node: Slot<node::Message>,
+    executors: Rc<[Slot<executor::Message>]>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        id: LinkId,
+        wire: Wire,
+        core: Driven<Core>,
+        node: Slot<node::Message>,
+        executors: Rc<[Slot<executor::Message>]>,
+    ) -> Self {
+        Self { id, wire, core, node, executors }
+    }
+
+    fn step(&mut self, now: Timestamp, event: Event) {
+        let mut actions = self.core.step(now, event);
+        for action in actions.drain(..) {
+            match action {
+                Action::Copy(grant) => {
+                    self.executors[grant.gpu.0 as usize].post(executor::Message::Copy(grant));
+                }
+                Action::Revoke { gpu, transfer, batch } => {
+                    self.executors[gpu.0 as usize].post(executor::Message::Revoke { transfer, batch });
+                }
+                Action::Done { transfer, batch } => {
+                    self.node.post(node::Message::Fabric(fabric::Event::Done { transfer, batch }));
+                }
+                Action::Failed { transfer, batch, why } => {
+                    self.node.post(node::Message::Fabric(fabric::Event::Failed { transfer, batch, why }));
+                }
+            }
+        }
+        self.core.done(actions);
+    }
+
+    fn report(&self, parts: &Parts) {
+        let part = SnapshotPart::Link(LinkSnapshot {
+            link: self.id,
+            rate: self.wire.rate,
+            measured: self.core.core.measured(),
+            carried: self.core.core.carried(),
+            outstanding: u32::try_from(self.core.core.outstanding()).unwrap_or(u32::MAX),
+        });
+        // Whoever asked may have given up.
+        parts.send(part).unwrap_or_default();
+    }
+}
+
+impl Behaviour for Link {
+    type Message = Message;
+
+    fn handle(&mut self, now: Timestamp, message: Message) {
+        match message {
+            Message::Event(event) => self.step(now, event),
+            Message::Report { parts } => self.report(&parts),
+        }
+    }
+
+    fn tick(&mut self, _: Timestamp) {}
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        None
+    }
+}

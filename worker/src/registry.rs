@@ -1,0 +1,142 @@
+//! What is installed on a node: functions, and the models they share. Numbers are not given twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use millrace_policy::ids::FunctionIndex;
+use millrace_types::{Bytes, Digest, ModelId, RevisionKey};
+
+use crate::actors::function;
+use crate::actors::gpu::ModelUsers;
+use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::seams::Slot;
+
+/// A function here.
+pub(crate) struct Hosted {
+    pub(crate) config: FunctionConfig,
+    pub(crate) model: ModelId,
+    pub(crate) slot: Slot<function::Message>,
+}
+
+struct Model {
+    prepared: Arc<PreparedModel>,
+    memory: Bytes,
+    users: BTreeSet<FunctionIndex>,
+}
+
+/// A function that was added.
+pub(crate) struct Added {
+    pub(crate) function: FunctionIndex,
+    /// Its model and the GPU memory to hold for it, where the model is new here.
+    pub(crate) new_model: Option<(ModelId, Bytes)>,
+}
+
+/// What went with a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removed {
+    /// Nothing else.
+    FunctionOnly,
+    /// Its model: it was the last to use it.
+    WithModel(ModelId),
+}
+
+/// What is installed.
+#[derive(Default)]
+pub(crate) struct Registry {
+    functions: BTreeMap<FunctionIndex, Hosted>,
+    /// Those that take requests.
+    by_key: BTreeMap<RevisionKey, FunctionIndex>,
+    models: BTreeMap<ModelId, Model>,
+    next_function: u32,
+    next_model: u32,
+}
+
+impl Registry {
+    /// Adds a function. `None` where it is here already.
+    ///
+    /// # Errors
+    /// [`InstallError::TooLarge`]; nothing is added then.
+    pub(crate) fn add(
+        &mut self,
+        config: FunctionConfig,
+        prepared: &Arc<PreparedModel>,
+        largest: Bytes,
+    ) -> Result<Option<Added>, InstallError> {
+        if self.by_key.contains_key(&config.key) {
+            return Ok(None);
+        }
+        let needed = config.gpu_memory.unwrap_or_default().max(prepared.weights_bytes);
+        if needed > largest {
+            return Err(InstallError::TooLarge { key: config.key, needed, largest });
+        }
+        let function = FunctionIndex(self.next_function);
+        self.next_function += 1;
+        let known = self.model_like(prepared.digest, needed);
+        let model = known.unwrap_or_else(|| {
+            let model = ModelId(self.next_model);
+            self.next_model += 1;
+            let prepared = Arc::clone(prepared);
+            self.models.insert(model, Model { prepared, memory: needed, users: BTreeSet::new() });
+            model
+        });
+        if let Some(entry) = self.models.get_mut(&model) {
+            entry.users.insert(function);
+        }
+        self.by_key.insert(config.key.clone(), function);
+        self.functions.insert(function, Hosted { config, model, slot: Slot::empty() });
+        let new_model = known.is_none().then_some((model, needed));
+        Ok(Some(Added { function, new_model }))
+    }
+
+    /// A model of this artifact that holds as much memory. Functions that want different amounts
+    /// do not share.
+    fn model_like(&self, digest: Digest, memory: Bytes) -> Option<ModelId> {
+        let same = |model: &Model| model.prepared.digest == digest && model.memory == memory;
+        self.models.iter().find(|(_, model)| same(model)).map(|(&model, _)| model)
+    }
+
+    /// Takes a function out of the ones that take requests.
+    pub(crate) fn retire(&mut self, key: &RevisionKey) -> Option<Slot<function::Message>> {
+        let index = self.by_key.remove(key)?;
+        Some(self.functions.get(&index)?.slot.clone())
+    }
+
+    /// Removes a function.
+    pub(crate) fn remove(&mut self, function: FunctionIndex) -> Option<Removed> {
+        let hosted = self.functions.remove(&function)?;
+        let model = self.models.get_mut(&hosted.model)?;
+        model.users.remove(&function);
+        if !model.users.is_empty() {
+            return Some(Removed::FunctionOnly);
+        }
+        self.models.remove(&hosted.model);
+        Some(Removed::WithModel(hosted.model))
+    }
+
+    pub(crate) fn function(&self, index: FunctionIndex) -> Option<&Hosted> {
+        self.functions.get(&index)
+    }
+
+    /// The function of this key that takes requests.
+    pub(crate) fn index_of(&self, key: &RevisionKey) -> Option<FunctionIndex> {
+        self.by_key.get(key).copied()
+    }
+
+    pub(crate) fn functions(&self) -> impl Iterator<Item = &Hosted> {
+        self.functions.values()
+    }
+
+    pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, Bytes, &Arc<PreparedModel>)> {
+        self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
+    }
+
+    /// The functions of each model, in order.
+    pub(crate) fn users(&self) -> ModelUsers {
+        let mut users = ModelUsers::new();
+        for hosted in self.functions.values() {
+            users.entry(hosted.model).or_default().push(hosted.config.key.clone());
+        }
+        users.values_mut().for_each(|keys| keys.sort());
+        users
+    }
+}

@@ -1,0 +1,367 @@
+//! Starts the actors and starts them again. Our own, because actix's supervisor does not restart
+//! after a panic: a factory per actor, fresh state, a new address published with the next epoch.
+//!
+//! What a panic costs is an answer, never silence:
+//!
+//! | who panicked | what is lost | what happens to it |
+//! |---|---|---|
+//! | Function | its requests | answered `INTERNAL`: their senders are dropped with it; withdrawn from the Node |
+//! | Gpu | its requests and map | run again elsewhere, as after an executor's death; the executor is replaced |
+//! | Executor | its process | as after the executor's death |
+//! | Link | grants on their way | granted again when nobody reports them |
+//! | Node | every request | answered `INTERNAL`; everything below starts anew, what is installed stays |
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use millrace_policy::admission::{self, Admission};
+use millrace_policy::attempts::Idempotent;
+use millrace_policy::core::Core as _;
+use millrace_policy::dispatch::{self, Dispatch};
+use millrace_policy::fabric::{Fabric, link::Link as LinkCore};
+use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
+use millrace_policy::ids::FunctionIndex;
+use millrace_policy::lifecycle::Lifecycle;
+use millrace_policy::trace::CoreId;
+use millrace_types::topology::LinkId;
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, RevisionKey};
+use tokio::sync::oneshot;
+
+use crate::actors::driven::{Driven, SharedTrace};
+use crate::actors::executor::{self, Executor};
+use crate::actors::function::{self, Function};
+use crate::actors::gpu::{self, Gpu};
+use crate::actors::link::{self, Link};
+use crate::actors::node::{self, Node};
+use crate::clock::{Clock, Sleeper};
+use crate::handle::{Directory, FunctionEntry, NodeHandle, Parts};
+use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::node::{NodeConfig, NodeContext};
+use crate::port::{PortSink, Spawner};
+use crate::registry::Registry;
+use crate::seams::{self, Behaviour, Mailbox, Slot};
+
+pub(crate) use crate::registry::Removed;
+
+/// Which actor.
+#[derive(Debug, Clone, Copy)]
+enum Who {
+    Node,
+    Function(FunctionIndex),
+    Gpu(GpuIndex),
+    Executor(GpuIndex),
+    Link(LinkId),
+}
+
+/// The actors of a node, and what is needed to start each again. Lives on the actor thread.
+pub(crate) struct Supervisor {
+    config: NodeConfig,
+    clock: Arc<dyn Clock>,
+    seed: u64,
+    trace: Option<SharedTrace>,
+    spawner: RefCell<Box<dyn Spawner>>,
+    directory: Arc<Directory>,
+    node: Slot<node::Message>,
+    gpus: Vec<Slot<gpu::Message>>,
+    executors: Rc<[Slot<executor::Message>]>,
+    links: BTreeMap<LinkId, Slot<link::Message>>,
+    /// Outlives a Node actor: what is installed stays.
+    registry: RefCell<Registry>,
+    /// The next incarnation of each GPU's executor: numbers are not used twice.
+    incarnations: Rc<[Cell<Incarnation>]>,
+    ended: Cell<Option<oneshot::Sender<()>>>,
+}
+
+impl Supervisor {
+    /// Starts a node's actors on this thread. The receiver hears when they have ended.
+    pub(crate) fn start(config: NodeConfig, context: NodeContext) -> (NodeHandle, oneshot::Receiver<()>) {
+        let NodeContext { clock, seed, spawner, trace } = context;
+        let (end, ended) = oneshot::channel();
+        let directory = Directory::new();
+        let handle = NodeHandle::new(Arc::clone(&directory), config.requests_max, Arc::clone(&clock));
+        let gpus = config.topology.gpus.len();
+        let crossed = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
+        let supervisor = Rc::new(Self {
+            node: Slot::empty(),
+            gpus: (0..gpus).map(|_| Slot::empty()).collect(),
+            executors: (0..gpus).map(|_| Slot::empty()).collect(),
+            links: crossed.map(|link| (link, Slot::empty())).collect(),
+            registry: RefCell::new(Registry::default()),
+            // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
+            incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
+            spawner: RefCell::new(spawner),
+            ended: Cell::new(Some(end)),
+            config,
+            clock,
+            seed,
+            trace,
+            directory,
+        });
+        supervisor.start_all();
+        (handle, ended)
+    }
+
+    fn start_all(self: &Rc<Self>) {
+        self.start_node();
+        self.links.keys().for_each(|&link| self.start_link(link));
+        for gpu in self.gpu_indices() {
+            self.start_gpu(gpu);
+            self.start_executor(gpu);
+        }
+    }
+
+    pub(crate) fn gpu_indices(&self) -> impl Iterator<Item = GpuIndex> + use<> {
+        (0..self.gpus.len() as u32).map(GpuIndex)
+    }
+
+    pub(crate) fn gpu(&self, gpu: GpuIndex) -> &Slot<gpu::Message> {
+        &self.gpus[gpu.0 as usize]
+    }
+
+    pub(crate) fn executor(&self, gpu: GpuIndex) -> &Slot<executor::Message> {
+        &self.executors[gpu.0 as usize]
+    }
+
+    pub(crate) fn link(&self, link: LinkId) -> &Slot<link::Message> {
+        &self.links[&link]
+    }
+
+    /// The links of a GPU's path from the host.
+    pub(crate) fn path_links(&self, gpu: GpuIndex) -> impl Iterator<Item = &Slot<link::Message>> {
+        self.config.topology.gpus[gpu.0 as usize].host_path.iter().map(|&link| self.link(link))
+    }
+
+    fn drive<C: millrace_policy::core::Core>(&self, core: C, id: CoreId) -> Driven<C> {
+        Driven::new(core, id, self.trace.clone())
+    }
+
+    fn spawn<B: Behaviour>(self: &Rc<Self>, behaviour: B, who: Who, sleeper: Sleeper) -> Mailbox<B::Message> {
+        let supervisor = Rc::clone(self);
+        let panicked = move |message: String| supervisor.panicked(who, &message);
+        seams::spawn(behaviour, Arc::clone(&self.clock), sleeper, panicked)
+    }
+
+    fn start_node(self: &Rc<Self>) {
+        let topology = &self.config.topology;
+        let rate = |link: &LinkId| topology.links[link.0 as usize].rate;
+        let gpu = |gpu: &millrace_types::topology::Gpu| dispatch::GpuConfig {
+            memory: gpu.memory,
+            host_rate: gpu.host_path.iter().map(rate).min().unwrap_or(BytesPerSec(0)),
+        };
+        let gpus = topology.gpus.iter().map(gpu).collect();
+        let mut dispatch = Dispatch::new(&dispatch::Config { gpus, queue_max: self.config.requests_max });
+        for (model, memory, prepared) in self.registry.borrow().models() {
+            let weights = prepared.weights_bytes;
+            // Installing gives out no request.
+            dispatch.on_event(
+                self.clock.now(),
+                dispatch::Event::Install { model, memory, weights },
+                &mut Vec::new(),
+            );
+        }
+        let node = Node::new(
+            self.drive(dispatch, CoreId::Dispatch),
+            self.drive(Fabric::new(topology), CoreId::Fabric),
+            Rc::clone(self),
+        );
+        let mailbox = self.spawn(node, Who::Node, Sleeper::NODE);
+        self.node.publish(mailbox.clone());
+        self.directory.publish_node(Some(mailbox));
+    }
+
+    fn start_link(self: &Rc<Self>, id: LinkId) {
+        let wire = self.config.topology.links[id.0 as usize].clone();
+        let core = self.drive(LinkCore::default(), CoreId::Link(id));
+        let link = Link::new(id, wire, core, self.node.clone(), Rc::clone(&self.executors));
+        let sleeper = Sleeper::core(CoreId::Link(id));
+        self.link(id).publish(self.spawn(link, Who::Link(id), sleeper));
+    }
+
+    fn start_gpu(self: &Rc<Self>, index: GpuIndex) {
+        let hardware = self.config.topology.gpus[index.0 as usize].clone();
+        let peers = gpu::Peers {
+            node: self.node.clone(),
+            executor: self.executor(index).clone(),
+            directory: Arc::clone(&self.directory),
+        };
+        let core = self.drive(GpuCore::new(index, hardware.memory), CoreId::Gpu(index));
+        let actor = Gpu::new(hardware, core, peers);
+        let sleeper = Sleeper::core(CoreId::Gpu(index));
+        self.gpu(index).publish(self.spawn(actor, Who::Gpu(index), sleeper));
+        for (model, memory, prepared) in self.registry.borrow().models() {
+            let prepared = Arc::clone(prepared);
+            self.gpu(index).post(gpu::Message::Install { model, memory, prepared });
+        }
+    }
+
+    fn start_executor(self: &Rc<Self>, index: GpuIndex) {
+        let (first, stride) = (self.incarnations[index.0 as usize].get(), self.gpus.len() as u64);
+        let life = Lifecycle::new(index, first, stride, self.seed);
+        let incarnations = Rc::clone(&self.incarnations);
+        let started = Box::new(move |Incarnation(started)| {
+            incarnations[index.0 as usize].set(Incarnation(started + stride));
+        });
+        let first_link = self.config.topology.gpus[index.0 as usize].host_path[0];
+        let peers = executor::Peers {
+            gpu: self.gpu(index).clone(),
+            link: self.link(first_link).clone(),
+            node: self.node.clone(),
+        };
+        // The port is made once the actor has an address to hear it at.
+        let heard: Arc<std::sync::OnceLock<Mailbox<executor::Message>>> = Arc::default();
+        let sink = PortSink::new({
+            let heard = Arc::clone(&heard);
+            move |event| {
+                if let Some(mailbox) = heard.get() {
+                    mailbox.post(executor::Message::Port(event));
+                }
+            }
+        });
+        let port = self.spawner.borrow_mut().port(index, sink);
+        let core = self.drive(life, CoreId::Executor(index));
+        let actor = Executor::new(index, core, port, started, peers);
+        let sleeper = Sleeper::core(CoreId::Executor(index));
+        let mailbox = self.spawn(actor, Who::Executor(index), sleeper);
+        heard.get_or_init(|| mailbox.clone());
+        self.executor(index).publish(mailbox);
+        self.executor(index).post(executor::Message::Start);
+    }
+
+    fn start_function(self: &Rc<Self>, index: FunctionIndex) {
+        let registry = self.registry.borrow();
+        let Some(hosted) = registry.function(index) else { return };
+        let FunctionConfig { key, slo, idempotent, .. } = hosted.config.clone();
+        let config = admission::Config {
+            in_flight_max: self.config.in_flight_max,
+            deadline: slo.map(|slo| slo.deadline),
+            idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
+        };
+        let core = self.drive(Admission::new(config), CoreId::Admission(index));
+        let actor = Function::new(index, key.clone(), core, self.node.clone());
+        let sleeper = Sleeper::core(CoreId::Admission(index));
+        let mailbox = self.spawn(actor, Who::Function(index), sleeper);
+        hosted.slot.publish(mailbox.clone());
+        if registry.index_of(&key) == Some(index) {
+            let entry = FunctionEntry { index, model: hosted.model, mailbox };
+            self.directory.publish_function(key, entry);
+        } else {
+            // It was going already.
+            hosted.slot.post(function::Message::Retire);
+        }
+    }
+
+    /// Starts an actor again, and tells the others what that cost.
+    fn panicked(self: &Rc<Self>, who: Who, message: &str) {
+        let epoch = match who {
+            Who::Node => self.node.epoch(),
+            Who::Function(index) => {
+                self.registry.borrow().function(index).map_or(0, |hosted| hosted.slot.epoch())
+            }
+            Who::Gpu(gpu) => self.gpu(gpu).epoch(),
+            Who::Executor(gpu) => self.executor(gpu).epoch(),
+            Who::Link(link) => self.link(link).epoch(),
+        };
+        tracing::error!(?who, epoch, message, "an actor panicked and is started again");
+        match who {
+            Who::Node => self.node_panicked(),
+            Who::Function(index) => {
+                self.start_function(index);
+                self.node.post(node::Message::FunctionReset(index));
+            }
+            Who::Gpu(gpu) => {
+                self.start_gpu(gpu);
+                self.executor(gpu).post(executor::Message::Replace);
+                self.node.post(node::Message::GpuReset(gpu));
+            }
+            Who::Executor(gpu) => {
+                self.start_executor(gpu);
+                self.gpu(gpu).post(gpu::Message::Event(GpuEvent::Down));
+            }
+            Who::Link(link) => self.start_link(link),
+        }
+    }
+
+    fn node_panicked(self: &Rc<Self>) {
+        self.start_node();
+        for hosted in self.registry.borrow().functions() {
+            hosted.slot.post(function::Message::NodeLost);
+        }
+        self.links.keys().for_each(|&link| self.start_link(link));
+        for gpu in self.gpu_indices() {
+            self.start_gpu(gpu);
+            self.executor(gpu).post(executor::Message::Replace);
+        }
+    }
+
+    /// Notes a function and starts its actor. Gives its model where that is new here.
+    pub(crate) fn install(
+        self: &Rc<Self>,
+        config: FunctionConfig,
+        prepared: &Arc<PreparedModel>,
+    ) -> Result<Option<(ModelId, Bytes)>, InstallError> {
+        let largest = self.config.topology.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO);
+        let added = self.registry.borrow_mut().add(config, prepared, largest)?;
+        let Some(added) = added else { return Ok(None) };
+        let Some((model, memory)) = added.new_model else {
+            self.start_function(added.function);
+            return Ok(None);
+        };
+        for gpu in &self.gpus {
+            gpu.post(gpu::Message::Install { model, memory, prepared: Arc::clone(prepared) });
+        }
+        self.start_function(added.function);
+        Ok(Some((model, memory)))
+    }
+
+    /// Takes no more requests of a function. It is removed once it has answered those it has.
+    pub(crate) fn retire(&self, key: &RevisionKey) {
+        self.directory.withdraw_function(key);
+        if let Some(slot) = self.registry.borrow_mut().retire(key) {
+            slot.post(function::Message::Retire);
+        }
+    }
+
+    /// Removes a function that has answered its last request, and its model if nobody else uses it.
+    pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
+        let removed = self.registry.borrow_mut().remove(function)?;
+        if let Removed::WithModel(model) = removed {
+            self.gpus.iter().for_each(|gpu| gpu.post(gpu::Message::Remove(model)));
+        }
+        Some(removed)
+    }
+
+    pub(crate) fn model_of(&self, key: &RevisionKey) -> Option<ModelId> {
+        let registry = self.registry.borrow();
+        Some(registry.function(registry.index_of(key)?)?.model)
+    }
+
+    /// Has every actor below the Node send its part of a snapshot.
+    pub(crate) fn report(&self, parts: &Parts) {
+        let registry = self.registry.borrow();
+        let users = Arc::new(registry.users());
+        for gpu in &self.gpus {
+            gpu.post(gpu::Message::Report { parts: parts.clone(), users: Arc::clone(&users) });
+        }
+        for link in self.links.values() {
+            link.post(link::Message::Report { parts: parts.clone() });
+        }
+        for hosted in registry.functions() {
+            hosted.slot.post(function::Message::Report { parts: parts.clone() });
+        }
+    }
+
+    /// Ends the node: whoever still waits is answered, and nobody finds it any more.
+    pub(crate) fn end(&self) {
+        self.directory.publish_node(None);
+        for hosted in self.registry.borrow().functions() {
+            self.directory.withdraw_function(&hosted.config.key);
+            hosted.slot.post(function::Message::NodeLost);
+        }
+        if let Some(end) = self.ended.take() {
+            // Nobody need wait for it.
+            end.send(()).unwrap_or_default();
+        }
+    }
+}
