@@ -11,6 +11,8 @@
 
 pub(crate) mod bootstrap;
 mod codec;
+#[cfg(test)]
+mod group_tests;
 pub(crate) mod network;
 mod proposer;
 pub(crate) mod replica;
