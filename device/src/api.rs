@@ -11,6 +11,7 @@
 //! them: what was loaded against them (a module's weights) need not be loaded again after a swap.
 //! A device refuses a launch that would read bytes which are not loaded.
 
+use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
@@ -111,19 +112,19 @@ pub enum Fault<'a, R> {
 /// `export` and `import` cuMemExportToShareableHandle and its counterpart (POSIX descriptors), `map`
 /// cuMemMap with cuMemSetAccess, `import_host` mmap with cuMemHostRegister, `load` and `kernel`
 /// cuModuleLoadData and cuModuleGetFunction, `stream` cuStreamCreate.
-pub trait Device: Send + Sync + 'static {
+pub trait Device: Debug + Send + Sync + 'static {
     /// Reserved addresses. Clones are the same region; it is released with the last.
-    type Region: Clone + Send + Sync;
+    type Region: Clone + Debug + Send + Sync;
     /// Physical memory.
-    type Chunk: Send;
+    type Chunk: Debug + Send;
     /// A loaded model. It keeps its region.
-    type Module: Send + Sync;
+    type Module: Debug + Send + Sync;
     /// One launch of a module, its names resolved.
-    type Kernel: Send + Sync;
+    type Kernel: Debug + Send + Sync;
     /// A tensor on the device.
-    type Value: Send;
+    type Value: Debug + Send;
     /// An ordered queue of work.
-    type Stream: Stream<Self>;
+    type Stream: Stream<Self> + Send;
 
     /// What it can do.
     fn capabilities(&self) -> Capabilities;

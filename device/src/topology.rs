@@ -1,5 +1,5 @@
 //! Topologies as data: the files in `topology/`, and how they become a
-//! [`Topology`](millrace_types::topology::Topology). Nothing here looks at this machine.
+//! [`Topology`]. Nothing here looks at this machine.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;

@@ -208,7 +208,7 @@ fn a_model_that_does_not_load_or_lacks_a_value_is_refused() {
     let spec = |writes: &str, end| KernelSpec {
         args: vec![],
         writes: vec![writes.into()],
-        reads: Vec::from([0..end]),
+        reads: std::iter::once(0..end).collect(),
     };
     assert!(
         matches!(bench.gpu.kernel(&module, &spec("nothing", 0)), Err(Error::UnknownValue(name)) if name == "nothing")

@@ -1,1 +1,56 @@
-//! Millrace: executor.
+//! The executor process: owns one GPU's context and does what its worker says.
+//!
+//! ```text
+//!              ┌─ control: loads, maps, unmaps ─┐
+//! socket ──────┼─ copies:  one batch after another, in its window
+//!   ▲          └─ runs:    one after another, each launch waiting for what it reads
+//!   └────────────── events, from all three ─────┘
+//! ```
+//! Three ordered streams, a thread each. Crash-only: it holds nothing that its worker cannot send
+//! again, ends when its worker ends, and decides nothing. `executor.proto` is the contract.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `control` | commands, in the order sent |
+//! | `copies` | the copy thread |
+//! | `runs` | the run thread |
+//! | `program` | a loaded model: its region, its launches, its residency |
+//! | `residency` | what mapping a program has, and who uses it. Pure |
+//! | `plan` | launches with their values numbered. Pure |
+//! | `wire` | what messages mean here |
+//! | `events`, `queue`, `process` | the way back, the bounded queues, the tie to the worker |
+
+mod control;
+mod copies;
+mod error;
+mod events;
+mod plan;
+mod process;
+mod program;
+mod queue;
+mod residency;
+mod runs;
+mod wire;
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::ExitCode;
+
+pub use copies::COPIES_QUEUED_MAX;
+pub use error::Error;
+pub use process::{PROGRAMS_MAX, run};
+pub use runs::RUNS_QUEUED_MAX;
+pub use wire::INLINE_BYTES_MAX;
+
+/// What `millrace executor` does: serves the worker whose socket is standard input, until the worker
+/// says so or ends.
+#[must_use]
+pub fn main() -> ExitCode {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(Error::Socket);
+    match socket.and_then(|socket: OwnedFd| run(socket)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("millrace executor: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The control thread: takes commands in the order sent, carries out what is quick, and hands copies
+//! and runs to their threads.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use millrace_device::{Device, Fault, monotonic_now};
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::{
+    self as wire_messages, Copy, CopyFailure, InjectFault, LoadProgram, Map, MapFailed, ProgramFailed,
+    ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
+};
+
+use crate::copies::{self, COPIES_QUEUED_MAX};
+use crate::error::Error;
+use crate::events::clip;
+use crate::process::{Faults, PROGRAMS_MAX, Shared};
+use crate::program::Program;
+use crate::queue::Queue;
+use crate::runs::{self, RUNS_QUEUED_MAX};
+use crate::wire::{self, Descriptors};
+
+/// Whether the executor goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    Command,
+    End,
+}
+
+/// What the control thread owns.
+#[derive(Debug)]
+pub(crate) struct Control<D: Device> {
+    shared: Arc<Shared<D>>,
+    faults: Faults,
+    programs: BTreeMap<u64, Arc<Program<D>>>,
+    copies: Arc<Queue<copies::Job<D>>>,
+    runs: Arc<Queue<runs::Job<D>>>,
+}
+
+impl<D: Device> Control<D> {
+    pub(crate) fn new(shared: Arc<Shared<D>>, faults: Faults) -> Self {
+        let (copies, runs) = (Queue::new(COPIES_QUEUED_MAX), Queue::new(RUNS_QUEUED_MAX));
+        Self { shared, faults, programs: BTreeMap::new(), copies: Arc::new(copies), runs: Arc::new(runs) }
+    }
+
+    /// The copies that wait.
+    pub(crate) fn copies(&self) -> Arc<Queue<copies::Job<D>>> {
+        Arc::clone(&self.copies)
+    }
+
+    /// The runs that wait.
+    pub(crate) fn runs(&self) -> Arc<Queue<runs::Job<D>>> {
+        Arc::clone(&self.runs)
+    }
+
+    /// Carries out one command.
+    pub(crate) fn on_command(&mut self, command: Command, descriptors: Descriptors) -> Result<Next, Error> {
+        match command {
+            Command::Hello(_) => return Err(Error::Protocol("a second Hello")),
+            Command::LoadProgram(load) => self.load(load, descriptors),
+            Command::UnloadProgram(unload) => self.unload(unload.program),
+            Command::Map(map) => self.map(map),
+            Command::Unmap(unmap) => {
+                if let Some(program) = self.programs.get(&unmap.program) {
+                    program.unmap(unmap.generation);
+                    // A copy that waits for its window is stale now.
+                    self.copies.reconsider();
+                }
+            }
+            Command::Copy(copy) => self.copy(copy),
+            Command::Revoke(revoke) => {
+                let Revoke { transfer, batch } = revoke;
+                if self.copies.remove(|job| (job.transfer, job.batch) == (transfer, batch)).is_some() {
+                    self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "taken back"));
+                }
+            }
+            Command::Run(run) => self.run(run, descriptors),
+            Command::Cancel(cancel) => {
+                if self.runs.remove(|job| job.run == cancel.run).is_some() {
+                    self.say(Event::RunCancelled(RunCancelled { run: cancel.run }));
+                }
+            }
+            Command::InjectFault(fault) => self.inject(fault),
+            Command::Shutdown(_) => return Ok(Next::End),
+        }
+        Ok(Next::Command)
+    }
+
+    fn say(&self, event: Event) {
+        self.shared.events.send(event);
+    }
+
+    fn load(&mut self, message: LoadProgram, descriptors: Descriptors) {
+        let (id, started) = (message.program, monotonic_now());
+        let failed = |message| Event::ProgramFailed(ProgramFailed { program: id, message: clip(message) });
+        if self.programs.contains_key(&id) {
+            return self.say(failed(format!("program {id} is loaded already")));
+        }
+        if self.programs.len() >= PROGRAMS_MAX {
+            return self.say(failed(format!("{PROGRAMS_MAX} programs are loaded: unload one first")));
+        }
+        match Program::load(Arc::clone(&self.shared), message, descriptors) {
+            Ok(program) => {
+                tracing::debug!(program = id, name = program.name, "loaded");
+                self.programs.insert(id, Arc::new(program));
+                let took = monotonic_now().since(started).as_nanos();
+                let took_ns = u64::try_from(took).unwrap_or(u64::MAX);
+                self.say(Event::ProgramLoaded(ProgramLoaded { program: id, took_ns }));
+            }
+            Err(error) => self.say(failed(error.to_string())),
+        }
+    }
+
+    /// Copies and runs that name the program keep it until they are done.
+    fn unload(&mut self, id: u64) {
+        if let Some(program) = self.programs.remove(&id) {
+            program.retire();
+            self.copies.reconsider();
+        }
+    }
+
+    fn map(&self, message: Map) {
+        let Map { program: id, generation, extents } = message;
+        let failed =
+            |message| Event::MapFailed(MapFailed { program: id, generation, message: clip(message) });
+        let Some(program) = self.programs.get(&id) else {
+            return self.say(failed(format!("program {id} is not loaded")));
+        };
+        if let Err(error) = program.map(generation, extents.into_iter().map(wire::extent).collect()) {
+            self.say(failed(error.to_string()));
+        }
+    }
+
+    fn copy(&self, message: Copy) {
+        let (transfer, batch, id) = (message.transfer, message.batch, message.program);
+        let refuse = |failure, message: String| self.say(copies::refused(transfer, batch, failure, message));
+        let Some(program) = self.programs.get(&id) else {
+            return refuse(CopyFailure::NotMapped, format!("program {id} is not loaded"));
+        };
+        match copies::Job::new(message, Arc::clone(program)) {
+            Err(error) => refuse(CopyFailure::Device, error.to_string()),
+            Ok(job) => {
+                if self.copies.push(job).is_err() {
+                    refuse(CopyFailure::Device, format!("{COPIES_QUEUED_MAX} copies wait already"));
+                }
+            }
+        }
+    }
+
+    fn run(&self, message: Run, descriptors: Descriptors) {
+        let (run, id) = (message.run, message.program);
+        let fail = |failure, message: String| self.say(runs::failed(run, failure, message));
+        let Some(program) = self.programs.get(&id) else {
+            return fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
+        };
+        match runs::Job::new(message, Arc::clone(program), descriptors) {
+            Err(error) => fail(error.kind(), error.to_string()),
+            Ok(job) => {
+                if self.runs.push(job).is_err() {
+                    fail(RunFailure::Device, format!("{RUNS_QUEUED_MAX} runs wait already"));
+                }
+            }
+        }
+    }
+
+    fn inject(&self, message: InjectFault) {
+        if self.faults == Faults::Refused {
+            tracing::warn!("a fault was asked for, but faults are not allowed here");
+            return;
+        }
+        let device = &self.shared.device;
+        let injected = match message.fault() {
+            wire_messages::Fault::FailNextCopy => device.inject(Fault::FailNextCopy),
+            wire_messages::Fault::FailNextMap => device.inject(Fault::FailNextMap),
+            wire_messages::Fault::Xid => {
+                let lost = device.inject(Fault::Lose);
+                let message = "an Xid was injected: the GPU is lost";
+                self.shared.events.device_failed(message);
+                self.programs.values().for_each(|program| program.lose(message));
+                self.copies.reconsider();
+                lost
+            }
+            wire_messages::Fault::CorruptDevice => match self.programs.get(&message.program) {
+                Some(program) => device.inject(Fault::Corrupt(&program.region)),
+                None => Ok(()),
+            },
+            wire_messages::Fault::AbortOnRun => {
+                self.shared.abort_on_run.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            wire_messages::Fault::Unspecified => Ok(()),
+        };
+        if let Err(error) = injected {
+            tracing::warn!(%error, "a fault could not be injected");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The process: tied to its worker, greeted, its three threads started.
+
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use millrace_device::Device;
+use millrace_device::emulated::EmulatedGpu;
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::{self as wire_messages, Hello, Ready};
+use millrace_proto::frames::{FrameDecoder, Received};
+use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_types::Bytes;
+use rustix::process::{Resource, Rlimit, Signal};
+
+use crate::control::{Control, Next};
+use crate::error::Error;
+use crate::events::Events;
+use crate::queue::Queue;
+use crate::wire::Descriptors;
+use crate::{copies, runs};
+
+/// Programs loaded at one time. Each keeps a descriptor and a few mappings.
+pub const PROGRAMS_MAX: usize = 4096;
+
+/// What the threads share.
+#[derive(Debug)]
+pub(crate) struct Shared<D> {
+    pub(crate) device: D,
+    pub(crate) events: Events,
+    /// The next run aborts the process: an injected fault.
+    pub(crate) abort_on_run: AtomicBool,
+}
+
+/// Whether injected faults are obeyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Faults {
+    Obeyed,
+    Refused,
+}
+
+/// Serves the worker at the other end of `socket` until it says so or ends.
+///
+/// The process dies with its worker: by signal when the worker's thread that started it ends, and
+/// by the end of the socket. Returning is the end of it: threads that are in the middle of a launch
+/// are not waited for.
+///
+/// # Errors
+/// [`Error`] when the socket or the protocol breaks, or there is no worker.
+pub fn run(socket: OwnedFd) -> Result<(), Error> {
+    die_with_worker(&socket)?;
+    raise_descriptor_limit();
+    let mut decoder = FrameDecoder::default();
+    let Some(frame) = decoder.recv_frame(&socket).map_err(Error::Socket)? else { return Ok(()) };
+    let (Command::Hello(hello), mut descriptors) = command(frame)? else {
+        return Err(Error::Protocol("another command came before Hello"));
+    };
+    if hello.protocol_version != PROTOCOL_VERSION {
+        return Err(Error::Version { theirs: hello.protocol_version, build: hello.build });
+    }
+    let memory = descriptors.take(hello.device_memory_fd);
+    let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
+    let threads = NonZeroUsize::new(hello.threads as usize).unwrap_or(NonZeroUsize::MIN);
+    let gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes), threads)?;
+    serve(gpu, socket, decoder, &hello)
+}
+
+fn serve<D: Device>(
+    device: D,
+    socket: OwnedFd,
+    mut decoder: FrameDecoder,
+    hello: &Hello,
+) -> Result<(), Error> {
+    let events = Events::new(socket.try_clone().map_err(Error::Socket)?);
+    let shared = Arc::new(Shared { device, events, abort_on_run: AtomicBool::new(false) });
+    let faults = if hello.allow_faults { Faults::Obeyed } else { Faults::Refused };
+    let mut control = Control::new(Arc::clone(&shared), faults);
+    let _threads = Threads::start(&shared, &control)?;
+    shared.events.send(Event::Ready(Ready {
+        protocol_version: PROTOCOL_VERSION,
+        build: BUILD.to_owned(),
+        pid: std::process::id(),
+        incarnation: hello.incarnation,
+    }));
+    while let Some(frame) = decoder.recv_frame(&socket).map_err(Error::Socket)? {
+        let (command, descriptors) = command(frame)?;
+        if control.on_command(command, descriptors)? == Next::End {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn command(frame: Received) -> Result<(Command, Descriptors), Error> {
+    let message: wire_messages::Command = frame.decode()?;
+    let command = message.command.ok_or(Error::Protocol("a command without content"))?;
+    Ok((command, Descriptors::new(frame.descriptors)))
+}
+
+/// The copy and run threads. Dropping this lets them end after what they are doing.
+struct Threads<D: Device> {
+    copies: Arc<Queue<copies::Job<D>>>,
+    runs: Arc<Queue<runs::Job<D>>>,
+}
+
+impl<D: Device> Threads<D> {
+    fn start(shared: &Arc<Shared<D>>, control: &Control<D>) -> Result<Self, Error> {
+        let threads = Self { copies: control.copies(), runs: control.runs() };
+        let stream = || shared.device.stream();
+        spawn("copies", {
+            let (shared, queue, stream) = (Arc::clone(shared), control.copies(), stream()?);
+            move || copies::serve(&shared, &queue, stream)
+        })?;
+        spawn("runs", {
+            let (shared, queue, stream) = (Arc::clone(shared), control.runs(), stream()?);
+            move || shared.device.enter(|| runs::serve(&shared, &queue, stream))
+        })?;
+        Ok(threads)
+    }
+}
+
+impl<D: Device> Drop for Threads<D> {
+    fn drop(&mut self) {
+        self.copies.close();
+        self.runs.close();
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
+    // Not joined: it ends with the process.
+    thread.map(drop).map_err(|source| Error::Os { what: "start a thread", source })
+}
+
+/// Asks for SIGKILL when the worker ends. A worker that ended before we asked is not our parent any
+/// more, which the socket tells: its other end was made by the worker.
+fn die_with_worker(socket: &OwnedFd) -> Result<(), Error> {
+    let worker =
+        rustix::net::sockopt::socket_peercred(socket.as_fd()).map_err(|e| Error::Socket(e.into()))?.pid;
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|source| Error::Os { what: "tie this process to its worker", source: source.into() })?;
+    if rustix::process::getppid() != Some(worker) {
+        return Err(Error::Orphaned { worker: worker.as_raw_nonzero().get() });
+    }
+    Ok(())
+}
+
+/// Allows as many open descriptors as the machine lets us: programs and large tensors need them.
+fn raise_descriptor_limit() {
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: maximum, maximum };
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
+        // Loading fails with a clear message if the limit is ever met.
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}

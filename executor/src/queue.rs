@@ -1,0 +1,136 @@
+//! A bounded queue from the control thread to one other.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// First in, first out, at most `max` waiting. Closing it ends whoever pops.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    max: usize,
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    waiting: VecDeque<T>,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new(max: usize) -> Self {
+        let state = State { waiting: VecDeque::new(), closed: false };
+        Self { max, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Adds an item, or gives it back when the queue is full.
+    pub(crate) fn push(&self, item: T) -> Result<(), T> {
+        let mut state = self.state();
+        if state.waiting.len() >= self.max {
+            return Err(item);
+        }
+        state.waiting.push_back(item);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Waits for the next item; `None` once the queue is closed, whatever is still in it.
+    pub(crate) fn pop(&self) -> Option<T> {
+        self.pop_when(|_| Duration::ZERO)
+    }
+
+    /// Waits for the next item until it is due, which is after what `wait` says of it. Until then
+    /// it is in the queue, and can be removed.
+    pub(crate) fn pop_when(&self, wait: impl Fn(&T) -> Duration) -> Option<T> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            state = match state.waiting.front().map(&wait) {
+                Some(Duration::ZERO) => return state.waiting.pop_front(),
+                Some(time) => {
+                    let waited = self.changed.wait_timeout(state, time);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Takes the first item that waits and is `wanted`.
+    pub(crate) fn remove(&self, wanted: impl FnMut(&T) -> bool) -> Option<T> {
+        let mut state = self.state();
+        let index = state.waiting.iter().position(wanted)?;
+        let removed = state.waiting.remove(index);
+        self.changed.notify_one();
+        removed
+    }
+
+    /// What an item waits for may have changed: has it asked again.
+    pub(crate) fn reconsider(&self) {
+        // Under the lock, so that it cannot fall between a question and the wait that follows.
+        let _state = self.state();
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        // No code of others runs under the lock: it is whole whoever panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_leave_in_order_and_a_full_queue_gives_back() {
+        let queue = Queue::new(2);
+        assert_eq!((queue.push(1), queue.push(2), queue.push(3)), (Ok(()), Ok(()), Err(3)));
+        assert_eq!(queue.pop(), Some(1));
+        assert_eq!(queue.push(4), Ok(()));
+        assert_eq!(queue.remove(|&item| item == 4), Some(4));
+        assert_eq!(queue.remove(|&item| item == 4), None);
+        assert_eq!(queue.pop(), Some(2));
+    }
+
+    #[test]
+    fn an_item_that_is_not_due_can_still_be_removed_or_become_due() {
+        let queue = Queue::new(2);
+        let due = Mutex::new(false);
+        let wait = |item: &u32| {
+            let now = *item != 1 || *due.lock().unwrap();
+            if now { Duration::ZERO } else { Duration::MAX }
+        };
+        std::thread::scope(|scope| {
+            queue.push(1).unwrap();
+            queue.push(2).unwrap();
+            let popped = scope.spawn(|| queue.pop_when(wait));
+            assert_eq!(queue.remove(|&item| item == 1), Some(1));
+            assert_eq!(popped.join().unwrap(), Some(2));
+            queue.push(1).unwrap();
+            let popped = scope.spawn(|| queue.pop_when(wait));
+            *due.lock().unwrap() = true;
+            queue.reconsider();
+            assert_eq!(popped.join().unwrap(), Some(1));
+        });
+    }
+
+    #[test]
+    fn closing_ends_who_waits_and_drops_what_waits() {
+        let queue = Queue::<u32>::new(1);
+        std::thread::scope(|scope| {
+            let popped = scope.spawn(|| queue.pop());
+            queue.close();
+            assert_eq!(popped.join().unwrap(), None);
+        });
+        assert_eq!((queue.push(1), queue.pop()), (Ok(()), None));
+    }
+}

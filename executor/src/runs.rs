@@ -1,0 +1,245 @@
+//! The run thread: runs programs, one run after another. A program whose weights are all loaded runs
+//! whole; else launch by launch, each waiting for what it reads (T08).
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use millrace_device::{
+    Arg, Device, Error as DeviceError, Event as _, HostTensor, Stream as _, monotonic_now,
+};
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::{Run, RunDone, RunFailed, RunFailure};
+use millrace_proto::frames;
+use millrace_types::Timestamp;
+
+use crate::events::clip;
+use crate::plan::{Slot, Step};
+use crate::process::Shared;
+use crate::program::{Program, Use};
+use crate::queue::Queue;
+use crate::residency::Refusal;
+use crate::wire::{self, Declared, Descriptors, INLINE_BYTES_MAX};
+
+/// Runs that wait behind the one that runs. A worker hands over one ahead, so more is its mistake.
+pub const RUNS_QUEUED_MAX: usize = 64;
+
+/// One run.
+#[derive(Debug)]
+pub(crate) struct Job<D: Device> {
+    pub(crate) run: u64,
+    program: Arc<Program<D>>,
+    generation: u64,
+    inputs: HashMap<String, HostTensor>,
+    /// Empty: every output.
+    outputs: Vec<String>,
+}
+
+/// Why a run gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failed {
+    #[error(transparent)]
+    Message(#[from] wire::Error),
+    #[error("input {0:?} is missing")]
+    InputMissing(String),
+    #[error("input {0:?} is not one of the model's, or is there twice")]
+    InputUnknown(String),
+    #[error("input {name:?} is {found}, but the model takes {due}")]
+    InputType { name: String, found: String, due: String },
+    #[error("output {0:?} is not one of the model's")]
+    OutputUnknown(String),
+    #[error("value {0:?} is not there: the launches do not fit together")]
+    ValueMissing(String),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("the answer cannot be sent: {0}")]
+    Answer(#[from] frames::Error),
+}
+
+impl Failed {
+    pub(crate) fn kind(&self) -> RunFailure {
+        match self {
+            Self::Refused(refusal) => wire::run_refused(refusal),
+            Self::Device(error) => wire::run_failure(error),
+            _ => RunFailure::Model,
+        }
+    }
+}
+
+/// The event for a run that gave no answer.
+pub(crate) fn failed(run: u64, failure: RunFailure, message: impl ToString) -> Event {
+    Event::RunFailed(RunFailed { run, failure: failure.into(), message: clip(message) })
+}
+
+impl<D: Device> Job<D> {
+    /// Takes a run of a program that is loaded.
+    pub(crate) fn new(
+        message: Run,
+        program: Arc<Program<D>>,
+        mut descriptors: Descriptors,
+    ) -> Result<Self, Failed> {
+        let mut inputs = HashMap::with_capacity(message.inputs.len());
+        for input in message.inputs {
+            let (name, tensor) = wire::tensor(input, &mut descriptors)?;
+            if inputs.contains_key(&name) {
+                return Err(Failed::InputUnknown(name));
+            }
+            inputs.insert(name, tensor);
+        }
+        let Run { run, generation, outputs, .. } = message;
+        Ok(Self { run, program, generation, inputs, outputs })
+    }
+}
+
+/// Runs until the queue is closed.
+pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Job<D>>, mut stream: D::Stream) {
+    while let Some(job) = queue.pop() {
+        if shared.abort_on_run.load(Ordering::Relaxed) {
+            tracing::warn!("aborting: this fault was injected");
+            std::process::abort();
+        }
+        let run = job.run;
+        let sent = carry_out(job, &mut stream).and_then(|(done, descriptors)| {
+            Ok(shared.events.send_with(Event::RunDone(done), descriptors)?)
+        });
+        if let Err(error) = sent {
+            if let Failed::Device(DeviceError::Lost(message)) = &error {
+                shared.events.device_failed(message);
+            }
+            shared.events.send(failed(run, error.kind(), error));
+        }
+    }
+}
+
+fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
+    let Job { run, program, generation, inputs, outputs } = job;
+    let wanted = wanted(&program.outputs, &outputs)?;
+    let inputs = upload::<D>(&program.inputs, inputs, stream)?;
+    let mut running = Running { program: &program, generation, stream, times: Times::start() };
+    let values = running.run(inputs)?;
+    let times = running.times;
+    let mut descriptors = Vec::new();
+    let mut answer = Vec::with_capacity(wanted.len());
+    for index in wanted {
+        let Declared { name, datatype } = &program.outputs[index];
+        let value = values[index].as_ref().ok_or_else(|| Failed::ValueMissing(name.clone()))?;
+        let tensor = stream.download(value, *datatype, INLINE_BYTES_MAX)?;
+        answer.push(wire::output(name.clone(), tensor, &mut descriptors));
+    }
+    let done = RunDone {
+        run,
+        outputs: answer,
+        started_ns: times.started.as_nanos(),
+        finished_ns: times.finished.as_nanos(),
+        waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
+        launches: times.launches,
+    };
+    Ok((done, descriptors))
+}
+
+/// Which outputs are asked for, in the order asked.
+fn wanted(outputs: &[Declared], asked: &[String]) -> Result<Vec<usize>, Failed> {
+    if asked.is_empty() {
+        return Ok((0..outputs.len()).collect());
+    }
+    let place = |name: &String| {
+        let place = outputs.iter().position(|output| output.name == *name);
+        place.ok_or_else(|| Failed::OutputUnknown(name.clone()))
+    };
+    asked.iter().map(place).collect()
+}
+
+/// Moves the inputs to the device, in the order declared.
+fn upload<D: Device>(
+    declared: &[Declared],
+    mut inputs: HashMap<String, HostTensor>,
+    stream: &mut D::Stream,
+) -> Result<Vec<Option<D::Value>>, Failed> {
+    let mut values = Vec::with_capacity(declared.len());
+    for Declared { name, datatype } in declared {
+        let tensor = inputs.remove(name).ok_or_else(|| Failed::InputMissing(name.clone()))?;
+        if tensor.datatype != *datatype {
+            let (found, due) = (tensor.datatype.to_string(), datatype.to_string());
+            return Err(Failed::InputType { name: name.clone(), found, due });
+        }
+        values.push(Some(stream.upload(tensor)?));
+    }
+    match inputs.into_keys().min() {
+        Some(name) => Err(Failed::InputUnknown(name)),
+        None => Ok(values),
+    }
+}
+
+/// When a run's launches ran.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    started: Timestamp,
+    finished: Timestamp,
+    waited: Duration,
+    launches: u32,
+}
+
+impl Times {
+    fn start() -> Self {
+        let now = monotonic_now();
+        Self { started: now, finished: now, waited: Duration::ZERO, launches: 0 }
+    }
+}
+
+/// A run between its first launch and its last.
+struct Running<'a, D: Device> {
+    program: &'a Program<D>,
+    generation: u64,
+    stream: &'a mut D::Stream,
+    times: Times,
+}
+
+impl<D: Device> Running<'_, D> {
+    /// Runs the model on these inputs; returns its outputs, in the order declared.
+    fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, Failed> {
+        let program = self.program;
+        let plan = &program.plan;
+        if let Some(mapping) = program.use_loaded(self.generation, &plan.whole.spec.reads)? {
+            let values = self.launch(&plan.whole, &program.whole, &mut slots, mapping)?;
+            return Ok(values.into_iter().map(Some).collect());
+        }
+        slots.resize_with(plan.slots, || None);
+        for (step, kernel) in plan.steps.iter().zip(&program.kernels) {
+            let before = monotonic_now();
+            let mapping = program.wait_loaded(self.generation, &step.spec.reads)?;
+            self.times.waited += monotonic_now().since(before);
+            let values = self.launch(step, kernel, &mut slots, mapping)?;
+            for (&slot, value) in step.writes.iter().zip(values) {
+                slots[slot] = Some(value);
+            }
+        }
+        Ok(plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
+    }
+
+    fn launch(
+        &mut self,
+        step: &Step,
+        kernel: &D::Kernel,
+        slots: &mut [Option<D::Value>],
+        mapping: Use<'_, D>,
+    ) -> Result<Vec<D::Value>, Failed> {
+        let given: Vec<_> = step.args.iter().map(|arg| arg.last.then(|| slots[arg.slot].take())).collect();
+        let missing = |index: usize| Failed::ValueMissing(step.spec.args[index].clone());
+        let lent = |slot: Slot| slots[slot].as_ref().map(Arg::Lend);
+        let args = step.args.iter().zip(given).enumerate().map(|(index, (arg, given))| {
+            let arg = given.map_or_else(|| lent(arg.slot), |value| value.map(Arg::Give));
+            arg.ok_or_else(|| missing(index))
+        });
+        let args = args.collect::<Result<Vec<_>, _>>()?;
+        let values = self.stream.launch(&self.program.module, kernel, args)?;
+        self.times.finished = self.stream.record()?.wait()?;
+        self.times.launches += 1;
+        // Not before the device is done with what the launch reads.
+        drop(mapping);
+        Ok(values)
+    }
+}

@@ -1,0 +1,151 @@
+//! What messages mean here: wire shapes to ours and back, each checked once.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use millrace_device::{Contents, Error as DeviceError, Extent, HostTensor, KernelSpec};
+use millrace_proto::executor::{self as wire, CopyFailure, RunFailure, tensor};
+use millrace_types::DataType;
+
+use crate::residency::Refusal;
+
+/// Tensors up to this size travel inside their message; larger ones in a memfd of their own.
+pub const INLINE_BYTES_MAX: usize = 64 << 10;
+
+/// The descriptors that came with a frame. Each is taken once.
+#[derive(Debug)]
+pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
+
+/// A message that contradicts itself or its frame.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("descriptor {0} did not come with the message, or is named twice")]
+    Descriptor(u32),
+    #[error("{name:?} has shape {shape:?}, which is negative")]
+    Shape { name: String, shape: Vec<i64> },
+    #[error("{name:?} has datatype {datatype:?}, which is not known")]
+    DataType { name: String, datatype: String },
+    #[error("{0:?} has no contents")]
+    NoContents(String),
+    #[error("{bytes} bytes at {offset} are past the end of any memory")]
+    Overflow { offset: u64, bytes: u64 },
+}
+
+impl Descriptors {
+    pub(crate) fn new(descriptors: Vec<OwnedFd>) -> Self {
+        Self(descriptors.into_iter().map(Some).collect())
+    }
+
+    pub(crate) fn take(&mut self, index: u32) -> Result<OwnedFd, Error> {
+        self.0.get_mut(index as usize).and_then(Option::take).ok_or(Error::Descriptor(index))
+    }
+}
+
+/// A byte range of a region.
+pub(crate) fn range(range: wire::ByteRange) -> Result<Range<u64>, Error> {
+    let wire::ByteRange { offset, bytes } = range;
+    Ok(offset..offset.checked_add(bytes).ok_or(Error::Overflow { offset, bytes })?)
+}
+
+/// Several.
+pub(crate) fn ranges(ranges: Vec<wire::ByteRange>) -> Result<Vec<Range<u64>>, Error> {
+    ranges.into_iter().map(range).collect()
+}
+
+/// Where a part of a region goes, and the physical memory for it.
+pub(crate) fn extent(extent: wire::Extent) -> (u64, Extent) {
+    (extent.range_offset, Extent { offset: extent.device_offset, bytes: extent.bytes })
+}
+
+pub(crate) fn launch(launch: wire::Launch) -> Result<KernelSpec, Error> {
+    Ok(KernelSpec { args: launch.args, writes: launch.writes, reads: ranges(launch.reads)? })
+}
+
+/// A declared input or output. Shapes are the model's to check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Declared {
+    pub(crate) name: String,
+    pub(crate) datatype: DataType,
+}
+
+pub(crate) fn declared(spec: wire::TensorSpec) -> Result<Declared, Error> {
+    let datatype = datatype(&spec.name, &spec.datatype)?;
+    Ok(Declared { name: spec.name, datatype })
+}
+
+fn datatype(name: &str, datatype: &str) -> Result<DataType, Error> {
+    datatype.parse().map_err(|_| Error::DataType { name: name.to_owned(), datatype: datatype.to_owned() })
+}
+
+/// An input, with its name.
+pub(crate) fn tensor(
+    tensor: wire::Tensor,
+    descriptors: &mut Descriptors,
+) -> Result<(String, HostTensor), Error> {
+    let wire::Tensor { name, datatype: named, shape, contents } = tensor;
+    let datatype = datatype(&name, &named)?;
+    let sizes = shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<_, _>>();
+    let Ok(sizes) = sizes else { return Err(Error::Shape { name, shape }) };
+    let contents = match contents {
+        Some(tensor::Contents::Inline(bytes)) => Contents::Inline(bytes),
+        Some(tensor::Contents::ContentsFd(index)) => Contents::File(descriptors.take(index)?),
+        None => return Err(Error::NoContents(name)),
+    };
+    Ok((name, HostTensor { datatype, shape: sizes, contents }))
+}
+
+/// An output, its descriptor added to those of its message.
+pub(crate) fn output(name: String, tensor: HostTensor, descriptors: &mut Vec<OwnedFd>) -> wire::Tensor {
+    let contents = match tensor.contents {
+        Contents::Inline(bytes) => tensor::Contents::Inline(bytes),
+        Contents::File(file) => {
+            descriptors.push(file);
+            // A frame refuses far fewer than would not fit.
+            tensor::Contents::ContentsFd(descriptors.len() as u32 - 1)
+        }
+    };
+    wire::Tensor {
+        name,
+        datatype: tensor.datatype.to_string(),
+        shape: tensor.shape.iter().map(|&dim| dim as i64).collect(),
+        contents: Some(contents),
+    }
+}
+
+/// What kind of failed run a device's error makes.
+pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
+    match error {
+        DeviceError::NotResident(_) | DeviceError::NotMapped(_) => RunFailure::NotResident,
+        DeviceError::OutOfMemory(_) => RunFailure::OutOfMemory,
+        DeviceError::Launch(_)
+        | DeviceError::Tensor(_)
+        | DeviceError::DataType(_)
+        | DeviceError::UnknownValue(_)
+        | DeviceError::Code(_) => RunFailure::Model,
+        DeviceError::BadExtent { .. }
+        | DeviceError::Busy
+        | DeviceError::CopyFailed(_)
+        | DeviceError::Lost(_)
+        | DeviceError::Unsealed { .. }
+        | DeviceError::Unsupported(_)
+        | DeviceError::Os { .. } => RunFailure::Device,
+    }
+}
+
+/// What kind of failed run a refused step makes.
+pub(crate) fn run_refused(refusal: &Refusal) -> RunFailure {
+    match refusal {
+        Refusal::Stale { .. } => RunFailure::StaleGeneration,
+        Refusal::NotMapped(_) | Refusal::StillMapped(_) | Refusal::CopyFailed(_) => RunFailure::NotResident,
+        Refusal::Lost(_) => RunFailure::Device,
+    }
+}
+
+/// What kind of failed copy a refused step makes.
+pub(crate) fn copy_refused(refusal: &Refusal) -> CopyFailure {
+    match refusal {
+        Refusal::Stale { .. } => CopyFailure::StaleGeneration,
+        Refusal::NotMapped(_) | Refusal::StillMapped(_) => CopyFailure::NotMapped,
+        Refusal::CopyFailed(_) | Refusal::Lost(_) => CopyFailure::Device,
+    }
+}

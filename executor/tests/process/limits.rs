@@ -1,0 +1,161 @@
+//! Many, large, and again and again.
+
+use std::fs;
+
+use millrace_device::HostRegion;
+use millrace_executor::{INLINE_BYTES_MAX, RUNS_QUEUED_MAX};
+use millrace_model::synth::{self, Encoder};
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::*;
+
+use crate::support::{Executor, Model, numbers, send, tensor, x};
+
+#[test]
+fn tensors_of_more_than_64_mib_go_both_ways() {
+    let model = Model::new(synth::mlp());
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    let rows = 70 * (1 << 20) / (64 * 4);
+    let bytes = numbers(rows * 64);
+    let file = HostRegion::from_bytes("input", &bytes).unwrap().share().unwrap();
+    let contents = Some(tensor::Contents::ContentsFd(0));
+    let input = Tensor { contents, ..tensor("x", "FP32", &[rows as i64, 64], vec![]) };
+    let run = Run { run: 1, program: 1, generation: 1, inputs: vec![input], outputs: vec![] };
+    send(&executor.socket, Command::Run(run), vec![file]);
+    let large = executor.ran(1).unwrap();
+    assert_eq!(large.done.outputs[0].shape, [rows as i64, 64]);
+    let large = large.bytes();
+    assert_eq!(large.len(), bytes.len());
+    // Each row by itself, and inline, gives the same numbers as within the many.
+    for row in [0, rows / 2, rows - 1] {
+        let own = row * 256..(row + 1) * 256;
+        executor.run(2, 1, 1, vec![tensor("x", "FP32", &[1, 64], bytes[own.clone()].to_vec())]);
+        let small = executor.ran(2).unwrap().bytes();
+        let float = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+        for (one, many) in small.chunks(4).map(float).zip(large[own].chunks(4).map(float)) {
+            assert!((one - many).abs() < 1e-5, "row {row}: {one} and {many}");
+        }
+    }
+}
+
+#[test]
+fn an_output_is_inline_up_to_the_limit_and_a_file_beyond() {
+    let model = Model::new(synth::mlp());
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    let rows = (INLINE_BYTES_MAX / 256) as i64;
+    for (rows, inline) in [(rows, true), (rows + 1, false)] {
+        executor.run(1, 1, 1, x(&[rows, 64]));
+        let answer = executor.ran(1).unwrap();
+        let contents = answer.done.outputs[0].contents.as_ref().unwrap();
+        assert_eq!(matches!(contents, tensor::Contents::Inline(_)), inline, "{rows} rows");
+        assert_eq!(answer.bytes().len() as i64, rows * 256);
+    }
+}
+
+#[test]
+fn int64_inputs_run_and_one_that_does_not_fit_is_refused() {
+    let tiny = Encoder { layers: 1, hidden: 32, heads: 2, vocabulary: 100, positions: 16, ..Encoder::BASE };
+    let model = Model::new(synth::bert_like(tiny));
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    let ids = |ids: &[i64]| {
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        vec![tensor("input_ids", "INT64", &[1, ids.len() as i64], bytes)]
+    };
+    executor.run(1, 1, 1, ids(&[1, 2, 99]));
+    assert_eq!(executor.ran(1).unwrap().done.outputs[0].shape, [1, 32]);
+    for (bad, says) in [(&[1, 1 << 40][..], "element 1 is 1099511627776"), (&[1, 100], "")] {
+        executor.run(2, 1, 1, ids(bad));
+        let (failure, message) = executor.ran(2).unwrap_err();
+        assert_eq!(failure, RunFailure::Model);
+        assert!(message.contains(says), "{message}");
+    }
+    executor.run(3, 1, 1, ids(&[1]));
+    executor.ran(3).unwrap();
+}
+
+#[test]
+fn runs_wait_in_order_up_to_the_bound_and_can_be_cancelled() {
+    let model = Model::new(synth::mlp());
+    let mut executor = Executor::with(&model, 1);
+    executor.map(&model, 1, 1, 0);
+    // The first is taken from the queue and waits for its copies; it has begun once another, which
+    // cannot be read otherwise, is refused behind a full queue.
+    let last = 2 + RUNS_QUEUED_MAX as u64;
+    let mut run = 0;
+    let (refused, message) = loop {
+        run += 1;
+        executor.run(run, 1, 1, x(&[1, 64]));
+        executor.send(Command::Cancel(Cancel { run: u64::MAX }));
+        if run >= last - 1 {
+            executor.run(u64::MAX - run, 9, 1, vec![]);
+            let full = executor.expect(|event| match event {
+                Event::RunFailed(failed) if failed.run == u64::MAX - run => Some(None),
+                Event::RunFailed(failed) => Some(Some((failed.run, failed.failure(), failed.message))),
+                _ => None,
+            });
+            if let Some((run, failure, message)) = full {
+                assert_eq!(failure, RunFailure::Device);
+                break (run, message);
+            }
+        }
+    };
+    assert!(message.contains(&RUNS_QUEUED_MAX.to_string()), "{message}");
+    assert!(refused <= last, "one runs, {RUNS_QUEUED_MAX} wait: {refused} was refused");
+    executor.send(Command::Cancel(Cancel { run: 3 }));
+    executor.expect(|event| (event == Event::RunCancelled(RunCancelled { run: 3 })).then_some(()));
+    let batch = executor.grant(1, 1, &model.all());
+    executor.copied(batch).unwrap();
+    let mut finished = Vec::new();
+    while finished.len() < refused as usize - 2 {
+        finished.push(executor.expect(|event| match event {
+            Event::RunDone(done) => Some(done.run),
+            Event::RunFailed(failed) if failed.failure() != RunFailure::UnknownProgram => {
+                panic!("{failed:?}")
+            }
+            _ => None,
+        }));
+    }
+    let expected: Vec<_> = (1..refused).filter(|run| *run != 3).collect();
+    assert_eq!(finished, expected);
+}
+
+/// Of a process: open descriptors, mappings, and resident bytes that are not shared with others.
+fn footprint(pid: u32) -> (usize, usize, u64) {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let mappings = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let kilobytes: u64 = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
+    (descriptors, mappings, kilobytes * 1024)
+}
+
+#[test]
+fn a_hundred_models_that_come_and_go_leave_nothing_behind() {
+    let model = Model::new(synth::tiny_cnn());
+    let mut executor = Executor::start();
+    let pid = executor.child.id();
+    let mut cycle = |program| {
+        executor.load(&model, program);
+        executor.bring_in(&model, program, 1);
+        executor.run(program, program, 1, x(&[1, 3, 32, 32]));
+        executor.ran(program).unwrap();
+        executor.send(Command::UnloadProgram(UnloadProgram { program }));
+        executor.expect_unmapped(program, 1);
+        // The control thread is done with the unloading once it answers the next command.
+        executor.run(0, program, 1, vec![]);
+        assert_eq!(executor.run_failure(0), RunFailure::UnknownProgram);
+    };
+    // The first few fill the allocator's and the thread pool's own stores.
+    (0..10).for_each(&mut cycle);
+    let before = footprint(pid);
+    (10..110).for_each(&mut cycle);
+    let after = footprint(pid);
+    assert_eq!(after.0, before.0, "descriptors");
+    // The allocator may move its edges, but a hundred models would be hundreds of mappings.
+    assert!(after.1 <= before.1 + 8, "mappings: {} then {}", before.1, after.1);
+    let one = model.bytes();
+    assert!(after.2 < before.2 + 2 * one, "{} then {} bytes, a model has {one}", before.2, after.2);
+}

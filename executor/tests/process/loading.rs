@@ -1,0 +1,203 @@
+//! Models come, run while they come, go, and come back elsewhere.
+
+use std::time::Duration;
+
+use millrace_device::monotonic_now;
+use millrace_model::synth;
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::*;
+
+use crate::support::{Executor, Model, PAGE, x};
+
+/// A convolutional and a transformer network, and an input for each.
+fn models() -> Vec<(Model, Vec<Tensor>)> {
+    vec![
+        (Model::new(synth::tiny_cnn()), x(&[2, 3, 32, 32])),
+        (Model::new(synth::transformer_block()), x(&[1, 9, 384])),
+    ]
+}
+
+#[test]
+fn a_segmented_run_gives_the_bits_of_a_whole_run() {
+    for (model, input) in models() {
+        let mut executor = Executor::with(&model, 1);
+        executor.map(&model, 1, 1, 0);
+        // The run is there first: each launch waits for what it reads and no more.
+        executor.run(1, 1, 1, input.clone());
+        let steps: Vec<_> = model.compiled.launches.iter().map(|launch| launch.reads.clone()).collect();
+        assert!(steps.len() > 1, "the model is cut");
+        for reads in &steps {
+            let batch = executor.grant(1, 1, reads);
+            executor.copied(batch).unwrap();
+        }
+        let segmented = executor.ran(1).unwrap();
+        executor.run(2, 1, 1, input);
+        let whole = executor.ran(2).unwrap();
+        assert_eq!(segmented.bytes(), whole.bytes());
+        assert_eq!((segmented.done.launches, whole.done.launches), (steps.len() as u32, 1));
+        assert_eq!(whole.done.waited_ns, 0);
+        let RunDone { started_ns, finished_ns, waited_ns, .. } = segmented.done;
+        assert!(waited_ns > 0 && started_ns + waited_ns < finished_ns && finished_ns < monotonic_now().0);
+    }
+}
+
+#[test]
+fn answers_come_from_the_device_copy_and_a_new_copy_heals_it() {
+    for (model, input) in models() {
+        let mut executor = Executor::with(&model, 1);
+        executor.bring_in(&model, 1, 1);
+        executor.run(1, 1, 1, input.clone());
+        let before = executor.ran(1).unwrap().bytes();
+        executor.inject(Fault::CorruptDevice, 1);
+        executor.run(2, 1, 1, input.clone());
+        assert_ne!(executor.ran(2).unwrap().bytes(), before);
+        executor.unmap(1, 1);
+        executor.bring_in(&model, 1, 2);
+        executor.run(3, 1, 2, input);
+        assert_eq!(executor.ran(3).unwrap().bytes(), before);
+    }
+}
+
+#[test]
+fn a_model_moves_through_memory_in_pieces_and_stays_loaded() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    executor.run(1, 1, 1, input.clone());
+    let before = executor.ran(1).unwrap().bytes();
+    executor.unmap(1, 1);
+    // The other way round in memory, one page after another.
+    let pages = model.pages() / PAGE;
+    let place =
+        |page| Extent { range_offset: page * PAGE, device_offset: (pages - page) * PAGE, bytes: PAGE };
+    executor.send(Command::Map(Map { program: 1, generation: 2, extents: (0..pages).map(place).collect() }));
+    let batch = executor.grant(1, 2, &model.all());
+    assert_eq!(executor.copied(batch).unwrap().bytes, model.bytes());
+    executor.run(2, 1, 2, input);
+    assert_eq!(executor.ran(2).unwrap().bytes(), before);
+}
+
+#[test]
+fn two_models_take_turns_in_the_same_memory() {
+    let models = models();
+    let mut executor = Executor::start();
+    let mut answers = vec![Vec::new(); models.len()];
+    for (program, (model, _)) in (1..).zip(&models) {
+        executor.load(model, program);
+    }
+    for generation in 1..=3 {
+        for ((program, (model, input)), answers) in (1..).zip(&models).zip(&mut answers) {
+            executor.bring_in(model, program, generation);
+            executor.run(generation, program, generation, input.clone());
+            answers.push(executor.ran(generation).unwrap().bytes());
+            executor.unmap(program, generation);
+        }
+    }
+    for answers in answers {
+        assert!(answers.iter().all(|answer| *answer == answers[0]));
+    }
+}
+
+#[test]
+fn a_copy_waits_for_its_window_and_one_that_missed_it_is_refused() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.map(&model, 1, 1, 0);
+    executor.run(1, 1, 1, input);
+    let now = monotonic_now();
+    let batch = executor.grant_in(1, 1, &model.all(), 0, now.0 - 1);
+    let (failure, message) = executor.copied(batch).unwrap_err();
+    assert_eq!(failure, CopyFailure::Expired);
+    assert!(message.contains("window closed"), "{message}");
+    // The run is still there: the bytes may be granted again.
+    let opens = monotonic_now() + Duration::from_millis(30);
+    let batch = executor.grant_in(1, 1, &model.all(), opens.0, u64::MAX);
+    let done = executor.copied(batch).unwrap();
+    assert!(done.started_ns >= opens.0 && done.finished_ns > done.started_ns);
+    let answer = executor.ran(1).unwrap();
+    assert!(answer.done.waited_ns > 0);
+}
+
+#[test]
+fn a_grant_can_be_taken_back_until_it_begins() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.map(&model, 1, 1, 0);
+    let far = (monotonic_now() + Duration::from_secs(3600)).0;
+    let waiting = executor.grant_in(1, 1, &model.all(), far, u64::MAX);
+    let behind = executor.grant_in(1, 1, &model.all(), far, u64::MAX);
+    for batch in [behind, waiting] {
+        executor.send(Command::Revoke(Revoke { transfer: 1, batch }));
+        assert_eq!(executor.copy_failure(batch), CopyFailure::Revoked);
+    }
+    let batch = executor.grant(1, 1, &model.all());
+    executor.copied(batch).unwrap();
+    executor.send(Command::Revoke(Revoke { transfer: 1, batch }));
+    executor.run(1, 1, 1, input);
+    executor.ran(1).unwrap();
+    executor.said_no_more();
+}
+
+#[test]
+fn unmapping_ends_who_waits_for_the_mapping() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.map(&model, 1, 1, 0);
+    let far = (monotonic_now() + Duration::from_secs(3600)).0;
+    executor.run(1, 1, 1, input.clone());
+    executor.run(2, 1, 1, input.clone());
+    let batch = executor.grant_in(1, 1, &model.all(), far, u64::MAX);
+    executor.unmap(1, 1);
+    assert_eq!(executor.run_failure(1), RunFailure::NotResident);
+    assert_eq!(executor.run_failure(2), RunFailure::NotResident);
+    assert_eq!(executor.copy_failure(batch), CopyFailure::NotMapped);
+    // Asked again, it is still unmapped; asked to run, it says so.
+    executor.unmap(1, 1);
+    executor.run(3, 1, 1, input);
+    assert_eq!(executor.run_failure(3), RunFailure::NotResident);
+}
+
+#[test]
+fn steps_of_an_old_generation_are_refused_and_harm_nothing() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 4);
+    executor.unmap(1, 4);
+    executor.bring_in(&model, 1, 5);
+    executor.map(&model, 1, 4, 0);
+    let failed = executor.expect(|event| match event {
+        Event::MapFailed(failed) => Some(failed),
+        _ => None,
+    });
+    assert_eq!((failed.program, failed.generation), (1, 4));
+    assert!(failed.message.contains("stale"), "{}", failed.message);
+    let batch = executor.grant(1, 4, &model.all());
+    assert_eq!(executor.copy_failure(batch), CopyFailure::StaleGeneration);
+    executor.run(1, 1, 4, input.clone());
+    assert_eq!(executor.run_failure(1), RunFailure::StaleGeneration);
+    executor.send(Command::Unmap(Unmap { program: 1, generation: 4 }));
+    executor.run(2, 1, 5, input.clone());
+    executor.ran(2).unwrap();
+    executor.run(3, 1, 6, input);
+    assert_eq!(executor.run_failure(3), RunFailure::NotResident);
+    executor.said_no_more();
+}
+
+#[test]
+fn unloading_unmaps_and_forgets() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    executor.send(Command::UnloadProgram(UnloadProgram { program: 1 }));
+    executor.expect_unmapped(1, 1);
+    executor.run(1, 1, 1, input.clone());
+    assert_eq!(executor.run_failure(1), RunFailure::UnknownProgram);
+    let batch = executor.grant(1, 1, &model.all());
+    assert_eq!(executor.copy_failure(batch), CopyFailure::NotMapped);
+    executor.load(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    executor.run(2, 1, 1, input);
+    executor.ran(2).unwrap();
+    executor.said_no_more();
+}
