@@ -1,15 +1,20 @@
-//! A server of the inference protocol that does nothing: every request gets the same answer at
-//! once. What `millrace load` measures of it is the load generator's own cost, the floor under
-//! every other figure.
+//! A server of the inference protocol, over gRPC and HTTP, that does nothing: every request gets
+//! the same answer at once. What `millrace load` measures of it is the load generator's own cost,
+//! the floor under every other figure.
 //!
 //! ```text
 //! cargo run --release -p millrace-cli --example floor          # prints its address
-//! millrace load --url grpc://ADDRESS --model floor
+//! millrace load --url grpc://ADDRESS --model floor            # or http://ADDRESS
 //! ```
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use h2::server::SendResponse;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
 use millrace_proto::inference::model_infer_response::InferOutputTensor;
 use millrace_proto::inference::model_metadata_response::TensorMetadata;
 use millrace_proto::inference::{ModelInferResponse, ModelMetadataResponse};
@@ -17,6 +22,10 @@ use prost::Message;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::LocalSet;
 
+const HTTP_METADATA: &[u8] = br#"{"name":"floor","inputs":[{"name":"x","datatype":"FP32","shape":[-1,64]}]}"#;
+const HTTP_ANSWER: &[u8] = &[b' '; 400];
+
+/// The gRPC messages.
 #[derive(Clone)]
 struct Answers {
     metadata: Bytes,
@@ -44,7 +53,34 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await
 }
 
-async fn serve(stream: TcpStream, answers: Answers) -> Result<(), h2::Error> {
+/// Tells the protocols apart by how HTTP/2 begins: `PRI * HTTP/2.0`.
+async fn serve(stream: TcpStream, answers: Answers) -> Result<(), Box<dyn std::error::Error>> {
+    let mut first = [0; 3];
+    while stream.peek(&mut first).await? < first.len() {
+        if stream.peek(&mut first).await? == 0 {
+            return Ok(());
+        }
+        tokio::task::yield_now().await;
+    }
+    if first == *b"PRI" {
+        serve_grpc(stream, answers).await?
+    } else {
+        serve_http(stream).await?
+    }
+    Ok(())
+}
+
+async fn serve_http(stream: TcpStream) -> Result<(), hyper::Error> {
+    let service = service_fn(async |request: Request<Incoming>| {
+        let metadata = request.method() == Method::GET;
+        request.into_body().collect().await?;
+        let body = Bytes::from_static(if metadata { HTTP_METADATA } else { HTTP_ANSWER });
+        Ok::<_, hyper::Error>(Response::new(Full::new(body)))
+    });
+    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await
+}
+
+async fn serve_grpc(stream: TcpStream, answers: Answers) -> Result<(), h2::Error> {
     let mut connection = h2::server::Builder::new()
         .initial_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)

@@ -7,7 +7,7 @@ use millrace_client::Address;
 use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::{apply, completions, delete, describe, get, invoke, ps, synth, version};
+use crate::commands::{apply, completions, delete, demo, describe, get, invoke, ps, synth, up, version};
 use crate::failure::EXIT_CODES;
 use crate::load;
 
@@ -70,6 +70,8 @@ pub(crate) enum LogFormat {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Up(up::Args),
+    Demo(demo::Args),
     Apply(apply::Args),
     Get(get::Args),
     Describe(describe::Args),
@@ -88,7 +90,10 @@ pub(crate) enum Command {
 impl Command {
     /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
     pub(crate) fn default_log(&self) -> &'static str {
-        "warn"
+        match self {
+            Self::Up(_) => "info",
+            _ => "warn",
+        }
     }
 }
 

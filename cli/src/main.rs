@@ -6,6 +6,7 @@
 
 mod args;
 mod clock;
+mod cluster;
 mod commands;
 mod config;
 mod failure;

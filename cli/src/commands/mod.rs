@@ -3,12 +3,14 @@
 pub(crate) mod apply;
 pub(crate) mod completions;
 pub(crate) mod delete;
+pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod get;
 pub(crate) mod invoke;
 pub(crate) mod ps;
 pub(crate) mod synth;
 mod target;
+pub(crate) mod up;
 pub(crate) mod version;
 
 use tokio::runtime::Runtime;
@@ -26,6 +28,8 @@ pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
         Command::Synth(args) => synth::run(&args),
+        Command::Up(args) => runtime.block_on(up::run(args)),
+        Command::Demo(args) => runtime.block_on(demo::run(args, config)),
         command => runtime.block_on(call(command, config)),
     }
 }
@@ -41,6 +45,12 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Invoke(args) => invoke::run(args, &session).instrument(info_span!("invoke")).await,
         Command::Ps(args) => ps::run(args, &session).instrument(info_span!("ps")).await,
         Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,
-        Command::Completions(_) | Command::Executor | Command::Load(_) | Command::Synth(_) => Ok(()),
+        // Carried out above, without a session.
+        Command::Completions(_)
+        | Command::Demo(_)
+        | Command::Executor
+        | Command::Load(_)
+        | Command::Synth(_)
+        | Command::Up(_) => Ok(()),
     }
 }

@@ -66,7 +66,8 @@ impl Sender {
         };
         let outcome = self.exchange(sender).await;
         outcome.map_err(|error| {
-            if error.is_go_away() || error.is_io() {
+            // A reset ends one request; anything else, the connection.
+            if !error.is_reset() {
                 *self.connections[slot].borrow_mut() = None;
             }
             Problem::new("connection lost", error)

@@ -1,0 +1,79 @@
+//! The example classifier as the binary carries it, so that the demo runs anywhere.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::failure::Failure;
+
+/// The function's name in its manifest.
+pub(super) const NAME: &str = "digits";
+
+const MANIFEST: &str = include_str!("../../../../examples/digits/function.yaml");
+const MODEL: &[u8] = include_bytes!("../../../../examples/digits/digits.onnx");
+
+macro_rules! images {
+    ($($file:literal),*) => {
+        [$(($file, include_bytes!(concat!("../../../../examples/digits/images/", $file)).as_slice())),*]
+    };
+}
+
+const IMAGES: [(&str, &[u8]); 10] = images![
+    "digit-0.png",
+    "digit-1.png",
+    "digit-2.png",
+    "digit-3.png",
+    "digit-4.png",
+    "digit-5.png",
+    "digit-6.png",
+    "digit-7.png",
+    "digit-8.png",
+    "digit-9.png"
+];
+
+/// A test image.
+#[derive(Debug, Clone)]
+pub(super) struct Picture {
+    pub(super) name: &'static str,
+    /// What it shows.
+    pub(super) digit: char,
+    pub(super) png: Bytes,
+}
+
+/// The test images: one of each digit, none of them seen in training.
+pub(super) fn pictures() -> Result<Vec<Picture>, Failure> {
+    let picture = |(name, png): (&'static str, &'static [u8])| {
+        let digit = name.chars().find(char::is_ascii_digit);
+        let digit = digit.ok_or_else(|| Failure::failed(format!("{name} does not say its digit")))?;
+        Ok(Picture { name, digit, png: Bytes::from_static(png) })
+    };
+    IMAGES.into_iter().map(picture).collect()
+}
+
+/// Writes the manifest and its model into a folder; returns the manifest's path.
+pub(super) fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
+    let manifest = folder.join("function.yaml");
+    for (path, bytes) in [(folder.join("digits.onnx"), MODEL), (manifest.clone(), MANIFEST.as_bytes())] {
+        std::fs::write(&path, bytes)
+            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+    }
+    Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_picture_of_each_digit() {
+        let digits: String = pictures().unwrap().iter().map(|picture| picture.digit).collect();
+        assert_eq!(digits, "0123456789");
+    }
+
+    #[test]
+    fn the_manifest_names_the_unpacked_model() {
+        let manifests = millrace_types::manifest::parse(MANIFEST).unwrap();
+        let names: Vec<_> = manifests.iter().map(|it| (it.spec.key.name.as_str(), &*it.model_file)).collect();
+        assert_eq!(names, [(NAME, "digits.onnx")]);
+    }
+}

@@ -1,0 +1,164 @@
+//! `demo`: starts a cluster, publishes the example classifier, shows it its test images, and says
+//! how to go on. Everything goes through the verbs and the SDK that a user has.
+
+mod chaos;
+mod example;
+
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::time::Duration;
+
+use millrace_client::{InferRequest, Inference, TensorMetadata};
+use millrace_types::Bytes;
+use millrace_worker::service::Faults;
+
+use crate::cluster::{Cluster, Plan};
+use crate::commands::demo::example::Picture;
+use crate::commands::up::{Stop, ephemeral_dir, loopback, topology};
+use crate::commands::{apply, ps};
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::output::answers;
+use crate::session::Session;
+use crate::tensors::{image, only_input};
+
+const GPU_MEMORY: Bytes = Bytes::mib(256);
+const HOST_MEMORY: Bytes = Bytes::gib(1);
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Start a cluster, publish the example classifier and show it its test images.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Kill executors (kill -9) under load on the way; fail unless every request is answered.
+    #[arg(long)]
+    chaos: bool,
+    /// How many GPUs to emulate.
+    #[arg(long, value_name = "N", default_value = "2")]
+    gpus: NonZeroU32,
+}
+
+pub(crate) async fn run(args: Args, config: Config) -> Result<(), Failure> {
+    let mut stop = Stop::new()?;
+    tokio::select! {
+        shown = show(&args, config) => shown,
+        // Dropping the cluster ends it, executors included.
+        () = stop.asked() => Err(Failure::failed("stopped")),
+    }
+}
+
+async fn show(args: &Args, config: Config) -> Result<(), Failure> {
+    let folder = ephemeral_dir()?;
+    println!(
+        "Starting a cluster here: a controller, a worker, and {} emulated GPUs of {GPU_MEMORY},",
+        args.gpus
+    );
+    println!("each behind an executor process of its own.");
+    let cluster = Cluster::start(plan(args, folder.path())?).await?;
+    println!("It is up: clients connect to {}.\n", cluster.client_addr());
+
+    let session = session(&cluster, config)?;
+    publish(&session, folder.path()).await?;
+    classify(&session).await?;
+    if args.chaos {
+        chaos::run(&session, example::pictures()?).await?;
+    }
+    cluster.shutdown(GRACE).await;
+    println!("{GO_ON}");
+    Ok(())
+}
+
+fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
+    Ok(Plan {
+        data_dir: folder.join("data"),
+        client: loopback(0),
+        internal: loopback(0),
+        worker: loopback(0),
+        workers: NonZeroU32::MIN,
+        topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
+        host_memory: HOST_MEMORY,
+        faults: Faults::Refuse,
+        insecure: false,
+    })
+}
+
+fn session(cluster: &Cluster, config: Config) -> Result<Session, Failure> {
+    let address = cluster.client_addr().to_string().parse();
+    let endpoint = address.map_err(|error| Failure::failed(format!("{error}")))?;
+    Session::new(Config { endpoints: vec![endpoint], ..config })
+}
+
+async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
+    let manifest = example::unpack(folder)?;
+    println!("$ millrace apply -f examples/digits/function.yaml");
+    apply::run(verb(&["-f", &manifest.display().to_string()])?, session).await?;
+    println!();
+    Ok(())
+}
+
+async fn classify(session: &Session) -> Result<(), Failure> {
+    let inference = session.inference();
+    let input = input(&inference).await?;
+    println!("Its test images, and where the time of each request went (the first swaps the model in):");
+    let mut right = 0;
+    let pictures = example::pictures()?;
+    for picture in &pictures {
+        let answer = inference.infer(request(picture, &input)?).await?;
+        let names = [picture.name.to_owned()];
+        let best = answer.outputs.iter().find_map(|output| answers::best_classes(output, &names, 1, &[]));
+        let best = best.ok_or_else(|| Failure::failed("the example's answer has no scores"))?.join(" ");
+        let split = answer.split.as_ref().map(answers::split_line).unwrap_or_default();
+        println!("  {best:<24} {split}");
+        right += usize::from(best.starts_with(&format!("{}: {} ", picture.name, picture.digit)));
+    }
+    println!("{right} of {} are right.\n\n$ millrace ps", pictures.len());
+    ps::run(verb(&[])?, session).await?;
+    println!();
+    if right < pictures.len() {
+        return Err(Failure::failed("the classifier no longer reads its test images"));
+    }
+    Ok(())
+}
+
+async fn input(inference: &Inference) -> Result<TensorMetadata, Failure> {
+    Ok(only_input(&inference.model_metadata(example::NAME, "").await?)?.clone())
+}
+
+fn request(picture: &Picture, input: &TensorMetadata) -> Result<InferRequest, Failure> {
+    let scale = image::Scale { mean: vec![0.0], std: vec![1.0] };
+    let decoded = image::decode(picture.name, &picture.png)?;
+    let tensor = image::tensor(&[decoded], input, &scale)?;
+    Ok(InferRequest {
+        outputs: vec!["probabilities".to_owned()],
+        ..InferRequest::new(example::NAME, vec![tensor])
+    })
+}
+
+/// A verb's arguments, as if they had been typed.
+fn verb<A: clap::Args>(words: &[&str]) -> Result<A, Failure> {
+    let command = A::augment_args(clap::Command::new("verb").no_binary_name(true));
+    let matches = command.try_get_matches_from(words);
+    matches
+        .and_then(|matches| A::from_arg_matches(&matches))
+        .map_err(|error| Failure::failed(format!("the demo typed what the verb does not take: {error}")))
+}
+
+const GO_ON: &str = "\
+How to go on (cargo install --path cli puts millrace on your PATH):
+  millrace up                                          a cluster that keeps what you publish
+  millrace apply -f examples/digits/function.yaml      publish this classifier, or your own model
+  millrace invoke digits --image examples/digits/images/digit-3.png
+  millrace load digits --concurrency 8                 measure it
+  millrace demo --chaos                                kill executors under load
+Clients of the Open Inference Protocol (tritonclient, KServe's SDK, curl) work as they are: README.md.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_types_what_the_verbs_take() {
+        assert!(verb::<apply::Args>(&["-f", "x.yaml"]).is_ok());
+        assert!(verb::<ps::Args>(&[]).is_ok());
+        assert!(verb::<ps::Args>(&["--nonsense"]).is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! Starting, stopping, dying, coming back.
+
+use rustix::process::Signal;
+
+use crate::running::{Up, millrace, repository, wait_gone};
+
+#[test]
+fn being_told_to_stop_ends_everything_in_order() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let up = Up::ephemeral(&["--gpus", "2"]);
+        let executors = up.executors();
+        assert_eq!(executors.len(), 2, "one executor for each GPU");
+        up.signal(signal);
+        let (status, rest) = up.ended();
+        assert!(status.success(), "{signal:?}: {status}");
+        assert_eq!(rest, "", "stdout has the ready line and nothing else");
+        wait_gone(&executors);
+    }
+}
+
+#[test]
+fn no_executor_outlives_a_killed_parent() {
+    let up = Up::ephemeral(&["--gpus", "3"]);
+    let executors = up.executors();
+    assert_eq!(executors.len(), 3);
+    up.signal(Signal::KILL);
+    assert!(!up.ended().0.success());
+    wait_gone(&executors);
+}
+
+#[test]
+fn a_second_start_serves_the_same_functions_without_an_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = repository("examples/digits/images/digit-7.png");
+    let first = Up::in_dir(dir.path());
+    first.apply_digits();
+    let before = first.ok(&["invoke", "digits", "--image", &image]);
+    // The hard way: nothing is written at the end that a second start needs.
+    first.signal(Signal::KILL);
+    first.ended();
+
+    let second = Up::in_dir(dir.path());
+    crate::running::eventually("the function is ready again", || {
+        second.json(&["get", "functions"])[0]["status"]["ready"] == true
+            || second.run(&["invoke", "digits", "--image", &image]).status.success()
+    });
+    let after = second.ok(&["invoke", "digits", "--image", &image]);
+    assert_eq!(before.lines().next(), after.lines().next());
+    assert_eq!(second.apply_digits(), "function/digits unchanged\n");
+}
+
+#[test]
+fn a_data_directory_has_one_cluster_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = Up::in_dir(dir.path());
+    let second = millrace()
+        .args(["up", "--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0"])
+        .args(["--worker-listen", "127.0.0.1:0", "--data-dir"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&second.stderr);
+    assert!(stderr.contains("lock") || stderr.contains("in use"), "{stderr}");
+}
+
+#[test]
+fn a_taken_port_is_named() {
+    let up = Up::ephemeral(&[]);
+    let second = millrace().args(["up", "--ephemeral", "--listen", &up.client]).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&second.stderr);
+    assert!(stderr.contains(&up.client) && stderr.contains("port 0"), "{stderr}");
+}
+
+#[test]
+fn the_demo_shows_every_answer() {
+    let demo = millrace().arg("demo").output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&demo.stdout), String::from_utf8_lossy(&demo.stderr));
+    assert!(demo.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("10 of 10 are right"), "{stdout}");
+    assert!(stdout.contains("= queue") && stdout.contains("How to go on"), "{stdout}");
+}
+
+#[test]
+fn the_demo_loses_no_request_to_killed_executors() {
+    let demo = millrace().args(["demo", "--chaos"]).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&demo.stdout), String::from_utf8_lossy(&demo.stderr));
+    assert!(demo.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("answered as without chaos, 0 not"), "{stdout}");
+}

@@ -1,0 +1,6 @@
+//! The whole thing as a user has it: the binary, its processes, its ports. Every cluster here is on
+//! free loopback ports and in a folder of its own.
+
+mod life;
+mod running;
+mod serving;

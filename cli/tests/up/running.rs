@@ -1,0 +1,145 @@
+//! A `millrace up` under test, and the verbs against it.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// How long anything here may take before it counts as hung.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running cluster. Killed when dropped.
+pub struct Up {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    pub client: String,
+}
+
+pub fn millrace() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    // The user's own settings must not reach the tests.
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", "/nonexistent");
+    command
+}
+
+/// A file of the repository.
+pub fn repository(path: &str) -> String {
+    format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Up {
+    pub fn ephemeral(args: &[&str]) -> Self {
+        Self::start(&[&["--ephemeral"], args].concat())
+    }
+
+    pub fn in_dir(dir: &Path) -> Self {
+        let dir = dir.to_str().expect("a temporary folder's name is text");
+        let free = "127.0.0.1:0";
+        Self::start(&["--data-dir", dir, "--internal-listen", free, "--worker-listen", free])
+    }
+
+    fn start(args: &[&str]) -> Self {
+        let mut child = millrace()
+            .args(["up", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary was built");
+        let mut stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("the ready line is text");
+        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no ready line: {line:?}"));
+        assert_eq!(ready["ready"], true);
+        let client = ready["client"].as_str().expect("the ready line names the client address").to_owned();
+        Self { child, stdout, client }
+    }
+
+    /// A verb against this cluster.
+    pub fn run(&self, args: &[&str]) -> Output {
+        millrace().args(args).args(["-e", &self.client]).output().expect("the binary runs")
+    }
+
+    /// The same, which has to succeed; its standard output.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {stderr}");
+        String::from_utf8(output.stdout).expect("output is UTF-8")
+    }
+
+    /// The same, which has to fail with this exit code; its standard error.
+    pub fn refused(&self, code: i32, args: &[&str]) -> String {
+        let output = self.run(args);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+        stderr
+    }
+
+    pub fn json(&self, args: &[&str]) -> Value {
+        let text = self.ok(&[args, &["-o", "json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{args:?}: {error}: {text}"))
+    }
+
+    /// Publishes the example classifier.
+    pub fn apply_digits(&self) -> String {
+        self.ok(&["apply", "-f", &repository("examples/digits/function.yaml")])
+    }
+
+    /// The executors' processes.
+    pub fn executors(&self) -> Vec<u32> {
+        children_of(self.child.id())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the cluster's process is ours");
+    }
+
+    /// Waits for the end; returns what was still said on stdout.
+    pub fn ended(mut self) -> (ExitStatus, String) {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).expect("output is UTF-8");
+        (self.child.wait().expect("the child is ours"), rest)
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// The children of a process, from /proc.
+fn children_of(parent: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).expect("the process lives");
+    let children =
+        tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    children
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Waits until none of these processes is left.
+pub fn wait_gone(pids: &[u32]) {
+    let alive = |pid: &&u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // A zombie has ended: whoever adopted it has not looked yet.
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    eventually("the executors are gone", || !pids.iter().any(|pid| alive(&pid)));
+}
+
+/// Polls until it is so: what is watched belongs to other processes, which cannot tell us.
+#[allow(clippy::disallowed_methods, reason = "real processes in real time")]
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !so() {
+        assert!(std::time::Instant::now() < deadline, "not after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

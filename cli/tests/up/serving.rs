@@ -1,0 +1,157 @@
+//! Publishing and serving, refusals included, through the binary.
+
+use std::path::{Path, PathBuf};
+
+use millrace_model::synth;
+use serde_json::Value;
+
+use crate::running::{Up, repository};
+
+/// A folder with a manifest for each model put into it.
+struct Models(tempfile::TempDir);
+
+impl Models {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a model and a manifest for it; returns the manifest's path.
+    fn function(&self, name: &str, model: &[u8]) -> String {
+        self.manifest(name, &format!("{name}.onnx"), model, "")
+    }
+
+    fn manifest(&self, name: &str, file: &str, model: &[u8], more: &str) -> String {
+        std::fs::write(self.path(file), model).unwrap();
+        let text = format!(
+            "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: {name}}}\n\
+             spec:\n  model: {{file: {file}}}\n{more}"
+        );
+        let path = self.path(&format!("{name}.yaml"));
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+/// Everything below a folder, to see that a refusal left nothing.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() { open.push(path) } else { found.push(path) }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_function_is_published_invoked_listed_and_deleted() {
+    let up = Up::ephemeral(&[]);
+    assert_eq!(up.apply_digits(), "function/digits created\n");
+    assert_eq!(up.apply_digits(), "function/digits unchanged\n");
+    let image = repository("examples/digits/images/digit-3.png");
+    let answer = up.ok(&["invoke", "digits", "--image", &image, "--request-id", "mine"]);
+    assert!(answer.contains("digit-3.png: 3 ("), "{answer}");
+    assert!(answer.contains("request mine") && answer.contains("= queue"), "{answer}");
+    let resident = up.json(&["ps"]);
+    assert_eq!(resident[0]["functions"][0], "default/digits@1", "{resident}");
+    up.ok(&["delete", "function", "digits"]);
+    assert_eq!(up.json(&["get", "functions"]), Value::Array(vec![]));
+    let stderr = up.refused(3, &["invoke", "digits", "--image", &image]);
+    assert!(stderr.contains("FUNCTION_NOT_FOUND"), "{stderr}");
+}
+
+#[test]
+fn models_that_do_not_fit_together_take_turns_on_one_gpu() {
+    let up = Up::ephemeral(&["--gpus", "1", "--gpu-memory", "16MiB"]);
+    let models = Models::new();
+    for name in ["a", "b", "c"] {
+        up.ok(&["apply", "-f", &models.function(name, &synth::transformer_block())]);
+    }
+    // The same file: one artifact, one resident model for all three.
+    let block = up.json(&["describe", "function", "a"]);
+    assert!(block.to_string().contains("sha256:"), "{block}");
+    for (name, layers) in [("x", 2), ("y", 3), ("z", 4)] {
+        let encoder = synth::Encoder { layers, ..synth::Encoder::TINY };
+        up.ok(&["apply", "-f", &models.function(name, &synth::bert_like(encoder))]);
+    }
+    let body = r#"{"input_ids": [[1, 2, 3, 4]]}"#;
+    let ask = |name: &str| up.ok(&["invoke", name, "--json", body]).lines().next().map(str::to_owned);
+    let first: Vec<_> = ["x", "y", "z"].map(ask).into();
+    for _ in 0..3 {
+        let again: Vec<_> = ["x", "y", "z"].map(ask).into();
+        assert_eq!(again, first);
+    }
+}
+
+#[test]
+fn every_model_that_cannot_be_served_is_refused_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let up = Up::in_dir(dir.path());
+    let models = Models::new();
+    let mlp = synth::mlp();
+    let artifacts = || -> Vec<_> {
+        files(dir.path()).into_iter().filter(|path| path.to_string_lossy().contains("artifacts")).collect()
+    };
+    let before = artifacts();
+    let refusals = [
+        ("notonnx", b"# a readme, no model\n".to_vec(), "ONNX"),
+        ("truncated", mlp[..mlp.len() / 2].to_vec(), "trunc"),
+        ("empty", Vec::new(), "ONNX"),
+        ("strange", replace(&mlp, b"Relu", b"Rolu"), "Rolu"),
+    ];
+    for (name, model, says) in refusals {
+        let stderr = up.refused(1, &["apply", "-f", &models.function(name, &model)]);
+        assert!(stderr.contains(says), "{name}: {stderr}");
+    }
+    assert_eq!(up.json(&["get", "functions"]), Value::Array(vec![]));
+    assert_eq!(artifacts(), before);
+}
+
+#[test]
+fn a_model_larger_than_every_gpu_is_refused_with_both_sizes() {
+    let up = Up::ephemeral(&["--gpu-memory", "4MiB"]);
+    let models = Models::new();
+    let stderr = up.refused(1, &["apply", "-f", &models.function("big", &synth::tiny_cnn())]);
+    assert!(stderr.contains("MODEL_TOO_LARGE") && stderr.contains("4.0 MiB"), "{stderr}");
+    assert_eq!(up.json(&["get", "functions"]), Value::Array(vec![]));
+}
+
+#[test]
+fn the_load_generator_measures_both_protocols() {
+    let up = Up::ephemeral(&[]);
+    up.ok(&["apply", "-f", &Models::new().function("mlp", &synth::mlp())]);
+    for protocol in ["grpc", "http"] {
+        let url = format!("{protocol}://{}", up.client);
+        let report = up.json(&[
+            "load",
+            "--url",
+            &url,
+            "--model",
+            "mlp",
+            "--requests",
+            "200",
+            "--concurrency",
+            "4",
+            "--warm-up",
+            "0s",
+        ]);
+        assert_eq!((&report["answered"], &report["failed"]), (&200.into(), &0.into()), "{report}");
+        assert!(report["server_us"]["run"]["p50"].as_f64().unwrap() > 0.0, "{report}");
+    }
+}
+
+/// Replaces text of the same length.
+fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let at = bytes.windows(from.len()).position(|window| window == from).expect("the model has it");
+    let mut replaced = bytes.to_vec();
+    replaced[at..at + to.len()].copy_from_slice(to);
+    replaced
+}
