@@ -41,6 +41,7 @@ struct State {
     pages: AtomicUsize,
     uploads: AtomicUsize,
     looks: Mutex<BTreeMap<String, u64>>,
+    traceparents: Mutex<Vec<String>>,
     stalls_served: tokio::sync::Mutex<usize>,
 }
 
@@ -71,6 +72,11 @@ impl Fake {
 
     pub(crate) fn uploads(&self) -> usize {
         self.state.uploads.load(Ordering::Relaxed)
+    }
+
+    /// The trace context of every inference that had one.
+    pub(crate) fn traceparents(&self) -> Vec<String> {
+        self.state.traceparents.lock().unwrap().clone()
     }
 
     pub(crate) fn function_names(&self) -> Vec<String> {
@@ -312,6 +318,9 @@ inference_service! {
             request: Request<inference::ModelInferRequest>,
         ) -> Result<Response<inference::ModelInferResponse>, Status> {
             let id = request.metadata().get("x-request-id").cloned();
+            if let Some(parent) = request.metadata().get("traceparent") {
+                self.0.traceparents.lock().unwrap().push(parent.to_str().unwrap().to_owned());
+            }
             let request = request.into_inner();
             match request.model_name.as_str() {
                 "typed" => Ok(Response::new(typed_answer())),
