@@ -137,7 +137,7 @@ fn parse(bytes: &[u8]) -> Result<Identity, Flaw> {
     Ok(Identity { cluster, controller })
 }
 
-fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>, Error> {
+pub(crate) fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>, Error> {
     let path = dir.join(IDENTITY);
     let names = fs.list(dir).map_err(Error::io("reading", dir))?;
     if !names.iter().any(|name| name == IDENTITY) {
@@ -148,7 +148,7 @@ fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>, Error> {
     parse(&bytes).map(Some).map_err(|flaw| Error::flaw(format!("identity file {}", path.display()), flaw))
 }
 
-fn write_identity(fs: &dyn Fs, dir: &Path, identity: &Identity) -> Result<(), Error> {
+pub(crate) fn write_identity(fs: &dyn Fs, dir: &Path, identity: &Identity) -> Result<(), Error> {
     let id = &*identity.cluster.0;
     if !(1..=128).contains(&id.len()) || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::BadClusterId(id.to_owned()));

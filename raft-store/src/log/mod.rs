@@ -152,6 +152,16 @@ impl<M: Machine> LogStore<M> {
         self.reader.bounds().purged
     }
 
+    #[cfg(test)]
+    pub(crate) fn vote(&self) -> Result<Option<Vote>, Error> {
+        self.reader.tables.read_meta(Meta::Vote)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn read_all(&self) -> Result<Vec<Entry<M>>, Error> {
+        self.reader.read(0, u64::MAX, usize::MAX)
+    }
+
     async fn give(&self, job: Job) -> Result<(), Error> {
         let jobs = self.writer.jobs.as_ref().ok_or_else(writer_gone)?;
         jobs.send(job).await.map_err(|_| writer_gone())
@@ -174,7 +184,7 @@ impl<M: Machine> LogStore<M> {
             return Ok(());
         };
         let mut before = self.reader.bounds().last.map(|last| last.index);
-        let mut pairs = Vec::with_capacity(entries.len());
+        let mut encoded = Vec::with_capacity(entries.len());
         for entry in &entries {
             let index = entry.log_id.index;
             // openraft's suite appends behind a purge, which is harmless.
@@ -185,12 +195,12 @@ impl<M: Machine> LogStore<M> {
                 what: format!("log entry {index}"),
                 reason: error.to_string(),
             })?;
-            pairs.extend(record::encode(index, &body)?);
+            encoded.push(record::encode(index, &body)?);
             before = before.max(Some(index));
         }
         let durable: Durable =
             Box::new(|result| flushed.log_io_completed(result.map_err(std::io::Error::other)));
-        self.carry_out(|readable| Job::Append { pairs, last, readable, durable }).await
+        self.carry_out(|readable| Job::Append { entries: encoded, last, readable, durable }).await
     }
 
     async fn truncate_from(&self, from: u64) -> Result<(), Error> {

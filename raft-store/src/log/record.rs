@@ -25,7 +25,7 @@ const FORMAT: u8 = 1;
 const PART_BYTES: usize = 4096;
 
 /// The largest entry, encoded. What proposes batches stays below it.
-pub const ENTRY_BYTES_MAX: usize = 64 << 20;
+pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(ENTRY_BYTES_MAX / PART_BYTES < u16::MAX as usize, "a part's number is 16 bits");
 

@@ -9,6 +9,7 @@
 //! | `meta` | `sync` | the number of the sync that made the writes before it durable |
 
 use std::fs::File;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -21,6 +22,18 @@ use crate::frame;
 
 /// What sled keeps of the log in memory. Its own default is 1 GiB.
 const CACHE_BYTES: u64 = 32 << 20;
+
+/// The units in which sled writes and reuses its file. It may overwrite one once what it held of
+/// value was written elsewhere at least one whole unit ago; it takes its own flush for durable then.
+/// Nothing is lost as long as less than a unit is written between two real syncs: see
+/// [`WINDOW_BYTES`]. Cannot be changed once a log is there.
+const SEGMENT_BYTES: usize = 8 << 20;
+
+/// Values given to sled between two syncs, in bytes. With its leaves of 16 values, rewritten every
+/// 10 changes and when they split, sled writes at most 5 times as much.
+pub(crate) const WINDOW_BYTES: usize = 1 << 20;
+
+const _: () = assert!(WINDOW_BYTES * 5 < SEGMENT_BYTES && record::ENTRY_BYTES_MAX <= WINDOW_BYTES);
 
 /// The format of `meta`'s records.
 ///
@@ -98,8 +111,12 @@ impl Tables {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let opening = |source| Error::Sled { doing: "opening the log", source };
         // No flusher of sled's own: every write and sync is the writer thread's, in order.
-        let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES).flush_every_ms(None);
-        let db = config.open().map_err(opening)?;
+        let config = sled::Config::new()
+            .path(path)
+            .cache_capacity(CACHE_BYTES)
+            .segment_size(SEGMENT_BYTES)
+            .flush_every_ms(None);
+        let db = open_catching_panics(&config)?;
         let logs = db.open_tree("logs").map_err(opening)?;
         let meta = db.open_tree("meta").map_err(opening)?;
         let tables = Self { db, logs, meta };
@@ -136,11 +153,9 @@ impl Tables {
         let committed: Option<LogId> = self.read_meta(Meta::Committed)?;
         let mut bounds = Bounds { purged, last: purged, committed, removals: 0 };
         let mut next = bounds.first_index();
-        for record in self.records(0, u64::MAX) {
+        // What was purged may be half deleted.
+        for record in self.records(bounds.first_index(), u64::MAX) {
             let (index, body) = record?;
-            if index < bounds.first_index() {
-                continue; // Purged, and not deleted before the process ended.
-            }
             if index != next {
                 return Err(damaged(format!("entry {next} is missing")));
             }
@@ -182,6 +197,18 @@ impl Tables {
     pub(crate) fn write_meta(&self, meta: Meta, record: &MetaRecord) -> Result<(), Error> {
         self.meta.insert(meta.key(), record.0.as_slice()).map_err(Error::sled("writing the log"))?;
         Ok(())
+    }
+}
+
+/// sled panics on some damage that it should return.
+fn open_catching_panics(config: &sled::Config) -> Result<sled::Db, Error> {
+    // Nothing of it is used after a panic.
+    match std::panic::catch_unwind(AssertUnwindSafe(|| config.open())) {
+        Ok(opened) => opened.map_err(Error::sled("opening the log")),
+        Err(_) => Err(Error::Damaged {
+            what: "the log".to_owned(),
+            flaw: "sled panicked as it opened it".to_owned(),
+        }),
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use super::record::{self, Pair};
-use super::tables::{Bounds, Meta, MetaRecord, Tables};
+use super::tables::{Bounds, Meta, MetaRecord, Tables, WINDOW_BYTES};
 use super::witness::Witness;
 use crate::config::LogId;
 use crate::error::Error;
@@ -37,7 +37,7 @@ pub(crate) type Durable = Box<dyn FnOnce(Result<(), Error>) + Send>;
 /// Something to write.
 pub(crate) enum Job {
     /// Appends entries. `readable` is told before they are durable.
-    Append { pairs: Vec<Pair>, last: LogId, readable: Durable, durable: Durable },
+    Append { entries: Vec<Vec<Pair>>, last: LogId, readable: Durable, durable: Durable },
     /// Writes a value of the `meta` tree.
     Vote { record: MetaRecord, durable: Durable },
     /// Writes the commit position, to be durable with the next sync of anything else.
@@ -146,8 +146,8 @@ impl Writer {
 
     fn carry_out(&mut self, job: Job, waiting: &mut Vec<Durable>) {
         match job {
-            Job::Append { pairs, last, readable, durable } => {
-                self.write(|writer| writer.append(pairs, last));
+            Job::Append { entries, last, readable, durable } => {
+                self.write(|writer| writer.append(entries, last));
                 readable(self.health());
                 waiting.push(durable);
             }
@@ -193,23 +193,38 @@ impl Writer {
         self.halted.as_ref().map_or(Ok(()), |reason| Err(Error::Halted(Arc::clone(reason))))
     }
 
-    fn append(&mut self, pairs: Vec<Pair>, last: LogId) -> Result<(), Error> {
-        let writing = "writing the log";
+    /// Each entry wholly or not at all, and none without those before it.
+    fn append(&mut self, entries: Vec<Vec<Pair>>, last: LogId) -> Result<(), Error> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        for entry in entries {
+            let more: usize = entry.iter().map(|(_, value)| value.len()).sum();
+            if bytes + more > WINDOW_BYTES && !batch.is_empty() {
+                self.insert(std::mem::take(&mut batch))?;
+                self.sync_all()?;
+                bytes = 0;
+            }
+            bytes += more;
+            batch.extend(entry);
+        }
+        self.insert(batch)?;
+        self.change_bounds(|bounds| bounds.last = bounds.last.max(Some(last)));
+        Ok(())
+    }
+
+    fn insert(&mut self, pairs: Vec<Pair>) -> Result<(), Error> {
+        let writing = || Error::sled("writing the log");
         match <[Pair; 1]>::try_from(pairs) {
             // One value is atomic by itself; a batch costs sled two more writes.
-            Ok([(key, value)]) => {
-                self.tables.logs.insert(key, value).map_err(Error::sled(writing))?;
-            }
+            Ok([(key, value)]) => self.tables.logs.insert(key, value).map(drop).map_err(writing()),
             Err(pairs) => {
                 let mut batch = sled::Batch::default();
                 for (key, value) in pairs {
                     batch.insert(key, value);
                 }
-                self.tables.logs.apply_batch(batch).map_err(Error::sled(writing))?;
+                self.tables.logs.apply_batch(batch).map_err(writing())
             }
         }
-        self.change_bounds(|bounds| bounds.last = bounds.last.max(Some(last)));
-        Ok(())
     }
 
     fn truncate(&mut self, from: u64, last: Option<LogId>) -> Result<(), Error> {
@@ -239,8 +254,8 @@ impl Writer {
         change(&mut self.bounds.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Deletes a few of the purged entries. Not synced: they are out of sight, and deleted again
-    /// should they come back.
+    /// Deletes a few of the purged entries, which are out of sight already. Synced each time, so
+    /// that sled never writes much between two syncs.
     fn delete_some(&mut self) -> Result<(), Error> {
         let deleting = || Error::sled("deleting purged entries");
         let purged = self.tables.logs.range(..record::key(self.doomed_below)).keys();
@@ -251,7 +266,7 @@ impl Writer {
         if some.len() < DELETES_AT_A_TIME {
             self.doomed_below = 0;
         }
-        Ok(())
+        self.sync_all()
     }
 
     fn sync(&mut self) {

@@ -4,7 +4,18 @@
 //! |---|---|
 //! | [`suite`] | openraft's own storage suite |
 //! | [`restart`] | what was acknowledged is there after a clean restart; snapshot and log give the state |
+//! | [`killed`] | the same after `kill -9` of a real process |
+//! | [`power_cut_log`] | the same of sled's file as a power cut could leave it |
+//! | [`power_cut_files`] | snapshots and identity, cut after every file operation |
+//! | [`damage`] | whatever is damaged, missing or foreign is refused with a clear error |
+//! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost |
 
+mod damage;
+mod full_disk;
+mod killed;
+mod power_cut_files;
+mod power_cut_log;
 mod restart;
+mod sim_fs;
 mod suite;
 mod tally;

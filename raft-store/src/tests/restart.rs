@@ -66,10 +66,11 @@ async fn large_entries_come_back_and_stay_in_the_file_that_is_synced() {
 async fn one_read_for_replication_is_bounded_in_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
-    let large: Vec<_> = (0..10).map(|index| entry(1, index, vec![Command::Pad(vec![0; 1 << 20])])).collect();
+    let large: Vec<_> =
+        (0..20).map(|index| entry(1, index, vec![Command::Pad(vec![0; 1_000_000])])).collect();
     append(&mut log, large).await;
-    let read = log.limited_get_log_entries(0, 10).await.unwrap();
-    assert!((1..=5).contains(&read.len()), "{} entries of 1 MiB", read.len());
+    let read = log.limited_get_log_entries(0, 20).await.unwrap();
+    assert!((1..=5).contains(&read.len()), "{} entries of 1 MB", read.len());
 }
 
 #[tokio::test]

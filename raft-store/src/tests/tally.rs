@@ -1,5 +1,6 @@
 //! A machine small enough to foresee, and what the tests do to a store.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -92,4 +93,12 @@ pub(super) async fn append(log: &mut LogStore<Tally>, entries: Vec<Entry<Tally>>
 
 pub(super) async fn last_index(log: &mut LogStore<Tally>) -> Option<u64> {
     log.get_log_state().await.unwrap().last_log_id.map(|last| last.index)
+}
+
+/// A seed of this run's own, or the one in `MILLRACE_SEED`. Printed, so that a failure can be run again.
+pub(super) fn seed() -> u64 {
+    let given = std::env::var("MILLRACE_SEED").ok().map(|seed| seed.parse().unwrap());
+    let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
+    eprintln!("MILLRACE_SEED={seed}");
+    seed
 }

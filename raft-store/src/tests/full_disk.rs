@@ -1,0 +1,98 @@
+//! A write or sync that fails becomes a storage error, on which openraft halts the node; nothing
+//! after it is acknowledged, and nothing before it is lost.
+//!
+//! The disk is full by the file size limit of a child process: the system call fails in sled's own
+//! write just as it does without space, with another number.
+
+use std::io;
+use std::path::Path;
+use std::process::Command as Process;
+
+use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
+
+use super::tally::{Command, all, append, entries, entry, everything_covered, open_at};
+use crate::log::writer::{DbFile, SyncPoint};
+use crate::log::{Expect, LogStore};
+use crate::{Store, Vote};
+
+const DIR: &str = "MILLRACE_TEST_DIR";
+
+fn large(index: u64) -> crate::Entry<super::tally::Tally> {
+    entry(1, index, vec![Command::Pad(vec![index as u8; 10_000])])
+}
+
+#[tokio::test]
+async fn a_full_disk_halts_the_log_and_loses_nothing_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    // A process that ignores SIGXFSZ gets an error instead. 4096 is 2 or 4 MiB, as the shell counts.
+    let output = Process::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 4096; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "tests::full_disk::child_fills_the_disk", "--ignored", "--nocapture"])
+        .env(DIR, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let acknowledged: u64 =
+        said.lines().find_map(|line| line.split_once("acknowledged ")).unwrap().1.parse().unwrap();
+    assert!(acknowledged > 10, "{acknowledged}");
+
+    let Store { mut log, .. } = open_at(dir.path()).unwrap();
+    let found = all(&mut log).await;
+    assert!(found.len() as u64 >= acknowledged, "{} of {acknowledged}", found.len());
+    assert_eq!(found, (0..found.len() as u64).map(large).collect::<Vec<_>>());
+    // With space again it goes on where it was.
+    let next = found.len() as u64;
+    append(&mut log, vec![large(next)]).await;
+}
+
+#[test]
+#[ignore = "run by `a_full_disk_halts_the_log_and_loses_nothing_acknowledged`, in a process of its own"]
+fn child_fills_the_disk() {
+    let dir = std::env::var_os(DIR).expect("only the parent test runs this");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let Store { mut log, .. } = open_at(Path::new(&dir)).unwrap();
+        for index in 0.. {
+            let Err(error) = log.blocking_append(vec![large(index)]).await else { continue };
+            let message = error.to_string();
+            assert!(message.contains("halted"), "{message}");
+            // Small enough to fit, and refused all the same.
+            log.save_vote(&Vote::new(1, 1)).await.unwrap_err();
+            log.blocking_append(entries(index, index + 1)).await.unwrap_err();
+            println!("\nacknowledged {index}");
+            break;
+        }
+    });
+}
+
+/// Fails one sync, as a disk does that lost a write: Linux reports it once, and a second sync
+/// succeeds although the data is gone.
+struct FailsOnce {
+    inner: DbFile,
+    until: u32,
+}
+
+impl SyncPoint for FailsOnce {
+    fn sync(&mut self) -> io::Result<()> {
+        self.until = self.until.wrapping_sub(1);
+        if self.until == 0 { Err(io::Error::other("the disk lost a write")) } else { self.inner.sync() }
+    }
+}
+
+#[tokio::test]
+async fn a_failed_sync_is_not_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    // The first sync is the opening's.
+    let sync_point =
+        |log_dir: &Path| Ok(Box::new(FailsOnce { inner: DbFile::open(log_dir)?, until: 3 }) as Box<_>);
+    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), sync_point).unwrap();
+    append(&mut log, entries(0, 1)).await;
+    let failed = log.blocking_append(entries(1, 2)).await.unwrap_err();
+    assert!(failed.to_string().contains("the disk lost a write"), "{failed}");
+    let halted = log.blocking_append(entries(1, 2)).await.unwrap_err();
+    assert!(halted.to_string().contains("the log has halted"), "{halted}");
+    assert!(halted.to_string().contains("the disk lost a write"), "{halted}");
+    log.save_vote(&Vote::new(9, 1)).await.unwrap_err();
+}

@@ -1,0 +1,133 @@
+//! A real process that appends, votes, snapshots and purges is killed with `kill -9` again and
+//! again, and what it said was acknowledged must be there each time, in order, with no hole.
+//!
+//! A killed process loses what it kept in its own memory, not what it had handed to the kernel. So
+//! this shows that nothing is acknowledged while sled still holds it, and that a half-done sequence
+//! of writes is taken up again. It says nothing about the disk: see [`super::power_cut_log`].
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command as Process, Stdio};
+
+use openraft::RaftSnapshotBuilder;
+use openraft::storage::{RaftLogStorage, RaftStateMachine};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::tally::{all, append, entries, last_index, open_at, position, seed, tally};
+use crate::{Store, Vote};
+
+/// Tells the child process which directory it works on, and with which seed.
+const DIR: &str = "MILLRACE_TEST_DIR";
+const CHILD_SEED: &str = "MILLRACE_TEST_CHILD_SEED";
+
+/// Kills in one run of the test.
+const ROUNDS: u32 = 20;
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Acknowledged {
+    /// Entries before this index.
+    end: u64,
+    /// The term voted in.
+    term: u64,
+}
+
+#[test]
+fn what_a_killed_process_acknowledged_is_there() {
+    let mut rng = StdRng::seed_from_u64(seed());
+    let dir = tempfile::tempdir().unwrap();
+    let mut acknowledged = Acknowledged::default();
+    for _ in 0..ROUNDS {
+        let mut child = child(dir.path(), rng.random());
+        let kill_after = rng.random_range(1..120);
+        acknowledged = listen(&mut child, kill_after, acknowledged);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(check(dir.path(), acknowledged));
+    }
+    assert!(acknowledged.end > u64::from(ROUNDS), "{acknowledged:?}");
+}
+
+fn child(dir: &Path, seed: u64) -> Child {
+    Process::new(std::env::current_exe().unwrap())
+        .args(["--exact", "tests::killed::child_works_until_killed", "--ignored", "--nocapture"])
+        .env(DIR, dir)
+        .env(CHILD_SEED, seed.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Follows what the child acknowledges, kills it after so many, and hears it out.
+fn listen(child: &mut Child, kill_after: usize, mut acknowledged: Acknowledged) -> Acknowledged {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut heard = 0;
+    for line in lines {
+        let line = line.unwrap();
+        let number = |what: &str| line.split_once(what).map(|(_, number)| number.parse().unwrap());
+        if let Some(end) = number("appended ") {
+            acknowledged.end = end;
+        } else if let Some(term) = number("voted ") {
+            acknowledged.term = term;
+        } else {
+            continue; // The test harness talks too.
+        }
+        heard += 1;
+        if heard == kill_after {
+            child.kill().unwrap();
+        }
+    }
+    let status = child.wait().unwrap();
+    assert!(heard >= kill_after && !status.success(), "the child ended by itself: {status}");
+    acknowledged
+}
+
+async fn check(dir: &Path, acknowledged: Acknowledged) {
+    let Store { mut log, machine } = open_at(dir).unwrap();
+    let state = machine.reader().latest();
+    let snapshot_end = state.last.map_or(0, |last| last.index + 1);
+    assert_eq!(state.state, tally(snapshot_end));
+    let purged = log.get_log_state().await.unwrap().last_purged_log_id.map_or(0, |last| last.index + 1);
+    let end = last_index(&mut log).await.map_or(0, |last| last + 1);
+    assert!(purged <= snapshot_end, "purged to {purged}, covered to {snapshot_end}");
+    assert!(acknowledged.end <= end, "{acknowledged:?}, and the log ends at {end}");
+    assert_eq!(all(&mut log).await, entries(purged, end));
+    let term = log.read_vote().await.unwrap().map_or(0, |vote| vote.leader_id().term);
+    assert!(acknowledged.term <= term, "{acknowledged:?}, and the vote is for term {term}");
+}
+
+#[test]
+#[ignore = "run by `what_a_killed_process_acknowledged_is_there`, in a process of its own"]
+fn child_works_until_killed() {
+    let dir = std::env::var_os(DIR).expect("only the parent test runs this");
+    let mut rng = StdRng::seed_from_u64(std::env::var(CHILD_SEED).unwrap().parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let Store { mut log, mut machine } = open_at(Path::new(&dir)).unwrap();
+        let mut end = last_index(&mut log).await.map_or(0, |last| last + 1);
+        let mut applied = machine.reader().latest().last.map_or(0, |last| last.index + 1);
+        let mut term = log.read_vote().await.unwrap().map_or(0, |vote| vote.leader_id().term);
+        let mut out = std::io::stdout();
+        loop {
+            match rng.random_range(0..20) {
+                0 => {
+                    term += 1;
+                    log.save_vote(&Vote::new_committed(term, 1)).await.unwrap();
+                    writeln!(out, "voted {term}").unwrap();
+                }
+                1 if end > applied => {
+                    machine.apply(entries(applied, end)).await.unwrap();
+                    applied = end;
+                    machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+                    log.purge(position(1, end - 1)).await.unwrap();
+                }
+                _ => {
+                    let more = rng.random_range(1..20);
+                    append(&mut log, entries(end, end + more)).await;
+                    end += more;
+                    writeln!(out, "appended {end}").unwrap();
+                }
+            }
+            out.flush().unwrap();
+        }
+    });
+}

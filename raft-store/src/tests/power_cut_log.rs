@@ -1,0 +1,197 @@
+//! sled's file as a power cut could leave it: whatever was not synced may be there or not, sector by
+//! sector.
+//!
+//! The seam is the writer's [`SyncPoint`]. Before each sync the file is compared with what it was at
+//! the last one; every sector that differs is kept or lost at random, and the length is anything
+//! between the two. The store is opened on that image, and must be as it was before or after the one
+//! write in flight, whole.
+//!
+//! What this does not show: sled's small files (`conf`, `snap.*`), which it writes at start only, are
+//! taken as they are, and a disk that lies about its syncs is not modelled.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use openraft::storage::RaftLogStorage;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::tally::{Command, Tally, append, entry, everything_covered, position, seed};
+use crate::log::writer::{DbFile, SyncPoint};
+use crate::log::{Expect, LogStore};
+use crate::{Entry, Error, LogId, Vote};
+
+const SECTOR: usize = 512;
+
+/// What a log holds, as its user sees it.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Contents {
+    entries: Vec<Entry<Tally>>,
+    vote: Option<Vote>,
+    purged: Option<LogId>,
+}
+
+/// What was acknowledged, and what will be once the write in flight is.
+#[derive(Debug, Clone, Default)]
+struct Acknowledged {
+    before: Contents,
+    after: Contents,
+}
+
+struct Cuts {
+    inner: DbFile,
+    log_dir: PathBuf,
+    synced: Vec<u8>,
+    acknowledged: Arc<Mutex<Acknowledged>>,
+    rng: StdRng,
+    /// One sync in so many is cut.
+    one_in: u32,
+    made: Arc<Mutex<u32>>,
+}
+
+impl SyncPoint for Cuts {
+    fn sync(&mut self) -> io::Result<()> {
+        let written = fs::read(self.log_dir.join("db"))?;
+        let first = *self.made.lock().unwrap() == 0;
+        if first || self.rng.random_ratio(1, self.one_in) {
+            let image = cut(&self.synced, &written, &mut self.rng);
+            self.check(&image);
+        }
+        self.inner.sync()?;
+        self.synced = written;
+        Ok(())
+    }
+}
+
+impl Cuts {
+    fn check(&self, image: &[u8]) {
+        let mut made = self.made.lock().unwrap();
+        *made += 1;
+        let dir = tempfile::tempdir().unwrap();
+        copy(self.log_dir.parent().unwrap(), dir.path());
+        fs::write(dir.path().join("log/db"), image).unwrap();
+        // The first sync comes before the identity file.
+        let expect = if *made == 1 { Expect::Nothing } else { Expect::Log };
+        let found = read(dir.path(), expect);
+        let Acknowledged { before, after } = &*self.acknowledged.lock().unwrap();
+        match found {
+            Ok(found) if found == *before || found == *after => {}
+            Ok(found) => panic!("{found:#?}\nis neither {before:#?}\nnor {after:#?}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// The file after a power cut: each sector as synced or as written since.
+fn cut(synced: &[u8], written: &[u8], rng: &mut StdRng) -> Vec<u8> {
+    let len = rng.random_range(synced.len().min(written.len())..=written.len().max(synced.len()));
+    let mut image = written.to_vec();
+    image.resize(len, 0);
+    // Between mostly lost and mostly kept.
+    let kept = rng.random::<f64>();
+    for (sector, at) in image.chunks_mut(SECTOR).zip((0..).step_by(SECTOR)) {
+        if !rng.random_bool(kept) {
+            let old = synced.get(at..).unwrap_or_default();
+            let len = old.len().min(sector.len());
+            sector.fill(0);
+            sector[..len].copy_from_slice(&old[..len]);
+        }
+    }
+    image
+}
+
+pub(super) fn copy(from: &Path, to: &Path) {
+    for item in fs::read_dir(from).unwrap() {
+        let item = item.unwrap();
+        let to = to.join(item.file_name());
+        if item.file_type().unwrap().is_dir() {
+            fs::create_dir_all(&to).unwrap();
+            copy(&item.path(), &to);
+        } else {
+            fs::copy(item.path(), to).unwrap();
+        }
+    }
+}
+
+fn read(dir: &Path, expect: Expect) -> Result<Contents, Error> {
+    let log = LogStore::<Tally>::open(dir, expect, everything_covered())?;
+    Ok(Contents { entries: log.read_all()?, vote: log.vote()?, purged: log.purged() })
+}
+
+async fn work(log: &mut LogStore<Tally>, acknowledged: &Mutex<Acknowledged>, steps: u32, rng: &mut StdRng) {
+    let mut contents = Contents::default();
+    let mut term = 1;
+    for _ in 0..steps {
+        let first = contents.purged.map_or(0, |purged| purged.index + 1);
+        let end = first + contents.entries.len() as u64;
+        match rng.random_range(0..20) {
+            0 => {
+                term += 1;
+                let vote = Vote::new_committed(term, 1);
+                contents.vote = Some(vote);
+                acknowledged.lock().unwrap().after = contents.clone();
+                log.save_vote(&vote).await.unwrap();
+            }
+            1 if end > first => {
+                let from = rng.random_range(first..end);
+                contents.entries.truncate((from - first) as usize);
+                acknowledged.lock().unwrap().after = contents.clone();
+                log.truncate(position(term, from)).await.unwrap();
+            }
+            2 if end > first => {
+                let upto = contents.entries[rng.random_range(0..contents.entries.len())].log_id;
+                contents.entries.retain(|entry| entry.log_id.index > upto.index);
+                contents.purged = Some(upto);
+                acknowledged.lock().unwrap().after = contents.clone();
+                log.purge(upto).await.unwrap();
+            }
+            _ => {
+                let count = *[1, 1, 1, 3, 64].get(rng.random_range(0..5)).unwrap();
+                let new: Vec<_> = (end..end + count).map(|index| random_entry(term, index, rng)).collect();
+                contents.entries.extend(new.iter().cloned());
+                acknowledged.lock().unwrap().after = contents.clone();
+                append(log, new).await;
+            }
+        }
+        acknowledged.lock().unwrap().before = contents.clone();
+    }
+}
+
+fn random_entry(term: u64, index: u64, rng: &mut StdRng) -> Entry<Tally> {
+    let size = if rng.random_ratio(1, 50) { rng.random_range(0..40_000) } else { rng.random_range(0..400) };
+    let mut bytes = vec![0; size];
+    rng.fill(&mut bytes[..]);
+    entry(term, index, vec![Command::Add(index), Command::Pad(bytes)])
+}
+
+fn survive(seed: u64, steps: u32, one_in: u32) -> u32 {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (acknowledged, made) = <(Arc<Mutex<Acknowledged>>, Arc<Mutex<u32>>)>::default();
+    let sync_point = {
+        let (acknowledged, made, rng) =
+            (Arc::clone(&acknowledged), Arc::clone(&made), StdRng::seed_from_u64(!seed));
+        move |log_dir: &Path| {
+            let synced = fs::read(log_dir.join("db")).unwrap();
+            let inner = DbFile::open(log_dir)?;
+            let log_dir = log_dir.to_owned();
+            Ok(Box::new(Cuts { inner, log_dir, synced, acknowledged, rng, one_in, made })
+                as Box<dyn SyncPoint>)
+        }
+    };
+    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), sync_point).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(work(&mut log, &acknowledged, steps, &mut rng));
+    drop(log);
+    assert_eq!(read(dir.path(), Expect::Log).unwrap(), acknowledged.lock().unwrap().before);
+    *made.lock().unwrap()
+}
+
+#[test]
+fn whatever_was_acknowledged_survives_a_power_cut() {
+    let cuts = survive(seed(), 400, 8);
+    eprintln!("{cuts} power cuts");
+    assert!(cuts > 0);
+}
