@@ -5,6 +5,9 @@
 //! Two implementations: real processes (`process_port`) and a model of them in virtual time
 //! ([`modelled`]).
 
+pub mod model;
+pub mod modelled;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,0 +1,459 @@
+//! An executor process as a model: what it would say and when, without a process. Pure; driven by
+//! [`super::modelled`] in virtual time, or by a bare heap of events.
+//!
+//! Three ordered streams, as in the real one: control is immediate; copies take their time at the
+//! model's rate within their windows; runs take theirs, beginning with the first bytes that arrive
+//! and ending no sooner than a quarter of the run after the last. One word is said at a time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
+
+use crate::clock::{Sleeper, own_microsecond};
+
+/// How a modelled executor behaves.
+#[derive(Debug, Clone)]
+pub struct Behaviour {
+    /// From start to ready.
+    pub start: Duration,
+    /// The rate of its copies.
+    pub copy_rate: BytesPerSec,
+    /// Every how many copies one fails; `None` for never.
+    pub copy_fails_every: Option<u64>,
+    /// What each program does when it runs.
+    pub runs: BTreeMap<u64, RunModel>,
+}
+
+/// What running a program does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunModel {
+    /// How long it computes.
+    pub takes: Duration,
+    /// How it ends.
+    pub end: RunEnd,
+}
+
+/// How a run ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunEnd {
+    /// With outputs.
+    Done,
+    /// The model fails on its input.
+    Fails,
+    /// The process dies of it.
+    Aborts,
+}
+
+/// What it is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Know a program.
+    Load {
+        /// Which.
+        program: u64,
+        /// Its weights' size.
+        weights: Bytes,
+    },
+    /// Forget it.
+    Unload {
+        /// Which.
+        program: u64,
+    },
+    /// Give it memory.
+    Map {
+        /// Which program.
+        program: u64,
+        /// The mapping's stamp.
+        generation: u64,
+    },
+    /// Take it away.
+    Unmap {
+        /// Which program.
+        program: u64,
+        /// The mapping's stamp.
+        generation: u64,
+    },
+    /// Copy a batch.
+    Copy(CopyOrder),
+    /// Forget a batch that has not begun.
+    Revoke {
+        /// Of which transfer.
+        transfer: u64,
+        /// Which.
+        batch: u64,
+    },
+    /// Run a program.
+    Run {
+        /// The run's name.
+        run: u64,
+        /// Which program.
+        program: u64,
+        /// Over which mapping.
+        generation: u64,
+    },
+    /// Drop a run that has not begun.
+    Cancel {
+        /// Which.
+        run: u64,
+    },
+}
+
+/// A batch to copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyOrder {
+    /// Of which transfer.
+    pub transfer: u64,
+    /// Which.
+    pub batch: u64,
+    /// To which program.
+    pub program: u64,
+    /// To which mapping.
+    pub generation: u64,
+    /// How much.
+    pub size: Bytes,
+    /// Not to begin before.
+    pub not_before: Timestamp,
+    /// Not to begin after.
+    pub not_after: Timestamp,
+}
+
+/// What it says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// It is ready.
+    Ready,
+    /// It knows a program.
+    Loaded {
+        /// Which.
+        program: u64,
+    },
+    /// It copied a batch.
+    CopyDone {
+        /// Of which transfer.
+        transfer: u64,
+        /// Which.
+        batch: u64,
+        /// When it began.
+        started: Timestamp,
+        /// When it ended.
+        finished: Timestamp,
+        /// How much it was.
+        size: Bytes,
+    },
+    /// It did not.
+    CopyFailed {
+        /// Of which transfer.
+        transfer: u64,
+        /// Which.
+        batch: u64,
+        /// Why.
+        why: CopyRefusal,
+    },
+    /// A run ended with outputs.
+    RunDone {
+        /// Which.
+        run: u64,
+        /// When its first launch began.
+        started: Timestamp,
+        /// When its last launch ended.
+        finished: Timestamp,
+        /// How long it waited for weights in between.
+        waited: Duration,
+    },
+    /// The model failed on its input.
+    RunFailed {
+        /// Which run.
+        run: u64,
+    },
+    /// What a run reads is not there.
+    RunNotThere {
+        /// Which run.
+        run: u64,
+    },
+    /// A run was dropped.
+    RunCancelled {
+        /// Which.
+        run: u64,
+    },
+    /// The process ended.
+    Exited,
+}
+
+/// Why a batch was not copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyRefusal {
+    /// It could not begin in time, or was revoked.
+    NotBegun,
+    /// There is no such mapping.
+    NotMapped,
+    /// The device failed.
+    Device,
+}
+
+#[derive(Debug)]
+struct CopyJob {
+    order: CopyOrder,
+    running: Option<(Timestamp, Timestamp)>,
+}
+
+#[derive(Debug)]
+struct RunJob {
+    run: u64,
+    program: u64,
+    generation: u64,
+    begun: Option<Timestamp>,
+    ends: Option<Timestamp>,
+}
+
+#[derive(Debug, Default)]
+struct Program {
+    weights: Bytes,
+    generation: Option<u64>,
+    loaded: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Absent,
+    Starting(Timestamp),
+    Alive,
+}
+
+/// One modelled executor.
+#[derive(Debug)]
+pub struct Model {
+    behaviour: Behaviour,
+    sleeper: Sleeper,
+    life: Life,
+    programs: BTreeMap<u64, Program>,
+    copies: VecDeque<CopyJob>,
+    runs: VecDeque<RunJob>,
+    copied: u64,
+    /// What is to be said, and not before when.
+    words: VecDeque<(Timestamp, Word)>,
+    /// When it can next say something.
+    speaks: Timestamp,
+}
+
+impl Model {
+    /// No process yet.
+    #[must_use]
+    pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
+        Self {
+            behaviour,
+            sleeper: Sleeper::port(gpu),
+            life: Life::Absent,
+            programs: BTreeMap::new(),
+            copies: VecDeque::new(),
+            runs: VecDeque::new(),
+            copied: 0,
+            words: VecDeque::new(),
+            speaks: Timestamp::ZERO,
+        }
+    }
+
+    /// Starts a process.
+    pub fn start(&mut self, now: Timestamp) {
+        self.life = Life::Starting(self.own(now + self.behaviour.start));
+    }
+
+    /// Ends it: what it had said is still heard, then its end.
+    pub fn kill(&mut self, now: Timestamp) {
+        self.speaks = self.after(now);
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if self.life != Life::Absent {
+            self.life = Life::Absent;
+            self.programs.clear();
+            self.copies.clear();
+            self.runs.clear();
+            self.say(Word::Exited);
+        }
+    }
+
+    /// Does as told.
+    pub fn order(&mut self, now: Timestamp, order: Order) {
+        if self.life != Life::Alive {
+            return;
+        }
+        self.speaks = self.after(now);
+        match order {
+            Order::Load { program, weights } => {
+                self.programs.insert(program, Program { weights, ..Program::default() });
+                self.say(Word::Loaded { program });
+            }
+            Order::Unload { program } => {
+                self.programs.remove(&program);
+            }
+            Order::Map { program, generation } => {
+                if let Some(program) = self.programs.get_mut(&program) {
+                    (program.generation, program.loaded) = (Some(generation), Bytes::ZERO);
+                }
+            }
+            Order::Unmap { program, generation } => {
+                let mapped = |program: &&mut Program| program.generation == Some(generation);
+                if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
+                    program.generation = None;
+                }
+            }
+            Order::Copy(order) => self.copies.push_back(CopyJob { order, running: None }),
+            Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
+            Order::Run { run, program, generation } => {
+                self.runs.push_back(RunJob { run, program, generation, begun: None, ends: None });
+            }
+            Order::Cancel { run } => self.cancel(run),
+        }
+        self.settle(now);
+    }
+
+    /// When it has something to do.
+    #[must_use]
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        let life = if let Life::Starting(at) = self.life { Some(at) } else { None };
+        let word = self.words.front().map(|&(at, _)| at);
+        let copy = self.copies.front().map(|job| match job.running {
+            Some((_, ends)) => ends,
+            None => self.own(job.order.not_before),
+        });
+        let run = self.runs.front().and_then(|job| job.ends);
+        [life, word, copy, run].into_iter().flatten().min()
+    }
+
+    /// Does what is due, and says at most one word.
+    pub fn wake(&mut self, now: Timestamp) -> Option<Word> {
+        self.speaks = now;
+        if matches!(self.life, Life::Starting(at) if at <= now) {
+            self.life = Life::Alive;
+            self.say(Word::Ready);
+        }
+        self.settle(now);
+        let word = self.words.pop_front_if(|(at, _)| *at <= now)?.1;
+        let later = self.after(now);
+        if let Some((at, _)) = self.words.front_mut() {
+            *at = (*at).max(later);
+        }
+        Some(word)
+    }
+
+    fn own(&self, at: Timestamp) -> Timestamp {
+        own_microsecond(at, self.sleeper)
+    }
+
+    /// The first moment of its own after this one: a process answers later than it is told.
+    fn after(&self, now: Timestamp) -> Timestamp {
+        self.own(Timestamp(now.0 + 1))
+    }
+
+    fn say(&mut self, word: Word) {
+        self.words.push_back((self.speaks, word));
+    }
+
+    fn revoke(&mut self, transfer: u64, batch: u64) {
+        let waits = |job: &CopyJob| {
+            job.order.transfer == transfer && job.order.batch == batch && job.running.is_none()
+        };
+        if let Some(place) = self.copies.iter().position(waits) {
+            self.copies.remove(place);
+            self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
+        }
+    }
+
+    fn cancel(&mut self, run: u64) {
+        if let Some(place) = self.runs.iter().position(|job| job.run == run && job.begun.is_none()) {
+            self.runs.remove(place);
+            self.say(Word::RunCancelled { run });
+        }
+    }
+
+    /// Lets copies and runs begin and end that can.
+    fn settle(&mut self, now: Timestamp) {
+        while self.settle_copy(now) || self.settle_run(now) {}
+    }
+
+    fn settle_copy(&mut self, now: Timestamp) -> bool {
+        let Some(job) = self.copies.front() else { return false };
+        match job.running {
+            Some((_, ends)) if ends > now => false,
+            Some((started, finished)) => {
+                self.end_copy(started, finished);
+                true
+            }
+            None if job.order.not_before > now => false,
+            None => {
+                let CopyOrder { transfer, batch, program, generation, size, not_after, .. } = job.order;
+                let mapped = self.programs.get(&program).is_some_and(|p| p.generation == Some(generation));
+                if mapped && now <= not_after {
+                    let ends = self.own(now + self.behaviour.copy_rate.time_for(size));
+                    self.copies[0].running = Some((now, ends));
+                } else {
+                    self.copies.pop_front();
+                    let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
+                    self.say(Word::CopyFailed { transfer, batch, why });
+                }
+                true
+            }
+        }
+    }
+
+    fn end_copy(&mut self, started: Timestamp, finished: Timestamp) {
+        let Some(CopyJob { order, .. }) = self.copies.pop_front() else { return };
+        let CopyOrder { transfer, batch, program, generation, size, .. } = order;
+        self.copied += 1;
+        if self.behaviour.copy_fails_every.is_some_and(|every| self.copied.is_multiple_of(every)) {
+            self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::Device });
+            // A run that waits for these bytes waits in vain.
+            if let Some(place) = self.runs.iter().position(|job| job.program == program && job.ends.is_none())
+            {
+                let run = self.runs[place].run;
+                self.runs.remove(place);
+                self.say(Word::RunNotThere { run });
+            }
+            return;
+        }
+        let mapped = |p: &&mut Program| p.generation == Some(generation);
+        if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
+            program.loaded += size;
+        }
+        self.say(Word::CopyDone { transfer, batch, started, finished, size });
+    }
+
+    fn settle_run(&mut self, now: Timestamp) -> bool {
+        let Some(job) = self.runs.front() else { return false };
+        let (run, begun, ends) = (job.run, job.begun, job.ends);
+        let Some(program) = self.programs.get(&job.program).filter(|p| p.generation == Some(job.generation))
+        else {
+            self.runs.pop_front();
+            self.say(Word::RunNotThere { run });
+            return true;
+        };
+        let model = self.behaviour.runs[&job.program];
+        let complete = program.loaded >= program.weights;
+        match (begun, ends) {
+            (None, _) if complete || program.loaded > Bytes::ZERO => self.runs[0].begun = Some(now),
+            (Some(begun), None) if complete => {
+                let ends = (begun + model.takes).max(now + model.takes / 4);
+                self.runs[0].ends = Some(self.own(ends));
+            }
+            (Some(begun), Some(ends)) if ends <= now => {
+                self.runs.pop_front();
+                self.end_run(run, begun, ends, model);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn end_run(&mut self, run: u64, started: Timestamp, finished: Timestamp, model: RunModel) {
+        match model.end {
+            RunEnd::Done => {
+                let waited = finished.since(started).saturating_sub(model.takes);
+                self.say(Word::RunDone { run, started, finished, waited });
+            }
+            RunEnd::Fails => self.say(Word::RunFailed { run }),
+            RunEnd::Aborts => self.end(),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Ports to modelled executors, in whatever time the clock keeps. For simulations and tests: the
+//! actors on this side of the port are the real ones.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes as Buffer;
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::{
+    Copy, CopyDone, CopyFailed, CopyFailure, ProgramLoaded, Ready, RunCancelled, RunDone, RunFailed,
+    RunFailure, Tensor, tensor::Contents,
+};
+use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
+
+use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Order, Word};
+use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
+use crate::clock::Clock;
+
+/// A machine whose executors are models. Clones are the same machine: one goes to the node, one
+/// stays with whoever kills executors.
+#[derive(Clone)]
+pub struct ModelledMachine {
+    clock: Arc<dyn Clock>,
+    places: Arc<[Mutex<Place>]>,
+}
+
+/// One GPU's executor.
+struct Place {
+    gpu: GpuIndex,
+    behaviour: Behaviour,
+    model: Model,
+    incarnation: Incarnation,
+    sink: Option<PortSink>,
+    armed: Option<Timestamp>,
+}
+
+impl ModelledMachine {
+    /// One executor for each behaviour, in GPU order.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, behaviours: Vec<Behaviour>) -> Self {
+        let place = |(gpu, behaviour): (GpuIndex, Behaviour)| {
+            let model = Model::new(gpu, behaviour.clone());
+            Mutex::new(Place { gpu, behaviour, model, incarnation: Incarnation(0), sink: None, armed: None })
+        };
+        Self { clock, places: (0..).map(GpuIndex).zip(behaviours).map(place).collect() }
+    }
+
+    /// Kills a GPU's executor, as `kill -9` would.
+    pub fn kill(&self, gpu: GpuIndex) {
+        self.with(gpu, |place, now| place.model.kill(now));
+    }
+
+    fn place(&self, gpu: GpuIndex) -> MutexGuard<'_, Place> {
+        // A place is never left half-changed: a poisoned one is still good.
+        self.places[gpu.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a place and sees to it that it is woken when it next has something to do.
+    fn with(&self, gpu: GpuIndex, change: impl FnOnce(&mut Place, Timestamp)) {
+        let mut place = self.place(gpu);
+        change(&mut place, self.clock.now());
+        self.arm(&mut place);
+    }
+
+    fn arm(&self, place: &mut Place) {
+        let Some(at) = place.model.next_wake().filter(|&at| place.armed.is_none_or(|armed| at < armed))
+        else {
+            return;
+        };
+        place.armed = Some(at);
+        let (machine, gpu) = (self.clone(), place.gpu);
+        let sleep = self.clock.sleep_for(at.since(self.clock.now()));
+        actix_rt::spawn(async move {
+            tokio::time::sleep(sleep).await;
+            machine.fire(gpu, at);
+        });
+    }
+
+    fn fire(&self, gpu: GpuIndex, armed: Timestamp) {
+        let mut place = self.place(gpu);
+        if place.armed != Some(armed) {
+            return;
+        }
+        place.armed = None;
+        if let Some(word) = place.model.wake(self.clock.now()) {
+            let event =
+                PortEvent { incarnation: place.incarnation, kind: translate(word, place.incarnation) };
+            if let Some(sink) = &place.sink {
+                sink.deliver(event);
+            }
+        }
+        self.arm(&mut place);
+    }
+}
+
+impl Spawner for ModelledMachine {
+    fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
+        let mut place = self.place(gpu);
+        place.model = Model::new(gpu, place.behaviour.clone());
+        place.sink = Some(sink);
+        Box::new(ModelledPort { machine: self.clone(), gpu })
+    }
+}
+
+struct ModelledPort {
+    machine: ModelledMachine,
+    gpu: GpuIndex,
+}
+
+impl ExecutorPort for ModelledPort {
+    fn start(&mut self, incarnation: Incarnation) {
+        self.machine.with(self.gpu, |place, now| {
+            place.incarnation = incarnation;
+            place.model.start(now);
+        });
+    }
+
+    fn send(&mut self, command: Command, _: Vec<Descriptor>) {
+        if let Some(order) = order(command) {
+            self.machine.with(self.gpu, |place, now| place.model.order(now, order));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.machine.kill(self.gpu);
+    }
+}
+
+impl Drop for ModelledPort {
+    fn drop(&mut self) {
+        let mut place = self.machine.place(self.gpu);
+        place.sink = None;
+        place.model = Model::new(self.gpu, place.behaviour.clone());
+    }
+}
+
+/// What a command means to the model; faults mean nothing to it, and a shutdown comes with a kill.
+fn order(command: Command) -> Option<Order> {
+    Some(match command {
+        Command::LoadProgram(load) => {
+            Order::Load { program: load.program, weights: Bytes(load.weights_bytes) }
+        }
+        Command::UnloadProgram(unload) => Order::Unload { program: unload.program },
+        Command::Map(map) => Order::Map { program: map.program, generation: map.generation },
+        Command::Unmap(unmap) => Order::Unmap { program: unmap.program, generation: unmap.generation },
+        Command::Copy(copy) => Order::Copy(copy_order(&copy)),
+        Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
+        Command::Run(run) => Order::Run { run: run.run, program: run.program, generation: run.generation },
+        Command::Cancel(cancel) => Order::Cancel { run: cancel.run },
+        Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
+    })
+}
+
+fn copy_order(copy: &Copy) -> CopyOrder {
+    CopyOrder {
+        transfer: copy.transfer,
+        batch: copy.batch,
+        program: copy.program,
+        generation: copy.generation,
+        size: copy.ranges.iter().map(|range| Bytes(range.bytes)).sum(),
+        not_before: Timestamp(copy.not_before_ns),
+        not_after: Timestamp(copy.not_after_ns),
+    }
+}
+
+fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
+    let event = match word {
+        Word::Exited => return PortEventKind::Exited { status: "killed".to_owned() },
+        Word::Ready => Event::Ready(Ready {
+            protocol_version: PROTOCOL_VERSION,
+            build: BUILD.to_owned(),
+            // A pid that tells one start from another.
+            pid: u32::try_from(incarnation.0).unwrap_or(u32::MAX),
+            incarnation: incarnation.0,
+        }),
+        Word::Loaded { program } => Event::ProgramLoaded(ProgramLoaded { program, took_ns: 0 }),
+        Word::CopyDone { transfer, batch, started, finished, size } => Event::CopyDone(CopyDone {
+            transfer,
+            batch,
+            started_ns: started.0,
+            finished_ns: finished.0,
+            bytes: size.0,
+        }),
+        Word::CopyFailed { transfer, batch, why } => {
+            let failure = match why {
+                CopyRefusal::NotBegun => CopyFailure::Expired,
+                CopyRefusal::NotMapped => CopyFailure::NotMapped,
+                CopyRefusal::Device => CopyFailure::Device,
+            };
+            Event::CopyFailed(CopyFailed {
+                transfer,
+                batch,
+                failure: failure.into(),
+                message: format!("{why:?}"),
+            })
+        }
+        Word::RunDone { run, started, finished, waited } => Event::RunDone(RunDone {
+            run,
+            outputs: vec![answer(run)],
+            started_ns: started.0,
+            finished_ns: finished.0,
+            waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
+            launches: 1,
+        }),
+        Word::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
+        Word::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),
+        Word::RunCancelled { run } => Event::RunCancelled(RunCancelled { run }),
+    };
+    PortEventKind::Event(event, Vec::new())
+}
+
+fn failed(run: u64, failure: RunFailure, message: &str) -> Event {
+    Event::RunFailed(RunFailed { run, failure: failure.into(), message: message.to_owned() })
+}
+
+/// What a modelled run answers: its own name.
+fn answer(run: u64) -> Tensor {
+    Tensor {
+        name: "run".to_owned(),
+        datatype: "UINT64".to_owned(),
+        shape: vec![1],
+        contents: Some(Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()))),
+    }
+}
