@@ -177,6 +177,18 @@ impl State {
         self.functions.values()
     }
 
+    /// How many functions there are.
+    #[must_use]
+    pub fn functions_len(&self) -> usize {
+        self.functions.len()
+    }
+
+    /// How many artifacts there are.
+    #[must_use]
+    pub fn artifacts_len(&self) -> usize {
+        self.artifacts.len()
+    }
+
     /// The functions from `bound` on, in order: a listing's next page.
     pub fn functions_from<'a>(
         &'a self,

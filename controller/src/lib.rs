@@ -22,6 +22,7 @@ pub mod clock;
 pub mod config;
 pub mod connector;
 mod fleet;
+mod meters;
 mod raft;
 mod server;
 mod serving;

@@ -28,7 +28,7 @@ use crate::fleet::{Fleet, desired};
 use crate::raft::bootstrap::{self, Started};
 use crate::raft::{Replica, service};
 use crate::serving::Serving;
-use crate::{RaftError, StartError};
+use crate::{RaftError, StartError, meters};
 
 /// How long the workers' streams may take to end when the controller goes down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -94,7 +94,7 @@ pub async fn start(
     let internal = tokio::spawn(serve_internal(internal_listener, control, raft_service));
     let faults = if config.allow_faults { Faults::Allowed } else { Faults::Refused };
     let admin = AdminService { replica: replica.clone(), fleet: fleet.clone(), artifacts, faults };
-    let front = open_front_door(&config, client_listener, admin, Serving::new(replica.clone(), fleet));
+    let front = open_front_door(&config, client_listener, admin, replica.clone(), fleet);
     let front = front.map_err(|source| StartError::Listen { address: client_addr, source })?;
     tracing::info!(%client_addr, %internal_addr, cluster = %cluster_id, "controller is up");
     let stop = stop.drop_guard();
@@ -141,7 +141,8 @@ fn open_front_door(
     config: &ControllerConfig,
     listener: TcpListener,
     admin: AdminService,
-    serving: Serving,
+    replica: Replica,
+    fleet: Fleet,
 ) -> std::io::Result<serve::Serving> {
     let clock = config.clock.clone();
     let authenticate: Arc<dyn Authenticate> =
@@ -150,7 +151,9 @@ fn open_front_door(
         authenticate,
         ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
     };
-    let opened = FrontDoor::new(front, Arc::new(serving)).service(AdminServer::new(admin)).serve(listener);
+    let metrics = meters::registry(replica.clone(), fleet.clone());
+    let door = FrontDoor::new(front, Arc::new(Serving::new(replica, fleet)));
+    let opened = door.service(AdminServer::new(admin)).metrics(metrics).serve(listener);
     opened.map_err(std::io::Error::other)
 }
 

@@ -97,7 +97,7 @@ pub(crate) async fn run(
     identity: &Identity,
     store: Store<State>,
 ) -> Result<(Raft, StateReader<State>), Error> {
-    let config = config(&identity.cluster).map_err(|error| Error::Raft(error.to_string()))?;
+    let config = config(&identity.cluster)?;
     let network = Network { cluster: identity.cluster.clone() };
     let reader = store.machine.reader();
     let raft = Raft::new(identity.controller.0, config, network, store.log, store.machine).await;

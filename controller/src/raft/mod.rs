@@ -43,7 +43,7 @@ const PURGE_BATCH: u64 = 256;
 /// Entries of one AppendEntries call. Their bytes are bounded by the log's reader.
 const ENTRIES_PER_CALL_MAX: u64 = 256;
 
-fn config(cluster: &millrace_types::ClusterId) -> Result<Arc<Config>, openraft::ConfigError> {
+fn config(cluster: &millrace_types::ClusterId) -> Result<Arc<Config>, bootstrap::Error> {
     let config = Config {
         cluster_name: cluster.to_string(),
         heartbeat_interval: HEARTBEAT_MS,
@@ -56,5 +56,5 @@ fn config(cluster: &millrace_types::ClusterId) -> Result<Arc<Config>, openraft::
         purge_batch_size: PURGE_BATCH,
         ..Config::default()
     };
-    config.validate().map(Arc::new)
+    config.validate().map(Arc::new).map_err(|error| bootstrap::Error::Raft(error.to_string()))
 }

@@ -1,5 +1,7 @@
 //! Calls to the other controllers. A group of one never makes any.
 
+#![allow(clippy::result_large_err, reason = "openraft's error types")]
+
 use std::future::Future;
 
 use futures::stream;
@@ -24,8 +26,9 @@ use tonic::{Code, Request, Status};
 use super::codec;
 use crate::config::{CONNECT_TIMEOUT, KEEP_ALIVE};
 
-/// The largest message: a log entry and its envelope.
-pub(super) const MESSAGE_BYTES_MAX: usize = ENTRY_BYTES_MAX + (1 << 20);
+/// The largest message. One read of the log gives a few MiB at most, or else a single entry.
+pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
+const _: () = assert!(2 * ENTRY_BYTES_MAX < MESSAGE_BYTES_MAX, "an entry and its envelope fit a message");
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 

@@ -1,6 +1,7 @@
 //! Batches proposals. openraft appends and syncs each `client_write` by itself, so whatever waited
 //! while the batches before were being written goes into one log entry, with one sync.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal};
@@ -13,7 +14,17 @@ use super::replica::{not_leader, shutting_down, stopped};
 use crate::clock::WallClock;
 
 /// Commands of one log entry.
-pub(super) const BATCH_MAX: usize = 64;
+const BATCH_MAX: usize = 64;
+/// Bytes of the commands of one log entry.
+pub(super) const BATCH_BYTES_MAX: usize = 512 << 10;
+/// What a command's stamp, caller and idempotency key add to its bytes, at most.
+const ENVELOPE_BYTES: usize = 1 << 10;
+
+const _: () = assert!(
+    BATCH_BYTES_MAX + BATCH_MAX * ENVELOPE_BYTES < millrace_raft_store::ENTRY_BYTES_MAX,
+    "the largest batch fits a log entry"
+);
+
 /// Entries proposed and not yet applied: one is written while the one before is applied.
 const BATCHES_IN_FLIGHT: usize = 2;
 
@@ -23,19 +34,24 @@ pub(super) struct Proposed {
     pub(super) caller: Caller,
     pub(super) idempotency: Option<IdempotencyKey>,
     pub(super) command: Command,
+    /// The command's size, encoded.
+    pub(super) bytes: usize,
     pub(super) answer: oneshot::Sender<Result<Applied, Failure>>,
 }
 
 type Answers = Vec<oneshot::Sender<Result<Applied, Failure>>>;
 
 /// Proposes what comes, until nobody can send any more.
-pub(super) async fn run(raft: Raft, clock: Arc<dyn WallClock>, mut waiting: mpsc::Receiver<Proposed>) {
+pub(super) async fn run(raft: Raft, clock: Arc<dyn WallClock>, mut queue: mpsc::Receiver<Proposed>) {
     let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT));
+    // Taken from the queue and not yet in a batch: fewer than two batches.
+    let mut waiting = VecDeque::new();
     loop {
         // Never closed.
         let Ok(permit) = in_flight.clone().acquire_owned().await else { return };
-        let mut batch = Vec::new();
-        if waiting.recv_many(&mut batch, BATCH_MAX).await == 0 {
+        fill(&mut waiting, &mut queue).await;
+        let batch = next_batch(&mut waiting);
+        if batch.is_empty() {
             return;
         }
         let (proposals, answers) = stamp(batch, clock.as_ref());
@@ -61,6 +77,31 @@ pub(super) async fn run(raft: Raft, clock: Arc<dyn WallClock>, mut waiting: mpsc
             drop(permit);
         });
     }
+}
+
+/// Takes what is in the queue, and waits for the first when nothing is waiting.
+async fn fill(waiting: &mut VecDeque<Proposed>, queue: &mut mpsc::Receiver<Proposed>) {
+    if waiting.is_empty() {
+        let mut fresh = Vec::new();
+        queue.recv_many(&mut fresh, BATCH_MAX).await;
+        waiting.extend(fresh);
+    }
+    while waiting.len() < BATCH_MAX
+        && let Ok(proposed) = queue.try_recv()
+    {
+        waiting.push_back(proposed);
+    }
+}
+
+/// The longest run from the front that fits a log entry.
+fn next_batch(waiting: &mut VecDeque<Proposed>) -> Vec<Proposed> {
+    let mut bytes = 0;
+    let fits = waiting.iter().take(BATCH_MAX).take_while(|proposed| {
+        bytes += proposed.bytes;
+        bytes <= BATCH_BYTES_MAX
+    });
+    let fits = fits.count();
+    waiting.drain(..fits).collect()
 }
 
 fn stamp(batch: Vec<Proposed>, clock: &dyn WallClock) -> (Vec<Proposal>, Answers) {
@@ -95,4 +136,37 @@ fn send(answer: oneshot::Sender<Result<Applied, Failure>>, result: Result<Applie
 /// A refusal as every interface reports it.
 pub(crate) fn refused(refusal: &Refusal) -> Failure {
     Failure::new(refusal.reason(), refusal.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Epoch, NodeName};
+
+    use super::*;
+
+    fn waiting(sizes: &[usize]) -> VecDeque<Proposed> {
+        let proposed = |&bytes: &usize| Proposed {
+            caller: Caller("test".into()),
+            idempotency: None,
+            command: Command::NodeLost { name: NodeName::new("n1").unwrap(), epoch: Epoch(1) },
+            bytes,
+            answer: oneshot::channel().0,
+        };
+        sizes.iter().map(proposed).collect()
+    }
+
+    fn batches(sizes: &[usize]) -> Vec<usize> {
+        let mut waiting = waiting(sizes);
+        let next = || Some(next_batch(&mut waiting).len()).filter(|&len| len > 0);
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn batches_are_bounded_by_commands_and_by_bytes_and_leave_nothing_behind() {
+        assert_eq!(batches(&[]), Vec::<usize>::new());
+        assert_eq!(batches(&[1; 3]), vec![3]);
+        assert_eq!(batches(&[1; BATCH_MAX + 1]), vec![BATCH_MAX, 1]);
+        assert_eq!(batches(&[BATCH_BYTES_MAX / 2; 5]), vec![2, 2, 1]);
+        assert_eq!(batches(&[BATCH_BYTES_MAX, 1, BATCH_BYTES_MAX]), vec![1, 1, 1]);
+    }
 }

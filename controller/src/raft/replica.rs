@@ -19,12 +19,9 @@ use crate::clock::WallClock;
 /// Proposals that wait for the batch before theirs. Beyond that, `QUEUE_FULL`.
 const WAITING_MAX: usize = 4096;
 /// The largest command, encoded.
-const COMMAND_BYTES_MAX: usize = 512 << 10;
+const COMMAND_BYTES_MAX: usize = 128 << 10;
 
-const _: () = assert!(
-    COMMAND_BYTES_MAX * proposer::BATCH_MAX < millrace_raft_store::ENTRY_BYTES_MAX,
-    "the largest batch fits a log entry"
-);
+const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
 
 /// A handle on the replicated state. Cloning shares it.
 #[derive(Clone)]
@@ -112,9 +109,9 @@ impl Replica {
         idempotency: Option<IdempotencyKey>,
         command: Command,
     ) -> Result<Applied, Failure> {
-        check_size(&command)?;
+        let bytes = check_size(&command)?;
         let (answer, answered) = oneshot::channel();
-        let proposed = Proposed { caller, idempotency, command, answer };
+        let proposed = Proposed { caller, idempotency, command, bytes, answer };
         self.proposals.try_send(proposed).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Failure::new(
                 Reason::QueueFull,
@@ -138,17 +135,18 @@ impl Replica {
     }
 }
 
-fn check_size(command: &Command) -> Result<(), Failure> {
-    let size = rmp_serde::to_vec_named(command)
-        .map_err(|error| Failure::new(Reason::Internal, format!("a command cannot be encoded: {error}")))?
-        .len();
-    if size > COMMAND_BYTES_MAX {
+/// The size of a command, if the log takes it.
+fn check_size(command: &Command) -> Result<usize, Failure> {
+    let encoded = rmp_serde::to_vec_named(command)
+        .map_err(|error| Failure::new(Reason::Internal, format!("a command cannot be encoded: {error}")))?;
+    if encoded.len() > COMMAND_BYTES_MAX {
         let message = format!(
-            "the request is {size} bytes long and at most {COMMAND_BYTES_MAX} are kept: shorten its labels"
+            "the change takes {} bytes and the log at most {COMMAND_BYTES_MAX} of one: shorten its labels, or declare fewer tensors",
+            encoded.len()
         );
         return Err(Failure::new(Reason::InvalidSpec, message));
     }
-    Ok(())
+    Ok(encoded.len())
 }
 
 pub(super) fn not_leader(forward: &openraft::error::ForwardToLeader<u64, openraft::BasicNode>) -> Failure {

@@ -6,10 +6,15 @@ use millrace_proto::admin as api;
 use millrace_proto::convert::duration;
 use millrace_proto::inference::{self as oip, model_infer_request::InferInputTensor};
 use millrace_proto::status::from_status;
+use millrace_proto::worker::worker_message::Message;
+use millrace_proto::worker::worker_server::WorkerServer;
+use millrace_proto::worker::{FunctionPhase, FunctionStatuses};
 use millrace_types::{Failure, Reason};
 use tonic::{Request, Status};
 
-use crate::support::{Cluster, Prepares, Stub, apply_request, mlp, ready, soon, until, upload};
+use crate::support::{
+    Call, Cluster, Prepares, Stub, StubService, apply_request, mlp, ready, soon, until, upload,
+};
 
 fn request(name: &str) -> oip::ModelInferRequest {
     oip::ModelInferRequest {
@@ -266,8 +271,7 @@ async fn the_old_revision_serves_until_the_new_one_is_ready() {
     let report = async |worker: &Stub, revisions: &[u64]| {
         let functions = worker.desired.borrow().functions.clone();
         let functions = functions.iter().filter(|it| revisions.contains(&it.revision)).map(ready).collect();
-        let statuses = millrace_proto::worker::FunctionStatuses { functions };
-        worker.send(millrace_proto::worker::worker_message::Message::FunctionStatuses(statuses)).await;
+        worker.send(Message::FunctionStatuses(FunctionStatuses { functions })).await;
     };
     report(&worker, &[1]).await;
     until_ready(&cluster, "f").await;
@@ -295,4 +299,71 @@ async fn the_old_revision_serves_until_the_new_one_is_ready() {
     assert_eq!(call.request.revision, 2);
     call.answer();
     answer_of(answering).await.unwrap();
+}
+
+/// Calls go straight into a service of this process.
+#[derive(Debug, Clone)]
+struct InThisProcess(tokio::sync::mpsc::UnboundedSender<Call>);
+
+impl millrace_controller::Connector for InThisProcess {
+    fn connect(
+        &self,
+        _name: &millrace_types::NodeName,
+        _address: &str,
+    ) -> Result<millrace_controller::Transport, millrace_controller::ConnectError> {
+        let service = WorkerServer::new(StubService(self.0.clone()));
+        Ok(millrace_controller::in_process(service))
+    }
+}
+
+#[tokio::test]
+async fn a_worker_in_the_same_process_is_called_without_a_socket() {
+    let (give_call, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start_in(dir, |_| {}, std::sync::Arc::new(InThisProcess(give_call))).await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let call = soon("a call", calls.recv()).await.unwrap();
+    assert_eq!(call.request.attempt, 1);
+    call.answer();
+    answer_of(answering).await.unwrap();
+    assert!(worker.calls.try_recv().is_err());
+
+    let answering = infer(&cluster, "f");
+    let mut held = soon("a call", calls.recv()).await.unwrap();
+    answering.abort();
+    soon("the cancellation", held.answer.closed()).await;
+}
+
+#[tokio::test]
+async fn a_function_that_cannot_be_prepared_says_what_its_worker_said() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
+    worker.told(&["f@1"]).await;
+    let mut failed = ready(&worker.desired.borrow().functions[0]);
+    failed.phase = FunctionPhase::Failed.into();
+    failed.message = "the host tier is full".into();
+    worker.send(Message::FunctionStatuses(FunctionStatuses { functions: vec![failed] })).await;
+    let mut admin = cluster.admin();
+    let condition = until("the condition", async || {
+        let shown = crate::support::get(&mut admin, "f").await.unwrap().conditions.remove(0);
+        (shown.reason == "PrepareFailed").then_some(shown)
+    })
+    .await;
+    assert_eq!(condition.status(), api::ConditionStatus::False);
+    assert_eq!(condition.message, "worker n1: the host tier is full");
+    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::FunctionNotReady);
+    assert!(refused.message.contains("the host tier is full"), "{}", refused.message);
+    let load = oip::RepositoryModelLoadRequest { model_name: "f".into(), ..Default::default() };
+    let refused = cluster.inference().repository_model_load(load).await.unwrap_err();
+    assert!(refused.message().contains("the host tier is full"), "{refused}");
+
+    let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
+    cluster.inference().repository_model_unload(unload).await.unwrap();
+    let shown = crate::support::get(&mut admin, "f").await.unwrap();
+    assert_eq!((shown.conditions[0].reason.as_str(), shown.enabled), ("Disabled", false));
 }

@@ -1,0 +1,75 @@
+//! What `/metrics` shows of the control plane. Read when it is scraped: nothing is counted on the
+//! way of a request. What a GPU counts (swaps, restarts) is its worker's to export: summed here it
+//! would jump whenever a worker attaches or goes.
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::fleet::Fleet;
+use crate::raft::Replica;
+
+#[derive(Debug)]
+struct ControlPlane {
+    replica: Replica,
+    fleet: Fleet,
+}
+
+/// The control plane's metrics.
+pub(crate) fn registry(replica: Replica, fleet: Fleet) -> Registry {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(ControlPlane { replica, fleet }));
+    registry
+}
+
+impl Collector for ControlPlane {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let state = self.replica.state();
+        let telemetry: Vec<_> =
+            self.fleet.workers().values().filter_map(|worker| worker.telemetry()).collect();
+        let gpus = || telemetry.iter().flat_map(|report| &report.gpus);
+        let leads = i64::from(self.replica.leading_term().is_some());
+        for (name, help, value) in [
+            ("millrace_functions", "Functions applied", signed(state.functions_len())),
+            ("millrace_artifacts", "Model files recorded", signed(state.artifacts_len())),
+            (
+                "millrace_workers_attached",
+                "Workers with a stream to this controller",
+                signed(self.fleet.workers().len()),
+            ),
+            ("millrace_gpus_reported", "GPUs of the attached workers", signed(gpus().count())),
+            (
+                "millrace_gpu_memory_used_bytes",
+                "GPU memory in use on the attached workers",
+                gpus().map(|gpu| gpu.used_bytes.cast_signed()).sum(),
+            ),
+            (
+                "millrace_worker_queued",
+                "Requests in the attached workers' queues",
+                telemetry.iter().map(|report| i64::from(report.queued)).sum(),
+            ),
+            ("millrace_raft_leads", "1 while this controller leads", leads),
+        ] {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        for (name, help, value) in [
+            (
+                "millrace_raft_applied_index",
+                "The log entry this controller's state is at",
+                state.applied_index(),
+            ),
+            ("millrace_state_changes", "Changes of the replicated state", state.version()),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
