@@ -230,6 +230,25 @@ fn a_model_fails_on_an_input_without_harm_to_the_next() {
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
 }
 
+#[test]
+fn constants_that_are_held_in_another_form_are_taken_from_the_host_copy() {
+    let mut bench = bench();
+    let indices: Vec<u8> = [3i64, -1, 0].into_iter().flat_map(i64::to_le_bytes).collect();
+    let host = HostRegion::from_bytes("test", &indices).unwrap();
+    let region = bench.gpu.reserve(host.bytes()).unwrap();
+    let code = Code { graph: tiny::pick("weights.data", 3), weights_name: "weights.data", weights: &host };
+    let module = bench.gpu.load(&region, code).unwrap();
+    let spec = KernelSpec { args: vec!["input".into()], writes: vec!["picked".into()], reads: vec![] };
+    let kernel = bench.gpu.kernel(&module, &spec).unwrap();
+    let contents = Contents::Inline([10.0f32, 11.0, 12.0, 13.0].map(f32::to_le_bytes).concat().into());
+    let input = HostTensor { datatype: DataType::Fp32, shape: vec![4], contents };
+    let input = bench.stream.upload(input).unwrap();
+    let picked = bench.stream.launch(&module, &kernel, vec![Arg::Give(input)]).unwrap();
+    let picked = bench.stream.download(&picked[0], DataType::Fp32, usize::MAX).unwrap();
+    let Contents::Inline(bytes) = picked.contents else { panic!("inline was asked for") };
+    assert_eq!(bytes, [13.0f32, 13.0, 10.0].map(f32::to_le_bytes).concat());
+}
+
 /// Runs in a child of the test below.
 #[test]
 #[ignore = "dies by design: run by a_launch_that_reads_more_than_it_declared_is_stopped"]

@@ -130,9 +130,25 @@ impl<D: Device> Drop for Threads<D> {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let body = move || {
+        let _guard = AbortOnPanic;
+        body();
+    };
     let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
     // Not joined: it ends with the process.
     thread.map(drop).map_err(|source| Error::Os { what: "start a thread", source })
+}
+
+/// A thread that panicked would leave an executor that answers some commands and not others: better
+/// none, and a new incarnation.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
+        }
+    }
 }
 
 /// Asks for SIGKILL when the worker ends. A worker that ended before we asked is not our parent any

@@ -73,36 +73,50 @@ struct ValueInfo {
 }
 
 const FLOAT: i32 = 1;
+const INT64: i32 = 7;
 const EXTERNAL: i32 = 1;
+
+/// A tensor of `elements` in `file`.
+fn external(name: &str, data_type: i32, file: &str, bytes: std::ops::Range<u64>, elements: u64) -> Tensor {
+    let entry = |key: &str, value: String| Entry { key: key.to_owned(), value };
+    Tensor {
+        dims: vec![elements as i64],
+        data_type,
+        name: name.to_owned(),
+        external_data: vec![
+            entry("location", file.to_owned()),
+            entry("offset", bytes.start.to_string()),
+            entry("length", (bytes.end - bytes.start).to_string()),
+        ],
+        data_location: EXTERNAL,
+    }
+}
+
+fn node(op_type: &str, inputs: [&str; 2], output: &str) -> Node {
+    let input = inputs.map(str::to_owned).into();
+    Node { input, output: vec![output.to_owned()], op_type: op_type.to_owned() }
+}
+
+fn model(node: Vec<Node>, initializer: Vec<Tensor>, output: &str) -> Vec<u8> {
+    let value = |name: &str| vec![ValueInfo { name: name.to_owned() }];
+    let graph =
+        Graph { node, name: "tiny".to_owned(), initializer, input: value("input"), output: value(output) };
+    let opset_import = vec![Opset { domain: String::new(), version: 17 }];
+    Model { ir_version: 8, graph: Some(graph), opset_import }.encode_to_vec()
+}
 
 /// `sum = input + first`, `total = sum + second`: two FP32 vectors of `elements`, one after the
 /// other in `file`.
 pub(crate) fn two_adds(file: &str, elements: u64) -> Vec<u8> {
-    let entry = |key: &str, value: String| Entry { key: key.to_owned(), value };
-    let weight = |name: &str, index: u64| Tensor {
-        dims: vec![elements as i64],
-        data_type: FLOAT,
-        name: name.to_owned(),
-        external_data: vec![
-            entry("location", file.to_owned()),
-            entry("offset", (index * elements * 4).to_string()),
-            entry("length", (elements * 4).to_string()),
-        ],
-        data_location: EXTERNAL,
+    let weight = |name, index: u64| {
+        external(name, FLOAT, file, index * elements * 4..(index + 1) * elements * 4, elements)
     };
-    let add = |a: &str, b: &str, sum: &str| Node {
-        input: vec![a.to_owned(), b.to_owned()],
-        output: vec![sum.to_owned()],
-        op_type: "Add".to_owned(),
-    };
-    let value = |name: &str| ValueInfo { name: name.to_owned() };
-    let graph = Graph {
-        node: vec![add("input", "first", "sum"), add("sum", "second", "total")],
-        name: "two adds".to_owned(),
-        initializer: vec![weight("first", 0), weight("second", 1)],
-        input: vec![value("input")],
-        output: vec![value("total")],
-    };
-    let opset_import = vec![Opset { domain: String::new(), version: 17 }];
-    Model { ir_version: 8, graph: Some(graph), opset_import }.encode_to_vec()
+    let nodes = vec![node("Add", ["input", "first"], "sum"), node("Add", ["sum", "second"], "total")];
+    model(nodes, vec![weight("first", 0), weight("second", 1)], "total")
+}
+
+/// `picked = input[indices]`: an INT64 vector of `elements` in `file`, which rten holds as i32.
+pub(crate) fn pick(file: &str, elements: u64) -> Vec<u8> {
+    let indices = external("indices", INT64, file, 0..elements * 8, elements);
+    model(vec![node("Gather", ["input", "indices"], "picked")], vec![indices], "picked")
 }

@@ -20,24 +20,27 @@ fn killed_in_the_middle_of_a_copy_the_next_incarnation_starts_from_the_host_copy
     let padding = Bytes::mib(256).get();
     let model = Model::padded(synth::tiny_cnn(), padding);
     let input = x(&[1, 3, 32, 32]);
-    let mut executor = Executor::with(&model, 1);
-    executor.bring_in(&model, 1, 1);
-    executor.run(1, 1, 1, input.clone());
-    let before = executor.ran(1).unwrap().bytes();
     let (first, last) = (model.bytes() - padding, model.bytes() - PAGE);
     let marked = |executor: &Executor, offset| {
         let mut byte = [0];
         executor.memory.read_at(offset, &mut byte).unwrap();
         byte != [0]
     };
-    executor.grant(1, 1, std::slice::from_ref(&(first..model.bytes())));
-    while !marked(&executor, first) {
-        std::thread::yield_now();
-    }
-    executor.child.kill().unwrap();
-    assert_eq!(executor.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
-    assert!(!marked(&executor, last), "256 MiB were copied before a kill took effect");
-    drop(executor);
+    // A machine that is busy enough may finish the copy before the kill: then try again.
+    let before = (0..20).find_map(|_| {
+        let mut executor = Executor::with(&model, 1);
+        executor.bring_in(&model, 1, 1);
+        executor.run(1, 1, 1, input.clone());
+        let answer = executor.ran(1).unwrap().bytes();
+        executor.grant(1, 1, std::slice::from_ref(&(first..model.bytes())));
+        while !marked(&executor, first) {
+            std::thread::yield_now();
+        }
+        executor.child.kill().unwrap();
+        assert_eq!(executor.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+        (!marked(&executor, last)).then_some(answer)
+    });
+    let before = before.expect("a kill in the middle of a copy of 256 MiB");
 
     let mut executor = Executor::with(&model, 1);
     assert!(!marked(&executor, first), "an incarnation has memory of its own");
@@ -61,6 +64,7 @@ fn an_input_that_the_model_fails_on_fails_its_run_alone() {
         (vec![tensor("x", "FP33", &[1, 3, 32, 32], bytes(3072))], "FP33"),
         (vec![tensor("x", "FP32", &[1, 3, 32, 31], bytes(3 * 32 * 31))], "31"),
         (vec![tensor("x", "FP32", &[3, 32, 32], bytes(3072))], "dims"),
+        (x(&[0, 3, 32, 32]), "an operator panicked"),
         (vec![tensor("x", "FP32", &[1, 3, 32, 32], bytes(3071))], "12284 bytes"),
         (vec![tensor("x", "FP32", &[-1, 3, 32, 32], bytes(0))], "negative"),
         (vec![Tensor { contents: None, ..x(&[1, 3, 32, 32]).remove(0) }], "no contents"),

@@ -9,6 +9,9 @@ mod support;
 
 use std::os::fd::AsFd as _;
 
+/// What makes this binary an executor.
+const EXECUTOR_ARGS: &[&str] = &["--exact", "executor_process", "--ignored", "--nocapture"];
+
 /// The entry point of the processes that the tests start.
 #[test]
 #[ignore = "runs in the child processes of the other tests"]

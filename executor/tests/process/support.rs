@@ -113,7 +113,7 @@ pub(crate) fn spawn(stdin: OwnedFd, stderr: Stdio) -> Child {
 
 pub(crate) fn executor_command() -> Process {
     let mut command = Process::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "executor_process", "--ignored", "--nocapture"]);
+    command.args(crate::EXECUTOR_ARGS);
     command
 }
 
@@ -190,6 +190,18 @@ impl Executor {
             }
             index += 1;
         }
+    }
+
+    /// What was set aside and is `wanted`, without waiting.
+    pub(crate) fn said<T>(&mut self, mut wanted: impl FnMut(&Event) -> Option<T>) -> Vec<T> {
+        let mut said = Vec::new();
+        self.set_aside.retain(|(event, _)| {
+            let taken = wanted(event);
+            let keep = taken.is_none();
+            said.extend(taken);
+            keep
+        });
+        said
     }
 
     /// Nothing was said but what was waited for.
