@@ -26,6 +26,7 @@ use tonic_health::pb::health_server::HealthServer;
 use crate::backend::Backend;
 use crate::budget::Budget;
 use crate::closing::Closing;
+use crate::coalesce::Coalesce;
 use crate::config::{FrontDoorConfig, Limits};
 use crate::door::{self, Door};
 use crate::front::Front;
@@ -240,7 +241,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, door: Door, closing: Cl
             async move { Ok::<_, std::convert::Infallible>(door.admit(peer, request).await) }
         }
     });
-    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut serving = std::pin::pin!(builder.serve_connection(Coalesce::new(TokioIo::new(stream)), service));
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
         () = closing.begun() => {
@@ -257,7 +258,8 @@ async fn connection(stream: TcpStream, peer: SocketAddr, door: Door, closing: Cl
 
 fn protocol(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.header_wait_max);
+    // Its own queue of pieces needs no joining.
+    builder.http1().writev(true).timer(TokioTimer::new()).header_read_timeout(limits.header_wait_max);
     builder
         .http2()
         .timer(TokioTimer::new())

@@ -4,6 +4,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::{StreamExt as _, stream};
 use http_body_util::{BodyExt as _, StreamBody};
+use proptest::prelude::*;
 use tonic::Code;
 
 use super::*;
@@ -120,4 +121,40 @@ async fn a_message_that_stalls_ends_the_call_and_a_quiet_stream_does_not() {
     let mut body = Messages::new(StreamBody::new(quiet), terms, Ledger::default());
     let answer = tokio::time::timeout(Duration::from_secs(3600), body.frame()).await;
     assert!(answer.is_err(), "a stream may be quiet for long between messages");
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+proptest! {
+    /// Whatever messages there are, compressed or not, and wherever they are cut.
+    #[test]
+    fn messages_keep_their_order_and_contents(
+        messages in proptest::collection::vec((proptest::collection::vec(any::<u8>(), 0..300), any::<bool>()), 0..8),
+        piece in 1usize..400,
+    ) {
+        let wire: Vec<u8> = messages
+            .iter()
+            .flat_map(|(plain, squeezed)| if *squeezed { framed(1, &gzip(plain)) } else { framed(0, plain) })
+            .collect();
+        let expected: Vec<u8> = messages.iter().flat_map(|(plain, _)| framed(0, plain)).collect();
+        let budget = Budget::new(millrace_types::Bytes::mib(8));
+        let ledger = Ledger::default();
+        let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilClaimed), ledger.clone()));
+        prop_assert_eq!(passed.unwrap(), expected);
+        let claimed = std::iter::from_fn(|| ledger.claim()).count();
+        prop_assert_eq!(claimed, messages.len());
+        prop_assert_eq!(budget.used(), 0);
+    }
+
+    /// Whatever a client sends, the bytes it was charged come back.
+    #[test]
+    fn garbage_costs_nothing_afterwards(wire in proptest::collection::vec(any::<u8>(), 0..600), piece in 1usize..100) {
+        let budget = Budget::new(millrace_types::Bytes::mib(8));
+        // Passed on or refused: either will do.
+        let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilNext), Ledger::default()));
+        drop(passed);
+        prop_assert_eq!(budget.used(), 0);
+    }
 }

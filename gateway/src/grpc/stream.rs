@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::FutureExt as _;
 use futures::stream::{self, Stream, StreamExt as _};
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{
@@ -18,7 +20,6 @@ use tonic::{Status, Streaming};
 use super::{SERVER_TIMING, infer};
 use crate::budget::Charge;
 use crate::call::Call;
-use crate::closing::Closing;
 use crate::framing::Ledger;
 use crate::front::Front;
 use crate::request_id;
@@ -52,8 +53,10 @@ pub(super) fn answers(
         let charge = ledger.claim();
         request.map(|request| Asked { number, arrived: Instant::now(), request, charge })
     });
-    let asked = asked.take_until(front.closing.clone().begun());
-    let end = end(front.closing.clone());
+    let cut_off = Arc::new(AtomicBool::new(false));
+    let end = end(Arc::clone(&cut_off));
+    let closing = front.closing.clone().begun();
+    let asked = asked.take_until(closing.map(move |()| cut_off.store(true, Ordering::Relaxed)));
     let call = Arc::new(call);
     let answers = asked.map(move |asked| {
         let (front, call) = (Arc::clone(&front), Arc::clone(&call));
@@ -67,11 +70,12 @@ pub(super) fn answers(
     Box::pin(answers.buffered(concurrency).chain(end))
 }
 
-/// What follows a stream's last answer: nothing when the client ended it.
-fn end(closing: Closing) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> {
+/// What follows a stream's last answer: nothing, unless the server cut it off.
+fn end(cut_off: Arc<AtomicBool>) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> {
     let last = move || {
         let message = "the server is going down: open the stream again, and send what was not answered";
-        closing.is_closing().then(|| Err(to_status(&Failure::new(Reason::ShuttingDown, message))))
+        let status = || Err(to_status(&Failure::new(Reason::ShuttingDown, message)));
+        cut_off.load(Ordering::Relaxed).then(status)
     };
     stream::once(async move { last() }).filter_map(std::future::ready)
 }

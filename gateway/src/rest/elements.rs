@@ -269,6 +269,38 @@ mod tests {
         }
     }
 
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            any::<f64>().prop_map(Into::into),
+            ".{0,8}".prop_map(Into::into),
+        ];
+        leaf.prop_recursive(5, 64, 6, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..6).prop_map(Into::into),
+                proptest::collection::btree_map(".{0,4}", inner, 0..3)
+                    .prop_map(|map| serde_json::Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// No data makes anything but the right number of bytes, or an error.
+        #[test]
+        fn any_json_is_read_whole_or_refused(
+            json in json(),
+            shape in proptest::collection::vec(1i64..5, 0..4),
+            datatype in proptest::sample::select(DataType::ALL.to_vec()),
+        ) {
+            if let Ok(raw) = parse(&json.to_string(), datatype, &shape) {
+                let count: i64 = shape.iter().product();
+                prop_assert_eq!(raw.len(), count as usize * datatype.size().unwrap());
+            }
+        }
+    }
+
     #[test]
     fn nan_and_infinity_are_noticed() {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -14,7 +14,7 @@ use millrace_proto::inference::ServerLiveRequest;
 use millrace_types::{Failure, Reason};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
 use tonic::server::NamedService;
@@ -228,6 +228,21 @@ async fn closing_does_not_wait_longer_than_it_is_told() {
 }
 
 #[tokio::test]
+async fn idle_connections_do_not_hold_up_closing() {
+    let server = Server::start().await;
+    let mut silent = TcpStream::connect(server.addr).await.unwrap();
+    let mut kept = TcpStream::connect(server.addr).await.unwrap();
+    kept.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+    let mut first = [0; 12];
+    kept.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    assert_eq!(server.serving.close(Duration::from_secs(60)).await, 0);
+    for connection in [&mut silent, &mut kept] {
+        connection.read_to_end(&mut Vec::new()).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn connections_beyond_the_bound_wait_for_a_place() {
     let server = Server::with(Limits { connections_max: 1, ..Limits::default() }).await;
     let mut first = server.grpc().await;
@@ -246,7 +261,7 @@ async fn a_connection_that_says_nothing_is_closed() {
     let limits = Limits { header_wait_max: Duration::from_millis(20), ..Limits::default() };
     let server = Server::with(limits).await;
     let mut silent = TcpStream::connect(server.addr).await.unwrap();
-    tokio::io::AsyncWriteExt::write_all(&mut silent, b"GET /v2 HTTP/1.1\r\n").await.unwrap();
+    silent.write_all(b"GET /v2 HTTP/1.1\r\n").await.unwrap();
     let mut rest = Vec::new();
     silent.read_to_end(&mut rest).await.unwrap();
 }

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use millrace_types::Reason;
 use serde_json::{Value as Json, json};
 use tokio::net::TcpStream;
@@ -316,6 +316,22 @@ async fn a_client_that_hangs_up_cancels_its_request() {
     call.abort();
     driver.abort();
     server.echo.cancelled(1).await;
+}
+
+#[tokio::test]
+async fn rest_is_served_over_http2_too() {
+    let server = Server::start().await;
+    let stream = TcpStream::connect(server.addr).await.unwrap();
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let uri = format!("http://{}/v2/models/mlp/infer", server.addr);
+    let request = Request::post(uri).body(Full::new(Bytes::from(row().to_string()))).unwrap();
+    let reply = sender.send_request(request).await.unwrap();
+    assert_eq!(reply.status(), 200);
+    let body = reply.into_body().collect().await.unwrap().to_bytes();
+    let json: Json = serde_json::from_slice(&body).unwrap();
+    assert_eq!(json["outputs"][0]["shape"], json!([1, 64]));
 }
 
 #[tokio::test]
