@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use millrace_types::Reason;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -166,6 +167,13 @@ impl Endpoints {
             };
             tried.push(address.clone());
             failure = match Cause::of(&status) {
+                // A server that keeps the call's time itself may see it end first, and says cancelled:
+                // nobody else cancels a call that is awaited here.
+                Cause::Answer(failure)
+                    if failure.reason == Reason::Cancelled && Instant::now() >= deadline =>
+                {
+                    return Err(Error::TimedOut { address: address.clone(), timeout });
+                }
                 Cause::Answer(failure) => return Err(Error::Refused(failure)),
                 Cause::TimedOut => return Err(Error::TimedOut { address: address.clone(), timeout }),
                 Cause::NotSent(cause) => Error::Unreachable { addresses: tried.clone(), cause },

@@ -147,7 +147,12 @@ impl Inference {
                 }
                 service(channel).model_infer(call).await
             })
-            .await?;
+            .await
+            .map_err(|error| match error {
+                // What the caller asked for, without the grace.
+                Error::TimedOut { address, .. } => Error::TimedOut { address, timeout: request.timeout },
+                error => error,
+            })?;
         read_answer(answer, id)
     }
 
