@@ -5,12 +5,14 @@
 //! |---|---|
 //! | [`control`] | the service workers attach to |
 //! | [`desired`] | what every worker should serve, from the state |
+//! | [`load`] | what routing reads of telemetry |
 //! | [`readiness`] | whether a function can serve |
 //! | [`session`] | one worker's stream |
 //! | [`worker`] | one attached worker as others see it |
 
 pub(crate) mod control;
 pub(crate) mod desired;
+mod load;
 pub(crate) mod readiness;
 mod session;
 pub(crate) mod worker;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 use millrace_types::{Failure, NodeName, Reason};
 use tokio::sync::{Mutex, watch};
 
+pub(crate) use load::Load;
 pub(crate) use worker::{Phase, Worker};
 
 /// The attached workers by name.

@@ -51,7 +51,8 @@ async fn enter(
         .connect(&name, &hello.address)
         .map_err(|error| Failure::new(Reason::MalformedRequest, error.to_string()))?;
     let epoch = register(&control, &name, &hello).await?;
-    let worker = Arc::new(Worker::new(name, hello.instance, epoch, connector::client(transport)));
+    let gpus = u32::try_from(hello.gpus.len()).unwrap_or(u32::MAX);
+    let worker = Arc::new(Worker::new(name, hello.instance, epoch, gpus, connector::client(transport)));
     tracing::info!(worker = %worker.name, epoch = epoch.0, address = hello.address, build = hello.build, "worker attached");
     control.fleet.attach(worker.clone());
     tokio::spawn(listen(control.clone(), worker.clone(), incoming));

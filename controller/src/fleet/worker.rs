@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
@@ -11,6 +10,7 @@ use millrace_types::{Epoch, NodeName, Revision, RevisionKey};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::load::{Load, Unseen};
 use crate::connector::Transport;
 
 /// How far a worker is with one revision.
@@ -32,7 +32,8 @@ pub(crate) struct Worker {
     pub(crate) lost: CancellationToken,
     statuses: watch::Sender<Arc<BTreeMap<RevisionKey, Phase>>>,
     telemetry: watch::Sender<Option<Arc<wire::Telemetry>>>,
-    in_flight: AtomicU32,
+    load: watch::Sender<Arc<Load>>,
+    unseen: Unseen,
 }
 
 impl Worker {
@@ -40,6 +41,7 @@ impl Worker {
         name: NodeName,
         instance: String,
         epoch: Epoch,
+        gpus: u32,
         client: WorkerClient<Transport>,
     ) -> Self {
         Self {
@@ -50,7 +52,8 @@ impl Worker {
             lost: CancellationToken::new(),
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
-            in_flight: AtomicU32::new(0),
+            load: watch::Sender::new(Arc::new(Load::unknown(gpus))),
+            unseen: Unseen::default(),
         }
     }
 
@@ -68,15 +71,19 @@ impl Worker {
         self.telemetry.borrow().clone()
     }
 
-    /// Requests of this controller that it has not answered.
-    pub(crate) fn in_flight(&self) -> u32 {
-        self.in_flight.load(Ordering::Relaxed)
+    /// What routing reads of its last report.
+    pub(crate) fn load(&self) -> Arc<Load> {
+        self.load.borrow().clone()
     }
 
-    /// Counts a request as in flight until the guard is dropped.
+    /// Requests of this controller that its last report cannot have counted.
+    pub(crate) fn unseen(&self) -> u32 {
+        self.unseen.count()
+    }
+
+    /// Counts a request as sent until the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlight(self.clone())
+        InFlight { after: self.unseen.sent(), worker: self.clone() }
     }
 
     /// Takes a report; one that carries another epoch, or is older than the last, is ignored.
@@ -84,13 +91,18 @@ impl Worker {
         if telemetry.epoch != self.epoch.0 {
             return;
         }
-        self.telemetry.send_if_modified(|last| {
+        let load = Arc::new(Load::of(&telemetry));
+        let newer = self.telemetry.send_if_modified(|last| {
             let newer = last.as_ref().is_none_or(|last| last.seq < telemetry.seq);
             if newer {
                 *last = Some(Arc::new(telemetry));
             }
             newer
         });
+        if newer {
+            self.load.send_replace(load);
+            self.unseen.reported();
+        }
     }
 
     /// Takes the statuses of all its functions. Says whether anything changed.
@@ -121,11 +133,15 @@ fn read_status(status: wire::FunctionStatus) -> Option<(RevisionKey, Phase)> {
 
 /// One request in flight at a worker.
 #[derive(Debug)]
-pub(crate) struct InFlight(Arc<Worker>);
+pub(crate) struct InFlight {
+    worker: Arc<Worker>,
+    /// The report it was sent after.
+    after: u64,
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.worker.unseen.answered(self.after);
     }
 }
 
@@ -137,7 +153,7 @@ mod tests {
     fn worker() -> Worker {
         let name = NodeName::new("n1").unwrap();
         let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
-        Worker::new(name, "i".into(), Epoch(3), client(transport))
+        Worker::new(name, "i".into(), Epoch(3), 1, client(transport))
     }
 
     fn status(phase: wire::FunctionPhase, revision: u64) -> wire::FunctionStatus {

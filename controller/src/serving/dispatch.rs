@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_gateway::backend::{Completion, Invocation, Model, Split, Tensor};
+use millrace_policy::router;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};
-use millrace_types::{Failure, Reason, RevisionKey};
+use millrace_types::{Digest, Failure, Reason, RevisionKey};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 
-use super::route;
+use super::route::{self, Demand};
+use super::runs::Run;
 use crate::fleet::{Fleet, Worker};
 
 /// Attempts of one request, on whichever workers.
@@ -36,7 +38,8 @@ enum Missed {
 pub(super) struct Dispatch<'a> {
     fleet: &'a Fleet,
     model: &'a Model,
-    key: RevisionKey,
+    demand: Demand,
+    run: &'a Run,
     invocation: Invocation,
     deadline: Instant,
     /// Attempts made.
@@ -46,10 +49,20 @@ pub(super) struct Dispatch<'a> {
 }
 
 impl<'a> Dispatch<'a> {
-    pub(super) fn new(fleet: &'a Fleet, model: &'a Model, invocation: Invocation) -> Self {
-        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+    pub(super) fn new(
+        fleet: &'a Fleet,
+        model: &'a Model,
+        digest: Option<Digest>,
+        run: &'a Run,
+        invocation: Invocation,
+    ) -> Self {
+        let demand = Demand {
+            key: RevisionKey { function: model.key.clone(), revision: model.revision },
+            digest,
+            request: router::Request { weights: model.weights, run: run.estimate() },
+        };
         let deadline = Instant::now() + invocation.timeout;
-        Self { fleet, model, key, invocation, deadline, attempts: 0, tried: Vec::new() }
+        Self { fleet, model, demand, run, invocation, deadline, attempts: 0, tried: Vec::new() }
     }
 
     /// Carries it out.
@@ -72,19 +85,19 @@ impl<'a> Dispatch<'a> {
     }
 
     fn choose(&self) -> Option<Arc<Worker>> {
-        route::choose(self.fleet, &self.key, |worker| {
+        route::choose(self.fleet, &self.demand, |worker| {
             self.tried.iter().any(|tried| tried.epoch == worker.epoch)
         })
     }
 
     fn no_worker(&self) -> Failure {
-        Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.key))
+        Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.demand.key))
     }
 
     /// The next worker for a request whose worker is gone. Waits for one: somebody restarts it, or
     /// it only lost its stream.
     async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
-        tracing::warn!(worker = %lost.name, request = %self.invocation.request_id, function = %self.key, error = failure.message, "worker lost under a request");
+        tracing::warn!(worker = %lost.name, request = %self.invocation.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
         }
@@ -150,9 +163,9 @@ impl<'a> Dispatch<'a> {
             attempt: self.attempts,
             // Counting this one.
             attempts_left: ATTEMPTS_MAX + 1 - self.attempts,
-            tenant: self.key.function.tenant.to_string(),
-            function: self.key.function.name.to_string(),
-            revision: self.key.revision.get(),
+            tenant: self.demand.key.function.tenant.to_string(),
+            function: self.demand.key.function.name.to_string(),
+            revision: self.demand.key.revision.get(),
             timeout: Some(duration_wire(left)),
             priority: self.invocation.priority,
             inputs: self.invocation.inputs.iter().map(tensor_wire).collect(),
@@ -162,6 +175,7 @@ impl<'a> Dispatch<'a> {
 
     fn completion(&self, response: wire::InvokeResponse) -> Result<Completion, Failure> {
         let split = response.split.unwrap_or_default();
+        self.run.took(Duration::from_nanos(split.run_ns));
         Ok(Completion {
             outputs: response.outputs.into_iter().map(tensor).collect::<Result<_, _>>()?,
             split: Split {

@@ -6,10 +6,12 @@
 //! | [`catalog`] | the models as the protocol shows them, made once per change |
 //! | [`dispatch`] | one request on its way to a worker, and to another when that one is lost |
 //! | [`route`] | what the router is told of each worker |
+//! | [`runs`] | how long runs take, by what was seen |
 
 mod catalog;
 mod dispatch;
 mod route;
+mod runs;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +20,14 @@ use async_trait::async_trait;
 use millrace_cluster_state::{Caller, Command};
 use millrace_gateway::auth;
 use millrace_gateway::backend::{Backend, Completion, Intent, Invocation, Model};
-use millrace_types::{Failure, FunctionKey, Reason, Revision, TenantName};
+use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 
 use crate::fleet::Fleet;
 use crate::fleet::readiness::{self, Readiness};
 use crate::raft::Replica;
 use catalog::Catalog;
 use dispatch::Dispatch;
+use runs::Runs;
 
 /// How long a load waits for the function to get ready.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,11 +38,12 @@ pub(crate) struct Serving {
     replica: Replica,
     fleet: Fleet,
     catalog: Catalog,
+    runs: Runs,
 }
 
 impl Serving {
     pub(crate) fn new(replica: Replica, fleet: Fleet) -> Self {
-        Self { replica, fleet, catalog: Catalog::default() }
+        Self { replica, fleet, catalog: Catalog::default(), runs: Runs::default() }
     }
 
     /// Waits until the newest revision is ready somewhere, or cannot be.
@@ -103,6 +107,11 @@ impl Backend for Serving {
     }
 
     async fn invoke(&self, model: &Model, invocation: Invocation) -> Result<Completion, Failure> {
-        Dispatch::new(&self.fleet, model, invocation).run().await
+        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+        let state = self.replica.state();
+        let digest = state.function(&key.function).and_then(|function| function.revision(key.revision));
+        let digest = digest.map(|revision| revision.digest);
+        let run = self.runs.of(&key);
+        Dispatch::new(&self.fleet, model, digest, &run, invocation).run().await
     }
 }

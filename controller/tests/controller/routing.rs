@@ -8,8 +8,10 @@ use millrace_proto::inference::{self as oip, model_infer_request::InferInputTens
 use millrace_proto::status::from_status;
 use millrace_proto::worker::worker_message::Message;
 use millrace_proto::worker::worker_server::WorkerServer;
-use millrace_proto::worker::{FunctionPhase, FunctionStatuses};
-use millrace_types::{Failure, Reason};
+use millrace_proto::worker::{
+    FunctionPhase, FunctionStatuses, GpuHealth, GpuTelemetry, ResidentModel, Telemetry,
+};
+use millrace_types::{Digest, Failure, Reason};
 use tonic::{Request, Status};
 
 use crate::support::{
@@ -366,4 +368,58 @@ async fn a_function_that_cannot_be_prepared_says_what_its_worker_said() {
     cluster.inference().repository_model_unload(unload).await.unwrap();
     let shown = crate::support::get(&mut admin, "f").await.unwrap();
     assert_eq!((shown.conditions[0].reason.as_str(), shown.enabled), ("Disabled", false));
+}
+
+/// Reports one GPU of that health, with the MLP on it or without, and waits until it is seen.
+async fn report_gpu(cluster: &Cluster, worker: &Stub, seq: u64, health: GpuHealth, holds: bool) {
+    let resident = ResidentModel { digest: Digest::of(&mlp()).to_string(), ..Default::default() };
+    let gpu = GpuTelemetry {
+        health: health.into(),
+        models: holds.then_some(resident).into_iter().collect(),
+        swaps: seq,
+        ..Default::default()
+    };
+    worker.report(Telemetry { epoch: worker.hello.epoch, seq, gpus: vec![gpu], ..Default::default() }).await;
+    let mut admin = cluster.admin();
+    until("telemetry", async || {
+        let nodes = crate::support::nodes(&mut admin).await;
+        nodes.iter().find(|it| it.epoch == worker.hello.epoch && it.gpus[0].swaps == seq).map(|_| ())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_goes_where_its_model_is_unless_too_many_wait_there() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut without = Stub::start(&cluster, "n1").await;
+    let mut holder = Stub::start(&cluster, "n2").await;
+    without.told(&["f@1"]).await;
+    holder.told(&["f@1"]).await;
+    until_ready(&cluster, "f").await;
+    report_gpu(&cluster, &without, 1, GpuHealth::Up, false).await;
+    report_gpu(&cluster, &holder, 1, GpuHealth::Up, true).await;
+    let first = infer(&cluster, "f");
+    let held = holder.call().await;
+    // The report cannot know of that one yet, so the next finds an idle GPU elsewhere.
+    let second = infer(&cluster, "f");
+    without.call().await.answer();
+    held.answer();
+    answer_of(first).await.unwrap();
+    answer_of(second).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_whose_executors_all_restart_still_gets_requests_and_a_broken_one_does_not() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    report_gpu(&cluster, &worker, 1, GpuHealth::Restarting, false).await;
+    let answering = infer(&cluster, "f");
+    worker.call().await.answer();
+    answer_of(answering).await.unwrap();
+    report_gpu(&cluster, &worker, 2, GpuHealth::Unhealthy, false).await;
+    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
+    assert_eq!((refused.reason, refused.retryable), (Reason::NoWorker, true));
 }

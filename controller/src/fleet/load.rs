@@ -1,0 +1,145 @@
+//! What routing reads of a worker's telemetry, read once per report, and the requests that no
+//! report has counted yet.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millrace_policy::router::Held;
+use millrace_proto::worker as wire;
+use millrace_types::Digest;
+
+/// How busy a worker is and where it has which model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// GPUs that serve.
+    pub(crate) gpus_up: u32,
+    /// Of those, how many run nothing.
+    pub(crate) gpus_idle: u32,
+    /// GPUs whose executor is starting.
+    pub(crate) gpus_coming: u32,
+    /// Requests in its queue.
+    pub(crate) queued: u32,
+    /// Models on GPUs or on their way; what is not here is in host memory.
+    pub(crate) held: BTreeMap<Digest, Held>,
+}
+
+impl Load {
+    /// What is assumed of a worker before its first report, which comes within 100 ms: that its
+    /// GPUs serve and are idle.
+    pub(super) fn unknown(gpus: u32) -> Self {
+        Self { gpus_up: gpus, gpus_idle: gpus, ..Self::default() }
+    }
+
+    pub(super) fn of(telemetry: &wire::Telemetry) -> Self {
+        let mut load = Self { queued: telemetry.queued, ..Self::default() };
+        for gpu in &telemetry.gpus {
+            match gpu.health() {
+                wire::GpuHealth::Up => load.count_up(gpu),
+                wire::GpuHealth::Starting | wire::GpuHealth::Restarting => load.gpus_coming += 1,
+                wire::GpuHealth::Unhealthy | wire::GpuHealth::Unspecified => {}
+            }
+        }
+        load
+    }
+
+    fn count_up(&mut self, gpu: &wire::GpuTelemetry) {
+        let idle = gpu.running.is_empty();
+        self.gpus_up += 1;
+        self.gpus_idle += u32::from(idle);
+        let here = if idle { Held::OnIdleGpu } else { Held::OnBusyGpu };
+        // A digest that cannot be read is a model that nobody can ask for.
+        for digest in gpu.models.iter().filter_map(|model| model.digest.parse().ok()) {
+            let held = self.held.entry(digest).or_insert(here);
+            *held = here.min(*held);
+        }
+    }
+}
+
+/// Requests sent since the last report and not answered: the report's number in the upper half,
+/// their count in the lower, so that both change at once.
+#[derive(Debug, Default)]
+pub(super) struct Unseen(AtomicU64);
+
+const COUNT: u64 = u32::MAX as u64;
+
+impl Unseen {
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.0.load(Ordering::Relaxed) & COUNT).unwrap_or(u32::MAX)
+    }
+
+    /// A request is sent. Returns the number of the report it comes after.
+    pub(super) fn sent(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed) & !COUNT
+    }
+
+    /// A request that was sent after that report is answered.
+    pub(super) fn answered(&self, after: u64) {
+        let forget = |now: u64| (now & !COUNT == after && now & COUNT > 0).then(|| now - 1);
+        // An error says that a report came meanwhile, which counted it.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forget).ok();
+    }
+
+    /// A report came: whatever was sent before is in it.
+    pub(super) fn reported(&self) {
+        let next = |now: u64| Some((now & !COUNT).wrapping_add(COUNT + 1));
+        // The closure never declines.
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(health: wire::GpuHealth, running: &str, models: &[&[u8]]) -> wire::GpuTelemetry {
+        let resident = |model: &&[u8]| wire::ResidentModel {
+            digest: Digest::of(model).to_string(),
+            ..wire::ResidentModel::default()
+        };
+        wire::GpuTelemetry {
+            health: health.into(),
+            running: running.into(),
+            models: models.iter().map(resident).collect(),
+            ..wire::GpuTelemetry::default()
+        }
+    }
+
+    #[test]
+    fn a_report_says_which_gpus_serve_and_where_each_model_is() {
+        let telemetry = wire::Telemetry {
+            queued: 5,
+            gpus: vec![
+                gpu(wire::GpuHealth::Up, "default/f@1", &[b"a", b"b"]),
+                gpu(wire::GpuHealth::Up, "", &[b"b", b"c"]),
+                gpu(wire::GpuHealth::Restarting, "", &[b"d"]),
+                gpu(wire::GpuHealth::Unhealthy, "", &[b"d"]),
+            ],
+            ..wire::Telemetry::default()
+        };
+        let held = [(b"a", Held::OnBusyGpu), (b"b", Held::OnIdleGpu), (b"c", Held::OnIdleGpu)];
+        let expected = Load {
+            gpus_up: 2,
+            gpus_idle: 1,
+            gpus_coming: 1,
+            queued: 5,
+            held: held.into_iter().map(|(model, held)| (Digest::of(model), held)).collect(),
+        };
+        assert_eq!(Load::of(&telemetry), expected);
+    }
+
+    #[test]
+    fn a_request_is_unseen_until_it_is_answered_or_reported() {
+        let unseen = Unseen::default();
+        let (first, _second) = (unseen.sent(), unseen.sent());
+        assert_eq!(unseen.count(), 2);
+        unseen.answered(first);
+        assert_eq!(unseen.count(), 1);
+        unseen.reported();
+        assert_eq!(unseen.count(), 0);
+        let third = unseen.sent();
+        unseen.answered(first);
+        assert_eq!(unseen.count(), 1, "the report counted it already");
+        unseen.answered(third);
+        assert_eq!(unseen.count(), 0);
+    }
+}
