@@ -1,5 +1,7 @@
 //! A REST request's body: collected within the byte budget, and made plain when compressed.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
@@ -14,24 +16,28 @@ use crate::front::Front;
 use crate::inflate::{Encoding, Inflater, STEP};
 use crate::parameters::malformed;
 
+/// How long the rest of a refused body is read and dropped. A client that is still sending when the
+/// connection closes would see that, and not the refusal.
+const DISCARD_FOR: Duration = Duration::from_secs(5);
+
 /// Collects a body; its bytes stay charged while the charge lives.
 pub(crate) async fn collect(
     front: &Front,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(Bytes, Charge), RestError> {
-    let encoding = encoding(headers)?;
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let len_max = front.limits.message_len_max();
-    if announced.is_some_and(|length| length > len_max as u64) {
-        return Err(too_large("the body", len_max).into());
+    let mut arriving = Arriving { front, body, len_max, announced };
+    let collected = match arriving.admit(headers) {
+        Ok((charge, None)) => arriving.plain(charge).await,
+        Ok((charge, Some(encoding))) => arriving.inflated(charge, encoding).await,
+        Err(refused) => Err(refused),
+    };
+    if collected.is_err() {
+        arriving.discard().await;
     }
-    let charge = front.budget.try_take(announced.unwrap_or(0))?;
-    let mut arriving = Arriving { front, body, len_max, announced: announced.is_some() };
-    match encoding {
-        None => arriving.plain(charge, announced).await,
-        Some(encoding) => arriving.inflated(charge, encoding).await,
-    }
+    collected
 }
 
 /// The compression a body came with. Several on top of each other are not served.
@@ -54,11 +60,28 @@ struct Arriving<'a> {
     front: &'a Front,
     body: Body,
     len_max: usize,
-    /// Its length is known and charged.
-    announced: bool,
+    /// Its length, where that is known beforehand: charged before any of it arrives.
+    announced: Option<u64>,
 }
 
 impl Arriving<'_> {
+    /// Decides on the body from what is known of it before it arrives.
+    fn admit(&self, headers: &HeaderMap) -> Result<(Charge, Option<Encoding>), RestError> {
+        let encoding = encoding(headers)?;
+        if self.announced.is_some_and(|length| length > self.len_max as u64) {
+            return Err(too_large("the body", self.len_max).into());
+        }
+        Ok((self.front.budget.try_take(self.announced.unwrap_or(0))?, encoding))
+    }
+
+    /// Reads what is left, for a while, and drops it.
+    async fn discard(&mut self) {
+        let rest = async { while let Some(Ok(_)) = self.body.frame().await {} };
+        if timeout(DISCARD_FOR, rest).await.is_err() {
+            tracing::debug!("a refused body went on for too long");
+        }
+    }
+
     /// The next piece, charged; `None` at the end.
     async fn next(&mut self, charge: &mut Charge) -> Result<Option<Bytes>, Failure> {
         let stall_max = self.front.limits.stall_max;
@@ -71,24 +94,20 @@ impl Arriving<'_> {
             let frame = frame.map_err(|error| malformed(format!("the body broke off: {error}")))?;
             // Trailers say nothing here.
             let Ok(data) = frame.into_data() else { continue };
-            if !self.announced {
+            if self.announced.is_none() {
                 charge.grow(data.len() as u64)?;
             }
             return Ok(Some(data));
         }
     }
 
-    async fn plain(
-        &mut self,
-        mut charge: Charge,
-        announced: Option<u64>,
-    ) -> Result<(Bytes, Charge), RestError> {
+    async fn plain(&mut self, mut charge: Charge) -> Result<(Bytes, Charge), RestError> {
         let Some(first) = self.next(&mut charge).await? else { return Ok((Bytes::new(), charge)) };
-        if announced == Some(first.len() as u64) {
+        if self.announced == Some(first.len() as u64) {
             return Ok((first, charge));
         }
         // Bounded by the message limit, and charged.
-        let capacity = announced.map_or(first.len(), |length| length as usize);
+        let capacity = self.announced.map_or(first.len(), |length| length as usize);
         let mut whole = BytesMut::with_capacity(capacity);
         let mut next = Some(first);
         while let Some(data) = next {

@@ -15,6 +15,8 @@ use millrace_proto::inference::ModelInferRequest;
 use millrace_types::{Bytes as Size, Reason};
 use prost::Message as _;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 
@@ -85,6 +87,16 @@ async fn refuses_a_message_over_its_limit() {
     let path = "/v2/models/echo-fp32/infer";
     let announced = server.post(path, vec![b' '; 2 << 20]).await;
     announced.refuses(413, Reason::ByteBudgetExceeded, "1.0 MiB");
+    // Longer than any socket's buffers: a client that sends all of it first hears the refusal too.
+    let mut client = TcpStream::connect(server.addr).await.unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {}\r\n\r\n", 100 << 20);
+    client.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..100 {
+        client.write_all(&vec![b' '; 1 << 20]).await.unwrap();
+    }
+    let mut answer = [0; 12];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
     let pieces = (0..40).map(|_| Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b' '; 64 << 10]))));
     let unannounced = Request::builder()
         .method(Method::POST)
