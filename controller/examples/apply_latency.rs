@@ -1,4 +1,4 @@
-//! How long a write takes through the admin API's gRPC, beside what the disk takes for a sync of
+//! How long an upload and a write take through the admin API's gRPC, beside what the disk takes for a sync of
 //! the same machine, measured in turns. `cargo run --release -p millrace-controller --example
 //! apply_latency`
 
@@ -21,6 +21,7 @@ use tonic::transport::Channel;
 
 const ROUNDS: u32 = 5;
 const WRITES: u32 = 200;
+const CHUNK_BYTES: usize = 1 << 20;
 
 fn request(name: String, timeout_s: i64, digest: &str) -> ApplyFunctionRequest {
     let timeout = Some(prost_types::Duration { seconds: timeout_s, nanos: 0 });
@@ -28,13 +29,21 @@ fn request(name: String, timeout_s: i64, digest: &str) -> ApplyFunctionRequest {
     ApplyFunctionRequest { spec: Some(spec), digest: digest.into(), ..ApplyFunctionRequest::default() }
 }
 
-async fn upload(admin: &mut AdminClient<Channel>) -> String {
-    let model = millrace_model::synth::mlp();
+async fn upload(admin: &mut AdminClient<Channel>, model: Vec<u8>) -> String {
     let digest = Digest::of(&model).to_string();
     let header = Artifact { digest: digest.clone(), bytes: model.len() as u64 };
-    let parts = [Part::Header(header), Part::Data(model.into())];
-    let messages = parts.map(|part| UploadArtifactRequest { part: Some(part) });
+    let mut parts = vec![Part::Header(header)];
+    let model = bytes::Bytes::from(model);
+    let starts = (0..model.len()).step_by(CHUNK_BYTES);
+    parts.extend(starts.map(|at| Part::Data(model.slice(at..model.len().min(at + CHUNK_BYTES)))));
+    let messages = parts.into_iter().map(|part| UploadArtifactRequest { part: Some(part) });
+    let began = Instant::now();
     admin.upload_artifact(futures::stream::iter(messages)).await.unwrap();
+    println!(
+        "upload of {} bytes, received, compiled, durable and recorded: {:?}",
+        model.len(),
+        began.elapsed()
+    );
     digest
 }
 
@@ -95,7 +104,8 @@ async fn main() {
     let address = format!("http://{}", controller.client_addr());
     let mut admin =
         AdminClient::new(Channel::from_shared(address).unwrap().tcp_nodelay(true).connect().await.unwrap());
-    let digest = upload(&mut admin).await;
+    upload(&mut admin, millrace_model::synth::resnet50_like()).await;
+    let digest = upload(&mut admin, millrace_model::synth::mlp()).await;
     let mut file = std::fs::File::create(dir.path().join("syncs")).unwrap();
     for round in 0..ROUNDS {
         for clients in [1, 8, 50] {
