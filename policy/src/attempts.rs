@@ -85,7 +85,8 @@ impl Attempts {
             Loss::Died(progress) => (progress, 1),
             Loss::Failed(progress) => (progress, 0),
         };
-        if progress == Progress::Waiting {
+        // What failed by itself is nobody's bystander.
+        if loss == Loss::Died(Progress::Waiting) {
             return Verdict::Again(self);
         }
         let begun = progress == Progress::Begun;
@@ -142,6 +143,7 @@ mod tests {
     fn attempts_run_out() {
         check(3, Yes, &[Failed(Begun); 3], refused(Reason::AttemptsExhausted, true));
         check(3, Yes, &[Died(Preparing); 3], refused(Reason::AttemptsExhausted, false));
+        check(2, Yes, &[Failed(Waiting); 2], refused(Reason::AttemptsExhausted, false));
         check(1, Yes, &[Died(Begun)], refused(Reason::AttemptsExhausted, true));
         check(0, Yes, &[Failed(Preparing)], refused(Reason::AttemptsExhausted, false));
     }

@@ -25,4 +25,5 @@ pub mod gpu;
 pub mod ids;
 pub mod lifecycle;
 pub mod memory;
+pub mod router;
 pub mod trace;

@@ -1,1 +1,364 @@
+use std::collections::BTreeSet;
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::attempts::{Attempts, Idempotent};
+use millrace_types::Incarnation;
+
+const A: ModelId = ModelId(0);
+const B: ModelId = ModelId(1);
+/// Fits only GPUs of 64 MiB.
+const LARGE: ModelId = ModelId(2);
+/// Fits no GPU.
+const HUGE: ModelId = ModelId(3);
+
+const MS: u64 = 1_000_000;
+
+struct Node {
+    dispatch: Dispatch,
+    now: Timestamp,
+}
+
+const fn gpu(index: u32) -> GpuIndex {
+    GpuIndex(index)
+}
+
+fn node(memories_mib: &[u64]) -> Node {
+    let config = |&mib: &u64| GpuConfig { memory: Bytes::mib(mib), host_rate: BytesPerSec(1_000_000_000) };
+    let gpus: Vec<_> = memories_mib.iter().map(config).collect();
+    let mut node = Node { dispatch: Dispatch::new(&Config { gpus, queue_max: 4 }), now: Timestamp(MS) };
+    for (model, mib) in [(A, 8), (B, 8), (LARGE, 48), (HUGE, 4096)] {
+        node.step(Event::Install { model, memory: Bytes::mib(mib), weights: Bytes::mib(mib) });
+    }
+    for index in 0..memories_mib.len() as u32 {
+        node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) });
+    }
+    node
+}
+
+impl Node {
+    fn step(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.dispatch.on_event(self.now, event, &mut actions);
+        actions
+    }
+
+    fn enqueue(&mut self, key: u64, model: ModelId) -> Vec<Action> {
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        self.step(Event::Enqueue { key: RequestKey(key), model, attempts })
+    }
+
+    fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<Action> {
+        let ran = Some(Duration::from_millis(ran_ms));
+        self.step(Event::Ended { gpu: gpu(index), key: RequestKey(key), ran })
+    }
+
+    fn down(&mut self, index: u32, lost: &[(u64, Progress)]) -> Vec<Action> {
+        let lost = lost.iter().map(|&(key, progress)| (RequestKey(key), progress)).collect();
+        self.step(Event::Down { gpu: gpu(index), lost })
+    }
+}
+
+fn assign(index: u32, key: u64, model: ModelId) -> Action {
+    let (gpu, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
+    Action::Assign { gpu, key, model, incarnation, attempt: 1 }
+}
+
+fn again(index: u32, key: u64, model: ModelId, attempt: u32) -> Action {
+    let (gpu, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
+    Action::Assign { gpu, key, model, incarnation, attempt }
+}
+
+fn fail(key: u64, reason: Reason, may_have_executed: bool) -> Action {
+    Action::Fail { key: RequestKey(key), reason, may_have_executed }
+}
+
+#[test]
+fn an_idle_gpu_that_holds_the_model_comes_first_then_the_emptiest() {
+    let mut node = node(&[64, 64]);
+    assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
+    assert_eq!(node.ended(0, 1, 5), []);
+    assert_eq!(node.enqueue(2, B), [assign(1, 2, B)], "the other GPU is emptier");
+    assert_eq!(node.ended(1, 2, 5), []);
+    assert_eq!(node.enqueue(3, B), [assign(1, 3, B)]);
+    assert_eq!(node.enqueue(4, B), [assign(0, 4, B)], "any idle GPU before a busy holder");
+}
+
+#[test]
+fn one_runs_and_one_is_handed_ahead_and_the_rest_wait() {
+    let mut node = node(&[64]);
+    assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
+    assert_eq!(node.enqueue(2, B), [assign(0, 2, B)]);
+    assert_eq!(node.enqueue(3, A), []);
+    assert_eq!(node.dispatch.queued(), 1);
+    assert_eq!(node.ended(0, 1, 5), [assign(0, 3, A)]);
+}
+
+#[test]
+fn ahead_goes_to_a_holder_first_then_to_whoever_is_free_first() {
+    let mut node = node(&[64, 64]);
+    node.enqueue(1, A);
+    node.enqueue(2, B);
+    node.ended(0, 1, 30);
+    node.ended(1, 2, 10);
+    node.enqueue(3, A);
+    node.enqueue(4, B);
+    assert_eq!(node.enqueue(5, A), [assign(0, 5, A)], "GPU 0 holds it, though GPU 1 is free sooner");
+    assert_eq!(node.enqueue(6, LARGE), [assign(1, 6, LARGE)]);
+
+    let mut node = self::node(&[64, 64]);
+    node.enqueue(1, A);
+    node.enqueue(2, B);
+    node.ended(0, 1, 30);
+    node.ended(1, 2, 10);
+    node.enqueue(3, A);
+    node.enqueue(4, B);
+    assert_eq!(node.enqueue(5, LARGE), [assign(1, 5, LARGE)], "nobody holds it and GPU 1 is free sooner");
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_model_that_never_fits_is_told_so() {
+    let mut node = node(&[64]);
+    (1..=6).for_each(|key| drop(node.enqueue(key, A)));
+    assert_eq!(node.enqueue(7, A), [fail(7, Reason::QueueFull, false)]);
+    assert_eq!(node.enqueue(8, HUGE), [fail(8, Reason::NoGpuMemory, false)]);
+    assert_eq!(node.enqueue(9, ModelId(77)), [fail(9, Reason::FunctionNotReady, false)]);
+}
+
+#[test]
+fn a_request_that_only_fits_a_larger_gpu_holds_nobody_up() {
+    let mut node = node(&[16, 64]);
+    node.enqueue(1, LARGE);
+    node.enqueue(2, LARGE);
+    assert_eq!(node.enqueue(3, LARGE), [], "the large GPU runs one and has the next");
+    assert_eq!(node.enqueue(4, A), [assign(0, 4, A)]);
+    assert_eq!(node.ended(1, 1, 5), [assign(1, 3, LARGE)]);
+}
+
+#[test]
+fn a_withdrawn_request_leaves_the_queue_at_once_and_a_gpu_when_it_ends() {
+    let mut node = node(&[64]);
+    (1..=3).for_each(|key| drop(node.enqueue(key, A)));
+    assert_eq!(node.step(Event::Withdraw { key: RequestKey(3) }), []);
+    assert_eq!(node.dispatch.queued(), 0);
+    let cancel = Action::Cancel { gpu: gpu(0), key: RequestKey(1) };
+    assert_eq!(node.step(Event::Withdraw { key: RequestKey(1) }), [cancel]);
+    assert_eq!(node.dispatch.in_flight(), 2);
+    node.ended(0, 1, 5);
+    node.ended(0, 2, 5);
+    assert_eq!(node.dispatch.in_flight(), 0);
+}
+
+#[test]
+fn an_idle_gpu_asks_for_a_neighbours_next_request() {
+    let mut node = node(&[64, 64]);
+    for key in 1..=3 {
+        node.enqueue(key, A);
+    }
+    // GPU 0 has 1 and 3, GPU 1 has 2. How long A runs is not known.
+    let recall = Action::Recall { gpu: gpu(0), key: RequestKey(3) };
+    assert_eq!(node.step(Event::Ended { gpu: gpu(1), key: RequestKey(2), ran: None }), [recall]);
+    let returned = Event::Returned { gpu: gpu(0), key: RequestKey(3), why: Return::Recalled };
+    assert_eq!(node.step(returned), [assign(1, 3, A)]);
+}
+
+#[test]
+fn a_recall_that_came_too_late_changes_nothing() {
+    let mut node = node(&[64, 64]);
+    for key in 1..=3 {
+        node.enqueue(key, A);
+    }
+    node.step(Event::Ended { gpu: gpu(1), key: RequestKey(2), ran: None });
+    assert_eq!(node.ended(0, 1, 5), [], "it has begun");
+    assert_eq!(node.ended(0, 3, 5), []);
+    assert_eq!(node.dispatch.in_flight(), 0);
+}
+
+#[test]
+fn what_is_soon_served_where_it_is_is_not_recalled_until_it_is_late() {
+    let mut node = node(&[64, 64]);
+    node.enqueue(1, A);
+    node.ended(0, 1, 5);
+    node.enqueue(2, A);
+    node.enqueue(3, B);
+    node.enqueue(4, A);
+    // GPU 0 runs 2 for 5 ms and then 4; bringing A to GPU 1 would take 8 ms.
+    assert_eq!(node.ended(1, 3, 1), []);
+    let late = node.dispatch.next_wake().unwrap();
+    assert_eq!(late, Timestamp(6 * MS));
+    node.now = late;
+    assert_eq!(node.step(Event::Tick), [Action::Recall { gpu: gpu(0), key: RequestKey(4) }]);
+    assert_eq!(node.dispatch.next_wake(), None);
+}
+
+#[test]
+fn what_a_lost_gpu_had_goes_first_in_its_old_order() {
+    let mut node = node(&[64, 64]);
+    for key in 1..=6 {
+        node.enqueue(key, A);
+    }
+    // GPU 0 has 1 and 3, GPU 1 has 2 and 4; 5 and 6 wait.
+    assert_eq!(node.down(0, &[(1, Progress::Preparing), (3, Progress::Waiting)]), []);
+    // 1 is a suspect: it waits for a GPU of its own.
+    assert_eq!(node.ended(1, 2, 5), []);
+    assert_eq!(node.ended(1, 4, 5), [again(1, 1, A, 2)]);
+    assert_eq!(node.ended(1, 1, 5), [assign(1, 3, A), assign(1, 5, A)]);
+}
+
+#[test]
+fn a_request_running_in_two_dying_executors_is_quarantined() {
+    let mut node = node(&[64, 64]);
+    node.enqueue(1, A);
+    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [again(1, 1, A, 2)]);
+    assert_eq!(node.enqueue(2, A), [], "nobody is handed ahead behind a suspect");
+    assert_eq!(node.down(1, &[(1, Progress::Begun)]), [fail(1, Reason::Quarantined, true)]);
+    assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [assign(0, 2, A)]);
+}
+
+#[test]
+fn a_request_still_on_its_way_to_a_dying_gpu_loses_no_attempt() {
+    let mut node = node(&[64, 64]);
+    node.enqueue(1, A);
+    assert_eq!(node.down(0, &[]), [assign(1, 1, A)]);
+}
+
+#[test]
+fn a_gpu_that_cannot_tell_is_taken_to_have_run_what_it_had() {
+    let mut node = node(&[64]);
+    let attempts = Attempts::new(3, Idempotent::No);
+    node.step(Event::Enqueue { key: RequestKey(1), model: A, attempts });
+    node.enqueue(2, A);
+    assert_eq!(node.step(Event::Reset { gpu: gpu(0) }), [fail(1, Reason::ExecutorLost, true)]);
+    assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [again(0, 2, A, 2)]);
+}
+
+#[test]
+fn a_request_that_a_gpu_cannot_run_is_tried_elsewhere_and_not_for_ever() {
+    let mut node = node(&[64]);
+    node.enqueue(1, A);
+    let returned =
+        || Event::Returned { gpu: gpu(0), key: RequestKey(1), why: Return::Failed(Progress::Preparing) };
+    assert_eq!(node.step(returned()), [again(0, 1, A, 2)]);
+    assert_eq!(node.step(returned()), [again(0, 1, A, 3)]);
+    assert_eq!(node.step(returned()), [fail(1, Reason::AttemptsExhausted, false)]);
+}
+
+/// What a random node does next; numbers are taken modulo what there is.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Enqueue { model: u32 },
+    Withdraw(usize),
+    End(usize),
+    GiveBack(usize),
+    Down(u32),
+    Up(u32),
+    Pass,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..3u32).prop_map(|model| Step::Enqueue { model }),
+        2 => any::<usize>().prop_map(Step::Withdraw),
+        8 => any::<usize>().prop_map(Step::End),
+        1 => any::<usize>().prop_map(Step::GiveBack),
+        1 => (0..3u32).prop_map(Step::Down),
+        3 => (0..3u32).prop_map(Step::Up),
+        1 => Just(Step::Pass),
+    ]
+}
+
+/// The world around the dispatcher: who is on which GPU, as its actions say.
+#[derive(Default)]
+struct World {
+    waiting: BTreeSet<RequestKey>,
+    on: BTreeMap<RequestKey, GpuIndex>,
+    up: BTreeSet<u32>,
+}
+
+impl World {
+    fn take(&mut self, actions: &[Action]) {
+        for &action in actions {
+            match action {
+                Action::Assign { gpu, key, .. } => {
+                    assert!(self.waiting.remove(&key), "{key} was given out twice");
+                    assert!(self.up.contains(&gpu.0), "{gpu} is down");
+                    self.on.insert(key, gpu);
+                    assert!(self.on.values().filter(|&&on| on == gpu).count() <= 2, "{gpu} has three");
+                }
+                Action::Fail { key, .. } => assert!(self.waiting.remove(&key), "{key} failed after its end"),
+                Action::Cancel { gpu, key } | Action::Recall { gpu, key } => {
+                    assert_eq!(self.on.get(&key), Some(&gpu));
+                }
+            }
+        }
+    }
+
+    fn pick(&self, number: usize) -> Option<(RequestKey, GpuIndex)> {
+        let (&key, &gpu) = self.on.iter().nth(number % self.on.len().max(1))?;
+        Some((key, gpu))
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_one_waits(
+        steps in prop::collection::vec(step(), 1..200)
+    ) {
+        let mut node = node(&[16, 64, 64]);
+        let mut world = World { up: (0..3).collect(), ..World::default() };
+        let mut next_key = 0;
+        for step in steps {
+            node.now = node.now + Duration::from_millis(3);
+            let event = match step {
+                Step::Enqueue { model } => {
+                    next_key += 1;
+                    let key = RequestKey(next_key);
+                    world.waiting.insert(key);
+                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    Event::Enqueue { key, model: ModelId(model), attempts }
+                }
+                Step::Withdraw(number) => {
+                    let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
+                    world.waiting.remove(&key);
+                    Event::Withdraw { key }
+                }
+                Step::End(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.on.remove(&key);
+                    Event::Ended { gpu, key, ran: Some(Duration::from_millis(number as u64 % 20)) }
+                }
+                Step::GiveBack(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.on.remove(&key);
+                    world.waiting.insert(key);
+                    Event::Returned { gpu, key, why: Return::Failed(Progress::Preparing) }
+                }
+                Step::Down(index) => {
+                    world.up.remove(&index);
+                    let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
+                    for key in &lost {
+                        world.on.remove(key);
+                        world.waiting.insert(*key);
+                    }
+                    let lost = lost.into_iter().map(|key| (key, Progress::Begun)).collect();
+                    Event::Down { gpu: gpu(index), lost }
+                }
+                Step::Up(index) => {
+                    if !world.up.insert(index) {
+                        continue;
+                    }
+                    Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }
+                }
+                Step::Pass => Event::Tick,
+            };
+            let actions = node.step(event);
+            world.take(&actions);
+            prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
+            prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
+            let idle = |index: &&u32| !world.on.values().any(|on| on.0 == **index);
+            let large_idle = world.up.iter().filter(idle).any(|&index| index > 0);
+            prop_assert!(!large_idle || world.waiting.is_empty(), "a GPU idles while a request waits");
+        }
+    }
+}

@@ -8,57 +8,72 @@ use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
 /// Batches queued behind the running ones of a lane.
 const QUEUED_MAX: usize = 1;
+/// Tracks of a lane, however much faster it is than the paths that cross it.
+const TRACKS_MAX: u64 = 64;
 
 /// A batch's hold on a lane.
 #[derive(Debug, Clone, Copy)]
 struct Hold {
     batch: u64,
+    track: usize,
     until: Timestamp,
 }
 
-/// A link in one direction.
+/// A link in one direction. One that is faster than the paths which cross it has as many tracks as
+/// paths can cross it at full speed side by side.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) link: LinkId,
     rate: BytesPerSec,
-    /// Batches that can cross at full speed at one time: more than one where the lane is faster
-    /// than the paths that cross it.
-    width: usize,
+    /// By track: until when batches that have ended would have taken it at its rate.
+    tracks: Vec<Timestamp>,
     holds: Vec<Hold>,
-    /// Until when batches that have ended would have taken it at its rate.
-    floor: Timestamp,
 }
 
 impl Lane {
     pub(super) fn new(link: LinkId, rate: BytesPerSec) -> Self {
-        Self { link, rate, width: 1, holds: Vec::new(), floor: Timestamp::ZERO }
+        Self { link, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new() }
     }
 
     /// Notes that a path of this rate crosses the lane.
     pub(super) fn crossed_by(&mut self, path_rate: BytesPerSec) {
-        let times = self.rate.0.div_ceil(path_rate.0.max(1));
-        self.width = self.width.max(usize::try_from(times).unwrap_or(usize::MAX));
+        let tracks = (self.rate.0 / path_rate.0.max(1)).clamp(1, TRACKS_MAX);
+        self.tracks.resize(self.tracks.len().max(tracks as usize), Timestamp::ZERO);
     }
 
-    /// Whether another batch may be granted on it: one runs, or as many as it is wide, and one
-    /// more is queued, so that it never idles for a message.
+    /// Whether another batch may be granted on it: one runs on each track, and one more is queued,
+    /// so that the lane never idles for a message.
     pub(super) fn takes_more(&self) -> bool {
-        self.holds.len() < self.width.saturating_add(QUEUED_MAX)
+        self.holds.len() < self.tracks.len() + QUEUED_MAX
     }
 
-    /// From when on it is free, at its rate.
+    /// From when on a batch can cross it.
     pub(super) fn free_at(&self) -> Timestamp {
-        self.holds.iter().map(|hold| hold.until).fold(self.floor, Timestamp::max)
+        let free = (0..self.tracks.len()).map(|track| self.track_free_at(track));
+        free.min().unwrap_or_default()
     }
 
+    fn track_free_at(&self, track: usize) -> Timestamp {
+        let held = self.holds.iter().filter(|hold| hold.track == track);
+        held.map(|hold| hold.until).fold(self.tracks[track], Timestamp::max)
+    }
+
+    /// Takes a track from `start` on, when one is free: the one that has been free for the least
+    /// time, so that the others stay open for whoever can begin sooner.
     pub(super) fn hold(&mut self, batch: u64, start: Timestamp, size: Bytes) {
-        self.holds.push(Hold { batch, until: start + self.rate.time_for(size) });
+        let rank = |&track: &usize| {
+            let free = self.track_free_at(track);
+            if free <= start { (0, start.since(free)) } else { (1, free.since(start)) }
+        };
+        let track = (0..self.tracks.len()).min_by_key(rank).unwrap_or_default();
+        let rate = BytesPerSec(self.rate.0 / self.tracks.len() as u64);
+        self.holds.push(Hold { batch, track, until: start + rate.time_for(size) });
     }
 
     /// The batch has crossed: its time stays taken, so that the next is paced.
     pub(super) fn carried(&mut self, batch: u64) {
         if let Some(hold) = self.take(batch) {
-            self.floor = self.floor.max(hold.until);
+            self.tracks[hold.track] = self.tracks[hold.track].max(hold.until);
         }
     }
 
@@ -78,8 +93,8 @@ impl Lane {
     }
 
     #[cfg(test)]
-    pub(super) fn width(&self) -> usize {
-        self.width
+    pub(super) fn tracks(&self) -> usize {
+        self.tracks.len()
     }
 }
 

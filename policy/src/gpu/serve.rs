@@ -27,9 +27,14 @@ impl Gpu {
         self.move_weights(actions);
     }
 
+    /// Whether all of a model's weights are here.
+    fn complete(&self, model: ModelId) -> bool {
+        self.memory.region(model).is_some_and(|region| region.loaded().complete())
+    }
+
     fn begin_turn(&mut self, now: Timestamp) {
         let Some(&slot) = self.slots.get(0).filter(|slot| slot.turn.is_none()) else { return };
-        let was_resident = self.memory.region(slot.model).is_some_and(|region| region.loaded().complete());
+        let was_resident = self.complete(slot.model);
         if let Some(slot) = self.slots.get_mut(0) {
             (slot.turn, slot.was_resident) = (Some(now), was_resident);
         }
@@ -108,14 +113,15 @@ impl Gpu {
 
     /// Keeps the link busy for the first request that lacks weights.
     fn move_weights(&mut self, actions: &mut Vec<Action>) {
-        let lacks = |slot: &&Slot| {
-            let region = self.memory.region(slot.model);
-            slot.stage != Stage::Waiting
-                && !slot.doomed
-                && region.is_some_and(|region| !region.loaded().complete())
-        };
+        let lacks = |slot: &&Slot| slot.stage != Stage::Waiting && !slot.doomed && !self.complete(slot.model);
         let Some(model) = self.slots.iter().find(lacks).map(|slot| slot.model) else { return };
-        self.cancel_transfers(|moving| moving.model != model, actions);
+        let here: Vec<_> = self
+            .moving
+            .iter()
+            .filter(|moving| self.complete(moving.model))
+            .map(|moving| moving.model)
+            .collect();
+        self.cancel_transfers(|moving| moving.model != model && !here.contains(&moving.model), actions);
         let (Some(region), Some(shape)) = (self.memory.region(model), self.programs.shape(model)) else {
             return;
         };

@@ -1,1 +1,425 @@
+use millrace_types::Reason;
 
+use super::*;
+use crate::dispatch::Return;
+use crate::fabric::{Cargo, Outcome};
+use crate::memory::{Run as BlockRun, blocks_for};
+
+const A: ModelId = ModelId(0);
+const B: ModelId = ModelId(1);
+const C: ModelId = ModelId(2);
+const LARGE: ModelId = ModelId(3);
+const HUGE: ModelId = ModelId(4);
+/// The models' weights, in chunks. The GPU has 32 blocks.
+const CHUNKS: [u32; 5] = [10, 10, 10, 28, 33];
+const FIRST: Incarnation = Incarnation(1);
+
+struct Bench {
+    gpu: Gpu,
+    now: Timestamp,
+}
+
+fn bench() -> Bench {
+    let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), Bytes::mib(64)), now: Timestamp(1_000) };
+    for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
+        let weights = Bytes(BLOCK.0 * u64::from(chunks));
+        assert_eq!(bench.step(Event::Install { model, memory: weights, weights }), []);
+    }
+    assert_eq!(bench.step(Event::Up { incarnation: FIRST }), [Action::Up { incarnation: FIRST }]);
+    bench
+}
+
+impl Bench {
+    fn step(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.gpu.on_event(self.now, event, &mut actions);
+        actions
+    }
+
+    fn assign(&mut self, key: u64, model: ModelId) -> Vec<Action> {
+        self.step(Event::Assign { key: RequestKey(key), model, incarnation: FIRST })
+    }
+
+    /// All of a model arrives, and its transfer ends.
+    fn arrive(&mut self, model: ModelId, generation: u64, transfer: u64) -> Vec<Action> {
+        let chunks = 0..CHUNKS[model.0 as usize];
+        let mut actions = self.step(Event::Arrived { model, generation: Generation(generation), chunks });
+        actions.extend(self.end_transfer(transfer, Outcome::Complete));
+        actions
+    }
+
+    fn end_transfer(&mut self, transfer: u64, outcome: Outcome) -> Vec<Action> {
+        self.step(Event::TransferEnded { transfer: TransferId(transfer), outcome })
+    }
+
+    /// A run ends that began `ran` nanoseconds ago.
+    fn run_done(&mut self, run: u64, ran: u64) -> Vec<Action> {
+        let (started, finished) = (Timestamp(self.now.0 - ran), self.now);
+        self.step(Event::RunDone { run: RunId(run), started, finished, waited: Duration::ZERO })
+    }
+
+    fn run_failed(&mut self, run: u64, why: RunFailure) -> Vec<Action> {
+        self.step(Event::RunFailed { run: RunId(run), why })
+    }
+
+    fn cancel(&mut self, key: u64) -> Vec<Action> {
+        self.step(Event::Cancel { key: RequestKey(key) })
+    }
+
+    fn recall(&mut self, key: u64) -> Vec<Action> {
+        self.step(Event::Recall { key: RequestKey(key) })
+    }
+
+    /// A runs and is resident, as request 1.
+    fn running_a() -> Self {
+        let mut bench = bench();
+        bench.assign(1, A);
+        bench.step(Event::ProgramLoaded { model: A });
+        bench.arrive(A, 1, 1);
+        bench
+    }
+}
+
+fn load(model: ModelId) -> Action {
+    Action::LoadProgram { model }
+}
+
+fn map(model: ModelId, generation: u64, start: u32) -> Action {
+    let blocks = vec![BlockRun { start, len: CHUNKS[model.0 as usize] }];
+    Action::Map { model, generation: Generation(generation), blocks }
+}
+
+fn unmap(model: ModelId, generation: u64) -> Action {
+    Action::Unmap { model, generation: Generation(generation) }
+}
+
+fn run(run: u64, key: u64, model: ModelId, generation: u64) -> Action {
+    Action::Run { run: RunId(run), key: RequestKey(key), model, generation: Generation(generation) }
+}
+
+fn transfer(transfer: u64, model: ModelId, generation: u64, chunks: std::ops::Range<u32>) -> Action {
+    let weights = Bytes(BLOCK.0 * u64::from(CHUNKS[model.0 as usize]));
+    let cargo = Cargo { model, generation: Generation(generation), weights };
+    Action::Transfer { transfer: TransferId(transfer), cargo, chunks: vec![chunks] }
+}
+
+fn cancel_transfer(transfer: u64) -> Action {
+    Action::CancelTransfer { transfer: TransferId(transfer) }
+}
+
+fn cancel_run(run: u64) -> Action {
+    Action::CancelRun { run: RunId(run) }
+}
+
+fn ended(key: u64, ran: Option<u64>) -> Action {
+    Action::Ended { key: RequestKey(key), ran: ran.map(Duration::from_nanos) }
+}
+
+fn returned(key: u64, why: Return) -> Action {
+    Action::Returned { key: RequestKey(key), why }
+}
+
+fn evicted(models: &[ModelId]) -> Action {
+    Action::Evicted { models: models.to_vec() }
+}
+
+fn down(lost: &[(u64, Progress)]) -> Action {
+    Action::Down { lost: lost.iter().map(|&(key, progress)| (RequestKey(key), progress)).collect() }
+}
+
+#[test]
+fn a_cold_request_is_sent_at_once_with_its_weights_on_their_way() {
+    let mut bench = bench();
+    assert_eq!(bench.assign(7, A), [load(A), map(A, 1, 0), run(1, 7, A, 1), transfer(1, A, 1, 0..10)]);
+    bench.now = Timestamp(9_000);
+    assert_eq!(bench.arrive(A, 1, 1), []);
+    let spent = Spent {
+        turn: Timestamp(1_000),
+        swap: Duration::from_nanos(5_000),
+        ran: Duration::from_nanos(3_000),
+        swapped: Bytes::mib(20),
+    };
+    let completed = Action::Completed { key: RequestKey(7), spent };
+    assert_eq!(bench.run_done(1, 3_000), [completed, ended(7, Some(3_000))]);
+    assert_eq!(bench.gpu.totals().swaps, 1);
+}
+
+#[test]
+fn a_resident_model_only_runs_and_costs_no_swap() {
+    let mut bench = Bench::running_a();
+    bench.run_done(1, 500);
+    assert_eq!(bench.assign(2, A), [run(2, 2, A, 1)]);
+    bench.now = Timestamp(4_000);
+    let spent = Spent {
+        turn: Timestamp(1_000),
+        swap: Duration::ZERO,
+        ran: Duration::from_nanos(700),
+        swapped: Bytes::ZERO,
+    };
+    let completed = Action::Completed { key: RequestKey(2), spent };
+    assert_eq!(bench.run_done(2, 700), [completed, ended(2, Some(700))]);
+}
+
+#[test]
+fn the_next_request_is_prepared_while_the_first_runs_but_the_first_has_the_link() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    assert_eq!(bench.assign(2, B), [load(B), map(B, 2, 10), run(2, 2, B, 2)]);
+    assert_eq!(bench.arrive(A, 1, 1), [transfer(2, B, 2, 0..10)]);
+}
+
+#[test]
+fn a_model_that_does_not_fit_beside_the_running_one_waits_for_it() {
+    let mut bench = Bench::running_a();
+    assert_eq!(bench.assign(2, LARGE), []);
+    let actions = bench.run_done(1, 500);
+    let expected = [
+        unmap(A, 1),
+        evicted(&[A]),
+        load(LARGE),
+        map(LARGE, 2, 0),
+        run(2, 2, LARGE, 2),
+        transfer(2, LARGE, 2, 0..28),
+    ];
+    assert_eq!(actions[2..], expected);
+    assert_eq!(bench.gpu.totals().evictions, 1);
+}
+
+#[test]
+fn room_is_made_by_evicting_what_was_used_longest_ago() {
+    let mut bench = Bench::running_a();
+    bench.run_done(1, 500);
+    for (place, model) in [(2, B), (3, C)] {
+        bench.now = Timestamp(bench.now.0 + 1_000);
+        bench.assign(place, model);
+        bench.arrive(model, place, place);
+        bench.run_done(place, 500);
+    }
+    bench.now = Timestamp(bench.now.0 + 1_000);
+    bench.assign(4, A);
+    bench.run_done(4, 500);
+    let actions = bench.assign(5, LARGE);
+    // All of B, C and A have to go: the one used last goes last.
+    assert_eq!(actions[..4], [unmap(B, 2), unmap(C, 3), unmap(A, 1), evicted(&[B, C, A])]);
+}
+
+#[test]
+fn what_never_fits_is_refused() {
+    let mut bench = bench();
+    let failed = Action::Failed { key: RequestKey(1), reason: Reason::NoGpuMemory, may_have_executed: false };
+    assert_eq!(bench.assign(1, HUGE), [evicted(&[HUGE]), failed, ended(1, None)]);
+    assert_eq!(bench.gpu.requests(), 0);
+}
+
+#[test]
+fn a_recalled_request_comes_back_unless_its_turn_has_come() {
+    let mut bench = Bench::running_a();
+    bench.assign(2, LARGE);
+    assert_eq!(bench.recall(2), [evicted(&[LARGE]), returned(2, Return::Recalled)], "not sent yet");
+    bench.assign(3, B);
+    assert_eq!(bench.recall(3), [cancel_run(2)]);
+    let cancelled = bench.step(Event::RunCancelled { run: RunId(2) });
+    assert_eq!(cancelled, [returned(3, Return::Recalled)]);
+    bench.assign(4, B);
+    bench.run_done(1, 500);
+    assert_eq!(bench.recall(4), [], "its turn has come");
+}
+
+#[test]
+fn a_recall_that_the_executor_was_too_late_for_changes_nothing() {
+    let mut bench = Bench::running_a();
+    bench.assign(2, A);
+    assert_eq!(bench.recall(2), [cancel_run(2)]);
+    bench.run_done(1, 500);
+    assert!(matches!(bench.run_done(2, 100)[..], [Action::Completed { .. }, Action::Ended { .. }]));
+}
+
+#[test]
+fn a_cancelled_request_goes_at_once_or_when_its_run_ends() {
+    let mut bench = Bench::running_a();
+    bench.assign(2, LARGE);
+    assert_eq!(bench.cancel(2), [evicted(&[LARGE]), ended(2, None)]);
+    assert_eq!(bench.cancel(1), [cancel_run(1)]);
+    assert_eq!(bench.run_done(1, 500), [ended(1, Some(500))], "the outputs are dropped");
+    bench.assign(3, A);
+    assert_eq!(bench.cancel(3), [cancel_run(2)]);
+    assert_eq!(bench.step(Event::RunCancelled { run: RunId(2) }), [ended(3, None)]);
+}
+
+#[test]
+fn a_dead_executor_loses_everything_and_each_request_says_how_far_it_was() {
+    let mut bench = Bench::running_a();
+    bench.assign(2, B);
+    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Preparing)])]);
+    assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.requests(), bench.gpu.transfers()), (0, 0, 0));
+    assert_eq!(bench.run_done(1, 500), [], "what the dead one said");
+    bench.step(Event::Up { incarnation: Incarnation(2) });
+    assert_eq!(bench.assign(3, A), [], "meant for the one that died");
+    let again = bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2) });
+    assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
+    assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (Health::Up, 1));
+}
+
+#[test]
+fn who_had_nothing_to_read_yet_has_not_begun_and_who_only_waited_is_innocent() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Preparing)])]);
+    let mut bench = Bench::running_a();
+    bench.assign(2, A);
+    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Waiting)])]);
+    let mut bench = Bench::running_a();
+    bench.assign(2, LARGE);
+    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Waiting)])]);
+}
+
+#[test]
+fn a_run_whose_weights_went_missing_is_sent_again_and_not_for_ever() {
+    let mut bench = Bench::running_a();
+    assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(2, 1, A, 1)]);
+    assert_eq!(bench.run_failed(2, RunFailure::NotThere), [run(3, 1, A, 1)]);
+    let back = [returned(1, Return::Failed(Progress::Begun))];
+    assert_eq!(bench.run_failed(3, RunFailure::NotThere), back);
+}
+
+#[test]
+fn a_request_that_is_sent_again_runs_behind_the_one_that_was() {
+    let mut bench = Bench::running_a();
+    bench.assign(2, A);
+    assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(3, 1, A, 1)]);
+    assert_eq!(bench.gpu.running(), Some(RequestKey(2)));
+}
+
+#[test]
+fn a_failed_model_is_the_requests_own_fault() {
+    let mut bench = Bench::running_a();
+    let failed = Action::Failed { key: RequestKey(1), reason: Reason::ModelFailed, may_have_executed: true };
+    assert_eq!(bench.run_failed(1, RunFailure::Model), [failed, ended(1, None)]);
+}
+
+#[test]
+fn weights_that_cannot_be_brought_send_the_request_elsewhere() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    assert_eq!(bench.end_transfer(1, Outcome::Failed), [cancel_run(1)]);
+    let back = bench.step(Event::RunCancelled { run: RunId(1) });
+    assert_eq!(back, [returned(1, Return::Failed(Progress::Preparing))]);
+    assert_eq!(bench.assign(2, A), [run(2, 2, A, 1), transfer(2, A, 1, 0..10)], "another try");
+}
+
+#[test]
+fn a_mapping_that_failed_is_made_again() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    let failed = Event::MapFailed { model: A, generation: Generation(1) };
+    assert_eq!(bench.step(failed.clone()), [cancel_transfer(1)]);
+    assert_eq!(bench.gpu.memory().used_blocks(), 0);
+    let again = [map(A, 2, 0), run(2, 1, A, 2), transfer(2, A, 2, 0..10)];
+    assert_eq!(bench.run_failed(1, RunFailure::NotThere), again);
+    assert_eq!(bench.step(failed), [], "of the mapping before");
+}
+
+#[test]
+fn a_program_that_cannot_be_loaded_sends_its_requests_elsewhere() {
+    let mut bench = Bench::running_a();
+    bench.assign(2, B);
+    let actions = bench.step(Event::ProgramFailed { model: B });
+    assert_eq!(
+        actions,
+        [cancel_transfer(2), evicted(&[B]), returned(2, Return::Failed(Progress::Preparing))]
+    );
+    assert_eq!(bench.run_failed(2, RunFailure::NotThere), [], "comes too late");
+}
+
+#[test]
+fn a_failed_device_is_unhealthy_until_another_executor_is_up() {
+    let mut bench = Bench::running_a();
+    assert_eq!(bench.step(Event::DeviceFailed), [down(&[(1, Progress::Begun)]), Action::Replace]);
+    assert_eq!(bench.gpu.health(), Health::Unhealthy);
+    assert_eq!(bench.step(Event::Down), []);
+    assert_eq!(bench.gpu.health(), Health::Unhealthy);
+    bench.step(Event::Up { incarnation: Incarnation(2) });
+    assert_eq!(bench.gpu.health(), Health::Up);
+}
+
+#[test]
+fn a_run_that_nobody_waits_for_and_that_does_not_end_costs_the_executor_its_life() {
+    let mut bench = Bench::running_a();
+    bench.cancel(1);
+    let hung = bench.gpu.next_wake().unwrap();
+    assert_eq!(hung, bench.now + HANG_AFTER);
+    bench.now = hung;
+    assert_eq!(bench.step(Event::Tick), [down(&[]), Action::Replace]);
+    assert_eq!(bench.gpu.next_wake(), None);
+}
+
+#[test]
+fn a_removed_model_goes_as_soon_as_nothing_uses_it() {
+    let mut bench = Bench::running_a();
+    assert_eq!(bench.step(Event::Remove { model: A }), []);
+    let gone = [unmap(A, 1), evicted(&[A]), Action::UnloadProgram { model: A }, Action::Forgot { model: A }];
+    assert_eq!(bench.run_done(1, 500)[2..], gone);
+    assert_eq!(bench.step(Event::Remove { model: B }), [Action::Forgot { model: B }], "never was here");
+}
+
+#[test]
+fn weights_of_a_request_that_left_make_way_and_are_gone_on_with_later() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..5 });
+    bench.cancel(1);
+    bench.step(Event::RunCancelled { run: RunId(1) });
+    assert_eq!(bench.assign(2, B)[3..], [cancel_transfer(1), transfer(2, B, 2, 0..10)]);
+    bench.end_transfer(1, Outcome::Cancelled);
+    bench.arrive(B, 2, 2);
+    bench.run_done(2, 500);
+    assert_eq!(bench.gpu.loaded(A), Bytes::mib(10));
+    assert_eq!(bench.assign(3, A), [run(3, 3, A, 1), transfer(3, A, 1, 5..10)]);
+}
+
+#[test]
+fn weights_on_their_way_are_pinned_and_cancelled_when_they_are_in_the_way() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    bench.cancel(1);
+    bench.step(Event::RunCancelled { run: RunId(1) });
+    assert_eq!(bench.assign(2, LARGE), [cancel_transfer(1)]);
+    let actions = bench.end_transfer(1, Outcome::Cancelled);
+    assert_eq!(actions[..2], [unmap(A, 1), evicted(&[A])]);
+    assert_eq!(actions[2..4], [load(LARGE), map(LARGE, 2, 0)]);
+}
+
+#[test]
+fn an_executor_is_not_made_to_know_more_programs_than_it_can() {
+    let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), Bytes::mib(64)), now: Timestamp(1_000) };
+    bench.step(Event::Up { incarnation: FIRST });
+    let models = PROGRAMS_MAX as u32 + 1;
+    let mut unloaded = Vec::new();
+    for model in (0..models).map(ModelId) {
+        bench.now = Timestamp(bench.now.0 + 1_000);
+        let (key, weights) = (u64::from(model.0) + 1, BLOCK);
+        bench.step(Event::Install { model, memory: weights, weights });
+        let actions = bench.assign(key, model);
+        let unload =
+            |action: &Action| if let Action::UnloadProgram { model } = action { Some(*model) } else { None };
+        unloaded.extend(actions.iter().filter_map(unload));
+        let generation = bench.gpu.memory().region(model).unwrap().generation();
+        bench.step(Event::Arrived { model, generation, chunks: 0..1 });
+        bench.end_transfer(key, Outcome::Complete);
+        bench.run_done(key, 100);
+    }
+    assert_eq!(unloaded, [ModelId(0)], "asked for longest ago");
+}
+
+#[test]
+fn memory_beyond_the_weights_is_held_but_not_mapped() {
+    let mut bench = bench();
+    let model = ModelId(9);
+    bench.step(Event::Install { model, memory: Bytes::mib(20), weights: Bytes::mib(5) });
+    let actions = bench.assign(1, model);
+    let blocks = vec![BlockRun { start: 0, len: blocks_for(Bytes::mib(5)) }];
+    assert_eq!(actions[1], Action::Map { model, generation: Generation(1), blocks });
+    assert_eq!(bench.gpu.memory().used_blocks(), 10);
+    bench.step(Event::Arrived { model, generation: Generation(1), chunks: 0..3 });
+    assert_eq!(bench.gpu.loaded(model), Bytes::mib(5));
+}

@@ -1,0 +1,213 @@
+//! What a decision costs. Each bench goes round a steady state, so that what is measured is the
+//! decision and not the growth of what it decides about.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use millrace_policy::attempts::{Attempts, Idempotent};
+use millrace_policy::core::Core;
+use millrace_policy::dispatch::{self, Dispatch};
+use millrace_policy::fabric::{self, Cargo, Fabric};
+use millrace_policy::gpu::{self, Gpu};
+use millrace_policy::ids::{BatchId, Generation, RequestKey, RunId, TransferId};
+use millrace_policy::memory::{BLOCK, MemoryMap};
+use millrace_policy::router::{self, Candidate, Held};
+use millrace_types::topology::{self, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
+
+const GPUS: u32 = 8;
+const INCARNATION: Incarnation = Incarnation(1);
+
+/// Lets a core handle an event and gives its actions, in memory that is used again.
+fn step<'a, C: Core>(
+    core: &mut C,
+    now: u64,
+    event: C::Event,
+    actions: &'a mut Vec<C::Action>,
+) -> &'a [C::Action] {
+    actions.clear();
+    core.on_event(Timestamp(now), event, actions);
+    actions
+}
+
+/// A node of eight GPUs, each running one request with the next handed ahead, and `queued` more
+/// requests waiting.
+fn busy_node(queued: u64) -> (Dispatch, u64) {
+    let gpu = dispatch::GpuConfig { memory: Bytes::gib(16), host_rate: BytesPerSec::gb(12) };
+    let config = dispatch::Config { gpus: vec![gpu; GPUS as usize], queue_max: 100_000 };
+    let mut node = Dispatch::new(&config);
+    let mut actions = Vec::new();
+    for model in (0..64).map(ModelId) {
+        let event = dispatch::Event::Install { model, memory: Bytes::mib(100), weights: Bytes::mib(100) };
+        step(&mut node, 0, event, &mut actions);
+    }
+    for gpu in (0..GPUS).map(GpuIndex) {
+        step(&mut node, 0, dispatch::Event::Up { gpu, incarnation: INCARNATION }, &mut actions);
+    }
+    let requests = u64::from(GPUS) * 2 + queued;
+    for key in 0..requests {
+        step(&mut node, key, enqueue(key), &mut actions);
+    }
+    (node, requests)
+}
+
+fn enqueue(key: u64) -> dispatch::Event {
+    let attempts = Attempts::new(3, Idempotent::Yes);
+    dispatch::Event::Enqueue { key: RequestKey(key), model: ModelId((key % 64) as u32), attempts }
+}
+
+fn dispatch_one(c: &mut Criterion) {
+    for queued in [0, 1_000] {
+        let (mut node, mut key) = busy_node(queued);
+        let mut actions = Vec::new();
+        // Which request each GPU runs, as the node's own actions say.
+        let mut on: Vec<Vec<u64>> =
+            (0..u64::from(GPUS)).map(|gpu| vec![gpu, gpu + u64::from(GPUS)]).collect();
+        let mut turn = 0;
+        c.bench_function(&format!("dispatch/one request in and one out, 8 GPUs, {queued} queued"), |b| {
+            b.iter(|| {
+                turn = (turn + 1) % GPUS as usize;
+                let ended = on[turn].remove(0);
+                let (gpu, ran) = (GpuIndex(turn as u32), Some(Duration::from_millis(5)));
+                let event = dispatch::Event::Ended { gpu, key: RequestKey(ended), ran };
+                note(&mut on, step(&mut node, key * 1000, event, &mut actions));
+                note(&mut on, step(&mut node, key * 1000, enqueue(key), &mut actions));
+                key += 1;
+            });
+        });
+    }
+}
+
+fn note(on: &mut [Vec<u64>], actions: &[dispatch::Action]) {
+    for action in actions {
+        if let dispatch::Action::Assign { gpu, key, .. } = action {
+            on[gpu.0 as usize].push(key.0);
+        }
+    }
+}
+
+fn memory(c: &mut Criterion) {
+    // 16 GiB full of models of 20 to 120 MiB; each turn brings the one that was evicted longest ago.
+    let blocks = |model: u32| 10 + model * 37 % 51;
+    let mut map = MemoryMap::new(Bytes::gib(16));
+    let (mut model, mut now) = (0, 0);
+    let mut bring = || {
+        now += 1;
+        model = (model + 1) % 1000;
+        map.map(Timestamp(now), ModelId(model), blocks(model), blocks(model), &[])
+            .map(|evicted| evicted.len())
+    };
+    for _ in 0..2000 {
+        black_box(bring()).expect("everything fits an empty GPU");
+    }
+    c.bench_function("memory/make room and map, 16 GiB of about 230 models", |b| b.iter(&mut bring));
+}
+
+fn topology() -> Topology {
+    let link = |kind| Link { kind, rate: BytesPerSec::gb(12) };
+    let gpu = |index: u32| topology::Gpu {
+        index: GpuIndex(index),
+        gpu_type: "bench".to_owned(),
+        memory: Bytes::gib(16),
+        host_path: vec![LinkId(index), LinkId(GPUS + index / 2)],
+    };
+    let links =
+        (0..GPUS).map(|_| link(LinkKind::Pcie)).chain((0..GPUS / 2).map(|_| link(LinkKind::PcieUplink)));
+    Topology { name: "bench".to_owned(), gpus: (0..GPUS).map(gpu).collect(), links: links.collect() }
+}
+
+fn start(transfer: u64, gpu: u32) -> fabric::Event {
+    let weights = Bytes(BLOCK.0 * 1_000_000);
+    let cargo = Cargo { model: ModelId(gpu), generation: Generation(1), weights };
+    let chunks = std::iter::once(0..1_000_000).collect();
+    fabric::Event::Start { transfer: TransferId(transfer), gpu: GpuIndex(gpu), cargo, chunks }
+}
+
+fn fabric(c: &mut Criterion) {
+    c.bench_function("fabric/a batch ends and the next is granted, 8 GPUs on 4 uplinks", |b| {
+        let mut actions = Vec::new();
+        b.iter_batched_ref(
+            || {
+                let mut fabric = Fabric::new(&topology());
+                let mut actions = Vec::new();
+                let mut out = Vec::new();
+                for gpu in 0..GPUS {
+                    granted(step(&mut fabric, 0, start(gpu.into(), gpu), &mut actions), &mut out);
+                }
+                (fabric, out, 0)
+            },
+            |(fabric, out, now)| {
+                for _ in 0..100 {
+                    let (transfer, batch) = out.remove(0);
+                    *now += 900_000;
+                    let event = fabric::Event::Done { transfer, batch };
+                    granted(step(fabric, *now, event, &mut actions), out);
+                }
+            },
+            BatchSize::SmallInput,
+        );
+    });
+}
+
+fn granted(actions: &[fabric::Action], out: &mut Vec<(TransferId, BatchId)>) {
+    for action in actions {
+        if let fabric::Action::Grant { grant, .. } = action {
+            out.push((grant.transfer, grant.batch));
+        }
+    }
+}
+
+fn gpu_request(c: &mut Criterion) {
+    let mut gpu = Gpu::new(GpuIndex(0), Bytes::gib(16));
+    let (mut actions, model, weights) = (Vec::new(), ModelId(1), Bytes::mib(2));
+    step(&mut gpu, 0, gpu::Event::Install { model, memory: weights, weights }, &mut actions);
+    step(&mut gpu, 0, gpu::Event::Up { incarnation: INCARNATION }, &mut actions);
+    let assign = gpu::Event::Assign { key: RequestKey(0), model, incarnation: INCARNATION };
+    step(&mut gpu, 0, assign, &mut actions);
+    step(&mut gpu, 0, gpu::Event::Arrived { model, generation: Generation(1), chunks: 0..1 }, &mut actions);
+    let done = gpu::Event::TransferEnded { transfer: TransferId(1), outcome: fabric::Outcome::Complete };
+    step(&mut gpu, 0, done, &mut actions);
+    let (started, waited) = (Timestamp(0), Duration::ZERO);
+    let done = gpu::Event::RunDone { run: RunId(1), started, finished: started, waited };
+    step(&mut gpu, 0, done, &mut actions);
+    let mut key = 0;
+    let mut serve = || {
+        key += 1;
+        let event = gpu::Event::Assign { key: RequestKey(key), model, incarnation: INCARNATION };
+        step(&mut gpu, key * 1000, event, &mut actions);
+        let (started, finished) = (Timestamp(key * 1000), Timestamp(key * 1000 + 500));
+        let waited = Duration::ZERO;
+        step(
+            &mut gpu,
+            key * 1000 + 500,
+            gpu::Event::RunDone { run: RunId(key + 1), started, finished, waited },
+            &mut actions,
+        );
+        actions.len()
+    };
+    assert_eq!(serve(), 2, "answered and ended");
+    c.bench_function("gpu/a resident request, from assignment to answer", |b| b.iter(&mut serve));
+}
+
+fn router(c: &mut Criterion) {
+    let candidate = |worker: u32| Candidate {
+        worker,
+        gpus_up: 8,
+        gpus_idle: worker % 3,
+        queued: worker * 7 % 11,
+        unseen: worker % 5,
+        held: if worker.is_multiple_of(4) { Held::OnIdleGpu } else { Held::InHost },
+        host_rate: BytesPerSec::gb(12),
+    };
+    let request = router::Request { weights: Bytes::mib(200), run: Duration::from_millis(7) };
+    for workers in [4, 100] {
+        let candidates: Vec<_> = (0..workers).map(candidate).collect();
+        c.bench_function(&format!("router/choose among {workers} workers"), |b| {
+            b.iter(|| router::choose(black_box(&candidates).iter().copied(), &request));
+        });
+    }
+}
+
+criterion_group!(benches, dispatch_one, memory, fabric, gpu_request, router);
+criterion_main!(benches);
