@@ -150,6 +150,15 @@ async fn grpc_messages_may_be_compressed_either_way() {
 }
 
 #[tokio::test]
+async fn an_encoding_that_is_not_served_is_named() {
+    let server = Server::start().await;
+    let headers = [("content-type", "application/grpc"), ("grpc-encoding", "br")];
+    let reply = server.post_with("/inference.GRPCInferenceService/ModelInfer", &headers, "").await;
+    assert_eq!(reply.header("grpc-status"), "12", "{reply:?}");
+    assert!(reply.header("grpc-message").contains("br"), "{reply:?}");
+}
+
+#[tokio::test]
 async fn a_grpc_bomb_is_refused() {
     let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
