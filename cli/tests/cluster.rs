@@ -146,7 +146,7 @@ node-0   0     emulated   Up       64.0 MiB   1.0 GiB   1        -
     assert_eq!(ok(sandbox.run("get gpus").await), gpus);
     let ps = "\
 NODE     GPU   FUNCTION         SIZE       LOADED   IDLE   STATE
-node-0   0     default/echo@1   64.0 MiB   100%     5s     Idle
+node-0   0     default/echo@1   64.0 MiB   -        5s     Idle
 ";
     assert_eq!(ok(sandbox.run("ps").await), ps);
     let document = json_of(sandbox.run("ps -o json").await);
@@ -257,7 +257,7 @@ async fn describe_and_version_report() {
     ok(sandbox.run("apply -f echo.yaml").await);
     let report = ok(sandbox.run("describe function echo").await);
     assert!(report.contains("Name:        echo\n"), "{report}");
-    assert!(report.contains("  node-0 GPU 0: revision 1, 64.0 MiB of 64.0 MiB"), "{report}");
+    assert!(report.contains("  node-0 GPU 0: revision 1, 64.0 MiB loaded, 64.0 MiB of memory"), "{report}");
     let versions = json_of(sandbox.run("version -o json").await);
     assert_eq!(
         (&versions["client"], &versions["server"]["version"]),

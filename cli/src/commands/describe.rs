@@ -7,6 +7,7 @@ use millrace_types::FunctionName;
 
 use crate::clock;
 use crate::commands::get::{objective, readiness, short};
+use crate::commands::ps;
 use crate::commands::target::{Kind, Target};
 use crate::failure::Failure;
 use crate::output::{documents, print, text};
@@ -86,10 +87,11 @@ fn model_lines(function: &wire::Function) -> Vec<String> {
         field(
             "Model",
             &format!(
-                "{} parameters, {} of weights, {} launches",
+                "{} parameters, {} of weights, run in {} launch{}",
                 text::count(model.parameters),
                 text::size(model.weights_bytes),
-                model.launches
+                model.launches,
+                if model.launches == 1 { "" } else { "es" }
             ),
         ),
         "Inputs:".to_owned(),
@@ -116,19 +118,12 @@ fn condition_line(condition: &wire::Condition) -> String {
 fn resident_lines(spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String> {
     let prefix = format!("{}/{}@", spec.tenant, spec.name);
     let mut lines = Vec::new();
-    for node in nodes {
-        for gpu in &node.gpus {
-            for model in &gpu.models {
-                for function in model.functions.iter().filter(|function| function.starts_with(&prefix)) {
-                    let revision = &function[prefix.len()..];
-                    let (loaded, bytes) = (text::size(model.loaded_bytes), text::size(model.bytes));
-                    lines.push(format!(
-                        "  {} GPU {}: revision {revision}, {loaded} of {bytes}",
-                        node.name, gpu.index
-                    ));
-                }
-            }
-        }
+    for (node, gpu, model) in ps::residents(nodes) {
+        let (loaded, held) = (text::size(model.loaded_bytes), text::size(model.bytes));
+        let revisions = model.functions.iter().filter_map(|function| function.strip_prefix(&prefix));
+        lines.extend(revisions.map(|revision| {
+            format!("  {node} GPU {}: revision {revision}, {loaded} loaded, {held} of memory", gpu.index)
+        }));
     }
     if lines.is_empty() {
         lines.push("  no GPU: it is swapped in when a request comes".to_owned());
@@ -179,7 +174,7 @@ mod tests {
         };
         let resident = wire::ResidentModel {
             functions: vec!["default/mlp@1".into(), "default/mlp-2@1".into()],
-            bytes: 33_280,
+            bytes: 2 << 20,
             loaded_bytes: 33_280,
             ..Default::default()
         };
@@ -201,7 +196,7 @@ Created:     2023-11-14T22:13:20Z (60s ago)
 Updated:     -
 Updated by:  -
 Version:     0
-Model:       8,320 parameters, 32.5 KiB of weights, 2 launches
+Model:       8,320 parameters, 32.5 KiB of weights, run in 2 launches
 Inputs:
   x                    FP32   [N, 64]
 Outputs:
@@ -211,7 +206,7 @@ Revisions:
 Conditions:
   Ready      True     Prepared
 Resident on:
-  n0 GPU 1: revision 1, 32.5 KiB of 32.5 KiB";
+  n0 GPU 1: revision 1, 32.5 KiB loaded, 2.0 MiB of memory";
         assert_eq!(report(&function, &nodes, now), expected);
     }
 }

@@ -1,5 +1,8 @@
 //! `ps`: which models are on which GPU.
 
+use std::collections::BTreeMap;
+
+use futures::TryStreamExt as _;
 use millrace_client::messages as wire;
 
 use crate::commands::get::short;
@@ -16,15 +19,29 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let nodes = session.admin.nodes().await?;
+    let functions = session.admin.functions(None).try_collect::<Vec<_>>();
+    let (nodes, functions) = futures::try_join!(session.admin.nodes(), functions)?;
     let documents: Vec<_> = residents(&nodes)
         .map(|(node, gpu, model)| documents::ResidentModel::new(node, gpu, model.clone()))
         .collect();
     let empty = "no model is on a GPU: each comes when it is first invoked";
-    list(args.output.output, &documents, &table(&nodes), empty)
+    list(args.output.output, &documents, &table(&nodes, &weights(&functions)), empty)
 }
 
-fn residents(nodes: &[wire::Node]) -> impl Iterator<Item = (&str, &wire::Gpu, &wire::ResidentModel)> {
+/// The size of each model's weights, by digest. A GPU tells only what of them has arrived.
+fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
+    let revisions = functions.iter().flat_map(|function| &function.revisions);
+    revisions
+        .filter_map(|revision| {
+            Some((revision.artifact.as_ref()?.digest.as_str(), revision.model.as_ref()?.weights_bytes))
+        })
+        .collect()
+}
+
+/// Every model on every GPU.
+pub(crate) fn residents(
+    nodes: &[wire::Node],
+) -> impl Iterator<Item = (&str, &wire::Gpu, &wire::ResidentModel)> {
     nodes.iter().flat_map(|node| {
         node.gpus
             .iter()
@@ -32,7 +49,7 @@ fn residents(nodes: &[wire::Node]) -> impl Iterator<Item = (&str, &wire::Gpu, &w
     })
 }
 
-fn table(nodes: &[wire::Node]) -> Table {
+fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
     let mut table = Table::new([
         col("NODE"),
         col("GPU"),
@@ -46,9 +63,11 @@ fn table(nodes: &[wire::Node]) -> Table {
     ]);
     for (node, gpu, model) in residents(nodes) {
         let running = !gpu.running.is_empty() && model.functions.contains(&gpu.running);
+        // The model of a function that has just been deleted is not known any more.
+        let weights = weights.get(model.digest.as_str()).copied();
         let state = match running {
             true => "Running",
-            false if model.loaded_bytes < model.bytes => "Loading",
+            false if weights.is_some_and(|weights| model.loaded_bytes < weights) => "Loading",
             false => "Idle",
         };
         let idle = model.idle.and_then(|idle| idle.try_into().ok()).filter(|_| !running);
@@ -57,7 +76,7 @@ fn table(nodes: &[wire::Node]) -> Table {
             gpu.index.to_string(),
             model.functions.join(","),
             text::size(model.bytes),
-            percent(model.loaded_bytes, model.bytes),
+            weights.map(|weights| percent(model.loaded_bytes, weights)).unwrap_or_default(),
             idle.map(text::age).unwrap_or_default(),
             state.to_owned(),
             short(&model.digest),
@@ -68,7 +87,7 @@ fn table(nodes: &[wire::Node]) -> Table {
 }
 
 fn percent(part: u64, whole: u64) -> String {
-    let percent = u128::from(part) * 100 / u128::from(whole.max(1));
+    let percent = (u128::from(part) * 100).checked_div(u128::from(whole)).unwrap_or(100);
     format!("{percent}%")
 }
 
@@ -81,8 +100,8 @@ mod tests {
     fn shows_what_runs_loads_and_idles() {
         let model = |function: &str, loaded_bytes| wire::ResidentModel {
             functions: vec![function.into()],
-            digest: format!("sha256:{}", "0".repeat(64)),
-            bytes: 4 << 20,
+            digest: "sha256:0".into(),
+            bytes: 6 << 20,
             loaded_bytes,
             idle: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
         };
@@ -103,10 +122,12 @@ mod tests {
         let nodes = [wire::Node { name: "n0".into(), gpus, ..Default::default() }];
         let expected = "\
 NODE   GPU   FUNCTION      SIZE      LOADED   IDLE   STATE
-n0     0     default/a@1   4.0 MiB   100%     -      Running
-n0     0     default/b@2   4.0 MiB   25%      90s    Loading
-n0     1     t/c@1         4.0 MiB   100%     90s    Idle
+n0     0     default/a@1   6.0 MiB   100%     -      Running
+n0     0     default/b@2   6.0 MiB   25%      90s    Loading
+n0     1     t/c@1         6.0 MiB   100%     90s    Idle
 ";
-        assert_eq!(table(&nodes).render(Format::Table), expected);
+        assert_eq!(table(&nodes, &BTreeMap::from([("sha256:0", 4 << 20)])).render(Format::Table), expected);
+        let unknown = table(&nodes, &BTreeMap::new()).render(Format::Table);
+        assert!(unknown.contains("n0     0     default/b@2   6.0 MiB   -        90s    Idle\n"), "{unknown}");
     }
 }
