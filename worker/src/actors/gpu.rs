@@ -126,7 +126,8 @@ impl Gpu {
                 self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
             }
             Action::Map { model, generation, blocks } => {
-                self.send(Command::Map(map(model, generation, &blocks)), Vec::new());
+                let weights = self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights_bytes);
+                self.send(Command::Map(map(model, generation, &blocks, weights)), Vec::new());
                 self.peers.directory.changed();
             }
             Action::Unmap { model, generation } => {
@@ -286,16 +287,19 @@ impl Gpu {
     }
 }
 
-/// A map command: blocks become extents, one after the other in the program's address range.
-fn map(model: ModelId, generation: Generation, blocks: &[BlockRun]) -> Map {
+/// A map command: blocks become extents, one after the other in the program's address range. The
+/// range is as long as the weights, in whole pages: what is held beyond them, of the last block or
+/// for runs, has no place in it.
+fn map(model: ModelId, generation: Generation, blocks: &[BlockRun], weights: Bytes) -> Map {
+    let range = weights.0.next_multiple_of(rustix::param::page_size() as u64);
     let mut range_offset = 0;
     let extent = |run: &BlockRun| {
-        let bytes = BLOCK.0 * u64::from(run.len);
+        let bytes = (BLOCK.0 * u64::from(run.len)).min(range - range_offset);
         let extent = Extent { range_offset, device_offset: BLOCK.0 * u64::from(run.start), bytes };
         range_offset += bytes;
-        extent
+        (bytes > 0).then_some(extent)
     };
-    let extents = blocks.iter().map(extent).collect();
+    let extents = blocks.iter().filter_map(extent).collect();
     Map { program: model.0.into(), generation: generation.0, extents }
 }
 
