@@ -82,8 +82,18 @@ struct Inner {
     path: PathBuf,
     // Sessions with several controllers may learn the cluster's id at once: the first one decides.
     identity: Mutex<Identity>,
-    // Released by the operating system when the file closes, a kill included.
-    _lock: File,
+    // Released by the operating system at the latest when the process ends, a kill included.
+    lock: File,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that is just being forked has the file open until it runs
+        // its program.
+        if let Err(error) = self.lock.unlock() {
+            tracing::warn!(path = %self.path.display(), %error, "the data directory stays locked");
+        }
+    }
 }
 
 impl DataDir {
@@ -108,7 +118,7 @@ impl DataDir {
             let (path, node) = (path.to_owned(), node.clone());
             return Err(Error::OtherNode { path, found: identity.node, node });
         }
-        Ok(Self(Arc::new(Inner { path: path.to_owned(), identity: Mutex::new(identity), _lock: lock })))
+        Ok(Self(Arc::new(Inner { path: path.to_owned(), identity: Mutex::new(identity), lock })))
     }
 
     /// Where it is.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::data_dir::{self, DataDir};
+use crate::data_dir::DataDir;
 use desired::Desired;
 use session::Shared;
 
@@ -37,10 +37,20 @@ pub struct Config {
     pub seed: u64,
 }
 
+/// No controller took this worker in, and this one takes it for a stranger.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("controller {controller} refused this worker: {message}")]
+pub struct Refused {
+    /// Its address.
+    pub controller: String,
+    /// Why, and what to do.
+    pub message: String,
+}
+
 /// The running streams. They end when it is dropped.
 #[derive(Debug)]
 pub struct Control {
-    sessions: JoinSet<data_dir::Error>,
+    sessions: JoinSet<Refused>,
 }
 
 impl Control {
@@ -62,11 +72,17 @@ impl Control {
         Self { sessions }
     }
 
-    /// Waits for an error that this worker cannot go on after: a controller of another cluster.
-    pub async fn failed(&mut self) -> data_dir::Error {
+    /// Ends the streams. Returns when nothing of them is left.
+    pub async fn stop(&mut self) {
+        self.sessions.shutdown().await;
+    }
+
+    /// Waits for a refusal that this worker cannot go on after: it is another cluster's, or speaks
+    /// another protocol.
+    pub async fn failed(&mut self) -> Refused {
         loop {
             match self.sessions.join_next().await {
-                Some(Ok(error)) => return error,
+                Some(Ok(refused)) => return refused,
                 // A session that panicked was our bug; the others go on.
                 Some(Err(error)) => tracing::error!(%error, "a controller session ended"),
                 None => std::future::pending().await,

@@ -12,11 +12,12 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_proto::worker::{controller_message, worker_message};
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
-use millrace_types::{ClusterId, Epoch};
+use millrace_types::{ClusterId, Epoch, Reason};
 use tokio::sync::{oneshot, watch};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use super::Refused;
 use super::desired::{self, Desired};
 use crate::backoff::Backoff;
 use crate::data_dir::{self, DataDir};
@@ -60,22 +61,42 @@ enum Ended {
 }
 
 /// Keeps a stream to one controller open. Returns only when this worker may not go on at all.
-pub(super) async fn run(shared: Shared, address: String, channel: Channel, seed: u64) -> data_dir::Error {
+pub(super) async fn run(shared: Shared, address: String, channel: Channel, seed: u64) -> Refused {
     let mut backoff = Backoff::new(RECONNECT_BASE, RECONNECT_CEILING, seed);
     loop {
         let mut greeted = false;
-        match attach(&shared, channel.clone(), &mut greeted).await {
-            Ended::DataDir(error @ data_dir::Error::OtherCluster { .. }) => return error,
-            ended => {
-                if greeted {
-                    backoff.succeeded();
-                }
-                let wait = backoff.failed();
-                tracing::warn!(controller = %address, reason = %ended, ?wait, "no stream to the controller: serving goes on");
-                tokio::time::sleep(wait).await;
-            }
+        let ended = attach(&shared, channel.clone(), &mut greeted).await;
+        if let Some(refused) = fatal(&shared, &address, &ended) {
+            return refused;
         }
+        if greeted {
+            backoff.succeeded();
+        }
+        let wait = backoff.failed();
+        tracing::warn!(controller = %address, reason = %ended, ?wait, "no stream to the controller: serving goes on");
+        tokio::time::sleep(wait).await;
     }
+}
+
+/// A controller that takes this worker for a stranger ends it, unless another one took it in: then
+/// the group is being changed, and what is served is served on.
+fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
+    if shared.epoch.borrow().is_some() {
+        return None;
+    }
+    let message = match ended {
+        Ended::DataDir(error @ data_dir::Error::OtherCluster { .. }) => error.to_string(),
+        Ended::Protocol { .. } => ended.to_string(),
+        Ended::Status(status) => {
+            let failure = millrace_proto::status::from_status(status);
+            if failure.reason != Reason::PeerMismatch {
+                return None;
+            }
+            failure.message
+        }
+        _ => return None,
+    };
+    Some(Refused { controller: address.to_owned(), message })
 }
 
 async fn attach(shared: &Shared, channel: Channel, greeted: &mut bool) -> Ended {

@@ -160,10 +160,20 @@ mod tests {
         wire::Command { command: Some(wire::command::Command::Run(run)) }
     }
 
+    fn cancelled(run: u64) -> wire::event::Event {
+        wire::event::Event::RunCancelled(wire::RunCancelled { run })
+    }
+
+    fn collect(seen: &mut Vec<wire::event::Event>) -> impl FnMut(Arrived) -> io::Result<()> {
+        |arrived| {
+            seen.push(arrived.event);
+            Ok(())
+        }
+    }
+
     fn send_event(socket: impl AsFd, run: u64) {
-        let event = Some(wire::event::Event::RunCancelled(wire::RunCancelled { run }));
         let mut outbox = Outbox::default();
-        outbox.push(Frame::new(&wire::Event { event }, Vec::new()).unwrap()).unwrap();
+        outbox.push(Frame::new(&wire::Event { event: Some(cancelled(run)) }, Vec::new()).unwrap()).unwrap();
         outbox.flush(socket).unwrap();
     }
 
@@ -208,18 +218,18 @@ mod tests {
         rustix::io::write(&theirs, &[9, 0, 0]).unwrap();
         connection.send(Frame::new(&command(1, 1), Vec::new()).unwrap()).unwrap();
         drop(theirs);
-        let mut seen = 0;
-        connection.read(&mut FrameDecoder::default(), |_| Ok(seen += 1)).await.unwrap();
-        assert_eq!(seen, 3);
+        let mut seen = Vec::new();
+        connection.read(&mut FrameDecoder::default(), collect(&mut seen)).await.unwrap();
+        assert_eq!(seen, [cancelled(1), cancelled(2), cancelled(3)]);
     }
 
     #[tokio::test]
     async fn what_a_dead_executor_said_last_is_still_heard() {
         let (connection, theirs) = Connection::pair().unwrap();
         send_event(&theirs, 1);
-        let mut seen = 0;
-        connection.read_rest(&mut FrameDecoder::default(), |_| Ok(seen += 1)).unwrap();
-        assert_eq!(seen, 1);
+        let mut seen = Vec::new();
+        connection.read_rest(&mut FrameDecoder::default(), collect(&mut seen)).unwrap();
+        assert_eq!(seen, [cancelled(1)]);
     }
 
     #[tokio::test]

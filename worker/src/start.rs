@@ -1,0 +1,373 @@
+//! Puts a worker together and takes it apart again: data directory, actor thread, host tier,
+//! controller streams and the gRPC service.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_server::WorkerServer;
+use millrace_types::topology::Topology;
+use millrace_types::{Bytes, NodeName};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use tonic::transport::server::TcpIncoming;
+
+use crate::clock::MonotonicClock;
+use crate::control::desired::Desired;
+use crate::control::{self, Control, telemetry};
+use crate::data_dir::{self, DataDir};
+use crate::handle::NodeHandle;
+use crate::host_tier::fetch::Controllers;
+use crate::host_tier::store::{self, Store};
+use crate::host_tier::{self, View};
+use crate::node::{self, NodeConfig, NodeContext};
+use crate::process_port::{ExecutorCommand, ProcessSpawner};
+use crate::service::{Faults, Limits, WorkerService};
+
+/// Bytes of one request that may be on the wire unread: large inputs would wait for the gateway's
+/// round trips otherwise.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// The same for one connection.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// How long open connections may take to end when the server stops. Gateways hold theirs for ever.
+const SERVER_GRACE: Duration = Duration::from_secs(1);
+
+/// What a worker is.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Its name, unique in the cluster.
+    pub node: NodeName,
+    /// Where artifacts and its identity are kept. Its alone.
+    pub data_dir: PathBuf,
+    /// Where its service listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where gateways reach that service; `None`: where it listens.
+    pub advertise: Option<String>,
+    /// Every controller, as `host:port`.
+    pub controllers: Vec<String>,
+    /// Its GPUs and links.
+    pub topology: Topology,
+    /// The most host memory that models may take.
+    pub host_memory: Bytes,
+    /// The program that is an executor.
+    pub executor: ExecutorCommand,
+    /// Threads that one executor's launches may use.
+    pub executor_threads: u32,
+    /// Whether faults may be injected.
+    pub faults: Faults,
+    /// Spreads retries and reconnections, and makes them repeatable.
+    pub seed: u64,
+    /// What it takes at most.
+    pub limits: Limits,
+}
+
+/// Why a worker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its data directory cannot be used.
+    #[error("data directory: {0}")]
+    DataDir(#[from] data_dir::Error),
+    /// Its artifacts cannot be opened.
+    #[error("artifacts: {0}")]
+    Store(#[from] store::Error),
+    /// Its address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another address, or port 0 for a free port")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// A controller's address is none.
+    #[error("controller {address:?} is no address ({source}): write host:port")]
+    Controller {
+        /// The address.
+        address: String,
+        /// What is wrong with it.
+        source: tonic::transport::Error,
+    },
+    /// The operating system gives no thread.
+    #[error("the actor thread: {0}")]
+    Thread(std::io::Error),
+    /// The actor thread ended as it began.
+    #[error("the node's actors did not start: the log says why")]
+    Actors,
+}
+
+/// Why a running worker cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// It belongs to another cluster, or speaks another protocol.
+    #[error(transparent)]
+    Refused(#[from] control::Refused),
+    /// The actor thread ended.
+    #[error("the node's actors ended: the log says why")]
+    Actors,
+    /// The gRPC server ended.
+    #[error("the worker's server ended: {0}")]
+    Server(String),
+}
+
+/// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end it in order; dropped, it ends at
+/// once, executors included.
+#[derive(Debug)]
+pub struct Worker {
+    addr: SocketAddr,
+    node: NodeHandle,
+    service: WorkerService,
+    limits: Limits,
+    view: View,
+    control: Control,
+    server: Option<Server>,
+    actors: ActorThread,
+    // Host tier and telemetry: they end when these are dropped.
+    tasks: Vec<JoinSet<()>>,
+}
+
+#[derive(Debug)]
+struct Server {
+    task: JoinSet<Result<(), tonic::transport::Error>>,
+    stop: oneshot::Sender<()>,
+}
+
+/// Starts a worker on the runtime it is called from. It serves as soon as a controller tells it
+/// what; executors start at once.
+///
+/// # Errors
+/// [`StartError`]; nothing is left running then.
+pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
+    let data_dir = DataDir::open(&config.data_dir, &config.node)?;
+    let store = Store::open(&data_dir.path().join("artifacts"))?;
+    let listen = |source| StartError::Listen { address: config.listen, source };
+    let incoming = TcpIncoming::bind(config.listen).map_err(listen)?.with_nodelay(Some(true));
+    let addr = incoming.local_addr().map_err(listen)?;
+    let control_channels = channels(&config.controllers)?;
+    // Artifacts have connections of their own, so that telemetry never waits behind a model.
+    let artifact_channels = channels(&config.controllers)?;
+    let (actors, node) = ActorThread::start(&config).await?;
+
+    let desired = watch::Sender::new(Desired::default());
+    let (view, host_tier) = host_tier::start(
+        host_tier::Config {
+            budget: config.host_memory,
+            store,
+            source: Arc::new(Controllers::new(
+                artifact_channels.into_iter().map(|(_, channel)| channel).collect(),
+            )),
+            node: node.clone(),
+            clock: Arc::new(MonotonicClock),
+            seed: config.seed,
+        },
+        desired.subscribe(),
+    );
+    let telemetry_now = watch::Sender::default();
+    let control = Control::start(
+        control::Config {
+            hello: hello(&config, addr),
+            controllers: control_channels,
+            data_dir,
+            seed: config.seed,
+        },
+        desired,
+        view.statuses.clone(),
+        telemetry_now.subscribe(),
+    );
+    let mut telemetry_task = JoinSet::new();
+    telemetry_task.spawn(telemetry::publish(node.clone(), view.models.clone(), telemetry_now));
+    let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
+    let server = serve(grpc(&service, config.limits), incoming);
+    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), "worker started");
+    Ok(Worker {
+        addr,
+        node,
+        service,
+        limits: config.limits,
+        view,
+        control,
+        server: Some(server),
+        actors,
+        tasks: vec![host_tier, telemetry_task],
+    })
+}
+
+impl Worker {
+    /// Where its service listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its service as a gateway in the same process calls it, without a socket.
+    #[must_use]
+    pub fn service(&self) -> WorkerServer<WorkerService> {
+        grpc(&self.service, self.limits)
+    }
+
+    /// The way into its actors.
+    #[must_use]
+    pub fn node(&self) -> &NodeHandle {
+        &self.node
+    }
+
+    /// How far its functions are, and which models it has.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Waits for an error after which this worker cannot go on. Shut it down then.
+    pub async fn failed(&mut self) -> WorkerError {
+        let server = async {
+            match &mut self.server {
+                Some(server) => server.task.join_next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            refused = self.control.failed() => refused.into(),
+            () = self.actors.ended() => WorkerError::Actors,
+            ended = server => WorkerError::Server(match ended {
+                Some(Ok(Err(error))) => error.to_string(),
+                Some(Err(error)) => error.to_string(),
+                Some(Ok(Ok(()))) | None => "nobody asked it to".to_owned(),
+            }),
+        }
+    }
+
+    /// Takes no more requests, gives those there are up to `grace` to be answered, then stops every
+    /// executor. Returns when no executor is left.
+    pub async fn drain(&self, grace: Duration) {
+        self.service.refuse();
+        self.node.drain(grace).await;
+    }
+
+    /// Ends everything and returns when nothing is left: the data directory is free then. Without a
+    /// drain before, requests in flight are answered with an error.
+    pub async fn shutdown(mut self) {
+        self.drain(Duration::ZERO).await;
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
+        self.control.stop().await;
+        for task in &mut self.tasks {
+            task.shutdown().await;
+        }
+        self.actors.stop().await;
+    }
+}
+
+impl Server {
+    async fn stop(mut self) {
+        // A server that ended by itself does not listen any more.
+        let _gone = self.stop.send(());
+        if tokio::time::timeout(SERVER_GRACE, self.task.join_next()).await.is_err() {
+            self.task.shutdown().await;
+        }
+    }
+}
+
+fn grpc(service: &WorkerService, limits: Limits) -> WorkerServer<WorkerService> {
+    let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
+    WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes)
+}
+
+fn serve(service: WorkerServer<WorkerService>, incoming: TcpIncoming) -> Server {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let mut task = JoinSet::new();
+    let router = tonic::transport::Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .add_service(service);
+    // Told to stop, or its worker dropped: both end it.
+    task.spawn(router.serve_with_incoming_shutdown(incoming, async { drop(stopped.await) }));
+    Server { task, stop }
+}
+
+fn channels(controllers: &[String]) -> Result<Vec<(String, tonic::transport::Channel)>, StartError> {
+    let channel = |address: &String| match control::channel(address) {
+        Ok(channel) => Ok((address.clone(), channel)),
+        Err(source) => Err(StartError::Controller { address: address.clone(), source }),
+    };
+    controllers.iter().map(channel).collect()
+}
+
+fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {
+    let gpu = |gpu: &millrace_types::topology::Gpu| wire::GpuCapacity {
+        index: gpu.index.0,
+        gpu_type: gpu.gpu_type.clone(),
+        memory_bytes: gpu.memory.get(),
+    };
+    wire::WorkerHello {
+        node: config.node.to_string(),
+        instance: instance(),
+        address: config.advertise.clone().unwrap_or_else(|| addr.to_string()),
+        gpus: config.topology.gpus.iter().map(gpu).collect(),
+        host_memory_bytes: config.host_memory.get(),
+        topology: config.topology.name.clone(),
+        ..Default::default()
+    }
+}
+
+/// Tells this process from another that claims the same node: a pid and the moment of its start
+/// are never both the same twice on one machine's boot, and the lock keeps its data directory apart.
+fn instance() -> String {
+    use crate::clock::Clock as _;
+    format!("{}-{}", std::process::id(), MonotonicClock.now().as_nanos())
+}
+
+/// The thread of the actors and of every executor's parent.
+#[derive(Debug)]
+struct ActorThread {
+    stop: Option<oneshot::Sender<()>>,
+    ended: watch::Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ActorThread {
+    async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
+        let node_config = NodeConfig::new(config.topology.clone());
+        let allow_faults = config.faults == Faults::Obey;
+        let spawner = ProcessSpawner::new(
+            config.executor.clone(),
+            &config.topology,
+            config.executor_threads,
+            allow_faults,
+        );
+        let context = NodeContext::new(config.seed, Box::new(spawner));
+        let (started, handle) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (alive, ended) = watch::channel(());
+        let run = move || {
+            let _alive = alive;
+            actix_rt::System::new().block_on(async move {
+                // Nobody waits for a handle only when the start itself was dropped, and `stop` with it.
+                drop(started.send(node::start_here(node_config, context)));
+                drop(stopped.await);
+            });
+        };
+        let thread =
+            std::thread::Builder::new().name("node-actors".into()).spawn(run).map_err(StartError::Thread)?;
+        let actors = Self { stop: Some(stop), ended, thread: Some(thread) };
+        let node = handle.await.map_err(|_| StartError::Actors)?;
+        Ok((actors, node))
+    }
+
+    /// Returns when the thread has ended, told to or not.
+    async fn ended(&mut self) {
+        // Nothing is ever sent: an error is the sender's end.
+        while self.ended.changed().await.is_ok() {}
+    }
+
+    async fn stop(mut self) {
+        self.stop = None;
+        self.ended().await;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the actor thread panicked");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Models on their way from a controller into host memory.
+
+use millrace_proto::worker::FunctionPhase;
+use millrace_types::{Bytes, Digest};
+use millrace_worker::start::start;
+
+use crate::controller::Controller;
+use crate::support::{client, config, invoke, row, serving_mlp, values, worker};
+
+fn files(dir: &tempfile::TempDir) -> Vec<String> {
+    let files = std::fs::read_dir(dir.path().join("artifacts")).unwrap();
+    files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_with_other_bytes_fails_leaves_nothing_and_recovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 1).await;
+    let model = millrace_model::synth::mlp();
+    let digest = Digest::of(&model);
+    controller.publish_as(digest, b"something else");
+    controller.desire(&[("mlp", digest)]);
+    let message = controller.phase("mlp", FunctionPhase::Failed).await;
+    assert!(message.contains(&digest.to_string()), "{message}");
+    assert_eq!(files(&dir), [""; 0]);
+    controller.publish_as(digest, &model);
+    controller.ready("mlp").await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_no_model_fails_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 1).await;
+    let digest = controller.publish(b"not a model at all");
+    controller.desire(&[("bad", digest)]);
+    let message = controller.phase("bad", FunctionPhase::Failed).await;
+    assert!(message.contains("ONNX"), "{message}");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_from_the_same_data_directory_needs_no_fetch() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let before = values(&invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap());
+    worker.shutdown().await;
+    let fresh = Controller::start("test-cluster", 2).await;
+    let worker = start(config(dir.path(), &[fresh.addr], 1)).await.unwrap();
+    fresh.desire(&[("mlp", Digest::of(&millrace_model::synth::mlp()))]);
+    fresh.ready("mlp").await;
+    assert_eq!(values(&invoke(&mut client(&worker), "mlp", 2, &row(1)).await.unwrap()), before);
+    assert_eq!((controller.fetches(), fresh.fetches()), (1, 0));
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_function_wants_any_more_is_gone_from_memory_and_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
+    assert_eq!(files(&dir).len(), 1);
+    let held = |telemetry: &millrace_proto::worker::Telemetry| {
+        telemetry.host_models.len() == 1 && telemetry.gpus[0].models.len() == 1
+    };
+    controller.telemetry("the model held", held).await;
+    controller.desire(&[]);
+    let empty = |telemetry: &millrace_proto::worker::Telemetry| {
+        telemetry.host_models.is_empty() && telemetry.gpus[0].models.is_empty()
+    };
+    controller.telemetry("nothing held", empty).await;
+    assert_eq!(files(&dir), [""; 0]);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_beyond_the_budget_fails_and_is_served_once_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir.path(), &[controller.addr], 1);
+    // Every announced size is 64 MiB: room for one at a time while it is being prepared.
+    config.host_memory = Bytes::mib(64);
+    let worker = start(config).await.unwrap();
+    let big = controller.publish(&millrace_model::synth::tiny_cnn());
+    let small = controller.publish(&millrace_model::synth::mlp());
+    controller.desire(&[("big", big)]);
+    controller.ready("big").await;
+    controller.desire(&[("big", big), ("small", small)]);
+    let message = controller.phase("small", FunctionPhase::Failed).await;
+    assert!(message.contains("more host memory"), "{message}");
+    controller.desire(&[("small", small)]);
+    controller.ready("small").await;
+    worker.shutdown().await;
+}

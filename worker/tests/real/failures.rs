@@ -1,0 +1,103 @@
+//! What breaks, and what it costs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millrace_proto::executor::Fault;
+use millrace_proto::worker as wire;
+use millrace_types::Reason;
+use tokio::task::JoinSet;
+
+use crate::controller::Controller;
+use crate::processes::kill_9;
+use crate::support::{Client, all_up, client, inject, invoke, row, serving_mlp, values};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killing_executors_under_load_costs_latency_only() {
+    const CLIENTS: u64 = 8;
+    const KILLS: u64 = 4;
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 2, &["mlp"]).await;
+    let expected = values(&invoke(&mut client(&worker), "mlp", 0, &row(1)).await.unwrap());
+    let answered = Arc::new(AtomicU64::new(0));
+    let stop = Arc::new(tokio::sync::Notify::new());
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let (mut client, expected) = (client(&worker), expected.clone());
+        let (answered, stop) = (answered.clone(), stop.clone());
+        clients.spawn(async move {
+            let stopped = stop.notified();
+            tokio::pin!(stopped);
+            for id in 1.. {
+                if futures::poll!(&mut stopped).is_ready() {
+                    return;
+                }
+                let response = invoke(&mut client, "mlp", number << 32 | id, &row(1)).await;
+                assert_eq!(values(&response.expect("every request is answered")), expected);
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    for kill in 0..KILLS {
+        let telemetry = all_up(&controller).await;
+        let gpu = telemetry.gpus[kill as usize % 2].clone();
+        kill_9(gpu.executor_pid);
+        let noticed = |telemetry: &wire::Telemetry| {
+            let now = &telemetry.gpus[gpu.index as usize];
+            now.incarnation > gpu.incarnation && now.health() == wire::GpuHealth::Up
+        };
+        controller.telemetry("the executor again", noticed).await;
+    }
+    stop.notify_waiters();
+    while let Some(client) = clients.join_next().await {
+        client.unwrap();
+    }
+    assert!(answered.load(Ordering::Relaxed) >= CLIENTS * KILLS, "load throughout");
+    worker.shutdown().await;
+}
+
+/// Calls the MLP from many sides until every GPU has it. No call is left when this returns.
+async fn resident_everywhere(client: &Client, controller: &Controller) {
+    let loaded = |gpu: &wire::GpuTelemetry| gpu.models.iter().any(|model| model.loaded_bytes > 0);
+    for round in 0u64.. {
+        let call = |n: u64| {
+            let mut client = client.clone();
+            async move { invoke(&mut client, "mlp", round * 16 + n, &row(1)).await.unwrap() }
+        };
+        futures::future::join_all((0..16).map(call)).await;
+        if controller.latest_telemetry().gpus.iter().all(loaded) {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_kills_executors_is_quarantined_after_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 2, &["mlp"]).await;
+    let mut client = client(&worker);
+    resident_everywhere(&client, &controller).await;
+    for gpu in 0..2 {
+        inject(&mut client, gpu, Fault::AbortOnRun, "").await;
+    }
+    let failure = invoke(&mut client, "mlp", 1, &row(1)).await.unwrap_err();
+    assert_eq!((failure.reason, failure.may_have_executed), (Reason::Quarantined, true), "{failure:?}");
+    all_up(&controller).await;
+    invoke(&mut client, "mlp", 2, &row(1)).await.expect("others are served");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_device_is_replaced_and_its_requests_are_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let mut client = client(&worker);
+    let expected = values(&invoke(&mut client, "mlp", 1, &row(1)).await.unwrap());
+    inject(&mut client, 0, Fault::Xid, "").await;
+    let again = |telemetry: &wire::Telemetry| {
+        telemetry.gpus[0].incarnation > 1 && telemetry.gpus[0].health() == wire::GpuHealth::Up
+    };
+    controller.telemetry("another executor", again).await;
+    assert_eq!(values(&invoke(&mut client, "mlp", 2, &row(1)).await.unwrap()), expected);
+    worker.shutdown().await;
+}

@@ -1,0 +1,174 @@
+//! What the tests share: starting workers and calling them.
+
+use std::ffi::OsString;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use millrace_proto::status::from_status;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_client::WorkerClient;
+use millrace_proto::worker::worker_server::WorkerServer;
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
+use millrace_worker::process_port::ExecutorCommand;
+use millrace_worker::service::{Faults, Limits, WorkerService};
+use millrace_worker::start::{Worker, WorkerConfig, start};
+
+use crate::controller::Controller;
+
+pub(crate) const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
+pub(crate) const WORKER_VARIABLE: &str = "MILLRACE_TEST_WORKER";
+/// Enough for anything that is going to happen at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for an event that a test is about.
+pub(crate) async fn within<T>(what: &str, event: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+pub(crate) fn be_an_executor() {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    millrace_executor::run(socket).unwrap();
+}
+
+/// Serves what the controller at the address in the variable says, until it is killed.
+pub(crate) fn be_a_worker() {
+    let text = std::env::var(WORKER_VARIABLE).unwrap();
+    let (dir, controller) = text.split_once('|').unwrap();
+    let config = config(Path::new(dir), &[controller.parse().unwrap()], 2);
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let _worker = start(config).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+}
+
+/// This program again, running one of its tests alone.
+pub(crate) fn this_program_as(test: &str) -> (std::path::PathBuf, Vec<OsString>) {
+    let args = ["--exact", test, "--nocapture", "--test-threads=1"];
+    (std::env::current_exe().unwrap(), args.into_iter().map(Into::into).collect())
+}
+
+pub(crate) fn topology(gpus: u32) -> Topology {
+    let gpu = |index| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "test".into(),
+        memory: Bytes::mib(64),
+        host_path: vec![LinkId(index)],
+    };
+    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(1) };
+    Topology { name: "test".into(), gpus: (0..gpus).map(gpu).collect(), links: vec![link; gpus as usize] }
+}
+
+/// Logs what `RUST_LOG` asks for.
+fn log() {
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    // Another test of this process was first.
+    drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
+}
+
+pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> WorkerConfig {
+    log();
+    let (program, args) = this_program_as("executor_child");
+    WorkerConfig {
+        node: NodeName::new("w1").unwrap(),
+        data_dir: dir.to_owned(),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        advertise: None,
+        controllers: controllers.iter().map(ToString::to_string).collect(),
+        topology: topology(gpus),
+        host_memory: Bytes::mib(256),
+        executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
+        executor_threads: 1,
+        faults: Faults::Obey,
+        seed: 1,
+        limits: Limits::default(),
+    }
+}
+
+/// A worker whose executors are up, and the controller it obeys.
+pub(crate) async fn worker(dir: &Path, gpus: u32) -> (Worker, Controller) {
+    let controller = Controller::start("test-cluster", 1).await;
+    let worker = start(config(dir, &[controller.addr], gpus)).await.unwrap();
+    all_up(&controller).await;
+    (worker, controller)
+}
+
+pub(crate) async fn all_up(controller: &Controller) -> wire::Telemetry {
+    let up = |telemetry: &wire::Telemetry| {
+        !telemetry.gpus.is_empty() && telemetry.gpus.iter().all(|gpu| gpu.health() == wire::GpuHealth::Up)
+    };
+    controller.telemetry("every executor up", up).await
+}
+
+/// A worker that serves the MLP under these names.
+pub(crate) async fn serving_mlp(dir: &Path, gpus: u32, names: &[&str]) -> (Worker, Controller) {
+    let (worker, controller) = worker(dir, gpus).await;
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    controller.desire(&names.iter().map(|name| (*name, digest)).collect::<Vec<_>>());
+    for name in names {
+        controller.ready(name).await;
+    }
+    (worker, controller)
+}
+
+pub(crate) type Client = WorkerClient<WorkerServer<WorkerService>>;
+
+/// The worker's service, called without a socket.
+pub(crate) fn client(worker: &Worker) -> Client {
+    WorkerClient::new(worker.service()).max_decoding_message_size(256 << 20)
+}
+
+/// A row for the MLP whose values depend on `seed`.
+pub(crate) fn row(seed: u64) -> Vec<f32> {
+    (0..64).map(|column| ((seed * 64 + column) % 97) as f32 / 97.0 - 0.5).collect()
+}
+
+pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeRequest {
+    let data: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
+    wire::InvokeRequest {
+        request_id: format!("request-{id}"),
+        attempt: 1,
+        attempts_left: 3,
+        tenant: "default".into(),
+        function: function.into(),
+        revision: 1,
+        timeout: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+        priority: 0,
+        inputs: vec![wire::InferTensor {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, row.len() as i64],
+            data: data.into(),
+        }],
+        outputs: Vec::new(),
+    }
+}
+
+pub(crate) async fn invoke(
+    client: &mut Client,
+    function: &str,
+    id: u64,
+    row: &[f32],
+) -> Result<wire::InvokeResponse, Failure> {
+    let response = within("an answer", client.invoke(request(function, id, row))).await;
+    response.map(tonic::Response::into_inner).map_err(|status| from_status(&status))
+}
+
+pub(crate) fn values(response: &wire::InvokeResponse) -> Vec<f32> {
+    let [output] = &response.outputs[..] else { panic!("{response:?}") };
+    output.data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+pub(crate) async fn inject(
+    client: &mut Client,
+    gpu: u32,
+    fault: millrace_proto::executor::Fault,
+    function: &str,
+) {
+    let fault = fault as u32;
+    let request = wire::InjectFaultRequest { gpu, fault, function: function.into() };
+    within("a fault to be injected", client.inject_fault(request)).await.unwrap();
+}
