@@ -69,8 +69,11 @@ pub enum Event {
         /// Which.
         key: RequestKey,
     },
-    /// Everything that the node had in flight is lost.
-    NodeLost,
+    /// The node drops everything it has.
+    NodeLost {
+        /// Why.
+        reason: Reason,
+    },
     /// Take no more requests.
     Retire,
     /// Time passed.
@@ -218,12 +221,12 @@ impl Admission {
         actions.push(Action::Answer { key });
     }
 
-    fn lose_all(&mut self, actions: &mut Vec<Action>) {
+    fn lose_all(&mut self, reason: Reason, actions: &mut Vec<Action>) {
         self.deadlines.clear();
         for (key, request) in std::mem::take(&mut self.requests) {
             self.score.failed += 1;
             let may_have_executed = request.dispatched;
-            actions.push(Action::Fail { key, reason: Reason::Internal, may_have_executed });
+            actions.push(Action::Fail { key, reason, may_have_executed });
         }
     }
 
@@ -275,7 +278,7 @@ impl Core for Admission {
                     actions.push(Action::Withdraw { key });
                 }
             }
-            Event::NodeLost => self.lose_all(actions),
+            Event::NodeLost { reason } => self.lose_all(reason, actions),
             Event::Retire => self.retiring = true,
             Event::Tick => self.expire(now, actions),
         }
@@ -389,7 +392,7 @@ mod tests {
         arrive(&mut function, 0, 2, 50);
         step(&mut function, 1, Event::Dispatched { key: RequestKey(2) });
         let lost = [failed(1, Reason::Internal, false), failed(2, Reason::Internal, true)];
-        assert_eq!(step(&mut function, 2, Event::NodeLost), lost);
+        assert_eq!(step(&mut function, 2, Event::NodeLost { reason: Reason::Internal }), lost);
         assert_eq!((function.in_flight(), function.next_wake()), (0, None));
     }
 

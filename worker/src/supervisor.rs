@@ -26,7 +26,7 @@ use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, RevisionKey};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Reason, RevisionKey};
 use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
@@ -286,7 +286,7 @@ impl Supervisor {
     fn node_panicked(self: &Rc<Self>) {
         self.start_node();
         for hosted in self.registry.borrow().functions() {
-            hosted.slot.post(function::Message::NodeLost);
+            hosted.slot.post(function::Message::NodeLost(Reason::Internal));
         }
         self.links.keys().for_each(|&link| self.start_link(link));
         for gpu in self.gpu_indices() {
@@ -357,7 +357,7 @@ impl Supervisor {
         self.directory.publish_node(None);
         for hosted in self.registry.borrow().functions() {
             self.directory.withdraw_function(&hosted.config.key);
-            hosted.slot.post(function::Message::NodeLost);
+            hosted.slot.post(function::Message::NodeLost(Reason::ShuttingDown));
         }
         if let Some(end) = self.ended.take() {
             // Nobody need wait for it.

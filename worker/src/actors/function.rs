@@ -53,8 +53,8 @@ pub(crate) enum Message {
     Completed { key: RequestKey, outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
     /// It has none.
     Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
-    /// The Node lost everything it had.
-    NodeLost,
+    /// The node drops everything it has.
+    NodeLost(Reason),
     /// Take no more requests.
     Retire,
     /// Tell what the function looks like.
@@ -198,6 +198,7 @@ fn explain(reason: Reason, work: &SharedWork) -> String {
         }
         Reason::NoGpuMemory => format!("{name} fits no GPU of this worker"),
         Reason::FunctionNotReady => format!("{name} is going from this worker: ask another"),
+        Reason::ShuttingDown => "the worker is shutting down: ask another".to_owned(),
         Reason::Internal => "the worker lost track of the request; its log says why".to_owned(),
         other => format!("{name}: {other}"),
     }
@@ -219,7 +220,7 @@ impl Behaviour for Function {
                 let event = Event::Failed { key, reason, may_have_executed };
                 self.step(now, event, Carried::Detail(detail));
             }
-            Message::NodeLost => self.step(now, Event::NodeLost, Carried::Nothing),
+            Message::NodeLost(reason) => self.step(now, Event::NodeLost { reason }, Carried::Nothing),
             Message::Retire => self.step(now, Event::Retire, Carried::Nothing),
             Message::Report { parts } => self.report(&parts),
         }

@@ -20,7 +20,8 @@ use millrace_worker::node::{IN_FLIGHT_MAX, REQUESTS_MAX};
 use millrace_worker::port::model::{CopyOrder, CopyRefusal, Model, Order, Word};
 
 use crate::scenario::{Ending, GPUS, Happening, Scenario};
-use crate::{OBJECTIVE, Outcome};
+use crate::two_times::Outcome;
+use crate::world::OBJECTIVE;
 
 pub(crate) fn run(scenario: &Scenario) -> Outcome {
     let mut node = Node::new(scenario);
