@@ -2,6 +2,7 @@
 //! messages, first in first out. No actix, no tokio, no clock.
 
 use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use millrace_policy::admission::{self, Admission};
@@ -247,8 +248,8 @@ impl<'a> Node<'a> {
                 self.mail.push_back(Mail::Admission(FunctionIndex(function as u32), event));
             }
             Happening::Leave { request } => {
-                if !self.endings.contains_key(&request) {
-                    self.endings.insert(request, Ending::Cancelled);
+                if let Entry::Vacant(ending) = self.endings.entry(request) {
+                    ending.insert(Ending::Cancelled);
                     let key = key_of(request);
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Cancel { key }));

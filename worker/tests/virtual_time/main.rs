@@ -1,5 +1,7 @@
 //! The worker in virtual time: the real actors and cores, modelled executors.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets the unexpected ends")]
+
 mod actors;
 mod bare;
 mod failures;

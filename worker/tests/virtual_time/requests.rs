@@ -1,0 +1,298 @@
+//! What requests are answered, when nothing dies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, Reason};
+use millrace_worker::install::{FunctionConfig, InstallError};
+use millrace_worker::node::NodeConfig;
+use millrace_worker::port::model::RunEnd;
+use millrace_worker::request::Invocation;
+use tokio::task::JoinHandle;
+
+use crate::world::{
+    Answer, World, behaviour, function, gpus, in_virtual_time, prepare, request, revision, within,
+};
+
+/// A timer of virtual time may be this late: everyone wakes in microseconds of their own.
+const LATE_MAX: Duration = Duration::from_micros(256);
+
+async fn reason(answer: JoinHandle<Answer>) -> (Reason, bool) {
+    let failure = answer.await.unwrap().unwrap_err();
+    assert!(!failure.message.is_empty());
+    assert_eq!(failure.retryable, failure.reason.retryable());
+    (failure.reason, failure.may_have_executed)
+}
+
+#[test]
+fn the_first_request_swaps_and_the_second_finds_the_model_there() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5]));
+        world.install(0, Bytes::mib(20)).await;
+        world.pass_ms(20).await;
+        let cold = world.node.invoke(request(0)).await.unwrap();
+        let warm = world.node.invoke(request(0)).await.unwrap();
+        assert_eq!((cold.split.swapped, warm.split.swapped), (Bytes::mib(20), Bytes::ZERO));
+        assert!(cold.split.swap > Duration::from_micros(1_000), "{:?}", cold.split);
+        assert_eq!(warm.split.swap, Duration::ZERO);
+        assert_eq!((cold.gpu, cold.attempts, cold.outputs.len()), (GpuIndex(0), 1, 1));
+        for split in [cold.split, warm.split] {
+            let parts = split.queue + split.swap + split.run;
+            assert!(parts <= split.total && split.total - parts <= LATE_MAX * 2, "{split:?}");
+            assert!(
+                split.run >= Duration::from_millis(5) && split.run <= Duration::from_millis(5) + LATE_MAX * 2
+            );
+        }
+        let snapshot = world.node.snapshot().await;
+        assert_eq!((snapshot.gpus[0].swaps, snapshot.gpus[0].models[0].loaded), (1, Bytes::mib(20)));
+        assert_eq!(snapshot.gpus[0].models[0].functions, [revision(0)]);
+        assert_eq!(snapshot.links[0].carried, Bytes::mib(20));
+        let function = &snapshot.functions[0];
+        assert_eq!((function.completed, function.in_time, function.scored), (2, 2, 2));
+        assert_eq!(function.billed, Duration::from_millis(10), "two runs of 5 ms");
+    });
+}
+
+#[test]
+fn a_function_that_is_not_here_is_refused() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[]));
+        let failure = world.node.invoke(request(0)).await.unwrap_err();
+        assert_eq!((failure.reason, failure.may_have_executed), (Reason::FunctionNotReady, false));
+    });
+}
+
+#[test]
+fn the_workers_and_the_functions_limits_refuse_and_take_again() {
+    in_virtual_time(async {
+        let config = NodeConfig { requests_max: 4, in_flight_max: 2, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[5, 5, 5]), 1, |machine| Box::new(machine));
+        for number in 0..3 {
+            world.install(number, Bytes::mib(2)).await;
+        }
+        let taken: Vec<_> = [0, 0, 1, 1].map(|function| world.ask(request(function))).into();
+        world.pass_ms(1).await;
+        assert_eq!(reason(world.ask(request(2))).await, (Reason::QueueFull, false), "the worker has four");
+        for answer in taken {
+            answer.await.unwrap().unwrap();
+        }
+        let mut taken = vec![world.ask(request(0)), world.ask(request(0))];
+        world.pass_ms(1).await;
+        assert_eq!(reason(world.ask(request(0))).await, (Reason::QueueFull, false), "the function has two");
+        taken.push(world.ask(request(1)));
+        for answer in taken {
+            answer.await.unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[50]));
+        world.install(0, Bytes::mib(2)).await;
+        world.pass_ms(20).await;
+        let start = world.clock.now();
+        let running = world.ask(within(20, request(0)));
+        let next = world.ask(request(0));
+        let queued = world.ask(within(10, request(0)));
+        let (reason_queued, reason_running) = (reason(queued).await, world.clock.now());
+        assert_eq!(reason_queued, (Reason::TimedOut, false));
+        assert!(reason_running.since(start) <= Duration::from_millis(10) + LATE_MAX);
+        assert_eq!(world.node.snapshot().await.queued, 0, "it left the queue");
+        assert_eq!(reason(running).await, (Reason::TimedOut, true));
+        assert!(world.clock.now().since(start) <= Duration::from_millis(20) + LATE_MAX);
+        // The run goes on and is dropped; the next one has its turn after it.
+        let done = next.await.unwrap().unwrap();
+        assert!(done.split.queue >= Duration::from_millis(49), "{:?}", done.split);
+        let function = world.node.snapshot().await.functions.remove(0);
+        assert_eq!((function.expired, function.completed, function.scored, function.in_flight), (2, 1, 3, 0));
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_every_queue() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[50]));
+        world.install(0, Bytes::mib(2)).await;
+        world.pass_ms(20).await;
+        let clients: Vec<_> = (0..5).map(|_| world.ask(request(0))).collect();
+        world.pass_ms(5).await;
+        assert_eq!(world.node.snapshot().await.queued, 3, "one runs, one is next");
+        clients.iter().for_each(JoinHandle::abort);
+        world.pass_ms(1).await;
+        let snapshot = world.node.snapshot().await;
+        assert_eq!(
+            (snapshot.queued, snapshot.functions[0].in_flight, snapshot.functions[0].cancelled),
+            (0, 0, 5)
+        );
+        // The one that runs goes on to its end; the one behind it never begins.
+        world.pass_ms(60).await;
+        let snapshot = world.node.snapshot().await;
+        assert_eq!(snapshot.gpus[0].running, None);
+        assert!(snapshot.gpus[0].busy < Duration::from_millis(51), "{:?}", snapshot.gpus[0].busy);
+    });
+}
+
+#[test]
+fn a_model_that_fails_on_its_input_fails_its_request_alone() {
+    in_virtual_time(async {
+        let mut behaviour = behaviour(&[5, 5]);
+        behaviour.runs.get_mut(&0).unwrap().end = RunEnd::Fails;
+        let world = World::start(gpus(1), &behaviour);
+        world.install(0, Bytes::mib(2)).await;
+        world.install(1, Bytes::mib(2)).await;
+        let (bad, good) = (world.ask(request(0)), world.ask(request(1)));
+        assert_eq!(reason(bad).await, (Reason::ModelFailed, true));
+        good.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_model_larger_than_every_gpu_is_not_installed() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5]));
+        let refused = world.node.install(function(0), prepare(0, Bytes::mib(65))).await;
+        let (key, needed, largest) = (revision(0), Bytes::mib(65), Bytes::mib(64));
+        assert_eq!(refused, Err(InstallError::TooLarge { key, needed, largest }));
+        let config = FunctionConfig { gpu_memory: Some(Bytes::mib(100)), ..function(0) };
+        let refused = world.node.install(config, prepare(0, Bytes::mib(2))).await;
+        assert!(matches!(refused, Err(InstallError::TooLarge { .. })));
+        assert_eq!(world.node.snapshot().await.functions, []);
+    });
+}
+
+#[test]
+fn functions_of_one_artifact_share_a_model_that_goes_with_the_last() {
+    in_virtual_time(async {
+        let world = World::start(gpus(2), &behaviour(&[5]));
+        let model = prepare(0, Bytes::mib(2));
+        for number in 0..2 {
+            world.node.install(function(number), Arc::clone(&model)).await.unwrap();
+        }
+        world.ask(request(0)).await.unwrap().unwrap();
+        let warm = world.ask(request(1)).await.unwrap().unwrap();
+        assert_eq!(warm.split.swapped, Bytes::ZERO);
+        assert_eq!(world.node.snapshot().await.gpus[0].models[0].functions, [revision(0), revision(1)]);
+        world.node.retire(revision(0)).await;
+        assert_eq!(reason(world.ask(request(0))).await, (Reason::FunctionNotReady, false));
+        assert_eq!(world.node.snapshot().await.gpus[0].models.len(), 1);
+        let last = world.ask(request(1));
+        world.pass_ms(1).await;
+        world.node.retire(revision(1)).await;
+        assert!(Arc::strong_count(&model) > 1, "its last request still runs");
+        last.await.unwrap().unwrap();
+        world.pass_ms(1).await;
+        let snapshot = world.node.snapshot().await;
+        assert_eq!((snapshot.gpus[0].models.len(), snapshot.gpus[0].used), (0, Bytes::ZERO));
+        assert_eq!(snapshot.functions, []);
+        assert_eq!(Arc::strong_count(&model), 1, "nobody keeps its descriptors");
+    });
+}
+
+#[test]
+fn a_function_that_was_retired_can_be_installed_again() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5, 5]));
+        world.install(0, Bytes::mib(2)).await;
+        world.ask(request(0)).await.unwrap().unwrap();
+        world.node.retire(revision(0)).await;
+        world.install(0, Bytes::mib(2)).await;
+        world.ask(request(0)).await.unwrap().unwrap();
+        assert_eq!(world.node.snapshot().await.functions[0].completed, 1, "counted anew");
+    });
+}
+
+#[test]
+fn requests_beyond_one_gpus_memory_evict_and_come_back() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[1; 4]));
+        for number in 0..4 {
+            world.install(number, Bytes::mib(30)).await;
+        }
+        for round in 0..3 {
+            for number in 0..4 {
+                let done = world.node.invoke(request(number)).await.unwrap();
+                assert_eq!(done.split.swapped, Bytes::mib(30), "round {round}");
+            }
+        }
+        let gpu = world.node.snapshot().await.gpus.remove(0);
+        assert_eq!((gpu.swaps, gpu.evictions, gpu.models.len(), gpu.used), (12, 10, 2, Bytes::mib(60)));
+    });
+}
+
+#[test]
+fn an_idle_gpu_takes_over_what_waits_behind_a_long_run() {
+    in_virtual_time(async {
+        let world = World::start(gpus(2), &behaviour(&[500, 5]));
+        world.install(0, Bytes::mib(2)).await;
+        world.install(1, Bytes::mib(2)).await;
+        world.pass_ms(20).await;
+        let long = world.ask(request(0));
+        let short: Vec<_> = (0..3).map(|_| world.ask(request(1))).collect();
+        for answer in short {
+            assert_eq!(answer.await.unwrap().unwrap().gpu, GpuIndex(1), "nobody waits half a second");
+        }
+        assert_eq!(long.await.unwrap().unwrap().gpu, GpuIndex(0));
+    });
+}
+
+#[test]
+fn draining_answers_what_runs_refuses_what_comes_and_stops_the_executors() {
+    in_virtual_time(async {
+        let world = World::start(gpus(2), &behaviour(&[50]));
+        world.install(0, Bytes::mib(2)).await;
+        world.pass_ms(20).await;
+        let running = world.ask(request(0));
+        world.pass_ms(5).await;
+        let node = world.node.clone();
+        let draining = actix_rt::spawn(async move { node.drain(Duration::from_secs(1)).await });
+        world.pass_ms(1).await;
+        assert_eq!(reason(world.ask(request(0))).await, (Reason::ShuttingDown, false));
+        running.await.unwrap().unwrap();
+        draining.await.unwrap();
+        assert_eq!(world.node.snapshot().await.gpus, []);
+        assert_eq!(reason(world.ask(request(0))).await.0, Reason::ShuttingDown);
+        let gone = world.node.install(function(1), prepare(1, Bytes::mib(2))).await;
+        assert_eq!(gone, Err(InstallError::NodeGone));
+    });
+}
+
+#[test]
+fn draining_does_not_wait_for_ever() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5_000]));
+        world.install(0, Bytes::mib(2)).await;
+        world.pass_ms(20).await;
+        let waits: Vec<_> = (0..3).map(|_| world.ask(request(0))).collect();
+        world.pass_ms(5).await;
+        let start = world.clock.now();
+        world.node.drain(Duration::from_millis(100)).await;
+        assert!(world.clock.now().since(start) < Duration::from_millis(110));
+        for answer in waits {
+            assert_eq!(reason(answer).await.0, Reason::ShuttingDown);
+        }
+    });
+}
+
+#[test]
+fn what_routing_reads_is_announced() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5]));
+        let mut changes = world.node.changes();
+        changes.mark_unchanged();
+        world.install(0, Bytes::mib(2)).await;
+        assert!(changes.has_changed().unwrap(), "a function came");
+        world.pass_ms(20).await;
+        changes.mark_unchanged();
+        world.node.invoke(request(0)).await.unwrap();
+        assert!(changes.has_changed().unwrap(), "a model came");
+        changes.mark_unchanged();
+        let again: Invocation = request(0);
+        world.node.invoke(again).await.unwrap();
+        assert!(!changes.has_changed().unwrap(), "nothing came or went");
+        world.machine.kill(GpuIndex(0));
+        world.pass_ms(1).await;
+        assert!(changes.has_changed().unwrap(), "a GPU went");
+    });
+}

@@ -1,0 +1,106 @@
+//! The worker's core in two times: the same seeded scenario under actix in paused tokio time and
+//! over a bare heap of events. Request → swap → run is one set of pure cores, so each core must see
+//! and do the same in both, to the nanosecond.
+//!
+//! In virtual time every timer and every executor wakes in microseconds of its own, so that no two
+//! things ever happen at the same moment: actix does not promise in which order actors of one
+//! moment run. The bare driver asserts it.
+
+use std::collections::BTreeMap;
+
+use millrace_policy::trace::{CoreId, Fold};
+use millrace_types::Reason;
+
+use crate::scenario::{Ending, Scenario};
+use crate::{actors, bare};
+
+/// What a run of a scenario came to.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) folds: BTreeMap<CoreId, Fold>,
+    pub(crate) endings: BTreeMap<usize, Ending>,
+}
+
+const SEEDS: [u64; 6] = [1, 2, 3, 42, 1_000_003, 0xfeed_beef];
+
+/// The first core that differs, or the first request that ended otherwise.
+fn first_difference(a: &Outcome, b: &Outcome) -> Option<String> {
+    let fold = a.folds.iter().find(|(core, fold)| b.folds.get(core) != Some(fold));
+    if let Some((core, fold)) = fold {
+        return Some(format!("{core:?}: {fold:?} and {:?}", b.folds.get(core)));
+    }
+    let ending = a.endings.iter().find(|(request, ending)| b.endings.get(request) != Some(ending));
+    ending.map(|(request, ending)| format!("request {request}: {ending:?} and {:?}", b.endings.get(request)))
+}
+
+#[test]
+fn actors_and_a_bare_heap_do_the_same() {
+    for seed in SEEDS {
+        let scenario = Scenario::draw(seed);
+        let bare = bare::run(&scenario);
+        let (actors, _) = actors::run(&scenario);
+        let events: u64 = bare.folds.values().map(|fold| fold.events).sum();
+        println!("seed {seed}: {events} events");
+        assert_eq!(first_difference(&bare, &actors), None, "seed {seed}");
+        assert_eq!(bare, actors, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_seed_repeats_itself_and_another_does_not() {
+    let run = |seed| actors::run(&Scenario::draw(seed)).0;
+    let (first, second, other) = (run(7), run(7), run(8));
+    assert_eq!(first_difference(&first, &second), None, "seed 7");
+    assert_ne!(first.folds, other.folds, "seeds 7 and 8");
+}
+
+#[test]
+fn every_request_is_answered_and_the_scenarios_meet_every_ending() {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for seed in SEEDS {
+        let scenario = Scenario::draw(seed);
+        let outcome = bare::run(&scenario);
+        assert_eq!(outcome.endings.len(), scenario.requests(), "seed {seed}: a request was never answered");
+        for ending in outcome.endings.values() {
+            *seen.entry(name(ending)).or_default() += 1;
+        }
+    }
+    println!("{seen:?}");
+    for wanted in [
+        "answered",
+        "answered again",
+        "CANCELLED",
+        "TIMED_OUT",
+        "QUARANTINED",
+        "EXECUTOR_LOST",
+        "MODEL_FAILED",
+    ] {
+        assert!(seen.contains_key(wanted), "no scenario ends a request with {wanted}: {seen:?}");
+    }
+}
+
+fn name(ending: &Ending) -> &'static str {
+    match ending {
+        Ending::Answered { attempts: 1, .. } => "answered",
+        Ending::Answered { .. } => "answered again",
+        Ending::Failed { reason, .. } => reason.as_str(),
+        Ending::Cancelled => Reason::Cancelled.as_str(),
+    }
+}
+
+#[test]
+fn everything_is_given_back_in_the_end() {
+    let scenario = Scenario::draw(3);
+    let (_, snapshot) = actors::run(&scenario);
+    assert_eq!(snapshot.queued, 0);
+    assert!(snapshot.functions.iter().all(|function| function.in_flight == 0));
+    assert!(snapshot.links.iter().all(|link| link.outstanding == 0));
+    for gpu in &snapshot.gpus {
+        assert_eq!(gpu.running, None);
+        assert_eq!(gpu.used, gpu.models.iter().map(|model| model.bytes).sum());
+        assert!(gpu.swaps > gpu.models.len() as u64, "{gpu:?}");
+    }
+    let answered: u64 =
+        snapshot.functions.iter().map(|f| f.completed + f.expired + f.failed + f.cancelled).sum();
+    assert_eq!(answered, scenario.requests() as u64);
+}

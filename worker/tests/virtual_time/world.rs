@@ -1,0 +1,165 @@
+//! A node in virtual time, and what its tests ask of it.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{
+    Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, RequestId, Revision,
+    RevisionKey, Slo, TenantName, Timestamp,
+};
+use millrace_worker::clock::{Clock, VirtualClock};
+use millrace_worker::handle::NodeHandle;
+use millrace_worker::install::{FunctionConfig, PreparedModel};
+use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
+use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
+use millrace_worker::port::modelled::ModelledMachine;
+use millrace_worker::port::{Descriptor, Spawner};
+use millrace_worker::request::{Completion, Invocation};
+use tokio::task::JoinHandle;
+
+/// The functions' objective.
+pub(crate) const OBJECTIVE: Duration = Duration::from_millis(25);
+/// From an executor's start until it is ready.
+pub(crate) const START: Duration = Duration::from_millis(8);
+
+pub(crate) type Answer = Result<Completion, Failure>;
+
+/// Runs a test in a time that passes as fast as nothing happens.
+pub(crate) fn in_virtual_time<F: Future>(test: F) -> F::Output {
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    actix::System::with_tokio_rt(runtime).block_on(test)
+}
+
+/// GPUs of 64 MiB, each behind a link of its own.
+pub(crate) fn gpus(count: u32) -> Topology {
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "modelled".to_owned(),
+        memory: Bytes::mib(64),
+        host_path: vec![LinkId(index)],
+    };
+    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(10) };
+    Topology {
+        name: "test".to_owned(),
+        gpus: (0..count).map(gpu).collect(),
+        links: vec![link; count as usize],
+    }
+}
+
+/// Executors that take `takes` for each program, by its number.
+pub(crate) fn behaviour(takes_ms: &[u64]) -> Behaviour {
+    let run = |&ms: &u64| RunModel { takes: Duration::from_millis(ms), end: RunEnd::Done };
+    Behaviour {
+        start: START,
+        copy_rate: BytesPerSec::gb(10),
+        copy_fails_every: None,
+        runs: (0..).zip(takes_ms.iter().map(run)).collect(),
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) node: NodeHandle,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) machine: ModelledMachine,
+    pub(crate) trace: SharedTrace,
+}
+
+impl World {
+    pub(crate) fn start(topology: Topology, behaviour: &Behaviour) -> Self {
+        Self::start_with(NodeConfig::new(topology), behaviour, 1, |machine| Box::new(machine))
+    }
+
+    pub(crate) fn start_with(
+        config: NodeConfig,
+        behaviour: &Behaviour,
+        seed: u64,
+        spawner: impl FnOnce(ModelledMachine) -> Box<dyn Spawner>,
+    ) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::start());
+        let behaviours = vec![behaviour.clone(); config.topology.gpus.len()];
+        let machine = ModelledMachine::new(Arc::clone(&clock), behaviours);
+        let trace = SharedTrace::default();
+        let context = NodeContext::new(seed, spawner(machine.clone()))
+            .with_clock(Arc::clone(&clock))
+            .with_trace(Arc::clone(&trace));
+        Self { node: start_here(config, context), clock, machine, trace }
+    }
+
+    /// Installs function `number`, whose model has the same number here.
+    pub(crate) async fn install(&self, number: usize, weights: Bytes) -> Arc<PreparedModel> {
+        let model = prepare(number, weights);
+        self.node.install(function(number), Arc::clone(&model)).await.unwrap();
+        model
+    }
+
+    pub(crate) async fn until(&self, at: Timestamp) {
+        tokio::time::sleep(self.clock.sleep_for(at.since(self.clock.now()))).await;
+    }
+
+    pub(crate) async fn pass(&self, span: Duration) {
+        self.until(self.clock.now() + span).await;
+    }
+
+    pub(crate) async fn pass_ms(&self, ms: u64) {
+        self.pass(Duration::from_millis(ms)).await;
+    }
+
+    /// Sends a request and goes on; the handle gives its answer.
+    pub(crate) fn ask(&self, invocation: Invocation) -> JoinHandle<Answer> {
+        let node = self.node.clone();
+        actix_rt::spawn(async move { node.invoke(invocation).await })
+    }
+}
+
+pub(crate) fn revision(function: usize) -> RevisionKey {
+    let name = FunctionName::new(&format!("f{function}")).unwrap();
+    RevisionKey { function: FunctionKey { tenant: TenantName::default(), name }, revision: Revision::FIRST }
+}
+
+pub(crate) fn function(number: usize) -> FunctionConfig {
+    FunctionConfig {
+        key: revision(number),
+        slo: Some(Slo { deadline: OBJECTIVE, percentile: 0.98 }),
+        idempotent: true,
+        gpu_memory: None,
+    }
+}
+
+pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
+    let memfd = || -> Descriptor {
+        Arc::new(rustix::fs::memfd_create("model", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+    };
+    Arc::new(PreparedModel {
+        digest: Digest::of(&[u8::try_from(number).unwrap()]),
+        name: format!("model {number}"),
+        graph: memfd(),
+        graph_bytes: Bytes(0),
+        weights: memfd(),
+        weights_bytes: weights,
+        launches: Vec::new(),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+    })
+}
+
+/// A request of a function that waits up to a minute.
+pub(crate) fn request(function: usize) -> Invocation {
+    Invocation {
+        request_id: RequestId::new("request").unwrap(),
+        attempt: 1,
+        attempts_left: 3,
+        revision: revision(function),
+        timeout: Duration::from_secs(60),
+        inputs: Vec::new(),
+        descriptors: Vec::new(),
+        outputs: Vec::new(),
+    }
+}
+
+/// The same, for no longer than this.
+pub(crate) fn within(timeout_ms: u64, invocation: Invocation) -> Invocation {
+    Invocation { timeout: Duration::from_millis(timeout_ms), ..invocation }
+}
