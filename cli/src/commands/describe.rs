@@ -10,7 +10,7 @@ use crate::commands::get::{objective, readiness, short};
 use crate::commands::ps;
 use crate::commands::target::{Kind, Target};
 use crate::failure::Failure;
-use crate::output::{documents, print, text};
+use crate::output::{Output, document, documents, print, text};
 use crate::session::Session;
 
 /// Show everything about one function.
@@ -21,6 +21,8 @@ pub(crate) struct Args {
     target: Target,
     /// Its name.
     name: Option<String>,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
@@ -35,7 +37,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let name = FunctionName::new(&name).map_err(|error| Failure::usage(error.to_string()))?;
     let key = session.key(&name);
     let (function, nodes) = futures::try_join!(session.admin.function(&key), session.admin.nodes())?;
-    print(&report(&function, &nodes, clock::wall()))
+    let text = report(&function, &nodes, clock::wall());
+    print(&document(args.output.output, &documents::Function::from(function))?.unwrap_or(text))
 }
 
 fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> String {

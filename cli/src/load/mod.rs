@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(value_name = "NAME|URL", required_unless_present = "url")]
     target: Option<String>,
     /// The server, as grpc://HOST:PORT or http://HOST:PORT; the cluster's first endpoint otherwise.
-    #[arg(long, value_name = "URL", conflicts_with = "endpoint")]
+    #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// The model.
     #[arg(long, value_name = "NAME")]

@@ -1,6 +1,8 @@
 //! The whole thing as a user has it: the binary, its processes, its ports. Every cluster here is on
 //! free loopback ports and in a folder of its own.
 
+#![allow(clippy::unwrap_used)]
+
 mod life;
 mod running;
 mod serving;

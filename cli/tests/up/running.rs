@@ -9,16 +9,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// How long anything here may take before it counts as hung.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running cluster. Killed when dropped.
-pub struct Up {
+pub(crate) struct Up {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    pub client: String,
+    pub(crate) client: String,
 }
 
-pub fn millrace() -> Command {
+pub(crate) fn millrace() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     // The user's own settings must not reach the tests.
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", "/nonexistent");
@@ -26,16 +26,16 @@ pub fn millrace() -> Command {
 }
 
 /// A file of the repository.
-pub fn repository(path: &str) -> String {
+pub(crate) fn repository(path: &str) -> String {
     format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
 }
 
 impl Up {
-    pub fn ephemeral(args: &[&str]) -> Self {
+    pub(crate) fn ephemeral(args: &[&str]) -> Self {
         Self::start(&[&["--ephemeral"], args].concat())
     }
 
-    pub fn in_dir(dir: &Path) -> Self {
+    pub(crate) fn in_dir(dir: &Path) -> Self {
         let dir = dir.to_str().expect("a temporary folder's name is text");
         let free = "127.0.0.1:0";
         Self::start(&["--data-dir", dir, "--internal-listen", free, "--worker-listen", free])
@@ -58,12 +58,12 @@ impl Up {
     }
 
     /// A verb against this cluster.
-    pub fn run(&self, args: &[&str]) -> Output {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         millrace().args(args).args(["-e", &self.client]).output().expect("the binary runs")
     }
 
     /// The same, which has to succeed; its standard output.
-    pub fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{args:?}: {stderr}");
@@ -71,35 +71,38 @@ impl Up {
     }
 
     /// The same, which has to fail with this exit code; its standard error.
-    pub fn refused(&self, code: i32, args: &[&str]) -> String {
+    pub(crate) fn refused(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
         stderr
     }
 
-    pub fn json(&self, args: &[&str]) -> Value {
+    /// The document a verb prints; of a list, its items.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
         let text = self.ok(&[args, &["-o", "json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{args:?}: {error}: {text}"))
+        let mut document: Value =
+            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{args:?}: {error}: {text}"));
+        if document["kind"] == "List" { document["items"].take() } else { document }
     }
 
     /// Publishes the example classifier.
-    pub fn apply_digits(&self) -> String {
+    pub(crate) fn apply_digits(&self) -> String {
         self.ok(&["apply", "-f", &repository("examples/digits/function.yaml")])
     }
 
     /// The executors' processes.
-    pub fn executors(&self) -> Vec<u32> {
+    pub(crate) fn executors(&self) -> Vec<u32> {
         children_of(self.child.id())
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("the cluster's process is ours");
     }
 
     /// Waits for the end; returns what was still said on stdout.
-    pub fn ended(mut self) -> (ExitStatus, String) {
+    pub(crate) fn ended(mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).expect("output is UTF-8");
         (self.child.wait().expect("the child is ours"), rest)
@@ -125,7 +128,7 @@ fn children_of(parent: u32) -> Vec<u32> {
 }
 
 /// Waits until none of these processes is left.
-pub fn wait_gone(pids: &[u32]) {
+pub(crate) fn wait_gone(pids: &[u32]) {
     let alive = |pid: &&u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         // A zombie has ended: whoever adopted it has not looked yet.
@@ -136,7 +139,7 @@ pub fn wait_gone(pids: &[u32]) {
 
 /// Polls until it is so: what is watched belongs to other processes, which cannot tell us.
 #[allow(clippy::disallowed_methods, reason = "real processes in real time")]
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !so() {
         assert!(std::time::Instant::now() < deadline, "not after {PATIENCE:?}: {what}");

@@ -102,12 +102,13 @@ fn every_model_that_cannot_be_served_is_refused_and_leaves_nothing() {
     let before = artifacts();
     let refusals = [
         ("notonnx", b"# a readme, no model\n".to_vec(), "ONNX"),
-        ("truncated", mlp[..mlp.len() / 2].to_vec(), "trunc"),
+        ("truncated", mlp[..mlp.len() / 2].to_vec(), "cut short"),
         ("empty", Vec::new(), "ONNX"),
-        ("strange", replace(&mlp, b"Relu", b"Rolu"), "Rolu"),
+        // The operator's field, not the node's name.
+        ("strange", replace(&mlp, b"\"\x04Relu", b"\"\x04Rolu"), "Rolu"),
     ];
     for (name, model, says) in refusals {
-        let stderr = up.refused(1, &["apply", "-f", &models.function(name, &model)]);
+        let stderr = up.refused(2, &["apply", "-f", &models.function(name, &model)]);
         assert!(stderr.contains(says), "{name}: {stderr}");
     }
     assert_eq!(up.json(&["get", "functions"]), Value::Array(vec![]));
