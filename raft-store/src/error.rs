@@ -144,7 +144,7 @@ pub enum Error {
 
     /// An earlier write or sync failed. What reached the disk since is unknown, so nothing more
     /// is written and nothing more is acknowledged.
-    #[error("the log has halted: {0}; free space or replace the disk, then start the process again")]
+    #[error("the store has halted: {0}; see that the disk works and has space, then start the process again")]
     Halted(Arc<str>),
 }
 

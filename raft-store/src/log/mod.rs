@@ -31,8 +31,9 @@ use crate::data_dir::DataDir;
 use crate::error::{Error, Subject};
 use crate::machine::Machine;
 
-/// What one read of the log for replication returns at most, encoded; always at least one entry.
-const READ_BYTES_MAX: usize = 4 << 20;
+/// One read of the log for replication ends with the entry that passes this, encoded: with the
+/// largest entry it stays below the 4 MiB that gRPC takes in one message by default.
+const READ_BYTES_MAX: usize = 2 << 20;
 
 /// sled's folder in the data directory.
 const LOG_DIR: &str = "log";
@@ -52,8 +53,8 @@ pub struct LogStore<M> {
     /// How far a durable snapshot covers the log: `None` for not at all.
     covered: watch::Receiver<Option<u64>>,
     writer: WriterHandle,
-    /// Dropped last: the directory is another process's only once the writer has ended.
-    _dir: Option<DataDir>,
+    /// Dropped last: the directory is another's only once the writer has ended.
+    _dir: Option<Arc<DataDir>>,
 }
 
 /// Reads the log, beside the [`LogStore`] that writes it.
@@ -61,12 +62,19 @@ pub struct LogReader<M> {
     tables: Tables,
     /// Read by replication tasks while the writer thread changes it, a few words at a time.
     bounds: Arc<RwLock<Bounds>>,
+    /// A reader keeps sled open, and so the directory locked.
+    dir: Option<Arc<DataDir>>,
     _machine: PhantomData<fn() -> M>,
 }
 
 impl<M> Clone for LogReader<M> {
     fn clone(&self) -> Self {
-        Self { tables: self.tables.clone(), bounds: Arc::clone(&self.bounds), _machine: PhantomData }
+        Self {
+            tables: self.tables.clone(),
+            bounds: Arc::clone(&self.bounds),
+            dir: self.dir.clone(),
+            _machine: PhantomData,
+        }
     }
 }
 
@@ -135,16 +143,17 @@ impl<M: Machine> LogStore<M> {
             .spawn(move || writer.run(queue))
             .map_err(Error::io("starting the writer of", &log_dir))?;
         Ok(Self {
-            reader: LogReader { tables, bounds, _machine: PhantomData },
+            reader: LogReader { tables, bounds, dir: None, _machine: PhantomData },
             covered,
             writer: WriterHandle { jobs: Some(jobs), thread: Some(thread) },
             _dir: None,
         })
     }
 
-    /// Keeps the directory locked for as long as the log is open.
+    /// Keeps the directory locked for as long as the log, or a reader of it, is open.
     pub(crate) fn keep_locked(&mut self, dir: DataDir) {
-        self._dir = Some(dir);
+        self.reader.dir = Some(Arc::new(dir));
+        self._dir = self.reader.dir.clone();
     }
 
     /// How far entries were given up to a snapshot.

@@ -22,7 +22,7 @@ const FORMAT: u8 = 1;
 
 /// Bytes of one value in sled. A leaf holds up to 16 of them, and for a moment those of a merged
 /// sibling: under 100 KiB, where 128 KiB is the edge.
-const PART_BYTES: usize = 4096;
+pub(crate) const PART_BYTES: usize = 4096;
 
 /// The largest entry, encoded. What proposes batches stays below it.
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
@@ -39,8 +39,13 @@ pub(crate) fn key(index: u64) -> [u8; 8] {
     index.to_be_bytes()
 }
 
+/// Whether a key is an entry's first.
+pub(crate) fn is_head(key: &[u8]) -> bool {
+    key.len() == size_of::<u64>()
+}
+
 /// The index that a key of the `logs` tree belongs to.
-pub(crate) fn index_of(key: &[u8]) -> Result<u64, Error> {
+fn index_of(key: &[u8]) -> Result<u64, Error> {
     match key.split_first_chunk::<8>() {
         Some((index, [] | [_, _])) => Ok(u64::from_be_bytes(*index)),
         _ => {
@@ -85,7 +90,7 @@ where
         let index = index_of(key)?;
         let what = || format!("log entry {index}");
         let damaged = |flaw: String| Error::Damaged { what: what(), flaw };
-        if key.len() != 8 {
+        if !is_head(key) {
             return Err(damaged("its head is gone".to_owned()));
         }
         let Some((length, first)) = head.split_first_chunk::<LENGTH_BYTES>() else {

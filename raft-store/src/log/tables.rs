@@ -116,7 +116,7 @@ impl Tables {
             .cache_capacity(CACHE_BYTES)
             .segment_size(SEGMENT_BYTES)
             .flush_every_ms(None);
-        let db = open_catching_panics(&config)?;
+        let db = panics_are_damage(|| config.open().map_err(opening))?;
         let logs = db.open_tree("logs").map_err(opening)?;
         let meta = db.open_tree("meta").map_err(opening)?;
         let tables = Self { db, logs, meta };
@@ -142,6 +142,10 @@ impl Tables {
     /// [`Error::Damaged`] for a record that is not intact, a position that contradicts its key, or
     /// a hole; [`Error::UnknownFormat`].
     pub(crate) fn check(&self) -> Result<Bounds, Error> {
+        panics_are_damage(|| self.read_through())
+    }
+
+    fn read_through(&self) -> Result<Bounds, Error> {
         let damaged = |flaw: String| Error::Damaged { what: "the log".to_owned(), flaw };
         for key in self.meta.iter().keys() {
             let key = key.map_err(Error::sled("reading the log"))?;
@@ -152,15 +156,14 @@ impl Tables {
         let purged: Option<LogId> = self.read_meta(Meta::Purged)?;
         let committed: Option<LogId> = self.read_meta(Meta::Committed)?;
         let mut bounds = Bounds { purged, last: purged, committed, removals: 0 };
-        let mut next = bounds.first_index();
         // What was purged may be half deleted.
-        for record in self.records(bounds.first_index(), u64::MAX) {
+        let first = bounds.first_index();
+        for (next, record) in (first..).zip(self.records(first, u64::MAX)) {
             let (index, body) = record?;
             if index != next {
                 return Err(damaged(format!("entry {next} is missing")));
             }
             bounds.last = Some(position(index, &body)?);
-            next += 1;
         }
         Ok(bounds)
     }
@@ -200,16 +203,11 @@ impl Tables {
     }
 }
 
-/// sled panics on some damage that it should return.
-fn open_catching_panics(config: &sled::Config) -> Result<sled::Db, Error> {
-    // Nothing of it is used after a panic.
-    match std::panic::catch_unwind(AssertUnwindSafe(|| config.open())) {
-        Ok(opened) => opened.map_err(Error::sled("opening the log")),
-        Err(_) => Err(Error::Damaged {
-            what: "the log".to_owned(),
-            flaw: "sled panicked as it opened it".to_owned(),
-        }),
-    }
+/// sled panics on some damage that it should return. Nothing that it touched is used after that.
+fn panics_are_damage<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(Error::Damaged { what: "the log".to_owned(), flaw: "sled panicked when it read it".to_owned() })
+    })
 }
 
 /// A value of the `meta` tree, encoded.

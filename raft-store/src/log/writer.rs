@@ -28,8 +28,10 @@ use crate::error::Error;
 /// Jobs that may wait. openraft waits for each append, so that a handful is the most there is.
 pub(crate) const JOBS_MAX: usize = 64;
 
-/// sled's keys deleted at a time: what a job may have to wait for.
-const DELETES_AT_A_TIME: usize = 64;
+/// sled's keys deleted at a time: what a job may have to wait for. As many as the parts of the
+/// largest entry, so that deleting keeps up with a leader that never rests; and sled, which rewrites
+/// a leaf of 16 values every 10 changes, writes no more for them than for what is appended.
+const DELETES_AT_A_TIME: usize = record::ENTRY_BYTES_MAX / record::PART_BYTES;
 
 /// Told once what was asked for is durable, or never will be.
 pub(crate) type Durable = Box<dyn FnOnce(Result<(), Error>) + Send>;
@@ -227,17 +229,39 @@ impl Writer {
         }
     }
 
+    /// From the back and by whole entries, so that a crash leaves neither a hole nor half an entry.
     fn truncate(&mut self, from: u64, last: Option<LogId>) -> Result<(), Error> {
-        let mut batch = sled::Batch::default();
-        for key in self.tables.logs.range(record::key(from)..).keys() {
-            batch.remove(key.map_err(Error::sled("truncating the log"))?);
-        }
         // Out of sight first: a reader takes what vanishes under it for damage otherwise.
         self.change_bounds(|bounds| {
             bounds.last = last;
             bounds.removals += 1;
         });
-        self.tables.logs.apply_batch(batch).map_err(Error::sled("truncating the log"))
+        loop {
+            let keys = self.last_keys(from)?;
+            if keys.is_empty() {
+                return Ok(());
+            }
+            let mut batch = sled::Batch::default();
+            for key in keys {
+                batch.remove(key);
+            }
+            self.tables.logs.apply_batch(batch).map_err(Error::sled("truncating the log"))?;
+            self.sync_all()?;
+        }
+    }
+
+    /// The keys of the last entries at or behind `from`: about as many as are deleted at a time.
+    fn last_keys(&self, from: u64) -> Result<Vec<sled::IVec>, Error> {
+        let mut keys = Vec::new();
+        for key in self.tables.logs.range(record::key(from)..).keys().rev() {
+            let key = key.map_err(Error::sled("truncating the log"))?;
+            let begins_an_entry = record::is_head(&key);
+            keys.push(key);
+            if begins_an_entry && keys.len() >= DELETES_AT_A_TIME {
+                break;
+            }
+        }
+        Ok(keys)
     }
 
     fn purge(&mut self, upto: LogId) {

@@ -18,7 +18,7 @@ use crate::{Store, Vote};
 const DIR: &str = "MILLRACE_TEST_DIR";
 
 fn large(index: u64) -> crate::Entry<super::tally::Tally> {
-    entry(1, index, vec![Command::Pad(vec![index as u8; 10_000])])
+    entry(1, index, vec![Command::pad(10_000, index)])
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_failed_sync_is_not_tried_again() {
     let failed = log.blocking_append(entries(1, 2)).await.unwrap_err();
     assert!(failed.to_string().contains("the disk lost a write"), "{failed}");
     let halted = log.blocking_append(entries(1, 2)).await.unwrap_err();
-    assert!(halted.to_string().contains("the log has halted"), "{halted}");
+    assert!(halted.to_string().contains("the store has halted"), "{halted}");
     assert!(halted.to_string().contains("the disk lost a write"), "{halted}");
     log.save_vote(&Vote::new(9, 1)).await.unwrap_err();
 }

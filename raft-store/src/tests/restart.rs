@@ -41,15 +41,27 @@ async fn a_truncated_tail_stays_away_and_is_replaced() {
 }
 
 #[tokio::test]
+async fn a_long_tail_of_large_entries_is_truncated_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let large: Vec<_> = (0..40).map(|index| entry(1, index, vec![Command::pad(300_000, index)])).collect();
+    {
+        let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
+        append(&mut log, large.clone()).await;
+        log.truncate(position(1, 3)).await.unwrap();
+        assert_eq!(all(&mut log).await, large[..3]);
+    }
+    let mut log = open_log(dir.path(), Expect::Log).unwrap();
+    assert_eq!(all(&mut log).await, large[..3]);
+}
+
+#[tokio::test]
 async fn large_entries_come_back_and_stay_in_the_file_that_is_synced() {
     let dir = tempfile::tempdir().unwrap();
     // From below one part to beyond what sled would move to a file of its own.
     let sizes = [0, 1, 4_000, 4_096, 4_200, 100_000, 131_072, 1_000_000, 10, 300_000];
     let large: Vec<_> = (0..)
         .zip(sizes)
-        .map(|(index, size)| {
-            entry(1, index, vec![Command::Pad(vec![index as u8; size]), Command::Add(index)])
-        })
+        .map(|(index, size)| entry(1, index, vec![Command::pad(size, index), Command::Add(index)]))
         .collect();
     {
         let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
@@ -66,11 +78,10 @@ async fn large_entries_come_back_and_stay_in_the_file_that_is_synced() {
 async fn one_read_for_replication_is_bounded_in_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
-    let large: Vec<_> =
-        (0..20).map(|index| entry(1, index, vec![Command::Pad(vec![0; 1_000_000])])).collect();
+    let large: Vec<_> = (0..20).map(|index| entry(1, index, vec![Command::pad(1_000_000, index)])).collect();
     append(&mut log, large).await;
     let read = log.limited_get_log_entries(0, 20).await.unwrap();
-    assert!((1..=5).contains(&read.len()), "{} entries of 1 MB", read.len());
+    assert_eq!(read.len(), 3, "of 1 MB each, and 2 MiB are the bound");
 }
 
 #[tokio::test]
@@ -97,6 +108,23 @@ async fn purged_entries_are_deleted_and_the_rest_comes_back() {
     assert_eq!(all(&mut log).await, entries(900, 1_000));
     append(&mut log, entries(1_000, 1_001)).await;
     assert_eq!(last_index(&mut log).await, Some(1_000));
+}
+
+#[tokio::test]
+async fn a_log_that_is_purged_does_not_grow() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
+    let mut appended = 0;
+    for from in (0..60_000).step_by(100) {
+        let batch = (from..from + 100).map(|index| entry(1, index, vec![Command::pad(5_000, index)]));
+        append(&mut log, batch.collect()).await;
+        appended += 100 * 5_000;
+        if from % 1_000 == 900 {
+            log.purge(position(1, from)).await.unwrap();
+        }
+    }
+    let size = std::fs::metadata(dir.path().join("log/db")).unwrap().len();
+    assert!(size < appended / 2, "{size} bytes hold the rest of {appended}");
 }
 
 /// openraft purges right behind an installation, without waiting for it.

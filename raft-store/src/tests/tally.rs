@@ -21,7 +21,7 @@ pub(super) struct Tally(pub(super) Vec<(u64, u64)>);
 pub(super) enum Command {
     Add(u64),
     /// Only to make an entry large.
-    Pad(Vec<u8>),
+    Pad(String),
 }
 
 impl Machine for Tally {
@@ -32,7 +32,7 @@ impl Machine for Tally {
     fn apply(&mut self, index: u64, command: &Command) -> usize {
         let value = match command {
             Command::Add(value) => *value,
-            Command::Pad(bytes) => bytes.len() as u64,
+            Command::Pad(text) => text.len() as u64,
         };
         self.0.push((index, value));
         self.0.len()
@@ -44,6 +44,13 @@ impl Machine for Tally {
 
     fn decode(bytes: &[u8]) -> Result<Self, Self::DecodeError> {
         rmp_serde::from_slice(bytes)
+    }
+}
+
+impl Command {
+    /// Makes its entry so many bytes larger.
+    pub(super) fn pad(bytes: usize, letter: u64) -> Self {
+        Self::Pad(char::from(b'a' + (letter % 26) as u8).to_string().repeat(bytes))
     }
 }
 
