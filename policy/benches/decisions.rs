@@ -125,7 +125,7 @@ fn start(transfer: u64, gpu: u32) -> fabric::Event {
 }
 
 fn fabric(c: &mut Criterion) {
-    c.bench_function("fabric/a batch ends and the next is granted, 8 GPUs on 4 uplinks", |b| {
+    c.bench_function("fabric/100 batches end and the next are granted, 8 GPUs on 4 uplinks", |b| {
         let mut actions = Vec::new();
         b.iter_batched_ref(
             || {
