@@ -35,6 +35,9 @@ use crate::core::Core;
 use crate::ids::RequestKey;
 use crate::memory::blocks_for;
 
+/// What asking a request back costs: below that it is left where it is, and a run is not yet late.
+pub const RECALL_COST: Duration = Duration::from_micros(200);
+
 /// What a GPU is, for dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuConfig {
@@ -273,7 +276,7 @@ impl Dispatch {
     fn expected_free(&self, now: Timestamp, gpu: &Gpu) -> Expected {
         let run_time = |held: &Held| Some(held.swap + self.models.get(&held.request.model)?.run_time?);
         match gpu.running.as_ref().and_then(|held| Some(held.since + run_time(held)?)) {
-            Some(free) if free > now => Expected::At(free),
+            Some(free) if free + RECALL_COST > now => Expected::At(free.max(now)),
             _ => Expected::Unknown,
         }
     }
@@ -332,13 +335,14 @@ impl Dispatch {
                 continue;
             };
             let weights = self.models.get(&next.request.model).map_or(Bytes::ZERO, |model| model.weights);
-            let there = Expected::At(now + idle.swap_time(next.request.model, weights));
+            let there = Expected::At(now + idle.swap_time(next.request.model, weights) + RECALL_COST);
             let turn = self.expected_free(now, gpu);
             if turn > there {
                 best = best.max(Some((turn, from)));
             } else if let Expected::At(at) = turn {
                 // Should it take longer than expected, the idle GPU takes over after all.
-                look_again = Some(look_again.map_or(at, |other| other.min(at)));
+                let late = at + RECALL_COST;
+                look_again = Some(look_again.map_or(late, |other| other.min(late)));
             }
         }
         if best.is_none()

@@ -186,7 +186,7 @@ fn what_is_soon_served_where_it_is_is_not_recalled_until_it_is_late() {
     // GPU 0 runs 2 for 5 ms and then 4; bringing A to GPU 1 would take 8 ms.
     assert_eq!(node.ended(1, 3, 1), []);
     let late = node.dispatch.next_wake().unwrap();
-    assert_eq!(late, Timestamp(6 * MS));
+    assert_eq!(late, Timestamp(6 * MS) + RECALL_COST);
     node.now = late;
     assert_eq!(node.step(Event::Tick), [Action::Recall { gpu: gpu(0), key: RequestKey(4) }]);
     assert_eq!(node.dispatch.next_wake(), None);

@@ -18,8 +18,12 @@ impl Gpu {
         self.begin_turn(now);
         let mut place = 0;
         while let Some(&slot) = self.slots.get(place) {
-            let went = slot.stage != Stage::Waiting || self.send(now, place, slot, actions);
-            if !went {
+            let sent = match slot.stage {
+                Stage::Sent { .. } => true,
+                Stage::Starved => false,
+                Stage::Waiting => self.send(now, place, slot, actions),
+            };
+            if !sent {
                 break;
             }
             place += 1;
@@ -81,7 +85,7 @@ impl Gpu {
     fn bring(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Shortage> {
         // A model that is not installed fits nowhere.
         let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
-        let sent = self.slots.iter().filter(|slot| slot.stage != Stage::Waiting).map(|slot| slot.model);
+        let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
         let pinned: Vec<_> = sent.chain(self.moving.iter().map(|moving| moving.model)).collect();
         let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, &pinned)?;
         self.totals.swaps += 1;
@@ -168,6 +172,7 @@ impl Gpu {
             slot.swapped += cargo.span(&chunks).1;
         }
         self.memory.arrived(model, chunks);
+        self.slots.feed(model);
     }
 }
 

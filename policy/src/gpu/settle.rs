@@ -93,7 +93,10 @@ impl Gpu {
                 self.take_off(place, actions);
                 actions.push(Action::Returned { key, why: Return::Recalled });
             }
-            RunFailure::NotThere if slot.sends < SENDS_MAX && !slot.doomed => self.slots.requeue(place),
+            RunFailure::NotThere if slot.sends < SENDS_MAX && !slot.doomed => {
+                let coming = self.moving.iter().any(|moving| moving.model == slot.model && !moving.cancelled);
+                self.slots.requeue(place, if coming { Stage::Starved } else { Stage::Waiting });
+            }
             RunFailure::NotThere | RunFailure::OutOfMemory => self.hand_back(place, actions),
         }
     }
@@ -137,6 +140,7 @@ impl Gpu {
 
     /// Forgets a region that the executor does not have. Copies into it are refused there.
     pub(super) fn drop_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        self.slots.feed(model);
         if self.memory.unmap(model).is_some() {
             self.cancel_transfers(|moving| moving.model == model, actions);
             if !self.slots.uses(model) {
@@ -153,6 +157,7 @@ impl Gpu {
     ) {
         let Some(place) = self.moving.iter().position(|moving| moving.transfer == transfer) else { return };
         let ended = self.moving.remove(place);
+        self.slots.feed(ended.model);
         if outcome == Outcome::Failed {
             let relies = |slot: &&mut Slot| matches!(slot.stage, Stage::Sent { generation, .. } if generation == ended.generation);
             for slot in self.slots.iter_mut().filter(relies) {

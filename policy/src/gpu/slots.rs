@@ -12,6 +12,8 @@ pub const SLOTS_MAX: usize = 2;
 pub(super) enum Stage {
     /// There is no room for its model yet.
     Waiting,
+    /// A copy that it needs failed; it is sent again when more of its weights have arrived.
+    Starved,
     /// The executor was told to run it as soon as what it reads is there.
     Sent { run: RunId, generation: Generation },
 }
@@ -56,7 +58,7 @@ impl Slot {
     pub(super) fn run(&self) -> Option<RunId> {
         match self.stage {
             Stage::Sent { run, .. } => Some(run),
-            Stage::Waiting => None,
+            Stage::Waiting | Stage::Starved => None,
         }
     }
 }
@@ -108,11 +110,18 @@ impl Slots {
     }
 
     /// Puts a request that has to be sent again behind one that the executor has.
-    pub(super) fn requeue(&mut self, place: usize) {
+    pub(super) fn requeue(&mut self, place: usize, stage: Stage) {
         if let Some(slot) = self.0.get_mut(place) {
+            slot.stage = stage;
+        }
+        self.0.sort_by_key(|slot| slot.run().is_none());
+    }
+
+    /// Lets starved requests of a model be sent again.
+    pub(super) fn feed(&mut self, model: ModelId) {
+        for slot in self.0.iter_mut().filter(|slot| slot.model == model && slot.stage == Stage::Starved) {
             slot.stage = Stage::Waiting;
         }
-        self.0.sort_by_key(|slot| slot.stage == Stage::Waiting);
     }
 
     pub(super) fn uses(&self, model: ModelId) -> bool {

@@ -283,6 +283,16 @@ fn a_run_whose_weights_went_missing_is_sent_again_and_not_for_ever() {
 }
 
 #[test]
+fn a_run_that_a_failed_copy_ended_is_sent_again_when_the_copy_has_come() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..5 });
+    assert_eq!(bench.run_failed(1, RunFailure::NotThere), [], "the executor still knows of the failure");
+    let arrived = Event::Arrived { model: A, generation: Generation(1), chunks: 5..10 };
+    assert_eq!(bench.step(arrived), [run(2, 1, A, 1)]);
+}
+
+#[test]
 fn a_request_that_is_sent_again_runs_behind_the_one_that_was() {
     let mut bench = Bench::running_a();
     bench.assign(2, A);
