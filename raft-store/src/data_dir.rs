@@ -43,7 +43,7 @@ impl fmt::Display for Identity {
 pub struct DataDir {
     path: PathBuf,
     identity: Option<Identity>,
-    _lock: File,
+    lock: File,
 }
 
 impl DataDir {
@@ -60,7 +60,7 @@ impl DataDir {
         }
         let lock = lock(&path)?;
         let identity = read_identity(&Disk, &path)?;
-        Ok(Self { path, identity, _lock: lock })
+        Ok(Self { path, identity, lock })
     }
 
     /// Where it is.
@@ -79,6 +79,15 @@ impl DataDir {
         write_identity(&Disk, &self.path, identity)?;
         self.identity = Some(identity.clone());
         Ok(())
+    }
+}
+
+impl Drop for DataDir {
+    fn drop(&mut self) {
+        // Closing would not do: a child process that was just forked has the descriptor too.
+        if let Err(error) = self.lock.unlock() {
+            tracing::warn!(%error, path = %self.path.display(), "the data directory stays locked");
+        }
     }
 }
 

@@ -8,7 +8,8 @@
 //! | `meta` | `purged` | the last position that was given up to a snapshot |
 //! | `meta` | `sync` | the number of the sync that made the writes before it durable |
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
@@ -111,6 +112,7 @@ impl Tables {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let opening = |source| Error::Sled { doing: "opening the log", source };
         // No flusher of sled's own: every write and sync is the writer thread's, in order.
+        wait_until_let_go(&path.join("db"))?;
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(CACHE_BYTES)
@@ -201,6 +203,27 @@ impl Tables {
         self.meta.insert(meta.key(), record.0.as_slice()).map_err(Error::sled("writing the log"))?;
         Ok(())
     }
+}
+
+/// sled's own threads may hold its file, with its lock, for a moment after the last handle is gone.
+/// Whoever opens has the data directory's lock, so that it can only be those of this process.
+fn wait_until_let_go(db: &Path) -> Result<(), Error> {
+    let file = match File::open(db) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(Error::Io { doing: "opening", path: db.to_owned(), source }),
+    };
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            tracing::info!(path = %db.display(), "waiting until the log's file is let go");
+            file.lock().map_err(Error::io("locking", db))?;
+        }
+        Err(TryLockError::Error(source)) => {
+            return Err(Error::Io { doing: "locking", path: db.to_owned(), source });
+        }
+    }
+    file.unlock().map_err(Error::io("unlocking", db))
 }
 
 /// sled panics on some damage that it should return. Nothing that it touched is used after that.
