@@ -29,7 +29,8 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
 ];
 
-const PURE: &[&str] = &["tokio", "actix", "actix-rt", "tonic", "rand", "openraft", "sled", "rustix", "chrono"];
+const PURE: &[&str] =
+    &["tokio", "actix", "actix-rt", "tonic", "rand", "openraft", "sled", "rustix", "chrono"];
 
 /// Only this crate names sled, only these name actix.
 const SOLE_USERS: &[(&str, &[&str])] = &[
@@ -48,9 +49,8 @@ fn metadata() -> Metadata {
 /// Package → its direct dependencies of kind normal.
 fn edges(metadata: &Metadata) -> BTreeMap<&PackageId, Vec<&PackageId>> {
     let resolve = metadata.resolve.as_ref().expect("metadata was asked for with dependencies");
-    let is_normal = |dep: &&cargo_metadata::NodeDep| {
-        dep.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal)
-    };
+    let is_normal =
+        |dep: &&cargo_metadata::NodeDep| dep.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal);
     resolve
         .nodes
         .iter()
@@ -58,7 +58,10 @@ fn edges(metadata: &Metadata) -> BTreeMap<&PackageId, Vec<&PackageId>> {
         .collect()
 }
 
-fn closure<'a>(edges: &BTreeMap<&'a PackageId, Vec<&'a PackageId>>, root: &'a PackageId) -> BTreeSet<&'a PackageId> {
+fn closure<'a>(
+    edges: &BTreeMap<&'a PackageId, Vec<&'a PackageId>>,
+    root: &'a PackageId,
+) -> BTreeSet<&'a PackageId> {
     let mut seen = BTreeSet::new();
     let mut open = vec![root];
     while let Some(package) = open.pop() {
@@ -78,7 +81,8 @@ fn no_crate_reaches_what_it_must_not() {
     let mut broken = Vec::new();
     for (name, forbidden, why) in FORBIDDEN {
         let package = metadata.packages.iter().find(|p| p.name.as_str() == *name);
-        let package = package.unwrap_or_else(|| panic!("{name} is gone: update this test and ARCHITECTURE.md"));
+        let package =
+            package.unwrap_or_else(|| panic!("{name} is gone: update this test and ARCHITECTURE.md"));
         for reached in closure(&edges, &package.id) {
             let reached = &metadata[reached].name;
             if forbidden.contains(&reached.as_str()) {
