@@ -91,7 +91,8 @@ impl Command {
     /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
-            Self::Up(_) => "info",
+            // openraft tells its own story at every start; what went wrong there is still told.
+            Self::Up(_) => "info,openraft=warn",
             _ => "warn",
         }
     }

@@ -39,7 +39,8 @@ pub struct Controller {
     client_addr: SocketAddr,
     internal_addr: SocketAddr,
     cluster_id: ClusterId,
-    front: serve::Serving,
+    /// Gone once it was drained.
+    front: Option<serve::Serving>,
     internal: JoinHandle<()>,
     background: JoinSet<()>,
     replica: Replica,
@@ -98,6 +99,7 @@ pub async fn start(
     let front = front.map_err(|source| StartError::Listen { address: client_addr, source })?;
     tracing::info!(%client_addr, %internal_addr, cluster = %cluster_id, "controller is up");
     let stop = stop.drop_guard();
+    let front = Some(front);
     Ok(Controller { client_addr, internal_addr, cluster_id, front, internal, background, replica, stop })
 }
 
@@ -176,11 +178,20 @@ impl Controller {
         &self.cluster_id
     }
 
-    /// Stops taking requests, waits up to `grace` for those under way, then lets the workers go and
-    /// leaves Raft. Returns how many connections were cut short.
-    pub async fn shutdown(self, grace: Duration) -> usize {
-        let Self { front, mut internal, mut background, replica, stop, .. } = self;
-        let cut = front.close(grace).await;
+    /// Stops taking requests and waits up to `grace` for those under way; workers stay attached.
+    /// Returns how many connections were cut short.
+    pub async fn drain(&mut self, grace: Duration) -> usize {
+        match self.front.take() {
+            Some(front) => front.close(grace).await,
+            None => 0,
+        }
+    }
+
+    /// Drains, unless that was done, then lets the workers go and leaves Raft. Returns how many
+    /// connections were cut short.
+    pub async fn shutdown(mut self, grace: Duration) -> usize {
+        let cut = self.drain(grace).await;
+        let Self { mut internal, mut background, replica, stop, .. } = self;
         stop.disarm().cancel();
         if tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
             tracing::warn!("a worker's stream did not end in time");

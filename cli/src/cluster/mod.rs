@@ -132,14 +132,16 @@ impl Cluster {
 
     /// Takes no more requests, gives those under way up to `grace`, and stops everything. Returns
     /// when no executor is left.
-    pub(crate) async fn shutdown(self, grace: Duration) {
-        let cut = self.controller.shutdown(grace).await;
+    pub(crate) async fn shutdown(mut self, grace: Duration) {
+        let cut = self.controller.drain(grace).await;
         if cut > 0 {
             tracing::warn!(connections = cut, "connections were cut short: --grace gives them longer");
         }
+        // Workers before their controller: none is left looking for one.
         for worker in self.workers {
             worker.shutdown().await;
         }
+        self.controller.shutdown(Duration::ZERO).await;
     }
 }
 

@@ -85,12 +85,15 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let mut stop = Stop::new()?;
     let (data_dir, _kept) = args.data_dir()?;
     let plan = args.plan(data_dir)?;
-    let place = if args.ephemeral { "nowhere".to_owned() } else { plan.data_dir.display().to_string() };
+    let kept = match args.ephemeral {
+        true => "nothing is kept".to_owned(),
+        false => format!("everything is kept in {}", plan.data_dir.display()),
+    };
     let mut cluster = tokio::select! {
         cluster = Cluster::start(plan) => cluster?,
         () = stop.asked() => return Ok(()),
     };
-    announce(&cluster, &place)?;
+    announce(&cluster, &kept)?;
     let ended = tokio::select! {
         () = stop.asked() => Ok(()),
         failure = cluster.failed() => Err(failure),
@@ -189,7 +192,7 @@ fn text(span: Duration) -> String {
 fn announce(cluster: &Cluster, kept: &str) -> Result<(), Failure> {
     let client = cluster.client_addr();
     eprintln!(
-        "millrace is up: clients at {client} (gRPC and REST), everything kept in {kept}\n\
+        "millrace is up: clients at {client} (gRPC and REST), {kept}\n\
          next: millrace apply -e {client} -f FUNCTION.yaml, millrace ps -e {client}; Ctrl-C stops it"
     );
     let line = json!({

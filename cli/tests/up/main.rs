@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod clients;
 mod life;
 mod running;
 mod serving;

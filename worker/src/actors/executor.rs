@@ -47,6 +47,8 @@ pub(crate) struct Executor {
     gpu: GpuIndex,
     life: Driven<Lifecycle>,
     up: bool,
+    /// It was told to stop: an end is no news then.
+    stopping: bool,
     pid: u32,
     port: Box<dyn ExecutorPort>,
     /// Told of every incarnation that is started.
@@ -73,7 +75,7 @@ impl Executor {
         peers: Peers,
     ) -> Self {
         let Peers { gpu: to_gpu, link: to_link, node: to_node } = peers;
-        Self { gpu, life, up: false, pid: 0, port, started, to_gpu, to_link, to_node }
+        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, to_gpu, to_link, to_node }
     }
 
     fn step(&mut self, now: Timestamp, event: Event) {
@@ -127,7 +129,11 @@ impl Executor {
     fn heard(&mut self, now: Timestamp, PortEvent { incarnation, kind }: PortEvent) {
         match kind {
             PortEventKind::Exited { status } => {
-                tracing::warn!(gpu = self.gpu.0, %incarnation, status, "executor ended");
+                if self.stopping {
+                    tracing::info!(gpu = self.gpu.0, %incarnation, status, "executor stopped");
+                } else {
+                    tracing::warn!(gpu = self.gpu.0, %incarnation, status, "executor died");
+                }
                 self.step(now, Event::Exited { incarnation });
             }
             PortEventKind::SpawnFailed { message } => {
@@ -271,6 +277,7 @@ impl Behaviour for Executor {
             Message::Replace => self.step(now, Event::Kill),
             Message::Port(event) => self.heard(now, event),
             Message::Stop => {
+                self.stopping = true;
                 self.send(Command::Shutdown(wire::Shutdown {}), Vec::new());
                 self.step(now, Event::Stop);
             }

@@ -12,6 +12,7 @@ use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
 
+use crate::clock;
 use crate::cluster::{Cluster, Plan};
 use crate::commands::demo::example::Picture;
 use crate::commands::up::{Stop, ephemeral_dir, loopback, topology};
@@ -25,6 +26,9 @@ use crate::tensors::{image, only_input};
 const GPU_MEMORY: Bytes = Bytes::mib(256);
 const HOST_MEMORY: Bytes = Bytes::gib(1);
 const GRACE: Duration = Duration::from_secs(5);
+/// How long telemetry may lag behind what a listing is for.
+const TELEMETRY: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Start a cluster, publish the example classifier and show it its test images.
 #[derive(Debug, clap::Args)]
@@ -110,11 +114,27 @@ async fn classify(session: &Session) -> Result<(), Failure> {
         println!("  {best:<24} {split}");
         right += usize::from(best.starts_with(&format!("{}: {} ", picture.name, picture.digit)));
     }
+    settled(session).await?;
     println!("{right} of {} are right.\n\n$ millrace ps", pictures.len());
     ps::run(verb(&[])?, session).await?;
     println!();
     if right < pictures.len() {
         return Err(Failure::failed("the classifier no longer reads its test images"));
+    }
+    Ok(())
+}
+
+/// Waits until the nodes have told what became of the last request: they do so ten times a second.
+async fn settled(session: &Session) -> Result<(), Failure> {
+    let deadline = clock::now() + TELEMETRY;
+    while clock::now() < deadline {
+        let nodes = session.admin.nodes().await?;
+        let models = nodes.iter().flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.models);
+        let idle = nodes.iter().flat_map(|node| &node.gpus).all(|gpu| gpu.running.is_empty());
+        if idle && models.clone().count() > 0 && models.into_iter().all(|it| it.loaded_bytes > 0) {
+            break;
+        }
+        tokio::time::sleep(PAUSE).await;
     }
     Ok(())
 }
