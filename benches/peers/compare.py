@@ -53,7 +53,8 @@ class Server:
         for model in models:
             while True:
                 if self.process.poll() is not None:
-                    sys.exit(f"{self.name} exited with {self.process.returncode}: see {self.log.name}")
+                    said = Path(self.log.name).read_text(errors="replace")[-6000:]
+                    sys.exit(f"{self.name} exited with {self.process.returncode}: {said}")
                 try:
                     url = f"http://127.0.0.1:{self.http}/v2/models/{model}/ready"
                     with urllib.request.urlopen(url, timeout=2):
@@ -125,7 +126,7 @@ def start_triton(scratch, models):
         "--grpc-address=127.0.0.1", "--grpc-port=8191", "--metrics-port=8192",
     ]
     env = {
-        "PYTHONPATH": str(packages), "PEER_MODELS": str(PEERS / "models"),
+        "PYTHONPATH": str(packages), "PEER_PACKAGES": str(packages), "PEER_MODELS": str(PEERS / "models"),
         "LD_LIBRARY_PATH": str(packages / "nvidia_pytriton.libs"),
     }
     return Server("triton", 8190, 8191, command, env, scratch / "triton.log")
@@ -142,7 +143,10 @@ def start_mlserver(scratch, models):
     for model in models:
         (folder / model).mkdir()
         (folder / model / "model-settings.json").write_text(
-            json.dumps({"name": model, "implementation": "mlserver_model.OnnxModel"})
+            json.dumps({
+                "name": model, "implementation": "mlserver_model.OnnxModel",
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, *MODELS[model]]}],
+            })
         )
     return Server(
         "mlserver", 8110, 8111, [str(PEERS / "mlserver/bin/mlserver"), "start", str(folder)],

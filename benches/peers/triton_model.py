@@ -1,6 +1,10 @@
 """Triton's Python backend around onnxruntime, one thread, as each peer here runs it."""
 
 import os
+import sys
+
+# Triton's stub gives the model a path of its own.
+sys.path.insert(0, os.environ["PEER_PACKAGES"])
 
 import numpy
 import onnxruntime

@@ -9,7 +9,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{FilterExt as _, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, fmt};
@@ -35,6 +35,10 @@ pub(crate) fn start(config: &Config, default_log: &str) -> Result<Telemetry, Fai
             "write a level (error, warn, info, debug, trace) or directives such as millrace_worker=debug",
         )
     })?;
+    // A span costs a request microseconds wherever anyone looks at it. Log lines name what they are
+    // about themselves, so only those who ask for detail see them within spans.
+    let in_spans = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);
+    let filter = filter.and(filter_fn(move |about| about.is_event() || in_spans));
     let lines = fmt::layer().with_writer(std::io::stderr);
     let lines = match config.log_format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal() && !no_colour()).boxed(),
