@@ -1,1 +1,0 @@
-//! Millrace: benches.
