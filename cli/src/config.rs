@@ -68,7 +68,7 @@ fn merge(file: Option<&Path>, flags: &Global) -> Result<Config, Failure> {
         figment = figment.merge(Toml::file_exact(path));
     }
     let standard = Env::raw().only(&["OTEL_EXPORTER_OTLP_ENDPOINT"]).map(|_| "otlp_endpoint".into());
-    let ours = Env::prefixed(ENV_PREFIX).ignore(&["config"]).split("__");
+    let ours = Env::prefixed(ENV_PREFIX).ignore(&["config", "data_dir"]).split("__");
     let config = figment.merge(standard).merge(ours).merge(Serialized::defaults(layer_of(flags))).extract();
     config.map_err(|error| refusal(&error))
 }
@@ -175,6 +175,12 @@ mod tests {
         assert_eq!(check(None, &env, &[]).unwrap().otlp_endpoint.as_deref(), Some("http://c:4317"));
         let config = check(None, &env, &["--otlp-endpoint", "http://d:1"]).unwrap();
         assert_eq!(config.otlp_endpoint.as_deref(), Some("http://d:1"));
+    }
+
+    #[test]
+    fn what_a_verb_reads_by_itself_is_no_setting() {
+        let env = [("MILLRACE_CONFIG", "x.toml"), ("MILLRACE_DATA_DIR", "d")];
+        assert!(check(None, &env, &[]).is_ok());
     }
 
     #[test]

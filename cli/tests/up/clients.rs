@@ -4,9 +4,9 @@ use std::process::Command;
 
 use crate::running::{Up, repository};
 
-/// The interpreter that `MILLRACE_PYTHON` names, or the machine's own.
+/// The interpreter that `OIP_CLIENTS_PYTHON` names, or the machine's own.
 fn python() -> String {
-    std::env::var("MILLRACE_PYTHON").unwrap_or_else(|_| "python3".to_owned())
+    std::env::var("OIP_CLIENTS_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Other people's clients, unmodified: tritonclient over gRPC and HTTP, and KServe's SDK.
 //!
-//! They run where an interpreter has them: `MILLRACE_PYTHON`, or `python3`. Elsewhere the tests say
+//! They run where an interpreter has them: `OIP_CLIENTS_PYTHON`, or `python3`. Elsewhere the tests say
 //! on standard error that they were skipped.
 
 use std::io::Write as _;
@@ -12,13 +12,13 @@ use tokio::process::Command;
 use crate::harness::Server;
 
 fn interpreter() -> String {
-    std::env::var("MILLRACE_PYTHON").unwrap_or_else(|_| "python3".to_owned())
+    std::env::var("OIP_CLIENTS_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
 /// Past the test harness, which keeps what a passing test prints to itself.
 fn say_skipped(script: &str, module: &str) {
     let message =
-        format!("SKIPPED {script}: {} cannot import {module}; see MILLRACE_PYTHON\n", interpreter());
+        format!("SKIPPED {script}: {} cannot import {module}; see OIP_CLIENTS_PYTHON\n", interpreter());
     std::io::stderr().write_all(message.as_bytes()).unwrap();
 }
 
