@@ -93,6 +93,15 @@ pub enum Contents {
     File(OwnedFd),
 }
 
+/// How many of the host's threads the launches of a stream may use, on a device that uses any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    /// The one that launches, which is the stream's own.
+    One,
+    /// All that the device was given.
+    Whole,
+}
+
 /// What tests and chaos make a device do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault<'a, R> {
@@ -191,10 +200,11 @@ pub trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Os`].
-    fn stream(&self) -> Result<Self::Stream, Error>;
+    fn stream(&self, width: Width) -> Result<Self::Stream, Error>;
 
-    /// Runs `body` where launches are cheapest: with the device current, on one of its threads.
-    fn enter<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R;
+    /// Runs `body` where the launches of a stream are cheapest: with the device current, on a thread
+    /// on which they begin.
+    fn enter<R: Send>(&self, stream: Self::Stream, body: impl FnOnce(Self::Stream) -> R + Send) -> R;
 
     /// Breaks something on purpose.
     ///

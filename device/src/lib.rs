@@ -29,7 +29,7 @@ pub mod ranges;
 pub mod topology;
 
 pub use api::{
-    Arg, Capabilities, Code, Contents, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream,
+    Arg, Capabilities, Code, Contents, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream, Width,
 };
 pub use clock::{Start, Window, monotonic_now};
 pub use error::Error;

@@ -10,7 +10,7 @@ use std::process::Command;
 use millrace_device::emulated::{EmulatedGpu, EmulatedStream, Kernel, Module, Region, Value};
 use millrace_device::{
     Arg, Code, Contents, Device, DeviceMemory, Error, Event as _, Extent, Fault, HostRegion, HostTensor,
-    KernelSpec, Stream as _,
+    KernelSpec, Stream as _, Width,
 };
 use millrace_types::{Bytes, DataType};
 
@@ -34,7 +34,7 @@ fn bench() -> Bench {
     let bytes: Vec<u8> = weights.into_iter().flat_map(f32::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &bytes).unwrap();
     let region = gpu.reserve(Bytes(WEIGHTS)).unwrap();
-    let stream = gpu.stream().unwrap();
+    let stream = gpu.stream(Width::Whole).unwrap();
     Bench { memory, gpu, host, region, stream }
 }
 

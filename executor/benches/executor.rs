@@ -117,7 +117,8 @@ impl Bench {
     fn new(host: HostRegion) -> Self {
         let memory = DeviceMemory::create("bench", Bytes::gib(1)).unwrap();
         let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
-        let (region, stream) = (gpu.reserve(host.bytes()).unwrap(), gpu.stream().unwrap());
+        let (region, stream) =
+            (gpu.reserve(host.bytes()).unwrap(), gpu.stream(millrace_device::Width::Whole).unwrap());
         Self { gpu, region, host, stream }
     }
 

@@ -56,7 +56,14 @@ impl<D: Device> Control<D> {
     }
 
     /// Carries out one command.
-    pub(crate) fn on_command(&mut self, command: Command, descriptors: Descriptors) -> Result<Next, Error> {
+    ///
+    /// `stream` is the control thread's own: short runs are carried out on it.
+    pub(crate) fn on_command(
+        &mut self,
+        command: Command,
+        descriptors: Descriptors,
+        stream: &mut D::Stream,
+    ) -> Result<Next, Error> {
         match command {
             Command::Hello(_) => return Err(Error::Protocol("a second Hello")),
             Command::LoadProgram(load) => self.load(load, descriptors),
@@ -76,7 +83,7 @@ impl<D: Device> Control<D> {
                     self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "taken back"));
                 }
             }
-            Command::Run(run) => self.run(run, descriptors),
+            Command::Run(run) => self.run(run, descriptors, stream),
             Command::Cancel(cancel) => {
                 if self.runs.remove(|job| job.run == cancel.run).is_some() {
                     self.say(Event::RunCancelled(RunCancelled { run: cancel.run }));
@@ -149,7 +156,9 @@ impl<D: Device> Control<D> {
         }
     }
 
-    fn run(&self, message: Run, descriptors: Descriptors) {
+    /// A run that is short, with nothing before it and nothing to wait for, is carried out here: the
+    /// wake of the run thread would take longer.
+    fn run(&self, message: Run, descriptors: Descriptors, stream: &mut D::Stream) {
         let (run, id) = (message.run, message.program);
         let fail = |failure, message: String| self.say(runs::failed(run, failure, message));
         let Some(program) = self.programs.get(&id) else {
@@ -157,6 +166,7 @@ impl<D: Device> Control<D> {
         };
         match runs::Job::new(message, Arc::clone(program), descriptors) {
             Err(error) => fail(error.kind(), error.to_string()),
+            Ok(job) if job.is_quick() && self.runs.is_idle() => runs::answer(&self.shared, job, stream),
             Ok(job) => {
                 if self.runs.push(job).is_err() {
                     fail(RunFailure::Device, format!("{RUNS_QUEUED_MAX} runs wait already"));

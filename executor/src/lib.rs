@@ -6,7 +6,8 @@
 //!   ▲          └─ runs:    one after another, each launch waiting for what it reads
 //!   └────────────── events, from all three ─────┘
 //! ```
-//! Three ordered streams, a thread each. Crash-only: it holds nothing that its worker cannot send
+//! Three ordered streams, a thread each; a short run that waits for nothing is carried out by the
+//! control thread itself, in its turn. Crash-only: it holds nothing that its worker cannot send
 //! again, ends when its worker ends, and decides nothing. `executor.proto` is the contract.
 //!
 //! | module | holds |

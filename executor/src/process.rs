@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use millrace_device::Device;
 use millrace_device::emulated::EmulatedGpu;
+use millrace_device::{Device, Width};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, Hello, Ready};
@@ -68,16 +68,11 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
     serve(gpu, socket, decoder, &hello)
 }
 
-fn serve<D: Device>(
-    device: D,
-    socket: OwnedFd,
-    mut decoder: FrameDecoder,
-    hello: &Hello,
-) -> Result<(), Error> {
+fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &Hello) -> Result<(), Error> {
     let events = Events::new(socket.try_clone().map_err(Error::Socket)?);
     let shared = Arc::new(Shared { device, events, abort_on_run: AtomicBool::new(false) });
     let faults = if hello.allow_faults { Faults::Obeyed } else { Faults::Refused };
-    let mut control = Control::new(Arc::clone(&shared), faults);
+    let control = Control::new(Arc::clone(&shared), faults);
     let _threads = Threads::start(&shared, &control)?;
     shared.events.send(Event::Ready(Ready {
         protocol_version: PROTOCOL_VERSION,
@@ -85,9 +80,20 @@ fn serve<D: Device>(
         pid: std::process::id(),
         incarnation: hello.incarnation,
     }));
-    while let Some(frame) = decoder.recv_frame(&socket).map_err(Error::Socket)? {
+    let stream = shared.device.stream(Width::One)?;
+    shared.device.enter(stream, |stream| obey(control, stream, &socket, decoder))
+}
+
+/// The control thread.
+fn obey<D: Device>(
+    mut control: Control<D>,
+    mut stream: D::Stream,
+    socket: &OwnedFd,
+    mut decoder: FrameDecoder,
+) -> Result<(), Error> {
+    while let Some(frame) = decoder.recv_frame(socket).map_err(Error::Socket)? {
         let (command, descriptors) = command(frame)?;
-        if control.on_command(command, descriptors)? == Next::End {
+        if control.on_command(command, descriptors, &mut stream)? == Next::End {
             break;
         }
     }
@@ -109,14 +115,14 @@ struct Threads<D: Device> {
 impl<D: Device> Threads<D> {
     fn start(shared: &Arc<Shared<D>>, control: &Control<D>) -> Result<Self, Error> {
         let threads = Self { copies: control.copies(), runs: control.runs() };
-        let stream = || shared.device.stream();
+        let stream = || shared.device.stream(Width::Whole);
         spawn("copies", {
             let (shared, queue, stream) = (Arc::clone(shared), control.copies(), stream()?);
             move || copies::serve(&shared, &queue, stream)
         })?;
         spawn("runs", {
             let (shared, queue, stream) = (Arc::clone(shared), control.runs(), stream()?);
-            move || shared.device.enter(|| runs::serve(&shared, &queue, stream))
+            move || shared.device.enter(stream, |stream| runs::serve(&shared, &queue, stream))
         })?;
         Ok(threads)
     }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use millrace_device::{Code, Device, Error as DeviceError, Extent, HostRegion};
 use millrace_proto::executor::event::Event;
@@ -13,6 +15,9 @@ use crate::plan::{self, Plan};
 use crate::process::Shared;
 use crate::residency::{Refusal, Residency, Unmapping};
 use crate::wire::{self, Declared, Descriptors};
+
+/// What a run on the control thread may take: about what waking another thread takes.
+const QUICK_MAX: Duration = Duration::from_micros(50);
 
 /// A program, shared by the control thread and whatever copies and runs name it.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(crate) struct Program<D: Device> {
     pub(crate) inputs: Vec<Declared>,
     pub(crate) outputs: Vec<Declared>,
     pub(crate) region: D::Region,
+    /// Runs with inline inputs of fewer bytes are quick; 0 before one was.
+    pub(crate) quick_inputs: AtomicUsize,
     /// The authoritative copy of its weights (T10).
     pub(crate) host: HostRegion,
     residency: Mutex<Residency>,
@@ -86,6 +93,7 @@ impl<D: Device> Program<D> {
             inputs,
             outputs,
             region,
+            quick_inputs: AtomicUsize::new(0),
             host,
             residency,
             changed,
@@ -175,6 +183,19 @@ impl<D: Device> Program<D> {
         let mut residency = self.residency();
         residency.check(generation)?;
         Ok(self.enter(&mut residency))
+    }
+
+    /// Learns from a run. Quick ones raise the bound to their size, others lower it below theirs.
+    pub(crate) fn took(&self, inline_bytes: Option<usize>, time: Duration) {
+        match inline_bytes {
+            Some(bytes) if time <= QUICK_MAX => {
+                self.quick_inputs.fetch_max(bytes.saturating_add(1), Ordering::Relaxed);
+            }
+            Some(bytes) => {
+                self.quick_inputs.fetch_min(bytes, Ordering::Relaxed);
+            }
+            None => {}
+        }
     }
 
     /// Whether steps of this generation may go on.

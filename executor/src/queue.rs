@@ -15,12 +15,14 @@ pub(crate) struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     waiting: VecDeque<T>,
+    /// The last item popped is not known to be done with.
+    busy: bool,
     closed: bool,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new(max: usize) -> Self {
-        let state = State { waiting: VecDeque::new(), closed: false };
+        let state = State { waiting: VecDeque::new(), busy: false, closed: false };
         Self { max, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -44,12 +46,16 @@ impl<T> Queue<T> {
     /// it is in the queue, and can be removed.
     pub(crate) fn pop_when(&self, wait: impl Fn(&T) -> Duration) -> Option<T> {
         let mut state = self.state();
+        state.busy = false;
         loop {
             if state.closed {
                 return None;
             }
             state = match state.waiting.front().map(&wait) {
-                Some(Duration::ZERO) => return state.waiting.pop_front(),
+                Some(Duration::ZERO) => {
+                    state.busy = true;
+                    return state.waiting.pop_front();
+                }
                 Some(time) => {
                     let waited = self.changed.wait_timeout(state, time);
                     waited.unwrap_or_else(PoisonError::into_inner).0
@@ -66,6 +72,12 @@ impl<T> Queue<T> {
         let removed = state.waiting.remove(index);
         self.changed.notify_one();
         removed
+    }
+
+    /// Whether nothing waits, and whoever pops came back for more after the last item.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.waiting.is_empty() && !state.busy
     }
 
     /// What an item waits for may have changed: has it asked again.
@@ -99,6 +111,19 @@ mod tests {
         assert_eq!(queue.remove(|&item| item == 4), Some(4));
         assert_eq!(queue.remove(|&item| item == 4), None);
         assert_eq!(queue.pop(), Some(2));
+    }
+
+    #[test]
+    fn a_queue_is_idle_when_its_last_item_is_done_with() {
+        let queue = Queue::new(1);
+        assert!(queue.is_idle());
+        queue.push(1).unwrap();
+        assert!(!queue.is_idle(), "one waits");
+        assert_eq!(queue.pop(), Some(1));
+        assert!(!queue.is_idle(), "it may be at work on it");
+        queue.close();
+        assert_eq!(queue.pop(), None);
+        assert!(queue.is_idle());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_device::{
-    Arg, Device, Error as DeviceError, Event as _, HostTensor, Stream as _, monotonic_now,
+    Arg, Contents, Device, Error as DeviceError, Event as _, HostTensor, Stream as _, monotonic_now,
 };
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Run, RunDone, RunFailed, RunFailure};
@@ -23,7 +23,7 @@ use crate::queue::Queue;
 use crate::residency::Refusal;
 use crate::wire::{self, Declared, Descriptors, INLINE_BYTES_MAX};
 
-/// Runs that wait behind the one that runs. A worker hands over one ahead, so more is its mistake.
+/// Runs that wait behind the one that runs. A worker hands over fewer ahead, so more is its mistake.
 pub const RUNS_QUEUED_MAX: usize = 64;
 
 /// One run.
@@ -93,31 +93,45 @@ impl<D: Device> Job<D> {
         let Run { run, generation, outputs, .. } = message;
         Ok(Self { run, program, generation, inputs, outputs })
     }
+
+    /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
+    /// input was.
+    pub(crate) fn is_quick(&self) -> bool {
+        let quick = self.program.quick_inputs.load(Ordering::Relaxed);
+        let reads = &self.program.plan.whole.spec.reads;
+        inline_bytes(&self.inputs).is_some_and(|bytes| bytes < quick)
+            && matches!(self.program.use_loaded(self.generation, reads), Ok(Some(_)))
+    }
 }
 
 /// Runs until the queue is closed.
 pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Job<D>>, mut stream: D::Stream) {
     while let Some(job) = queue.pop() {
-        if shared.abort_on_run.load(Ordering::Relaxed) {
-            tracing::warn!("aborting: this fault was injected");
-            std::process::abort();
+        answer(shared, job, &mut stream);
+    }
+}
+
+/// Carries one run out and says how it ended.
+pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) {
+    if shared.abort_on_run.load(Ordering::Relaxed) {
+        tracing::warn!("aborting: this fault was injected");
+        std::process::abort();
+    }
+    let run = job.run;
+    let sent = carry_out(job, stream)
+        .and_then(|(done, descriptors)| Ok(shared.events.send_with(Event::RunDone(done), descriptors)?));
+    if let Err(error) = sent {
+        if let Failed::Device(DeviceError::Lost(message)) = &error {
+            shared.events.device_failed(message);
         }
-        let run = job.run;
-        let sent = carry_out(job, &mut stream).and_then(|(done, descriptors)| {
-            Ok(shared.events.send_with(Event::RunDone(done), descriptors)?)
-        });
-        if let Err(error) = sent {
-            if let Failed::Device(DeviceError::Lost(message)) = &error {
-                shared.events.device_failed(message);
-            }
-            shared.events.send(failed(run, error.kind(), error));
-        }
+        shared.events.send(failed(run, error.kind(), error));
     }
 }
 
 fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
     let Job { run, program, generation, inputs, outputs } = job;
     let wanted = wanted(&program.outputs, &outputs)?;
+    let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
     let mut running = Running { program: &program, generation, stream, times: Times::start() };
     let values = running.run(inputs)?;
@@ -130,6 +144,7 @@ fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone,
         let tensor = stream.download(value, *datatype, INLINE_BYTES_MAX)?;
         answer.push(wire::output(name.clone(), tensor, &mut descriptors));
     }
+    program.took(bytes, monotonic_now().since(began));
     let done = RunDone {
         run,
         outputs: answer,
@@ -151,6 +166,15 @@ fn wanted(outputs: &[Declared], asked: &[String]) -> Result<Vec<usize>, Failed> 
         place.ok_or_else(|| Failed::OutputUnknown(name.clone()))
     };
     asked.iter().map(place).collect()
+}
+
+/// The inputs' bytes, where they came in the message; what is in a memfd is too much to be quick.
+fn inline_bytes(inputs: &HashMap<String, HostTensor>) -> Option<usize> {
+    let bytes = |tensor: &HostTensor| match &tensor.contents {
+        Contents::Inline(bytes) => Some(bytes.len()),
+        Contents::File(_) => None,
+    };
+    inputs.values().map(bytes).sum()
 }
 
 /// Moves the inputs to the device, in the order declared.

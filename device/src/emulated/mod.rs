@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millrace_types::{Bytes, DataType, Timestamp};
 use rustix::fs::SealFlags;
 
-use crate::api::{Arg, Capabilities, Code, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream};
+use crate::api::{
+    Arg, Capabilities, Code, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream, Width,
+};
 use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::map::page;
@@ -159,15 +161,19 @@ impl Device for EmulatedGpu {
         module.kernel(spec)
     }
 
-    fn stream(&self) -> Result<EmulatedStream, Error> {
+    fn stream(&self, width: Width) -> Result<EmulatedStream, Error> {
         self.faults.alive()?;
-        let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
-        Ok(EmulatedStream { options, faults: Arc::clone(&self.faults) })
+        let threads = match width {
+            Width::One => Arc::new(rten::ThreadPool::with_num_threads(1)),
+            Width::Whole => Arc::clone(&self.threads),
+        };
+        Ok(EmulatedStream { threads, faults: Arc::clone(&self.faults) })
     }
 
-    /// On a thread of the pool: a launch then need not hop to one.
-    fn enter<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
-        self.threads.run(body)
+    /// On a thread of the stream's pool: a launch then need not hop to one.
+    fn enter<R: Send>(&self, stream: EmulatedStream, body: impl FnOnce(EmulatedStream) -> R + Send) -> R {
+        let threads = Arc::clone(&stream.threads);
+        threads.run(|| body(stream))
     }
 
     fn inject(&self, fault: Fault<'_, Region>) -> Result<(), Error> {
@@ -184,7 +190,7 @@ impl Device for EmulatedGpu {
 /// A stream of an emulated GPU.
 #[derive(Debug)]
 pub struct EmulatedStream {
-    options: rten::RunOptions,
+    threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
 }
 
@@ -211,7 +217,8 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         args: Vec<Arg<'_, Value>>,
     ) -> Result<Vec<Value>, Error> {
         self.faults.alive()?;
-        let values = module.launch(kernel, args, self.options.clone())?;
+        let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
+        let values = module.launch(kernel, args, options)?;
         // A device that is lost while a launch runs gives no results.
         self.faults.alive()?;
         Ok(values)
