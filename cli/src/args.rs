@@ -7,7 +7,10 @@ use millrace_client::Address;
 use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::{apply, completions, delete, demo, describe, get, invoke, ps, synth, up, version};
+use crate::commands::{
+    apply, autoscale, cluster, completions, controller, delete, demo, describe, get, invoke, ps, scheduling,
+    synth, up, version, worker,
+};
 use crate::failure::EXIT_CODES;
 use crate::load;
 
@@ -71,6 +74,9 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Up(up::Args),
+    Controller(controller::Args),
+    Worker(worker::Args),
+    Autoscale(autoscale::Args),
     Demo(demo::Args),
     Apply(apply::Args),
     Get(get::Args),
@@ -79,6 +85,10 @@ pub(crate) enum Command {
     Invoke(invoke::Args),
     Ps(ps::Args),
     Load(load::Args),
+    Cluster(cluster::Args),
+    Cordon(scheduling::Cordon),
+    Drain(scheduling::Drain),
+    Uncordon(scheduling::Uncordon),
     Synth(synth::Args),
     Version(version::Args),
     Completions(completions::Args),
@@ -91,8 +101,11 @@ impl Command {
     /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
-            // openraft tells its own story at every start; what went wrong there is still told.
-            Self::Up(_) => "info,openraft=warn",
+            // openraft tells its own story at every start and every change, and forty times a second
+            // that a controller is away, which 'cluster status' says once. What breaks is told.
+            Self::Up(_) | Self::Controller(_) | Self::Worker(_) => {
+                "info,openraft=error,openraft::replication=off"
+            }
             _ => "warn",
         }
     }

@@ -105,9 +105,12 @@ impl From<Error> for Failure {
             Error::TimedOut { .. } => Exit::TimedOut,
             Error::File { .. } | Error::Tensor(_) | Error::NoEndpoints => Exit::Usage,
             _ => match error.reason() {
-                Some(Reason::FunctionNotFound | Reason::RevisionNotFound | Reason::ArtifactNotFound) => {
-                    Exit::NotFound
-                }
+                Some(
+                    Reason::FunctionNotFound
+                    | Reason::RevisionNotFound
+                    | Reason::ArtifactNotFound
+                    | Reason::NodeNotFound,
+                ) => Exit::NotFound,
                 Some(Reason::TimedOut) => Exit::TimedOut,
                 _ => Exit::Failed,
             },
@@ -139,7 +142,10 @@ fn next_step(error: &Error) -> Option<String> {
                 "the cluster is full: try again in a moment, or send less at a time"
             }
             Reason::NoWorker => "see the nodes: millrace get nodes",
-            Reason::NoLeader | Reason::ShuttingDown => "try again in a moment",
+            Reason::NoLeader => "see which controllers are up: millrace cluster status",
+            Reason::ShuttingDown => "try again in a moment",
+            Reason::MembershipRefused => "see the group: millrace cluster status -o wide",
+            Reason::NodeNotFound | Reason::NodeState => "see the nodes: millrace get nodes",
             Reason::TimedOut => "give it longer with --timeout, or see what the GPUs do: millrace ps",
             Reason::Conflict => "someone else changed it: read it again, then repeat",
             _ if error.retryable() => "the same call may succeed when repeated",

@@ -12,7 +12,10 @@ mod config;
 mod failure;
 mod load;
 mod output;
+mod process;
+mod processes;
 mod progress;
+mod readiness;
 mod session;
 mod telemetry;
 mod tensors;
@@ -23,6 +26,12 @@ use clap::Parser as _;
 
 use crate::args::{Cli, Command};
 use crate::failure::Failure;
+
+/// A request allocates a few hundred times, and large tensors' buffers are wanted again at once:
+/// glibc's allocator spends a tenth of a busy server and gives each of those buffers back to the
+/// kernel.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

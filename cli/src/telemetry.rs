@@ -12,7 +12,7 @@ use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::filter::{FilterExt as _, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _, fmt};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::args::LogFormat;
 use crate::config::Config;
@@ -29,6 +29,17 @@ pub(crate) struct Telemetry {
 
 /// Starts logging, and tracing when a collector is named. Within a runtime that outlives it.
 pub(crate) fn start(config: &Config, default_log: &str) -> Result<Telemetry, Failure> {
+    let (layers, traces) = layers(config, default_log)?;
+    tracing_subscriber::registry()
+        .with(layers)
+        .try_init()
+        .map_err(|error| Failure::failed(format!("cannot start logging: {error}")))?;
+    Ok(Telemetry { traces })
+}
+
+type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
+
+fn layers(config: &Config, default_log: &str) -> Result<(Layers, Option<SdkTracerProvider>), Failure> {
     let directives = config.log.as_deref().unwrap_or(default_log);
     let filter = EnvFilter::builder().parse(directives).map_err(|error| {
         Failure::usage(format!("--log {directives:?}: {error}")).hint(
@@ -45,16 +56,14 @@ pub(crate) fn start(config: &Config, default_log: &str) -> Result<Telemetry, Fai
         LogFormat::Json => lines.json().boxed(),
     };
     let traces = config.otlp_endpoint.as_deref().map(exporting_to).transpose()?;
-    let spans = traces.as_ref().map(|provider| {
+    // A list, not one layer on another: an absent layer in a stack counts as one that wants every
+    // span, and then they are made for nobody.
+    let mut layers = vec![lines.with_filter(filter).boxed()];
+    layers.extend(traces.as_ref().map(|provider| {
         let tracer = provider.tracer("millrace");
-        tracing_opentelemetry::layer().with_tracer(tracer).with_filter(LevelFilter::INFO)
-    });
-    tracing_subscriber::registry()
-        .with(spans)
-        .with(lines.with_filter(filter))
-        .try_init()
-        .map_err(|error| Failure::failed(format!("cannot start logging: {error}")))?;
-    Ok(Telemetry { traces })
+        tracing_opentelemetry::layer().with_tracer(tracer).with_filter(LevelFilter::INFO).boxed()
+    }));
+    Ok((layers, traces))
 }
 
 fn exporting_to(endpoint: &str) -> Result<SdkTracerProvider, Failure> {
@@ -76,5 +85,28 @@ impl Telemetry {
         if let Some(Err(error)) = self.traces.map(|provider| provider.shutdown()) {
             tracing::warn!(%error, "the last traces were not sent");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_made_only_where_someone_looks_at_them() {
+        let spans_at = |directives: &str| {
+            let config = Config {
+                endpoints: Vec::new(),
+                tenant: millrace_types::TenantName::new("default").unwrap(),
+                log: Some(directives.to_owned()),
+                log_format: LogFormat::Text,
+                otlp_endpoint: None,
+            };
+            let (layers, _) = layers(&config, "warn").unwrap();
+            let subscriber = tracing_subscriber::registry().with(layers);
+            tracing::subscriber::with_default(subscriber, || !tracing::info_span!("request").is_disabled())
+        };
+        assert!(!spans_at("info"));
+        assert!(spans_at("debug"));
     }
 }

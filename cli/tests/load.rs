@@ -40,6 +40,19 @@ async fn a_closed_loop_sends_as_many_as_asked() {
 }
 
 #[tokio::test]
+async fn requests_go_to_every_endpoint_and_one_that_is_gone_is_passed_over() {
+    let (one, two) = (Fake::start().await, Fake::start().await);
+    let gone = fake::dead_address().await;
+    let sandbox = Sandbox::of(&format!("{},{},{gone}", one.address, two.address));
+    let report = report(&sandbox, "echo --requests 90 --concurrency 3").await;
+    assert_eq!(
+        (&report["answered"], &report["failed"], &report["connections"]),
+        (&90.into(), &0.into(), &3.into())
+    );
+    assert!(one.ids().len() > 1 && two.ids().len() > 1, "{} and {}", one.ids().len(), two.ids().len());
+}
+
+#[tokio::test]
 async fn a_rate_charges_a_stall_to_every_request_it_held_up() {
     let server = Fake::start().await;
     let sandbox = Sandbox::of(&server.address);

@@ -1,12 +1,16 @@
 //! The admin API, one method a call.
 
+mod cluster;
+mod nodes;
+
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 use millrace_proto::admin::{
-    self, ApplyOutcome, DeleteFunctionRequest, FindArtifactsRequest, GetFunctionRequest, GetVersionRequest,
-    InjectFaultRequest, ListFunctionsRequest, ListNodesRequest, admin_client::AdminClient,
+    self, ApplyOutcome, Consistency, DeleteFunctionRequest, FindArtifactsRequest, GetFunctionRequest,
+    GetScalingSignalRequest, GetVersionRequest, InjectFaultRequest, ListFunctionsRequest,
+    admin_client::AdminClient,
 };
 use millrace_proto::convert::function_spec_wire;
 use millrace_proto::trace;
@@ -28,6 +32,7 @@ const PAGE: u32 = 500;
 #[derive(Clone)]
 pub struct Admin {
     endpoints: Endpoints,
+    consistency: Consistency,
 }
 
 /// How to apply a function.
@@ -74,7 +79,14 @@ impl Admin {
     /// A client of the cluster at these endpoints.
     #[must_use]
     pub fn new(endpoints: Endpoints) -> Self {
-        Self { endpoints }
+        Self { endpoints, consistency: Consistency::Linearizable }
+    }
+
+    /// The same, reading what the endpoint that answers has: perhaps not the newest, and also while
+    /// no controller leads.
+    #[must_use]
+    pub fn stale(self) -> Self {
+        Self { consistency: Consistency::Stale, ..self }
     }
 
     /// Which of these artifacts the cluster has: what need not be uploaded.
@@ -171,7 +183,11 @@ impl Admin {
     /// # Errors
     /// [`Error::Refused`] with `FUNCTION_NOT_FOUND` when there is none.
     pub async fn function(&self, key: &FunctionKey) -> Result<admin::Function, Error> {
-        let request = GetFunctionRequest { tenant: key.tenant.to_string(), name: key.name.to_string() };
+        let request = GetFunctionRequest {
+            tenant: key.tenant.to_string(),
+            name: key.name.to_string(),
+            consistency: self.consistency.into(),
+        };
         let answer = self
             .endpoints
             .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
@@ -188,11 +204,11 @@ impl Admin {
         tenant: Option<&TenantName>,
     ) -> BoxStream<'static, Result<admin::Function, Error>> {
         let tenant = tenant.map(TenantName::to_string).unwrap_or_default();
-        let endpoints = self.endpoints.clone();
+        let (endpoints, consistency) = (self.endpoints.clone(), self.consistency.into());
         Box::pin(async_stream::try_stream! {
             let mut page_token = String::new();
             loop {
-                let request = ListFunctionsRequest { tenant: tenant.clone(), page_size: PAGE, page_token };
+                let request = ListFunctionsRequest { tenant: tenant.clone(), page_size: PAGE, page_token, consistency };
                 let page = endpoints
                     .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
                         AdminClient::new(channel).list_functions(stamped(request.clone(), left)).await
@@ -230,18 +246,18 @@ impl Admin {
         Ok(())
     }
 
-    /// Every node, with its GPUs and what is resident on them.
+    /// How many nodes the cluster needs, as the endpoint that answers sees it.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
-    pub async fn nodes(&self) -> Result<Vec<admin::Node>, Error> {
+    pub async fn scaling_signal(&self) -> Result<admin::ScalingSignal, Error> {
         let answer = self
             .endpoints
             .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).list_nodes(stamped(ListNodesRequest {}, left)).await
+                AdminClient::new(channel).get_scaling_signal(stamped(GetScalingSignalRequest {}, left)).await
             })
             .await?;
-        Ok(answer.into_inner().nodes)
+        Ok(answer.into_inner())
     }
 
     /// The server's version and its cluster's.

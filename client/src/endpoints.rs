@@ -1,9 +1,7 @@
-//! The controllers a client knows, one lazy connection to each, and the rule for going on to the
-//! next one.
+//! The controllers a client knows, and one lazy connection to each. A call is made at the one that
+//! answered last, and where that one fails it, at the others: see [`failover`](crate::failover).
 
-use std::fmt;
 use std::future::Future;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,7 +11,9 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::address::Address;
 use crate::error::{Cause, Error};
+use crate::failover::{Pauses, Round};
 
 /// How long one endpoint may take to accept a connection before the next is tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -21,70 +21,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// Where a server of clients listens: a host and a port.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Address {
-    authority: String,
-}
+/// How often a busy connection is tried, and how long the answer may take, where there is another
+/// endpoint to go on to: a server that hangs or vanished is noticed in twice this.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// A text that names no endpoint.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AddressError {
-    /// Not of the form `host:port`.
-    #[error("{0:?} is not an endpoint: write host:port, such as 127.0.0.1:8080 or [::1]:8080")]
-    Malformed(String),
-    /// TLS was asked for.
-    #[error("{0:?} asks for TLS, which this version does not speak: write http:// or only host:port")]
-    Tls(String),
-}
-
-impl Address {
-    /// The address as an `http` URI.
-    #[must_use]
-    pub fn uri(&self) -> String {
-        format!("http://{}", self.authority)
-    }
-
-    /// `host:port`.
-    #[must_use]
-    pub fn authority(&self) -> &str {
-        &self.authority
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.authority)
-    }
-}
-
-impl FromStr for Address {
-    type Err = AddressError;
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        let malformed = || AddressError::Malformed(text.to_owned());
-        let authority = match text.trim().split_once("://") {
-            None => text.trim(),
-            Some(("http" | "grpc", rest)) => rest.strip_suffix('/').unwrap_or(rest),
-            Some(("https" | "grpcs", _)) => return Err(AddressError::Tls(text.to_owned())),
-            Some(_) => return Err(malformed()),
-        };
-        let (host, port) = authority.rsplit_once(':').ok_or_else(malformed)?;
-        let bracketed = host.starts_with('[') && host.ends_with(']');
-        let plain = !host.contains(['/', '@', '?', '#', '[', ']', ' ']) && (bracketed || !host.contains(':'));
-        if host.is_empty() || !(plain || bracketed) || port.parse::<u16>().is_err() {
-            return Err(malformed());
-        }
-        Ok(Self { authority: authority.to_owned() })
-    }
-}
-
-/// What a call may do when its connection breaks after it was sent.
+/// What to do with a call whose connection broke after it was sent: it may have been carried out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Repeat {
-    /// Make it again at the next endpoint, under the same id: a second execution does no harm.
+    /// As the function is declared: the next endpoint is asked whether it is idempotent. Where none
+    /// says so, the call is not made again.
     #[default]
+    AsDeclared,
+    /// Make it again at the next endpoint, under the same id: a second execution does no harm.
     Allowed,
-    /// Report [`Error::ConnectionLost`]: the call may have been carried out.
+    /// Report [`Error::ConnectionLost`].
     Forbidden,
 }
 
@@ -126,7 +76,10 @@ impl Endpoints {
         if addresses.is_empty() {
             return Err(Error::NoEndpoints);
         }
-        let connections = addresses.into_iter().map(Connection::open).collect();
+        // Only where it helps: servers of other makers take pings for an attack.
+        let keep_alive = (addresses.len() > 1).then_some(KEEP_ALIVE);
+        let connections =
+            addresses.into_iter().map(|address| Connection::open(address, keep_alive)).collect();
         let (preferred, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
         Ok(Self { shared: Arc::new(Shared { connections, preferred, client_id, calls }) })
     }
@@ -143,61 +96,85 @@ impl Endpoints {
         format!("{:016x}-{call}", self.shared.client_id)
     }
 
-    /// Makes a call at the preferred endpoint, and at the next where that cannot be reached. Each
-    /// endpoint is tried at most once, all within `timeout`.
+    /// Makes a call at the preferred endpoint, and at the others where that one fails it, all within
+    /// `timeout`. While no controller leads, they are asked again after a pause.
     pub(crate) async fn call<T, F, Fut>(&self, repeat: Repeat, timeout: Duration, make: F) -> Result<T, Error>
     where
         F: Fn(Channel, Duration) -> Fut,
         Fut: Future<Output = Result<T, Status>>,
     {
-        let deadline = Instant::now() + timeout;
+        let started = Instant::now();
+        let mut pauses = Pauses::new(timeout);
+        let mut round = Round::first(repeat, timeout);
+        loop {
+            if let Some(answer) = self.ask_each(&mut round, started + timeout, &make).await? {
+                return Ok(answer);
+            }
+            round = round.next(pauses.next(started.elapsed()))?;
+            tokio::time::sleep(round.pause()).await;
+        }
+    }
+
+    /// Asks every endpoint once, until one answers or it makes no sense to ask another.
+    async fn ask_each<T, F, Fut>(
+        &self,
+        round: &mut Round,
+        deadline: Instant,
+        make: &F,
+    ) -> Result<Option<T>, Error>
+    where
+        F: Fn(Channel, Duration) -> Fut,
+        Fut: Future<Output = Result<T, Status>>,
+    {
         let all = &self.shared.connections;
         let first = self.shared.preferred.load(Ordering::Relaxed);
-        let mut tried = Vec::new();
-        let mut failure = Error::NoEndpoints;
         for index in (0..all.len()).map(|step| (first + step) % all.len()) {
             let Connection { address, channel } = &all[index];
             let left = deadline.saturating_duration_since(Instant::now());
             let status = match make(channel.clone(), left).await {
                 Ok(answer) => {
                     self.shared.preferred.store(index, Ordering::Relaxed);
-                    return Ok(answer);
+                    return Ok(Some(answer));
                 }
                 Err(status) => status,
             };
-            tried.push(address.clone());
-            failure = match Cause::of(&status) {
+            let cause = match Cause::of(&status) {
                 // A server that keeps the call's time itself may see it end first, and says cancelled:
                 // nobody else cancels a call that is awaited here.
                 Cause::Answer(failure)
                     if failure.reason == Reason::Cancelled && Instant::now() >= deadline =>
                 {
-                    return Err(Error::TimedOut { address: address.clone(), timeout });
+                    Cause::TimedOut
                 }
-                Cause::Answer(failure) => return Err(Error::Refused(failure)),
-                Cause::TimedOut => return Err(Error::TimedOut { address: address.clone(), timeout }),
-                Cause::NotSent(cause) => Error::Unreachable { addresses: tried.clone(), cause },
-                Cause::Broken(cause) => {
-                    let lost = Error::ConnectionLost { address: address.clone(), cause };
-                    match repeat {
-                        Repeat::Allowed => lost,
-                        Repeat::Forbidden => return Err(lost),
-                    }
-                }
+                cause => cause,
             };
+            if !matches!(cause, Cause::Answer(_)) {
+                self.leave(index);
+            }
+            round.failed(address, cause)?;
         }
-        Err(failure)
+        Ok(None)
+    }
+
+    /// Begins the next call at another endpoint than this one, unless somebody else saw to that.
+    fn leave(&self, index: usize) {
+        let next = (index + 1) % self.shared.connections.len();
+        let relaxed = Ordering::Relaxed;
+        let _already_left = self.shared.preferred.compare_exchange(index, next, relaxed, relaxed);
     }
 }
 
 impl Connection {
-    fn open(address: Address) -> Self {
-        let endpoint = Endpoint::from_shared(address.uri())
+    fn open(address: Address, keep_alive: Option<Duration>) -> Self {
+        let mut endpoint = Endpoint::from_shared(address.uri())
             .expect("an address was checked to be host:port")
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW);
+        if let Some(interval) = keep_alive {
+            endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(interval);
+        }
         Self { address, channel: endpoint.connect_lazy() }
     }
 }
@@ -205,36 +182,6 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_read_in_every_usual_form() {
-        for (text, expected) in [
-            ("127.0.0.1:8080", "127.0.0.1:8080"),
-            ("http://localhost:80/", "localhost:80"),
-            ("grpc://node-1.example:7", "node-1.example:7"),
-            ("[::1]:8080", "[::1]:8080"),
-            (" a:1 ", "a:1"),
-        ] {
-            assert_eq!(text.parse::<Address>().unwrap().authority(), expected);
-        }
-    }
-
-    #[test]
-    fn refuses_what_is_no_endpoint() {
-        for text in
-            ["", "localhost", ":80", "a:b", "a:70000", "ftp://a:1", "http://a:1/v2", "::1:80", "u@a:1"]
-        {
-            assert_eq!(text.parse::<Address>(), Err(AddressError::Malformed(text.to_owned())), "{text}");
-        }
-        assert!(matches!("https://a:1".parse::<Address>(), Err(AddressError::Tls(_))));
-    }
-
-    #[test]
-    fn every_accepted_address_makes_a_uri() {
-        for text in ["127.0.0.1:8080", "[::1]:8080", "a-b.c:1"] {
-            assert!(Endpoint::from_shared(text.parse::<Address>().unwrap().uri()).is_ok());
-        }
-    }
 
     #[tokio::test]
     async fn ids_are_distinct_and_can_be_foretold() {

@@ -8,7 +8,7 @@ use millrace_proto::status::from_status;
 use millrace_types::{Failure, Reason};
 use tonic::Status;
 
-use crate::endpoints::Address;
+use crate::address::Address;
 use crate::tensor::TensorError;
 
 /// Why a call failed.
@@ -105,6 +105,7 @@ impl Error {
 }
 
 /// How a call to one endpoint failed.
+#[derive(Debug)]
 pub(crate) enum Cause {
     /// Never connected.
     NotSent(String),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_proto::inference::{
-    self as wire, InferParameter, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
-    ModelReadyRequest, ServerReadyRequest,
+    self as wire, InferParameter, ModelConfigRequest, ModelInferRequest, ModelInferResponse,
+    ModelMetadataRequest, ModelReadyRequest, ServerReadyRequest,
     grpc_inference_service_client::GrpcInferenceServiceClient,
     infer_parameter::ParameterChoice,
     model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
@@ -13,6 +13,7 @@ use millrace_proto::inference::{
 use millrace_proto::trace;
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{DataType, TenantName};
+use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Response};
@@ -26,6 +27,8 @@ use crate::tensor::{Tensor, raw_contents};
 pub const TENANT_HEADER: &str = "millrace-tenant";
 const REQUEST_ID_HEADER: &str = "x-request-id";
 const SPLIT_HEADER: &str = "server-timing";
+/// The parameter of a model's configuration that says whether it may run twice.
+const IDEMPOTENT: &str = "idempotent";
 /// How long a question about a model may take.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much longer than its timeout an inference is waited for, so that the server's own account of
@@ -56,7 +59,7 @@ pub struct InferRequest {
     pub inputs: Vec<Tensor>,
     /// The outputs wanted; empty for all.
     pub outputs: Vec<String>,
-    /// What to do when the connection breaks under the request.
+    /// What to do when the connection breaks under the request: [`Repeat::AsDeclared`] unless said.
     pub repeat: Repeat,
 }
 
@@ -72,7 +75,7 @@ impl InferRequest {
             priority: 0,
             inputs,
             outputs: Vec::new(),
-            repeat: Repeat::Allowed,
+            repeat: Repeat::default(),
         }
     }
 }
@@ -131,29 +134,55 @@ impl Inference {
         Self { tenant, ..self }
     }
 
-    /// Runs a model once.
+    /// Runs a model once; where a gateway dies under the request, again at another, under the same
+    /// id, if [`InferRequest::repeat`] lets it.
     ///
     /// # Errors
-    /// [`Error::Refused`] with the server's reason; [`Error::TimedOut`] when it did not answer.
+    /// [`Error::Refused`] with the server's reason; [`Error::TimedOut`] when it did not answer;
+    /// [`Error::ConnectionLost`] when it may have run and must not run again.
     pub async fn infer(&self, request: InferRequest) -> Result<InferResponse, Error> {
         let id = request.id.clone().unwrap_or_else(|| self.endpoints.next_id());
         let message = message(&request, &id);
-        let answer = self
-            .endpoints
-            .call(request.repeat, request.timeout + GRACE, async |channel, left| {
+        let deadline = Instant::now() + request.timeout + GRACE;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let send = async |repeat: Repeat| {
+            let make = async |channel, left| {
                 let mut call = self.stamped(message.clone(), left);
                 if let Ok(id) = MetadataValue::try_from(id.as_str()) {
                     call.metadata_mut().insert(REQUEST_ID_HEADER, id);
                 }
                 service(channel).model_infer(call).await
-            })
-            .await
-            .map_err(|error| match error {
-                // What the caller asked for, without the grace.
-                Error::TimedOut { address, .. } => Error::TimedOut { address, timeout: request.timeout },
-                error => error,
-            })?;
+            };
+            self.endpoints.call(repeat, left(), make).await
+        };
+        let answer = match send(request.repeat).await {
+            Err(lost @ Error::ConnectionLost { .. }) if request.repeat == Repeat::AsDeclared => {
+                if !self.is_idempotent(&request, left()).await {
+                    return Err(lost);
+                }
+                send(Repeat::Allowed).await
+            }
+            answer => answer,
+        };
+        let answer = answer.map_err(|error| match error {
+            // What the caller asked for, without the grace.
+            Error::TimedOut { address, .. } => Error::TimedOut { address, timeout: request.timeout },
+            error => error,
+        })?;
         read_answer(answer, id)
+    }
+
+    /// Whether a model's function is declared idempotent. What nobody says is not so.
+    async fn is_idempotent(&self, request: &InferRequest, left: Duration) -> bool {
+        let asked = ModelConfigRequest { name: request.model.clone(), version: request.version.clone() };
+        let timeout = left.min(METADATA_TIMEOUT);
+        let config = self.endpoints.call(Repeat::Allowed, timeout, async |channel, left| {
+            service(channel).model_config(self.stamped(asked.clone(), left)).await
+        });
+        let config = config.await.ok().and_then(|answer| answer.into_inner().config);
+        config.is_some_and(|config| {
+            config.parameters.get(IDEMPOTENT).is_some_and(|parameter| parameter.string_value == "true")
+        })
     }
 
     /// What a model takes and gives; an empty version is the latest.

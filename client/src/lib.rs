@@ -2,8 +2,10 @@
 //!
 //! [`Endpoints`] holds one lazy connection to each controller. [`Admin`] publishes and inspects
 //! functions, [`Inference`] runs them; it speaks the Open Inference Protocol, so it also talks to
-//! other servers of that protocol. A call goes to the endpoint that answered last and, when that
-//! one cannot be reached, to the next.
+//! other servers of that protocol. A call goes to the endpoint that answered last and, where that
+//! one is gone, hangs, goes down or has no leader, to the others, under the same id: a write is
+//! carried out once, and an inference is sent again only if its function may run twice
+//! ([`Repeat`]).
 //!
 //! ```no_run
 //! use bytes::Bytes;
@@ -27,16 +29,19 @@
 //! # }
 //! ```
 
+mod address;
 mod admin;
 mod endpoints;
 mod error;
+mod failover;
 mod inference;
 mod model_file;
 mod split;
 mod tensor;
 
+pub use address::{Address, AddressError};
 pub use admin::{Admin, Applied, ApplyOptions, DeleteOptions, Outcome};
-pub use endpoints::{Address, AddressError, Endpoints, Repeat};
+pub use endpoints::{Endpoints, Repeat};
 pub use error::Error;
 pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};
 pub use model_file::ModelFile;

@@ -7,7 +7,7 @@ mod fake;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fake::{Fake, dead_address};
+use fake::{Break, Fake, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
     Address, Admin, ApplyOptions, DeleteOptions, Endpoints, Error, InferRequest, Inference, ModelFile,
@@ -123,23 +123,82 @@ async fn names_every_endpoint_when_none_can_be_reached() {
 }
 
 #[tokio::test]
-async fn a_broken_connection_is_repeated_elsewhere_only_where_allowed() {
-    for repeat in [Repeat::Allowed, Repeat::Forbidden] {
-        let (hangs_up, server) = (fake::hangs_up_in_the_middle().await, Fake::start().await);
-        let inference = Inference::new(endpoints(&[&hangs_up, &server.address]));
-        let answer = inference.infer(InferRequest { repeat, ..request("echo") }).await;
-        match repeat {
-            Repeat::Allowed => assert_eq!(answer.unwrap().model, "echo"),
-            Repeat::Forbidden => {
+async fn an_inference_whose_gateway_dies_is_sent_again_only_if_its_function_may_run_twice() {
+    for (model, repeat, again) in [
+        ("echo", Repeat::AsDeclared, true),
+        ("once", Repeat::AsDeclared, false),
+        ("once", Repeat::Allowed, true),
+        ("echo", Repeat::Forbidden, false),
+    ] {
+        let (dies, lives) = (Fake::broken(Break::Dies).await, Fake::start().await);
+        let inference = Inference::new(endpoints(&[&dies.address, &lives.address]));
+        let answer = inference.infer(InferRequest { repeat, ..request(model) }).await;
+        let case = format!("{model} {repeat:?}");
+        assert_eq!(dies.ids(), ["0000000000000007-0"], "{case}");
+        match again {
+            true => {
+                assert_eq!(answer.unwrap().request_id, "0000000000000007-0", "{case}");
+                assert_eq!(lives.ids(), dies.ids(), "{case}: under the same id");
+            }
+            false => {
                 let error = answer.unwrap_err();
                 assert!(
-                    matches!(&error, Error::ConnectionLost { address, .. } if *address == hangs_up),
-                    "{error:?}"
+                    matches!(&error, Error::ConnectionLost { address, .. } if *address == dies.address),
+                    "{case}: {error:?}"
                 );
-                assert!(error.may_have_executed());
+                assert!(error.may_have_executed() && lives.ids().is_empty(), "{case}");
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_server_that_is_no_gateway_of_ours_is_not_asked_twice() {
+    let hangs_up = fake::hangs_up_in_the_middle().await;
+    let inference = Inference::new(endpoints(&[&hangs_up]));
+    let error = inference.infer(request("echo")).await.unwrap_err();
+    assert!(matches!(&error, Error::ConnectionLost { address, .. } if *address == hangs_up), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_write_keeps_its_key_when_its_endpoint_dies() {
+    let (dies, lives) = (Fake::broken(Break::Dies).await, Fake::start().await);
+    let admin = Admin::new(endpoints(&[&dies.address, &lives.address]));
+    let artifact = millrace_types::Digest::of(b"");
+    admin.apply(&FunctionSpec::new(key("digits")), artifact, ApplyOptions::default()).await.unwrap();
+    assert_eq!(dies.ids(), ["0000000000000007-0"]);
+    assert_eq!(lives.ids(), dies.ids());
+}
+
+#[tokio::test]
+async fn a_write_waits_for_a_leader_and_keeps_its_key() {
+    let (one, two) = (Fake::broken(Break::Unled(2)).await, Fake::broken(Break::Unled(2)).await);
+    let admin = Admin::new(endpoints(&[&one.address, &two.address]));
+    let artifact = millrace_types::Digest::of(b"");
+    admin.apply(&FunctionSpec::new(key("digits")), artifact, ApplyOptions::default()).await.unwrap();
+    assert_eq!(one.ids(), ["0000000000000007-0"; 3]);
+    assert_eq!(two.ids(), ["0000000000000007-0"; 2]);
+}
+
+#[tokio::test]
+async fn a_server_that_goes_down_is_left_for_another() {
+    let (down, up) = (Fake::broken(Break::GoesDown).await, Fake::start().await);
+    let inference = Inference::new(endpoints(&[&down.address, &up.address]));
+    for _ in 0..2 {
+        assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
+    }
+    assert_eq!((down.ids().len(), up.ids().len()), (1, 2), "it stays where it was answered");
+    let alone = Inference::new(endpoints(&[&down.address])).infer(request("echo")).await.unwrap_err();
+    assert_eq!(alone.reason(), Some(Reason::ShuttingDown));
+}
+
+#[tokio::test]
+async fn a_change_of_the_group_is_not_made_twice() {
+    let (dies, lives) = (Fake::broken(Break::Dies).await, Fake::start().await);
+    let admin = Admin::new(endpoints(&[&dies.address, &lives.address]));
+    let error = admin.remove_controller(2).await.unwrap_err();
+    assert!(matches!(error, Error::ConnectionLost { .. }) && error.may_have_executed(), "{error:?}");
+    assert_eq!((dies.ids(), lives.ids()), (vec!["remove 2".to_owned()], vec![]));
 }
 
 #[tokio::test]

@@ -7,10 +7,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName};
+use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, SyncBatch};
 use serde::{Deserialize, Serialize};
 
-use crate::record::{ControllerId, ModelSummary, NodeGpu};
+use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
 
 /// Wall-clock time as the leader saw it, in milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -72,6 +72,10 @@ pub enum Command {
         /// Refuses unless the function is at this resource version; `None` takes any.
         #[serde(default)]
         expected: Option<u64>,
+        /// Refuses unless a majority of these hold the model's file: the voters, as the leader
+        /// stamps them. Empty asks for nothing: the file is in an object store.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        voters: Vec<ControllerId>,
     },
     /// Removes a function with all its revisions.
     DeleteFunction {
@@ -121,6 +125,11 @@ pub enum Command {
         topology: String,
         /// Its host memory.
         host_memory: Bytes,
+        /// The highest epoch it knows of: its own before, or one in the name of data it holds. A
+        /// controller group that was rebuilt from nothing goes on counting above it, so that no
+        /// [`DataId`](millrace_types::DataId) comes to mean two things.
+        #[serde(default)]
+        seen: Epoch,
     },
     /// Fences a worker that is gone: what still carries its epoch is ignored.
     NodeLost {
@@ -128,5 +137,47 @@ pub enum Command {
         name: NodeName,
         /// The registration that ended. Another is left alone.
         epoch: Epoch,
+    },
+    /// Takes a worker's checkpoint of its soft state.
+    SyncNode {
+        /// Whose.
+        node: NodeName,
+        /// What it says.
+        batch: SyncBatch,
+    },
+    /// Wants a function's model in a node's host tier.
+    Place {
+        /// Which function.
+        function: FunctionKey,
+        /// Where.
+        node: NodeName,
+        /// Why there.
+        reason: PlacementReason,
+    },
+    /// No longer wants it there.
+    Unplace {
+        /// Which function.
+        function: FunctionKey,
+        /// Where.
+        node: NodeName,
+    },
+    /// Says whether a node takes functions.
+    SetNodeScheduling {
+        /// Which.
+        name: NodeName,
+        /// What is wished of it. Outlives its registration.
+        scheduling: Scheduling,
+    },
+    /// Forgets a node that is lost.
+    RemoveNode {
+        /// Which.
+        name: NodeName,
+    },
+    /// Records that a controller no longer holds a model file.
+    RemoveArtifactHolder {
+        /// Which file.
+        digest: Digest,
+        /// Who.
+        holder: ControllerId,
     },
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
 
+use crate::placements::PLACEMENTS_MAX;
 use crate::record::Function;
 use crate::state::{ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State};
 
@@ -50,6 +51,18 @@ pub enum Violation {
     /// More of something than its bound.
     #[error("more {0} than the bound")]
     Unbounded(&'static str),
+    /// The two orders of the placements differ.
+    #[error("the placements' order by node does not match them")]
+    Placements,
+    /// Something of a function or a registration that is not there.
+    #[error("{0} belongs to what is not there")]
+    Stray(String),
+    /// The data index does not say what the nodes' checkpoints do.
+    #[error("the data index does not match the nodes' checkpoints")]
+    Index,
+    /// Requests that were forgotten or counted twice.
+    #[error("the replicas of {0} do not add up to its score")]
+    Score(FunctionKey),
     /// The two views of the sessions differ.
     #[error("the sessions' order of use does not match them")]
     Sessions,
@@ -61,6 +74,12 @@ impl State {
     /// # Errors
     /// The first [`Violation`] found.
     pub fn check_invariants(&self) -> Result<(), Violation> {
+        self.check_records()?;
+        self.check_soft_state()
+    }
+
+    /// Checks what people and processes wrote: all but what nodes checkpointed.
+    pub(crate) fn check_records(&self) -> Result<(), Violation> {
         self.check_cluster()?;
         self.check_bounds()?;
         self.check_functions()?;
@@ -86,6 +105,7 @@ impl State {
             ("artifacts", self.artifacts.len(), ARTIFACTS_MAX),
             ("nodes", self.nodes.len(), NODES_MAX),
             ("retired functions", self.retired.len(), RETIRED_MAX),
+            ("placements", self.placements.len(), PLACEMENTS_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
             Some((what, _, _)) => Err(Violation::Unbounded(what)),
@@ -178,7 +198,10 @@ impl State {
         let nodes = self.nodes.values().map(|it| (it.name.to_string(), it.resource_version));
         let retired = self.retired.iter().map(|(key, it)| (key.to_string(), it.version));
         let mut seen = BTreeSet::new();
-        for (what, version) in functions.chain(nodes).chain(retired) {
+        let placements = self.placements.all();
+        let placements =
+            placements.map(|it| (format!("{} on {}", it.function, it.node), it.resource_version));
+        for (what, version) in functions.chain(nodes).chain(retired).chain(placements) {
             if version == 0 || version > self.version || !seen.insert(version) {
                 return Err(Violation::Version(what, version));
             }

@@ -21,24 +21,37 @@
 //! |---|---|
 //! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
 //! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
-//! | [`record`] | functions, artifacts and nodes as they are kept |
+//! | [`record`] | functions, artifacts, nodes and placements as they are kept |
+//! | [`checkpoint`] | what a node told of its soft state |
+//! | [`index`] | tier 2 of the data index: who holds what, and what is lost |
 //! | [`invariants`] | what holds after every command |
 //! | [`snapshot`] | a state as bytes, with a format version |
 
+mod accounts;
+pub mod checkpoint;
 pub mod command;
 mod commands;
+pub mod index;
 pub mod invariants;
 pub mod outcome;
+mod placements;
 pub mod record;
 mod sessions;
 pub mod snapshot;
+mod soft_invariants;
+mod soft_state;
 mod state;
 
+pub use accounts::{FORGOTTEN_TENANTS_MAX, FunctionScore};
+pub use checkpoint::{Checkpoint, Knowledge, Score};
 pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
+pub use index::{LOST_ENTRIES_MAX, Located};
 pub use invariants::Violation;
 pub use outcome::{Applied, Outcome, Refusal};
+pub use placements::PLACEMENTS_MAX;
 pub use record::{
-    Artifact, Cluster, ControllerId, Function, ModelSummary, Node, NodeGpu, NodeStatus, RevisionRecord,
+    Artifact, Cluster, ControllerId, Function, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
+    PlacementReason, RevisionRecord, Scheduling,
 };
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};
 pub use snapshot::{DecodeError, FORMAT};

@@ -6,6 +6,7 @@ use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, NodeName, Rea
 use serde::{Deserialize, Serialize};
 
 use crate::command::UnixMillis;
+use crate::record::{ControllerId, Scheduling};
 
 /// What [`crate::State::apply`] returns.
 pub type Outcome = Result<Applied, Refusal>;
@@ -35,6 +36,26 @@ pub enum Applied {
     Registered {
         /// Its epoch, never given before.
         epoch: Epoch,
+    },
+    /// A node was in already: the same process came to another controller.
+    AlreadyRegistered {
+        /// The epoch it has.
+        epoch: Epoch,
+    },
+    /// A checkpoint is in.
+    Synced {
+        /// Its number: what the worker is told.
+        seq: u64,
+    },
+    /// A checkpoint was in already, and is acknowledged again.
+    SyncRepeated {
+        /// The last that was taken.
+        last: u64,
+    },
+    /// A checkpoint does not follow the last: a full sync is wanted, under higher numbers.
+    ResyncWanted {
+        /// The last that was taken.
+        last: u64,
     },
 }
 
@@ -116,6 +137,76 @@ pub enum Refusal {
         /// The name.
         name: NodeName,
     },
+    /// No such node.
+    #[error("no node {name}: list them with 'millrace get nodes'")]
+    NodeNotFound {
+        /// The name asked for.
+        name: NodeName,
+    },
+    /// The node is gone.
+    #[error("node {name} is lost: wait until it is back, or choose another")]
+    NodeIsLost {
+        /// Which.
+        name: NodeName,
+    },
+    /// The node is there.
+    #[error("node {name} is live: stop its worker and wait until it is lost, then remove it")]
+    NodeIsLive {
+        /// Which.
+        name: NodeName,
+    },
+    /// The node takes no functions.
+    #[error("node {name} is {scheduling}: uncordon it first, or choose another")]
+    NodeUnschedulable {
+        /// Which.
+        name: NodeName,
+        /// What is wished of it.
+        scheduling: Scheduling,
+    },
+    /// A checkpoint of a registration that is over.
+    #[error("epoch {epoch} of node {name} is over: register again, then send everything")]
+    Fenced {
+        /// Which node.
+        name: NodeName,
+        /// The epoch given.
+        epoch: Epoch,
+        /// The one that holds; `None` while the node is lost or unknown.
+        current: Option<Epoch>,
+    },
+    /// A checkpoint out of range.
+    #[error("the checkpoint of node {name} is out of range: {problem}")]
+    InvalidCheckpoint {
+        /// Which node.
+        name: NodeName,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Too few controllers hold the model's file.
+    #[error(
+        "artifact {digest} is held by {held} controllers and {needed} have to: it is being copied to {}, try again",
+        list(missing)
+    )]
+    ArtifactNotHeld {
+        /// Which.
+        digest: Digest,
+        /// The voters that hold it.
+        held: u32,
+        /// How many are a majority.
+        needed: u32,
+        /// The voters that do not.
+        missing: Vec<ControllerId>,
+    },
+    /// Nobody else holds the file.
+    #[error(
+        "controller {} is the last to hold artifact {digest}: copy it to another first, or remove the artifact",
+        holder.0
+    )]
+    LastHolder {
+        /// Which.
+        digest: Digest,
+        /// Who.
+        holder: ControllerId,
+    },
     /// A named bound of the state is reached.
     #[error("the cluster holds its limit of {limit} {what}: delete some first")]
     Full {
@@ -140,6 +231,11 @@ pub enum Refusal {
     },
 }
 
+fn list(controllers: &[ControllerId]) -> String {
+    let names: Vec<_> = controllers.iter().map(|controller| format!("controller {}", controller.0)).collect();
+    names.join(", ")
+}
+
 impl Refusal {
     /// The stable reason that interfaces report.
     #[must_use]
@@ -149,13 +245,21 @@ impl Refusal {
             Self::OtherCluster { .. } => Reason::PeerMismatch,
             Self::InvalidSpec { .. } => Reason::InvalidSpec,
             Self::FunctionNotFound { .. } => Reason::FunctionNotFound,
-            Self::Conflict { .. } | Self::ArtifactInUse { .. } => Reason::Conflict,
+            Self::Conflict { .. } | Self::ArtifactInUse { .. } | Self::LastHolder { .. } => Reason::Conflict,
             Self::ArtifactNotFound { .. } => Reason::ArtifactNotFound,
             Self::ArtifactDiffers { .. } => Reason::DigestMismatch,
             Self::ModelTooLarge { .. } => Reason::ModelTooLarge,
             Self::NodeNameTaken { .. } => Reason::NodeNameTaken,
+            Self::NodeNotFound { .. } => Reason::NodeNotFound,
+            Self::NodeIsLost { .. } | Self::NodeIsLive { .. } | Self::NodeUnschedulable { .. } => {
+                Reason::NodeState
+            }
+            Self::Fenced { .. } => Reason::Fenced,
+            Self::ArtifactNotHeld { .. } => Reason::ArtifactNotHeld,
             Self::Full { .. } => Reason::QueueFull,
-            Self::KeyTooOld { .. } | Self::KeyReused { .. } => Reason::MalformedRequest,
+            Self::KeyTooOld { .. } | Self::KeyReused { .. } | Self::InvalidCheckpoint { .. } => {
+                Reason::MalformedRequest
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Functions, artifacts and nodes as the state keeps them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdSet;
@@ -148,6 +149,56 @@ pub enum NodeStatus {
     Lost,
 }
 
+/// What is wished of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Scheduling {
+    /// Takes functions.
+    #[default]
+    Schedulable,
+    /// Takes no more.
+    Cordoned,
+    /// Takes no more, and what it has moves elsewhere.
+    Draining,
+}
+
+impl fmt::Display for Scheduling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Schedulable => "schedulable",
+            Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
+        })
+    }
+}
+
+/// Why a function was placed on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PlacementReason {
+    /// It has fewer replicas than its owner asked for.
+    MissingReplica,
+    /// A node with a replica was lost.
+    NodeLost,
+    /// A node with a replica is draining.
+    Drain,
+    /// It is better off here.
+    Rebalance,
+}
+
+/// A function's model that a node is to hold in its host tier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Which function.
+    pub function: FunctionKey,
+    /// Where.
+    pub node: NodeName,
+    /// Why there.
+    pub reason: PlacementReason,
+    /// The state's version when it was placed.
+    pub resource_version: u64,
+    /// When it was placed.
+    pub placed_at: UnixMillis,
+}
+
 /// A worker machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
@@ -157,6 +208,9 @@ pub struct Node {
     pub epoch: Epoch,
     /// Whether that still holds.
     pub status: NodeStatus,
+    /// What is wished of it. Outlives its registrations.
+    #[serde(default)]
+    pub scheduling: Scheduling,
     /// Which process registered.
     pub instance: String,
     /// Where its own service listens.
@@ -171,4 +225,12 @@ pub struct Node {
     pub resource_version: u64,
     /// When it last registered or was lost.
     pub changed_at: UnixMillis,
+}
+
+impl Node {
+    /// Whether it is registered and takes functions.
+    #[must_use]
+    pub fn takes_functions(&self) -> bool {
+        self.status == NodeStatus::Live && self.scheduling == Scheduling::Schedulable
+    }
 }

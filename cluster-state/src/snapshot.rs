@@ -7,12 +7,15 @@
 use crate::invariants::Violation;
 use crate::state::State;
 
-/// The format this build writes. It reads this one only.
+/// The format this build writes. It reads this one and [the one before](FORMAT_READ_MIN).
 ///
 /// | format | since | what |
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
-pub const FORMAT: u16 = 1;
+/// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads 1 only would lose them |
+pub const FORMAT: u16 = 2;
+/// The oldest format this build reads. What it lacks is empty.
+pub const FORMAT_READ_MIN: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"MRCS";
 const HEADER_LEN: usize = MAGIC.len() + size_of::<u16>();
@@ -25,7 +28,7 @@ pub enum DecodeError {
     NotASnapshot,
     /// Written by another version.
     #[error(
-        "snapshot format {found} is not known to this version, which reads {FORMAT}: run the version that wrote it"
+        "snapshot format {found} is not known to this version, which reads {FORMAT_READ_MIN} to {FORMAT}: run the version that wrote it"
     )]
     Format {
         /// The version found.
@@ -64,14 +67,15 @@ impl State {
             return Err(DecodeError::NotASnapshot);
         }
         let found = u16::from_le_bytes([header[MAGIC.len()], header[MAGIC.len() + 1]]);
-        if found != FORMAT {
+        if !(FORMAT_READ_MIN..=FORMAT).contains(&found) {
             return Err(DecodeError::Format { found });
         }
         let mut rest = &bytes[HEADER_LEN..];
-        let state: Self = rmp_serde::from_read(&mut rest)?;
+        let mut state: Self = rmp_serde::from_read(&mut rest)?;
         if !rest.is_empty() {
             return Err(DecodeError::Trailing(rest.len()));
         }
+        state.rebuild();
         state.check_invariants()?;
         Ok(state)
     }
@@ -80,6 +84,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Scheduling;
 
     #[test]
     fn refuses_what_is_not_a_snapshot_of_this_format() {
@@ -101,5 +106,17 @@ mod tests {
         let impossible = State { version: 7, ..State::default() };
         let refused = State::decode(&impossible.encode());
         assert!(matches!(refused, Err(DecodeError::Inconsistent(Violation::Unnamed))));
+    }
+
+    /// `format-1.state` was written by the last build of that format: a function, a deleted one, a
+    /// live node and a lost one.
+    #[test]
+    fn reads_the_format_before_and_finds_empty_what_it_lacks() {
+        let old = State::decode(include_bytes!("../tests/data/format-1.state")).unwrap();
+        assert_eq!((old.functions_len(), old.retired.len(), old.nodes().count()), (1, 1, 2));
+        assert!(old.functions().all(|function| function.latest().spec.replicas == 1));
+        assert!(old.nodes().all(|node| node.scheduling == Scheduling::Schedulable));
+        assert_eq!((old.placements_len(), old.checkpoints().count()), (0, 0));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 }

@@ -4,17 +4,21 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use millrace_types::{Bytes, Digest, FunctionKey, FunctionName, NodeName, Revision, TenantName};
+use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Revision, TenantName};
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::{Bills, FunctionScore};
+use crate::checkpoint::Checkpoint;
 use crate::command::{Caller, Command, Proposal, UnixMillis};
 use crate::commands;
+use crate::index::Index;
 use crate::outcome::{Applied, Outcome, Refusal};
+use crate::placements::{Placements, first_name};
 use crate::record::{Artifact, Cluster, Function, Node, NodeStatus};
 use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
-pub const CLUSTER_VERSION: u64 = 1;
+pub const CLUSTER_VERSION: u64 = 2;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].
@@ -51,6 +55,21 @@ pub struct State {
     /// so that a number never means two models to a worker or a client.
     pub(crate) retired: OrdMap<FunctionKey, Retired>,
     pub(crate) sessions: Sessions,
+    #[serde(default)]
+    pub(crate) placements: Placements,
+    /// Of live nodes only, and of none that has not said anything and was given nothing yet.
+    #[serde(default)]
+    pub(crate) checkpoints: OrdMap<NodeName, Arc<Checkpoint>>,
+    #[serde(default)]
+    pub(crate) index: Index,
+    #[serde(default)]
+    pub(crate) scores: OrdMap<FunctionKey, FunctionScore>,
+    #[serde(default)]
+    pub(crate) bills: Bills,
+    /// Counts checkpoints taken: they are no changes to what people wrote, so that the version
+    /// stands still under them.
+    #[serde(default)]
+    pub(crate) synced: u64,
 }
 
 /// What is remembered of a deleted function.
@@ -86,7 +105,7 @@ impl State {
         self.sessions.expire(self.clock);
         let outcome = self.apply_once(proposal);
         if cfg!(debug_assertions)
-            && let Err(violation) = self.check_invariants()
+            && let Err(violation) = self.check_after(&proposal.command)
         {
             panic!("after {:?}: {violation}", proposal.command);
         }
@@ -111,8 +130,8 @@ impl State {
         }
         match &proposal.command {
             Command::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
-            Command::ApplyFunction { spec, digest, expected } => {
-                commands::apply_function(self, context, spec, *digest, *expected)
+            Command::ApplyFunction { spec, digest, expected, voters } => {
+                commands::apply_function(self, context, spec, *digest, *expected, voters)
             }
             Command::DeleteFunction { key, expected } => {
                 commands::delete_function(self, context, key, *expected)
@@ -126,12 +145,24 @@ impl State {
             Command::RemoveArtifact { digest, unused_since } => {
                 commands::remove_artifact(self, *digest, *unused_since)
             }
-            Command::RegisterNode { name, instance, address, gpus, topology, host_memory } => {
-                let node =
-                    commands::Registration { instance, address, gpus, topology, host_memory: *host_memory };
+            Command::RegisterNode { name, instance, address, gpus, topology, host_memory, seen } => {
+                let (host_memory, seen) = (*host_memory, *seen);
+                let node = commands::Registration { instance, address, gpus, topology, host_memory, seen };
                 commands::register_node(self, context, name, node)
             }
             Command::NodeLost { name, epoch } => commands::node_lost(self, context, name, *epoch),
+            Command::SyncNode { node, batch } => commands::sync_node(self, node, batch),
+            Command::Place { function, node, reason } => {
+                commands::place(self, context, function, node, *reason)
+            }
+            Command::Unplace { function, node } => commands::unplace(self, function, node),
+            Command::SetNodeScheduling { name, scheduling } => {
+                commands::set_node_scheduling(self, context, name, *scheduling)
+            }
+            Command::RemoveNode { name } => commands::remove_node(self, name),
+            Command::RemoveArtifactHolder { digest, holder } => {
+                commands::remove_artifact_holder(self, *digest, *holder)
+            }
         }
     }
 
@@ -160,7 +191,7 @@ impl State {
     }
 
     /// Grows by one with each change: two states of one cluster with equal versions differ at most
-    /// in their clocks and sessions.
+    /// in their clocks, sessions and what nodes [checkpointed](Self::synced).
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
@@ -202,9 +233,7 @@ impl State {
         &'a self,
         tenant: &'a TenantName,
     ) -> impl Iterator<Item = &'a Arc<Function>> + use<'a> {
-        // Names begin with a letter or a digit: none sorts before "0".
-        let first = FunctionName::new("0").expect("a digit is a valid name");
-        let first = FunctionKey { tenant: tenant.clone(), name: first };
+        let first = FunctionKey { tenant: tenant.clone(), name: first_name() };
         let functions = self.functions_from(Bound::Included(&first));
         functions.take_while(move |function| function.key.tenant == *tenant)
     }
@@ -249,9 +278,14 @@ impl State {
 }
 
 impl Command {
-    /// The digest of the command's canonical encoding.
+    /// The digest of the command's canonical encoding, without what the leader stamps: a repeat may
+    /// come through another leader.
     fn digest(&self) -> Digest {
-        let bytes = rmp_serde::to_vec(self).expect("plain data with string or integer keys encodes");
+        let mut asked = self.clone();
+        if let Self::ApplyFunction { voters, .. } = &mut asked {
+            voters.clear();
+        }
+        let bytes = rmp_serde::to_vec(&asked).expect("plain data with string or integer keys encodes");
         Digest::of(&bytes)
     }
 }
@@ -260,6 +294,12 @@ impl Applied {
     /// Whether the state is another than before.
     #[must_use]
     pub fn changed(self) -> bool {
-        self != Self::Unchanged
+        !matches!(
+            self,
+            Self::Unchanged
+                | Self::AlreadyRegistered { .. }
+                | Self::SyncRepeated { .. }
+                | Self::ResyncWanted { .. }
+        )
     }
 }

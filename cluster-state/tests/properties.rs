@@ -5,11 +5,12 @@
 use std::time::Duration;
 
 use millrace_cluster_state::{
-    Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, Outcome, Proposal, Refusal, State,
-    UnixMillis,
+    Applied, Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, Outcome, PlacementReason,
+    Proposal, Refusal, Scheduling, State, UnixMillis,
 };
 use millrace_types::{
-    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex, NodeName, TenantName,
+    Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
+    ModelCopy, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart, TenantName, Tier, Usage,
 };
 use proptest::prelude::*;
 
@@ -53,8 +54,70 @@ fn register() -> impl Strategy<Value = Command> {
             gpus: vec![NodeGpu { index: GpuIndex(0), gpu_type: "emulated".into(), memory: Bytes::gib(gib) }],
             topology: "test".into(),
             host_memory: Bytes::gib(8),
+            seen: Epoch(0),
         }
     })
+}
+
+fn data_id() -> impl Strategy<Value = DataId> {
+    (node_name(), 1u64..3, 0u64..6).prop_map(|(home, epoch, counter)| DataId {
+        home,
+        epoch: Epoch(epoch),
+        counter,
+    })
+}
+
+fn copy() -> impl Strategy<Value = ModelCopy> {
+    let tier = prop::sample::select(vec![Tier::Host, Tier::Gpu(GpuIndex(0))]);
+    (digest(), tier).prop_map(|(digest, tier)| ModelCopy { digest, tier })
+}
+
+fn delta() -> impl Strategy<Value = NodeDelta> {
+    let few = 0..3usize;
+    (
+        prop::collection::vec((copy(), Just(Bytes(9))), few.clone()),
+        prop::collection::vec(copy(), few.clone()),
+        prop::collection::vec((data_id(), Just(Bytes(5))), 0..6usize),
+        prop::collection::vec(data_id(), few.clone()),
+        // At times more in time than served: refused.
+        prop::collection::vec(
+            (key(), (0u64..9, 0u64..20).prop_map(|(m, n)| SloCounts { m, n })),
+            few.clone(),
+        ),
+        prop::collection::vec((key(), (0u64..9, 0u64..9).prop_map(Usage::from)), few),
+        prop::option::of((0u32..1_000_000).prop_map(|ppm| Alpha::from_ppm(ppm).unwrap())),
+    )
+        .prop_map(|(models, models_gone, entries, entries_gone, slo, usage, alpha)| NodeDelta {
+            models,
+            models_gone,
+            entries,
+            entries_gone,
+            slo,
+            usage,
+            alpha,
+            overflow: None,
+        })
+}
+
+fn sync() -> impl Strategy<Value = Command> {
+    let part = prop_oneof![
+        3 => Just(SyncPart::Delta),
+        2 => Just(SyncPart::Full(Portion::Only)),
+        1 => Just(SyncPart::Full(Portion::First)),
+        1 => Just(SyncPart::Full(Portion::Middle)),
+        1 => Just(SyncPart::Full(Portion::Last)),
+    ];
+    (node_name(), 1u64..5, 1u64..8, part, delta()).prop_map(|(node, epoch, seq, part, delta)| {
+        Command::SyncNode { node, batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
+    })
+}
+
+fn scheduling() -> impl Strategy<Value = Scheduling> {
+    prop::sample::select(vec![Scheduling::Schedulable, Scheduling::Cordoned, Scheduling::Draining])
+}
+
+fn voters() -> impl Strategy<Value = Vec<ControllerId>> {
+    prop_oneof![4 => Just(Vec::new()), 1 => Just(vec![ControllerId(1), ControllerId(2), ControllerId(3)])]
 }
 
 fn command() -> impl Strategy<Value = Command> {
@@ -62,8 +125,8 @@ fn command() -> impl Strategy<Value = Command> {
     prop_oneof![
         1 => prop::sample::select(vec!["one", "two"])
             .prop_map(|id| Command::InitCluster { cluster_id: ClusterId(id.into()) }),
-        8 => (spec(), digest(), expected())
-            .prop_map(|(spec, digest, expected)| Command::ApplyFunction { spec, digest, expected }),
+        8 => (spec(), digest(), expected(), voters())
+            .prop_map(|(spec, digest, expected, voters)| Command::ApplyFunction { spec, digest, expected, voters }),
         2 => (key(), expected()).prop_map(|(key, expected)| Command::DeleteFunction { key, expected }),
         2 => (key(), any::<bool>()).prop_map(|(key, enabled)| Command::SetFunctionEnabled { key, enabled }),
         4 => (digest(), 10u64..12, 1u64..3).prop_map(|(digest, bytes, holder)| Command::AddArtifact {
@@ -72,7 +135,18 @@ fn command() -> impl Strategy<Value = Command> {
         2 => (digest(), 0u64..200).prop_map(|(digest, at)| Command::RemoveArtifact {
             digest, unused_since: UnixMillis(at),
         }),
-        2 => register(),
+        4 => register(),
+        12 => sync(),
+        5 => (key(), node_name()).prop_map(|(function, node)| Command::Place {
+            function, node, reason: PlacementReason::Rebalance,
+        }),
+        2 => (key(), node_name()).prop_map(|(function, node)| Command::Unplace { function, node }),
+        1 => (node_name(), scheduling())
+            .prop_map(|(name, scheduling)| Command::SetNodeScheduling { name, scheduling }),
+        1 => node_name().prop_map(|name| Command::RemoveNode { name }),
+        1 => (digest(), 1u64..3).prop_map(|(digest, holder)| Command::RemoveArtifactHolder {
+            digest, holder: ControllerId(holder),
+        }),
         2 => (node_name(), 0u64..6).prop_map(|(name, epoch)| Command::NodeLost { name, epoch: Epoch(epoch) }),
     ]
 }
@@ -125,6 +199,13 @@ fn contents(state: &State) -> impl PartialEq + std::fmt::Debug + use<> {
         state.functions().cloned().collect::<Vec<_>>(),
         state.artifacts().cloned().collect::<Vec<_>>(),
         state.nodes().cloned().collect::<Vec<_>>(),
+        state.placements().cloned().collect::<Vec<_>>(),
+        (
+            state.synced(),
+            state.checkpoints().map(|(name, it)| (name.clone(), it.clone())).collect::<Vec<_>>(),
+        ),
+        (state.index_held_len(), state.index_lost_len()),
+        state.usages().map(|(key, usage)| (key.clone(), *usage)).collect::<Vec<_>>(),
     )
 }
 
@@ -218,7 +299,7 @@ proptest! {
             stamp: state.clock(),
             caller: Caller("alice".into()),
             idempotency: None,
-            command: Command::ApplyFunction { spec: a.clone(), digest, expected: Some(seen) },
+            command: Command::ApplyFunction { spec: a.clone(), digest, expected: Some(seen), voters: Vec::new() },
         };
         let (first, second) = (write(b), write(Digest::of(b"other")));
         // The same log entry: the same index.
@@ -227,6 +308,55 @@ proptest! {
         if matches!(state.apply(index, &first), Ok(applied) if applied.changed()) {
             let refused = state.apply(index, &second);
             prop_assert!(matches!(refused, Err(Refusal::Conflict { .. })), "{:?}", refused);
+        }
+    }
+
+    /// Late, repeated and missing batches leave a node's checkpoint as its worker tells it.
+    #[test]
+    fn a_batch_that_does_not_follow_changes_nothing(log in log(), next in sync()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let propose = |state: &mut State| {
+            let caller = Caller("worker".into());
+            let proposal =
+                Proposal { stamp: state.clock(), caller, idempotency: None, command: next.clone() };
+            state.apply(index_of(log.len()), &proposal)
+        };
+        let Command::SyncNode { node, batch } = &next else { unreachable!("the strategy gives these only") };
+        let last = state.checkpoint(node).map_or(0, |checkpoint| checkpoint.seq);
+        let before = contents(&state);
+        match propose(&mut state) {
+            Ok(Applied::Synced { seq }) => {
+                prop_assert!(seq == batch.seq && seq > last);
+                let before = contents(&state);
+                prop_assert_eq!(propose(&mut state), Ok(Applied::SyncRepeated { last: seq }));
+                prop_assert_eq!(before, contents(&state));
+            }
+            other => {
+                let stale = batch.seq <= last;
+                prop_assert!(!stale || !matches!(other, Ok(Applied::ResyncWanted { .. })), "{:?}", other);
+                prop_assert_eq!(before, contents(&state));
+            }
+        }
+    }
+
+    /// What functions counted and used never shrinks, whoever is lost; a function that is deleted
+    /// takes its score with it.
+    #[test]
+    fn totals_only_grow(log in log()) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let before = state.clone();
+            let outcome = state.apply(index_of(n), proposal);
+            let used = before.usage_in_all();
+            prop_assert_eq!(state.usage_in_all().merge(used), state.usage_in_all());
+            if matches!(outcome, Ok(Applied::Deleted { .. })) {
+                continue;
+            }
+            for function in state.functions() {
+                let (then, now) = (before.score(&function.key).total, state.score(&function.key).total);
+                prop_assert_eq!(now.merge(then), now);
+            }
         }
     }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_cluster_state::ControllerId;
+use millrace_policy::lease;
 use millrace_types::Bytes;
 
 use crate::clock::{SystemClock, WallClock};
@@ -22,15 +24,52 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// without a word is noticed in twice this.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
+/// Where a controller's place in a cluster comes from. Only an empty data directory asks: in one
+/// that was used before, the identity file decides, and a group that took the controller in goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// Begins a cluster of this controller alone.
+    Bootstrap,
+    /// Joins the cluster of other controllers.
+    Join {
+        /// Internal addresses (`host:port`) of controllers of it: one that answers is enough.
+        at: Vec<String>,
+        /// What to become.
+        role: JoinAs,
+    },
+    /// Refuses an empty data directory: for a service that must never begin a second cluster.
+    Reopen,
+}
+
+/// What a controller that joins becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinAs {
+    /// A voter, as soon as it has the log.
+    Voter,
+    /// A learner: it receives the log and serves, and does not vote until it is promoted.
+    Learner,
+}
+
 /// How a controller is started.
 #[derive(Debug, Clone)]
 pub struct ControllerConfig {
+    /// Its number in the group, never given twice. Only an empty data directory takes it; one that
+    /// belongs to another number is refused.
+    pub id: ControllerId,
+    /// Where its place in a cluster comes from.
+    pub start: Start,
     /// Where it keeps everything. Locked while it runs.
     pub data_dir: PathBuf,
     /// Where clients connect. Port 0 takes a free one.
     pub client_listen: SocketAddr,
     /// Where workers and other controllers connect. Port 0 takes a free one.
     pub internal_listen: SocketAddr,
+    /// The address that other controllers reach [`internal_listen`](Self::internal_listen) at, as
+    /// `host:port`. `None`: where it listens. Kept in the group's membership.
+    pub internal_advertise: Option<String>,
+    /// The address that clients reach [`client_listen`](Self::client_listen) at, as `host:port`.
+    /// `None`: where it listens. Shown by the cluster's status.
+    pub client_advertise: Option<String>,
     /// Serves fault injection. For tests and demonstrations.
     pub allow_faults: bool,
     /// Serves anyone who can connect, without encryption or authentication. Without it, only
@@ -45,14 +84,18 @@ pub struct ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// Every default, on loopback.
+    /// Every default, on loopback: the first controller of a cluster of its own.
     #[must_use]
     pub fn new(data_dir: PathBuf, seed: u64) -> Self {
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         Self {
+            id: ControllerId(1),
+            start: Start::Bootstrap,
             data_dir,
             client_listen: loopback(CLIENT_PORT),
             internal_listen: loopback(INTERNAL_PORT),
+            internal_advertise: None,
+            client_advertise: None,
             allow_faults: false,
             insecure: false,
             limits: Limits::default(),
@@ -75,8 +118,8 @@ pub struct Limits {
     pub artifact_grace: Duration,
     /// How often unused model files are looked for.
     pub collect_every: Duration,
-    /// How long a worker that lost its stream is still believed alive.
-    pub lease: Duration,
+    /// How long a silent worker is still believed alive.
+    pub lease: lease::Limits,
 }
 
 impl Default for Limits {
@@ -87,7 +130,7 @@ impl Default for Limits {
             upload_idle: Duration::from_secs(30),
             artifact_grace: Duration::from_secs(3600),
             collect_every: Duration::from_secs(60),
-            lease: Duration::from_secs(2),
+            lease: lease::Limits::default(),
         }
     }
 }

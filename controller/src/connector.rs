@@ -2,24 +2,20 @@
 //! of the same process.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
-use http::{Request, Response};
+use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
+use millrace_proto::worker::worker_server::Worker;
 use millrace_types::NodeName;
-use tonic::body::Body;
-use tonic::transport::Endpoint;
-use tower::ServiceExt as _;
-use tower::util::BoxCloneSyncService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
 
 use crate::config::{CONNECT_TIMEOUT, KEEP_ALIVE, MESSAGE_BYTES_MAX};
 
-/// Carries calls to one worker. Cloning shares the connection.
-pub type Transport = BoxCloneSyncService<Request<Body>, Response<Body>, TransportError>;
-
-/// A call that did not reach the worker's service, or whose answer did not come back.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct TransportError(#[source] tonic::transport::Error);
+/// Carries calls to one worker: its own service where that is in this process, so that a request's
+/// tensors are handed over as they are, or a client that encodes them. Cloning shares it.
+pub type Transport = Arc<dyn Worker>;
 
 /// Why no call can be made to an address.
 #[derive(Debug, thiserror::Error)]
@@ -58,26 +54,29 @@ impl Connector for Tcp {
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE);
-        Ok(Transport::new(endpoint.connect_lazy().map_err(TransportError)))
+        let client = WorkerClient::new(endpoint.connect_lazy())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Arc::new(Remote(client)))
     }
 }
 
-/// A transport straight into a service, such as a generated `WorkerServer`, without a socket.
-pub fn in_process<S>(service: S) -> Transport
-where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>
-        + Clone
-        + Send
-        + Sync
-        + 'static,
-    S::Future: Send + 'static,
-{
-    Transport::new(service.map_err(|never| match never {}))
-}
+/// A worker at the other end of a connection.
+struct Remote(WorkerClient<Channel>);
 
-/// A client of a worker, with the limits both sides use.
-pub(crate) fn client(transport: Transport) -> WorkerClient<Transport> {
-    WorkerClient::new(transport)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+#[tonic::async_trait]
+impl Worker for Remote {
+    async fn invoke(
+        &self,
+        request: Request<wire::InvokeRequest>,
+    ) -> Result<Response<wire::InvokeResponse>, Status> {
+        self.0.clone().invoke(request).await
+    }
+
+    async fn inject_fault(
+        &self,
+        request: Request<wire::InjectFaultRequest>,
+    ) -> Result<Response<wire::InjectFaultResponse>, Status> {
+        self.0.clone().inject_fault(request).await
+    }
 }

@@ -11,10 +11,13 @@
 //!        └──┬─────┬──┘        └──────┬──────┘              └──┬───────┬──┘
 //!           ▼     ▼ propose          ▼ read                   ▼       ▼ fetch
 //!     artifacts  raft::Replica ◀─────┴────────────────────────┘   artifacts
+//!                     ▲                                   │
+//!                     └──────────────  leader  ◀──────────┘ signs of life, what is ready
+//!                       leases, placements, what each node serves
 //! ```
 //!
-//! Only what must survive is in Raft: functions, artifacts, nodes. Streams, telemetry and requests
-//! are in memory here and gone with the process.
+//! Only what must survive is in Raft: functions, artifacts, nodes, placements and what workers
+//! checkpoint. Streams, telemetry and requests are in memory here and gone with the process.
 
 mod admin;
 mod artifacts;
@@ -22,16 +25,20 @@ pub mod clock;
 pub mod config;
 pub mod connector;
 mod fleet;
+mod leader;
 mod meters;
 mod raft;
 mod server;
 mod serving;
+#[cfg(feature = "sim")]
+pub mod sim;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-pub use config::{ControllerConfig, Limits};
-pub use connector::{ConnectError, Connector, Tcp, Transport, TransportError, in_process};
+pub use config::{ControllerConfig, JoinAs, Limits, Start};
+pub use connector::{ConnectError, Connector, Tcp, Transport};
+pub use millrace_cluster_state::ControllerId;
 pub use raft::bootstrap::Error as RaftError;
 pub use server::{Controller, start};
 

@@ -2,6 +2,7 @@
 //! way of a request. What a GPU counts (swaps, restarts) is its worker's to export: summed here it
 //! would jump whenever a worker attaches or goes.
 
+use millrace_cluster_state::NodeStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -9,18 +10,20 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::fleet::Fleet;
+use crate::leader::Outlook;
 use crate::raft::Replica;
 
 #[derive(Debug)]
 struct ControlPlane {
     replica: Replica,
     fleet: Fleet,
+    outlook: Outlook,
 }
 
 /// The control plane's metrics.
-pub(crate) fn registry(replica: Replica, fleet: Fleet) -> Registry {
+pub(crate) fn registry(replica: Replica, fleet: Fleet, outlook: Outlook) -> Registry {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(ControlPlane { replica, fleet }));
+    registry.register_collector(Box::new(ControlPlane { replica, fleet, outlook }));
     registry
 }
 
@@ -30,6 +33,8 @@ impl Collector for ControlPlane {
         let telemetry: Vec<_> =
             self.fleet.workers().values().filter_map(|worker| worker.telemetry()).collect();
         let gpus = || telemetry.iter().flat_map(|report| &report.gpus);
+        let nodes = |status| state.nodes().filter(|node| node.status == status).count();
+        let checkpoints = || state.checkpoints().map(|(_, checkpoint)| checkpoint);
         let leads = i64::from(self.replica.leading_term().is_some());
         for (name, help, value) in [
             ("millrace_functions", "Functions applied", signed(state.functions_len())),
@@ -50,7 +55,40 @@ impl Collector for ControlPlane {
                 "Requests in the attached workers' queues",
                 telemetry.iter().map(|report| i64::from(report.queued)).sum(),
             ),
+            (
+                "millrace_raft_term",
+                "The term this controller is in; it grows with every election",
+                self.replica.term().cast_signed(),
+            ),
             ("millrace_raft_leads", "1 while this controller leads", leads),
+            ("millrace_nodes", "Nodes believed alive", signed(nodes(NodeStatus::Live))),
+            (
+                "millrace_nodes_needed",
+                "Nodes the cluster should have, for whatever starts and stops them",
+                self.outlook.signal().map_or(0, |signal| signal.nodes_needed.into()),
+            ),
+            ("millrace_nodes_lost", "Nodes that are lost and not removed", signed(nodes(NodeStatus::Lost))),
+            (
+                "millrace_placements",
+                "Copies of functions that nodes are to hold in host memory",
+                signed(state.placements_len()),
+            ),
+            (
+                "millrace_functions_short",
+                "Functions with fewer copies than they ask for, and no node that takes one",
+                signed(self.outlook.shortages().len()),
+            ),
+            ("millrace_index_entries", "Pieces of data that nodes hold", signed(state.index_held_len())),
+            (
+                "millrace_index_lost_entries",
+                "Pieces of data remembered as lost",
+                signed(state.index_lost_len()),
+            ),
+            (
+                "millrace_index_overflow",
+                "Pieces of data that nodes hold beyond what they may name",
+                checkpoints().map(|it| unsigned(it.overflow.saturating_add(it.dropped))).sum(),
+            ),
         ] {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
@@ -62,6 +100,7 @@ impl Collector for ControlPlane {
                 state.applied_index(),
             ),
             ("millrace_state_changes", "Changes of the replicated state", state.version()),
+            ("millrace_checkpoints", "Checkpoints of nodes that were committed", state.synced()),
         ] {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
@@ -71,5 +110,9 @@ impl Collector for ControlPlane {
 }
 
 fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn unsigned(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

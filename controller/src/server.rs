@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_cluster_state::ControllerId;
 use millrace_gateway::auth::{Anyone, Authenticate, LoopbackOnly};
 use millrace_gateway::config::FrontDoorConfig;
 use millrace_gateway::serve::{self, FrontDoor};
@@ -13,7 +14,6 @@ use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::worker::worker_control_server::WorkerControlServer;
 use millrace_types::ClusterId;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
@@ -23,10 +23,12 @@ use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Store};
 use crate::config::{ControllerConfig, KEEP_ALIVE};
 use crate::connector::Connector;
+use crate::fleet::Fleet;
 use crate::fleet::control::Control;
-use crate::fleet::{Fleet, desired};
-use crate::raft::bootstrap::{self, Started};
-use crate::raft::{Replica, service};
+use crate::leader::Duties;
+use crate::raft::bootstrap::{self, Opening};
+use crate::raft::world::Machine;
+use crate::raft::{Replica, duties, elections, service};
 use crate::serving::Serving;
 use crate::{RaftError, StartError, meters};
 
@@ -48,7 +50,9 @@ pub struct Controller {
     stop: DropGuard,
 }
 
-/// Starts a controller: when this returns, it leads its cluster and serves.
+/// Starts a controller. When this returns it serves; alone it leads its cluster, and one that joined
+/// is the member it was to become. A member of a group that was reopened serves what it holds even
+/// while its group has no leader.
 ///
 /// # Errors
 /// [`StartError`] says what is in the way and what to do about it. Nothing is left running.
@@ -61,46 +65,113 @@ pub async fn start(
     if let Some(address) = exposed.filter(|_| !config.insecure) {
         return Err(StartError::Exposed { address });
     }
-    let opened = bootstrap::open(config.data_dir.clone(), config.clock.now(), config.seed).await?;
-    let holder = opened.identity.controller;
+    let opened = bootstrap::open(opening(&config)).await?;
     let cluster_id = opened.identity.cluster.clone();
     let (internal_listener, internal_addr) = listen(config.internal_listen).await?;
     let (client_listener, client_addr) = listen(config.client_listen).await?;
+    let advertised =
+        |said: &Option<String>, bound: SocketAddr| said.clone().unwrap_or_else(|| bound.to_string());
+    let internal_address = advertised(&config.internal_advertise, internal_addr);
+    let client_address = advertised(&config.client_advertise, client_addr);
     let store = open_artifacts(&config.data_dir).await?;
-    let started = bootstrap::start(opened, internal_addr.to_string(), config.clock.clone()).await?;
+    let replica = bootstrap::replica(opened, client_address, config.clock.clone()).await?;
 
-    let Started { raft, replica } = started;
-    let fleet = Fleet::new();
-    let (desired, desired_now) = watch::channel(None);
     let stop = CancellationToken::new();
+    let guard = stop.clone().drop_guard();
+    let fleet = Fleet::new();
     let artifacts =
-        Arc::new(Artifacts::new(store, replica.clone(), holder, config.clock.clone(), config.limits.clone()));
-    let mut background = JoinSet::new();
-    background.spawn(desired::publish_until(stop.clone(), replica.clone(), desired));
-    background.spawn({
-        let (artifacts, stop) = (artifacts.clone(), stop.clone());
-        async move { artifacts.collect_until(stop).await }
-    });
+        Arc::new(Artifacts::new(store, replica.clone(), config.clock.clone(), config.limits.clone()));
+    let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease);
+    let outlook = leading.outlook();
     let control = Control {
         cluster_id: cluster_id.clone(),
         replica: replica.clone(),
         fleet: fleet.clone(),
         artifacts: artifacts.clone(),
         connector,
-        desired: desired_now,
-        limits: config.limits.clone(),
+        outlook: outlook.clone(),
         stop: stop.clone(),
     };
-    let raft_service = service::Service::server(raft, cluster_id.clone());
+    let raft_service = service::Service { replica: replica.clone(), artifacts: artifacts.clone() };
+    // Before this controller takes its place: the others call it to give it the log.
     let internal = tokio::spawn(serve_internal(internal_listener, control, raft_service));
+    let mut background = JoinSet::new();
+    background.spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
+    background.spawn(duties::run_until(stop.clone(), replica.clone()));
+    if let Err(error) = bootstrap::enter(&replica, &config.start, &internal_address, &stop).await {
+        drop(guard);
+        end(internal, background, &replica).await;
+        return Err(error.into());
+    }
+    background.spawn(fleet.clone().follow_until(stop.clone(), replica.clone()));
+    background.spawn(leading.run_until(stop.clone()));
+    for work in [Keep::Collect, Keep::Fetch] {
+        background.spawn(keep(work, artifacts.clone(), stop.clone()));
+    }
     let faults = if config.allow_faults { Faults::Allowed } else { Faults::Refused };
-    let admin = AdminService { replica: replica.clone(), fleet: fleet.clone(), artifacts, faults };
-    let front = open_front_door(&config, client_listener, admin, replica.clone(), fleet);
-    let front = front.map_err(|source| StartError::Listen { address: client_addr, source })?;
-    tracing::info!(%client_addr, %internal_addr, cluster = %cluster_id, "controller is up");
-    let stop = stop.drop_guard();
-    let front = Some(front);
-    Ok(Controller { client_addr, internal_addr, cluster_id, front, internal, background, replica, stop })
+    let admin = AdminService {
+        replica: replica.clone(),
+        fleet: fleet.clone(),
+        outlook: outlook.clone(),
+        artifacts,
+        faults,
+    };
+    let serving = Serving::new(replica.clone(), fleet, outlook);
+    let front = open_front_door(&config, client_listener, admin, serving);
+    let front = match front {
+        Ok(front) => Some(front),
+        Err(source) => {
+            drop(guard);
+            end(internal, background, &replica).await;
+            return Err(StartError::Listen { address: client_addr, source });
+        }
+    };
+    tracing::info!(id = replica.id().0, %client_addr, %internal_addr, cluster = %cluster_id, "controller is up");
+    Ok(Controller {
+        client_addr,
+        internal_addr,
+        cluster_id,
+        front,
+        internal,
+        background,
+        replica,
+        stop: guard,
+    })
+}
+
+fn opening(config: &ControllerConfig) -> Opening {
+    Opening {
+        data_dir: config.data_dir.clone(),
+        id: config.id,
+        start: config.start.clone(),
+        now: config.clock.now(),
+        seed: config.seed,
+        world: Arc::new(Machine),
+    }
+}
+
+/// What is done for the model files in the background.
+#[derive(Debug, Clone, Copy)]
+enum Keep {
+    Collect,
+    Fetch,
+}
+
+async fn keep(work: Keep, artifacts: Arc<Artifacts>, stop: CancellationToken) {
+    match work {
+        Keep::Collect => artifacts.collect_until(stop).await,
+        Keep::Fetch => artifacts.fetch_until(stop).await,
+    }
+}
+
+/// Lets the workers go and leaves Raft, once everything was told to stop.
+async fn end(mut internal: JoinHandle<()>, mut background: JoinSet<()>, replica: &Replica) {
+    if tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
+        tracing::warn!("a worker's stream did not end in time");
+        internal.abort();
+    }
+    while background.join_next().await.is_some() {}
+    replica.shutdown().await;
 }
 
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
@@ -119,17 +190,13 @@ async fn open_artifacts(data_dir: &Path) -> Result<Store, StartError> {
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 
-async fn serve_internal(
-    listener: TcpListener,
-    control: Control,
-    raft: millrace_proto::raft::raft_server::RaftServer<service::Service>,
-) {
+async fn serve_internal(listener: TcpListener, control: Control, raft: service::Service) {
     let stop = control.stop.clone();
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(WorkerControlServer::new(control))
-        .add_service(raft)
+        .add_service(raft.server())
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.cancelled_owned(),
@@ -143,8 +210,7 @@ fn open_front_door(
     config: &ControllerConfig,
     listener: TcpListener,
     admin: AdminService,
-    replica: Replica,
-    fleet: Fleet,
+    serving: Serving,
 ) -> std::io::Result<serve::Serving> {
     let clock = config.clock.clone();
     let authenticate: Arc<dyn Authenticate> =
@@ -153,13 +219,19 @@ fn open_front_door(
         authenticate,
         ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
     };
-    let metrics = meters::registry(replica.clone(), fleet.clone());
-    let door = FrontDoor::new(front, Arc::new(Serving::new(replica, fleet)));
+    let metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
+    let door = FrontDoor::new(front, Arc::new(serving));
     let opened = door.service(AdminServer::new(admin)).metrics(metrics).serve(listener);
     opened.map_err(std::io::Error::other)
 }
 
 impl Controller {
+    /// Its number in the group.
+    #[must_use]
+    pub fn id(&self) -> ControllerId {
+        self.replica.id()
+    }
+
     /// Where clients connect.
     #[must_use]
     pub fn client_addr(&self) -> SocketAddr {
@@ -187,18 +259,14 @@ impl Controller {
         }
     }
 
-    /// Drains, unless that was done, then lets the workers go and leaves Raft. Returns how many
+    /// Drains, unless that was done, then hands leadership over, lets the workers go and leaves Raft. Returns how many
     /// connections were cut short.
     pub async fn shutdown(mut self, grace: Duration) -> usize {
         let cut = self.drain(grace).await;
-        let Self { mut internal, mut background, replica, stop, .. } = self;
+        let Self { internal, background, replica, stop, .. } = self;
+        replica.give_up_leadership().await;
         stop.disarm().cancel();
-        if tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
-            tracing::warn!("a worker's stream did not end in time");
-            internal.abort();
-        }
-        while background.join_next().await.is_some() {}
-        replica.shutdown().await;
+        end(internal, background, &replica).await;
         cut
     }
 }

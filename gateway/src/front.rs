@@ -50,12 +50,7 @@ pub(crate) struct Answer {
 impl Front {
     /// Finds a model by the names a client uses. An empty version is the latest.
     pub(crate) fn find(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
-        let Ok(function) = FunctionName::new(name) else {
-            let message = format!("no function {name:?} in tenant {}", call.tenant);
-            return Err(Failure::new(Reason::FunctionNotFound, message));
-        };
-        let key = FunctionKey { tenant: call.tenant.clone(), name: function };
-        self.backend.resolve(&key, revision(version)?)
+        self.backend.resolve(&key(call, name)?, revision(version)?)
     }
 
     /// The same, of a model that its owner lets serve: an unloaded one shows nothing of itself.
@@ -72,10 +67,10 @@ impl Front {
         self.backend.ready() && !self.closing.is_closing()
     }
 
-    /// Lets a function serve, or stops it.
+    /// Lets a function serve, or stops it. Whether there is one is for the backend to say: what can
+    /// be resolved here may be behind.
     pub(crate) async fn set_intent(&self, call: &Call, name: &str, intent: Intent) -> Result<(), Failure> {
-        let model = self.find(call, name, "")?;
-        self.backend.set_intent(&model.key, intent, &call.caller).await
+        self.backend.set_intent(&key(call, name)?, intent, &call.caller).await
     }
 
     /// Starts the count of one inference request.
@@ -93,6 +88,15 @@ impl Front {
         self.meters.in_flight.inc();
         Run { front: self, call, request_id, arrived, tally: None, counted: false }
     }
+}
+
+/// The function a client means by a name.
+fn key(call: &Call, name: &str) -> Result<FunctionKey, Failure> {
+    let Ok(function) = FunctionName::new(name) else {
+        let message = format!("no function {name:?} in tenant {}", call.tenant);
+        return Err(Failure::new(Reason::FunctionNotFound, message));
+    };
+    Ok(FunctionKey { tenant: call.tenant.clone(), name: function })
 }
 
 /// Reads a version as a revision.

@@ -12,9 +12,13 @@ use millrace_policy::fabric::{self, Cargo, Fabric};
 use millrace_policy::gpu::{self, Gpu};
 use millrace_policy::ids::{BatchId, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::memory::{BLOCK, MemoryMap};
+use millrace_policy::placement;
 use millrace_policy::router::{self, Candidate, Held};
 use millrace_types::topology::{self, Link, LinkId, LinkKind, Topology};
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
+use millrace_types::{
+    Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
+    TenantName, Timestamp,
+};
 
 const GPUS: u32 = 8;
 const INCARNATION: Incarnation = Incarnation(1);
@@ -209,5 +213,52 @@ fn router(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, dispatch_one, memory, fabric, gpu_request, router);
+/// A cluster of 100 nodes for 1,000 functions of 100 MiB to 2 GiB with 2 replicas each, placed or not.
+fn cluster(placements: Vec<placement::Placement>) -> placement::View {
+    let digest = |number: u32| Digest::of(&number.to_be_bytes());
+    let size = |number: u32| Bytes::mib(100 + u64::from(number * 37 % 1900));
+    let function = |number: u32| placement::Function {
+        key: FunctionKey {
+            tenant: TenantName::new(&format!("t{}", number % 20)).expect("a tenant's name"),
+            name: FunctionName::new(&format!("f{number}")).expect("a function's name"),
+        },
+        enabled: true,
+        replicas: 2,
+        models: vec![placement::Model { digest: digest(number), host: size(number) }],
+        gpu: size(number),
+        load: placement::GpuLoad(u64::from(number % 200)),
+    };
+    let node = |number: u32| placement::Node {
+        name: NodeName::new(&format!("n{number}")).expect("a node's name"),
+        state: placement::NodeState::Schedulable,
+        host: Bytes::gib(64),
+        gpu: Bytes::gib(16),
+        gpus: GPUS,
+        busy: placement::GpuLoad::default(),
+    };
+    let (functions, nodes) = ((0..1000).map(function).collect(), (0..100).map(node).collect());
+    placement::View { functions, nodes, placements }
+}
+
+fn placements(c: &mut Criterion) {
+    let limits = placement::Limits { steps_max: 4096 };
+    let empty = cluster(Vec::new());
+    let placed = placement::plan(&empty, &limits).steps.into_iter().map(|step| match step {
+        placement::Step::Place { function, node } => {
+            placement::Placement { function, node, phase: placement::Phase::Ready }
+        }
+        placement::Step::Unplace { .. } => unreachable!("nothing is placed yet"),
+    });
+    let settled = cluster(placed.collect());
+    assert_eq!(settled.placements.len(), 2000);
+    assert_eq!(placement::plan(&settled, &limits), placement::Plan::default());
+    c.bench_function("placement/plan 2 copies of 1,000 functions on 100 empty nodes", |b| {
+        b.iter(|| placement::plan(black_box(&empty), &limits));
+    });
+    c.bench_function("placement/see that 2,000 copies on 100 nodes are right", |b| {
+        b.iter(|| placement::plan(black_box(&settled), &limits));
+    });
+}
+
+criterion_group!(benches, dispatch_one, memory, fabric, gpu_request, router, placements);
 criterion_main!(benches);

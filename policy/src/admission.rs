@@ -133,6 +133,22 @@ pub struct Score {
     pub billed_ms: u64,
 }
 
+impl Score {
+    /// Both, added up.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            completed: self.completed + other.completed,
+            expired: self.expired + other.expired,
+            failed: self.failed + other.failed,
+            cancelled: self.cancelled + other.cancelled,
+            in_time: self.in_time + other.in_time,
+            scored: self.scored + other.scored,
+            billed_ms: self.billed_ms + other.billed_ms,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct InFlight {
     accepted: Timestamp,

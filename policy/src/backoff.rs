@@ -1,12 +1,47 @@
-//! How long to wait before starting something again that died: at once the first time, then
-//! doubling up to a ceiling, until it has lived for a while. Each wait is drawn from the upper half
-//! of its step, so that what died together does not come back together.
+//! How long to wait before trying again: doubling from a base to a ceiling, each wait drawn from
+//! the upper half of its step, so that what failed together does not come back together. Seeded:
+//! the same seed gives the same waits.
+//!
+//! [`Waits`] is that and no more, for whoever counts failures itself. [`Backoff`] restarts what
+//! dies: at once the first time, and again at once after it has lived for a while.
 
 use std::time::Duration;
 
 use millrace_types::Timestamp;
 
-/// The waits allowed.
+/// The waits between tries.
+#[derive(Debug, Clone)]
+pub struct Waits {
+    base: Duration,
+    ceiling: Duration,
+    seed: u64,
+}
+
+impl Waits {
+    /// Waits from `base`, doubling up to `ceiling`.
+    #[must_use]
+    pub fn new(base: Duration, ceiling: Duration, seed: u64) -> Self {
+        Self { base, ceiling, seed }
+    }
+
+    /// The wait after a failure that `failures` others came before.
+    pub fn after(&mut self, failures: u32) -> Duration {
+        // 2^20 times any sensible base is beyond any sensible ceiling.
+        let step = self.base.saturating_mul(1 << failures.min(20)).min(self.ceiling);
+        let half = u64::try_from(step.as_nanos() / 2).unwrap_or(u64::MAX / 2);
+        step.saturating_sub(Duration::from_nanos(self.draw() % (half + 1)))
+    }
+
+    /// The next number of SplitMix64.
+    fn draw(&mut self) -> u64 {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// When something that dies is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The second wait; the first is none.
@@ -20,39 +55,28 @@ pub struct Limits {
 /// The waits of one thing that is started again and again.
 #[derive(Debug, Clone)]
 pub struct Backoff {
-    limits: Limits,
+    stable: Duration,
     deaths: u32,
-    seed: u64,
+    waits: Waits,
 }
 
 impl Backoff {
     /// Starts with no death counted. The same seed gives the same waits.
     #[must_use]
     pub fn new(limits: Limits, seed: u64) -> Self {
-        Self { limits, deaths: 0, seed }
+        Self { stable: limits.stable, deaths: 0, waits: Waits::new(limits.base, limits.ceiling, seed) }
     }
 
     /// Counts a death and says when to start again. `alive_since` is `None` where it never lived.
     pub fn died(&mut self, now: Timestamp, alive_since: Option<Timestamp>) -> Timestamp {
-        if alive_since.is_some_and(|since| now.since(since) >= self.limits.stable) {
+        if alive_since.is_some_and(|since| now.since(since) >= self.stable) {
             self.deaths = 0;
         }
         self.deaths = self.deaths.saturating_add(1);
         if self.deaths == 1 {
             return now;
         }
-        // 2^20 times any sensible base is beyond any sensible ceiling.
-        let step = self.limits.base.saturating_mul(1 << (self.deaths - 2).min(20)).min(self.limits.ceiling);
-        let half = u64::try_from(step.as_nanos() / 2).unwrap_or(u64::MAX / 2);
-        now + step.saturating_sub(Duration::from_nanos(self.draw() % (half + 1)))
-    }
-
-    /// The next number of SplitMix64.
-    fn draw(&mut self) -> u64 {
-        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        now + self.waits.after(self.deaths - 2)
     }
 }
 
@@ -96,5 +120,13 @@ mod tests {
         };
         assert_eq!(waits(1), waits(1));
         assert_ne!(waits(1), waits(2));
+    }
+    #[test]
+    fn waits_double_to_the_ceiling_and_never_overflow() {
+        let mut waits = Waits::new(LIMITS.base, LIMITS.ceiling, 7);
+        for (failures, step_ms) in [(0, 100), (1, 200), (2, 400), (3, 800), (4, 1000), (u32::MAX, 1000)] {
+            let (wait, step) = (waits.after(failures), Duration::from_millis(step_ms));
+            assert!(wait >= step / 2 && wait <= step, "{wait:?} of {step:?}");
+        }
     }
 }

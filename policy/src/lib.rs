@@ -12,18 +12,26 @@
 //! | [`memory`] | who holds which blocks of a GPU, and who is evicted |
 //! | [`fabric`] | which bytes cross which link when |
 //! | [`lifecycle`], [`backoff`] | when an executor process is started again |
+//! | [`lease`] | which silent nodes are still believed alive |
+//! | [`placement`] | which functions are kept on which nodes |
+//! | [`scaling`] | how many nodes the cluster needs |
 //! | [`router`] | which worker gets a request |
+//! | [`checkpoint`] | what a worker tells the leader of its soft state, and when |
 //! | [`trace`] | (nothing) folds what cores did into a number, to compare runs |
 
 pub mod admission;
 pub mod attempts;
 pub mod backoff;
+pub mod checkpoint;
 pub mod core;
 pub mod dispatch;
 pub mod fabric;
 pub mod gpu;
 pub mod ids;
+pub mod lease;
 pub mod lifecycle;
 pub mod memory;
+pub mod placement;
 pub mod router;
+pub mod scaling;
 pub mod trace;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_types::function::DEFAULT_TIMEOUT;
+use millrace_types::function::{DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
 use millrace_types::{
     Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Reason, Resources, Runtime, Slo,
     TenantName, TensorSpec,
@@ -81,6 +81,7 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
         timeout: wire.timeout.as_ref().map_or(Ok(DEFAULT_TIMEOUT), |d| read("timeout", d))?,
         resources: Resources { gpu_memory: (memory > 0).then_some(Bytes(memory)) },
         idempotent: wire.idempotent,
+        replicas: if wire.replicas == 0 { DEFAULT_REPLICAS } else { wire.replicas },
     };
     spec.validate().map_err(|error| invalid(error.to_string()))?;
     Ok(spec)
@@ -104,6 +105,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
             .gpu_memory
             .map(|memory| admin::Resources { gpu_memory_bytes: memory.get() }),
         idempotent: spec.idempotent,
+        replicas: spec.replicas,
     }
 }
 

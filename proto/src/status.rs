@@ -17,14 +17,18 @@ const MAY_HAVE_EXECUTED: &str = "may_have_executed";
 #[must_use]
 pub const fn code(reason: Reason) -> Code {
     match reason {
-        Reason::FunctionNotFound | Reason::RevisionNotFound | Reason::ArtifactNotFound => Code::NotFound,
+        Reason::FunctionNotFound
+        | Reason::RevisionNotFound
+        | Reason::ArtifactNotFound
+        | Reason::NodeNotFound => Code::NotFound,
         Reason::FunctionDisabled
         | Reason::FunctionNotReady
         | Reason::NoWorker
         | Reason::NoLeader
         | Reason::ShuttingDown
         | Reason::ExecutorLost
-        | Reason::AttemptsExhausted => Code::Unavailable,
+        | Reason::AttemptsExhausted
+        | Reason::ArtifactNotHeld => Code::Unavailable,
         Reason::InvalidInput
         | Reason::InvalidOutput
         | Reason::MalformedRequest
@@ -35,7 +39,11 @@ pub const fn code(reason: Reason) -> Code {
         Reason::DigestMismatch => Code::DataLoss,
         Reason::Conflict => Code::Aborted,
         Reason::NodeNameTaken => Code::AlreadyExists,
-        Reason::PeerMismatch | Reason::Quarantined => Code::FailedPrecondition,
+        Reason::PeerMismatch
+        | Reason::MembershipRefused
+        | Reason::Quarantined
+        | Reason::NodeState
+        | Reason::Fenced => Code::FailedPrecondition,
         Reason::QueueFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => Code::ResourceExhausted,
         Reason::TimedOut => Code::DeadlineExceeded,
         Reason::Cancelled => Code::Cancelled,

@@ -41,7 +41,11 @@ fn entry(index: u64, commands: usize) -> Entry<ClusterConfig> {
 }
 
 fn identity() -> Identity {
-    Identity { cluster: ClusterId(Arc::from("bench")), controller: ControllerId(1) }
+    Identity {
+        cluster: ClusterId(Arc::from("bench")),
+        controller: ControllerId(1),
+        directory: "d1".to_owned(),
+    }
 }
 
 async fn timed_append(log: &mut LogStore<State>, entries: Vec<Entry<ClusterConfig>>) -> Duration {

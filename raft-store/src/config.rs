@@ -4,8 +4,9 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::marker::PhantomData;
 
+use openraft::RaftTypeConfig;
 use openraft::impls::{OneshotResponder, TokioRuntime};
-use openraft::{BasicNode, RaftTypeConfig};
+use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 use crate::snapshot::SnapshotFile;
@@ -21,9 +22,27 @@ pub type Vote = openraft::Vote<RaftId>;
 /// One log entry: a batch of commands, a membership, or nothing.
 pub type Entry<M> = openraft::Entry<TypeConfig<M>>;
 /// What a snapshot covers.
-pub type SnapshotMeta = openraft::SnapshotMeta<RaftId, BasicNode>;
+pub type SnapshotMeta = openraft::SnapshotMeta<RaftId, Member>;
 /// The membership as of some log entry.
-pub type StoredMembership = openraft::StoredMembership<RaftId, BasicNode>;
+pub type StoredMembership = openraft::StoredMembership<RaftId, Member>;
+
+/// What the membership keeps of each controller.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Where the others reach it, as `host:port`. Stored as openraft's own node type stores it.
+    #[serde(rename = "addr")]
+    pub address: String,
+    /// Its [data directory](crate::Identity::directory): a controller that comes back with another
+    /// one lost what it promised, and is not this member. Empty for one of before format 2.
+    #[serde(default)]
+    pub directory: String,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.address)
+    }
+}
 
 /// openraft's type configuration for a machine: an entry carries a batch of commands and is
 /// answered with one outcome per command, in order.
@@ -33,7 +52,7 @@ impl<M: Machine> RaftTypeConfig for TypeConfig<M> {
     type D = Vec<M::Command>;
     type R = Vec<M::Outcome>;
     type NodeId = RaftId;
-    type Node = BasicNode;
+    type Node = Member;
     type Entry = openraft::Entry<Self>;
     type SnapshotData = SnapshotFile;
     type AsyncRuntime = TokioRuntime;

@@ -20,8 +20,11 @@ const LOCK: &str = "lock";
 ///
 /// | format | since | what |
 /// |---|---|---|
-/// | 1 | 0.1.0 | `identity`, `log/` in sled 0.34, `log.witness`, `snapshots/` |
-const FORMAT: u32 = 1;
+/// | 1 | 0.1.0 | `identity`, `log/` in sled 0.34, `log.witness`, `snapshots/`; still read |
+/// | 2 | 0.1.0 | the identity file names the directory |
+const FORMAT: u32 = 2;
+/// The first format, whose identity file has no line for the directory.
+const FORMAT_UNNAMED: u32 = 1;
 
 /// Whose a data directory is. Written once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +33,9 @@ pub struct Identity {
     pub cluster: ClusterId,
     /// The member of its controller group.
     pub controller: ControllerId,
+    /// The directory's own name, drawn when it was begun: a member that lost its directory cannot
+    /// pass for itself with a new one. Empty in a directory of format 1.
+    pub directory: String,
 }
 
 impl fmt::Display for Identity {
@@ -118,8 +124,8 @@ fn lock(dir: &Path) -> Result<File, Error> {
 /// the end in every format.
 fn render(identity: &Identity) -> String {
     let mut text = format!(
-        "millrace data directory\nformat {FORMAT}\ncluster {}\ncontroller {}\n",
-        identity.cluster, identity.controller.0
+        "millrace data directory\nformat {FORMAT}\ncluster {}\ncontroller {}\ndirectory {}\n",
+        identity.cluster, identity.controller.0, identity.directory
     );
     let checksum = crc32fast::hash(text.as_bytes());
     text.push_str(&format!("checksum {checksum:08x}\n"));
@@ -138,12 +144,13 @@ fn parse(bytes: &[u8]) -> Result<Identity, Flaw> {
     let mut field = |name: &str| lines.next().and_then(|line| line.strip_prefix(name)).ok_or_else(damaged);
     field("millrace data directory")?;
     let found = field("format ")?.parse().map_err(|_| damaged())?;
-    if found != FORMAT {
+    if ![FORMAT_UNNAMED, FORMAT].contains(&found) {
         return Err(Flaw::UnknownFormat { found, known: FORMAT });
     }
     let cluster = ClusterId(Arc::from(field("cluster ")?));
     let controller = ControllerId(field("controller ")?.parse().map_err(|_| damaged())?);
-    Ok(Identity { cluster, controller })
+    let directory = if found == FORMAT_UNNAMED { "" } else { field("directory ")? };
+    Ok(Identity { cluster, controller, directory: directory.to_owned() })
 }
 
 pub(crate) fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>, Error> {
@@ -161,6 +168,10 @@ pub(crate) fn write_identity(fs: &dyn Fs, dir: &Path, identity: &Identity) -> Re
     let id = &*identity.cluster.0;
     if !(1..=128).contains(&id.len()) || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::BadClusterId(id.to_owned()));
+    }
+    let name = identity.directory.bytes();
+    if identity.directory.len() > 128 || !name.into_iter().all(|byte| byte.is_ascii_graphic()) {
+        return Err(Error::BadDirectoryName(identity.directory.clone()));
     }
     let written = seam::write_durably(fs, dir, IDENTITY, &[render(identity).as_bytes()]);
     written.map_err(Error::io("writing", &dir.join(IDENTITY)))

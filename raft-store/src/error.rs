@@ -73,6 +73,10 @@ pub enum Error {
     #[error("cluster id {0:?} is not valid: use 1 to 128 visible ASCII characters")]
     BadClusterId(String),
 
+    /// A name of the directory that the identity file cannot hold.
+    #[error("directory name {0:?} is not valid: use at most 128 visible ASCII characters")]
+    BadDirectoryName(String),
+
     /// An intact log entry that does not decode: a command of a newer build.
     #[error(
         "log entry {index} holds a command that this build does not know ({reason}): start the build that wrote it, or a newer one"

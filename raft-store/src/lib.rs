@@ -26,13 +26,20 @@ mod fs;
 mod log;
 mod machine;
 mod machine_store;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
 use std::sync::Arc;
 
-pub use config::{Entry, LogId, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote};
+use tokio::sync::watch;
+
+pub use config::{
+    Entry, LogId, Member, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote,
+};
 pub use data_dir::{DataDir, Identity};
 pub use error::Error;
 pub use log::record::ENTRY_BYTES_MAX;
@@ -63,7 +70,16 @@ pub struct Store<M> {
 /// [`Error::OtherIdentity`] when it belongs to another; [`Error::Damaged`], [`Error::Missing`],
 /// [`Error::UnknownFormat`], [`Error::UnknownCommand`] or [`Error::BadState`] when it cannot be
 /// trusted or read; [`Error::Io`] and [`Error::Sled`].
-pub fn open<M: Machine>(mut dir: DataDir, identity: &Identity) -> Result<Store<M>, Error> {
+pub fn open<M: Machine>(dir: DataDir, identity: &Identity) -> Result<Store<M>, Error> {
+    open_with(dir, identity, LogStore::open)
+}
+
+/// As [`open`], with a log of the caller's.
+fn open_with<M: Machine>(
+    mut dir: DataDir,
+    identity: &Identity,
+    open_log: impl FnOnce(&Path, Expect, watch::Receiver<Option<u64>>) -> Result<LogStore<M>, Error>,
+) -> Result<Store<M>, Error> {
     let expect = match dir.identity() {
         Some(found) if found != identity => {
             return Err(Error::OtherIdentity {
@@ -76,7 +92,7 @@ pub fn open<M: Machine>(mut dir: DataDir, identity: &Identity) -> Result<Store<M
         None => Expect::Nothing,
     };
     let machine = MachineStore::open(Arc::new(Disk), dir.path().join("snapshots"))?;
-    let mut log = LogStore::open(dir.path(), expect, machine.covered())?;
+    let mut log = open_log(dir.path(), expect, machine.covered())?;
     if expect == Expect::Nothing && machine.last().is_some() {
         return Err(log::missing_identity("there is a snapshot"));
     }

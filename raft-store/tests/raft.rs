@@ -8,19 +8,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use millrace_cluster_state::{Caller, Command, ControllerId, Proposal, State, UnixMillis};
-use millrace_raft_store::{Applied, ClusterConfig, DataDir, Identity, RaftId, StateReader, Vote, open};
+use millrace_raft_store::{
+    Applied, ClusterConfig, DataDir, Identity, Member as Controller, RaftId, StateReader, Vote, open,
+};
 use millrace_types::{ClusterId, FunctionKey, FunctionName, TenantName};
 use openraft::error::{Fatal, RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{RPCOption, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
 };
-use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
+use openraft::{Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 
 /// There is nobody else.
 struct Alone;
 
-type Failed = RPCError<RaftId, BasicNode, RaftError<RaftId>>;
+type Failed = RPCError<RaftId, Controller, RaftError<RaftId>>;
 
 fn nobody() -> std::io::Error {
     std::io::Error::other("there is nobody else")
@@ -33,7 +35,7 @@ fn unreachable() -> Failed {
 impl RaftNetworkFactory<ClusterConfig> for Alone {
     type Network = Self;
 
-    async fn new_client(&mut self, _: RaftId, _: &BasicNode) -> Self {
+    async fn new_client(&mut self, _: RaftId, _: &Controller) -> Self {
         Self
     }
 }
@@ -69,7 +71,11 @@ struct Member {
 
 impl Member {
     async fn start(dir: &Path, id: RaftId) -> Self {
-        let identity = Identity { cluster: ClusterId(Arc::from("group")), controller: ControllerId(id) };
+        let identity = Identity {
+            cluster: ClusterId(Arc::from("group")),
+            controller: ControllerId(id),
+            directory: format!("d{id}"),
+        };
         let store = open::<State>(DataDir::open(dir).unwrap(), &identity).unwrap();
         let reader = store.machine.reader();
         let config = Config {
@@ -118,7 +124,7 @@ fn batch(stamp: u64) -> Vec<Proposal> {
 }
 
 async fn init(member: &Member, id: RaftId) {
-    member.raft.initialize(BTreeMap::from([(id, BasicNode::default())])).await.unwrap();
+    member.raft.initialize(BTreeMap::from([(id, Controller::default())])).await.unwrap();
     member.lead().await;
 }
 

@@ -28,7 +28,7 @@ impl Digest {
     /// The 64 hexadecimal digits without the prefix: safe as a file name.
     #[must_use]
     pub fn hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(self.0)
     }
 
     /// The first 12 digits, for people.
@@ -57,7 +57,11 @@ impl Hasher {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{}", self.hex())
+        let mut digits = [0; 64];
+        let text = hex::encode_to_slice(self.0, &mut digits).map(|()| str::from_utf8(&digits));
+        let text = text.expect("there are two digits for each byte").expect("digits are ASCII");
+        f.write_str("sha256:")?;
+        f.write_str(text)
     }
 }
 

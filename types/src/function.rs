@@ -14,6 +14,10 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// The tail percentile of a function that names none (T17).
 pub const DEFAULT_PERCENTILE: f64 = 0.98;
+/// The nodes that keep a function's model when it names no number.
+pub const DEFAULT_REPLICAS: u32 = 1;
+/// The most nodes that keep a function's model.
+pub const REPLICAS_MAX: u32 = 64;
 /// The most labels a function may carry.
 pub const LABELS_MAX: usize = 64;
 
@@ -73,6 +77,14 @@ pub struct FunctionSpec {
     /// Whether running a request twice does no harm: the worker may then run it again when an
     /// executor dies under it (DESIGN §6).
     pub idempotent: bool,
+    /// How many nodes keep its model in host memory, so that the loss of one leaves another ready.
+    #[serde(default = "default_replicas")]
+    pub replicas: u32,
+}
+
+/// What a function had that was published before there were replicas.
+const fn default_replicas() -> u32 {
+    DEFAULT_REPLICAS
 }
 
 /// Why a spec was refused. Each message says what to write instead.
@@ -101,6 +113,9 @@ pub enum SpecError {
     /// Too many labels.
     #[error("{0} labels: at most {LABELS_MAX} are kept")]
     TooManyLabels(usize),
+    /// No replica, or more than [`REPLICAS_MAX`].
+    #[error("replicas is {0}: write a number from 1 to {REPLICAS_MAX}, or leave it out for 1")]
+    Replicas(u32),
 }
 
 impl FunctionSpec {
@@ -115,6 +130,7 @@ impl FunctionSpec {
             timeout: DEFAULT_TIMEOUT,
             resources: Resources::default(),
             idempotent: true,
+            replicas: DEFAULT_REPLICAS,
         }
     }
 
@@ -138,6 +154,9 @@ impl FunctionSpec {
         }
         if self.labels.len() > LABELS_MAX {
             return Err(SpecError::TooManyLabels(self.labels.len()));
+        }
+        if !(1..=REPLICAS_MAX).contains(&self.replicas) {
+            return Err(SpecError::Replicas(self.replicas));
         }
         Ok(())
     }
@@ -199,5 +218,13 @@ mod tests {
         assert_eq!(zero_timeout.validate(), Err(SpecError::ZeroTimeout));
         let resources = Resources { gpu_memory: Some(Bytes::ZERO) };
         assert_eq!(FunctionSpec { resources, ..spec() }.validate(), Err(SpecError::ZeroMemory));
+    }
+
+    #[test]
+    fn refuses_no_replica_and_too_many() {
+        let check = |replicas| FunctionSpec { replicas, ..spec() }.validate();
+        assert_eq!((check(1), check(REPLICAS_MAX)), (Ok(()), Ok(())));
+        assert_eq!(check(0), Err(SpecError::Replicas(0)));
+        assert_eq!(check(REPLICAS_MAX + 1), Err(SpecError::Replicas(REPLICAS_MAX + 1)));
     }
 }

@@ -4,6 +4,8 @@
 //! | module | holds |
 //! |---|---|
 //! | [`ids`] | names and identifiers, each its own type |
+//! | [`checkpoint`] | what a worker tells the leader of its soft state |
+//! | [`counts`] | scores, usage and shares, exact |
 //! | [`digest`] | SHA-256 content addresses |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
@@ -12,6 +14,8 @@
 //! | [`topology`] | GPUs and the links between them, as data |
 //! | [`reason`] | the stable reasons that errors carry |
 
+pub mod checkpoint;
+pub mod counts;
 pub mod digest;
 pub mod function;
 pub mod ids;
@@ -21,6 +25,8 @@ pub mod tensor;
 pub mod topology;
 pub mod units;
 
+pub use checkpoint::{DataId, ModelCopy, NodeDelta, Portion, SyncBatch, SyncPart, Tier};
+pub use counts::{Alpha, SloBase, SloCounts, Usage};
 pub use digest::Digest;
 pub use function::{FunctionSpec, Resources, Runtime, Slo};
 pub use ids::{

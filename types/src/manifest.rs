@@ -15,6 +15,7 @@
 //!   timeout: 60s             # optional
 //!   resources: {gpuMemory: 64MiB}   # optional
 //!   idempotent: true         # optional
+//!   replicas: 2              # optional
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +24,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::function::{
-    DEFAULT_PERCENTILE, DEFAULT_TIMEOUT, FunctionSpec, Resources, Runtime, Slo, SpecError,
+    DEFAULT_PERCENTILE, DEFAULT_REPLICAS, DEFAULT_TIMEOUT, FunctionSpec, Resources, Runtime, Slo, SpecError,
 };
 use crate::ids::{FunctionKey, FunctionName, NameError, TenantName};
 use crate::units::{Bytes, ParseBytesError};
@@ -115,6 +116,7 @@ struct Spec {
     #[serde(default)]
     resources: ResourcesText,
     idempotent: Option<bool>,
+    replicas: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -191,6 +193,7 @@ impl Document {
             timeout: self.spec.timeout.map_or(Ok(DEFAULT_TIMEOUT), |text| duration("spec.timeout", &text))?,
             resources: self.spec.resources.check()?,
             idempotent: self.spec.idempotent.unwrap_or(true),
+            replicas: self.spec.replicas.unwrap_or(DEFAULT_REPLICAS),
             key,
         };
         spec.validate().map_err(|e: SpecError| ("spec", e.to_string()))?;
@@ -241,6 +244,7 @@ spec:
   model: {file: digits.onnx}
   slo: {deadline: 50ms, percentile: 0.95}
   resources: {gpuMemory: 64MiB}
+  replicas: 2
 ";
 
     fn refusal(from: &str, to: &str) -> String {
@@ -258,6 +262,7 @@ spec:
         expected.labels.insert("team".into(), "vision".into());
         expected.slo = Some(Slo { deadline: Duration::from_millis(50), percentile: 0.95 });
         expected.resources.gpu_memory = Some(Bytes::mib(64));
+        expected.replicas = 2;
         assert_eq!(manifest, FunctionManifest { spec: expected, model_file: "digits.onnx".into() });
     }
 
@@ -273,6 +278,10 @@ spec:
             ("50ms", "0ms", "slo.deadline is zero"),
             ("50ms", "soon", "such as 50ms or 2s"),
             ("64MiB", "lots", "such as 512MiB"),
+            ("replicas: 2", "replicas: 0", "a number from 1 to 64"),
+            ("replicas: 2", "replicas: 65", "a number from 1 to 64"),
+            ("replicas: 2", "replicas: -1", "replicas"),
+            ("replicas: 2", "replicas: two", "replicas"),
             ("file: digits.onnx", "file: ''", "name the model's file"),
         ] {
             let message = refusal(from, to);

@@ -64,8 +64,18 @@ reasons! {
     Conflict = "CONFLICT", retryable: false;
     /// Another live node has this name.
     NodeNameTaken = "NODE_NAME_TAKEN", retryable: false;
+    /// No node of that name.
+    NodeNotFound = "NODE_NOT_FOUND", retryable: false;
+    /// The node is lost, cordoned or draining, or lives where it must not.
+    NodeState = "NODE_STATE", retryable: false;
+    /// What the node says belongs to a registration that is over: it has to register again.
+    Fenced = "FENCED", retryable: false;
+    /// Too few controllers hold the model's file yet.
+    ArtifactNotHeld = "ARTIFACT_NOT_HELD", retryable: true;
     /// A peer of another cluster or protocol version.
     PeerMismatch = "PEER_MISMATCH", retryable: false;
+    /// A change of the controller group that would be unsafe, or names no member.
+    MembershipRefused = "MEMBERSHIP_REFUSED", retryable: false;
     /// A queue or budget is full.
     QueueFull = "QUEUE_FULL", retryable: true;
     /// The bytes of requests in flight exceed the budget, or one message its limit.

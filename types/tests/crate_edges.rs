@@ -27,6 +27,25 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-executor", &["actix", "openraft", "sled"], "it is crash-only and small"),
     ("millrace-device", &["actix", "openraft", "tonic", "tokio"], "it is one GPU behind one trait"),
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
+    (
+        "millrace-chaos",
+        &[
+            "millrace-cli",
+            "millrace-cluster-state",
+            "millrace-controller",
+            "millrace-device",
+            "millrace-executor",
+            "millrace-gateway",
+            "millrace-model",
+            "millrace-policy",
+            "millrace-raft-store",
+            "millrace-worker",
+            "actix",
+            "openraft",
+            "sled",
+        ],
+        "it sees a cluster as its users do",
+    ),
 ];
 
 const PURE: &[&str] =

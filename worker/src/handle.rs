@@ -224,19 +224,29 @@ impl NodeHandle {
         replied.await.unwrap_or(Err(FaultError::NodeGone))
     }
 
-    /// Takes no more requests, waits up to `grace` for those there are, then stops every executor
-    /// and ends the actors. Returns when no executor is left. Requests that were still waiting get
-    /// an error.
-    pub async fn drain(&self, grace: Duration) {
+    /// Takes no more requests and waits up to `grace` for those there are. What it has counted can
+    /// still be seen.
+    pub async fn quiesce(&self, grace: Duration) {
         self.directory.draining.store(true, Ordering::Relaxed);
         // Whoever waits here is given every permit that comes back, so that none is left for others.
         let last = self.permits.acquire_many(self.permits_max);
         let drained = tokio::time::timeout(self.clock.sleep_for(grace), last).await.is_ok();
-        tracing::info!(drained, "stopping executors");
+        tracing::info!(drained, "no more requests are taken");
         self.permits.close();
+    }
+
+    /// Stops every executor and ends the actors. Returns when no executor is left. Requests that
+    /// were still waiting get an error.
+    pub async fn stop(&self) {
         let (reply, replied) = oneshot::channel();
         self.directory.post(node::Message::Shutdown { reply });
         replied.await.unwrap_or(());
+    }
+
+    /// Takes no more requests, waits up to `grace` for those there are, then stops.
+    pub async fn drain(&self, grace: Duration) {
+        self.quiesce(grace).await;
+        self.stop().await;
     }
 }
 

@@ -16,7 +16,6 @@
 //! | [`start`] | all of it put together |
 
 mod actors;
-mod backoff;
 pub mod clock;
 pub mod control;
 pub mod data_dir;

@@ -1,10 +1,13 @@
 //! What is installed on a node: functions, and the models they share. Numbers are not given twice.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::Arc;
 
+use millrace_policy::admission::Score;
 use millrace_policy::ids::FunctionIndex;
-use millrace_types::{Bytes, Digest, ModelId, RevisionKey};
+use millrace_types::{Bytes, Digest, FunctionKey, ModelId, RevisionKey};
 
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
@@ -16,6 +19,8 @@ pub(crate) struct Hosted {
     pub(crate) config: FunctionConfig,
     pub(crate) model: ModelId,
     pub(crate) slot: Slot<function::Message>,
+    /// Its score, as its actor last had it: an actor that is started again counts on from here.
+    pub(crate) score: Rc<Cell<Score>>,
 }
 
 struct Model {
@@ -47,6 +52,9 @@ pub(crate) struct Registry {
     /// Those that take requests.
     by_key: BTreeMap<RevisionKey, FunctionIndex>,
     models: BTreeMap<ModelId, Model>,
+    /// What revisions that are gone have counted: nothing served here goes uncharged because its
+    /// function went. One small entry for each function ever served here.
+    past: BTreeMap<FunctionKey, Score>,
     next_function: u32,
     next_model: u32,
 }
@@ -83,7 +91,8 @@ impl Registry {
             entry.users.insert(function);
         }
         self.by_key.insert(config.key.clone(), function);
-        self.functions.insert(function, Hosted { config, model, slot: Slot::empty() });
+        let (slot, score) = (Slot::empty(), Rc::default());
+        self.functions.insert(function, Hosted { config, model, slot, score });
         let new_model = known.is_none().then_some((model, needed));
         Ok(Some(Added { function, new_model }))
     }
@@ -104,6 +113,8 @@ impl Registry {
     /// Removes a function.
     pub(crate) fn remove(&mut self, function: FunctionIndex) -> Option<Removed> {
         let hosted = self.functions.remove(&function)?;
+        let past = self.past.entry(hosted.config.key.function.clone()).or_default();
+        *past = past.plus(hosted.score.get());
         let model = self.models.get_mut(&hosted.model)?;
         model.users.remove(&function);
         if !model.users.is_empty() {
@@ -124,6 +135,11 @@ impl Registry {
 
     pub(crate) fn functions(&self) -> impl Iterator<Item = &Hosted> {
         self.functions.values()
+    }
+
+    /// What revisions that are gone have counted, by function.
+    pub(crate) fn past(&self) -> &BTreeMap<FunctionKey, Score> {
+        &self.past
     }
 
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, Bytes, &Arc<PreparedModel>)> {

@@ -1,9 +1,11 @@
 //! What the node looks like at one moment: what telemetry, routing and `millrace ps` show.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_policy::admission::Score;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, Digest, GpuIndex, Incarnation, RevisionKey};
+use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
 
 /// A node at one moment. Its parts are asked one after the other, so a request on its way between
 /// two of them may be in neither.
@@ -13,6 +15,9 @@ pub struct NodeSnapshot {
     pub gpus: Vec<GpuSnapshot>,
     /// Every function, in key order.
     pub functions: Vec<FunctionSnapshot>,
+    /// What revisions that are gone from here have counted. Added to those that are here, nothing
+    /// that a function ever counted on this node is missing.
+    pub past: BTreeMap<FunctionKey, Score>,
     /// Every link that models cross, in link order.
     pub links: Vec<LinkSnapshot>,
     /// Requests in the node's queue.
@@ -121,6 +126,7 @@ pub(crate) enum SnapshotPart {
     Gpu(GpuSnapshot),
     Function(FunctionSnapshot),
     Link(LinkSnapshot),
+    Past(BTreeMap<FunctionKey, Score>),
     Queued(u32),
 }
 
@@ -130,6 +136,7 @@ impl NodeSnapshot {
             SnapshotPart::Gpu(gpu) => self.gpus.push(gpu),
             SnapshotPart::Function(function) => self.functions.push(function),
             SnapshotPart::Link(link) => self.links.push(link),
+            SnapshotPart::Past(past) => self.past = past,
             SnapshotPart::Queued(queued) => self.queued = queued,
         }
     }

@@ -118,7 +118,6 @@ pub struct Worker {
     addr: SocketAddr,
     node: NodeHandle,
     service: WorkerService,
-    limits: Limits,
     view: View,
     control: Control,
     server: Option<Server>,
@@ -150,33 +149,39 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let (actors, node) = ActorThread::start(&config).await?;
 
     let desired = watch::Sender::new(Desired::default());
+    let attached = watch::Sender::default();
     let (view, host_tier) = host_tier::start(
         host_tier::Config {
             budget: config.host_memory,
             store,
-            source: Arc::new(Controllers::new(
-                artifact_channels.into_iter().map(|(_, channel)| channel).collect(),
-            )),
+            source: Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed)),
             node: node.clone(),
             clock: Arc::new(MonotonicClock),
             seed: config.seed,
         },
         desired.subscribe(),
     );
-    let telemetry_now = watch::Sender::default();
+    let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
     let control = Control::start(
         control::Config {
+            name: config.node.clone(),
             hello: hello(&config, addr),
             controllers: control_channels,
+            attached,
             data_dir,
+            node: node.clone(),
+            clock: Arc::new(MonotonicClock),
             seed: config.seed,
         },
-        desired,
-        view.statuses.clone(),
-        telemetry_now.subscribe(),
+        control::Channels {
+            desired,
+            statuses: view.statuses.clone(),
+            models: view.models.clone(),
+            telemetry: telemetry_now.subscribe(),
+        },
     );
     let mut telemetry_task = JoinSet::new();
-    telemetry_task.spawn(telemetry::publish(node.clone(), view.models.clone(), telemetry_now));
+    telemetry_task.spawn(telemetry::publish(node.clone(), view.models.clone(), desired_now, telemetry_now));
     let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
     let server = serve(grpc(&service, config.limits), incoming);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), "worker started");
@@ -184,7 +189,6 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         addr,
         node,
         service,
-        limits: config.limits,
         view,
         control,
         server: Some(server),
@@ -200,10 +204,11 @@ impl Worker {
         self.addr
     }
 
-    /// Its service as a gateway in the same process calls it, without a socket.
+    /// Its service, for a gateway in the same process: called as it is, its tensors are handed over
+    /// and not encoded.
     #[must_use]
-    pub fn service(&self) -> WorkerServer<WorkerService> {
-        grpc(&self.service, self.limits)
+    pub fn service(&self) -> WorkerService {
+        self.service.clone()
     }
 
     /// The way into its actors.
@@ -216,6 +221,12 @@ impl Worker {
     #[must_use]
     pub fn view(&self) -> &View {
         &self.view
+    }
+
+    /// Its streams to the controllers.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
     }
 
     /// Waits for an error after which this worker cannot go on. Shut it down then.
@@ -237,11 +248,14 @@ impl Worker {
         }
     }
 
-    /// Takes no more requests, gives those there are up to `grace` to be answered, then stops every
-    /// executor. Returns when no executor is left.
+    /// Takes no more requests, gives those there are up to `grace` to be answered, tells the
+    /// controllers what they came to and goodbye, then stops every executor. Returns when no
+    /// executor is left.
     pub async fn drain(&self, grace: Duration) {
         self.service.refuse();
-        self.node.drain(grace).await;
+        self.node.quiesce(grace).await;
+        self.control.leave().await;
+        self.node.stop().await;
     }
 
     /// Ends everything and returns when nothing is left: the data directory is free then. Without a

@@ -42,6 +42,7 @@ use crate::node::{NodeConfig, NodeContext};
 use crate::port::{PortSink, Spawner};
 use crate::registry::Registry;
 use crate::seams::{self, Behaviour, Mailbox, Slot};
+use crate::snapshot::SnapshotPart;
 
 pub(crate) use crate::registry::Removed;
 
@@ -239,7 +240,7 @@ impl Supervisor {
             idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
         };
         let core = self.drive(Admission::new(config), CoreId::Admission(index));
-        let actor = Function::new(index, key.clone(), core, self.node.clone());
+        let actor = Function::new(index, key.clone(), core, Rc::clone(&hosted.score), self.node.clone());
         let sleeper = Sleeper::core(CoreId::Admission(index));
         let mailbox = self.spawn(actor, Who::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());
@@ -340,6 +341,9 @@ impl Supervisor {
     /// Has every actor below the Node send its part of a snapshot.
     pub(crate) fn report(&self, parts: &Parts) {
         let registry = self.registry.borrow();
+        // Together with the rest: a function that goes meanwhile is counted here or there, once.
+        // Whoever asked may have given up.
+        parts.send(SnapshotPart::Past(registry.past().clone())).unwrap_or_default();
         let users = Arc::new(registry.users());
         for gpu in &self.gpus {
             gpu.post(gpu::Message::Report { parts: parts.clone(), users: Arc::clone(&users) });

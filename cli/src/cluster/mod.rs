@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use millrace_client::{Address, Admin, Endpoints, messages as wire};
+use millrace_client::{Address, Admin, Endpoints};
 use millrace_controller::{Controller, ControllerConfig};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
@@ -17,15 +17,13 @@ use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{Worker, WorkerConfig};
 
-use crate::clock;
 use crate::cluster::near::{Neighbours, Places};
+use crate::commands::options::executor_threads;
 use crate::failure::Failure;
+use crate::process::seed;
+use crate::readiness::{self, Wanted};
 
-/// How long a cluster may take until every GPU is up.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often that is looked at.
-const READY_PAUSE: Duration = Duration::from_millis(10);
-/// The most workers of one process.
+/// The most workers of one `up`.
 pub(crate) const WORKERS_MAX: u32 = 64;
 
 /// What to start.
@@ -56,7 +54,6 @@ pub(crate) struct Plan {
 pub(crate) struct Cluster {
     controller: Controller,
     workers: Vec<Worker>,
-    admin: Admin,
 }
 
 impl Cluster {
@@ -80,8 +77,8 @@ impl Cluster {
             .parse()
             .map_err(|error| Failure::failed(format!("{error}")))?;
         let admin = Admin::new(Endpoints::new(vec![address])?);
-        let cluster = Self { controller, workers, admin };
-        cluster.wait_until_up().await?;
+        let cluster = Self { controller, workers };
+        readiness::reached(&[admin], Wanted::nodes(plan.workers), readiness::TIMEOUT).await?;
         Ok(cluster)
     }
 
@@ -103,21 +100,6 @@ impl Cluster {
     /// The cluster's name.
     pub(crate) fn id(&self) -> String {
         self.controller.cluster_id().to_string()
-    }
-
-    async fn wait_until_up(&self) -> Result<(), Failure> {
-        let deadline = clock::now() + READY_TIMEOUT;
-        loop {
-            let nodes = self.admin.nodes().await?;
-            match missing(&nodes, self.workers.len()) {
-                None => return Ok(()),
-                Some(what) if clock::now() >= deadline => {
-                    return Err(Failure::timed_out(format!("the cluster is not up: {what}"))
-                        .hint("the log says why: add --log info"));
-                }
-                Some(_) => tokio::time::sleep(READY_PAUSE).await,
-            }
-        }
     }
 
     /// Waits for something after which the cluster cannot go on, and says what.
@@ -162,7 +144,7 @@ async fn start_workers(
             host_memory: plan.host_memory,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
-            executor_threads: threads(plan)?,
+            executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,
             faults: plan.faults,
             seed: seed()?,
             limits: Limits::default(),
@@ -177,7 +159,7 @@ async fn start_workers(
     Ok(workers)
 }
 
-fn names(workers: NonZeroU32) -> Result<Vec<NodeName>, Failure> {
+pub(crate) fn names(workers: NonZeroU32) -> Result<Vec<NodeName>, Failure> {
     let name = |number| {
         NodeName::new(&format!("worker-{number}")).map_err(|error| Failure::usage(error.to_string()))
     };
@@ -185,50 +167,26 @@ fn names(workers: NonZeroU32) -> Result<Vec<NodeName>, Failure> {
 }
 
 /// The address `index` ports further, or the same where the port is 0.
-fn nth(first: SocketAddr, index: u16) -> Result<SocketAddr, Failure> {
+pub(crate) fn nth(first: SocketAddr, index: u16) -> Result<SocketAddr, Failure> {
     let port = match first.port() {
         0 => Some(0),
         port => port.checked_add(index),
     };
     let port = port.ok_or_else(|| {
-        Failure::usage(format!("there are not enough ports after {first} for every worker"))
-            .hint("give a lower port with --worker-listen, or port 0")
+        Failure::usage(format!("there are not enough ports after {first} for everybody"))
+            .hint("give a lower port, or port 0")
     })?;
     Ok(SocketAddr::new(first.ip(), port))
 }
 
 /// An address to connect to: a listener at every address of a machine is reached through loopback.
-fn reachable(listens: SocketAddr) -> SocketAddr {
+pub(crate) fn reachable(listens: SocketAddr) -> SocketAddr {
     let ip = match listens {
         SocketAddr::V4(at) if at.ip().is_unspecified() => std::net::Ipv4Addr::LOCALHOST.into(),
         SocketAddr::V6(at) if at.ip().is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),
         other => other.ip(),
     };
     SocketAddr::new(ip, listens.port())
-}
-
-/// Threads for each executor's launches: the machine's cores shared out, at least one each.
-fn threads(plan: &Plan) -> Result<u32, Failure> {
-    let cores = std::thread::available_parallelism()
-        .map_err(|error| Failure::failed(format!("cannot count this machine's cores: {error}")))?;
-    let executors = plan.topology.gpus.len().max(1) * plan.workers.get() as usize;
-    Ok(u32::try_from(cores.get() / executors).unwrap_or(u32::MAX).max(1))
-}
-
-fn seed() -> Result<u64, Failure> {
-    getrandom::u64().map_err(|error| Failure::failed(format!("no randomness from the system: {error}")))
-}
-
-/// What is still missing before the cluster is up.
-fn missing(nodes: &[wire::Node], expected: usize) -> Option<String> {
-    let connected = nodes.iter().filter(|node| node.connected).count();
-    if connected < expected {
-        return Some(format!("{connected} of {expected} workers are connected"));
-    }
-    let gpus = || nodes.iter().flat_map(|node| &node.gpus);
-    let up = gpus().filter(|gpu| gpu.health == "Up").count();
-    let all = gpus().count();
-    (all == 0 || up < all).then(|| format!("{up} of {all} GPUs are up"))
 }
 
 #[cfg(test)]
@@ -249,16 +207,5 @@ mod tests {
         assert_eq!(reachable(at("0.0.0.0:1")), at("127.0.0.1:1"));
         assert_eq!(reachable(at("[::]:1")), at("[::1]:1"));
         assert_eq!(reachable(at("10.0.0.1:1")), at("10.0.0.1:1"));
-    }
-
-    #[test]
-    fn a_cluster_is_up_when_every_gpu_is() {
-        let gpu = |health: &str| wire::Gpu { health: health.into(), ..Default::default() };
-        let node = |gpus: Vec<wire::Gpu>| wire::Node { connected: true, gpus, ..Default::default() };
-        assert_eq!(missing(&[], 1).unwrap(), "0 of 1 workers are connected");
-        assert_eq!(missing(&[node(vec![])], 1).unwrap(), "0 of 0 GPUs are up");
-        let starting = [node(vec![gpu("Up"), gpu("Starting")])];
-        assert_eq!(missing(&starting, 1).unwrap(), "1 of 2 GPUs are up");
-        assert_eq!(missing(&[node(vec![gpu("Up")])], 1), None);
     }
 }

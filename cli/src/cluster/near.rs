@@ -2,20 +2,17 @@
 //! after it, so a call waits until its worker's service is there.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::sync::Arc;
 
-use http::{Request, Response};
-use millrace_controller::{ConnectError, Connector, Tcp, Transport, in_process};
-use millrace_proto::worker::worker_server::WorkerServer;
+use millrace_controller::{ConnectError, Connector, Tcp, Transport};
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_server::Worker;
 use millrace_types::NodeName;
 use millrace_worker::service::WorkerService;
 use tokio::sync::watch;
-use tonic::Status;
-use tonic::body::Body;
-use tower::{ServiceExt as _, service_fn};
+use tonic::{Request, Response, Status};
 
-type Service = WorkerServer<WorkerService>;
-type Place = watch::Receiver<Option<Service>>;
+type Place = watch::Receiver<Option<WorkerService>>;
 
 /// Connects to the workers of this process without a socket, and to any other over TCP.
 #[derive(Debug)]
@@ -23,7 +20,10 @@ pub(super) struct Neighbours(BTreeMap<NodeName, Place>);
 
 /// Where each worker's service is put once it runs.
 #[derive(Debug)]
-pub(super) struct Places(BTreeMap<NodeName, watch::Sender<Option<Service>>>);
+pub(super) struct Places(BTreeMap<NodeName, watch::Sender<Option<WorkerService>>>);
+
+/// One worker of this process.
+struct Neighbour(Place);
 
 impl Neighbours {
     pub(super) fn of(names: &[NodeName]) -> (Self, Places) {
@@ -38,7 +38,7 @@ impl Neighbours {
 }
 
 impl Places {
-    pub(super) fn settle(&self, name: &NodeName, service: Service) {
+    pub(super) fn settle(&self, name: &NodeName, service: WorkerService) {
         if let Some(place) = self.0.get(name) {
             place.send_replace(Some(service));
         }
@@ -48,20 +48,34 @@ impl Places {
 impl Connector for Neighbours {
     fn connect(&self, name: &NodeName, address: &str) -> Result<Transport, ConnectError> {
         match self.0.get(name) {
-            Some(place) => {
-                let place = place.clone();
-                Ok(in_process(service_fn(move |request| call(place.clone(), request))))
-            }
+            Some(place) => Ok(Arc::new(Neighbour(place.clone()))),
             None => Tcp.connect(name, address),
         }
     }
 }
 
-async fn call(mut place: Place, request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    // An error is the end of whoever would have started it: the service never comes.
-    let service = place.wait_for(Option::is_some).await.ok().and_then(|service| service.clone());
-    match service {
-        Some(service) => service.oneshot(request).await,
-        None => Ok(Status::unavailable("the worker did not start").into_http()),
+impl Neighbour {
+    async fn service(&self) -> Result<WorkerService, Status> {
+        let mut place = self.0.clone();
+        // An error is the end of whoever would have started it: the service never comes.
+        let service = place.wait_for(Option::is_some).await.ok().and_then(|service| service.clone());
+        service.ok_or_else(|| Status::unavailable("the worker did not start"))
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for Neighbour {
+    async fn invoke(
+        &self,
+        request: Request<wire::InvokeRequest>,
+    ) -> Result<Response<wire::InvokeResponse>, Status> {
+        self.service().await?.invoke(request).await
+    }
+
+    async fn inject_fault(
+        &self,
+        request: Request<wire::InjectFaultRequest>,
+    ) -> Result<Response<wire::InjectFaultResponse>, Status> {
+        self.service().await?.inject_fault(request).await
     }
 }

@@ -1,9 +1,9 @@
-//! `get`: lists functions, nodes or GPUs, or shows one.
+//! `get`: lists functions, nodes or GPUs, or shows one; shows how many nodes are needed.
 
 use std::time::SystemTime;
 
 use futures::TryStreamExt as _;
-use millrace_client::messages as wire;
+use millrace_client::{Admin, messages as wire};
 use millrace_types::{Digest, FunctionName};
 
 use crate::clock;
@@ -13,10 +13,10 @@ use crate::output::table::{Table, col, wide};
 use crate::output::{Format, Output, document, documents, list, print, text};
 use crate::session::Session;
 
-/// List functions, nodes or GPUs, or show one.
+/// List functions, nodes or GPUs, or show one; show how many nodes the cluster needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// functions, nodes or gpus; or one of them, such as function/digits.
+    /// functions, nodes or gpus; or one of them, such as function/digits; or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
     target: Target,
     /// Only the one of this name; for GPUs a node's name.
@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Functions of every tenant.
     #[arg(short = 'A', long)]
     all_tenants: bool,
+    /// What the controller that answers has, perhaps not the newest: also while none leads.
+    #[arg(long)]
+    stale: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -32,19 +35,25 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let kind = args.target.kind;
     let name = args.target.name(args.name)?;
     let format = args.output.output;
+    let admin = if args.stale { session.admin.clone().stale() } else { session.admin.clone() };
     match kind {
         Kind::Function => match name {
-            Some(name) => one_function(&name, session, format).await,
-            None => functions(session, args.all_tenants, format).await,
+            Some(name) => one_function(&name, session, &admin, format).await,
+            None => functions(session, &admin, args.all_tenants, format).await,
         },
-        Kind::Node => nodes(named(session, name.as_deref()).await?, name.is_some(), format),
-        Kind::Gpu => gpus(&named(session, name.as_deref()).await?, format),
+        Kind::Node => nodes(named(&admin, name.as_deref()).await?, name.is_some(), format),
+        Kind::Gpu => gpus(&named(&admin, name.as_deref()).await?, format),
+        Kind::Scaling => match name {
+            Some(name) => Err(Failure::usage(format!("scaling has no names, such as {name:?}"))
+                .hint("write: millrace get scaling")),
+            None => scaling(admin.scaling_signal().await?, format),
+        },
     }
 }
 
-async fn one_function(name: &str, session: &Session, format: Format) -> Result<(), Failure> {
+async fn one_function(name: &str, session: &Session, admin: &Admin, format: Format) -> Result<(), Failure> {
     let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
-    let function = session.admin.function(&session.key(&name)).await?;
+    let function = admin.function(&session.key(&name)).await?;
     let table = function_table(std::slice::from_ref(&function), clock::wall());
     match document(format, &documents::Function::from(function))? {
         Some(text) => print(&text),
@@ -52,9 +61,14 @@ async fn one_function(name: &str, session: &Session, format: Format) -> Result<(
     }
 }
 
-async fn functions(session: &Session, all_tenants: bool, format: Format) -> Result<(), Failure> {
+async fn functions(
+    session: &Session,
+    admin: &Admin,
+    all_tenants: bool,
+    format: Format,
+) -> Result<(), Failure> {
     let tenant = (!all_tenants).then_some(&session.config.tenant);
-    let functions: Vec<_> = session.admin.functions(tenant).try_collect().await?;
+    let functions: Vec<_> = admin.functions(tenant).try_collect().await?;
     let table = function_table(&functions, clock::wall());
     let documents: Vec<_> = functions.into_iter().map(documents::Function::from).collect();
     let empty = match tenant {
@@ -66,8 +80,8 @@ async fn functions(session: &Session, all_tenants: bool, format: Format) -> Resu
     list(format, &documents, &table, &empty)
 }
 
-async fn named(session: &Session, name: Option<&str>) -> Result<Vec<wire::Node>, Failure> {
-    let mut nodes = session.admin.nodes().await?;
+async fn named(admin: &Admin, name: Option<&str>) -> Result<Vec<wire::Node>, Failure> {
+    let mut nodes = admin.nodes().await?;
     if let Some(name) = name {
         nodes.retain(|node| node.name == name);
         if nodes.is_empty() {
@@ -94,6 +108,27 @@ fn gpus(nodes: &[wire::Node], format: Format) -> Result<(), Failure> {
     let all = || nodes.iter().flat_map(|node| node.gpus.iter().map(|gpu| (node.name.as_str(), gpu)));
     let documents: Vec<_> = all().map(|(node, gpu)| documents::Gpu::new(node, gpu.clone())).collect();
     list(format, &documents, &gpu_table(all()), "there are no GPUs: see 'millrace get nodes'")
+}
+
+fn scaling(signal: wire::ScalingSignal, format: Format) -> Result<(), Failure> {
+    let table = scaling_table(&signal);
+    match document(format, &documents::Scaling::from(signal))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
+}
+
+/// One row for each reason.
+fn scaling_table(signal: &wire::ScalingSignal) -> Table {
+    let mut table = Table::new([col("NEEDED"), col("NODES"), col("REASON"), col("WHY")]);
+    let (needed, now) = (signal.nodes_needed.to_string(), signal.nodes_now.to_string());
+    for it in &signal.reasons {
+        table.row([needed.clone(), now.clone(), it.reason.clone(), it.message.clone()]);
+    }
+    if signal.reasons.is_empty() {
+        table.row([needed, now, String::new(), "nothing is wanted".to_owned()]);
+    }
+    table
 }
 
 /// A function's Ready condition, in a word.
@@ -158,10 +193,13 @@ fn node_table(nodes: &[wire::Node]) -> Table {
         col("GPUS"),
         col("GPU-MEMORY"),
         col("HOST-TIER"),
+        col("FUNCTIONS"),
         col("QUEUED"),
         wide("TOPOLOGY"),
         wide("ADDRESS"),
         wide("EPOCH"),
+        wide("CHECKPOINT"),
+        wide("INDEXED"),
     ]);
     for node in nodes {
         let used: u64 = node.gpus.iter().map(|gpu| gpu.used_bytes).sum();
@@ -169,17 +207,35 @@ fn node_table(nodes: &[wire::Node]) -> Table {
         let up = node.gpus.iter().filter(|gpu| gpu.health == "Up").count();
         table.row([
             node.name.clone(),
-            if node.connected { "Connected" } else { "Disconnected" }.to_owned(),
+            node_status(node),
             format!("{up}/{}", node.gpus.len()),
             format!("{}/{}", text::size(used), text::size(memory)),
             format!("{}/{}", text::size(node.host_tier_bytes), text::size(node.host_memory_bytes)),
+            node.placements.to_string(),
             node.queued.to_string(),
             node.topology.clone(),
             node.address.clone(),
             node.epoch.to_string(),
+            node.checkpoint_seq.to_string(),
+            node.index_entries.to_string(),
         ]);
     }
     table
+}
+
+/// What is known of a node and what is wished of it, as `kubectl` says it.
+fn node_status(node: &wire::Node) -> String {
+    let known = match (node.status(), node.lease()) {
+        (wire::NodeStatus::Lost, _) => "Lost",
+        (_, wire::NodeLease::Fenced) => "Silent",
+        _ if node.connected => "Connected",
+        _ => "Disconnected",
+    };
+    match node.scheduling() {
+        wire::NodeScheduling::Cordoned => format!("{known},Cordoned"),
+        wire::NodeScheduling::Draining => format!("{known},Draining"),
+        wire::NodeScheduling::Schedulable | wire::NodeScheduling::Unspecified => known.to_owned(),
+    }
 }
 
 fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table {
@@ -241,6 +297,40 @@ mod tests {
         let table = function_table(&[function], SystemTime::UNIX_EPOCH);
         let expected = "NAME     READY     REVISION   MODEL   SLO   AGE\ndigits   Unknown   1          -       -     -\n";
         assert_eq!(table.render(Format::Table), expected);
+    }
+
+    #[test]
+    fn a_node_shows_what_is_known_and_what_is_wished() {
+        let base = wire::Node { connected: true, ..Default::default() };
+        for (node, expected) in [
+            (base.clone(), "Connected"),
+            (wire::Node { connected: false, ..base.clone() }, "Disconnected"),
+            (wire::Node { lease: wire::NodeLease::Fenced.into(), ..base.clone() }, "Silent"),
+            (wire::Node { status: wire::NodeStatus::Lost.into(), connected: false, ..base.clone() }, "Lost"),
+            (
+                wire::Node { scheduling: wire::NodeScheduling::Draining.into(), ..base.clone() },
+                "Connected,Draining",
+            ),
+            (wire::Node { scheduling: wire::NodeScheduling::Schedulable.into(), ..base }, "Connected"),
+        ] {
+            assert_eq!(node_status(&node), expected);
+        }
+    }
+
+    #[test]
+    fn scaling_says_what_asks_for_so_many() {
+        let reason = wire::ScalingReason { reason: "Replicas".into(), message: "a reason".into() };
+        let signal = wire::ScalingSignal { nodes_needed: 3, nodes_now: 2, reasons: vec![reason] };
+        let expected = "\
+NEEDED   NODES   REASON     WHY
+3        2       Replicas   a reason
+";
+        assert_eq!(scaling_table(&signal).render(Format::Table), expected);
+        let idle = "\
+NEEDED   NODES   REASON   WHY
+0        0       -        nothing is wanted
+";
+        assert_eq!(scaling_table(&wire::ScalingSignal::default()).render(Format::Table), idle);
     }
 
     #[test]

@@ -1,17 +1,23 @@
 //! One file for each verb.
 
 pub(crate) mod apply;
+pub(crate) mod autoscale;
+pub(crate) mod cluster;
 pub(crate) mod completions;
+pub(crate) mod controller;
 pub(crate) mod delete;
 pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod get;
 pub(crate) mod invoke;
+pub(crate) mod options;
 pub(crate) mod ps;
+pub(crate) mod scheduling;
 pub(crate) mod synth;
 mod target;
 pub(crate) mod up;
 pub(crate) mod version;
+pub(crate) mod worker;
 
 use tokio::runtime::Runtime;
 use tracing::{Instrument as _, info_span};
@@ -28,7 +34,9 @@ pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
         Command::Synth(args) => synth::run(&args),
-        Command::Up(args) => runtime.block_on(up::run(args)),
+        Command::Up(args) => runtime.block_on(up::run(args, &config)),
+        Command::Controller(args) => runtime.block_on(controller::run(args)),
+        Command::Worker(args) => runtime.block_on(worker::run(args)),
         Command::Demo(args) => runtime.block_on(demo::run(args, config)),
         command => runtime.block_on(call(command, config)),
     }
@@ -44,13 +52,22 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Delete(args) => delete::run(args, &session).instrument(info_span!("delete")).await,
         Command::Invoke(args) => invoke::run(args, &session).instrument(info_span!("invoke")).await,
         Command::Ps(args) => ps::run(args, &session).instrument(info_span!("ps")).await,
+        Command::Cordon(args) => scheduling::cordon(args, &session).instrument(info_span!("cordon")).await,
+        Command::Drain(args) => scheduling::drain(args, &session).instrument(info_span!("drain")).await,
+        Command::Uncordon(args) => {
+            scheduling::uncordon(args, &session).instrument(info_span!("uncordon")).await
+        }
+        Command::Cluster(args) => cluster::run(args, &session).instrument(info_span!("cluster")).await,
+        Command::Autoscale(args) => autoscale::run(args, &session).await,
         Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,
         // Carried out above, without a session.
         Command::Completions(_)
+        | Command::Controller(_)
         | Command::Demo(_)
         | Command::Executor
         | Command::Load(_)
         | Command::Synth(_)
-        | Command::Up(_) => Ok(()),
+        | Command::Up(_)
+        | Command::Worker(_) => Ok(()),
     }
 }

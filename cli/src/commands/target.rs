@@ -11,6 +11,7 @@ pub(crate) enum Kind {
     Function,
     Node,
     Gpu,
+    Scaling,
 }
 
 /// A kind, and a name if the same word gave one.
@@ -22,7 +23,7 @@ pub(crate) struct Target {
 
 /// A word that is no kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not known here: write functions, nodes or gpus")]
+#[error("{0:?} is not known here: write functions, nodes, gpus or scaling")]
 pub(crate) struct UnknownKind(String);
 
 impl FromStr for Target {
@@ -36,6 +37,7 @@ impl FromStr for Target {
             "function" | "functions" | "fn" => Kind::Function,
             "node" | "nodes" | "no" => Kind::Node,
             "gpu" | "gpus" => Kind::Gpu,
+            "scaling" => Kind::Scaling,
             other => return Err(UnknownKind(other.to_owned())),
         };
         Ok(Self { kind, name })

@@ -60,7 +60,9 @@ impl Client {
         args: &Args,
     ) -> Result<Rc<Self>, Failure> {
         Ok(Rc::new(match target.protocol {
-            Protocol::Grpc => Self::Grpc(grpc::Sender::connect(target, tensors, args.connections()).await?),
+            Protocol::Grpc => {
+                Self::Grpc(grpc::Sender::connect(target, tensors, args.connections(target)).await?)
+            }
             Protocol::Http => Self::Http(http::Sender::connect(target, tensors, args.wire()).await?),
         }))
     }

@@ -1,12 +1,12 @@
 //! Sending over gRPC, straight on HTTP/2: the message is bytes already, so nothing is encoded or
 //! decoded, and no task stands between the caller and the connection but the one that reads it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use millrace_client::{Split, TENANT_HEADER, Tensor};
+use millrace_client::{Address, Split, TENANT_HEADER, Tensor};
 use tokio::net::TcpStream;
 use tonic::Status;
 
@@ -20,32 +20,48 @@ const METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// A fixed number of connections that requests share.
+/// A fixed number of connections that requests share, spread over the endpoints in turn.
 pub(super) struct Sender {
-    authority: String,
-    uri: Uri,
+    endpoints: Vec<Endpoint>,
     headers: HeaderMap,
     frame: Bytes,
-    connections: Vec<RefCell<Option<SendRequest<Bytes>>>>,
+    connections: Vec<Slot>,
+}
+
+struct Endpoint {
+    authority: String,
+    uri: Uri,
+}
+
+/// A connection's place.
+struct Slot {
+    /// The endpoint that it is to, or was to last.
+    endpoint: Cell<usize>,
+    open: RefCell<Option<SendRequest<Bytes>>>,
 }
 
 impl Sender {
     /// Opens the connections.
     pub(super) async fn connect(target: &Target, tensors: &[Tensor], count: usize) -> Result<Self, Failure> {
-        let authority = target.address.authority().to_owned();
-        let uri = format!("http://{authority}{METHOD}");
+        let endpoint = |address: &Address| {
+            let authority = address.authority().to_owned();
+            let uri = format!("http://{authority}{METHOD}");
+            let uri = uri.parse().map_err(|error| Failure::usage(format!("{uri}: {error}")))?;
+            Ok(Endpoint { authority, uri })
+        };
+        let endpoints = target.addresses.iter().map(endpoint).collect::<Result<Vec<_>, Failure>>()?;
+        let slot = |index| Slot { endpoint: Cell::new(index % endpoints.len()), open: RefCell::default() };
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/grpc"));
         headers.insert("te", HeaderValue::from_static("trailers"));
         headers.insert(TENANT_HEADER, header(&target.tenant)?);
         let sender = Self {
-            uri: uri.parse().map_err(|error| Failure::usage(format!("{uri}: {error}")))?,
+            connections: (0..count).map(slot).collect(),
+            endpoints,
             headers,
             frame: payload::grpc_frame(target, tensors),
-            connections: std::iter::repeat_with(RefCell::default).take(count).collect(),
-            authority,
         };
-        for slot in 0..count {
+        for slot in &sender.connections {
             sender.open(slot).await.map_err(|problem| Failure::failed(problem.example))?;
         }
         Ok(sender)
@@ -58,42 +74,44 @@ impl Sender {
     /// Sends the request on one of the connections and waits for its answer. A connection that
     /// breaks is opened again by the next request on it.
     pub(super) async fn send(&self, slot: usize) -> Result<Answer, Problem> {
-        let slot = slot % self.connections.len();
-        let open = self.connections[slot].borrow().clone();
+        let slot = &self.connections[slot % self.connections.len()];
+        let open = slot.open.borrow().clone();
         let sender = match open {
             Some(sender) => sender,
             None => self.open(slot).await?,
         };
-        let outcome = self.exchange(sender).await;
+        let outcome = self.exchange(sender, &self.endpoints[slot.endpoint.get()].uri).await;
         outcome.map_err(|error| {
             // A reset ends one request; anything else, the connection.
             if !error.is_reset() {
-                *self.connections[slot].borrow_mut() = None;
+                *slot.open.borrow_mut() = None;
             }
             Problem::new("connection lost", error)
         })?
     }
 
-    async fn open(&self, slot: usize) -> Result<SendRequest<Bytes>, Problem> {
-        let failed = |error: String| {
-            Problem::new("cannot connect", format!("cannot connect to {}: {error}", self.authority))
-        };
-        let stream = TcpStream::connect(&self.authority).await.map_err(|error| failed(error.to_string()))?;
-        stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
-        let handshake = h2::client::Builder::new()
-            .initial_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .handshake::<_, Bytes>(stream);
-        let (sender, connection) = handshake.await.map_err(|error| failed(error.to_string()))?;
-        // What ends a connection is told to the requests on it.
-        tokio::task::spawn_local(async move { connection.await.ok() });
-        *self.connections[slot].borrow_mut() = Some(sender.clone());
-        Ok(sender)
+    /// Opens a connection to the endpoint it was to last, or to the next that can be reached.
+    async fn open(&self, slot: &Slot) -> Result<SendRequest<Bytes>, Problem> {
+        let mut outcome = Err(Problem::new("cannot connect", "there is no endpoint"));
+        let last = slot.endpoint.get();
+        for index in (0..self.endpoints.len()).map(|step| (last + step) % self.endpoints.len()) {
+            outcome = self.endpoints[index].connect().await;
+            if let Ok(sender) = &outcome {
+                slot.endpoint.set(index);
+                *slot.open.borrow_mut() = Some(sender.clone());
+                break;
+            }
+        }
+        outcome
     }
 
-    async fn exchange(&self, sender: SendRequest<Bytes>) -> Result<Result<Answer, Problem>, h2::Error> {
+    async fn exchange(
+        &self,
+        sender: SendRequest<Bytes>,
+        uri: &Uri,
+    ) -> Result<Result<Answer, Problem>, h2::Error> {
         let mut sender = sender.ready().await?;
-        let (response, mut body) = sender.send_request(self.head(), false)?;
+        let (response, mut body) = sender.send_request(self.head(uri), false)?;
         body.send_data(self.frame.clone(), true)?;
         let (head, mut body) = response.await?.into_parts();
         if let Some(problem) = problem_in(&head.headers) {
@@ -116,13 +134,31 @@ impl Sender {
         Ok(Ok(Answer { bytes, split }))
     }
 
-    fn head(&self) -> Request<()> {
+    fn head(&self, uri: &Uri) -> Request<()> {
         let mut request = Request::new(());
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri.clone();
+        *request.uri_mut() = uri.clone();
         *request.version_mut() = Version::HTTP_2;
         *request.headers_mut() = self.headers.clone();
         request
+    }
+}
+
+impl Endpoint {
+    async fn connect(&self) -> Result<SendRequest<Bytes>, Problem> {
+        let failed = |error: String| {
+            Problem::new("cannot connect", format!("cannot connect to {}: {error}", self.authority))
+        };
+        let stream = TcpStream::connect(&self.authority).await.map_err(|error| failed(error.to_string()))?;
+        stream.set_nodelay(true).map_err(|error| failed(error.to_string()))?;
+        let handshake = h2::client::Builder::new()
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .handshake::<_, Bytes>(stream);
+        let (sender, connection) = handshake.await.map_err(|error| failed(error.to_string()))?;
+        // What ends a connection is told to the requests on it.
+        tokio::task::spawn_local(async move { connection.await.ok() });
+        Ok(sender)
     }
 }
 

@@ -41,7 +41,7 @@ impl Sender {
             }
         }
         let sender = Self {
-            authority: target.address.authority().to_owned(),
+            authority: only(target)?.to_owned(),
             uri: path(target, "/infer")?,
             headers,
             body: body.bytes,
@@ -88,11 +88,11 @@ pub(super) async fn metadata(target: &Target) -> Result<ModelMetadata, Failure> 
         let hint = "give the address of a running server of the Open Inference Protocol";
         Failure { exit: Exit::Unreachable, ..Failure::failed(problem.example) }.hint(hint)
     };
-    let mut connection = open::<Empty<Bytes>>(target.address.authority()).await.map_err(unreachable)?;
+    let mut connection = open::<Empty<Bytes>>(only(target)?).await.map_err(unreachable)?;
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = path(target, "")?;
     *request.headers_mut() = common_headers(target)?;
-    let lost = |error: hyper::Error| Failure::failed(format!("{}: {error}", target.address));
+    let lost = |error: hyper::Error| Failure::failed(format!("{}: {error}", target.names()));
     let (head, body) = connection.send_request(request).await.map_err(lost)?.into_parts();
     let text = body.collect().await.map_err(lost)?.to_bytes();
     if head.status != StatusCode::OK {
@@ -102,6 +102,12 @@ pub(super) async fn metadata(target: &Target) -> Result<ModelMetadata, Failure> 
     }
     read_metadata(&text)
         .map_err(|error| Failure::failed(format!("the server's metadata cannot be used: {error}")))
+}
+
+/// The one server: over HTTP it is named by its URL.
+fn only(target: &Target) -> Result<&str, Failure> {
+    let address = target.addresses.first().ok_or_else(|| Failure::usage("no server is named"))?;
+    Ok(address.authority())
 }
 
 #[derive(Deserialize)]
@@ -193,7 +199,7 @@ fn common_headers(target: &Target) -> Result<HeaderMap, Failure> {
         HeaderValue::from_str(text).map_err(|error| Failure::usage(format!("{text:?}: {error}")))
     };
     let mut headers = HeaderMap::new();
-    headers.insert("host", header(target.address.authority())?);
+    headers.insert("host", header(only(target)?)?);
     headers.insert(TENANT_HEADER, header(&target.tenant)?);
     Ok(headers)
 }

@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// A function of the cluster, or a server's URL (grpc:// or http://) with --model.
     #[arg(value_name = "NAME|URL", required_unless_present = "url")]
     target: Option<String>,
-    /// The server, as grpc://HOST:PORT or http://HOST:PORT; the cluster's first endpoint otherwise.
+    /// The server, as grpc://HOST:PORT or http://HOST:PORT; the cluster's endpoints otherwise.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// The model.
@@ -85,8 +85,10 @@ pub(crate) struct Args {
     /// How long to send before measuring.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "1s")]
     warm_up: Duration,
-    /// gRPC connections the requests share [default: 1 for each 16 under way, at most 4]. Over HTTP
-    /// each request under way has its own.
+    /// gRPC connections the requests share [default: 1 for each 16 under way, at most 4, and 1 for
+    /// each endpoint]. They are spread over the endpoints in turn; one that breaks fails the requests
+    /// on it, and is opened again at the next endpoint that can be reached. Over HTTP each request
+    /// under way has its own.
     #[arg(long, value_name = "N")]
     connections: Option<NonZeroU32>,
     /// The shape of an input; 1 stands in for every dimension a model leaves free. May be repeated.
@@ -154,13 +156,15 @@ fn pace(args: &Args) -> Pace {
 }
 
 impl Args {
-    /// The gRPC connections to open.
-    fn connections(&self) -> usize {
+    /// The gRPC connections to open: each endpoint gets one at least, where as many requests are
+    /// under way.
+    fn connections(&self, target: &Target) -> usize {
         let under_way = match self.rate {
-            None => self.concurrency.get(),
+            None => self.concurrency.get() as usize,
             Some(_) => 64,
         };
-        self.connections.map_or(under_way.div_ceil(16).clamp(1, 4), NonZeroU32::get) as usize
+        let usual = || under_way.div_ceil(16).clamp(1, 4).max(under_way.min(target.addresses.len()));
+        self.connections.map_or_else(usual, |said| said.get() as usize)
     }
 
     fn wire(&self) -> Wire {

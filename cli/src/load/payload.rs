@@ -168,7 +168,7 @@ mod tests {
     fn target() -> Target {
         Target {
             protocol: Protocol::Grpc,
-            address: "h:1".parse().unwrap(),
+            addresses: vec!["h:1".parse().unwrap()],
             model: "m".into(),
             version: String::new(),
             tenant: "default".into(),

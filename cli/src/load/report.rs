@@ -89,11 +89,11 @@ impl Report {
         });
         let grpc = target.protocol == Protocol::Grpc;
         Self {
-            server: target.address.to_string(),
+            server: target.names(),
             protocol: if grpc { "grpc" } else { "http" },
             model: target.model.clone(),
             pace: PaceReport::of(args),
-            connections: grpc.then(|| args.connections()),
+            connections: grpc.then(|| args.connections(target)),
             inputs: tensors
                 .iter()
                 .map(|tensor| (tensor.name().to_owned(), tensor.shape().to_vec()))

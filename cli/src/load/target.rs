@@ -17,7 +17,8 @@ pub(super) enum Protocol {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) protocol: Protocol,
-    pub(super) address: Address,
+    /// Where: the requests' connections are spread over all of these.
+    pub(super) addresses: Vec<Address>,
     pub(super) model: String,
     pub(super) version: String,
     pub(super) tenant: String,
@@ -27,15 +28,15 @@ impl Target {
     pub(super) fn of(args: &Args, config: &Config) -> Result<Self, Failure> {
         let positional_url = args.target.as_deref().filter(|target| target.contains("://"));
         let name = args.target.as_deref().filter(|target| !target.contains("://"));
-        let (protocol, address) = match (args.url.as_deref(), positional_url) {
+        let (protocol, addresses) = match (args.url.as_deref(), positional_url) {
             (Some(_), Some(_)) => {
                 return Err(Failure::usage("two URLs: give one, as an argument or with --url"));
             }
-            (Some(url), None) | (None, Some(url)) => read_url(url)?,
-            (None, None) => {
-                let first = config.endpoints.first().ok_or_else(|| Failure::usage("no endpoint is known"))?;
-                (Protocol::Grpc, first.clone())
+            (Some(url), None) | (None, Some(url)) => {
+                let (protocol, address) = read_url(url)?;
+                (protocol, vec![address])
             }
+            (None, None) => (Protocol::Grpc, config.endpoints.clone()),
         };
         if protocol == Protocol::Grpc && args.http_json {
             return Err(Failure::usage("--http-json is for http:// URLs"));
@@ -51,18 +52,23 @@ impl Target {
         };
         Ok(Self {
             protocol,
-            address,
+            addresses,
             model: model.to_owned(),
             version: args.model_version.clone(),
             tenant: config.tenant.to_string(),
         })
     }
 
+    /// Every address, for people.
+    pub(super) fn names(&self) -> String {
+        self.addresses.iter().map(Address::authority).collect::<Vec<_>>().join(",")
+    }
+
     /// What the server says its model takes.
     pub(super) async fn metadata(&self, config: &Config) -> Result<ModelMetadata, Failure> {
         match self.protocol {
             Protocol::Grpc => {
-                let endpoints = Endpoints::new(vec![self.address.clone()])?;
+                let endpoints = Endpoints::new(self.addresses.clone())?;
                 let inference = Inference::new(endpoints).with_tenant(config.tenant.clone());
                 Ok(inference.model_metadata(&self.model, &self.version).await?)
             }
@@ -103,7 +109,7 @@ mod tests {
         assert_eq!((found.protocol, found.model.as_str()), (Protocol::Grpc, "mlp"));
         for line in ["http://h:1 --model mlp", "--url http://h:1 --model mlp", "mlp --url http://h:1"] {
             let found = target(line).unwrap();
-            assert_eq!((found.protocol, found.address.authority()), (Protocol::Http, "h:1"), "{line}");
+            assert_eq!((found.protocol, found.names()), (Protocol::Http, "h:1".into()), "{line}");
             assert_eq!(found.model, "mlp");
         }
     }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod group;
 mod life;
 mod running;
 mod serving;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 /// How long anything here may take before it counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -15,7 +16,21 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Up {
     child: Child,
     stdout: BufReader<ChildStdout>,
+    /// What it says to people; shown when the test fails.
+    stderr: NamedTempFile,
+    /// Its ready line.
+    pub(crate) ready: Value,
+    /// Every endpoint, with commas.
     pub(crate) client: String,
+}
+
+/// A process of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    /// A controller's number and client address.
+    pub(crate) controller: Option<(u64, String)>,
 }
 
 pub(crate) fn millrace() -> Command {
@@ -41,20 +56,70 @@ impl Up {
         Self::start(&["--data-dir", dir, "--internal-listen", free, "--worker-listen", free])
     }
 
+    /// Three controllers and so many workers of one small GPU, at free ports.
+    pub(crate) fn group(dir: Option<&Path>, workers: u32, more: &[&str]) -> Self {
+        let workers = workers.to_string();
+        let free = "127.0.0.1:0";
+        let mut args = vec!["--controllers", "3", "--workers", &workers, "--gpus", "1", "--grace", "5s"];
+        args.extend(["--gpu-memory", "256MiB", "--host-memory", "256MiB"]);
+        args.extend(["--internal-listen", free, "--worker-listen", free]);
+        match dir {
+            Some(dir) => {
+                args.extend(["--data-dir", dir.to_str().expect("a temporary folder's name is text")])
+            }
+            None => args.push("--ephemeral"),
+        }
+        args.extend(more);
+        Self::start(&args)
+    }
+
     fn start(args: &[&str]) -> Self {
+        let stderr = NamedTempFile::new().expect("there is room for a file");
         let mut child = millrace()
             .args(["up", "--listen", "127.0.0.1:0"])
             .args(args)
             .stdout(Stdio::piped())
+            .stderr(stderr.reopen().expect("the file is there"))
             .spawn()
             .expect("the binary was built");
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let mut line = String::new();
         stdout.read_line(&mut line).expect("the ready line is text");
-        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no ready line: {line:?}"));
+        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|_| {
+            let said = std::fs::read_to_string(stderr.path()).unwrap_or_default();
+            panic!("no ready line: {line:?}; it said: {said}")
+        });
         assert_eq!(ready["ready"], true);
-        let client = ready["client"].as_str().expect("the ready line names the client address").to_owned();
-        Self { child, stdout, client }
+        let endpoints = ready["endpoints"].as_array().expect("the ready line names the endpoints");
+        let endpoints: Vec<_> = endpoints.iter().filter_map(Value::as_str).collect();
+        let client = endpoints.join(",");
+        Self { child, stdout, stderr, ready, client }
+    }
+
+    /// What it said to people so far.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(self.stderr.path()).expect("messages are text")
+    }
+
+    /// The processes of a group, controllers first.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let part = |part: &Value| Part {
+            name: part["name"].as_str().expect("a part has a name").to_owned(),
+            pid: u32::try_from(part["pid"].as_u64().expect("a part has a pid")).expect("a pid is small"),
+            controller: part["id"].as_u64().zip(part["client"].as_str().map(str::to_owned)),
+        };
+        self.ready["parts"].as_array().expect("a group has parts").iter().map(part).collect()
+    }
+
+    pub(crate) fn part(&self, name: &str) -> Part {
+        self.parts().into_iter().find(|part| part.name == name).expect("the part is in the ready line")
+    }
+
+    /// The parts and their executors: every process below this one.
+    pub(crate) fn descendants(&self) -> Vec<u32> {
+        let parts = children_of(self.child.id());
+        let executors = parts.iter().flat_map(|&part| children_of(part));
+        executors.chain(parts.iter().copied()).collect()
     }
 
     /// A verb against this cluster.
@@ -109,8 +174,21 @@ impl Up {
     }
 }
 
+impl Part {
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid.cast_signed()).expect("a part has a pid");
+        kill_process(pid, signal).expect("the part is a process of ours");
+    }
+}
+
 impl Drop for Up {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "the cluster said:\n{}",
+                std::fs::read_to_string(self.stderr.path()).unwrap_or_default()
+            );
+        }
         // Both fail when it has ended already.
         self.child.kill().ok();
         self.child.wait().ok();

@@ -8,6 +8,9 @@
 //! | `silent` | never answers |
 //! | `full` | refuses |
 //! | `stalls` | echoes, one at a time, and takes [`STALL`] for the [`STALLED`]th |
+//! | `once` | as `echo`, and is not idempotent |
+//!
+//! A server may be told to break ([`Break`]): what it was asked is noted all the same.
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -26,6 +29,7 @@ use millrace_types::{Failure, Reason};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 /// How long model `stalls` stalls, and at which request.
@@ -33,6 +37,17 @@ pub(crate) const STALL: Duration = Duration::from_millis(300);
 pub(crate) const STALLED: usize = 20;
 /// Looks at a function before it is ready.
 const LOOKS_UNTIL_READY: u64 = 3;
+
+/// How a server fails what it is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Break {
+    /// It dies under the next call, with every connection.
+    Dies,
+    /// So many admin calls are answered with NO_LEADER.
+    Unled(u32),
+    /// It goes down, and says so.
+    GoesDown,
+}
 
 #[derive(Default)]
 struct State {
@@ -43,6 +58,41 @@ struct State {
     looks: Mutex<BTreeMap<String, u64>>,
     traceparents: Mutex<Vec<String>>,
     stalls_served: tokio::sync::Mutex<usize>,
+    broken: Mutex<Option<Break>>,
+    ids: Mutex<Vec<String>>,
+    death: CancellationToken,
+    status: Mutex<admin::ClusterStatus>,
+    /// What is wished of the node, and how often it was looked at since.
+    scheduling: Mutex<(admin::NodeScheduling, u32)>,
+}
+
+impl State {
+    /// The node: a drain is over at its third look, unless there is a function `never`.
+    fn node(&self) -> admin::Node {
+        let (scheduling, looks) = *self.scheduling.lock().unwrap();
+        let draining = scheduling == admin::NodeScheduling::Draining;
+        let stays = self.functions.lock().unwrap().contains_key("never");
+        let left = if draining && !stays { 3u32.saturating_sub(looks) } else { 2 };
+        admin::Node { scheduling: scheduling.into(), placements: left, ..node() }
+    }
+
+    /// Notes a call under its id, and fails it if the server is to.
+    async fn enter(&self, id: &str) -> Result<(), Status> {
+        self.ids.lock().unwrap().push(id.to_owned());
+        let broken = *self.broken.lock().unwrap();
+        match broken {
+            None | Some(Break::Unled(0)) => Ok(()),
+            Some(Break::Dies) => {
+                self.death.cancel();
+                std::future::pending().await
+            }
+            Some(Break::Unled(times)) => {
+                *self.broken.lock().unwrap() = Some(Break::Unled(times - 1));
+                refused(Reason::NoLeader, "no controller leads")
+            }
+            Some(Break::GoesDown) => refused(Reason::ShuttingDown, "this server goes down"),
+        }
+    }
 }
 
 pub(crate) struct Fake {
@@ -50,11 +100,18 @@ pub(crate) struct Fake {
     state: Arc<State>,
 }
 
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.state.death.cancel();
+    }
+}
+
 impl Fake {
     pub(crate) async fn start() -> Self {
         let state = Arc::new(State::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = address_of(&listener);
+        let listener = listener.into_std().unwrap();
         let limit = 64 << 20;
         let router = tonic::transport::Server::builder()
             .add_service(admin_server::AdminServer::new(Service(state.clone())))
@@ -62,8 +119,35 @@ impl Fake {
                 inference_server::GrpcInferenceServiceServer::new(Service(state.clone()))
                     .max_decoding_message_size(limit),
             );
-        tokio::spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
+        let death = state.death.clone();
+        // Connections have tasks of their own: what ends them is the end of their runtime.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener).unwrap();
+                let served = router.serve_with_incoming(TcpListenerStream::new(listener));
+                death.run_until_cancelled(served).await
+            });
+            runtime.shutdown_background();
+        });
         Self { address, state }
+    }
+
+    /// The same, failing what it is asked.
+    pub(crate) async fn broken(how: Break) -> Self {
+        let fake = Self::start().await;
+        *fake.state.broken.lock().unwrap() = Some(how);
+        fake
+    }
+
+    /// The ids and idempotency keys of what it was asked, in order.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.state.ids.lock().unwrap().clone()
+    }
+
+    /// What it says of its group.
+    pub(crate) fn set_status(&self, status: admin::ClusterStatus) {
+        *self.state.status.lock().unwrap() = status;
     }
 
     pub(crate) fn pages_asked(&self) -> usize {
@@ -161,6 +245,7 @@ impl admin_server::Admin for Service {
         request: Request<admin::ApplyFunctionRequest>,
     ) -> Result<Response<admin::ApplyFunctionResponse>, Status> {
         let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
         let spec = request.spec.unwrap();
         if spec.name == "refused" {
             return refused(Reason::InvalidSpec, "this name is refused");
@@ -223,6 +308,7 @@ impl admin_server::Admin for Service {
         request: Request<admin::DeleteFunctionRequest>,
     ) -> Result<Response<admin::DeleteFunctionResponse>, Status> {
         let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
         let mut functions = self.0.functions.lock().unwrap();
         if !functions.contains_key(&request.name) {
             return refused(Reason::FunctionNotFound, &format!("there is no function {:?}", request.name));
@@ -237,7 +323,8 @@ impl admin_server::Admin for Service {
         &self,
         _: Request<admin::ListNodesRequest>,
     ) -> Result<Response<admin::ListNodesResponse>, Status> {
-        Ok(Response::new(admin::ListNodesResponse { nodes: vec![node()] }))
+        self.0.scheduling.lock().unwrap().1 += 1;
+        Ok(Response::new(admin::ListNodesResponse { nodes: vec![self.0.node()] }))
     }
 
     async fn get_version(
@@ -253,6 +340,98 @@ impl admin_server::Admin for Service {
     ) -> Result<Response<admin::InjectFaultResponse>, Status> {
         refused(Reason::PermissionDenied, "faults are not allowed here")
     }
+
+    async fn set_node_scheduling(
+        &self,
+        request: Request<admin::SetNodeSchedulingRequest>,
+    ) -> Result<Response<admin::Node>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        if request.name != "node-0" {
+            return refused(Reason::NodeNotFound, &format!("there is no node {:?}", request.name));
+        }
+        *self.0.scheduling.lock().unwrap() = (request.scheduling(), 0);
+        Ok(Response::new(self.0.node()))
+    }
+
+    async fn remove_node(
+        &self,
+        request: Request<admin::RemoveNodeRequest>,
+    ) -> Result<Response<admin::RemoveNodeResponse>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        match request.name.as_str() {
+            "lost" => Ok(Response::new(admin::RemoveNodeResponse {})),
+            _ => refused(Reason::NodeState, "it is live: drain and stop it first"),
+        }
+    }
+
+    async fn get_scaling_signal(
+        &self,
+        _: Request<admin::GetScalingSignalRequest>,
+    ) -> Result<Response<admin::ScalingSignal>, Status> {
+        Err(Status::unimplemented("the fake has no planner"))
+    }
+
+    async fn lookup_data(
+        &self,
+        _: Request<admin::LookupDataRequest>,
+    ) -> Result<Response<admin::LookupDataResponse>, Status> {
+        Err(Status::unimplemented("the fake has no data"))
+    }
+
+    async fn get_cluster_status(
+        &self,
+        _: Request<admin::GetClusterStatusRequest>,
+    ) -> Result<Response<admin::ClusterStatus>, Status> {
+        Ok(Response::new(self.0.status.lock().unwrap().clone()))
+    }
+
+    async fn promote_controller(
+        &self,
+        request: Request<admin::PromoteControllerRequest>,
+    ) -> Result<Response<admin::ChangeMembershipResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.enter(&format!("promote {id}")).await?;
+        let mut status = self.0.status.lock().unwrap();
+        let Some(controller) = status.controllers.iter_mut().find(|it| it.id == id) else {
+            return refused(Reason::MembershipRefused, &format!("controller {id} is no member"));
+        };
+        controller.voter = true;
+        Ok(Response::new(members(&status)))
+    }
+
+    async fn remove_controller(
+        &self,
+        request: Request<admin::RemoveControllerRequest>,
+    ) -> Result<Response<admin::ChangeMembershipResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.enter(&format!("remove {id}")).await?;
+        let mut status = self.0.status.lock().unwrap();
+        status.controllers.retain(|it| it.id != id);
+        Ok(Response::new(members(&status)))
+    }
+
+    async fn transfer_leadership(
+        &self,
+        request: Request<admin::TransferLeadershipRequest>,
+    ) -> Result<Response<admin::TransferLeadershipResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.enter(&format!("transfer {id}")).await?;
+        let mut status = self.0.status.lock().unwrap();
+        (status.leader, status.term) = (id, status.term + 1);
+        Ok(Response::new(admin::TransferLeadershipResponse { leader: id, term: status.term }))
+    }
+}
+
+fn members(status: &admin::ClusterStatus) -> admin::ChangeMembershipResponse {
+    let member = |it: &admin::Controller| admin::Member {
+        id: it.id,
+        internal_address: it.internal_address.clone(),
+        voter: it.voter,
+    };
+    let warnings = status.warnings.clone();
+    admin::ChangeMembershipResponse { members: status.controllers.iter().map(member).collect(), warnings }
 }
 
 type StreamOf<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -322,6 +501,7 @@ inference_service! {
                 self.0.traceparents.lock().unwrap().push(parent.to_str().unwrap().to_owned());
             }
             let request = request.into_inner();
+            self.0.enter(&request.id).await?;
             match request.model_name.as_str() {
                 "typed" => Ok(Response::new(typed_answer())),
                 "silent" => std::future::pending().await,
@@ -334,7 +514,7 @@ inference_service! {
                     }
                     Ok(Response::new(echo(request)))
                 }
-                "echo" | "image" => {
+                "echo" | "image" | "once" => {
                     let mut answer = Response::new(echo(request));
                     let split = "queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=2";
                     answer.metadata_mut().insert("server-timing", split.parse().unwrap());
@@ -347,6 +527,17 @@ inference_service! {
             }
         }
 
+        async fn model_config(
+            &self,
+            request: Request<inference::ModelConfigRequest>,
+        ) -> Result<Response<inference::ModelConfigResponse>, Status> {
+            let name = request.into_inner().name;
+            let idempotent = inference::ModelParameter { string_value: (name != "once").to_string() };
+            let parameters = [("idempotent".to_owned(), idempotent)].into();
+            let config = inference::ModelConfig { name, parameters, ..Default::default() };
+            Ok(Response::new(inference::ModelConfigResponse { config: Some(config) }))
+        }
+
         async fn model_stream_infer(
             &self,
             _: Request<Streaming<inference::ModelInferRequest>>,
@@ -356,7 +547,6 @@ inference_service! {
     }
     server_live: ServerLiveRequest -> ServerLiveResponse;
     server_metadata: ServerMetadataRequest -> ServerMetadataResponse;
-    model_config: ModelConfigRequest -> ModelConfigResponse;
     model_statistics: ModelStatisticsRequest -> ModelStatisticsResponse;
     repository_index: RepositoryIndexRequest -> RepositoryIndexResponse;
     repository_model_load: RepositoryModelLoadRequest -> RepositoryModelLoadResponse;
@@ -410,7 +600,7 @@ fn node() -> admin::Node {
         gpus: vec![gpu],
         host_memory_bytes: 4 << 30,
         host_tier_bytes: 64 << 20,
-        queued: 0,
+        ..Default::default()
     }
 }
 

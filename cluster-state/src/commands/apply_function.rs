@@ -6,7 +6,7 @@ use millrace_types::{Digest, FunctionSpec, Revision};
 
 use super::{check_expected, count_use};
 use crate::outcome::{Applied, Outcome, Refusal};
-use crate::record::{Function, RevisionRecord};
+use crate::record::{ControllerId, Function, RevisionRecord};
 use crate::state::{Context, FUNCTIONS_MAX, REVISIONS_KEPT, State};
 
 pub(crate) fn apply_function(
@@ -15,6 +15,7 @@ pub(crate) fn apply_function(
     spec: &FunctionSpec,
     digest: Digest,
     expected: Option<u64>,
+    voters: &[ControllerId],
 ) -> Outcome {
     check_expected(state, &spec.key, expected)?;
     spec.validate().map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
@@ -33,6 +34,7 @@ pub(crate) fn apply_function(
         created_by: context.caller.clone(),
     });
     check_model(state, &revision)?;
+    check_held(state, digest, voters)?;
 
     count_use(state, digest, context.now, |uses| uses + 1);
     match state.functions.get(&spec.key).cloned() {
@@ -63,6 +65,24 @@ fn check_model(state: &State, revision: &RevisionRecord) -> Result<(), Refusal> 
         }
         _ => Ok(()),
     }
+}
+
+/// A revision commits once a majority of the voters hold its file, so that the loss of the others
+/// takes no model with it (DESIGN §5).
+fn check_held(state: &State, digest: Digest, voters: &[ControllerId]) -> Result<(), Refusal> {
+    if voters.is_empty() {
+        return Ok(());
+    }
+    let holds =
+        |voter: &ControllerId| state.artifacts.get(&digest).is_some_and(|it| it.holders.contains(voter));
+    let missing: Vec<_> = voters.iter().filter(|voter| !holds(voter)).copied().collect();
+    let needed = voters.len() / 2 + 1;
+    let held = voters.len() - missing.len();
+    if held >= needed {
+        return Ok(());
+    }
+    let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+    Err(Refusal::ArtifactNotHeld { digest, held: count(held), needed: count(needed), missing })
 }
 
 fn create(state: &mut State, context: Context<'_>, revision: Arc<RevisionRecord>) -> Applied {
@@ -122,7 +142,8 @@ mod tests {
         assert_eq!(log.apply(apply("f", "m2")), Ok(Applied::Changed { version: before + 2 }));
         let mut slower = spec("f");
         slower.timeout = Duration::from_secs(5);
-        let slower = Command::ApplyFunction { spec: slower, digest: digest("m2"), expected: None };
+        let slower =
+            Command::ApplyFunction { spec: slower, digest: digest("m2"), expected: None, voters: Vec::new() };
         assert_eq!(log.apply(slower), Ok(Applied::Changed { version: before + 3 }));
         let function = log.state.function(&key("f")).unwrap();
         let numbers: Vec<u64> = function.revisions.iter().map(|it| it.number.get()).collect();
@@ -143,7 +164,8 @@ mod tests {
 
         let mut bad = spec("f");
         bad.slo = Some(Slo { deadline: Duration::ZERO, percentile: 0.9 });
-        let bad = Command::ApplyFunction { spec: bad, digest: digest("m1"), expected: None };
+        let bad =
+            Command::ApplyFunction { spec: bad, digest: digest("m1"), expected: None, voters: Vec::new() };
         assert!(matches!(log.refused(bad), Refusal::InvalidSpec { .. }));
     }
 
@@ -160,7 +182,8 @@ mod tests {
         log.register("n1", "a", Bytes::mib(64)).unwrap();
         let mut huge = spec("f");
         huge.resources.gpu_memory = Some(Bytes::gib(1));
-        let huge = Command::ApplyFunction { spec: huge, digest: digest("m1"), expected: None };
+        let huge =
+            Command::ApplyFunction { spec: huge, digest: digest("m1"), expected: None, voters: Vec::new() };
         let refused = log.refused(huge.clone());
         assert_eq!(refused.to_string().matches("1.0 GiB").count(), 1, "{refused}");
         assert_eq!(refused.to_string().matches("64.0 MiB").count(), 1, "{refused}");
@@ -176,13 +199,53 @@ mod tests {
         for n in 0..REVISIONS_KEPT as u64 {
             let mut next = spec("f");
             next.timeout = Duration::from_secs(n + 1);
-            log.apply(Command::ApplyFunction { spec: next, digest: digest("m2"), expected: None }).unwrap();
+            log.apply(Command::ApplyFunction {
+                spec: next,
+                digest: digest("m2"),
+                expected: None,
+                voters: Vec::new(),
+            })
+            .unwrap();
         }
         let function = log.state.function(&key("f")).unwrap();
         assert_eq!(function.revisions.len(), REVISIONS_KEPT);
         assert_eq!(function.generation().get(), REVISIONS_KEPT as u64 + 2);
         assert_eq!(log.state.artifact(&digest("m1")).unwrap().uses, 0);
         assert_eq!(log.state.artifact(&digest("m2")).unwrap().uses, REVISIONS_KEPT as u64);
+    }
+
+    #[test]
+    fn a_majority_of_the_voters_holds_the_file_first() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        let voters = || (1..=3).map(ControllerId).collect();
+        let apply = || Command::ApplyFunction {
+            spec: spec("f"),
+            digest: digest("m1"),
+            expected: None,
+            voters: voters(),
+        };
+        let refused = log.refused(apply());
+        let missing = vec![ControllerId(2), ControllerId(3)];
+        assert_eq!(refused, Refusal::ArtifactNotHeld { digest: digest("m1"), held: 1, needed: 2, missing });
+        assert!(refused.to_string().contains("copied to controller 2, controller 3"), "{refused}");
+        log.hold("m1", 9);
+        assert!(matches!(log.refused(apply()), Refusal::ArtifactNotHeld { .. }), "9 has no vote");
+        log.hold("m1", 3);
+        assert!(log.apply(apply()).is_ok());
+    }
+
+    #[test]
+    fn the_voters_are_no_part_of_what_a_client_repeats() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.hold("m1", 2);
+        let apply = |voters: &[u64]| Command::ApplyFunction {
+            spec: spec("f"),
+            digest: digest("m1"),
+            expected: None,
+            voters: voters.iter().copied().map(ControllerId).collect(),
+        };
+        let first = log.apply_keyed(apply(&[1]), 1);
+        assert_eq!(log.apply_keyed(apply(&[1, 2, 3]), 1), first, "the group grew between the two");
     }
 
     #[test]

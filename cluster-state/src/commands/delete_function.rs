@@ -1,4 +1,5 @@
-//! Removes a function with all its revisions, and remembers where their numbers stopped.
+//! Removes a function with all its revisions, placements and scores, and remembers where its
+//! revisions' numbers stopped. What it used stays billed.
 
 use millrace_types::FunctionKey;
 
@@ -17,6 +18,7 @@ pub(crate) fn delete_function(
     }
     check_expected(state, key, expected)?;
 
+    state.drop_placements_and_scores(key);
     let version = state.next_version();
     if let Some(function) = state.functions.remove(key) {
         for revision in &function.revisions {
@@ -35,6 +37,7 @@ fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
         let oldest = state.retired.iter().min_by_key(|(_, it)| it.version).map(|(key, _)| key.clone());
         if let Some(oldest) = oldest {
             state.retired.remove(&oldest);
+            state.forget_usage(&oldest);
         }
     }
 }

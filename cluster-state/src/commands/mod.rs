@@ -7,11 +7,17 @@ mod apply_function;
 mod delete_function;
 mod init_cluster;
 mod node_lost;
+mod place;
 mod register_node;
 mod remove_artifact;
+mod remove_artifact_holder;
+mod remove_node;
 mod set_function_enabled;
+mod set_node_scheduling;
+mod sync_node;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
+mod unplace;
 
 use std::sync::Arc;
 
@@ -22,9 +28,15 @@ pub(crate) use apply_function::apply_function;
 pub(crate) use delete_function::delete_function;
 pub(crate) use init_cluster::init_cluster;
 pub(crate) use node_lost::node_lost;
+pub(crate) use place::place;
 pub(crate) use register_node::{Registration, register_node};
 pub(crate) use remove_artifact::remove_artifact;
+pub(crate) use remove_artifact_holder::remove_artifact_holder;
+pub(crate) use remove_node::remove_node;
 pub(crate) use set_function_enabled::set_function_enabled;
+pub(crate) use set_node_scheduling::set_node_scheduling;
+pub(crate) use sync_node::sync_node;
+pub(crate) use unplace::unplace;
 
 use crate::command::UnixMillis;
 use crate::outcome::Refusal;

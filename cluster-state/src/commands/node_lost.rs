@@ -1,9 +1,13 @@
 //! Fences a worker that is gone. News of a registration that is over already changes nothing.
+//!
+//! With it go its placements and its checkpoint: what its functions counted waits for their next
+//! placements, what they used is billed already, and data that nobody else holds is lost.
 
 use std::sync::Arc;
 
 use millrace_types::{Epoch, NodeName};
 
+use crate::index::LOST_ENTRIES_MAX;
 use crate::outcome::{Applied, Outcome};
 use crate::record::NodeStatus;
 use crate::state::{Context, State};
@@ -19,7 +23,23 @@ pub(crate) fn node_lost(state: &mut State, context: Context<'_>, name: &NodeName
     lost.resource_version = version;
     lost.changed_at = context.now;
     state.nodes.insert(name.clone(), node);
+    let placed: Vec<_> = state.placements.on(name).cloned().collect();
+    for function in &placed {
+        state.placements.remove(function, name);
+    }
+    drop_checkpoint(state, name, version);
     Ok(Applied::Changed { version })
+}
+
+fn drop_checkpoint(state: &mut State, name: &NodeName, version: u64) {
+    let Some(checkpoint) = state.checkpoints.remove(name) else { return };
+    for (function, score) in &checkpoint.scores {
+        state.leave_unclaimed(function, score.effective());
+    }
+    for (id, bytes) in &checkpoint.entries {
+        state.index.lose(id, *bytes, name, version);
+    }
+    state.index.forget_beyond(LOST_ENTRIES_MAX);
 }
 
 #[cfg(test)]
@@ -39,10 +59,11 @@ mod tests {
         let mut log = Log::new();
         assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged), "never heard of");
         log.register("n1", "a", Bytes::gib(1)).unwrap();
+        assert!(log.apply(lost(1)).unwrap().changed());
+        assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged));
         log.register("n1", "a", Bytes::gib(1)).unwrap();
         assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged), "an older epoch");
         assert!(log.apply(lost(2)).unwrap().changed());
-        assert_eq!(log.apply(lost(2)), Ok(Applied::Unchanged));
         assert_eq!(log.state.node(&node_name("n1")).unwrap().status, NodeStatus::Lost);
         assert_eq!(log.state.largest_gpu(), None, "a lost node's GPUs do not count");
     }

@@ -1,11 +1,14 @@
-//! Takes a worker in under a fresh epoch. A name that another live process holds is refused.
+//! Takes a worker in under a fresh epoch. A name that another live process holds is refused; the
+//! same process, which attaches to several controllers at once, keeps the epoch it has.
+//!
+//! What the node holds is not trusted from before: it begins with nothing, until its full sync.
 
 use std::sync::Arc;
 
 use millrace_types::{Bytes, Epoch, NodeName};
 
 use crate::outcome::{Applied, Outcome, Refusal};
-use crate::record::{Node, NodeGpu, NodeStatus};
+use crate::record::{Node, NodeGpu, NodeStatus, Scheduling};
 use crate::state::{Context, NODES_MAX, State};
 
 /// What a worker says of itself.
@@ -16,7 +19,11 @@ pub(crate) struct Registration<'a> {
     pub(crate) gpus: &'a [NodeGpu],
     pub(crate) topology: &'a str,
     pub(crate) host_memory: Bytes,
+    pub(crate) seen: Epoch,
 }
+
+/// The highest epoch a worker may have seen: a cluster counts up from there.
+const EPOCH_SEEN_MAX: Epoch = Epoch(1 << 48);
 
 pub(crate) fn register_node(
     state: &mut State,
@@ -24,18 +31,29 @@ pub(crate) fn register_node(
     name: &NodeName,
     registration: Registration<'_>,
 ) -> Outcome {
-    match state.nodes.get(name) {
+    if registration.seen > EPOCH_SEEN_MAX {
+        let problem = format!("node {name} claims to have seen epoch {}", registration.seen);
+        return Err(Refusal::InvalidSpec { problem });
+    }
+    let scheduling = match state.nodes.get(name) {
         Some(node) if node.status == NodeStatus::Live && node.instance != registration.instance => {
             return Err(Refusal::NodeNameTaken { name: name.clone() });
         }
-        Some(_) => {}
-        None => make_room(state)?,
-    }
-    state.epochs_given += 1;
+        Some(node) if node.status == NodeStatus::Live => {
+            return Ok(Applied::AlreadyRegistered { epoch: node.epoch });
+        }
+        Some(node) => node.scheduling,
+        None => {
+            make_room(state)?;
+            Scheduling::default()
+        }
+    };
+    state.epochs_given = state.epochs_given.max(registration.seen.0) + 1;
     let node = Node {
         name: name.clone(),
         epoch: Epoch(state.epochs_given),
         status: NodeStatus::Live,
+        scheduling,
         instance: registration.instance.to_owned(),
         address: registration.address.to_owned(),
         gpus: registration.gpus.to_vec(),
@@ -74,11 +92,29 @@ mod tests {
         let mut log = Log::new();
         assert_eq!(log.register("n1", "a", GPU), Ok(Applied::Registered { epoch: Epoch(1) }));
         assert_eq!(log.register("n2", "b", GPU), Ok(Applied::Registered { epoch: Epoch(2) }));
-        assert_eq!(
-            log.register("n1", "a", GPU),
-            Ok(Applied::Registered { epoch: Epoch(3) }),
-            "the same process"
-        );
+        let again = Applied::AlreadyRegistered { epoch: Epoch(1) };
+        assert_eq!(log.register("n1", "a", GPU), Ok(again), "the same process");
+        log.apply(Command::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
+        assert_eq!(log.register("n1", "a", GPU), Ok(Applied::Registered { epoch: Epoch(3) }));
+    }
+
+    #[test]
+    fn a_rebuilt_cluster_counts_on_above_what_its_workers_have_seen() {
+        let mut log = Log::new();
+        let mut seen = |name: &str, seen| {
+            log.apply(Command::RegisterNode {
+                name: node_name(name),
+                instance: "a".into(),
+                address: String::new(),
+                gpus: Vec::new(),
+                topology: String::new(),
+                host_memory: GPU,
+                seen: Epoch(seen),
+            })
+        };
+        assert_eq!(seen("n1", 7), Ok(Applied::Registered { epoch: Epoch(8) }));
+        assert_eq!(seen("n2", 3), Ok(Applied::Registered { epoch: Epoch(9) }));
+        assert!(matches!(seen("n3", u64::MAX), Err(Refusal::InvalidSpec { .. })));
     }
 
     #[test]
@@ -96,7 +132,14 @@ mod tests {
         let mut state = Log::new().state;
         let caller = crate::Caller("test".into());
         let context = Context { now: state.clock, caller: &caller };
-        let none = Registration { instance: "i", address: "", gpus: &[], topology: "", host_memory: GPU };
+        let none = Registration {
+            instance: "i",
+            address: "",
+            gpus: &[],
+            topology: "",
+            host_memory: GPU,
+            seen: Epoch(0),
+        };
         for n in 0..NODES_MAX {
             register_node(&mut state, context, &node_name(&format!("n{n}")), none).unwrap();
         }

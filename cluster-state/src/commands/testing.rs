@@ -1,13 +1,13 @@
 //! A log for the tests of commands: proposes, and compares the state around a refusal.
 
 use millrace_types::{
-    Bytes, ClusterId, DataType, Digest, Dim, FunctionKey, FunctionName, FunctionSpec, GpuIndex, NodeName,
-    TenantName, TensorSpec,
+    Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
+    GpuIndex, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart, TenantName, TensorSpec,
 };
 
-use crate::command::{Caller, Command, Proposal, UnixMillis};
+use crate::command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
 use crate::outcome::{Outcome, Refusal};
-use crate::record::{ControllerId, ModelSummary, NodeGpu};
+use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
 use crate::state::State;
 
 pub(crate) struct Log {
@@ -69,7 +69,22 @@ impl Log {
             gpus: vec![NodeGpu { index: GpuIndex(0), gpu_type: "emulated".into(), memory: gpu_memory }],
             topology: "test".into(),
             host_memory: Bytes::gib(8),
+            seen: Epoch(0),
         })
+    }
+
+    /// Another controller holds a model file.
+    pub(crate) fn hold(&mut self, name: &str, holder: u64) {
+        let holder = ControllerId(holder);
+        self.apply(Command::AddArtifact { digest: digest(name), bytes: Bytes(100), model: model(), holder })
+            .unwrap();
+    }
+
+    pub(crate) fn apply_keyed(&mut self, command: Command, seq: u64) -> Outcome {
+        self.index += 1;
+        let idempotency = Some(IdempotencyKey { client: "c".into(), seq });
+        let proposal = Proposal { idempotency, ..self.proposal(command) };
+        self.state.apply(self.index, &proposal)
     }
 
     fn proposal(&self, command: Command) -> Proposal {
@@ -109,13 +124,54 @@ pub(crate) fn model() -> ModelSummary {
 }
 
 pub(crate) fn apply(name: &str, model: &str) -> Command {
-    Command::ApplyFunction { spec: spec(name), digest: digest(model), expected: None }
+    Command::ApplyFunction { spec: spec(name), digest: digest(model), expected: None, voters: Vec::new() }
 }
 
 pub(crate) fn apply_expecting(name: &str, model: &str, expected: u64) -> Command {
-    Command::ApplyFunction { spec: spec(name), digest: digest(model), expected: Some(expected) }
+    let (spec, digest) = (spec(name), digest(model));
+    Command::ApplyFunction { spec, digest, expected: Some(expected), voters: Vec::new() }
 }
 
 pub(crate) fn delete(name: &str) -> Command {
     Command::DeleteFunction { key: key(name), expected: None }
+}
+
+pub(crate) fn place(function: &str, node: &str) -> Command {
+    let reason = PlacementReason::MissingReplica;
+    Command::Place { function: key(function), node: node_name(node), reason }
+}
+
+pub(crate) fn unplace(function: &str, node: &str) -> Command {
+    Command::Unplace { function: key(function), node: node_name(node) }
+}
+
+pub(crate) fn schedule(node: &str, scheduling: Scheduling) -> Command {
+    Command::SetNodeScheduling { name: node_name(node), scheduling }
+}
+
+pub(crate) fn sync(node: &str, epoch: u64, seq: u64, part: SyncPart, delta: NodeDelta) -> Command {
+    Command::SyncNode { node: node_name(node), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
+}
+
+/// A full sync in one batch.
+pub(crate) fn sync_all(node: &str, epoch: u64, seq: u64, delta: NodeDelta) -> Command {
+    sync(node, epoch, seq, SyncPart::Full(Portion::Only), delta)
+}
+
+pub(crate) fn counts(m: u64, n: u64) -> SloCounts {
+    SloCounts { m, n }
+}
+
+pub(crate) fn scored(function: &str, m: u64, n: u64) -> NodeDelta {
+    NodeDelta { slo: vec![(key(function), counts(m, n))], ..NodeDelta::default() }
+}
+
+/// Data that `n1` made in its first epoch.
+pub(crate) fn data(counter: u64) -> DataId {
+    DataId { home: node_name("n1"), epoch: Epoch(1), counter }
+}
+
+pub(crate) fn holding(counters: &[u64]) -> NodeDelta {
+    let entries = counters.iter().map(|&counter| (data(counter), Bytes(100))).collect();
+    NodeDelta { entries, ..NodeDelta::default() }
 }

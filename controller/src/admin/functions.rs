@@ -3,14 +3,13 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use millrace_cluster_state::{Applied, Command, Function, Proposal, State};
+use millrace_cluster_state::{Applied, Command, ControllerId, Function, Proposal, RevisionRecord, State};
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_types::{Digest, Failure, FunctionKey, Reason, TenantName};
 use tonic::Request;
 
 use super::{AdminService, caller, idempotency, views};
-use crate::fleet::Workers;
 use crate::raft::replica::refused;
 
 /// Functions of a page when none is said.
@@ -33,7 +32,10 @@ impl AdminService {
             .map_err(|error| Failure::new(Reason::MalformedRequest, format!("{error}")))?;
         let key = spec.key.clone();
         let idempotency = idempotency(request.idempotency_key)?;
-        let command = Command::ApplyFunction { spec, digest, expected: expected(request.resource_version) };
+        let expected = expected(request.resource_version);
+        // A majority of them must hold the model: the others may be lost.
+        let voters = self.replica.membership().voter_ids().map(ControllerId).collect();
+        let command = Command::ApplyFunction { spec, digest, expected, voters };
         let (applied, state) = if request.dry_run {
             self.dry_run(caller, command).await?
         } else {
@@ -47,7 +49,9 @@ impl AdminService {
         Ok(api::ApplyFunctionResponse {
             outcome: outcome.into(),
             // Absent when it was deleted again since.
-            function: state.function(&key).map(|function| self.view(&state, function)),
+            function: state
+                .function(&key)
+                .map(|function| self.view(&state, function, std::slice::from_ref(function.latest()))),
         })
     }
 
@@ -85,14 +89,14 @@ impl AdminService {
         request: api::GetFunctionRequest,
     ) -> Result<api::Function, Failure> {
         let key = convert::function_key(&request.tenant, &request.name)?;
-        let state = self.replica.linearizable().await?;
+        let state = self.read(request.consistency()).await?;
         let function = state.function(&key).ok_or_else(|| {
             Failure::new(
                 Reason::FunctionNotFound,
                 format!("no function {key}: list them with 'millrace get functions'"),
             )
         })?;
-        Ok(self.view(&state, function))
+        Ok(self.view(&state, function, &function.revisions))
     }
 
     pub(super) async fn list_functions(
@@ -110,13 +114,13 @@ impl AdminService {
             size => size.min(PAGE_MAX),
         };
         let after = page_token(&request.page_token)?;
-        let state = self.replica.linearizable().await?;
-        let workers = self.fleet.workers();
+        let state = self.read(request.consistency()).await?;
+        let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
         let mut rest = listed(&state, tenant.as_ref(), after.as_ref()).peekable();
         let mut functions: Vec<api::Function> = Vec::new();
         let mut last = None;
         while let Some(function) = rest.next_if(|_| functions.len() < size) {
-            functions.push(views::function(&state, function, &workers));
+            functions.push(views::function(&state, function, &function.revisions, &workers, &shortages));
             last = Some(&function.key);
         }
         let next = last.filter(|_| rest.peek().is_some());
@@ -126,9 +130,8 @@ impl AdminService {
         })
     }
 
-    fn view(&self, state: &State, function: &Function) -> api::Function {
-        let workers: Workers = self.fleet.workers();
-        views::function(state, function, &workers)
+    fn view(&self, state: &State, function: &Function, revisions: &[Arc<RevisionRecord>]) -> api::Function {
+        views::function(state, function, revisions, &self.fleet.workers(), &self.outlook.shortages())
     }
 }
 

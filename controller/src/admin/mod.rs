@@ -3,26 +3,35 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
 //! | [`functions`] | apply, get, list, delete |
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
+//! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
+//! | [`scaling`] | how many nodes are needed |
+//! | [`data`] | where intermediate data is |
 //! | [`views`] | records as the API shows them |
 
+mod cluster;
+mod data;
 mod functions;
 mod nodes;
+mod scaling;
+mod scheduling;
 mod views;
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{CLUSTER_VERSION, Caller, IdempotencyKey};
+use millrace_cluster_state::{CLUSTER_VERSION, Caller, IdempotencyKey, State};
 use millrace_proto::BUILD;
 use millrace_proto::admin::admin_server::Admin;
 use millrace_proto::admin::{self as api};
 use millrace_proto::status::to_status;
-use millrace_types::{Failure, Reason};
+use millrace_types::{Failure, NodeName, Reason};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::artifacts::Artifacts;
 use crate::fleet::Fleet;
+use crate::leader::Outlook;
 use crate::raft::Replica;
 
 /// Digests asked after at a time.
@@ -35,6 +44,7 @@ const IDEMPOTENCY_KEY_LEN_MAX: usize = 128;
 pub(crate) struct AdminService {
     pub(crate) replica: Replica,
     pub(crate) fleet: Fleet,
+    pub(crate) outlook: Outlook,
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) faults: Faults,
 }
@@ -65,6 +75,10 @@ fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
             Err(Failure::new(Reason::MalformedRequest, message))
         }
     }
+}
+
+fn node_name(name: &str) -> Result<NodeName, Failure> {
+    NodeName::new(name).map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))
 }
 
 fn answer<T>(result: Result<T, Failure>) -> Result<Response<T>, Status> {
@@ -117,9 +131,9 @@ impl Admin for AdminService {
 
     async fn list_nodes(
         &self,
-        _request: Request<api::ListNodesRequest>,
+        request: Request<api::ListNodesRequest>,
     ) -> Result<Response<api::ListNodesResponse>, Status> {
-        answer(self.list_nodes().await)
+        answer(self.list_nodes(request.into_inner()).await)
     }
 
     async fn get_version(
@@ -133,7 +147,36 @@ impl Admin for AdminService {
             cluster_id: state.cluster().map(|cluster| cluster.id.to_string()).unwrap_or_default(),
             cluster_version: CLUSTER_VERSION,
             api_versions: vec![millrace_types::manifest::API_VERSION.into()],
+            controller_id: self.replica.id().0,
         }))
+    }
+
+    async fn get_cluster_status(
+        &self,
+        _request: Request<api::GetClusterStatusRequest>,
+    ) -> Result<Response<api::ClusterStatus>, Status> {
+        answer(Ok(self.replica.cluster_status().await))
+    }
+
+    async fn promote_controller(
+        &self,
+        request: Request<api::PromoteControllerRequest>,
+    ) -> Result<Response<api::ChangeMembershipResponse>, Status> {
+        answer(self.promote_controller(request).await)
+    }
+
+    async fn remove_controller(
+        &self,
+        request: Request<api::RemoveControllerRequest>,
+    ) -> Result<Response<api::ChangeMembershipResponse>, Status> {
+        answer(self.remove_controller(request).await)
+    }
+
+    async fn transfer_leadership(
+        &self,
+        request: Request<api::TransferLeadershipRequest>,
+    ) -> Result<Response<api::TransferLeadershipResponse>, Status> {
+        answer(self.transfer_leadership(request).await)
     }
 
     async fn inject_fault(
@@ -142,9 +185,47 @@ impl Admin for AdminService {
     ) -> Result<Response<api::InjectFaultResponse>, Status> {
         answer(self.inject_fault(request.into_inner()).await)
     }
+
+    async fn set_node_scheduling(
+        &self,
+        request: Request<api::SetNodeSchedulingRequest>,
+    ) -> Result<Response<api::Node>, Status> {
+        answer(self.set_node_scheduling(request).await)
+    }
+
+    async fn remove_node(
+        &self,
+        request: Request<api::RemoveNodeRequest>,
+    ) -> Result<Response<api::RemoveNodeResponse>, Status> {
+        answer(self.remove_node(request).await)
+    }
+
+    async fn lookup_data(
+        &self,
+        request: Request<api::LookupDataRequest>,
+    ) -> Result<Response<api::LookupDataResponse>, Status> {
+        answer(self.lookup_data(request.into_inner()).await)
+    }
+
+    async fn get_scaling_signal(
+        &self,
+        _request: Request<api::GetScalingSignalRequest>,
+    ) -> Result<Response<api::ScalingSignal>, Status> {
+        answer(self.scaling_signal())
+    }
 }
 
 impl AdminService {
+    /// The state as a read wants it.
+    async fn read(&self, consistency: api::Consistency) -> Result<State, Failure> {
+        match consistency {
+            api::Consistency::Stale => Ok(self.replica.state()),
+            api::Consistency::Unspecified | api::Consistency::Linearizable => {
+                self.replica.linearizable().await
+            }
+        }
+    }
+
     async fn find_artifacts(
         &self,
         request: api::FindArtifactsRequest,

@@ -3,26 +3,46 @@
 
 use std::time::Duration;
 
-use millrace_cluster_state::Node;
+use millrace_cluster_state::{Node, NodeStatus, Scheduling, State};
+use millrace_policy::lease::Standing;
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
-use millrace_types::{Failure, NodeName, Reason};
+use millrace_types::{Failure, Reason};
+use tonic::Request;
 
-use super::{AdminService, Faults};
+use super::{AdminService, Faults, node_name};
 
 impl AdminService {
-    pub(super) async fn list_nodes(&self) -> Result<api::ListNodesResponse, Failure> {
-        let state = self.replica.linearizable().await?;
-        let workers = self.fleet.workers();
-        let view = |node: &Node| {
-            // A stream under an older epoch is about to end.
-            let worker = workers.get(&node.name).filter(|worker| worker.epoch == node.epoch);
-            let telemetry = worker.and_then(|worker| worker.telemetry());
-            view(node, worker.is_some(), telemetry.as_deref())
+    pub(super) async fn list_nodes(
+        &self,
+        request: api::ListNodesRequest,
+    ) -> Result<api::ListNodesResponse, Failure> {
+        let state = self.read(request.consistency()).await?;
+        Ok(api::ListNodesResponse { nodes: state.nodes().map(|node| self.node(&state, node)).collect() })
+    }
+
+    /// A node as the state knows it, and as it last reported itself.
+    pub(super) fn node(&self, state: &State, node: &Node) -> api::Node {
+        // A stream under another epoch is about to learn of this one, or to end.
+        let worker = self.fleet.worker(&node.name).filter(|worker| worker.epoch() == node.epoch);
+        let telemetry = worker.as_ref().and_then(|worker| worker.telemetry());
+        let lease = match self.outlook.standing(&node.name) {
+            Standing::Believed => api::NodeLease::Believed,
+            Standing::Fenced => api::NodeLease::Fenced,
+            Standing::Lost | Standing::Unknown => api::NodeLease::Unspecified,
         };
-        Ok(api::ListNodesResponse { nodes: state.nodes().map(|node| view(node)).collect() })
+        let checkpoint = state.checkpoint(&node.name);
+        let placements = state.placements_on(&node.name).count();
+        api::Node {
+            placements: u32::try_from(placements).unwrap_or(u32::MAX),
+            lease: lease.into(),
+            checkpoint_seq: checkpoint.map_or(0, |it| it.seq),
+            index_entries: checkpoint.map_or(0, |it| it.entries.len() as u64),
+            index_overflow: checkpoint.map_or(0, |it| it.overflow.saturating_add(it.dropped)),
+            ..view(node, worker.is_some(), telemetry.as_deref())
+        }
     }
 
     pub(super) async fn inject_fault(
@@ -33,9 +53,7 @@ impl AdminService {
             let message = "faults are not allowed here: start the server with --allow-faults";
             return Err(Failure::new(Reason::PermissionDenied, message));
         }
-        let invalid =
-            |error: millrace_types::ids::NameError| Failure::new(Reason::InvalidSpec, error.to_string());
-        let name = NodeName::new(&request.node).map_err(invalid)?;
+        let name = node_name(&request.node)?;
         let worker = self.fleet.worker(&name).ok_or_else(|| {
             Failure::new(
                 Reason::NoWorker,
@@ -47,12 +65,12 @@ impl AdminService {
             fault: request.fault.unsigned_abs(),
             function: request.function,
         };
-        worker.client.clone().inject_fault(fault).await.map_err(|status| from_status(&status))?;
+        worker.calls.inject_fault(Request::new(fault)).await.map_err(|status| from_status(&status))?;
         Ok(api::InjectFaultResponse {})
     }
 }
 
-/// A node as the state knows it, and as it last reported itself.
+/// What the node's own record and report say.
 fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> api::Node {
     let gpus = match telemetry {
         Some(telemetry) => telemetry.gpus.iter().map(live_gpu).collect(),
@@ -68,6 +86,18 @@ fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> ap
         host_memory_bytes: node.host_memory.get(),
         host_tier_bytes: telemetry.map_or(0, |telemetry| telemetry.host_tier_bytes),
         queued: telemetry.map_or(0, |telemetry| telemetry.queued),
+        status: match node.status {
+            NodeStatus::Live => api::NodeStatus::Live,
+            NodeStatus::Lost => api::NodeStatus::Lost,
+        }
+        .into(),
+        scheduling: match node.scheduling {
+            Scheduling::Schedulable => api::NodeScheduling::Schedulable,
+            Scheduling::Cordoned => api::NodeScheduling::Cordoned,
+            Scheduling::Draining => api::NodeScheduling::Draining,
+        }
+        .into(),
+        ..api::Node::default()
     }
 }
 

@@ -1,22 +1,33 @@
 //! Records as the API shows them.
 
+use std::sync::Arc;
+
 use millrace_cluster_state::{Function, ModelSummary, RevisionRecord, State};
+use millrace_policy::placement::Why;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire};
 use millrace_types::{Bytes, Digest};
 
 use crate::fleet::Workers;
 use crate::fleet::readiness::{self, Readiness};
+use crate::leader::Shortages;
 
-pub(super) fn function(state: &State, function: &Function, workers: &Workers) -> api::Function {
-    let ready = readiness::of_revision(function, function.latest(), workers);
+/// A function with these of its revisions.
+pub(super) fn function(
+    state: &State,
+    function: &Function,
+    revisions: &[Arc<RevisionRecord>],
+    workers: &Workers,
+    shortages: &Shortages,
+) -> api::Function {
+    let ready = readiness::of_revision(state, function, function.latest(), workers, shortages);
     api::Function {
         spec: Some(function_spec_wire(&function.latest().spec)),
         generation: function.generation().get(),
         resource_version: function.resource_version,
         enabled: function.enabled,
-        revisions: function.revisions.iter().map(|it| revision(state, it)).collect(),
-        conditions: vec![condition(&ready)],
+        revisions: revisions.iter().map(|it| revision(state, it)).collect(),
+        conditions: vec![ready_condition(&ready), placed_condition(state, function, shortages)],
         created_at: Some(timestamp_wire(function.created_at.0)),
         updated_at: Some(timestamp_wire(function.updated_at.0)),
         updated_by: function.updated_by.to_string(),
@@ -24,17 +35,43 @@ pub(super) fn function(state: &State, function: &Function, workers: &Workers) ->
 }
 
 /// The condition "Ready" of the newest revision.
-fn condition(ready: &Readiness) -> api::Condition {
-    let status = match ready {
-        Readiness::Prepared(_) => api::ConditionStatus::True,
-        _ => api::ConditionStatus::False,
-    };
-    api::Condition {
-        r#type: "Ready".into(),
-        status: status.into(),
-        reason: ready.reason().into(),
-        message: ready.message(),
+fn ready_condition(ready: &Readiness) -> api::Condition {
+    condition("Ready", matches!(ready, Readiness::Prepared(_)), ready.reason(), ready.message())
+}
+
+/// The condition "Placed": whether as many nodes as its owner asked for are to hold its models.
+fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -> api::Condition {
+    let nodes: Vec<_> = state.placements_of(&function.key).map(|it| it.node.to_string()).collect();
+    let wanted = function.latest().spec.replicas;
+    let on = if nodes.is_empty() { String::new() } else { format!(" (on {})", nodes.join(", ")) };
+    let copies = format!("{} of {wanted} copies{on}", nodes.len());
+    if !function.enabled {
+        return condition("Placed", false, "Disabled", "unloaded: load it to serve".to_owned());
     }
+    let is_short = nodes.len() < wanted as usize;
+    // Needs no plan, and is so from the first moment on.
+    let no_node = (is_short && !state.nodes().any(|node| node.takes_functions())).then_some(Why::NoNode);
+    match no_node.or(shortages.get(&function.key).map(|short| short.why)) {
+        Some(short) => condition("Placed", false, reason(&short), format!("{copies}: {short}")),
+        None if is_short => condition("Placed", false, "Placing", copies),
+        None => condition("Placed", true, "Placed", copies),
+    }
+}
+
+/// Why a copy cannot be placed, as a CamelCase word.
+fn reason(why: &Why) -> &'static str {
+    match why {
+        Why::NoNode => "NoNode",
+        Why::TooFewNodes { .. } => "TooFewNodes",
+        Why::GpuMemory { .. } => "GpuMemory",
+        Why::HostMemory { .. } => "HostMemory",
+        Why::Failing { .. } => "Failing",
+    }
+}
+
+fn condition(kind: &str, holds: bool, reason: &str, message: String) -> api::Condition {
+    let status = if holds { api::ConditionStatus::True } else { api::ConditionStatus::False };
+    api::Condition { r#type: kind.into(), status: status.into(), reason: reason.into(), message }
 }
 
 fn revision(state: &State, revision: &RevisionRecord) -> api::Revision {

@@ -1,5 +1,6 @@
-//! Collects model files that nothing uses: recorded ones after a grace period, and files that
-//! have no record (a crash between the two left them).
+//! Collects model files that nothing uses. The leader forgets records that no revision referred to
+//! for a grace period; every controller then removes its own files that have no record and are as
+//! old, whether a record went or never came (a crash, or an upload that failed elsewhere).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,8 +32,10 @@ impl Artifacts {
         let now = self.clock.now();
         let unused_since = UnixMillis(now.0.saturating_sub(millis(self.limits.artifact_grace)));
         let mut collected = 0;
-        for digest in unused(&self.replica.state(), unused_since) {
-            collected += usize::from(self.collect_recorded(digest, unused_since).await?);
+        if self.replica.leading_term().is_some() {
+            for digest in unused(&self.replica.state(), unused_since) {
+                self.forget(digest, unused_since).await?;
+            }
         }
         for digest in self.unrecorded(unused_since).await? {
             collected += usize::from(self.collect_unrecorded(digest).await?);
@@ -40,17 +43,15 @@ impl Artifacts {
         Ok(collected)
     }
 
-    async fn collect_recorded(&self, digest: Digest, unused_since: UnixMillis) -> Result<bool, Failure> {
-        let _changing = self.changing.lock().await;
+    async fn forget(&self, digest: Digest, unused_since: UnixMillis) -> Result<(), Failure> {
+        let _changing = self.changing.lock(digest).await;
         let command = Command::RemoveArtifact { digest, unused_since };
         let collector = Caller("collector".into());
-        if let Err(failure) = self.replica.propose(collector, None, command).await {
-            // Refused: it was used or removed since this round began.
-            return if failure.retryable { Err(failure) } else { Ok(false) };
+        match self.replica.propose(collector, None, command).await {
+            Err(failure) if failure.retryable => Err(failure),
+            // Or refused: it was used or removed since this round began.
+            _ => Ok(()),
         }
-        let store = self.store.clone();
-        blocking(move || store.remove(digest)).await?;
-        Ok(true)
     }
 
     /// Files without a record that were last written before `unused_since`.
@@ -66,7 +67,7 @@ impl Artifacts {
     }
 
     async fn collect_unrecorded(&self, digest: Digest) -> Result<bool, Failure> {
-        let _changing = self.changing.lock().await;
+        let _changing = self.changing.lock(digest).await;
         // An upload may have recorded it since the files were listed.
         if self.replica.linearizable().await?.artifact(&digest).is_some() {
             return Ok(false);

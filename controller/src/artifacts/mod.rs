@@ -2,7 +2,8 @@
 //! function has used them for a while.
 //!
 //! ```text
-//! upload: receive ─► fsync ─► digest ─► compile ─► rename ─► fsync dir ─► AddArtifact in Raft
+//! upload: receive ─► fsync ─► digest ─► compile ─► rename ─► fsync dir
+//!                 ─► the same on a majority of the voters ─► AddArtifact in Raft, once per holder
 //! ```
 //! The file is durable before the state says that it is held, and goes only after the state says
 //! that it is not. Whatever ends an upload early leaves neither a file nor a record.
@@ -10,6 +11,8 @@
 mod collect;
 mod fetch;
 mod inspect;
+mod locks;
+mod spread;
 mod store;
 mod upload;
 
@@ -17,11 +20,13 @@ use std::sync::Arc;
 
 use millrace_cluster_state::ControllerId;
 use millrace_types::{Bytes, Digest, Failure, Reason};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::clock::WallClock;
 use crate::config::Limits;
 use crate::raft::Replica;
+use locks::Locks;
+pub(crate) use spread::Held;
 pub(crate) use store::Store;
 
 /// The model files of this controller.
@@ -34,33 +39,37 @@ pub(crate) struct Artifacts {
     limits: Limits,
     /// Uploads at a time, and with them the space that unfinished ones take.
     uploads: Semaphore,
-    /// Held while a file and its record change together, so that the collector never removes the
-    /// file of a record that an upload is about to make.
-    changing: Mutex<()>,
+    /// Held while a file and its record change together.
+    changing: Locks,
+    /// Files being fetched from other controllers.
+    fetches: Semaphore,
 }
 
 impl Artifacts {
-    pub(crate) fn new(
-        store: Store,
-        replica: Replica,
-        holder: ControllerId,
-        clock: Arc<dyn WallClock>,
-        limits: Limits,
-    ) -> Self {
+    pub(crate) fn new(store: Store, replica: Replica, clock: Arc<dyn WallClock>, limits: Limits) -> Self {
+        let holder = replica.id();
         let uploads = Semaphore::new(limits.uploads);
-        Self { store: Arc::new(store), replica, holder, clock, limits, uploads, changing: Mutex::new(()) }
+        let (changing, fetches) = (Locks::default(), Semaphore::new(spread::FETCHES_MAX));
+        Self { store: Arc::new(store), replica, holder, clock, limits, uploads, changing, fetches }
     }
 
-    /// Which of these are recorded and here, with their sizes.
+    /// Which of these a majority of the voters holds, with their sizes. Of those that are recorded
+    /// here, only those that really are.
     pub(crate) async fn find(&self, digests: Vec<Digest>) -> Result<Vec<(Digest, Bytes)>, Failure> {
         let state = self.replica.linearizable().await?;
-        let sized: Vec<_> = digests
-            .into_iter()
-            .filter_map(|digest| state.artifact(&digest).map(|artifact| (digest, artifact.bytes)))
+        let (voters, own) = (self.voters(), self.holder);
+        let found: Vec<_> = digests
+            .iter()
+            .filter_map(|digest| state.artifact(digest))
+            .filter(|artifact| spread::on_majority(artifact, &voters))
+            .map(|artifact| (artifact.digest, artifact.bytes, artifact.holders.contains(&own)))
             .collect();
         let store = self.store.clone();
-        blocking(move || Ok(sized.into_iter().filter(|&(digest, bytes)| store.has(digest, bytes)).collect()))
-            .await
+        let there = move |&(digest, bytes, here): &(Digest, Bytes, bool)| !here || store.has(digest, bytes);
+        blocking(move || {
+            Ok(found.into_iter().filter(there).map(|(digest, bytes, _)| (digest, bytes)).collect())
+        })
+        .await
     }
 }
 

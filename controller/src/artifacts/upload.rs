@@ -9,6 +9,7 @@ use millrace_proto::admin::{self, upload_artifact_request::Part};
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tonic::Status;
 
+use super::spread::Held;
 use super::store::{Incoming, Verified};
 use super::{Artifacts, blocking, inspect};
 
@@ -94,11 +95,10 @@ impl Artifacts {
         caller: Caller,
     ) -> Result<Uploaded, Failure> {
         let (digest, bytes) = (verified.digest(), verified.bytes());
-        let _changing = self.changing.lock().await;
+        let _changing = self.changing.lock(digest).await;
         let store = self.store.clone();
         blocking(move || store.publish(&verified)).await?;
-        let command = Command::AddArtifact { digest, bytes, model: model.clone(), holder: self.holder };
-        if let Err(failure) = self.replica.propose(caller, None, command).await {
+        if let Err(failure) = self.spread_and_record(digest, bytes, &model, caller).await {
             // Whether it was recorded after all may be unknown: then the file stays, and the
             // collector looks again.
             if !failure.may_have_executed && self.replica.state().artifact(&digest).is_none() {
@@ -108,5 +108,24 @@ impl Artifacts {
             return Err(failure);
         }
         Ok(Uploaded { digest, bytes, model })
+    }
+
+    /// The state says who holds the file only after a majority does: a revision may refer to it
+    /// from the first record on.
+    async fn spread_and_record(
+        &self,
+        digest: Digest,
+        bytes: Bytes,
+        model: &ModelSummary,
+        caller: Caller,
+    ) -> Result<(), Failure> {
+        let mut executed = false;
+        for holder in self.spread(Held { digest, bytes }).await? {
+            let command = Command::AddArtifact { digest, bytes, model: model.clone(), holder };
+            let recorded = self.replica.propose(caller.clone(), None, command).await;
+            recorded.map_err(|failure| if executed { failure.after_execution() } else { failure })?;
+            executed = true;
+        }
+        Ok(())
     }
 }

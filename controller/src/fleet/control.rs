@@ -8,15 +8,13 @@ use millrace_proto::status::to_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_control_server::WorkerControl;
 use millrace_types::{ClusterId, Failure, Reason};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::desired::Desired;
 use super::{Fleet, session};
 use crate::artifacts::Artifacts;
-use crate::config::Limits;
 use crate::connector::Connector;
+use crate::leader::Outlook;
 use crate::raft::Replica;
 
 /// What the service answers from.
@@ -27,8 +25,7 @@ pub(crate) struct Control {
     pub(crate) fleet: Fleet,
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) connector: Arc<dyn Connector>,
-    pub(crate) desired: watch::Receiver<Desired>,
-    pub(crate) limits: Limits,
+    pub(crate) outlook: Outlook,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,
 }
@@ -56,7 +53,7 @@ impl WorkerControl for Control {
             .digest
             .parse()
             .map_err(|error| to_status(&Failure::new(Reason::MalformedRequest, format!("{error}"))))?;
-        let chunks = self.artifacts.fetch(digest).await.map_err(|failure| to_status(&failure))?;
+        let chunks = self.artifacts.clone().fetch(digest).await.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(chunks.boxed()))
     }
 }

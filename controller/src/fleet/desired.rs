@@ -1,62 +1,74 @@
-//! What every worker should serve. For now each worker gets every enabled function: its newest
-//! revision, and the one before it, which goes on serving until the newest is ready and for
-//! clients that name it (`REVISIONS_SERVED`).
+//! What each worker should serve: of every enabled function placed on it the newest revision, and
+//! the one before it, which goes on serving until the newest is ready and for clients that name it
+//! (`REVISIONS_SERVED`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, RevisionRecord, State};
+use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State};
+use millrace_policy::lease::Member;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use millrace_types::{Epoch, NodeName, SloBase};
 
-use crate::raft::Replica;
-
-/// The desired state as it is sent; `None` before this controller first led.
-pub(crate) type Desired = Option<Arc<wire::DesiredState>>;
-
-/// Keeps the desired state up to date for as long as this controller leads, until stopped.
-pub(crate) async fn publish_until(
-    stop: CancellationToken,
-    replica: Replica,
-    desired: watch::Sender<Desired>,
-) {
-    let mut changes = replica.changes();
-    let follow = async {
-        loop {
-            if let Some(term) = replica.leading_term() {
-                publish(&replica.state(), term, &desired);
-            }
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    // `None` when stopped: nothing is left to do either way.
-    stop.run_until_cancelled(follow).await;
+/// What every live node should serve, as the leader of a term sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Desired {
+    term: u64,
+    nodes: BTreeMap<NodeName, (Epoch, Arc<wire::DesiredState>)>,
 }
 
-/// Sends the state's wishes unless they were sent already in this term.
-fn publish(state: &State, term: u64, desired: &watch::Sender<Desired>) {
-    let next = desired_state(state, term);
-    desired.send_if_modified(|last| {
-        let news = last.as_ref().is_none_or(|last| last.term < term || last.functions != next.functions);
-        if news {
-            *last = Some(Arc::new(next));
-        }
-        news
+impl Desired {
+    /// What the state says. Where nothing changed since `last`, it is the same allocation, with the
+    /// same stamp: it need not be sent again.
+    pub(crate) fn of_state(state: &State, term: u64, last: Option<&Self>) -> Self {
+        let last = last.filter(|last| last.term == term);
+        let live = state.nodes().filter(|node| node.status == NodeStatus::Live);
+        let nodes = live.map(|node| {
+            let next = desired_state(state, node, term);
+            let known = last.and_then(|last| last.of(&Member { node: node.name.clone(), epoch: node.epoch }));
+            let same = known
+                .filter(|known| known.functions == next.functions && known.scheduling == next.scheduling);
+            (node.name.clone(), (node.epoch, same.unwrap_or_else(|| Arc::new(next))))
+        });
+        Self { term, nodes: nodes.collect() }
+    }
+
+    /// What a registration of a node should serve.
+    pub(crate) fn of(&self, member: &Member) -> Option<Arc<wire::DesiredState>> {
+        let (epoch, desired) = self.nodes.get(&member.node)?;
+        (*epoch == member.epoch).then(|| desired.clone())
+    }
+}
+
+fn desired_state(state: &State, node: &Node, term: u64) -> wire::DesiredState {
+    let placed = state.placements_on(&node.name).filter_map(|key| state.function(key));
+    let functions = placed.filter(|function| function.enabled).flat_map(|function| {
+        let base = state.slo_base(&function.key, &node.name);
+        function.served().iter().map(move |revision| desired_function(state, function, revision, base))
     });
+    wire::DesiredState {
+        term,
+        index: state.applied_index(),
+        functions: functions.collect(),
+        scheduling: scheduling(node.scheduling).into(),
+    }
 }
 
-fn desired_state(state: &State, term: u64) -> wire::DesiredState {
-    let enabled = state.functions().filter(|function| function.enabled);
-    let functions = enabled.flat_map(|function| {
-        function.served().iter().map(|revision| desired_function(state, function, revision))
-    });
-    wire::DesiredState { term, index: state.applied_index(), functions: functions.collect() }
+fn scheduling(scheduling: Scheduling) -> wire::NodeScheduling {
+    match scheduling {
+        Scheduling::Schedulable => wire::NodeScheduling::Schedulable,
+        Scheduling::Cordoned => wire::NodeScheduling::Cordoned,
+        Scheduling::Draining => wire::NodeScheduling::Draining,
+    }
 }
 
-fn desired_function(state: &State, function: &Function, revision: &RevisionRecord) -> wire::DesiredFunction {
+fn desired_function(
+    state: &State,
+    function: &Function,
+    revision: &RevisionRecord,
+    base: SloBase,
+) -> wire::DesiredFunction {
     let slo = revision.spec.slo;
     wire::DesiredFunction {
         tenant: function.key.tenant.to_string(),
@@ -68,5 +80,7 @@ fn desired_function(state: &State, function: &Function, revision: &RevisionRecor
         slo_deadline: slo.map(|slo| duration_wire(slo.deadline)),
         slo_percentile: slo.map_or(0.0, |slo| slo.percentile),
         gpu_memory_bytes: revision.spec.resources.gpu_memory.map_or(0, |memory| memory.get()),
+        slo_base_m: base.m,
+        slo_base_n: base.n,
     }
 }

@@ -4,24 +4,36 @@
 //! | module | holds |
 //! |---|---|
 //! | [`control`] | the service workers attach to |
-//! | [`desired`] | what every worker should serve, from the state |
+//! | [`session`] | a worker attaches |
+//! | [`registration`] | its place in the replicated state |
+//! | [`hear`] | what it says |
+//! | [`checkpoints`] | its soft state on the way into the log |
+//! | [`tell`] | what it is told |
+//! | [`desired`] | what each worker should serve, from the state |
 //! | [`load`] | what routing reads of telemetry |
 //! | [`readiness`] | whether a function can serve |
-//! | [`session`] | one worker's stream |
 //! | [`worker`] | one attached worker as others see it |
 
+mod checkpoints;
 pub(crate) mod control;
 pub(crate) mod desired;
+mod hear;
 mod load;
 pub(crate) mod readiness;
+pub(crate) mod registration;
 mod session;
+mod tell;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_types::{Failure, NodeName, Reason};
-use tokio::sync::{Mutex, watch};
+use millrace_types::{NodeName, Timestamp};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::raft::Replica;
 
 pub(crate) use load::Load;
 pub(crate) use worker::{Phase, Worker};
@@ -35,17 +47,18 @@ pub(crate) struct Fleet {
     workers: watch::Sender<Workers>,
     /// Counts changes of who is attached and of what is ready where. Telemetry does not count.
     changes: watch::Sender<u64>,
-    /// Held while a worker is checked, registered and taken in.
-    entering: Arc<Mutex<()>>,
+    /// The clock's zero.
+    began: Instant,
 }
 
 impl Fleet {
     pub(crate) fn new() -> Self {
-        Self {
-            workers: watch::Sender::default(),
-            changes: watch::Sender::default(),
-            entering: Arc::default(),
-        }
+        Self { workers: watch::Sender::default(), changes: watch::Sender::default(), began: Instant::now() }
+    }
+
+    /// Monotonic time, which leases are judged by.
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::ZERO + self.began.elapsed()
     }
 
     /// The workers attached now.
@@ -72,22 +85,8 @@ impl Fleet {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Refuses a name that another live process holds. The same process may come again: its old
-    /// stream is about to be noticed as broken.
-    fn check_name(&self, name: &NodeName, instance: &str) -> Result<(), Failure> {
-        match self.worker(name) {
-            Some(holder) if holder.instance != instance => Err(Failure::new(
-                Reason::NodeNameTaken,
-                format!(
-                    "a live worker is named {name} already: give this one another name, or stop the other"
-                ),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes a registered worker in, in place of what had its name under an older epoch.
-    fn attach(&self, worker: Arc<Worker>) {
+    /// Takes a registered worker in, in place of what had its name on an older stream.
+    pub(crate) fn attach(&self, worker: Arc<Worker>) {
         self.workers.send_modify(|workers| {
             let workers = Arc::make_mut(workers);
             if let Some(older) = workers.insert(worker.name.clone(), worker) {
@@ -97,11 +96,18 @@ impl Fleet {
         self.changed();
     }
 
-    /// Lets a worker go, at once: no request is sent to it from here on.
+    /// Lets a worker go, at once: no request is sent to it from here on, and those under way may go
+    /// to others.
     fn detach(&self, worker: &Worker) {
         worker.lost.cancel();
+        self.retire(worker);
+    }
+
+    /// Sends no more requests to a worker. It finishes those it has.
+    fn retire(&self, worker: &Worker) {
         let gone = self.workers.send_if_modified(|workers| {
-            let current = workers.get(&worker.name).is_some_and(|it| it.epoch == worker.epoch);
+            // By stream, not by epoch: the same process comes again under the epoch it has.
+            let current = workers.get(&worker.name).is_some_and(|it| std::ptr::eq(Arc::as_ptr(it), worker));
             if current {
                 Arc::make_mut(workers).remove(&worker.name);
             }
@@ -110,5 +116,21 @@ impl Fleet {
         if gone {
             self.changed();
         }
+    }
+
+    /// Keeps the attached workers' registrations in line with the state, until stopped.
+    pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica) {
+        let mut changes = replica.changes();
+        let follow = async {
+            let mut seen = 0;
+            while changes.changed().await.is_ok() {
+                let state = replica.state();
+                if std::mem::replace(&mut seen, state.version()) != state.version() {
+                    registration::follow(&self, &state);
+                }
+            }
+        };
+        // `None` when stopped: nothing is left to do either way.
+        stop.run_until_cancelled(follow).await;
     }
 }

@@ -1,49 +1,71 @@
 //! Whether a function can serve, from the state and what its workers report. The one rule behind
 //! the admin API's conditions and the protocol's readiness.
 
-use millrace_cluster_state::{Function, RevisionRecord};
+use millrace_cluster_state::{Function, RevisionRecord, State};
 use millrace_types::{FunctionKey, RevisionKey};
 
 use super::{Phase, Workers};
+use crate::leader::Shortages;
 
 /// Whether one revision can be invoked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Readiness {
     /// Ready on this many workers.
     Prepared(usize),
-    /// Being prepared on at least one.
+    /// On its way to at least one.
     Preparing,
-    /// Every worker failed; what the first one said.
+    /// Every worker it is placed on failed; what the first one said.
     PrepareFailed(String),
+    /// It is placed nowhere; why.
+    Unplaced(String),
+    /// None of the workers it is placed on, by name, is attached to this controller.
+    Away(String),
     /// No worker is attached.
     NoWorker,
     /// Its owner unloaded it.
     Disabled,
 }
 
-/// How far a revision is.
-pub(crate) fn of_revision(function: &Function, revision: &RevisionRecord, workers: &Workers) -> Readiness {
+/// How far a revision is. Any worker that says so serves it; what the others say counts where the
+/// function is placed.
+pub(crate) fn of_revision(
+    state: &State,
+    function: &Function,
+    revision: &RevisionRecord,
+    workers: &Workers,
+    shortages: &Shortages,
+) -> Readiness {
     if !function.enabled {
         return Readiness::Disabled;
     }
     let key = revision_key(&function.key, revision);
-    let mut ready = 0;
-    let mut preparing = false;
+    match workers.values().filter(|worker| worker.is_ready(&key)).count() {
+        0 if workers.is_empty() => Readiness::NoWorker,
+        0 => on_its_way(state, &key, workers, shortages),
+        ready => Readiness::Prepared(ready),
+    }
+}
+
+/// How far a revision is that is ready nowhere.
+fn on_its_way(state: &State, key: &RevisionKey, workers: &Workers, shortages: &Shortages) -> Readiness {
+    let nodes: Vec<_> = state.placements_of(&key.function).map(|placement| &placement.node).collect();
+    if nodes.is_empty() {
+        // Without a reason it is about to be placed.
+        let short = shortages.get(&key.function);
+        return short.map_or(Readiness::Preparing, |short| Readiness::Unplaced(short.why.to_string()));
+    }
     let mut failed = None;
-    for worker in workers.values() {
-        match worker.phase(&key) {
-            Some(Phase::Ready) => ready += 1,
+    for worker in nodes.iter().filter_map(|node| workers.get(*node)) {
+        match worker.phase(key) {
             Some(Phase::Failed(message)) => {
                 failed.get_or_insert_with(|| format!("worker {}: {message}", worker.name));
             }
-            Some(Phase::Preparing) | None => preparing = true,
+            Some(Phase::Ready | Phase::Preparing) | None => return Readiness::Preparing,
         }
     }
     match failed {
-        _ if ready > 0 => Readiness::Prepared(ready),
-        _ if preparing => Readiness::Preparing,
         Some(message) => Readiness::PrepareFailed(message),
-        None => Readiness::NoWorker,
+        None => Readiness::Away(nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>().join(", ")),
     }
 }
 
@@ -59,7 +81,8 @@ impl Readiness {
             Self::Prepared(_) => "Prepared",
             Self::Preparing => "Preparing",
             Self::PrepareFailed(_) => "PrepareFailed",
-            Self::NoWorker => "NoWorker",
+            Self::Unplaced(_) => "Unplaced",
+            Self::Away(_) | Self::NoWorker => "NoWorker",
             Self::Disabled => "Disabled",
         }
     }
@@ -71,6 +94,8 @@ impl Readiness {
             Self::Prepared(workers) => format!("ready on {workers} workers"),
             Self::Preparing => "the model is on its way to the workers".to_owned(),
             Self::PrepareFailed(message) => message.clone(),
+            Self::Unplaced(why) => format!("it is placed nowhere: {why}"),
+            Self::Away(nodes) => format!("it is placed on {nodes}, not attached to this controller now"),
             Self::NoWorker => "no worker is attached: start one".to_owned(),
             Self::Disabled => "unloaded: load it to serve".to_owned(),
         }

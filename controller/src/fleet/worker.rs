@@ -2,11 +2,13 @@
 //! still there.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use millrace_policy::lease::Member;
 use millrace_proto::worker as wire;
-use millrace_proto::worker::worker_client::WorkerClient;
-use millrace_types::{Epoch, NodeName, Revision, RevisionKey};
+use millrace_types::{Epoch, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -22,39 +24,93 @@ pub(crate) enum Phase {
 }
 
 /// An attached worker.
-#[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) name: NodeName,
-    pub(crate) instance: String,
-    pub(crate) epoch: Epoch,
-    pub(crate) client: WorkerClient<Transport>,
+    /// What it said of itself: what registers it again, should it be declared lost and be there.
+    pub(crate) hello: wire::WorkerHello,
+    /// How it is called.
+    pub(crate) calls: Transport,
     /// Cancelled as soon as its stream ends.
     pub(crate) lost: CancellationToken,
+    epoch: watch::Sender<Epoch>,
+    /// When it last said anything, by the fleet's clock.
+    heard: AtomicU64,
     statuses: watch::Sender<Arc<BTreeMap<RevisionKey, Phase>>>,
     telemetry: watch::Sender<Option<Arc<wire::Telemetry>>>,
-    load: watch::Sender<Arc<Load>>,
+    load: watch::Sender<Load>,
     unseen: Unseen,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("name", &self.name)
+            .field("epoch", &self.epoch())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Worker {
     pub(crate) fn new(
         name: NodeName,
-        instance: String,
+        hello: wire::WorkerHello,
         epoch: Epoch,
-        gpus: u32,
-        client: WorkerClient<Transport>,
+        calls: Transport,
+        now: Timestamp,
     ) -> Self {
+        let gpus = u32::try_from(hello.gpus.len()).unwrap_or(u32::MAX);
         Self {
             name,
-            instance,
-            epoch,
-            client,
+            hello,
+            calls,
             lost: CancellationToken::new(),
+            epoch: watch::Sender::new(epoch),
+            heard: AtomicU64::new(now.as_nanos()),
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
-            load: watch::Sender::new(Arc::new(Load::unknown(gpus))),
+            load: watch::Sender::new(Load::unknown(gpus)),
             unseen: Unseen::default(),
         }
+    }
+
+    /// Its registration, as far as this controller knows.
+    pub(crate) fn epoch(&self) -> Epoch {
+        *self.epoch.borrow()
+    }
+
+    pub(crate) fn member(&self) -> Member {
+        Member { node: self.name.clone(), epoch: self.epoch() }
+    }
+
+    /// Follows its registrations.
+    pub(super) fn epochs(&self) -> watch::Receiver<Epoch> {
+        self.epoch.subscribe()
+    }
+
+    /// It was taken in again under a later epoch.
+    pub(super) fn adopt(&self, epoch: Epoch) {
+        self.epoch.send_if_modified(|known| {
+            let later = *known < epoch;
+            if later {
+                *known = epoch;
+            }
+            later
+        });
+    }
+
+    /// Whether that is the same process, on whichever stream.
+    pub(crate) fn is_process_of(&self, other: &Self) -> bool {
+        self.name == other.name && self.hello.instance == other.hello.instance
+    }
+
+    /// It said something.
+    pub(super) fn sign_of_life(&self, now: Timestamp) {
+        self.heard.fetch_max(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// When it last said anything, by the fleet's clock.
+    pub(crate) fn heard(&self) -> Timestamp {
+        Timestamp(self.heard.load(Ordering::Relaxed))
     }
 
     /// How far it is with a revision; `None` when it never mentioned it.
@@ -71,9 +127,9 @@ impl Worker {
         self.telemetry.borrow().clone()
     }
 
-    /// What routing reads of its last report.
-    pub(crate) fn load(&self) -> Arc<Load> {
-        self.load.borrow().clone()
+    /// Reads what routing goes by of its last report.
+    pub(crate) fn with_load<T>(&self, read: impl FnOnce(&Load) -> T) -> T {
+        read(&self.load.borrow())
     }
 
     /// Requests of this controller that its last report cannot have counted.
@@ -86,12 +142,13 @@ impl Worker {
         InFlight { after: self.unseen.sent(), worker: self.clone() }
     }
 
-    /// Takes a report; one that carries another epoch, or is older than the last, is ignored.
-    pub(super) fn report(&self, telemetry: wire::Telemetry) {
-        if telemetry.epoch != self.epoch.0 {
+    /// Takes a report; one that carries an older epoch, or is older than the last, is ignored. A
+    /// later epoch is one that has not reached this controller's state yet.
+    pub(crate) fn report(&self, telemetry: wire::Telemetry) {
+        if telemetry.epoch < self.epoch().0 {
             return;
         }
-        let load = Arc::new(Load::of(&telemetry));
+        let load = Load::of(&telemetry);
         let newer = self.telemetry.send_if_modified(|last| {
             let newer = last.as_ref().is_none_or(|last| last.seq < telemetry.seq);
             if newer {
@@ -106,7 +163,7 @@ impl Worker {
     }
 
     /// Takes the statuses of all its functions. Says whether anything changed.
-    pub(super) fn report_functions(&self, statuses: wire::FunctionStatuses) -> bool {
+    pub(crate) fn report_functions(&self, statuses: wire::FunctionStatuses) -> bool {
         let statuses: BTreeMap<_, _> = statuses.functions.into_iter().filter_map(read_status).collect();
         self.statuses.send_if_modified(|known| {
             let changed = **known != statuses;
@@ -132,7 +189,6 @@ fn read_status(status: wire::FunctionStatus) -> Option<(RevisionKey, Phase)> {
 }
 
 /// One request in flight at a worker.
-#[derive(Debug)]
 pub(crate) struct InFlight {
     worker: Arc<Worker>,
     /// The report it was sent after.
@@ -148,12 +204,13 @@ impl Drop for InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connector::{Connector as _, Tcp, client};
+    use crate::connector::{Connector as _, Tcp};
 
     fn worker() -> Worker {
         let name = NodeName::new("n1").unwrap();
         let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
-        Worker::new(name, "i".into(), Epoch(3), 1, client(transport))
+        let hello = wire::WorkerHello { gpus: vec![wire::GpuCapacity::default()], ..Default::default() };
+        Worker::new(name, hello, Epoch(3), transport, Timestamp::ZERO)
     }
 
     fn status(phase: wire::FunctionPhase, revision: u64) -> wire::FunctionStatus {
@@ -167,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn telemetry_of_another_epoch_or_out_of_order_is_ignored() {
+    async fn telemetry_of_an_older_epoch_or_out_of_order_is_ignored() {
         let worker = worker();
         let report = |epoch, seq, queued| {
             worker.report(wire::Telemetry { epoch, seq, queued, ..Default::default() });
@@ -177,6 +234,7 @@ mod tests {
         assert_eq!(report(3, 5, 2), Some(2));
         assert_eq!(report(3, 4, 3), Some(2));
         assert_eq!(report(3, 6, 4), Some(4));
+        assert_eq!(report(4, 7, 5), Some(5), "the news of its registration is on its way");
     }
 
     #[tokio::test]

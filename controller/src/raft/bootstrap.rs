@@ -1,5 +1,14 @@
-//! The first start of a cluster, and every later one: opens the data directory, starts the Raft
-//! node, and waits until it leads and has applied what its log holds.
+//! How a controller gets its place in a group: it begins a cluster of its own, joins one, or goes on
+//! where its data directory says.
+//!
+//! ```text
+//!  empty directory ─┬─ Bootstrap ─► identity ─► initialize ─► leads alone
+//!                   ├─ Join ─► would it be taken in? ─► identity ─► learner ─► voter
+//!                   └─ Reopen ─► refused
+//!  used directory ──► its identity ─► its log ─► goes on; says where it is now
+//! ```
+//! Whatever has an identity has been found admissible first, and the group takes in only the data
+//! directory that was named: so that an operator's mistake leaves nothing behind.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,20 +16,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{Caller, Command, ControllerId, State, UnixMillis};
-use millrace_raft_store::{DataDir, Identity, StateReader, Store};
-use millrace_types::{ClusterId, Failure};
-use openraft::BasicNode;
+use millrace_proto::raft::{JoinIntent, JoinRequest, JoinResponse};
+use millrace_proto::status::from_status;
+use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_raft_store::{DataDir, Identity, Member, StateReader, Store};
+use millrace_types::{ClusterId, Failure, Reason};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::network::Network;
-use super::{Raft, Replica, config};
-use crate::clock::WallClock;
+use super::peers::{Lane, Peers, connect, limited};
+use super::replica::Replica;
+use super::rules::Change;
+use super::world::World;
+use super::{Raft, config};
+use crate::config::{JoinAs, Start};
 
-/// The number of a cluster's first controller.
-const FIRST: ControllerId = ControllerId(1);
 /// How long a group of one may take to lead itself: a few syncs, on a disk that may be very busy.
 const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long joining may take: for the group to answer, then for the log to come.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long one controller may take to answer.
+const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
+/// How long between two attempts to join, or to be promoted.
+const JOIN_PAUSE: Duration = Duration::from_millis(200);
+/// How long between two attempts to say where this controller is now.
+const MOVED_PAUSE: Duration = Duration::from_secs(1);
+/// How often a controller is sent on to the leader before it asks from the beginning.
+const REDIRECTS_MAX: usize = 3;
 
 /// Why Raft did not start.
 #[derive(Debug, thiserror::Error)]
@@ -40,83 +65,303 @@ pub enum Error {
     /// The cluster could not be named.
     #[error("the cluster could not be initialized: {}", .0.message)]
     Init(Failure),
-}
-
-/// A Raft node that leads.
-pub(crate) struct Started {
-    pub(crate) raft: Raft,
-    pub(crate) replica: Replica,
+    /// An empty data directory, and nothing to begin with.
+    #[error(
+        "{} is empty: bootstrap a cluster, or join one; a controller that lost its directory must be removed from its group and join with a new id", .0.display()
+    )]
+    Empty(PathBuf),
+    /// A data directory of a controller that no group ever took in.
+    #[error("controller {} was never taken in by its group: start it with the address of another controller to join at", .0.0)]
+    NeverJoined(ControllerId),
+    /// The group does not take this controller in.
+    #[error("the group does not take this controller in: {}", .0.message)]
+    Refused(Failure),
+    /// No controller took this one in in time.
+    #[error("no controller of {} took this one in within {JOIN_TIMEOUT:?}: {reason}", at.join(", "))]
+    NotJoined {
+        /// Where it asked.
+        at: Vec<String>,
+        /// The last answer.
+        reason: String,
+    },
 }
 
 /// A data directory that is open, and whose it is.
 pub(crate) struct Opened {
     pub(crate) identity: Identity,
     store: Store<State>,
+    world: Arc<dyn World>,
 }
 
-/// Opens or begins the cluster in `data_dir`.
-pub(crate) async fn open(data_dir: PathBuf, now: UnixMillis, seed: u64) -> Result<Opened, Error> {
-    let opened = tokio::task::spawn_blocking(move || open_blocking(data_dir, now, seed)).await??;
-    Ok(Opened { identity: opened.0, store: opened.1 })
+/// What opening needs to know.
+pub(crate) struct Opening {
+    pub(crate) data_dir: PathBuf,
+    pub(crate) id: ControllerId,
+    pub(crate) start: Start,
+    pub(crate) now: UnixMillis,
+    pub(crate) seed: u64,
+    pub(crate) world: Arc<dyn World>,
 }
 
-/// Runs what was opened as a group of one, which other controllers reach at `address`.
-pub(crate) async fn start(
-    opened: Opened,
-    address: String,
-    clock: Arc<dyn WallClock>,
-) -> Result<Started, Error> {
-    let Opened { identity, store } = opened;
-    let (raft, reader) = run(&identity, store).await?;
-    let replica = Replica::new(raft.clone(), reader, clock);
-    lead(&raft, &identity, address).await?;
-    let init = Command::InitCluster { cluster_id: identity.cluster.clone() };
-    replica.propose(Caller("controller".into()), None, init).await.map_err(Error::Init)?;
-    Ok(Started { raft, replica })
+/// Opens a used data directory, or makes an empty one this controller's.
+pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
+    let Opening { data_dir, id, start, now, seed, world } = opening;
+    let path = data_dir.clone();
+    let dir = tokio::task::spawn_blocking(move || DataDir::open(path)).await??;
+    let mut rng = StdRng::seed_from_u64(seed ^ id.0.rotate_left(32));
+    let identity = match (dir.identity().cloned(), start) {
+        (Some(found), _) => Identity { controller: id, ..found },
+        (None, Start::Reopen) => return Err(Error::Empty(data_dir)),
+        (None, Start::Bootstrap) => {
+            let cluster = ClusterId(fresh_name(now, &mut rng).into());
+            Identity { cluster, controller: id, directory: fresh_name(now, &mut rng) }
+        }
+        (None, Start::Join { at, .. }) => {
+            let directory = fresh_name(now, &mut rng);
+            let request = join_request(id, &directory, JoinIntent::Check);
+            let cluster = ask_to_join(&*world, &at, request).await?;
+            Identity { cluster, controller: id, directory }
+        }
+    };
+    let (whose, disk) = (identity.clone(), world.clone());
+    let store = tokio::task::spawn_blocking(move || disk.open(dir, &whose)).await??;
+    Ok(Opened { identity, store, world })
 }
 
-fn open_blocking(
-    data_dir: PathBuf,
-    now: UnixMillis,
-    seed: u64,
-) -> Result<(Identity, Store<State>), millrace_raft_store::Error> {
-    let dir = DataDir::open(data_dir)?;
-    let fresh = || Identity { cluster: fresh_cluster_id(now, seed), controller: FIRST };
-    let identity = dir.identity().cloned().unwrap_or_else(fresh);
-    let store = millrace_raft_store::open(dir, &identity)?;
-    Ok((identity, store))
-}
-
-fn fresh_cluster_id(now: UnixMillis, seed: u64) -> ClusterId {
-    let random = rand::Rng::random(&mut StdRng::seed_from_u64(seed));
-    ClusterId(ulid::Ulid::from_parts(now.0, random).to_string().to_lowercase().into())
+fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
+    ulid::Ulid::from_parts(now.0, rand::Rng::random(rng)).to_string().to_lowercase()
 }
 
 /// Starts the Raft node of an opened data directory.
-pub(crate) async fn run(
-    identity: &Identity,
-    store: Store<State>,
-) -> Result<(Raft, StateReader<State>), Error> {
-    let config = config(&identity.cluster)?;
-    let network = Network { cluster: identity.cluster.clone() };
+pub(crate) async fn run(opened: Opened) -> Result<(Raft, StateReader<State>, Peers), Error> {
+    let Opened { identity, store, world } = opened;
+    let config = config(&identity)?;
+    let peers = Peers::new(identity.clone(), world);
+    let network = Network { peers: peers.clone() };
     let reader = store.machine.reader();
     let raft = Raft::new(identity.controller.0, config, network, store.log, store.machine).await;
-    Ok((raft.map_err(|error| Error::Raft(error.to_string()))?, reader))
+    Ok((raft.map_err(|error| fatal(&error))?, reader, peers))
 }
 
-/// Makes a fresh node a group of one, and waits until this node leads. Does not wait for the
-/// election timeout: there is nobody to wait for.
-async fn lead(raft: &Raft, identity: &Identity, address: String) -> Result<(), Error> {
-    let fatal = |error: &dyn std::fmt::Display| Error::Raft(error.to_string());
-    if raft.is_initialized().await.map_err(|error| fatal(&error))? {
-        raft.trigger().elect().await.map_err(|error| fatal(&error))?;
-    } else {
-        let members = BTreeMap::from([(identity.controller.0, BasicNode::new(address))]);
-        raft.initialize(members).await.map_err(|error| fatal(&error))?;
+fn fatal(error: &dyn std::fmt::Display) -> Error {
+    Error::Raft(error.to_string())
+}
+
+/// Takes this controller's place in its group. The others must be able to call it already, at
+/// `address`. When this returns, a controller that is alone leads, and one that joins is what it was
+/// to become; another goes on, and may still have to hear from its leader.
+pub(crate) async fn enter(
+    replica: &Replica,
+    start: &Start,
+    address: &str,
+    stop: &CancellationToken,
+) -> Result<(), Error> {
+    let initialized = replica.raft.is_initialized().await.map_err(|error| fatal(&error))?;
+    let own = replica.own();
+    match start {
+        _ if initialized => go_on(replica, start, address, stop).await,
+        Start::Bootstrap => {
+            let member = Member { address: address.to_owned(), directory: own.directory.clone() };
+            let members = BTreeMap::from([(own.controller.0, member)]);
+            replica.raft.initialize(members).await.map_err(|error| fatal(&error))?;
+            lead(replica).await
+        }
+        Start::Join { at, role } => {
+            let cluster_id = own.cluster.to_string();
+            let request = JoinRequest {
+                cluster_id,
+                address: address.to_owned(),
+                ..join_request(own.controller, &own.directory, JoinIntent::Join)
+            };
+            ask_to_join(replica.peers.world(), at, request).await?;
+            become_member(replica, *role, at).await
+        }
+        Start::Reopen => Err(Error::NeverJoined(own.controller)),
     }
-    let leads =
-        raft.wait(Some(LEADING_TIMEOUT)).current_leader(identity.controller.0, "a group of one leads").await;
-    leads.map_err(|error| Error::NoLeader(error.to_string()))?;
-    raft.ensure_linearizable().await.map_err(|error| fatal(&error))?;
+}
+
+/// Goes on with what the log says.
+async fn go_on(
+    replica: &Replica,
+    start: &Start,
+    address: &str,
+    stop: &CancellationToken,
+) -> Result<(), Error> {
+    let membership = replica.membership();
+    let own = replica.id().0;
+    let voters: Vec<u64> = membership.voter_ids().collect();
+    if voters == [own] {
+        // Nobody to wait for: no need to wait for the election timeout.
+        replica.raft.trigger().elect().await.map_err(|error| fatal(&error))?;
+        lead(replica).await?;
+    }
+    let promote = matches!(start, Start::Join { role: JoinAs::Voter, .. }) && !voters.contains(&own);
+    let (replica, address) = (replica.clone(), address.to_owned());
+    let settle = async move {
+        say_where(&replica, &address).await;
+        if promote && let Err(failure) = promoted(&replica).await {
+            tracing::warn!(error = failure.message, "this controller stays a learner for now");
+        }
+    };
+    let stop = stop.clone();
+    tokio::spawn(async move { stop.run_until_cancelled(settle).await });
     Ok(())
+}
+
+/// Waits until this node leads its group of one, and names the cluster.
+async fn lead(replica: &Replica) -> Result<(), Error> {
+    let own = replica.id().0;
+    let leads = replica.raft.wait(Some(LEADING_TIMEOUT)).current_leader(own, "a group of one leads").await;
+    leads.map_err(|error| Error::NoLeader(error.to_string()))?;
+    let state = replica.linearizable().await.map_err(Error::Init)?;
+    if state.cluster().is_none() {
+        let init = Command::InitCluster { cluster_id: replica.own().cluster.clone() };
+        replica.propose(Caller("controller".into()), None, init).await.map_err(Error::Init)?;
+    }
+    Ok(())
+}
+
+fn join_request(id: ControllerId, directory: &str, intent: JoinIntent) -> JoinRequest {
+    JoinRequest {
+        protocol_version: PROTOCOL_VERSION,
+        build: BUILD.into(),
+        cluster_id: String::new(),
+        id: id.0,
+        directory: directory.to_owned(),
+        address: String::new(),
+        intent: intent.into(),
+    }
+}
+
+/// Asks one controller after the other, and whom they name as leader, until one answers for good.
+async fn ask_to_join(world: &dyn World, at: &[String], request: JoinRequest) -> Result<ClusterId, Error> {
+    let until = Instant::now() + JOIN_TIMEOUT;
+    let mut reason = "no address was given".to_owned();
+    while Instant::now() < until && !at.is_empty() {
+        for address in at {
+            match ask_from(world, address, &request).await {
+                Ok(answer) => return Ok(ClusterId(answer.cluster_id.into())),
+                Err(failure) if failure.retryable || failure.may_have_executed => reason = failure.message,
+                Err(failure) => return Err(Error::Refused(failure)),
+            }
+        }
+        tracing::info!(reason, "not joined yet");
+        tokio::time::sleep(JOIN_PAUSE).await;
+    }
+    Err(Error::NotJoined { at: at.to_owned(), reason })
+}
+
+/// Asks one controller, and the leader that it names.
+async fn ask_from(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
+    let mut address = address.to_owned();
+    for _ in 0..REDIRECTS_MAX {
+        let answer = ask(world, &address, request).await?;
+        if answer.leader_address.is_empty() {
+            return Ok(answer);
+        }
+        address = answer.leader_address;
+    }
+    Err(Failure::new(Reason::NoLeader, "the controllers name each other as leader: an election is under way"))
+}
+
+async fn ask(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
+    let lost = |why: String| Failure::new(Reason::NoLeader, format!("{address} does not answer: {why}"));
+    let channel = connect(world, address).map_err(|error| {
+        let message = format!("{address:?} is no address ({error}): give host:port");
+        Failure::new(Reason::MalformedRequest, message)
+    })?;
+    let mut client = limited(channel);
+    let asked = tokio::time::timeout(JOIN_ANSWER_TIMEOUT, client.join(request.clone())).await;
+    let answer = asked.map_err(|_| lost(format!("nothing within {JOIN_ANSWER_TIMEOUT:?}")))?;
+    answer.map(tonic::Response::into_inner).map_err(|status| {
+        // A status that was made here has a source: nobody answered.
+        let local = std::error::Error::source(&status).is_some();
+        if local { lost(status.message().to_owned()) } else { from_status(&status) }
+    })
+}
+
+/// Waits until the log says that this controller is a member, and of what kind.
+async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result<(), Error> {
+    let own = replica.id().0;
+    let mut states = replica.reader.watch();
+    let member = states.wait_for(|applied| {
+        applied.state.cluster().is_some() && applied.membership.membership().get_node(&own).is_some()
+    });
+    let not_joined = |reason: String| Error::NotJoined { at: at.to_owned(), reason };
+    match tokio::time::timeout(JOIN_TIMEOUT, member).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(_)) => return Err(fatal(&"it ended")),
+        Err(_) => {
+            let message = "it was taken in, and the leader sent it nothing: make sure that the others reach it at the address it advertises";
+            return Err(not_joined(message.to_owned()));
+        }
+    }
+    match role {
+        JoinAs::Learner => Ok(()),
+        JoinAs::Voter => promoted(replica).await.map_err(Error::Refused),
+    }
+}
+
+/// Has this controller made a voter, as soon as the leader finds that it has the log.
+async fn promoted(replica: &Replica) -> Result<(), Failure> {
+    let until = Instant::now() + JOIN_TIMEOUT;
+    loop {
+        match replica.change_group(Change::Promote(replica.id().0)).await {
+            Ok(_) => return Ok(()),
+            Err(failure) if !failure.retryable || Instant::now() >= until => return Err(failure),
+            Err(failure) => tracing::debug!(error = failure.message, "not promoted yet"),
+        }
+        tokio::time::sleep(JOIN_PAUSE).await;
+    }
+}
+
+/// Tells the group where this controller is now, if that is not what it knows, and hears whether it
+/// is still a member.
+async fn say_where(replica: &Replica, address: &str) {
+    let own = replica.own();
+    let request = JoinRequest {
+        cluster_id: own.cluster.to_string(),
+        address: address.to_owned(),
+        ..join_request(own.controller, &own.directory, JoinIntent::Moved)
+    };
+    loop {
+        let told = match replica.join(request.clone()).await {
+            Ok(answer) if answer.leader_address.is_empty() => Ok(answer),
+            Ok(answer) => ask_from(replica.peers.world(), &answer.leader_address, &request).await,
+            Err(failure) if failure.retryable => ask_others(replica, &request).await,
+            Err(failure) => Err(failure),
+        };
+        match told {
+            Ok(_) => return,
+            Err(failure) if failure.retryable => {
+                tracing::debug!(error = failure.message, "the group does not know where this controller is");
+            }
+            Err(failure) => {
+                tracing::error!(error = failure.message, "the group does not know this controller any more");
+                return;
+            }
+        }
+        tokio::time::sleep(MOVED_PAUSE).await;
+    }
+}
+
+async fn ask_others(replica: &Replica, request: &JoinRequest) -> Result<JoinResponse, Failure> {
+    let mut last = super::route::nobody_leads();
+    for peer in replica.others(Lane::Requests) {
+        match ask_from(replica.peers.world(), peer.address(), request).await {
+            Err(failure) if failure.retryable => last = failure,
+            answered => return answered,
+        }
+    }
+    Err(last)
+}
+
+/// A handle over the Raft node of an opened data directory.
+pub(crate) async fn replica(
+    opened: Opened,
+    client_address: String,
+    clock: Arc<dyn crate::clock::WallClock>,
+) -> Result<Replica, Error> {
+    let (raft, reader, peers) = run(opened).await?;
+    Ok(Replica::new(raft, reader, peers, client_address, clock))
 }

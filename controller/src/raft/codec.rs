@@ -1,47 +1,88 @@
-//! openraft's messages on the wire: MessagePack with field names, as in the log, and the sender's
-//! cluster and protocol version on each message. A peer of another is refused on every call, not
-//! only at the first: addresses are reused.
+//! What controllers send each other, on the wire: MessagePack with field names, as in the log, and
+//! on each message who sends it and for whom. Every message is checked, not only the first of a
+//! connection: addresses are reused, and a controller that lost its data directory must not answer
+//! for the one that had it.
 
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::raft::Message;
 use millrace_proto::status::to_status;
-use millrace_types::{ClusterId, Failure, Reason};
+use millrace_raft_store::Identity;
+use millrace_types::{Failure, Reason};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::Status;
 
+/// For whom a message is: a member, and its data directory as the group knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) id: u64,
+    pub(super) directory: String,
+}
+
+impl Target {
+    /// Whoever sent this message.
+    pub(super) fn sender(message: &Message) -> Self {
+        Self { id: message.from, directory: message.from_directory.clone() }
+    }
+}
+
 /// Wraps a payload.
-pub(super) fn message(cluster: &ClusterId, payload: Vec<u8>) -> Message {
-    Message { cluster_id: cluster.to_string(), protocol_version: PROTOCOL_VERSION, payload: payload.into() }
+pub(super) fn message(own: &Identity, to: &Target, payload: Vec<u8>) -> Message {
+    Message {
+        cluster_id: own.cluster.to_string(),
+        protocol_version: PROTOCOL_VERSION,
+        payload: payload.into(),
+        from: own.controller.0,
+        from_directory: own.directory.clone(),
+        to: to.id,
+        to_directory: to.directory.clone(),
+    }
 }
 
 /// Encodes a message.
-pub(super) fn encode<T: Serialize>(cluster: &ClusterId, value: &T) -> Result<Message, Failure> {
+pub(super) fn encode<T: Serialize>(own: &Identity, to: &Target, value: &T) -> Result<Message, Failure> {
     let payload = rmp_serde::to_vec_named(value).map_err(|error| {
         Failure::new(Reason::Internal, format!("a raft message cannot be encoded: {error}"))
     })?;
-    Ok(message(cluster, payload))
+    Ok(message(own, to, payload))
 }
 
-/// Checks where a message comes from.
-pub(super) fn check(cluster: &ClusterId, message: &Message) -> Result<(), Failure> {
+/// Checks where a message comes from, and that it is meant for this controller.
+pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
+    let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
+    let cluster = &own.cluster;
     if *message.cluster_id != *cluster.0 {
-        let text = format!("a controller of cluster {} called one of cluster {cluster}", message.cluster_id);
-        return Err(Failure::new(Reason::PeerMismatch, text));
+        return mismatch(format!(
+            "a controller of cluster {} called one of cluster {cluster}",
+            message.cluster_id
+        ));
     }
-    if message.protocol_version != PROTOCOL_VERSION {
-        let text = format!(
-            "controllers speak protocols {} and {PROTOCOL_VERSION}: run the same version of both",
-            message.protocol_version
-        );
-        return Err(Failure::new(Reason::PeerMismatch, text));
+    check_protocol(message.protocol_version)?;
+    if message.to != own.controller.0 {
+        return mismatch(format!("controller {} was called and this is {}", message.to, own.controller.0));
+    }
+    if message.to_directory != own.directory {
+        return mismatch(format!(
+            "the group knows controller {} with another data directory: if that is lost, remove it ('millrace cluster remove {0}') and let this one join with a new id",
+            own.controller.0
+        ));
     }
     Ok(())
 }
 
+/// Checks a peer's protocol.
+pub(super) fn check_protocol(theirs: u32) -> Result<(), Failure> {
+    if theirs == PROTOCOL_VERSION {
+        return Ok(());
+    }
+    let text =
+        format!("controllers speak protocols {theirs} and {PROTOCOL_VERSION}: run the same version of both");
+    Err(Failure::new(Reason::PeerMismatch, text))
+}
+
 /// Checks and decodes a message.
-pub(super) fn decode<T: DeserializeOwned>(cluster: &ClusterId, message: &Message) -> Result<T, Failure> {
-    check(cluster, message)?;
+pub(super) fn decode<T: DeserializeOwned>(own: &Identity, message: &Message) -> Result<T, Failure> {
+    check(own, message)?;
     rmp_serde::from_slice(&message.payload).map_err(|error| {
         Failure::new(Reason::MalformedRequest, format!("a raft message cannot be read: {error}"))
     })
@@ -54,21 +95,38 @@ pub(super) fn status(failure: Failure) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use millrace_cluster_state::ControllerId;
+    use millrace_types::ClusterId;
+
     use super::*;
 
+    fn identity(cluster: &str, controller: u64, directory: &str) -> Identity {
+        Identity {
+            cluster: ClusterId(cluster.into()),
+            controller: ControllerId(controller),
+            directory: directory.into(),
+        }
+    }
+
     #[test]
-    fn a_peer_of_another_cluster_or_protocol_is_refused() {
-        let (ours, theirs) = (ClusterId("ours".into()), ClusterId("theirs".into()));
-        let sent = encode(&ours, &7u32).unwrap();
-        assert_eq!(decode::<u32>(&ours, &sent), Ok(7));
-        assert_eq!(decode::<u32>(&theirs, &sent).unwrap_err().reason, Reason::PeerMismatch);
+    fn only_the_member_that_is_meant_reads_a_message() {
+        let sender = identity("ours", 1, "a");
+        let to = Target { id: 2, directory: "b".into() };
+        let sent = encode(&sender, &to, &7u32).unwrap();
+        assert_eq!(decode::<u32>(&identity("ours", 2, "b"), &sent), Ok(7));
+        assert_eq!(Target::sender(&sent), Target { id: 1, directory: "a".into() });
+        for other in [identity("theirs", 2, "b"), identity("ours", 3, "b"), identity("ours", 2, "new")] {
+            assert_eq!(decode::<u32>(&other, &sent).unwrap_err().reason, Reason::PeerMismatch, "{other}");
+        }
         let newer = Message { protocol_version: PROTOCOL_VERSION + 1, ..sent };
-        assert_eq!(decode::<u32>(&ours, &newer).unwrap_err().reason, Reason::PeerMismatch);
+        let refused = decode::<u32>(&identity("ours", 2, "b"), &newer).unwrap_err();
+        assert_eq!(refused.reason, Reason::PeerMismatch);
     }
 
     #[test]
     fn what_does_not_decode_is_an_error() {
-        let ours = ClusterId("ours".into());
-        assert!(decode::<u32>(&ours, &message(&ours, vec![0xc1])).is_err());
+        let own = identity("ours", 1, "a");
+        let to = Target { id: 1, directory: "a".into() };
+        assert!(decode::<u32>(&own, &message(&own, &to, vec![0xc1])).is_err());
     }
 }

@@ -1,23 +1,29 @@
 //! Several Raft nodes over their real network, with the state compared byte for byte.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Caller, Command, ControllerId, State, UnixMillis};
+use millrace_cluster_state::{Applied, Caller, Command, ControllerId, UnixMillis};
 use millrace_proto::raft::raft_client::RaftClient;
+use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
-use millrace_raft_store::{DataDir, Identity, StateReader};
+use millrace_raft_store::Identity;
 use millrace_types::{Bytes, ClusterId, Digest, Reason};
-use openraft::BasicNode;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 
+use super::bootstrap::{self, Opening};
+use super::codec::{self, Target};
 use super::service::Service;
-use super::{Raft, Replica, bootstrap, codec};
+use super::world::Machine;
+use super::{Change, Replica, elections};
+use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
+use crate::config::{JoinAs, Limits, Start};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -31,36 +37,47 @@ impl WallClock for Standing {
 }
 
 struct Node {
-    raft: Raft,
-    reader: StateReader<State>,
     replica: Replica,
     address: String,
     server: JoinHandle<()>,
+    _stop: tokio_util::sync::DropGuard,
     _dir: TempDir,
 }
 
 impl Node {
-    async fn start(number: u64) -> Self {
+    async fn start(number: u64, start: Start) -> Self {
+        Self::start_seeded(number, start, 7).await.unwrap()
+    }
+
+    async fn start_seeded(number: u64, start: Start, seed: u64) -> Result<Self, bootstrap::Error> {
         let dir = tempfile::tempdir().unwrap();
-        let identity = Identity { cluster: ClusterId("group".into()), controller: ControllerId(number) };
-        let path = dir.path().to_owned();
-        let opening = identity.clone();
-        let open = move || millrace_raft_store::open(DataDir::open(path).unwrap(), &opening).unwrap();
-        let store = tokio::task::spawn_blocking(open).await.unwrap();
-        let (raft, reader) = bootstrap::run(&identity, store).await.unwrap();
+        let opening = Opening {
+            data_dir: dir.path().to_owned(),
+            id: ControllerId(number),
+            start: start.clone(),
+            now: Standing.now(),
+            seed,
+            world: Arc::new(Machine),
+        };
+        let opened = bootstrap::open(opening).await?;
+        let replica = bootstrap::replica(opened, String::new(), Arc::new(Standing)).await?;
+        let store = Store::open(dir.path()).unwrap();
+        let artifacts = Artifacts::new(store, replica.clone(), Arc::new(Standing), Limits::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let service = Service::server(raft.clone(), identity.cluster);
+        let service = Service { replica: replica.clone(), artifacts: Arc::new(artifacts) }.server();
         let server = tokio::spawn(async move {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
             Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
         });
-        let replica = Replica::new(raft.clone(), reader.clone(), Arc::new(Standing));
-        Self { raft, reader, replica, address, server, _dir: dir }
+        let stop = CancellationToken::new();
+        tokio::spawn(elections::run_until(stop.clone(), replica.clone(), seed));
+        bootstrap::enter(&replica, &start, &address, &stop).await?;
+        Ok(Self { replica, address, server, _stop: stop.drop_guard(), _dir: dir })
     }
 
-    fn member(&self) -> BasicNode {
-        BasicNode::new(&self.address)
+    fn joining(&self, role: JoinAs) -> Start {
+        Start::Join { at: vec![self.address.clone()], role }
     }
 
     async fn write(&self, model: &str) -> Applied {
@@ -81,50 +98,43 @@ impl Node {
 
     /// Waits until this node has applied as much as `other`, and compares.
     async fn agrees_with(&self, other: &Self) {
-        let wanted = other.reader.latest().last;
-        self.raft
-            .wait(WAIT)
-            .applied_index_at_least(wanted.map(|last| last.index), "caught up")
-            .await
-            .unwrap();
-        assert_eq!(self.reader.latest().state.encode(), other.reader.latest().state.encode());
+        let wanted = other.replica.reader.latest().last.map(|last| last.index);
+        self.replica.raft.wait(WAIT).applied_index_at_least(wanted, "caught up").await.unwrap();
+        let state = |node: &Self| node.replica.state().encode();
+        assert_eq!(state(self), state(other));
+    }
+
+    /// Ends it like kill -9, as far as the others can tell.
+    async fn kill(&self) {
+        self.server.abort();
+        self.replica.raft.shutdown().await.unwrap();
     }
 }
 
-/// A group of one, initialized.
 async fn first() -> Node {
-    let node = Node::start(1).await;
-    node.raft.initialize(BTreeMap::from([(1, node.member())])).await.unwrap();
-    node.raft.wait(WAIT).current_leader(1, "leads").await.unwrap();
-    let init = Command::InitCluster { cluster_id: ClusterId("group".into()) };
-    node.replica.propose(Caller("test".into()), None, init).await.unwrap();
-    node
+    Node::start(1, Start::Bootstrap).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_join_agree_and_elect_another_leader_when_theirs_is_gone() {
-    let (a, b, c) = (first().await, Node::start(2).await, Node::start(3).await);
+    let a = first().await;
     a.write("before").await;
-    a.raft.add_learner(2, b.member(), true).await.unwrap();
-    a.raft.add_learner(3, c.member(), true).await.unwrap();
-    a.raft.change_membership(BTreeSet::from([1, 2, 3]), false).await.unwrap();
-    a.write("after").await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    // Any member will do: it names the leader.
+    let c = Node::start(3, b.joining(JoinAs::Voter)).await;
+    let voters: BTreeSet<u64> = a.replica.membership().voter_ids().collect();
+    assert_eq!(voters, BTreeSet::from([1, 2, 3]));
+    assert!(b.write("through a follower").await.changed());
     b.agrees_with(&a).await;
     c.agrees_with(&a).await;
 
-    let refused = b.replica.linearizable().await.unwrap_err();
-    assert_eq!(refused.reason, Reason::NoLeader);
-    assert!(refused.message.contains(&a.address), "it names the leader: {}", refused.message);
-
-    a.raft.shutdown().await.unwrap();
-    a.server.abort();
-    let wait = b.raft.wait(WAIT);
+    a.kill().await;
+    let wait = b.replica.raft.wait(WAIT);
     let elected =
         wait.metrics(|metrics| metrics.current_leader.is_some_and(|leader| leader != 1), "a new leader");
     let elected = elected.await.unwrap().current_leader;
     let (leader, follower) = if elected == Some(2) { (&b, &c) } else { (&c, &b) };
-    leader.raft.wait(WAIT).state(openraft::ServerState::Leader, "leads").await.unwrap();
-    assert!(leader.write("under the new leader").await.changed());
+    assert!(follower.write("under the new leader").await.changed());
     follower.agrees_with(leader).await;
 }
 
@@ -134,24 +144,99 @@ async fn a_member_that_comes_after_the_log_was_cut_gets_a_snapshot() {
     for n in 0..20 {
         a.write(&format!("model {n}")).await;
     }
-    a.raft.trigger().snapshot().await.unwrap();
-    let last = a.reader.latest().last.unwrap();
-    a.raft.wait(WAIT).snapshot(last, "a snapshot").await.unwrap();
-    a.raft.trigger().purge_log(last.index).await.unwrap();
-    a.raft.wait(WAIT).purged(Some(last), "the log cut").await.unwrap();
+    a.replica.raft.trigger().snapshot().await.unwrap();
+    let last = a.replica.reader.latest().last.unwrap();
+    a.replica.raft.wait(WAIT).snapshot(last, "a snapshot").await.unwrap();
+    a.replica.raft.trigger().purge_log(last.index).await.unwrap();
+    a.replica.raft.wait(WAIT).purged(Some(last), "the log cut").await.unwrap();
 
-    let b = Node::start(2).await;
-    a.raft.add_learner(2, b.member(), true).await.unwrap();
-    b.raft.wait(WAIT).snapshot(last, "received").await.unwrap();
+    let b = Node::start(2, a.joining(JoinAs::Learner)).await;
+    b.replica.raft.wait(WAIT).snapshot(last, "received").await.unwrap();
     a.write("one more").await;
     b.agrees_with(&a).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_voter_that_lost_its_directory_neither_joins_nor_answers_as_itself() {
+    let a = first().await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    let c = Node::start(3, a.joining(JoinAs::Voter)).await;
+    let directory = b.replica.own().directory.clone();
+    b.kill().await;
+
+    let refused = Node::start_seeded(2, a.joining(JoinAs::Voter), 8).await.err().unwrap();
+    assert!(refused.to_string().contains("millrace cluster remove 2"), "{refused}");
+
+    // Neither side hears the other, whoever begins.
+    let wiped = Identity { directory: "new".into(), ..b.replica.own().clone() };
+    let to = Target { id: 3, directory: c.replica.own().directory.clone() };
+    let sent = codec::encode(&wiped, &to, &()).unwrap();
+    let mut client = RaftClient::connect(format!("http://{}", c.address)).await.unwrap();
+    let unheard = client.vote(sent).await.unwrap_err();
+    assert_eq!(from_status(&unheard).reason, Reason::PeerMismatch);
+    let known = Target { id: 2, directory };
+    let sent = codec::encode(a.replica.own(), &known, &()).unwrap();
+    assert_eq!(codec::check(&wiped, &sent).unwrap_err().reason, Reason::PeerMismatch);
+
+    a.replica.change_group(Change::Remove(2)).await.unwrap();
+    let d = Node::start_seeded(4, a.joining(JoinAs::Voter), 9).await.unwrap();
+    assert!(d.write("with the one in its place").await.changed());
+    d.agrees_with(&a).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leadership_is_handed_over_without_a_write_lost() {
+    let a = first().await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    let c = Node::start(3, a.joining(JoinAs::Voter)).await;
+    let writes = async {
+        for n in 0..50 {
+            assert!(c.write(&format!("model {n}")).await.changed(), "each once");
+        }
+    };
+    let (led, ()) = tokio::join!(c.replica.transfer(2), writes);
+    assert_eq!(led.unwrap().leader, 2);
+    assert!(b.replica.leading_term().is_some());
+    let refused = b.replica.change_group(Change::Remove(2)).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::MembershipRefused);
+    let state = b.replica.linearizable().await.unwrap();
+    assert_eq!(state.artifacts_len(), 50);
+    a.agrees_with(&b).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_reads_and_writes_are_refused_and_stale_reads_are_not() {
+    let a = first().await;
+    a.write("before").await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    a.kill().await;
+    assert_eq!(b.replica.linearizable().await.unwrap_err().reason, Reason::NoLeader);
+    let command = Command::InitCluster { cluster_id: ClusterId("x".into()) };
+    let refused = b.replica.propose(Caller("test".into()), None, command).await.unwrap_err();
+    assert_eq!((refused.reason, refused.retryable), (Reason::NoLeader, true));
+    assert_eq!(b.replica.state().artifacts_len(), 1);
+    let status = b.replica.cluster_status().await;
+    assert!(!status.quorum);
+    assert!(status.warnings.iter().any(|warning| warning.contains("1 of 2 voters")), "{status:?}");
 }
 
 #[tokio::test]
 async fn a_controller_of_another_cluster_is_refused() {
     let a = first().await;
+    let own = a.replica.own();
     let channel = Channel::from_shared(format!("http://{}", a.address)).unwrap().connect_lazy();
-    let stranger = codec::encode(&ClusterId("another".into()), &()).unwrap();
-    let refused = RaftClient::new(channel).vote(stranger).await.unwrap_err();
+    let mut client = RaftClient::new(channel);
+    let stranger = Identity { cluster: ClusterId("another".into()), ..own.clone() };
+    let to = Target { id: 1, directory: own.directory.clone() };
+    let refused = client.vote(codec::encode(&stranger, &to, &()).unwrap()).await.unwrap_err();
+    assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
+    let join = JoinRequest {
+        protocol_version: millrace_proto::PROTOCOL_VERSION,
+        cluster_id: "another".into(),
+        id: 2,
+        intent: JoinIntent::Join.into(),
+        ..JoinRequest::default()
+    };
+    let refused = client.join(join).await.unwrap_err();
     assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
 }

@@ -2,38 +2,51 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`replica`] | reading the state, and proposing changes to it |
+//! | [`replica`] | the state as it is here, who is in the group and who leads |
+//! | [`route`] | writes and linearizable reads, wherever the leader is |
 //! | [`proposer`] | batches proposals: one fsync for all that waited together |
-//! | [`bootstrap`] | the first start of a cluster, and every later one |
-//! | [`network`] | calls to the other controllers |
+//! | [`bootstrap`] | the first start of a cluster or of a member, and every later one |
+//! | [`membership`] | joining, promotion, removal; [`rules`] says which are safe |
+//! | [`transfer`] | leadership handed over on purpose |
+//! | [`elections`] | when this controller stands; [`timing`] says how long silence lasts before |
+//! | [`duties`] | changes of the group that were left half done |
+//! | [`status`] | how far each controller is |
+//! | [`peers`] | connections to the other controllers |
+//! | [`world`] | the network and the disk, real or simulated |
+//! | [`network`] | openraft's calls to them |
 //! | [`service`] | what the other controllers call |
-//! | [`codec`] | openraft's messages on the wire, with the handshake on each |
+//! | [`codec`] | messages on the wire, with the handshake on each |
 
 pub(crate) mod bootstrap;
 mod codec;
+pub(crate) mod duties;
+pub(crate) mod elections;
 #[cfg(test)]
 mod group_tests;
-pub(crate) mod network;
+mod membership;
+mod network;
+pub(crate) mod peers;
 mod proposer;
 pub(crate) mod replica;
+mod route;
+mod rules;
 pub(crate) mod service;
+mod status;
+mod timing;
+mod transfer;
+pub(crate) mod world;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use millrace_raft_store::ClusterConfig;
+use millrace_raft_store::{ClusterConfig, Identity};
 use openraft::{Config, SnapshotPolicy};
 
 pub(crate) use replica::Replica;
+pub(crate) use rules::Change;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
-/// A heartbeat, which is also how long a follower may take to append: below that, a busy disk
-/// looks like a dead follower.
-const HEARTBEAT_MS: u64 = 150;
-/// Without a heartbeat for this long a follower stands for election. Wide, because openraft draws
-/// it once per process and equal draws tie (openraft#1838).
-const ELECTION_MS_MIN: u64 = 600;
-const ELECTION_MS_MAX: u64 = 1200;
 /// Log entries between snapshots.
 const SNAPSHOT_EVERY: u64 = 10_000;
 /// Entries kept behind a snapshot, for followers that are a little late.
@@ -42,13 +55,19 @@ const ENTRIES_KEPT: u64 = 1_000;
 const PURGE_BATCH: u64 = 256;
 /// Entries of one AppendEntries call. Their bytes are bounded by the log's reader.
 const ENTRIES_PER_CALL_MAX: u64 = 256;
+/// How long a snapshot may take to be sent and installed.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn config(cluster: &millrace_types::ClusterId) -> Result<Arc<Config>, bootstrap::Error> {
+fn config(own: &Identity) -> Result<Arc<Config>, bootstrap::Error> {
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let config = Config {
-        cluster_name: cluster.to_string(),
-        heartbeat_interval: HEARTBEAT_MS,
-        election_timeout_min: ELECTION_MS_MIN,
-        election_timeout_max: ELECTION_MS_MAX,
+        cluster_name: own.cluster.to_string(),
+        heartbeat_interval: millis(timing::HEARTBEAT),
+        election_timeout_min: millis(timing::VOTE_TIMEOUT),
+        // What openraft makes the lease of.
+        election_timeout_max: millis(timing::LEASE),
+        enable_elect: false,
+        install_snapshot_timeout: millis(SNAPSHOT_TIMEOUT),
         max_payload_entries: ENTRIES_PER_CALL_MAX,
         snapshot_policy: SnapshotPolicy::LogsSinceLast(SNAPSHOT_EVERY),
         replication_lag_threshold: 2 * SNAPSHOT_EVERY,

@@ -1,75 +1,64 @@
-//! Calls to the other controllers. A group of one never makes any.
+//! openraft's calls to the other controllers. A group of one never makes any.
 
 #![allow(clippy::result_large_err, reason = "openraft's error types")]
 
 use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream;
 use futures::{Stream, StreamExt as _};
 use millrace_proto::raft::Message;
 use millrace_proto::raft::raft_client::RaftClient;
-use millrace_raft_store::{ClusterConfig, ENTRY_BYTES_MAX, SnapshotFile};
-use millrace_types::{ClusterId, Failure, Reason};
+use millrace_raft_store::{ClusterConfig, Identity, Member, SnapshotFile};
+use millrace_types::{Failure, Reason};
 use openraft::error::{
     Fatal, NetworkError, RPCError, RaftError, RemoteError, ReplicationClosed, StreamingError, Unreachable,
 };
-use openraft::network::{RPCOption, RaftNetwork, RaftNetworkFactory};
+use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
 };
-use openraft::{BasicNode, OptionalSend, Snapshot, Vote};
+use openraft::{OptionalSend, Snapshot, Vote};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use super::codec;
-use crate::config::{CONNECT_TIMEOUT, KEEP_ALIVE};
+use super::codec::{self, Target};
+use super::peers::{Lane, Peer, Peers};
 
-/// The largest message. One read of the log gives a few MiB at most, or else a single entry.
-pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-const _: () = assert!(2 * ENTRY_BYTES_MAX < MESSAGE_BYTES_MAX, "an entry and its envelope fit a message");
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-type CallError = RPCError<u64, BasicNode, RaftError<u64>>;
+/// How long an unreachable member is left alone. Well below an election timeout: one that is back
+/// must hear of its leader before it stands against it.
+const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes connections to the members of one cluster.
+type CallError = RPCError<u64, Member, RaftError<u64>>;
+
+/// Makes openraft's clients of the members of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Network {
-    pub(crate) cluster: ClusterId,
+    pub(crate) peers: Peers,
 }
 
-/// The connection to one member.
+/// What openraft calls of one member.
 #[derive(Debug)]
-pub(crate) struct Peer {
-    cluster: ClusterId,
-    target: u64,
-    /// `None` when its address is none: every call says so.
-    client: Result<RaftClient<Channel>, String>,
+pub(crate) struct Wire {
+    log: Peer,
+    bulk: Peer,
 }
 
 impl RaftNetworkFactory<ClusterConfig> for Network {
-    type Network = Peer;
+    type Network = Wire;
 
-    async fn new_client(&mut self, target: u64, node: &BasicNode) -> Peer {
-        let client = channel(&node.addr).map(|channel| {
-            RaftClient::new(channel)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX)
-        });
-        Peer { cluster: self.cluster.clone(), target, client: client.map_err(|error| error.to_string()) }
+    async fn new_client(&mut self, target: u64, member: &Member) -> Wire {
+        Wire {
+            log: self.peers.peer(target, member, Lane::Log),
+            bulk: self.peers.peer(target, member, Lane::Bulk),
+        }
     }
-}
-
-fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true);
-    Ok(endpoint.connect_lazy())
 }
 
 /// Why a call gave no answer.
@@ -90,27 +79,27 @@ fn codec_error(failure: &Failure) -> CallError {
     RPCError::Unreachable(Unreachable::new(&Failed(failure.message.clone())))
 }
 
-impl Peer {
+impl Wire {
     fn client(&self) -> Result<RaftClient<Channel>, CallError> {
         let no_address = |reason: &String| RPCError::Unreachable(Unreachable::new(&Failed(reason.clone())));
-        self.client.clone().map_err(|reason| no_address(&reason))
+        self.log.client.clone().map_err(|reason| no_address(&reason))
     }
 
     fn request<T: Serialize>(&self, value: &T, option: &RPCOption) -> Result<Request<Message>, CallError> {
-        let mut request =
-            Request::new(codec::encode(&self.cluster, value).map_err(|error| codec_error(&error))?);
+        let message = codec::encode(&self.log.own, &self.log.to, value);
+        let mut request = Request::new(message.map_err(|error| codec_error(&error))?);
         request.set_timeout(option.hard_ttl());
         Ok(request)
     }
 
     fn answer<T: DeserializeOwned>(&self, message: &Message) -> Result<T, CallError> {
         let answer: Result<T, RaftError<u64>> =
-            codec::decode(&self.cluster, message).map_err(|error| codec_error(&error))?;
-        answer.map_err(|error| RPCError::RemoteError(RemoteError::new(self.target, error)))
+            codec::decode(&self.log.own, message).map_err(|error| codec_error(&error))?;
+        answer.map_err(|error| RPCError::RemoteError(RemoteError::new(self.log.to.id, error)))
     }
 }
 
-impl RaftNetwork<ClusterConfig> for Peer {
+impl RaftNetwork<ClusterConfig> for Wire {
     async fn append_entries(
         &mut self,
         rpc: AppendEntriesRequest<ClusterConfig>,
@@ -131,6 +120,10 @@ impl RaftNetwork<ClusterConfig> for Peer {
         self.answer(answer.get_ref())
     }
 
+    fn backoff(&self) -> Backoff {
+        Backoff::new(std::iter::repeat(UNREACHABLE_PAUSE))
+    }
+
     async fn full_snapshot(
         &mut self,
         vote: Vote<u64>,
@@ -139,33 +132,38 @@ impl RaftNetwork<ClusterConfig> for Peer {
         _option: RPCOption,
     ) -> Result<SnapshotResponse<u64>, StreamingError<ClusterConfig, Fatal<u64>>> {
         let unreachable = |text: String| StreamingError::Unreachable(Unreachable::new(&Failed(text)));
-        let header = codec::encode(&self.cluster, &(vote, &snapshot.meta))
+        let Peer { own, to, client, .. } = self.bulk.clone();
+        let header = codec::encode(&own, &to, &(vote, &snapshot.meta))
             .map_err(|failure| unreachable(failure.message))?;
-        let file = chunks(self.cluster.clone(), *snapshot.snapshot);
+        let file = chunks(own.clone(), to, *snapshot.snapshot);
         let messages = stream::once(async { header }).chain(file);
-        let mut client = self.client.clone().map_err(unreachable)?;
+        let mut client = client.map_err(unreachable)?;
         tokio::select! {
             closed = cancel => Err(StreamingError::Closed(closed)),
             answer = client.snapshot(messages) => {
                 let answer = answer.map_err(|status| unreachable(status.message().to_owned()))?;
-                let answer: Result<SnapshotResponse<u64>, Fatal<u64>> = codec::decode(&self.cluster, answer.get_ref())
+                let answer: Result<SnapshotResponse<u64>, Fatal<u64>> = codec::decode(&own, answer.get_ref())
                     .map_err(|failure| unreachable(failure.message))?;
-                answer.map_err(|error| StreamingError::RemoteError(RemoteError::new(self.target, error)))
+                answer.map_err(|error| StreamingError::RemoteError(RemoteError::new(self.bulk.to.id, error)))
             }
         }
     }
 }
 
 /// The file in pieces. One that cannot be read ends early: the receiver's checksum refuses it then.
-fn chunks(cluster: ClusterId, file: SnapshotFile) -> impl Stream<Item = Message> + Send + 'static {
+fn chunks(
+    own: Arc<Identity>,
+    to: Target,
+    file: SnapshotFile,
+) -> impl Stream<Item = Message> + Send + 'static {
     stream::unfold((file, 0u64), move |(file, offset)| {
-        let cluster = cluster.clone();
+        let (own, to) = (own.clone(), to.clone());
         async move {
             match read(file, offset).await {
                 Ok((_, bytes)) if bytes.is_empty() => None,
                 Ok((file, bytes)) => {
                     let next = offset + bytes.len() as u64;
-                    Some((codec::message(&cluster, bytes), (file, next)))
+                    Some((codec::message(&own, &to, bytes), (file, next)))
                 }
                 Err(failure) => {
                     tracing::error!(error = failure.message, "a snapshot cannot be read");

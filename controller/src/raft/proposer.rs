@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal};
 use millrace_types::{Failure, Reason};
+use openraft::ServerState;
 use openraft::error::ClientWriteError;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Raft;
-use super::replica::{not_leader, shutting_down, stopped};
+use super::route::{WRITE_TIMEOUT, nobody_leads, shutting_down, stopped, unconfirmed};
 use crate::clock::WallClock;
 
-/// Commands of one log entry.
-const BATCH_MAX: usize = 64;
+/// Commands of one log entry: as many clients as are expected at once, so that two entries carry
+/// what all of them have in flight.
+const BATCH_MAX: usize = 256;
 /// Bytes of the commands of one log entry.
 pub(super) const BATCH_BYTES_MAX: usize = 512 << 10;
 /// What a command's stamp, caller and idempotency key add to its bytes, at most.
@@ -25,8 +27,9 @@ const _: () = assert!(
     "the largest batch fits a log entry"
 );
 
-/// Entries proposed and not yet applied: one is written while the one before is applied.
-const BATCHES_IN_FLIGHT: usize = 2;
+/// Entries proposed and not yet applied: one is written while the one before is applied. Whoever
+/// takes all of these places holds writes back.
+pub(super) const BATCHES_IN_FLIGHT: u32 = 2;
 
 /// A command that waits for its batch.
 #[derive(Debug)]
@@ -42,19 +45,29 @@ pub(super) struct Proposed {
 type Answers = Vec<oneshot::Sender<Result<Applied, Failure>>>;
 
 /// Proposes what comes, until nobody can send any more.
-pub(super) async fn run(raft: Raft, clock: Arc<dyn WallClock>, mut queue: mpsc::Receiver<Proposed>) {
-    let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT));
+pub(super) async fn run(
+    raft: Raft,
+    clock: Arc<dyn WallClock>,
+    in_flight: Arc<Semaphore>,
+    mut queue: mpsc::Receiver<Proposed>,
+) {
     // Taken from the queue and not yet in a batch: fewer than two batches.
     let mut waiting = VecDeque::new();
     loop {
-        // Never closed.
-        let Ok(permit) = in_flight.clone().acquire_owned().await else { return };
         fill(&mut waiting, &mut queue).await;
+        // Never closed. Taken only when there is something to propose, so that idleness holds no
+        // place; what came meanwhile goes along.
+        let Ok(permit) = in_flight.clone().acquire_owned().await else { return };
+        top_up(&mut waiting, &mut queue);
         let batch = next_batch(&mut waiting);
         if batch.is_empty() {
             return;
         }
         let (proposals, answers) = stamp(batch, clock.as_ref());
+        if raft.server_metrics().borrow().state != ServerState::Leader {
+            answer_all(answers, &nobody_leads());
+            continue;
+        }
         let written = match raft.client_write_ff(proposals).await {
             Ok(written) => written,
             Err(error) => {
@@ -63,16 +76,19 @@ pub(super) async fn run(raft: Raft, clock: Arc<dyn WallClock>, mut queue: mpsc::
             }
         };
         tokio::spawn(async move {
-            match written.await {
-                Ok(Ok(response)) => answer_each(answers, response.data),
-                Ok(Err(ClientWriteError::ForwardToLeader(forward))) => {
-                    answer_all(answers, &not_leader(&forward))
+            match tokio::time::timeout(WRITE_TIMEOUT, written).await {
+                Ok(Ok(Ok(response))) => answer_each(answers, response.data),
+                // Refused, or appended here and cut off again by another leader: then a third may
+                // have it still, and commit it (Raft, figure 8).
+                Ok(Ok(Err(ClientWriteError::ForwardToLeader(_)))) => {
+                    answer_all(answers, &nobody_leads().after_execution());
                 }
-                Ok(Err(ClientWriteError::ChangeMembershipError(error))) => {
+                Ok(Ok(Err(ClientWriteError::ChangeMembershipError(error)))) => {
                     answer_all(answers, &Failure::new(Reason::Internal, error.to_string()));
                 }
                 // Written, perhaps, and no longer there to answer.
-                Err(_) => answer_all(answers, &shutting_down().after_execution()),
+                Ok(Err(_)) => answer_all(answers, &shutting_down().after_execution()),
+                Err(_) => answer_all(answers, &unconfirmed()),
             }
             drop(permit);
         });
@@ -86,6 +102,10 @@ async fn fill(waiting: &mut VecDeque<Proposed>, queue: &mut mpsc::Receiver<Propo
         queue.recv_many(&mut fresh, BATCH_MAX).await;
         waiting.extend(fresh);
     }
+    top_up(waiting, queue);
+}
+
+fn top_up(waiting: &mut VecDeque<Proposed>, queue: &mut mpsc::Receiver<Proposed>) {
     while waiting.len() < BATCH_MAX
         && let Ok(proposed) = queue.try_recv()
     {

@@ -1,40 +1,40 @@
-//! What the rest of the controller has of Raft: the state as it is here, the state as the whole
-//! cluster has it, and a way to propose changes.
+//! What the rest of the controller has of Raft: the state as it is here, who is in the group and
+//! who leads it. Reading as the whole cluster reads, and writing, is in [`super::route`].
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, State};
-use millrace_raft_store::StateReader;
-use millrace_types::{Failure, Reason};
-use openraft::ServerState;
-use openraft::error::{CheckIsLeaderError, RaftError};
+use millrace_cluster_state::{ControllerId, State};
+use millrace_raft_store::{Identity, Member, StateReader};
 use openraft::metrics::RaftServerMetrics;
-use tokio::sync::{mpsc, oneshot, watch};
+use openraft::{Membership, ServerState};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::Raft;
+use super::peers::{Lane, Peer, Peers};
 pub(crate) use super::proposer::refused;
-use super::proposer::{self, Proposed};
+use super::proposer::{self, BATCHES_IN_FLIGHT, Proposed};
+use super::route::{FORWARDED_MAX, WAITING_MAX};
 use crate::clock::WallClock;
-
-/// Proposals that wait for the batch before theirs. Beyond that, `QUEUE_FULL`.
-const WAITING_MAX: usize = 4096;
-/// The largest command, encoded.
-const COMMAND_BYTES_MAX: usize = 128 << 10;
-
-const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
 
 /// A handle on the replicated state. Cloning shares it.
 #[derive(Clone)]
 pub(crate) struct Replica {
-    raft: Raft,
-    reader: StateReader<State>,
-    proposals: mpsc::Sender<Proposed>,
+    pub(crate) raft: Raft,
+    pub(crate) reader: StateReader<State>,
+    pub(super) proposals: mpsc::Sender<Proposed>,
+    /// Places of log entries on their way.
+    pub(super) in_flight: Arc<Semaphore>,
+    /// Writes on their way to another leader.
+    pub(super) forwarded: Arc<Semaphore>,
+    pub(super) peers: Peers,
+    /// Where clients reach this controller.
+    pub(super) client_address: Arc<str>,
     clock: Arc<dyn WallClock>,
 }
 
 impl std::fmt::Debug for Replica {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Replica")
+        f.debug_tuple("Replica").field(&self.id().0).finish()
     }
 }
 
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Replica {
 #[derive(Debug)]
 pub(crate) struct Changes {
     state: watch::Receiver<Arc<millrace_raft_store::Applied<State>>>,
-    server: watch::Receiver<RaftServerMetrics<u64, openraft::BasicNode>>,
+    server: watch::Receiver<RaftServerMetrics<u64, Member>>,
 }
 
 impl Changes {
@@ -55,12 +55,40 @@ impl Changes {
     }
 }
 
+/// Who leads, as far as this controller knows. A leader that died is believed until another is
+/// elected.
+#[derive(Debug)]
+pub(super) enum Leader {
+    Here,
+    There(Box<Peer>),
+    Unknown,
+}
+
 impl Replica {
     /// A handle over a running Raft node. Spawns the proposer, which ends with the last handle.
-    pub(crate) fn new(raft: Raft, reader: StateReader<State>, clock: Arc<dyn WallClock>) -> Self {
+    pub(crate) fn new(
+        raft: Raft,
+        reader: StateReader<State>,
+        peers: Peers,
+        client_address: String,
+        clock: Arc<dyn WallClock>,
+    ) -> Self {
         let (proposals, waiting) = mpsc::channel(WAITING_MAX);
-        tokio::spawn(proposer::run(raft.clone(), clock.clone(), waiting));
-        Self { raft, reader, proposals, clock }
+        let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT as usize));
+        tokio::spawn(proposer::run(raft.clone(), clock.clone(), in_flight.clone(), waiting));
+        let forwarded = Arc::new(Semaphore::new(FORWARDED_MAX));
+        let client_address = client_address.into();
+        Self { raft, reader, proposals, in_flight, forwarded, peers, client_address, clock }
+    }
+
+    /// Whose replica this is.
+    pub(crate) fn own(&self) -> &Identity {
+        self.peers.own()
+    }
+
+    /// This controller's number.
+    pub(crate) fn id(&self) -> ControllerId {
+        self.own().controller
     }
 
     /// The state as this controller has it: at most a little behind the leader's.
@@ -80,46 +108,38 @@ impl Replica {
         (metrics.state == ServerState::Leader).then(|| metrics.vote.leader_id().term)
     }
 
-    /// The state with every write that was acknowledged before this call.
-    ///
-    /// # Errors
-    /// `NO_LEADER` when that cannot be known here now.
-    pub(crate) async fn linearizable(&self) -> Result<State, Failure> {
-        match self.raft.ensure_linearizable().await {
-            Ok(_) => Ok(self.state()),
-            Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward))) => {
-                Err(not_leader(&forward))
-            }
-            Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(error))) => Err(Failure::new(
-                Reason::NoLeader,
-                format!("no majority of controllers can be reached: {error}"),
-            )),
-            Err(RaftError::Fatal(error)) => Err(stopped(&error)),
-        }
+    /// The term this controller is in.
+    pub(crate) fn term(&self) -> u64 {
+        self.raft.server_metrics().borrow().vote.leader_id().term
     }
 
-    /// Proposes a command and waits until it is applied.
-    ///
-    /// # Errors
-    /// The command's refusal, or why it was not proposed; `may_have_executed` is set when it may
-    /// be committed all the same.
-    pub(crate) async fn propose(
-        &self,
-        caller: Caller,
-        idempotency: Option<IdempotencyKey>,
-        command: Command,
-    ) -> Result<Applied, Failure> {
-        let bytes = check_size(&command)?;
-        let (answer, answered) = oneshot::channel();
-        let proposed = Proposed { caller, idempotency, command, bytes, answer };
-        self.proposals.try_send(proposed).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Failure::new(
-                Reason::QueueFull,
-                format!("{WAITING_MAX} changes are waiting already: try again soon"),
-            ),
-            mpsc::error::TrySendError::Closed(_) => shutting_down(),
-        })?;
-        answered.await.unwrap_or_else(|_| Err(shutting_down().after_execution()))
+    /// The group as this controller knows it.
+    pub(crate) fn membership(&self) -> Membership<u64, Member> {
+        self.raft.server_metrics().borrow().membership_config.membership().clone()
+    }
+
+    /// The other members.
+    pub(crate) fn others(&self, lane: Lane) -> Vec<Peer> {
+        let own = self.id().0;
+        let membership = self.membership();
+        let others = membership.nodes().filter(|&(&id, _)| id != own);
+        others.map(|(&id, member)| self.peers.peer(id, member, lane)).collect()
+    }
+
+    pub(super) fn leader(&self) -> Leader {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow();
+        match metrics.current_leader {
+            Some(id) if id == self.id().0 => match metrics.state {
+                ServerState::Leader => Leader::Here,
+                _ => Leader::Unknown,
+            },
+            Some(id) => match metrics.membership_config.membership().get_node(&id) {
+                Some(member) => Leader::There(Box::new(self.peers.peer(id, member, Lane::Requests))),
+                None => Leader::Unknown,
+            },
+            None => Leader::Unknown,
+        }
     }
 
     /// The time that a proposal made now would be stamped with.
@@ -133,39 +153,4 @@ impl Replica {
             tracing::error!(%error, "raft did not stop in order; what was acknowledged is on disk");
         }
     }
-}
-
-/// The size of a command, if the log takes it.
-fn check_size(command: &Command) -> Result<usize, Failure> {
-    let encoded = rmp_serde::to_vec_named(command)
-        .map_err(|error| Failure::new(Reason::Internal, format!("a command cannot be encoded: {error}")))?;
-    if encoded.len() > COMMAND_BYTES_MAX {
-        let message = format!(
-            "the change takes {} bytes and the log at most {COMMAND_BYTES_MAX} of one: shorten its labels, or declare fewer tensors",
-            encoded.len()
-        );
-        return Err(Failure::new(Reason::InvalidSpec, message));
-    }
-    Ok(encoded.len())
-}
-
-pub(super) fn not_leader(forward: &openraft::error::ForwardToLeader<u64, openraft::BasicNode>) -> Failure {
-    let message = match &forward.leader_node {
-        Some(leader) => {
-            format!("this controller does not lead: the leader's internal address is {}", leader.addr)
-        }
-        None => "no leader is known now: try again soon".to_owned(),
-    };
-    Failure::new(Reason::NoLeader, message)
-}
-
-pub(super) fn stopped(error: &openraft::error::Fatal<u64>) -> Failure {
-    match error {
-        openraft::error::Fatal::Stopped => shutting_down(),
-        other => Failure::new(Reason::NoLeader, format!("this controller's log has halted: {other}")),
-    }
-}
-
-pub(super) fn shutting_down() -> Failure {
-    Failure::new(Reason::ShuttingDown, "this controller is going down")
 }

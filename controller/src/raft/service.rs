@@ -1,56 +1,80 @@
 //! What the other controllers call.
 
-use futures::TryFutureExt as _;
-use millrace_proto::raft::Message;
-use millrace_proto::raft::raft_server;
+use std::sync::Arc;
+
+use futures::stream::BoxStream;
+use futures::{StreamExt as _, TryFutureExt as _};
+use millrace_proto::raft::{JoinRequest, JoinResponse, Message, raft_server};
 use millrace_raft_store::{SnapshotFile, SnapshotMeta, Vote};
-use millrace_types::{ClusterId, Failure, Reason};
+use millrace_types::{Failure, Reason};
 use openraft::Snapshot;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Raft, codec};
+use super::codec::{self, Target};
+use super::peers::MESSAGE_BYTES_MAX;
+use super::replica::Replica;
+use crate::artifacts::{Artifacts, Held};
 
 /// Answers for one member of one cluster.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Service {
-    raft: Raft,
-    cluster: ClusterId,
+    pub(crate) replica: Replica,
+    pub(crate) artifacts: Arc<Artifacts>,
 }
+
+type Answer = Result<Response<Message>, Status>;
 
 impl Service {
     /// The service, with its limits.
-    pub(crate) fn server(raft: Raft, cluster: ClusterId) -> raft_server::RaftServer<Self> {
-        raft_server::RaftServer::new(Self { raft, cluster })
-            .max_decoding_message_size(super::network::MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(super::network::MESSAGE_BYTES_MAX)
+    pub(crate) fn server(self) -> raft_server::RaftServer<Self> {
+        raft_server::RaftServer::new(self)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    fn decode<T: serde::de::DeserializeOwned>(&self, message: &Message) -> Result<T, Status> {
-        codec::decode(&self.cluster, message).map_err(codec::status)
+    /// Reads a message that is meant for this controller, from one that is what the group knows of
+    /// its number. A number that the group does not know may be a member's of a later group.
+    fn decode<T: DeserializeOwned>(&self, message: &Message) -> Result<T, Status> {
+        let membership = self.replica.membership();
+        let known = membership.get_node(&message.from);
+        if known.is_some_and(|known| known.directory != message.from_directory) {
+            let text = format!(
+                "controller {} spoke from another data directory than the group knows: it was replaced, or lost its own",
+                message.from
+            );
+            return Err(codec::status(Failure::new(Reason::PeerMismatch, text)));
+        }
+        codec::decode(self.replica.own(), message).map_err(codec::status)
     }
 
-    fn answer<T: serde::Serialize>(&self, value: &T) -> Result<Response<Message>, Status> {
-        codec::encode(&self.cluster, value).map(Response::new).map_err(codec::status)
+    fn answer<T: Serialize>(&self, request: &Message, value: &T) -> Answer {
+        let to = Target::sender(request);
+        codec::encode(self.replica.own(), &to, value).map(Response::new).map_err(codec::status)
     }
 
     /// Receives a snapshot, whole and sound: openraft halts on one that does not install.
     async fn receive(
         &self,
+        header: &Message,
         mut messages: Streaming<Message>,
     ) -> Result<(Vote, Snapshot<millrace_raft_store::ClusterConfig>), Status> {
-        let malformed =
-            || codec::status(Failure::new(Reason::MalformedRequest, "a snapshot begins with its header"));
-        let header = messages.message().await?.ok_or_else(malformed)?;
-        let (vote, meta): (Vote, SnapshotMeta) = self.decode(&header)?;
-        let received = self.raft.begin_receiving_snapshot().await;
+        let (vote, meta): (Vote, SnapshotMeta) = self.decode(header)?;
+        let received = self.replica.raft.begin_receiving_snapshot().await;
         let mut file = received.map_err(|error| internal(error.to_string()))?;
         while let Some(message) = messages.message().await? {
-            codec::check(&self.cluster, &message).map_err(codec::status)?;
+            codec::check(self.replica.own(), &message).map_err(codec::status)?;
             file = blocking(move || file.append(&message.payload).map(|()| file)).await?;
         }
         let file = blocking(move || file.verify().map(|()| file)).await?;
         Ok((vote, Snapshot { meta, snapshot: file }))
     }
+}
+
+async fn header(messages: &mut Streaming<Message>) -> Result<Message, Status> {
+    let malformed = || Failure::new(Reason::MalformedRequest, "a stream begins with its header");
+    messages.message().await?.ok_or_else(|| codec::status(malformed()))
 }
 
 async fn blocking<E, F>(work: F) -> Result<Box<SnapshotFile>, Status>
@@ -68,18 +92,97 @@ fn internal(message: String) -> Status {
 
 #[tonic::async_trait]
 impl raft_server::Raft for Service {
-    async fn append_entries(&self, request: Request<Message>) -> Result<Response<Message>, Status> {
-        let rpc = self.decode(request.get_ref())?;
-        self.answer(&self.raft.append_entries(rpc).await)
+    type GiveArtifactStream = BoxStream<'static, Result<Message, Status>>;
+
+    async fn give_artifact(
+        &self,
+        request: Request<Message>,
+    ) -> Result<Response<Self::GiveArtifactStream>, Status> {
+        let digest = self.decode(request.get_ref())?;
+        let (own, to) = (self.replica.own().clone(), Target::sender(request.get_ref()));
+        let chunks = self.artifacts.read(digest).await.map_err(codec::status)?;
+        let messages = chunks
+            .map(move |chunk| chunk.map(|chunk| codec::message(&own, &to, chunk)).map_err(codec::status));
+        Ok(Response::new(messages.boxed()))
     }
 
-    async fn vote(&self, request: Request<Message>) -> Result<Response<Message>, Status> {
+    async fn append_entries(&self, request: Request<Message>) -> Answer {
         let rpc = self.decode(request.get_ref())?;
-        self.answer(&self.raft.vote(rpc).await)
+        self.answer(request.get_ref(), &self.replica.raft.append_entries(rpc).await)
     }
 
-    async fn snapshot(&self, request: Request<Streaming<Message>>) -> Result<Response<Message>, Status> {
-        let (vote, snapshot) = self.receive(request.into_inner()).await?;
-        self.answer(&self.raft.install_full_snapshot(vote, snapshot).await)
+    async fn vote(&self, request: Request<Message>) -> Answer {
+        let rpc = self.decode(request.get_ref())?;
+        self.answer(request.get_ref(), &self.replica.raft.vote(rpc).await)
+    }
+
+    async fn pre_vote(&self, request: Request<Message>) -> Answer {
+        let question = self.decode(request.get_ref())?;
+        let would = self.replica.would_vote_here(question).await.map_err(codec::status)?;
+        self.answer(request.get_ref(), &would)
+    }
+
+    async fn snapshot(&self, request: Request<Streaming<Message>>) -> Answer {
+        let mut messages = request.into_inner();
+        let header = header(&mut messages).await?;
+        let (vote, snapshot) = self.receive(&header, messages).await?;
+        self.answer(&header, &self.replica.raft.install_full_snapshot(vote, snapshot).await)
+    }
+
+    async fn propose(&self, request: Request<Message>) -> Answer {
+        let write = self.decode(request.get_ref())?;
+        // A task of its own: if the caller goes away the write goes on, and its answer is counted.
+        let replica = self.replica.clone();
+        let written = tokio::spawn(async move { replica.propose_here(&write).await });
+        let written = written.await.map_err(|error| internal(error.to_string()))?;
+        self.answer(request.get_ref(), &written.map_err(codec::status)?)
+    }
+
+    async fn read_index(&self, request: Request<Message>) -> Answer {
+        let () = self.decode(request.get_ref())?;
+        let index = self.replica.read_index_here().await.map_err(codec::status)?;
+        self.answer(request.get_ref(), &index)
+    }
+
+    async fn change_group(&self, request: Request<Message>) -> Answer {
+        let change = self.decode(request.get_ref())?;
+        let members = self.replica.change_here(change).await.map_err(codec::status)?;
+        self.answer(request.get_ref(), &members)
+    }
+
+    async fn transfer(&self, request: Request<Message>) -> Answer {
+        let successor = self.decode(request.get_ref())?;
+        let led = self.replica.transfer_here(successor).await.map_err(codec::status)?;
+        self.answer(request.get_ref(), &led)
+    }
+
+    async fn take_over(&self, request: Request<Message>) -> Answer {
+        let () = self.decode(request.get_ref())?;
+        let led = self.replica.take_over_here().await.map_err(codec::status)?;
+        self.answer(request.get_ref(), &led)
+    }
+
+    async fn get_status(&self, request: Request<Message>) -> Answer {
+        let () = self.decode(request.get_ref())?;
+        let status = self.replica.sound_status().map_err(codec::status)?;
+        self.answer(request.get_ref(), &status)
+    }
+
+    async fn hold_artifact(&self, request: Request<Streaming<Message>>) -> Answer {
+        let mut messages = request.into_inner();
+        let header = header(&mut messages).await?;
+        let held: Held = self.decode(&header)?;
+        let own = self.replica.own().clone();
+        let chunks = messages.map(move |message| {
+            let message = message.map_err(|status| millrace_proto::status::from_status(&status))?;
+            codec::check(&own, &message)?;
+            Ok(message.payload)
+        });
+        self.artifacts.hold(held, chunks).await.map_err(codec::status)?;
+        self.answer(&header, &())
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
+        self.replica.join(request.into_inner()).await.map(Response::new).map_err(codec::status)
     }
 }

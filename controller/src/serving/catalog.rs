@@ -1,16 +1,18 @@
-//! The models as the protocol shows them. Each function's are made when first asked for and made
-//! again after the function changed or a worker's readiness did, so that what is resolved is never
-//! behind the state.
+//! The models as the protocol shows them, and the workers that are ready for each. A function's are
+//! made when first asked for and made again after the function changed or a worker's readiness did,
+//! so that what is resolved is never behind the state, and a request finds its candidates without a
+//! look at every worker.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use millrace_cluster_state::{FUNCTIONS_MAX, Function, RevisionRecord, State};
 use millrace_gateway::backend::{Availability, Model};
-use millrace_types::{Failure, FunctionKey, Reason, Revision, TenantName};
+use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 
-use crate::fleet::readiness::{self, Readiness};
-use crate::fleet::{Fleet, Workers};
+use crate::fleet::readiness::{self, Readiness, revision_key};
+use crate::fleet::{Fleet, Worker, Workers};
+use crate::leader::{Outlook, Shortages};
 
 /// One function's models.
 #[derive(Debug)]
@@ -19,7 +21,30 @@ struct Entry {
     function: Arc<Function>,
     fleet_version: u64,
     /// Those that can be named, oldest first.
-    models: Vec<Arc<Model>>,
+    served: Vec<Served>,
+}
+
+/// One revision that can be named.
+#[derive(Debug)]
+struct Served {
+    model: Arc<Model>,
+    candidates: Candidates,
+}
+
+/// The workers that are ready for a revision.
+#[derive(Debug, Clone)]
+pub(super) struct Candidates {
+    pub(super) digest: Digest,
+    /// By name.
+    pub(super) workers: Arc<[Arc<Worker>]>,
+}
+
+/// What models are made from.
+#[derive(Debug)]
+pub(super) struct Sight<'a> {
+    pub(super) state: &'a State,
+    pub(super) fleet: &'a Fleet,
+    pub(super) outlook: &'a Outlook,
 }
 
 /// The models made so far. Read on every request and written after changes only, hence the lock.
@@ -32,33 +57,43 @@ impl Catalog {
     /// One model: the revision asked for, or else the newest that is ready, or else the newest.
     pub(super) fn resolve(
         &self,
-        state: &State,
-        fleet: &Fleet,
+        sight: &Sight<'_>,
         key: &FunctionKey,
         revision: Option<Revision>,
     ) -> Result<Arc<Model>, Failure> {
-        let function = state.function(key).ok_or_else(|| not_found(key))?;
-        let entry = self.entry(state, fleet, function);
+        let function = sight.state.function(key).ok_or_else(|| not_found(key))?;
+        let entry = self.entry(sight, function);
         let found = match revision {
-            Some(number) => entry.models.iter().find(|model| model.revision == number),
+            Some(number) => entry.revision(number),
             None => entry.default(),
         };
-        found.cloned().ok_or_else(|| revision_not_found(&entry, revision))
+        found.map(|served| served.model.clone()).ok_or_else(|| revision_not_found(&entry, revision))
+    }
+
+    /// Who is ready for a revision; `None` when it cannot be named any more.
+    pub(super) fn candidates(&self, sight: &Sight<'_>, key: &RevisionKey) -> Option<Candidates> {
+        let entry = self.entry(sight, sight.state.function(&key.function)?);
+        Some(entry.revision(key.revision)?.candidates.clone())
     }
 
     /// Every model of a tenant, by name and revision.
-    pub(super) fn index(&self, state: &State, fleet: &Fleet, tenant: &TenantName) -> Vec<Arc<Model>> {
-        let functions = state.functions_of(tenant);
-        functions.flat_map(|function| self.entry(state, fleet, function).models.clone()).collect()
+    pub(super) fn index(&self, sight: &Sight<'_>, tenant: &TenantName) -> Vec<Arc<Model>> {
+        let entries = sight.state.functions_of(tenant).map(|function| self.entry(sight, function));
+        let models = |entry: Arc<Entry>| entry.served.iter().map(|it| it.model.clone()).collect::<Vec<_>>();
+        entries.flat_map(models).collect()
     }
 
-    fn entry(&self, state: &State, fleet: &Fleet, function: &Arc<Function>) -> Arc<Entry> {
+    fn entry(&self, sight: &Sight<'_>, function: &Arc<Function>) -> Arc<Entry> {
+        let Sight { state, fleet, outlook } = *sight;
         // Before the workers are read, so that a change in between makes the entry again.
         let fleet_version = fleet.version();
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let current = entries
-            .get(&function.key)
-            .filter(|entry| Arc::ptr_eq(&entry.function, function) && entry.fleet_version == fleet_version);
+        let current = entries.get(&function.key).filter(|entry| {
+            // What is not ready is made each time: why not depends on placements, too.
+            Arc::ptr_eq(&entry.function, function)
+                && entry.fleet_version == fleet_version
+                && entry.default().is_some_and(Served::is_settled)
+        });
         if let Some(entry) = current {
             return entry.clone();
         }
@@ -66,7 +101,7 @@ impl Catalog {
         let entry = Arc::new(Entry {
             function: function.clone(),
             fleet_version,
-            models: models(state, function, &fleet.workers()),
+            served: served(state, function, &fleet.workers(), &outlook.shortages()),
         });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= FUNCTIONS_MAX {
@@ -79,19 +114,31 @@ impl Catalog {
 }
 
 impl Entry {
-    fn default(&self) -> Option<&Arc<Model>> {
-        let ready = self.models.iter().rev().find(|model| model.availability == Availability::Ready);
-        ready.or(self.models.last())
+    fn revision(&self, number: Revision) -> Option<&Served> {
+        self.served.iter().find(|served| served.model.revision == number)
+    }
+
+    fn default(&self) -> Option<&Served> {
+        let ready = |served: &&Served| served.model.availability == Availability::Ready;
+        self.served.iter().rev().find(ready).or(self.served.last())
     }
 }
 
-fn models(state: &State, function: &Function, workers: &Workers) -> Vec<Arc<Model>> {
+impl Served {
+    /// Whether only the function's record and the workers' reports decide what it is.
+    fn is_settled(&self) -> bool {
+        matches!(self.model.availability, Availability::Ready | Availability::Disabled)
+    }
+}
+
+fn served(state: &State, function: &Function, workers: &Workers, shortages: &Shortages) -> Vec<Served> {
     let served = function.served();
     let revisions: Vec<Revision> = served.iter().map(|revision| revision.number).collect();
-    let model = |revision: &RevisionRecord| {
+    let one = |revision: &RevisionRecord| {
         // Known: a function refers only to artifacts that are.
         let artifact = state.artifact(&revision.digest)?;
-        Some(Arc::new(Model {
+        let readiness = readiness::of_revision(state, function, revision, workers, shortages);
+        let model = Model {
             key: function.key.clone(),
             revision: revision.number,
             revisions: revisions.clone(),
@@ -101,10 +148,14 @@ fn models(state: &State, function: &Function, workers: &Workers) -> Vec<Arc<Mode
             timeout: revision.spec.timeout,
             idempotent: revision.spec.idempotent,
             weights: artifact.model.weights,
-            availability: availability(readiness::of_revision(function, revision, workers)),
-        }))
+            availability: availability(readiness),
+        };
+        let key = revision_key(&function.key, revision);
+        let ready = workers.values().filter(|worker| worker.is_ready(&key)).cloned();
+        let candidates = Candidates { digest: revision.digest, workers: ready.collect() };
+        Some(Served { model: Arc::new(model), candidates })
     };
-    served.iter().filter_map(|revision| model(revision)).collect()
+    served.iter().filter_map(|revision| one(revision)).collect()
 }
 
 fn availability(readiness: Readiness) -> Availability {
@@ -112,7 +163,9 @@ fn availability(readiness: Readiness) -> Availability {
         Readiness::Prepared(_) => Availability::Ready,
         Readiness::Preparing => Availability::Preparing,
         Readiness::Disabled => Availability::Disabled,
-        Readiness::PrepareFailed(_) | Readiness::NoWorker => Availability::Unavailable(readiness.message()),
+        Readiness::PrepareFailed(_) | Readiness::Unplaced(_) | Readiness::Away(_) | Readiness::NoWorker => {
+            Availability::Unavailable(readiness.message())
+        }
     }
 }
 
@@ -124,7 +177,7 @@ pub(super) fn not_found(key: &FunctionKey) -> Failure {
 }
 
 fn revision_not_found(entry: &Entry, revision: Option<Revision>) -> Failure {
-    let served: Vec<String> = entry.models.iter().map(|model| model.revision.to_string()).collect();
+    let served: Vec<String> = entry.served.iter().map(|it| it.model.revision.to_string()).collect();
     let asked = revision.map_or_else(|| "any".to_owned(), |revision| revision.to_string());
     let message = format!(
         "function {} has no version {asked} to serve: it serves {}",

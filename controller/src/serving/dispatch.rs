@@ -12,13 +12,13 @@ use millrace_policy::router;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};
-use millrace_types::{Digest, Failure, Reason, RevisionKey};
+use millrace_types::{Failure, Reason, RevisionKey};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 
-use super::route::{self, Demand};
 use super::runs::Run;
-use crate::fleet::{Fleet, Worker};
+use super::{Serving, route};
+use crate::fleet::Worker;
 
 /// Attempts of one request, on whichever workers.
 const ATTEMPTS_MAX: u32 = 3;
@@ -34,9 +34,16 @@ enum Missed {
     Lost(Failure),
 }
 
+/// What is asked of a worker.
+#[derive(Debug)]
+struct Demand {
+    key: RevisionKey,
+    request: router::Request,
+}
+
 /// A request under way.
 pub(super) struct Dispatch<'a> {
-    fleet: &'a Fleet,
+    serving: &'a Serving,
     model: &'a Model,
     demand: Demand,
     run: &'a Run,
@@ -44,29 +51,37 @@ pub(super) struct Dispatch<'a> {
     deadline: Instant,
     /// Attempts made.
     attempts: u32,
-    /// Workers that were tried: an epoch is one registration of one worker.
+    /// Workers that were tried, by process: one that only lost its stream was tried already.
     tried: Vec<Arc<Worker>>,
+    /// An attempt that was lost may have run.
+    may_have_executed: bool,
 }
 
 impl<'a> Dispatch<'a> {
     pub(super) fn new(
-        fleet: &'a Fleet,
+        serving: &'a Serving,
         model: &'a Model,
-        digest: Option<Digest>,
+        key: RevisionKey,
         run: &'a Run,
         invocation: Invocation,
     ) -> Self {
-        let demand = Demand {
-            key: RevisionKey { function: model.key.clone(), revision: model.revision },
-            digest,
-            request: router::Request { weights: model.weights, run: run.estimate() },
-        };
+        let demand = Demand { key, request: router::Request { weights: model.weights, run: run.estimate() } };
         let deadline = Instant::now() + invocation.timeout;
-        Self { fleet, model, demand, run, invocation, deadline, attempts: 0, tried: Vec::new() }
+        let (attempts, tried, may_have_executed) = (0, Vec::new(), false);
+        Self { serving, model, demand, run, invocation, deadline, attempts, tried, may_have_executed }
     }
 
     /// Carries it out.
     pub(super) async fn run(mut self) -> Result<Completion, Failure> {
+        let result = self.attempt_all().await;
+        // Whatever the last attempt ended with, an earlier one may have run.
+        result.map_err(|failure| Failure {
+            may_have_executed: failure.may_have_executed || self.may_have_executed,
+            ..failure
+        })
+    }
+
+    async fn attempt_all(&mut self) -> Result<Completion, Failure> {
         let mut worker = self.choose().ok_or_else(|| self.no_worker())?;
         loop {
             self.attempts += 1;
@@ -79,14 +94,18 @@ impl<'a> Dispatch<'a> {
                     self.attempts -= 1;
                     self.choose().ok_or(failure)?
                 }
-                Err(Missed::Lost(failure)) => self.after_loss(&worker, failure).await?,
+                Err(Missed::Lost(failure)) => {
+                    self.may_have_executed |= failure.may_have_executed;
+                    self.after_loss(&worker, failure).await?
+                }
             };
         }
     }
 
     fn choose(&self) -> Option<Arc<Worker>> {
-        route::choose(self.fleet, &self.demand, |worker| {
-            self.tried.iter().any(|tried| tried.epoch == worker.epoch)
+        let candidates = self.serving.candidates(&self.demand.key)?;
+        route::choose(&candidates, &self.demand.request, |worker| {
+            self.tried.iter().any(|tried| tried.is_process_of(worker))
         })
     }
 
@@ -108,7 +127,7 @@ impl<'a> Dispatch<'a> {
             );
             return Err(Failure { reason: Reason::AttemptsExhausted, message, retryable: true, ..failure });
         }
-        let mut changes = self.fleet.changes();
+        let mut changes = self.serving.fleet.changes();
         let another = async {
             loop {
                 if let Some(worker) = self.choose() {
@@ -131,10 +150,9 @@ impl<'a> Dispatch<'a> {
         let _in_flight = worker.begin();
         let mut request = Request::new(self.request());
         trace::inject(request.metadata_mut());
-        let mut client = worker.client.clone();
         tokio::select! {
             biased;
-            answer = client.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
+            answer = worker.calls.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
             () = self.abandoned(worker), if self.model.idempotent => {
                 let message = format!("worker {} lost its stream to this controller", worker.name);
                 Err(Missed::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
@@ -146,10 +164,8 @@ impl<'a> Dispatch<'a> {
     /// then its answer may still come: a lost stream is not always a lost worker.
     async fn abandoned(&self, worker: &Worker) {
         worker.lost.cancelled().await;
-        let mut changes = self.fleet.changes();
-        let same_process =
-            |other: Arc<Worker>| other.name == worker.name && other.instance == worker.instance;
-        while self.choose().is_none_or(same_process) {
+        let mut changes = self.serving.fleet.changes();
+        while self.choose().is_none_or(|other| other.is_process_of(worker)) {
             if changes.changed().await.is_err() {
                 std::future::pending::<Infallible>().await;
             }

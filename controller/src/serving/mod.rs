@@ -7,6 +7,8 @@
 //! | [`dispatch`] | one request on its way to a worker, and to another when that one is lost |
 //! | [`route`] | what the router is told of each worker |
 //! | [`runs`] | how long runs take, by what was seen |
+//!
+//! Nothing here asks who leads: with no leader and no majority, requests go where they went.
 
 mod catalog;
 mod dispatch;
@@ -17,15 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_cluster_state::{Caller, Command};
+use millrace_cluster_state::{Caller, Command, State};
 use millrace_gateway::auth;
 use millrace_gateway::backend::{Backend, Completion, Intent, Invocation, Model};
 use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 
 use crate::fleet::Fleet;
 use crate::fleet::readiness::{self, Readiness};
+use crate::leader::Outlook;
 use crate::raft::Replica;
-use catalog::Catalog;
+use catalog::{Candidates, Catalog, Sight};
 use dispatch::Dispatch;
 use runs::Runs;
 
@@ -37,13 +40,23 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct Serving {
     replica: Replica,
     fleet: Fleet,
+    outlook: Outlook,
     catalog: Catalog,
     runs: Runs,
 }
 
 impl Serving {
-    pub(crate) fn new(replica: Replica, fleet: Fleet) -> Self {
-        Self { replica, fleet, catalog: Catalog::default(), runs: Runs::default() }
+    pub(crate) fn new(replica: Replica, fleet: Fleet, outlook: Outlook) -> Self {
+        Self { replica, fleet, outlook, catalog: Catalog::default(), runs: Runs::default() }
+    }
+
+    fn sight<'a>(&'a self, state: &'a State) -> Sight<'a> {
+        Sight { state, fleet: &self.fleet, outlook: &self.outlook }
+    }
+
+    /// Who is ready for a revision now.
+    fn candidates(&self, key: &RevisionKey) -> Option<Candidates> {
+        self.catalog.candidates(&self.sight(&self.replica.state()), key)
     }
 
     /// Waits until the newest revision is ready somewhere, or cannot be.
@@ -53,7 +66,8 @@ impl Serving {
         loop {
             let now = self.replica.state();
             let function = now.function(key).ok_or_else(|| catalog::not_found(key))?;
-            match readiness::of_revision(function, function.latest(), &self.fleet.workers()) {
+            let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
+            match readiness::of_revision(&now, function, function.latest(), &workers, &shortages) {
                 Readiness::Prepared(_) => return Ok(()),
                 Readiness::Disabled => {
                     return Err(Failure::new(
@@ -62,7 +76,7 @@ impl Serving {
                     ));
                 }
                 Readiness::PrepareFailed(why) => return Err(Failure::new(Reason::FunctionNotReady, why)),
-                Readiness::Preparing | Readiness::NoWorker => {}
+                Readiness::Preparing | Readiness::NoWorker | Readiness::Unplaced(_) | Readiness::Away(_) => {}
             }
             let changed = tokio::select! {
                 changed = fleet.changed() => changed,
@@ -80,11 +94,11 @@ impl Backend for Serving {
     }
 
     fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
-        self.catalog.resolve(&self.replica.state(), &self.fleet, function, revision)
+        self.catalog.resolve(&self.sight(&self.replica.state()), function, revision)
     }
 
     fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>> {
-        self.catalog.index(&self.replica.state(), &self.fleet, tenant)
+        self.catalog.index(&self.sight(&self.replica.state()), tenant)
     }
 
     async fn set_intent(
@@ -108,10 +122,7 @@ impl Backend for Serving {
 
     async fn invoke(&self, model: &Model, invocation: Invocation) -> Result<Completion, Failure> {
         let key = RevisionKey { function: model.key.clone(), revision: model.revision };
-        let state = self.replica.state();
-        let digest = state.function(&key.function).and_then(|function| function.revision(key.revision));
-        let digest = digest.map(|revision| revision.digest);
         let run = self.runs.of(&key);
-        Dispatch::new(&self.fleet, model, digest, &run, invocation).run().await
+        Dispatch::new(self, model, key, &run, invocation).run().await
     }
 }

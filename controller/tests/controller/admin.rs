@@ -10,8 +10,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 use crate::support::{
-    Cluster, ManualClock, Stub, apply, apply_request, cnn, data, get, header, list, mlp, reason, soon, until,
-    upload,
+    Cluster, ManualClock, Stub, apply, apply_request, cnn, data, get, header, list, mlp, reason, record,
+    soon, until, upload,
 };
 
 #[tokio::test]
@@ -28,8 +28,9 @@ async fn a_function_is_applied_shown_listed_and_deleted() {
     assert_eq!((function.generation, function.updated_by.as_str()), (1, "anonymous"));
     assert_eq!(function.revisions[0].model, uploaded.model);
     assert_eq!(function.conditions[0].reason, "NoWorker");
-    assert_eq!(get(&mut admin, "f").await.unwrap(), function);
-    assert_eq!(list(&mut admin).await, vec![function]);
+    let function = record(function);
+    assert_eq!(record(get(&mut admin, "f").await.unwrap()), function);
+    assert_eq!(list(&mut admin).await.into_iter().map(record).collect::<Vec<_>>(), vec![function]);
 
     assert_eq!(apply(&mut admin, "f", &mlp()).await.unwrap().outcome(), api::ApplyOutcome::Unchanged);
     upload(&mut admin, &cnn()).await.unwrap();
@@ -205,7 +206,10 @@ async fn of_two_clients_who_saw_the_same_version_one_wins() {
         other => panic!("{other:?}"),
     };
     assert_eq!((loser.code(), reason(&loser)), (Code::Aborted, Reason::Conflict));
-    assert_eq!(get(&mut cluster.admin(), "f").await.unwrap(), winner.function.unwrap());
+    let mut shown = get(&mut cluster.admin(), "f").await.unwrap();
+    // An apply answers with the newest revision alone.
+    shown.revisions.drain(..1);
+    assert_eq!(shown, winner.function.unwrap());
 }
 
 #[tokio::test]
@@ -255,7 +259,12 @@ async fn listings_come_in_pages_and_by_tenant() {
         let mut pages: Vec<Vec<String>> = Vec::new();
         let mut page_token = String::new();
         loop {
-            let request = api::ListFunctionsRequest { tenant: tenant.into(), page_size: 2, page_token };
+            let request = api::ListFunctionsRequest {
+                tenant: tenant.into(),
+                page_size: 2,
+                page_token,
+                ..Default::default()
+            };
             let page = admin.list_functions(request).await.unwrap().into_inner();
             let specs = page.functions.into_iter().map(|it| it.spec.unwrap());
             pages.push(specs.map(|it| format!("{}/{}", it.tenant, it.name)).collect());
@@ -340,7 +349,8 @@ async fn metrics_show_the_control_plane() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
-    let _worker = Stub::start(&cluster, "n1").await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    worker.told(&["f@1"]).await;
     let mut stream = tokio::net::TcpStream::connect(cluster.controller.client_addr()).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut text = String::new();
@@ -350,6 +360,13 @@ async fn metrics_show_the_control_plane() {
         "millrace_artifacts 1",
         "millrace_workers_attached 1",
         "millrace_raft_leads 1",
+        "millrace_nodes 1",
+        "millrace_nodes_lost 0",
+        "millrace_nodes_needed 1",
+        "millrace_placements 1",
+        "millrace_functions_short 0",
+        "millrace_index_entries 0",
+        "millrace_index_overflow 0",
     ] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }

@@ -8,17 +8,20 @@ use millrace_controller::Tcp;
 use millrace_proto::admin as api;
 use proptest::prelude::*;
 
-use crate::support::{Cluster, Stub, apply_request, config, list, mlp, upload};
+use crate::support::{Cluster, Stub, apply_request, config, list, mlp, record, upload};
 
 #[tokio::test]
 async fn a_restart_serves_the_same_functions_without_a_new_upload() {
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let id = cluster.controller.cluster_id().clone();
-    let before = list(&mut cluster.admin()).await;
+    let stored = async |cluster: &Cluster| {
+        list(&mut cluster.admin()).await.into_iter().map(record).collect::<Vec<_>>()
+    };
+    let before = stored(&cluster).await;
     let cluster = cluster.restart().await;
     assert_eq!(*cluster.controller.cluster_id(), id);
-    assert_eq!(list(&mut cluster.admin()).await, before);
+    assert_eq!(stored(&cluster).await, before);
     let mut worker = Stub::start(&cluster, "n1").await;
     worker.told(&["f@1"]).await;
 }

@@ -1,7 +1,5 @@
 //! Workers attach, are told what to serve, fetch models, and go.
 
-use std::time::Duration;
-
 use millrace_proto::admin as api;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
@@ -9,7 +7,8 @@ use millrace_proto::worker::worker_message;
 use millrace_types::{Digest, Reason};
 
 use crate::support::{
-    Cluster, Prepares, Stub, apply, apply_request, cnn, hello, mlp, nodes, reason, soon, until, upload,
+    Cluster, Prepares, Stub, apply, apply_request, cnn, hello, mlp, nodes, reason, short_lease, soon, until,
+    upload,
 };
 
 #[tokio::test]
@@ -74,14 +73,13 @@ async fn a_worker_of_another_cluster_or_protocol_is_refused() {
 
 #[tokio::test]
 async fn a_live_workers_name_is_taken_and_is_free_again_once_it_is_gone() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with(short_lease).await;
     let mut admin = cluster.admin();
     let first = Stub::start(&cluster, "n1").await;
     let refused = Stub::start_as(&cluster, "n1", "second", Prepares::AtOnce).await.err().unwrap();
     assert_eq!(reason(&refused), Reason::NodeNameTaken);
     first.kill();
-    until("the first to be gone", async || (!nodes(&mut admin).await[0].connected).then_some(())).await;
-    let second = Stub::start_as(&cluster, "n1", "second", Prepares::AtOnce).await.unwrap();
+    let second = Stub::start_when_free(&cluster, "n1", "second").await;
     assert_eq!(second.hello.epoch, 2);
     let nodes = nodes(&mut admin).await;
     assert_eq!((nodes.len(), nodes[0].epoch, nodes[0].connected), (1, 2, true));
@@ -93,7 +91,7 @@ async fn the_same_process_may_attach_again_and_its_old_stream_ends() {
     let first = Stub::start(&cluster, "n1").await;
     let mut old = first.desired.clone();
     let again = Stub::start(&cluster, "n1").await;
-    assert!(again.hello.epoch > first.hello.epoch);
+    assert_eq!(again.hello.epoch, first.hello.epoch, "the same registration");
     // The old stream's reader ends, and with it the old channel.
     soon("the old stream's end", async { while old.changed().await.is_ok() {} }).await;
     assert!(nodes(&mut cluster.admin()).await[0].connected);
@@ -101,7 +99,7 @@ async fn the_same_process_may_attach_again_and_its_old_stream_ends() {
 
 #[tokio::test]
 async fn a_lost_workers_gpus_stop_counting_when_its_lease_is_over() {
-    let cluster = Cluster::start_with(|config| config.limits.lease = Duration::from_millis(1)).await;
+    let cluster = Cluster::start_with(short_lease).await;
     let mut admin = cluster.admin();
     upload(&mut admin, &mlp()).await.unwrap();
     let mut huge = apply_request("f", &mlp());

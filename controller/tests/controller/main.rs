@@ -3,7 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod admin;
+mod checkpoints;
 mod durability;
 mod fleet;
+mod group;
+mod group_fleet;
+mod leases;
+mod placement;
 mod routing;
 mod support;

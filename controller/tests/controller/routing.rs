@@ -7,7 +7,6 @@ use millrace_proto::convert::duration;
 use millrace_proto::inference::{self as oip, model_infer_request::InferInputTensor};
 use millrace_proto::status::from_status;
 use millrace_proto::worker::worker_message::Message;
-use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_proto::worker::{
     FunctionPhase, FunctionStatuses, GpuHealth, GpuTelemetry, ResidentModel, Telemetry,
 };
@@ -15,7 +14,7 @@ use millrace_types::{Digest, Failure, Reason};
 use tonic::{Request, Status};
 
 use crate::support::{
-    Call, Cluster, Prepares, Stub, StubService, apply_request, mlp, ready, soon, until, upload,
+    Call, Cluster, Prepares, Stub, StubService, apply_request, mlp, ready, short_lease, soon, until, upload,
 };
 
 fn request(name: &str) -> oip::ModelInferRequest {
@@ -106,7 +105,7 @@ async fn a_function_that_is_nowhere_ready_says_why() {
 #[tokio::test]
 async fn a_request_whose_worker_is_killed_is_answered_by_another() {
     let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
+    cluster.deploy_on("f", &mlp(), 3).await;
     let mut a = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
     let answering = infer(&cluster, "f");
@@ -123,7 +122,7 @@ async fn a_request_whose_worker_is_killed_is_answered_by_another() {
 
 #[tokio::test]
 async fn a_request_waits_for_a_worker_that_comes_back() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with(short_lease).await;
     cluster.deploy("f", &mlp()).await;
     let mut first = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
@@ -132,7 +131,7 @@ async fn a_request_waits_for_a_worker_that_comes_back() {
     first.kill();
     let mut admin = cluster.admin();
     until("the loss", async || (!crate::support::nodes(&mut admin).await[0].connected).then_some(())).await;
-    let mut second = Stub::start_as(&cluster, "n1", "second", Prepares::AtOnce).await.unwrap();
+    let mut second = Stub::start_when_free(&cluster, "n1", "second").await;
     second.call().await.answer();
     assert!(answer_of(answering).await.is_ok());
 }
@@ -140,7 +139,7 @@ async fn a_request_waits_for_a_worker_that_comes_back() {
 #[tokio::test]
 async fn a_request_whose_workers_stream_ends_moves_on_when_another_worker_can_take_it() {
     let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
+    cluster.deploy_on("f", &mlp(), 3).await;
     let mut a = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
     let answering = infer(&cluster, "f");
@@ -176,6 +175,7 @@ async fn what_must_not_run_twice_is_not_tried_again_and_says_that_it_may_have_ru
     upload(&mut admin, &mlp()).await.unwrap();
     let mut once = apply_request("f", &mlp());
     once.spec.as_mut().unwrap().idempotent = false;
+    once.spec.as_mut().unwrap().replicas = 2;
     admin.apply_function(once).await.unwrap();
     let mut a = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
@@ -193,7 +193,7 @@ async fn what_must_not_run_twice_is_not_tried_again_and_says_that_it_may_have_ru
 #[tokio::test]
 async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() {
     let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
+    cluster.deploy_on("f", &mlp(), 3).await;
     let mut a = Stub::start(&cluster, "n1").await;
     let mut b = Stub::start(&cluster, "n2").await;
     a.told(&["f@1"]).await;
@@ -217,7 +217,7 @@ async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() 
 #[tokio::test]
 async fn a_request_that_loses_every_worker_ends_after_three_attempts() {
     let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
+    cluster.deploy_on("f", &mlp(), 3).await;
     let mut worker = Stub::start(&cluster, "n1").await;
     until_ready(&cluster, "f").await;
     let answering = infer(&cluster, "f");
@@ -313,8 +313,7 @@ impl millrace_controller::Connector for InThisProcess {
         _name: &millrace_types::NodeName,
         _address: &str,
     ) -> Result<millrace_controller::Transport, millrace_controller::ConnectError> {
-        let service = WorkerServer::new(StubService(self.0.clone()));
-        Ok(millrace_controller::in_process(service))
+        Ok(std::sync::Arc::new(StubService(self.0.clone())))
     }
 }
 
@@ -391,7 +390,7 @@ async fn report_gpu(cluster: &Cluster, worker: &Stub, seq: u64, health: GpuHealt
 #[tokio::test]
 async fn a_request_goes_where_its_model_is_unless_too_many_wait_there() {
     let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
+    cluster.deploy_on("f", &mlp(), 3).await;
     let mut without = Stub::start(&cluster, "n1").await;
     let mut holder = Stub::start(&cluster, "n2").await;
     without.told(&["f@1"]).await;

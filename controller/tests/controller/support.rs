@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use millrace_controller::clock::WallClock;
 use millrace_controller::{Connector, Controller, ControllerConfig, Tcp};
+use millrace_policy::lease::Limits;
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_proto::admin::upload_artifact_request::Part;
 use millrace_proto::admin::{self as api};
@@ -67,6 +68,11 @@ pub(crate) fn config(dir: &Path) -> ControllerConfig {
     config
 }
 
+/// A lease short enough to wait for, and long enough for a busy machine to keep.
+pub(crate) fn short_lease(config: &mut ControllerConfig) {
+    config.limits.lease = Limits { lease: Duration::from_millis(400), grace: Duration::from_millis(100) };
+}
+
 impl Cluster {
     pub(crate) async fn start() -> Self {
         Self::start_with(|_| {}).await
@@ -108,9 +114,16 @@ impl Cluster {
 
     /// Uploads a model and applies a function of it.
     pub(crate) async fn deploy(&self, name: &str, model: &[u8]) -> api::Function {
+        self.deploy_on(name, model, 1).await
+    }
+
+    /// Uploads a model and applies a function of it that wants so many replicas.
+    pub(crate) async fn deploy_on(&self, name: &str, model: &[u8], replicas: u32) -> api::Function {
         let mut admin = self.admin();
         upload(&mut admin, model).await.unwrap();
-        apply(&mut admin, name, model).await.unwrap().function.unwrap()
+        let mut request = apply_request(name, model);
+        request.spec.as_mut().unwrap().replicas = replicas;
+        admin.apply_function(request).await.unwrap().into_inner().function.unwrap()
     }
 
     /// Every file under the artifacts' directory.
@@ -185,7 +198,7 @@ pub(crate) async fn apply(
 }
 
 pub(crate) async fn get(admin: &mut AdminClient<Channel>, name: &str) -> Result<api::Function, Status> {
-    let request = api::GetFunctionRequest { tenant: String::new(), name: name.into() };
+    let request = api::GetFunctionRequest { name: name.into(), ..Default::default() };
     Ok(admin.get_function(request).await?.into_inner())
 }
 
@@ -193,8 +206,13 @@ pub(crate) async fn list(admin: &mut AdminClient<Channel>) -> Vec<api::Function>
     admin.list_functions(api::ListFunctionsRequest::default()).await.unwrap().into_inner().functions
 }
 
+/// A function without its conditions, which are of now and not of the record.
+pub(crate) fn record(function: api::Function) -> api::Function {
+    api::Function { conditions: Vec::new(), ..function }
+}
+
 pub(crate) async fn nodes(admin: &mut AdminClient<Channel>) -> Vec<api::Node> {
-    admin.list_nodes(api::ListNodesRequest {}).await.unwrap().into_inner().nodes
+    admin.list_nodes(api::ListNodesRequest::default()).await.unwrap().into_inner().nodes
 }
 
 /// Asks again until the answer is as wanted. Each question is a round trip, so nothing spins.
@@ -267,9 +285,15 @@ pub(crate) struct Stub {
     runtime: Option<Runtime>,
     pub(crate) hello: wire::ControllerHello,
     pub(crate) desired: watch::Receiver<wire::DesiredState>,
+    /// The epoch it was last told of.
+    pub(crate) epoch: watch::Receiver<u64>,
+    pub(crate) leadership: watch::Receiver<wire::Leadership>,
+    pub(crate) acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
     pub(crate) calls: mpsc::UnboundedReceiver<Call>,
     /// Dropping it ends the stream and leaves the service.
     pub(crate) out: Option<mpsc::Sender<wire::WorkerMessage>>,
+    /// Whether it gives signs of life.
+    pub(crate) alive: watch::Sender<bool>,
 }
 
 pub(crate) fn hello(name: &str, instance: &str, address: &str) -> wire::WorkerHello {
@@ -283,6 +307,7 @@ pub(crate) fn hello(name: &str, instance: &str, address: &str) -> wire::WorkerHe
         gpus: vec![wire::GpuCapacity { index: 0, gpu_type: "stub".into(), memory_bytes: 1 << 30 }],
         host_memory_bytes: 8 << 30,
         topology: "stub".into(),
+        seen_epoch: 0,
     }
 }
 
@@ -305,11 +330,21 @@ impl Stub {
         instance: &str,
         prepares: Prepares,
     ) -> Result<Self, Status> {
+        Self::start_at(cluster.controller.internal_addr(), name, instance, prepares).await
+    }
+
+    /// Starts a worker with a stream to the controller of that address.
+    pub(crate) async fn start_at(
+        internal: std::net::SocketAddr,
+        name: &str,
+        instance: &str,
+        prepares: Prepares,
+    ) -> Result<Self, Status> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (give_call, calls) = mpsc::unbounded_channel();
         let (name, instance) = (name.to_owned(), instance.to_owned());
-        let internal = cluster.controller.internal_addr().to_string();
+        let internal = internal.to_string();
         let started = runtime.spawn(async move {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
@@ -319,14 +354,30 @@ impl Stub {
             attach(internal, hello(&name, &instance, &address), prepares).await
         });
         match started.await.unwrap() {
-            Ok((hello, desired, out)) => {
-                Ok(Self { runtime: Some(runtime), hello, desired, calls, out: Some(out) })
+            Ok(attached) => {
+                let Attached { hello, desired, epoch, leadership, acks, out, alive } = attached;
+                let (runtime, out) = (Some(runtime), Some(out));
+                Ok(Self { runtime, hello, desired, epoch, leadership, acks, calls, out, alive })
             }
             Err(status) => {
                 runtime.shutdown_background();
                 Err(status)
             }
         }
+    }
+
+    /// Starts a worker as soon as its name is free.
+    pub(crate) async fn start_when_free(cluster: &Cluster, name: &str, instance: &str) -> Self {
+        until("the name to be free", async || {
+            match Self::start_as(cluster, name, instance, Prepares::AtOnce).await {
+                Ok(stub) => Some(stub),
+                Err(status) => {
+                    assert_eq!(reason(&status), Reason::NodeNameTaken, "{status}");
+                    None
+                }
+            }
+        })
+        .await
     }
 
     /// The next request it is sent.
@@ -367,8 +418,16 @@ impl Drop for Stub {
     }
 }
 
-type Attached =
-    (wire::ControllerHello, watch::Receiver<wire::DesiredState>, mpsc::Sender<wire::WorkerMessage>);
+/// What a worker has of its stream.
+struct Attached {
+    hello: wire::ControllerHello,
+    desired: watch::Receiver<wire::DesiredState>,
+    epoch: watch::Receiver<u64>,
+    leadership: watch::Receiver<wire::Leadership>,
+    acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
+    out: mpsc::Sender<wire::WorkerMessage>,
+    alive: watch::Sender<bool>,
+}
 
 async fn attach(internal: String, hello: wire::WorkerHello, prepares: Prepares) -> Result<Attached, Status> {
     let (out, outgoing) = mpsc::channel(16);
@@ -381,21 +440,47 @@ async fn attach(internal: String, hello: wire::WorkerHello, prepares: Prepares) 
         panic!("no greeting");
     };
     let (told, desired) = watch::channel(wire::DesiredState::default());
+    let (registered, epoch) = watch::channel(greeting.epoch);
+    let (led, leadership) = watch::channel(wire::Leadership::default());
+    let (give_ack, acks) = mpsc::unbounded_channel();
+    let alive = watch::Sender::new(true);
     // Weak: the test's end of the channel decides when the stream ends.
     let reports = out.downgrade();
+    tokio::spawn(give_signs_of_life(out.downgrade(), alive.subscribe()));
     tokio::spawn(async move {
         while let Some(Ok(message)) = incoming.next().await {
-            let Some(controller_message::Message::DesiredState(state)) = message.message else { continue };
-            if let (Prepares::AtOnce, Some(out)) = (prepares, reports.upgrade()) {
-                let functions = state.functions.iter().map(ready).collect();
-                let statuses =
-                    worker_message::Message::FunctionStatuses(wire::FunctionStatuses { functions });
-                out.send(wire::WorkerMessage { message: Some(statuses) }).await.ok();
+            match message.message.unwrap() {
+                controller_message::Message::DesiredState(state) => {
+                    if let (Prepares::AtOnce, Some(out)) = (prepares, reports.upgrade()) {
+                        let functions = state.functions.iter().map(ready).collect();
+                        let statuses =
+                            worker_message::Message::FunctionStatuses(wire::FunctionStatuses { functions });
+                        out.send(wire::WorkerMessage { message: Some(statuses) }).await.ok();
+                    }
+                    told.send_replace(state);
+                }
+                controller_message::Message::Registration(it) => drop(registered.send_replace(it.epoch)),
+                controller_message::Message::Leadership(it) => drop(led.send_replace(it)),
+                // A test that does not look at them has dropped its end.
+                controller_message::Message::CheckpointAck(it) => drop(give_ack.send(it)),
+                controller_message::Message::Hello(_) => panic!("greeted twice"),
             }
-            told.send_replace(state);
         }
     });
-    Ok((greeting, desired, out))
+    Ok(Attached { hello: greeting, desired, epoch, leadership, acks, out, alive })
+}
+
+/// Telemetry as often as a worker's, of an epoch that is over: alive, and nothing said.
+async fn give_signs_of_life(out: mpsc::WeakSender<wire::WorkerMessage>, alive: watch::Receiver<bool>) {
+    let mut beat = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        beat.tick().await;
+        let Some(out) = out.upgrade() else { return };
+        let sign = worker_message::Message::Telemetry(wire::Telemetry::default());
+        if *alive.borrow() && out.send(wire::WorkerMessage { message: Some(sign) }).await.is_err() {
+            return;
+        }
+    }
 }
 
 pub(crate) fn ready(function: &wire::DesiredFunction) -> wire::FunctionStatus {

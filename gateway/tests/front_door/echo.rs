@@ -251,6 +251,9 @@ impl Backend for Echo {
             Intent::Serve => Availability::Ready,
             Intent::Refuse => Availability::Disabled,
         };
+        if self.does(function).is_none() {
+            return Err(Failure::new(Reason::FunctionNotFound, format!("no function {function}")));
+        }
         self.set(function, &availability);
         Ok(())
     }

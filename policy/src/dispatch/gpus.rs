@@ -1,7 +1,7 @@
 //! What the dispatcher knows of each GPU: who is on it, which models it holds, and when it is
 //! likely to be free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec, Incarnation, ModelId, Timestamp};
@@ -31,8 +31,9 @@ pub(super) struct Gpu {
     pub(super) rank: SizeRank,
     pub(super) host_rate: BytesPerSec,
     pub(super) running: Option<Held>,
-    /// Handed over ahead: starts as soon as the running one ends.
-    pub(super) next: Option<Held>,
+    /// Handed over ahead: each starts as soon as the one before it ends. At most
+    /// [`AHEAD_MAX`](super::AHEAD_MAX).
+    pub(super) ahead: VecDeque<Held>,
     /// The models on it or on their way to it, and their blocks.
     resident: BTreeMap<ModelId, u32>,
     resident_blocks: u64,
@@ -45,7 +46,7 @@ impl Gpu {
             rank,
             host_rate,
             running: None,
-            next: None,
+            ahead: VecDeque::new(),
             resident: BTreeMap::new(),
             resident_blocks: 0,
         }
@@ -55,17 +56,20 @@ impl Gpu {
         self.executor.is_some() && self.running.is_none()
     }
 
-    /// Whether one more request may be handed over ahead. Nobody waits behind a suspect.
+    /// Whether it is at work and somebody may wait behind it. Nobody waits behind a suspect.
     pub(super) fn takes_ahead(&self) -> bool {
         let alone = |held: &Held| held.request.attempts.suspect();
-        self.executor.is_some()
-            && self.next.is_none()
-            && self.running.as_ref().is_some_and(|held| !alone(held))
+        self.executor.is_some() && self.running.as_ref().is_some_and(|held| !alone(held))
     }
 
-    /// Whether there is a next request that could be asked back.
-    pub(super) fn may_be_asked(&self) -> bool {
-        self.next.as_ref().is_some_and(|held| !held.recalled && !held.withdrawn)
+    /// The place, in [`Self::ahead`], of the last request that could be asked back.
+    pub(super) fn askable(&self) -> Option<usize> {
+        self.ahead.iter().rposition(|held| !held.recalled && !held.withdrawn)
+    }
+
+    /// Requests that were asked back and have not come yet.
+    pub(super) fn asked(&self) -> usize {
+        self.ahead.iter().filter(|held| held.recalled).count()
     }
 
     pub(super) fn holds(&self, model: ModelId) -> bool {
@@ -100,24 +104,25 @@ impl Gpu {
 
     /// The request of this key, where it is here.
     pub(super) fn held_mut(&mut self, key: RequestKey) -> Option<&mut Held> {
-        self.running.as_mut().into_iter().chain(self.next.as_mut()).find(|held| held.request.key == key)
+        self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
     }
 
     /// Takes a request off; the next one's turn begins when the running one goes.
     pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey) -> Option<Held> {
         if let Some(running) = self.running.take_if(|held| held.request.key == key) {
-            self.running = self.next.take().map(|held| Held { since: now, ..held });
+            self.running = self.ahead.pop_front().map(|held| Held { since: now, ..held });
             return Some(running);
         }
-        self.next.take_if(|held| held.request.key == key)
+        let place = self.ahead.iter().position(|held| held.request.key == key)?;
+        self.ahead.remove(place)
     }
 }
 
-/// When the running request of a GPU is likely to end.
+/// When a GPU is likely to be through with what it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Expected {
     /// Then.
     At(Timestamp),
-    /// Its model never ran, or it should have ended before now.
+    /// A model never ran, or what runs should have ended before now.
     Unknown,
 }

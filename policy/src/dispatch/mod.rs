@@ -6,6 +6,10 @@
 //! free first; so a GPU never waits for a message. A GPU that falls idle with nothing in the queue
 //! asks a next one back from a busy neighbour.
 //!
+//! More than one goes ahead only where that costs nobody anything: to a GPU that holds the model
+//! and will begin it sooner than it could be asked back ([`RECALL_COST`]). Where runs take a few
+//! microseconds, the wake of an executor is then shared by several of them.
+//!
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
 //!
@@ -32,11 +36,14 @@ use self::gpus::{Expected, Gpu, Held};
 use self::queue::{Queue, SizeRank, Waiting};
 use crate::attempts::{Loss, Progress, Verdict};
 use crate::core::Core;
+use crate::gpu::SLOTS_MAX;
 use crate::ids::RequestKey;
 use crate::memory::blocks_for;
 
 /// What asking a request back costs: below that it is left where it is, and a run is not yet late.
 pub const RECALL_COST: Duration = Duration::from_micros(200);
+/// Requests a GPU has been handed ahead, at most.
+pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
 
 /// What a GPU is, for dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +59,8 @@ pub struct GpuConfig {
 pub struct Config {
     /// Its GPUs, in index order.
     pub gpus: Vec<GpuConfig>,
-    /// Requests that may wait. Those that come back from a lost GPU may exceed it by two for each.
+    /// Requests that may wait. Those that come back from a lost GPU may exceed it by
+    /// [`SLOTS_MAX`] for each.
     pub queue_max: u32,
 }
 
@@ -223,8 +231,8 @@ impl Dispatch {
         gone.executor = None;
         gone.clear_resident();
         let running = gone.running.take().map(|held| (held, Turn::Running));
-        let next = gone.next.take().map(|held| (held, Turn::Next));
-        for (held, turn) in running.into_iter().chain(next) {
+        let ahead = std::mem::take(&mut gone.ahead).into_iter().map(|held| (held, Turn::Next));
+        for (held, turn) in running.into_iter().chain(ahead) {
             self.places.remove(&held.request.key);
             self.lost(held, Loss::Died(progress(&held, turn)), actions);
         }
@@ -269,16 +277,22 @@ impl Dispatch {
             return None;
         }
         let busy = self.indexed().filter(|(_, gpu)| gpu.takes_ahead() && gpu.rank >= rank);
-        let best = busy.min_by_key(|(_, gpu)| (!gpu.holds(request.model), self.expected_free(now, gpu)))?;
+        let turns = busy.map(|(index, gpu)| (index, gpu, self.expected_free(now, gpu, gpu.ahead.len())));
+        let takers = turns.filter(|(_, gpu, turn)| {
+            let soon = *turn <= Expected::At(now + RECALL_COST);
+            gpu.ahead.is_empty() || (soon && gpu.ahead.len() < AHEAD_MAX && gpu.holds(request.model))
+        });
+        let best = takers.min_by_key(|&(_, gpu, turn)| (!gpu.holds(request.model), turn))?;
         Some(best.0)
     }
 
-    fn expected_free(&self, now: Timestamp, gpu: &Gpu) -> Expected {
-        let run_time = |held: &Held| Some(held.swap + self.models.get(&held.request.model)?.run_time?);
-        match gpu.running.as_ref().and_then(|held| Some(held.since + run_time(held)?)) {
-            Some(free) if free + RECALL_COST > now => Expected::At(free.max(now)),
-            _ => Expected::Unknown,
-        }
+    /// When a GPU is through with what it runs and the first `ahead` that it was handed ahead.
+    fn expected_free(&self, now: Timestamp, gpu: &Gpu, ahead: usize) -> Expected {
+        let takes = |held: &Held| Some(held.swap + self.models.get(&held.request.model)?.run_time?);
+        let running = gpu.running.as_ref().and_then(|held| Some(held.since + takes(held)?));
+        let Some(free) = running.filter(|&free| free + RECALL_COST > now) else { return Expected::Unknown };
+        let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(takes).sum();
+        rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
     }
 
     fn assign(
@@ -301,7 +315,7 @@ impl Dispatch {
         if gpu.running.is_none() {
             gpu.running = Some(held);
         } else {
-            gpu.next = Some(held);
+            gpu.ahead.push_back(held);
         }
         actions.push(Action::Assign { gpu: to, key, model, incarnation, attempt: attempts.lost + 1 });
     }
@@ -309,38 +323,39 @@ impl Dispatch {
     /// Asks a next request back for each GPU that is idle, where that serves it sooner.
     fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         self.look_again = None;
-        if !self.gpus.iter().any(Gpu::may_be_asked) {
+        if !self.gpus.iter().any(|gpu| gpu.askable().is_some()) {
             return;
         }
-        let asked = |gpu: &Gpu| gpu.next.is_some_and(|held| held.recalled);
-        let coming = self.gpus.iter().filter(|gpu| asked(gpu)).count();
+        let coming = self.gpus.iter().map(Gpu::asked).sum();
         let idle: Vec<GpuIndex> =
             self.indexed().filter(|(_, gpu)| gpu.idle()).map(|(index, _)| index).skip(coming).collect();
         for to in idle {
-            let Some(from) = self.recall_from(now, to) else { continue };
-            if let Some(next) = &mut self.gpu(from).next {
-                next.recalled = true;
-                actions.push(Action::Recall { gpu: from, key: next.request.key });
-            }
+            let Some((from, place)) = self.recall_from(now, to) else { continue };
+            let asked = &mut self.gpu(from).ahead[place];
+            asked.recalled = true;
+            let key = asked.request.key;
+            actions.push(Action::Recall { gpu: from, key });
         }
     }
 
-    /// The GPU whose next request waits longest for its turn, of those that `to` would serve sooner.
-    fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<GpuIndex> {
-        let mut best: Option<(Expected, GpuIndex)> = None;
+    /// The request, by GPU and place, that waits longest for its turn, of the last on each GPU and
+    /// of those that `to` would serve sooner.
+    fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
+        let mut best: Option<(Expected, GpuIndex, usize)> = None;
         let mut look_again: Option<Timestamp> = None;
         let idle = &self.gpus[to.0 as usize];
         for (from, gpu) in self.indexed() {
-            let Some(next) = gpu.next.filter(|next| gpu.may_be_asked() && next.rank <= idle.rank) else {
+            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].rank <= idle.rank) else {
                 continue;
             };
-            let weights = self.models.get(&next.request.model).map_or(Bytes::ZERO, |model| model.weights);
-            let there = Expected::At(now + idle.swap_time(next.request.model, weights) + RECALL_COST);
-            let turn = self.expected_free(now, gpu);
+            let model = gpu.ahead[place].request.model;
+            let weights = self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights);
+            let there = Expected::At(now + idle.swap_time(model, weights) + RECALL_COST);
+            let turn = self.expected_free(now, gpu, place);
             if turn > there {
-                best = best.max(Some((turn, from)));
-            } else if let Expected::At(at) = turn {
-                // Should it take longer than expected, the idle GPU takes over after all.
+                best = best.max(Some((turn, from, place)));
+            } else if let Expected::At(at) = self.expected_free(now, gpu, 0) {
+                // Should what runs take longer than expected, the idle GPU takes over after all.
                 let late = at + RECALL_COST;
                 look_again = Some(look_again.map_or(late, |other| other.min(late)));
             }
@@ -350,7 +365,7 @@ impl Dispatch {
         {
             self.look_again = Some(self.look_again.map_or(at, |other| other.min(at)));
         }
-        best.map(|(_, from)| from)
+        best.map(|(_, from, place)| (from, place))
     }
 }
 

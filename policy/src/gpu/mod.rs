@@ -75,6 +75,9 @@ struct Moving {
     model: ModelId,
     generation: Generation,
     cancelled: bool,
+    /// Whether all of it counts as copied for a request whose run has ended: what is still to be
+    /// heard of it is nobody else's.
+    counted: bool,
 }
 
 /// A GPU.

@@ -1,6 +1,6 @@
 //! How requests get what they need: a program, a region, weights, and their turn.
 
-use millrace_types::{ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, ModelId, Reason, Timestamp};
 
 use super::programs::Known;
 use super::slots::{Slot, Stage};
@@ -138,7 +138,7 @@ impl Gpu {
         let transfer = self.last_transfer;
         let cargo = Cargo { model, generation, weights: shape.weights };
         actions.push(Action::Transfer { transfer, cargo, chunks: region.loaded().missing() });
-        self.moving.push(Moving { transfer, model, generation, cancelled: false });
+        self.moving.push(Moving { transfer, model, generation, cancelled: false, counted: false });
     }
 
     /// Drops models that were removed and that nothing here uses any more.
@@ -168,11 +168,27 @@ impl Gpu {
         let mapped = self.memory.region(model).is_some_and(|region| region.generation() == generation);
         let Some(shape) = self.programs.shape(model).filter(|_| mapped) else { return };
         let cargo = Cargo { model, generation, weights: shape.weights };
-        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model) {
+        let counted = self.moving.iter().any(|moving| moving.generation == generation && moving.counted);
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model && !counted) {
             slot.swapped += cargo.span(&chunks).1;
         }
         self.memory.arrived(model, chunks);
         self.slots.feed(model);
+    }
+
+    /// The bytes of a model that were copied for a run which has just ended, and of which nothing
+    /// was heard yet: the end of a run takes a shorter way here than that of a copy. A run ends
+    /// only after it has read its weights, so what is on its way was there.
+    pub(super) fn unheard(&mut self, model: ModelId) -> Bytes {
+        let (Some(region), Some(shape)) = (self.memory.region(model), self.programs.shape(model)) else {
+            return Bytes::ZERO;
+        };
+        let generation = region.generation();
+        let on_its_way = |moving: &&mut Moving| moving.generation == generation && !moving.counted;
+        let Some(moving) = self.moving.iter_mut().find(on_its_way) else { return Bytes::ZERO };
+        moving.counted = true;
+        let cargo = Cargo { model, generation, weights: shape.weights };
+        region.loaded().missing().iter().map(|chunks| cargo.span(chunks).1).sum()
     }
 }
 

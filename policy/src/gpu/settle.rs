@@ -60,14 +60,20 @@ impl Gpu {
     ) {
         let Some(place) = self.slots.place_of_run(run) else { return };
         let slot = self.take_off(place, actions);
+        let swapped = slot.swapped + self.unheard(slot.model);
         self.memory.touch(now, slot.model);
         let ran = finished.since(started).saturating_sub(waited);
         self.totals.busy += ran;
         if slot.cancelled.is_none() {
-            let turn = slot.turn.unwrap_or(started);
+            // Handed ahead, it may have begun before the end of the one before was heard of.
+            let turn = match slot.turn {
+                Some(turn) if slot.was_resident => turn.min(started),
+                Some(turn) => turn,
+                None => started,
+            };
             let swap =
                 if slot.was_resident { Duration::ZERO } else { finished.since(turn).saturating_sub(ran) };
-            let spent = Spent { turn, swap, ran, swapped: slot.swapped };
+            let spent = Spent { turn, swap, ran, swapped };
             actions.push(Action::Completed { key: slot.key, spent });
         }
         actions.push(Action::Ended { key: slot.key, ran: Some(ran) });

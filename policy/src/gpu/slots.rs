@@ -1,11 +1,12 @@
-//! The requests on a GPU: the one whose turn it is and the one behind it.
+//! The requests on a GPU: the one whose turn it is and those behind it.
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 use crate::ids::{Generation, RequestKey, RunId};
 
-/// Requests a GPU has at one time: one runs, one is next.
-pub const SLOTS_MAX: usize = 2;
+/// Requests a GPU has at one time: one runs, the others were handed ahead. Eight share the wake of
+/// an executor well enough; each more makes what a death takes along larger.
+pub const SLOTS_MAX: usize = 8;
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

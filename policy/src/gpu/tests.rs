@@ -161,6 +161,23 @@ fn a_resident_model_only_runs_and_costs_no_swap() {
 }
 
 #[test]
+fn a_run_that_ends_before_its_copy_is_heard_of_says_what_was_copied_for_it_and_the_next_does_not() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    bench.assign(2, A);
+    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..5 });
+    let swapped = |actions: &[Action]| match actions {
+        [Action::Completed { spent, .. }, ..] => spent.swapped,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(swapped(&bench.run_done(1, 500)), Bytes::mib(20));
+    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 5..10 });
+    bench.end_transfer(1, Outcome::Complete);
+    assert_eq!(swapped(&bench.run_done(2, 500)), Bytes::ZERO);
+    assert_eq!(bench.gpu.loaded(A), Bytes::mib(20));
+}
+
+#[test]
 fn the_next_request_is_prepared_while_the_first_runs_but_the_first_has_the_link() {
     let mut bench = bench();
     bench.assign(1, A);

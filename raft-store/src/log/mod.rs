@@ -52,7 +52,7 @@ pub struct LogStore<M> {
     reader: LogReader<M>,
     /// How far a durable snapshot covers the log: `None` for not at all.
     covered: watch::Receiver<Option<u64>>,
-    writer: WriterHandle,
+    writer: Writing,
     /// Dropped last: the directory is another's only once the writer has ended.
     _dir: Option<Arc<DataDir>>,
 }
@@ -78,13 +78,38 @@ impl<M> Clone for LogReader<M> {
     }
 }
 
+/// Where jobs are carried out.
+enum Writing {
+    Thread(WriterThread),
+    /// In simulated time, on the task of whoever gives them.
+    #[cfg(any(test, feature = "sim"))]
+    InTurn(crate::sim::InTurn),
+}
+
 /// The writer thread. Dropping this waits until it has written what it was given.
-struct WriterHandle {
+struct WriterThread {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for WriterHandle {
+impl WriterThread {
+    fn start(mut writer: Writer, log_dir: &Path) -> Result<Self, Error> {
+        writer.begin()?;
+        let (jobs, queue) = mpsc::channel(JOBS_MAX);
+        let thread = std::thread::Builder::new()
+            .name("raft-log".to_owned())
+            .spawn(move || writer.run(queue))
+            .map_err(Error::io("starting the writer of", log_dir))?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    async fn give(&self, job: Job) -> Result<(), Error> {
+        let jobs = self.jobs.as_ref().ok_or_else(writer_gone)?;
+        jobs.send(job).await.map_err(|_| writer_gone())
+    }
+}
+
+impl Drop for WriterThread {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take()
@@ -112,6 +137,33 @@ impl<M: Machine> LogStore<M> {
         covered: watch::Receiver<Option<u64>>,
         sync_point: impl FnOnce(&Path) -> Result<Box<dyn SyncPoint>, Error>,
     ) -> Result<Self, Error> {
+        Self::open_writing(dir, expect, covered, sync_point, |writer, log_dir| {
+            WriterThread::start(writer, log_dir).map(Writing::Thread)
+        })
+    }
+
+    /// As [`Self::open`], with simulated time and power.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn open_simulated(
+        dir: &Path,
+        expect: Expect,
+        covered: watch::Receiver<Option<u64>>,
+        disk: Box<dyn crate::sim::SimDisk>,
+    ) -> Result<Self, Error> {
+        let disk = crate::sim::SharedDisk::new(disk);
+        let sync_point = |log_dir: &Path| Ok(disk.sync_point(log_dir));
+        Self::open_writing(dir, expect, covered, sync_point, |writer, _| {
+            crate::sim::InTurn::start(writer, disk.clone()).map(Writing::InTurn)
+        })
+    }
+
+    fn open_writing(
+        dir: &Path,
+        expect: Expect,
+        covered: watch::Receiver<Option<u64>>,
+        sync_point: impl FnOnce(&Path) -> Result<Box<dyn SyncPoint>, Error>,
+        start: impl FnOnce(Writer, &Path) -> Result<Writing, Error>,
+    ) -> Result<Self, Error> {
         let log_dir = dir.join(LOG_DIR);
         if expect == Expect::Log && !log_dir.join("db").exists() {
             return Err(missing_log());
@@ -134,18 +186,12 @@ impl<M: Machine> LogStore<M> {
         }
         let bounds = Arc::new(RwLock::new(bounds));
         let sync_point = sync_point(&log_dir)?;
-        let mut writer =
-            Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, witness, synced, sync_point);
-        writer.begin()?;
-        let (jobs, queue) = mpsc::channel(JOBS_MAX);
-        let thread = std::thread::Builder::new()
-            .name("raft-log".to_owned())
-            .spawn(move || writer.run(queue))
-            .map_err(Error::io("starting the writer of", &log_dir))?;
+        let writer = Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, witness, synced, sync_point);
+        let writer = start(writer, &log_dir)?;
         Ok(Self {
             reader: LogReader { tables, bounds, dir: None, _machine: PhantomData },
             covered,
-            writer: WriterHandle { jobs: Some(jobs), thread: Some(thread) },
+            writer,
             _dir: None,
         })
     }
@@ -172,8 +218,14 @@ impl<M: Machine> LogStore<M> {
     }
 
     async fn give(&self, job: Job) -> Result<(), Error> {
-        let jobs = self.writer.jobs.as_ref().ok_or_else(writer_gone)?;
-        jobs.send(job).await.map_err(|_| writer_gone())
+        match &self.writer {
+            Writing::Thread(writer) => writer.give(job).await,
+            #[cfg(any(test, feature = "sim"))]
+            Writing::InTurn(writer) => {
+                writer.carry_out(job).await;
+                Ok(())
+            }
+        }
     }
 
     /// Gives a job and waits for its answer.

@@ -132,6 +132,22 @@ impl Writer {
         self.sync();
     }
 
+    /// Carries out one job, wholly. What [`Self::run`] does for those that wait.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn run_one(&mut self, job: Job) {
+        let mut waiting = Vec::new();
+        self.carry_out(job, &mut waiting);
+        if !waiting.is_empty() {
+            self.sync();
+        }
+        for durable in waiting {
+            durable(self.health());
+        }
+        while self.doomed_below > 0 && self.halted.is_none() {
+            self.write(Self::delete_some);
+        }
+    }
+
     /// The next job; deletes what is purged while there is none.
     fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
         loop {

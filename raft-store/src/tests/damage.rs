@@ -123,10 +123,21 @@ async fn every_flipped_byte_of_the_identity_is_noticed() {
 async fn a_directory_of_a_newer_format_says_so() {
     let dir = filled().await;
     let path = dir.path().join("identity");
-    let text = fs::read_to_string(&path).unwrap().replace("format 1", "format 2");
+    let text = fs::read_to_string(&path).unwrap().replace("format 2", "format 3");
     let contents = &text[..text.find("checksum").unwrap()];
     fs::write(&path, format!("{contents}checksum {:08x}\n", crc32fast::hash(contents.as_bytes()))).unwrap();
-    assert!(matches!(refusal(dir.path()), Error::UnknownFormat { found: 2, known: 1, .. }));
+    assert!(matches!(refusal(dir.path()), Error::UnknownFormat { found: 3, known: 2, .. }));
+}
+
+#[tokio::test]
+async fn a_directory_of_the_first_format_is_read_and_has_no_name() {
+    let dir = filled().await;
+    let path = dir.path().join("identity");
+    let text = fs::read_to_string(&path).unwrap();
+    let contents = text[..text.find("directory d1").unwrap()].replace("format 2", "format 1");
+    fs::write(&path, format!("{contents}checksum {:08x}\n", crc32fast::hash(contents.as_bytes()))).unwrap();
+    let unnamed = Identity { directory: String::new(), ..identity() };
+    assert_eq!(DataDir::open(dir.path()).unwrap().identity(), Some(&unnamed));
 }
 
 #[tokio::test]

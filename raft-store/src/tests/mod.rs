@@ -8,6 +8,7 @@
 //! | [`power_cut_log`] | the same of sled's file as a power cut could leave it |
 //! | [`power_cut_files`] | snapshots and identity, cut after every file operation |
 //! | [`damage`] | whatever is damaged, missing or foreign is refused with a clear error |
+//! | [`simulated`] | a store in simulated time is the same store |
 //! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost |
 
 mod damage;
@@ -17,5 +18,6 @@ mod power_cut_files;
 mod power_cut_log;
 mod restart;
 mod sim_fs;
+mod simulated;
 mod suite;
 mod tally;

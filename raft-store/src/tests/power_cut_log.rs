@@ -22,9 +22,8 @@ use rand::{Rng, SeedableRng};
 use super::tally::{Command, Tally, append, entry, everything_covered, position, seed};
 use crate::log::writer::{DbFile, SyncPoint};
 use crate::log::{Expect, LogStore};
+use crate::sim::torn;
 use crate::{Entry, Error, LogId, Vote};
-
-const SECTOR: usize = 512;
 
 /// Writes in one run: enough that sled reuses its segments.
 const STEPS: u32 = 300;
@@ -103,19 +102,9 @@ impl Cuts {
 /// The file after a power cut: each sector as synced or as written since.
 fn cut(synced: &[u8], written: &[u8], rng: &mut StdRng) -> Vec<u8> {
     let len = rng.random_range(synced.len().min(written.len())..=written.len().max(synced.len()));
-    let mut image = written.to_vec();
-    image.resize(len, 0);
     // Between mostly lost and mostly kept.
     let kept = rng.random::<f64>();
-    for (sector, at) in image.chunks_mut(SECTOR).zip((0..).step_by(SECTOR)) {
-        if !rng.random_bool(kept) {
-            let old = synced.get(at..).unwrap_or_default();
-            let len = old.len().min(sector.len());
-            sector.fill(0);
-            sector[..len].copy_from_slice(&old[..len]);
-        }
-    }
-    image
+    torn(synced, written, len, || rng.random_bool(kept))
 }
 
 pub(super) fn copy(from: &Path, to: &Path) {

@@ -73,7 +73,11 @@ pub(super) fn tally(to: u64) -> Tally {
 }
 
 pub(super) fn identity() -> Identity {
-    Identity { cluster: ClusterId(Arc::from("test-cluster")), controller: ControllerId(1) }
+    Identity {
+        cluster: ClusterId(Arc::from("test-cluster")),
+        controller: ControllerId(1),
+        directory: "d1".to_owned(),
+    }
 }
 
 pub(super) fn open_at(path: &Path) -> Result<Store<Tally>, Error> {

@@ -2,8 +2,8 @@
 //! commands to it, and translates what it says.
 //!
 //! In: commands from the Gpu and the Links, the port's events. Out: commands to the port, events to
-//! the Gpu and to the link its copies came over. Bounded by what a GPU has out: two runs, two
-//! batches, and the loads and maps for them.
+//! the Gpu and to the link its copies came over. Bounded by what a GPU has out:
+//! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches, and the loads and maps for them.
 
 use millrace_policy::core::Core as _;
 use millrace_policy::fabric::{BatchFailure, Grant, link as link_core};

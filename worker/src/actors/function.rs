@@ -5,11 +5,13 @@
 //! answers to whoever waits. Bounded by the worker's permits and by the function's own limit, over
 //! which a request is answered `QUEUE_FULL`.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::time::Duration;
 
-use millrace_policy::admission::{Action, Admission, Event};
+use millrace_policy::admission::{Action, Admission, Event, Score};
 use millrace_policy::gpu::Spent;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Tensor;
@@ -81,6 +83,10 @@ pub(crate) struct Function {
     key: RevisionKey,
     admission: Driven<Admission>,
     callers: BTreeMap<RequestKey, Caller>,
+    /// What an actor before this one had counted, and where the whole is kept in case this one
+    /// does not live to tell.
+    before: Score,
+    score: Rc<Cell<Score>>,
     node: Slot<node::Message>,
 }
 
@@ -89,9 +95,10 @@ impl Function {
         index: FunctionIndex,
         key: RevisionKey,
         admission: Driven<Admission>,
+        score: Rc<Cell<Score>>,
         node: Slot<node::Message>,
     ) -> Self {
-        Self { index, key, admission, callers: BTreeMap::new(), node }
+        Self { index, key, admission, callers: BTreeMap::new(), before: score.get(), score, node }
     }
 
     fn invoke(&mut self, now: Timestamp, Arrival { work, answer, permit }: Arrival) {
@@ -107,6 +114,7 @@ impl Function {
 
     fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
         let actions = self.admission.step(now, event);
+        self.score.set(self.before.plus(self.admission.core.score()));
         for &action in &actions {
             match action {
                 Action::Enqueue { key, attempts } => {
@@ -157,7 +165,7 @@ impl Function {
     }
 
     fn report(&self, parts: &Parts) {
-        let score = self.admission.core.score();
+        let score = self.score.get();
         let part = SnapshotPart::Function(FunctionSnapshot {
             key: self.key.clone(),
             in_flight: u32::try_from(self.admission.core.in_flight()).unwrap_or(u32::MAX),

@@ -3,7 +3,7 @@
 //!
 //! In: requests from the Node, events from its Executor, arrivals from the fabric. Out: commands to
 //! the Executor, transfers and requests' ends to the Node, answers to the Functions. Bounded by
-//! dispatch: two requests at one time.
+//! dispatch: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at one time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

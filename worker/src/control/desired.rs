@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, Digest, Failure, Reason, Revision, RevisionKey, Slo};
+use millrace_types::{Bytes, Digest, Failure, Reason, Revision, RevisionKey, Slo, SloBase};
 use tokio::sync::watch;
 
 /// Where in the leader's log a desired state was made.
@@ -31,6 +31,41 @@ pub struct Function {
     pub slo: Option<Slo>,
     /// The GPU memory to hold for a run; `None` lets the model decide.
     pub gpu_memory: Option<Bytes>,
+    /// What it had counted towards its objective elsewhere before it came here.
+    pub slo_base: SloBase,
+}
+
+/// What the operator wants of this node. It obeys nothing of it itself: the leader places functions
+/// elsewhere, and they leave this node with the next desired state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Scheduling {
+    /// It gets functions.
+    #[default]
+    Schedulable,
+    /// It keeps what it has and gets nothing new.
+    Cordoned,
+    /// What it has moves elsewhere first, and leaves then.
+    Draining,
+}
+
+impl From<wire::NodeScheduling> for Scheduling {
+    fn from(wire: wire::NodeScheduling) -> Self {
+        match wire {
+            wire::NodeScheduling::Unspecified | wire::NodeScheduling::Schedulable => Self::Schedulable,
+            wire::NodeScheduling::Cordoned => Self::Cordoned,
+            wire::NodeScheduling::Draining => Self::Draining,
+        }
+    }
+}
+
+impl From<Scheduling> for wire::NodeScheduling {
+    fn from(scheduling: Scheduling) -> Self {
+        match scheduling {
+            Scheduling::Schedulable => Self::Schedulable,
+            Scheduling::Cordoned => Self::Cordoned,
+            Scheduling::Draining => Self::Draining,
+        }
+    }
 }
 
 /// Everything to serve.
@@ -40,6 +75,8 @@ pub struct Desired {
     pub stamp: Option<Stamp>,
     /// The functions.
     pub functions: Vec<Function>,
+    /// What is wanted of the node.
+    pub scheduling: Scheduling,
 }
 
 /// Obeys `state` unless it is old news. Sessions with several controllers share `obeyed`; the
@@ -53,8 +90,9 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Resul
     if stamp <= obeyed.borrow().stamp {
         return Ok(false);
     }
+    let scheduling = state.scheduling().into();
     let functions = state.functions.into_iter().map(function).collect::<Result<_, _>>()?;
-    let mut new = Some(Desired { stamp, functions });
+    let mut new = Some(Desired { stamp, functions, scheduling });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
             *last = state;
@@ -80,6 +118,7 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         idempotent: wire.idempotent,
         slo: slo.transpose()?,
         gpu_memory: (wire.gpu_memory_bytes > 0).then_some(Bytes(wire.gpu_memory_bytes)),
+        slo_base: SloBase { m: wire.slo_base_m, n: wire.slo_base_n },
     })
 }
 
@@ -94,7 +133,8 @@ mod tests {
             digest: Digest::of(b"x").to_string(),
             ..Default::default()
         };
-        wire::DesiredState { term, index, functions: names.iter().map(function).collect() }
+        let functions = names.iter().map(function).collect();
+        wire::DesiredState { term, index, functions, ..Default::default() }
     }
 
     fn names(obeyed: &watch::Sender<Desired>) -> Vec<String> {
@@ -122,6 +162,17 @@ mod tests {
     fn an_empty_state_at_zero_is_obeyed_too() {
         let obeyed = watch::Sender::new(Desired::default());
         assert_eq!(obey(&obeyed, state(0, 0, &[])), Ok(true));
+    }
+
+    #[test]
+    fn a_drained_node_and_an_inherited_score_are_kept() {
+        let obeyed = watch::Sender::new(Desired::default());
+        let mut moved = state(1, 1, &["a"]);
+        moved.set_scheduling(wire::NodeScheduling::Draining);
+        (moved.functions[0].slo_base_m, moved.functions[0].slo_base_n) = (-2, 5);
+        obey(&obeyed, moved).unwrap();
+        assert_eq!(obeyed.borrow().scheduling, Scheduling::Draining);
+        assert_eq!(obeyed.borrow().functions[0].slo_base, SloBase { m: -2, n: 5 });
     }
 
     #[test]

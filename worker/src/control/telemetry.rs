@@ -8,6 +8,7 @@ use millrace_proto::worker as wire;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use super::desired::{Desired, Scheduling};
 use crate::handle::NodeHandle;
 use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel};
 
@@ -20,6 +21,7 @@ pub const MIN_GAP: Duration = Duration::from_millis(10);
 pub async fn publish(
     node: NodeHandle,
     models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
+    desired: watch::Receiver<Desired>,
     telemetry: watch::Sender<Arc<wire::Telemetry>>,
 ) {
     let mut changes = node.changes();
@@ -34,12 +36,18 @@ pub async fn publish(
         }
         changes.mark_unchanged();
         let snapshot = node.snapshot().await;
-        telemetry.send_replace(Arc::new(wire_telemetry(seq, &snapshot, &models.borrow())));
+        let scheduling = desired.borrow().scheduling;
+        telemetry.send_replace(Arc::new(wire_telemetry(seq, &snapshot, &models.borrow(), scheduling)));
         tokio::time::sleep(MIN_GAP).await;
     }
 }
 
-fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, models: &[wire::HostModel]) -> wire::Telemetry {
+fn wire_telemetry(
+    seq: u64,
+    snapshot: &NodeSnapshot,
+    models: &[wire::HostModel],
+    scheduling: Scheduling,
+) -> wire::Telemetry {
     wire::Telemetry {
         epoch: 0,
         seq,
@@ -47,6 +55,7 @@ fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, models: &[wire::HostModel])
         queued: snapshot.queued,
         host_tier_bytes: models.iter().map(|model| model.bytes).sum(),
         host_models: models.to_vec(),
+        scheduling: wire::NodeScheduling::from(scheduling).into(),
     }
 }
 
@@ -147,7 +156,8 @@ mod tests {
             queued: 6,
             host_tier_bytes: 10,
             host_models: models.to_vec(),
+            scheduling: wire::NodeScheduling::Cordoned.into(),
         };
-        assert_eq!(wire_telemetry(9, &snapshot, &models), expected);
+        assert_eq!(wire_telemetry(9, &snapshot, &models, Scheduling::Cordoned), expected);
     }
 }

@@ -13,9 +13,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_policy::backoff::Waits;
 use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
-
-use crate::backoff::Backoff;
 
 /// Artifacts fetched and compiled at one time: each holds its file in memory while it is compiled.
 pub const PREPARATIONS_MAX: usize = 2;
@@ -127,7 +126,7 @@ pub struct Plan {
     budget: Bytes,
     functions: BTreeMap<RevisionKey, Function>,
     models: BTreeMap<Digest, Model>,
-    backoff: Backoff,
+    waits: Waits,
     arrivals: u64,
 }
 
@@ -172,7 +171,7 @@ impl Plan {
             budget,
             functions: BTreeMap::new(),
             models: BTreeMap::new(),
-            backoff: Backoff::new(RETRY_BASE, RETRY_CEILING, seed),
+            waits: Waits::new(RETRY_BASE, RETRY_CEILING, seed),
             arrivals: 0,
         }
     }
@@ -283,7 +282,7 @@ impl Plan {
             Failure::Unavailable(why) => Phase::Preparing(why),
             Failure::Transient(why) => Phase::Failed(why),
         };
-        let until = now + self.backoff.draw(model.failures);
+        let until = now + self.waits.after(model.failures);
         model.failures = model.failures.saturating_add(1);
         model.state = State::Waiting { until, why };
     }

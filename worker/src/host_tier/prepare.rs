@@ -3,7 +3,6 @@
 //! runtime's blocking threads, never on the actor thread.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes as Chunk;
 use futures::StreamExt as _;
@@ -17,8 +16,6 @@ use super::store::{self, Store};
 
 /// Pieces received and not yet written: 1 MiB each.
 const CHUNKS_MAX: usize = 4;
-/// How long a source may keep silent, before its answer and between two pieces.
-const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 /// The artifact's bytes, from the disk or else through it.
 ///
@@ -33,7 +30,7 @@ pub(super) async fn artifact(
     if let Some(bytes) = read(store, digest).await? {
         return Ok(bytes);
     }
-    let chunks = not_silent(source.fetch(digest)).await.and_then(|chunks| chunks).map_err(fetch_failure)?;
+    let chunks = source.fetch(digest).await.map_err(fetch_failure)?;
     download(store, chunks, digest, announced).await?;
     tracing::info!(%digest, bytes = announced.get(), "artifact fetched");
     // What is compiled is what is on the disk: a write that went wrong shows now, not at the next start.
@@ -63,7 +60,7 @@ async fn download(
         Ok::<_, store::Error>(writer)
     });
     let received = async {
-        while let Some(chunk) = not_silent(chunks.next()).await? {
+        while let Some(chunk) = chunks.next().await {
             // A writer that failed has closed the channel and says why below.
             if sender.send(chunk?).await.is_err() {
                 break;
@@ -76,12 +73,6 @@ async fn download(
     let writer = writer.await.map_err(panicked)?.map_err(store_failure)?;
     received.map_err(fetch_failure)?;
     spawn_blocking(move || writer.commit()).await.map_err(panicked)?.map_err(store_failure)
-}
-
-async fn not_silent<T>(answer: impl Future<Output = T>) -> Result<T, millrace_types::Failure> {
-    tokio::time::timeout(SILENCE_MAX, answer).await.map_err(|_elapsed| {
-        millrace_types::Failure::new(Reason::TimedOut, format!("nothing came for {SILENCE_MAX:?}"))
-    })
 }
 
 fn fetch_failure(failure: millrace_types::Failure) -> Failure {
@@ -164,13 +155,6 @@ mod tests {
             assert!(matches!(outcome, Err(Failure::Transient(_))), "{outcome:?}");
             assert_eq!(residue(&dir), 0, "{chunks:?}");
         }
-    }
-
-    // Paused time stands still while a blocking task waits, so this is the wait alone.
-    #[tokio::test(start_paused = true)]
-    async fn a_source_that_falls_silent_is_given_up() {
-        let failure = not_silent(std::future::pending::<()>()).await.unwrap_err();
-        assert!(matches!(fetch_failure(failure), Failure::Unavailable(_)));
     }
 
     #[tokio::test]

@@ -74,6 +74,54 @@ async fn what_no_function_wants_any_more_is_gone_from_memory_and_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_comes_from_whichever_controller_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let leader = Controller::start("test-cluster", 1).await;
+    let holder = Controller::start("test-cluster", 1).await;
+    let gone = Controller::start("test-cluster", 1).await.addr;
+    let worker = start(config(dir.path(), &[leader.addr, gone, holder.addr], 1)).await.unwrap();
+    let digest = holder.publish(&millrace_model::synth::mlp());
+    leader.desire(&[("mlp", digest)]);
+    leader.ready("mlp").await;
+    assert_eq!(holder.fetches(), 1);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_that_breaks_off_is_gone_on_with_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Controller::start("test-cluster", 1).await;
+    let second = Controller::start("test-cluster", 1).await;
+    let worker = start(config(dir.path(), &[first.addr, second.addr], 1)).await.unwrap();
+    let model = millrace_model::synth::mlp();
+    // One has the beginning and one the rest: neither of them is enough.
+    first.break_off_after(1000);
+    let digest = first.publish(&model);
+    let mut rest = model.clone();
+    rest[..1000].fill(0);
+    second.publish_as(digest, &rest);
+    first.desire(&[("mlp", digest)]);
+    first.ready("mlp").await;
+    assert!(first.fetches() > 0 && second.fetches() > 0);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_has_says_what_each_of_them_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Controller::start("test-cluster", 1).await;
+    let second = Controller::start("test-cluster", 1).await;
+    let worker = start(config(dir.path(), &[first.addr, second.addr], 1)).await.unwrap();
+    first.desire(&[("mlp", Digest::of(b"nobody's"))]);
+    let message = first.phase("mlp", FunctionPhase::Failed).await;
+    for controller in [&first, &second] {
+        let said = format!("controller {}: no such artifact", controller.addr);
+        assert!(message.contains(&said), "{message}");
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_model_beyond_the_budget_fails_and_is_served_once_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;

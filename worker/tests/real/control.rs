@@ -7,8 +7,7 @@ use millrace_worker::data_dir;
 use millrace_worker::start::{StartError, WorkerError, start};
 
 use crate::controller::Controller;
-use crate::processes::kill_9;
-use crate::support::{all_up, client, config, invoke, row, serving_mlp, within, worker};
+use crate::support::{all_up, client, config, invoke, kill_9, row, serving_mlp, within, worker};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn greets_with_what_it_is_and_then_with_its_cluster() {
@@ -27,6 +26,7 @@ async fn greets_with_what_it_is_and_then_with_its_cluster() {
             .collect(),
         host_memory_bytes: 256 << 20,
         topology: "test".into(),
+        seen_epoch: 0,
     };
     assert_eq!(hello, expected);
     assert!(!hello.instance.is_empty());

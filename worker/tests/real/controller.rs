@@ -10,58 +10,101 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt as _, stream};
 use millrace_proto::status::to_status;
 use millrace_proto::worker as wire;
+use millrace_proto::worker::controller_message::Message as Said;
 use millrace_proto::worker::worker_control_server::{WorkerControl, WorkerControlServer};
-use millrace_proto::worker::{controller_message, worker_message};
+use millrace_proto::worker::worker_message::Message as Heard;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::{Digest, Failure, Reason};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::ledger::Ledger;
 use crate::support::within;
 
 /// A running controller. Dropped, it is gone, connections included.
 pub(crate) struct Controller {
     pub(crate) addr: SocketAddr,
     state: Arc<State>,
-    _stop: oneshot::Sender<()>,
+    /// Every stream and the server end with it.
+    _alive: watch::Sender<()>,
 }
 
 struct State {
     cluster_id: String,
-    epoch: u64,
+    /// As it believes of the worker.
+    epoch: watch::Sender<u64>,
+    /// In which term, and whether.
+    leads: watch::Sender<(u64, bool)>,
+    /// Whether checkpoints are committed and answered.
+    commits: watch::Sender<bool>,
+    ledger: watch::Sender<Ledger>,
+    goodbyes: watch::Sender<usize>,
     artifacts: Mutex<BTreeMap<String, Bytes>>,
+    /// After how many bytes an artifact breaks off.
+    breaks_after: Mutex<Option<usize>>,
     fetches: AtomicUsize,
     desired: watch::Sender<wire::DesiredState>,
     hello: watch::Sender<Option<wire::WorkerHello>>,
     statuses: watch::Sender<Vec<wire::FunctionStatus>>,
     telemetry: watch::Sender<wire::Telemetry>,
+    /// Batches that came, committed or not.
+    offered: watch::Sender<usize>,
+    alive: watch::Receiver<()>,
 }
 
 impl Controller {
     pub(crate) async fn start(cluster_id: &str, epoch: u64) -> Self {
+        Self::start_in(cluster_id, epoch, watch::Sender::default()).await
+    }
+
+    /// One of a group that commits to the same ledger.
+    pub(crate) async fn start_in(cluster_id: &str, epoch: u64, ledger: watch::Sender<Ledger>) -> Self {
         let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self::serve(incoming, cluster_id, epoch, ledger)
+    }
+
+    /// Where another one was that is going.
+    pub(crate) async fn start_at(addr: SocketAddr, cluster_id: &str, epoch: u64) -> Self {
+        let free = async {
+            loop {
+                match TcpIncoming::bind(addr) {
+                    Ok(incoming) => break incoming,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        let incoming = within("a free address", free).await;
+        Self::serve(incoming, cluster_id, epoch, watch::Sender::default())
+    }
+
+    fn serve(incoming: TcpIncoming, cluster_id: &str, epoch: u64, ledger: watch::Sender<Ledger>) -> Self {
         let addr = incoming.local_addr().unwrap();
+        let (alive, mut ends) = watch::channel(());
         let state = Arc::new(State {
             cluster_id: cluster_id.into(),
-            epoch,
+            epoch: watch::Sender::new(epoch),
+            leads: watch::Sender::default(),
+            commits: watch::Sender::new(true),
+            ledger,
+            goodbyes: watch::Sender::default(),
             artifacts: Mutex::default(),
+            breaks_after: Mutex::default(),
             fetches: AtomicUsize::new(0),
             desired: watch::Sender::default(),
             hello: watch::Sender::default(),
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
+            offered: watch::Sender::default(),
+            alive: ends.clone(),
         });
-        let (stop, stopped) = oneshot::channel::<()>();
         let service = WorkerControlServer::new(Service(state.clone()));
-        let server = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming);
-        tokio::spawn(async {
-            tokio::select! {
-                served = server => served.unwrap(),
-                _ = stopped => {}
-            }
-        });
-        Self { addr, state, _stop: stop }
+        // Nothing is ever sent: an error is the end.
+        let end = async move { while ends.changed().await.is_ok() {} };
+        let server = tonic::transport::Server::builder().add_service(service);
+        tokio::spawn(async move { server.serve_with_incoming_shutdown(incoming, end).await.unwrap() });
+        Self { addr, state, _alive: alive }
     }
 
     /// Has an artifact to give.
@@ -77,8 +120,22 @@ impl Controller {
         self.state.artifacts.lock().unwrap().insert(digest.to_string(), bytes);
     }
 
+    /// Breaks every artifact off after so many bytes.
+    pub(crate) fn break_off_after(&self, bytes: usize) {
+        *self.state.breaks_after.lock().unwrap() = Some(bytes);
+    }
+
     /// Wants these functions served, as (name, digest) at revision 1.
     pub(crate) fn desire(&self, functions: &[(&str, Digest)]) {
+        self.desire_with(functions, |_| {});
+    }
+
+    /// The same, changed.
+    pub(crate) fn desire_with(
+        &self,
+        functions: &[(&str, Digest)],
+        change: impl FnOnce(&mut wire::DesiredState),
+    ) {
         let function = |(name, digest): &(&str, Digest)| wire::DesiredFunction {
             tenant: "default".into(),
             name: (*name).into(),
@@ -90,11 +147,59 @@ impl Controller {
         };
         let functions = functions.iter().map(function).collect();
         self.state.desired.send_modify(|state| {
-            *state = wire::DesiredState { term: 1, index: state.index + 1, functions };
+            let index = state.index + 1;
+            *state = wire::DesiredState { term: 1, index, functions, ..Default::default() };
+            change(state);
         });
     }
 
-    /// Artifacts given out so far.
+    /// Leads from now on, in this term.
+    pub(crate) fn lead(&self, term: u64) {
+        self.state.leads.send_replace((term, true));
+    }
+
+    /// Leads no more.
+    pub(crate) fn follow(&self, term: u64) {
+        self.state.leads.send_replace((term, false));
+    }
+
+    /// Has the worker registered under another epoch.
+    pub(crate) fn register_again(&self, epoch: u64) {
+        self.state.epoch.send_replace(epoch);
+    }
+
+    /// Leaves checkpoints alone, or takes them again.
+    pub(crate) fn commit(&self, commits: bool) {
+        self.state.commits.send_replace(commits);
+    }
+
+    pub(crate) fn ledger(&self) -> &watch::Sender<Ledger> {
+        &self.state.ledger
+    }
+
+    /// Waits until what is committed says so.
+    pub(crate) async fn committed(&self, what: &str, says: impl FnMut(&Ledger) -> bool) -> Ledger {
+        let mut ledger = self.state.ledger.subscribe();
+        within(what, ledger.wait_for(says)).await.unwrap().clone()
+    }
+
+    /// Waits for more batches than came before, committed or not.
+    pub(crate) async fn offered_another(&self) {
+        let mut offered = self.state.offered.subscribe();
+        within("another batch", offered.changed()).await.unwrap();
+    }
+
+    /// Batches that came.
+    pub(crate) fn offered(&self) -> usize {
+        *self.state.offered.borrow()
+    }
+
+    /// Goodbyes heard.
+    pub(crate) fn goodbyes(&self) -> usize {
+        *self.state.goodbyes.borrow()
+    }
+
+    /// Artifacts asked for so far.
     pub(crate) fn fetches(&self) -> usize {
         self.state.fetches.load(Ordering::Relaxed)
     }
@@ -134,8 +239,66 @@ impl Controller {
     }
 }
 
+impl State {
+    /// Takes in what a worker says, and answers what has an answer.
+    fn hear(&self, heard: Heard) -> Option<Said> {
+        match heard {
+            Heard::Hello(hello) => panic!("greeted twice: {hello:?}"),
+            Heard::Telemetry(telemetry) => drop(self.telemetry.send_replace(telemetry)),
+            Heard::FunctionStatuses(statuses) => drop(self.statuses.send_replace(statuses.functions)),
+            Heard::Goodbye(_) => self.goodbyes.send_modify(|goodbyes| *goodbyes += 1),
+            Heard::Checkpoint(wire::Checkpoint { batch }) => {
+                self.offered.send_modify(|offered| *offered += 1);
+                let batch = rmp_serde::from_slice(&batch).unwrap();
+                if *self.commits.borrow() {
+                    let mut answer = None;
+                    self.ledger.send_modify(|ledger| answer = Some(ledger.take(batch)));
+                    return answer.map(Said::CheckpointAck);
+                }
+            }
+        }
+        None
+    }
+
+    /// Holds the conversation until the worker ends its half. What changes is said, each once.
+    async fn converse(&self, mut worker: Streaming<wire::WorkerMessage>, out: mpsc::Sender<Outgoing>) {
+        let mut desired = self.desired.subscribe();
+        let mut alive = self.alive.clone();
+        let (mut epoch, mut leads) = (self.epoch.subscribe(), self.leads.subscribe());
+        leads.mark_changed();
+        if desired.borrow().index > 0 {
+            desired.mark_changed();
+        }
+        loop {
+            let said = tokio::select! {
+                heard = worker.message() => match heard {
+                    Ok(Some(heard)) => match self.hear(heard.message.unwrap()) {
+                        Some(answer) => answer,
+                        None => continue,
+                    },
+                    // Ends with the worker.
+                    Ok(None) | Err(_) => return,
+                },
+                _ = alive.changed() => return,
+                _ = desired.changed() => Said::DesiredState(desired.borrow_and_update().clone()),
+                _ = epoch.changed() => {
+                    Said::Registration(wire::Registration { epoch: *epoch.borrow_and_update() })
+                }
+                _ = leads.changed() => {
+                    let (term, leads) = *leads.borrow_and_update();
+                    Said::Leadership(wire::Leadership { term, leads })
+                }
+            };
+            if out.send(Ok(wire::ControllerMessage { message: Some(said) })).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
 struct Service(Arc<State>);
 
+type Outgoing = Result<wire::ControllerMessage, Status>;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -149,9 +312,7 @@ impl WorkerControl for Service {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let state = self.0.clone();
         let mut messages = request.into_inner();
-        let Some(worker_message::Message::Hello(hello)) =
-            messages.message().await?.and_then(|first| first.message)
-        else {
+        let Some(Heard::Hello(hello)) = messages.message().await?.and_then(|first| first.message) else {
             return Err(Status::invalid_argument("a worker greets first"));
         };
         if !hello.cluster_id.is_empty() && hello.cluster_id != state.cluster_id {
@@ -159,32 +320,17 @@ impl WorkerControl for Service {
             return Err(to_status(&Failure::new(Reason::PeerMismatch, message)));
         }
         state.hello.send_replace(Some(hello));
-        tokio::spawn(async move {
-            // Ends with the worker, or with the controller.
-            while let Ok(Some(message)) = messages.message().await {
-                match message.message.unwrap() {
-                    worker_message::Message::Hello(hello) => panic!("greeted twice: {hello:?}"),
-                    worker_message::Message::Telemetry(telemetry) => {
-                        drop(state.telemetry.send_replace(telemetry))
-                    }
-                    worker_message::Message::FunctionStatuses(statuses) => {
-                        state.statuses.send_replace(statuses.functions);
-                    }
-                }
-            }
-        });
         let hello = wire::ControllerHello {
-            cluster_id: self.0.cluster_id.clone(),
+            cluster_id: state.cluster_id.clone(),
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.into(),
-            epoch: self.0.epoch,
+            epoch: *state.epoch.borrow(),
         };
-        let hello = stream::iter([controller_message::Message::Hello(hello)]);
-        let desired = tokio_stream::wrappers::WatchStream::new(self.0.desired.subscribe());
-        let said = desired.filter(|state| std::future::ready(state.index > 0));
-        let messages = hello.chain(said.map(controller_message::Message::DesiredState));
-        let messages = messages.map(|message| Ok(wire::ControllerMessage { message: Some(message) }));
-        Ok(Response::new(Box::pin(messages)))
+        let (out, said) = mpsc::channel(16);
+        let hello = wire::ControllerMessage { message: Some(Said::Hello(hello)) };
+        out.send(Ok(hello)).await.unwrap();
+        tokio::spawn(async move { state.converse(messages, out).await });
+        Ok(Response::new(Box::pin(ReceiverStream::new(said))))
     }
 
     async fn fetch_artifact(
@@ -196,7 +342,11 @@ impl WorkerControl for Service {
         let bytes = artifacts.get(&request.into_inner().digest).cloned();
         let bytes =
             bytes.ok_or_else(|| to_status(&Failure::new(Reason::ArtifactNotFound, "no such artifact")))?;
-        let chunks: Vec<_> = bytes.chunks(1 << 20).map(|chunk| bytes.slice_ref(chunk)).collect();
-        Ok(Response::new(Box::pin(stream::iter(chunks).map(|data| Ok(wire::ArtifactChunk { data })))))
+        let breaks_after = *self.0.breaks_after.lock().unwrap();
+        let given = bytes.slice(..breaks_after.unwrap_or(bytes.len()).min(bytes.len()));
+        let chunks: Vec<_> = given.chunks(1 << 20).map(|chunk| given.slice_ref(chunk)).collect();
+        let chunks = stream::iter(chunks).map(|data| Ok(wire::ArtifactChunk { data }));
+        let end = breaks_after.map(|_| Err(Status::unavailable("the disk is gone")));
+        Ok(Response::new(Box::pin(chunks.chain(stream::iter(end)))))
     }
 }

@@ -9,8 +9,7 @@ use millrace_types::Reason;
 use tokio::task::JoinSet;
 
 use crate::controller::Controller;
-use crate::processes::kill_9;
-use crate::support::{Client, all_up, client, inject, invoke, row, serving_mlp, values};
+use crate::support::{Client, all_up, client, inject, invoke, kill_9, row, serving_mlp, values};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_executors_under_load_costs_latency_only() {

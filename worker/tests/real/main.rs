@@ -6,10 +6,12 @@
 #![allow(clippy::unwrap_used, reason = "tests, and what they share")]
 
 mod artifacts;
+mod checkpoints;
 mod control;
 mod controller;
 mod failures;
-mod measure;
+mod ledger;
+mod port;
 mod ports;
 mod processes;
 mod serving;

@@ -6,18 +6,10 @@ use std::process::Stdio;
 
 use millrace_proto::worker as wire;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::controller::Controller;
-use crate::support::{WORKER_VARIABLE, all_up, this_program_as, within};
-
-pub(crate) fn pid(number: u32) -> Pid {
-    Pid::from_raw(number.cast_signed()).unwrap()
-}
-
-pub(crate) fn kill_9(number: u32) {
-    kill_process(pid(number), Signal::KILL).unwrap();
-}
+use crate::support::{WORKER_VARIABLE, all_up, kill_9, pid, this_program_as, within};
 
 /// The end of a process, waited for through a pidfd: it names that process alone.
 pub(crate) struct End(OwnedFd);

@@ -50,6 +50,8 @@ async fn the_split_says_that_only_the_first_request_swapped() {
     controller.telemetry("the whole model on the GPU", resident).await;
     let second = invoke(&mut client(&worker), "mlp", 2, &row(2)).await.unwrap().split.unwrap();
     assert!(first.swap_ns > 0, "{first:?}");
+    // However soon the end of the run was heard of.
+    assert_eq!(first.swapped_bytes, WEIGHTS_BYTES, "{first:?}");
     assert_eq!((second.swapped_bytes, second.swap_ns), (0, 0), "{second:?}");
     for split in [first, second] {
         assert!(split.run_ns > 0, "{split:?}");

@@ -16,6 +16,7 @@ use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{Worker, WorkerConfig, start};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::controller::Controller;
 
@@ -118,7 +119,7 @@ pub(crate) type Client = WorkerClient<WorkerServer<WorkerService>>;
 
 /// The worker's service, called without a socket.
 pub(crate) fn client(worker: &Worker) -> Client {
-    WorkerClient::new(worker.service()).max_decoding_message_size(256 << 20)
+    WorkerClient::new(WorkerServer::new(worker.service())).max_decoding_message_size(256 << 20)
 }
 
 /// A row for the MLP whose values depend on `seed`.
@@ -171,4 +172,12 @@ pub(crate) async fn inject(
     let fault = fault as u32;
     let request = wire::InjectFaultRequest { gpu, fault, function: function.into() };
     within("a fault to be injected", client.inject_fault(request)).await.unwrap();
+}
+
+pub(crate) fn pid(number: u32) -> Pid {
+    Pid::from_raw(number.cast_signed()).unwrap()
+}
+
+pub(crate) fn kill_9(number: u32) {
+    kill_process(pid(number), Signal::KILL).unwrap();
 }

@@ -199,7 +199,9 @@ fn a_function_that_was_retired_can_be_installed_again() {
         world.node.retire(revision(0)).await;
         world.install(0, Bytes::mib(2)).await;
         world.ask(request(0)).await.unwrap().unwrap();
-        assert_eq!(world.node.snapshot().await.functions[0].completed, 1, "counted anew");
+        let snapshot = world.node.snapshot().await;
+        assert_eq!(snapshot.functions[0].completed, 1, "counted anew");
+        assert_eq!(snapshot.past[&revision(0).function].completed, 1, "and what went is not forgotten");
     });
 }
 

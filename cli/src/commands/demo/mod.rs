@@ -15,11 +15,12 @@ use millrace_worker::service::Faults;
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
 use crate::commands::demo::example::Picture;
-use crate::commands::up::{Stop, ephemeral_dir, loopback, topology};
+use crate::commands::options::topology;
 use crate::commands::{apply, ps};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::answers;
+use crate::process::{Stop, ephemeral_dir, loopback};
 use crate::session::Session;
 use crate::tensors::{image, only_input};
 

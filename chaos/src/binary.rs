@@ -1,0 +1,26 @@
+//! Finds the binary to test.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+
+const NAME: &str = "millrace";
+
+/// The binary that was named, or the one that was built with this one: beside it, or for tests one
+/// folder above, or the newest in `target/`.
+pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(path) = named {
+        return path.canonicalize().with_context(|| format!("there is no {}", path.display()));
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let beside = own.ancestors().skip(1).take(2).map(|folder| folder.join(NAME));
+    let built = ["release", "debug"].map(|profile| Path::new("target").join(profile).join(NAME));
+    let found = beside.chain(built).find(|path| path.is_file());
+    match found {
+        Some(path) => path.canonicalize().context("the binary has a path"),
+        None => bail!(
+            "no millrace binary beside {} or in target/: build it with 'cargo build --bin millrace', or name it with --millrace",
+            own.display()
+        ),
+    }
+}

@@ -1,0 +1,139 @@
+//! One process of a cluster: started, killed, started again at the same addresses over the same
+//! folder. It ends with the harness, kill -9 of that included.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+/// How long a process may take until it says that it is ready: a controller that joins waits for
+/// the log.
+const READY_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long the end of a killed process may take.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Lines of a log shown where its process failed.
+const LOG_LINES: usize = 12;
+
+/// How to start a process.
+#[derive(Debug, Clone)]
+pub(super) struct Recipe {
+    /// `controller-1`, `worker-2`.
+    pub(super) name: String,
+    /// What stands before the program, such as a program that changes the mounts.
+    pub(super) prefix: Vec<String>,
+    pub(super) program: PathBuf,
+    /// The program's words.
+    pub(super) words: Vec<String>,
+    /// Where it logs to; appended.
+    pub(super) log: PathBuf,
+}
+
+/// A process that runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) pid: u32,
+    child: Child,
+    /// Kept open: the process may still write.
+    _stdout: Lines<BufReader<ChildStdout>>,
+}
+
+/// How a process ended that was to become ready.
+#[derive(Debug)]
+pub(super) enum Started {
+    Ready(Box<Running>),
+    /// It ended by itself first.
+    Ended(ExitStatus),
+}
+
+impl Recipe {
+    /// Starts it and waits for its ready line, or its end.
+    pub(super) async fn start(&self) -> anyhow::Result<Started> {
+        let log = File::options().create(true).append(true).open(&self.log);
+        let log = log.with_context(|| format!("cannot open {}", self.log.display()))?;
+        let mut words = self.prefix.iter().map(String::as_str);
+        let program = words.next().map_or(self.program.as_path(), Path::new);
+        let mut command = Command::new(program);
+        if !self.prefix.is_empty() {
+            command.args(words).arg(&self.program);
+        }
+        // The user's own settings must not reach the cluster.
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", "/nonexistent");
+        command.args(&self.words).args(["--die-with", &std::process::id().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        let stdout = child.stdout.take().context("stdout is piped")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let first = tokio::time::timeout(READY_TIMEOUT, lines.next_line()).await;
+        match first {
+            Ok(Ok(Some(_ready))) => {
+                let pid = child.id().context("a process that is ready has a pid")?;
+                Ok(Started::Ready(Box::new(Running { pid, child, _stdout: lines })))
+            }
+            Ok(Ok(None)) => {
+                let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
+                let status = ended.with_context(|| format!("{} closed stdout and goes on", self.name))?;
+                Ok(Started::Ended(status.context("a child can be waited for")?))
+            }
+            Ok(Err(error)) => Err(error).with_context(|| format!("cannot read what {} says", self.name)),
+            Err(_) => bail!("{} is not ready after {READY_TIMEOUT:?}; {}", self.name, self.said()),
+        }
+    }
+
+    /// The end of its log, for a message.
+    pub(super) fn said(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        let shown = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+        format!("its log ends with:\n{shown}")
+    }
+}
+
+impl Running {
+    /// kill -9, and waits until it is gone.
+    pub(super) async fn kill(mut self) -> anyhow::Result<()> {
+        signal(self.pid, Signal::KILL)?;
+        let ended = tokio::time::timeout(END_TIMEOUT, self.child.wait()).await;
+        ended
+            .with_context(|| format!("process {} outlives kill -9", self.pid))?
+            .context("a child can be waited for")?;
+        Ok(())
+    }
+
+    /// How it ended by itself, if it did.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+}
+
+/// Sends a signal to a process that may have ended by itself.
+pub(crate) fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
+    let target = Pid::from_raw(pid.cast_signed()).context("a process id is positive")?;
+    match kill_process(target, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot signal process {pid}")),
+    }
+}
+
+/// The processes below one, from /proc.
+pub(crate) fn descendants(of: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
+    let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> = texts
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    children.into_iter().flat_map(|child| [vec![child], descendants(child)].concat()).collect()
+}
+
+/// Whether a process is there: a zombie has ended, and only waits for whoever adopted it.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}

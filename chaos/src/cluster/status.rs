@@ -1,0 +1,190 @@
+//! What a cluster says of itself, and waiting until it is as wanted.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use millrace_client::{Admin, messages as wire};
+
+use super::{Cluster, LOOK_EVERY, PATIENCE};
+use crate::clock;
+
+/// How long one look may take: an endpoint that hangs is asked again.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a cluster is waited to be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// So many voters that answer, of which one leads.
+    pub voters: usize,
+    /// Entries of the log that one of them may not have yet.
+    pub lag_max: u64,
+    /// So many nodes that are connected, with all their GPUs up.
+    pub nodes: usize,
+}
+
+impl Wanted {
+    /// What replication may be behind while clients write.
+    pub const LAG_UNDER_LOAD: u64 = 100;
+}
+
+impl Cluster {
+    /// Waits until the cluster is as wanted, as every controller of it that runs sees it.
+    ///
+    /// # Errors
+    /// What is missing after [`PATIENCE`].
+    pub async fn reached(&self, wanted: Wanted) -> anyhow::Result<()> {
+        for (&id, controller) in &self.controllers {
+            if controller.running.is_some() {
+                let admin = self.admin_of(id)?;
+                until(&format!("controller {id} finds the cluster whole"), async || {
+                    missing(&admin, wanted).await
+                })
+                .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Who leads, as soon as somebody does who is not `but`: the id and the term.
+    ///
+    /// # Errors
+    /// When nobody does within [`PATIENCE`].
+    pub async fn leader_but(&self, but: Option<u64>) -> anyhow::Result<(u64, u64)> {
+        let admin = self.admin()?;
+        let mut leader = None;
+        until("somebody leads", async || match admin.cluster_status().await {
+            Ok(status) if status.quorum && status.leader != 0 && Some(status.leader) != but => {
+                leader = Some((status.leader, status.term));
+                None
+            }
+            Ok(status) => Some(format!("leader {}, quorum {}", status.leader, status.quorum)),
+            Err(error) => Some(error.to_string()),
+        })
+        .await?;
+        Ok(leader.expect("the wait ended with a leader"))
+    }
+
+    /// Who leads now.
+    ///
+    /// # Errors
+    /// When nobody does within [`PATIENCE`].
+    pub async fn leader(&self) -> anyhow::Result<u64> {
+        Ok(self.leader_but(None).await?.0)
+    }
+}
+
+/// Looks again and again until nothing is missing.
+///
+/// # Errors
+/// What is still missing after [`PATIENCE`].
+pub(crate) async fn until(what: &str, look: impl AsyncFnMut() -> Option<String>) -> anyhow::Result<()> {
+    until_within(PATIENCE, what, look).await
+}
+
+/// The same, for so long.
+pub(crate) async fn until_within(
+    patience: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> Option<String>,
+) -> anyhow::Result<()> {
+    let deadline = clock::now() + patience;
+    loop {
+        let missing = match tokio::time::timeout(LOOK_TIMEOUT, look()).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(missing)) => missing,
+            Err(_) => format!("no answer within {LOOK_TIMEOUT:?}"),
+        };
+        if clock::now() >= deadline {
+            bail!("waited {patience:?} and still not so: {what}; {missing}");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn missing(admin: &Admin, wanted: Wanted) -> Option<String> {
+    let status = match admin.cluster_status().await {
+        Ok(status) => status,
+        Err(error) => return Some(error.to_string()),
+    };
+    if let Some(missing) = missing_voters(&status, wanted) {
+        return Some(missing);
+    }
+    match admin.nodes().await {
+        Ok(nodes) => missing_nodes(&nodes, wanted.nodes),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+fn missing_voters(status: &wire::ClusterStatus, wanted: Wanted) -> Option<String> {
+    if !status.quorum {
+        return Some("nobody leads a majority".to_owned());
+    }
+    if let Some(away) = status.controllers.iter().find(|it| !it.reachable || !it.voter) {
+        return Some(format!("controller {}: voter {}, {}", away.id, away.voter, away.unreachable_reason));
+    }
+    // The leader itself has no lag.
+    let behind =
+        |it: &&wire::Controller| it.id != status.leader && it.lag.is_none_or(|lag| lag > wanted.lag_max);
+    if let Some(behind) = status.controllers.iter().find(behind) {
+        return Some(format!("controller {} is behind by {:?} entries", behind.id, behind.lag));
+    }
+    let voters = status.controllers.len();
+    (voters != wanted.voters).then(|| format!("{voters} voters instead of {}", wanted.voters))
+}
+
+fn missing_nodes(nodes: &[wire::Node], wanted: usize) -> Option<String> {
+    for node in nodes {
+        if !node.connected || node.status() != wire::NodeStatus::Live {
+            return Some(format!("{}: connected {}, {:?}", node.name, node.connected, node.status()));
+        }
+        if let Some(gpu) = node.gpus.iter().find(|gpu| gpu.health != "Up") {
+            return Some(format!("GPU {} of {} is {}", gpu.index, node.name, gpu.health));
+        }
+        if node.gpus.is_empty() {
+            return Some(format!("{} has not told its GPUs", node.name));
+        }
+    }
+    (nodes.len() != wanted).then(|| format!("{} nodes instead of {wanted}", nodes.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_voter_that_lags_or_is_away_is_missing() {
+        let controller = |id, reachable, lag| wire::Controller {
+            id,
+            voter: true,
+            reachable,
+            lag,
+            unreachable_reason: if reachable { String::new() } else { "refused".into() },
+            ..Default::default()
+        };
+        let status =
+            |controllers| wire::ClusterStatus { quorum: true, leader: 1, controllers, ..Default::default() };
+        let missing_voters = |status, voters| missing_voters(&status, Wanted { voters, ..Wanted::default() });
+        let whole = || vec![controller(1, true, None), controller(2, true, Some(0))];
+        assert_eq!(missing_voters(status(whole()), 2), None);
+        assert_eq!(missing_voters(status(whole()), 3).unwrap(), "2 voters instead of 3");
+        let away = vec![controller(1, true, None), controller(2, false, None)];
+        assert!(missing_voters(status(away), 2).unwrap().contains("refused"));
+        let behind = vec![controller(1, true, None), controller(2, true, Some(3))];
+        assert!(missing_voters(status(behind), 2).unwrap().contains("behind"));
+    }
+
+    #[test]
+    fn a_node_counts_when_its_gpus_are_up() {
+        let node = |health: &str, connected| wire::Node {
+            name: "w".into(),
+            connected,
+            status: wire::NodeStatus::Live.into(),
+            gpus: vec![wire::Gpu { health: health.into(), ..Default::default() }],
+            ..Default::default()
+        };
+        assert_eq!(missing_nodes(&[node("Up", true)], 1), None);
+        assert_eq!(missing_nodes(&[node("Up", true)], 2).unwrap(), "1 nodes instead of 2");
+        assert!(missing_nodes(&[node("Starting", true)], 1).is_some());
+        assert!(missing_nodes(&[node("Up", false)], 1).is_some());
+    }
+}

@@ -1,0 +1,177 @@
+//! Clients that write functions and read them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use millrace_client::{Address, Admin, ApplyOptions, DeleteOptions, Error, Outcome, messages};
+use millrace_proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use millrace_proto::inference::{RepositoryModelLoadRequest, RepositoryModelUnloadRequest};
+use millrace_proto::status::from_status;
+use millrace_types::Reason;
+use rand::Rng as _;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::Client;
+use super::keys::{self, Keys, PREFIX, VALUE};
+use crate::history::{Answer, History, Op, Operation, Ret, Seen};
+
+/// The pause of a client between two operations, in milliseconds.
+const THINK_MS: std::ops::Range<u64> = 10..60;
+/// How long a reader of one controller waits for it: longer than an election.
+const READ_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long an enable or disable is waited for: an enable waits until the function is ready.
+const ENABLE_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Writes until stopped.
+pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
+    let admin = Admin::new(client.endpoints.clone());
+    // What the SDK has no call for goes to one endpoint, and is not tried again.
+    let repository: Vec<_> = client.endpoints.addresses().map(connect).collect();
+    while client.think(THINK_MS).await {
+        let key = keys.pick(&mut client.rng);
+        let op = match client.rng.random_range(0..10) {
+            0..6 => Op::Apply(keys.value()),
+            6..8 => Op::Delete,
+            _ => Op::Enable(client.rng.random()),
+        };
+        let invoked = client.timeline.now();
+        let answer = match op {
+            Op::Apply(value) => apply(&admin, &keys, &key, value).await,
+            Op::Delete => delete(&admin, &key).await,
+            Op::Enable(enabled) => {
+                let at = client.rng.random_range(0..repository.len());
+                enable(repository[at].clone(), &key, enabled).await
+            }
+            Op::Read => read_one(&admin, &key).await,
+        };
+        record(&client, &history, key, op, invoked, answer);
+    }
+}
+
+/// Reads at one controller until stopped.
+pub(super) async fn read(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
+    let admin = Admin::new(client.endpoints.clone());
+    while client.think(THINK_MS).await {
+        let key = keys.pick(&mut client.rng);
+        let invoked = client.timeline.now();
+        let answer = tokio::time::timeout(READ_TIMEOUT, read_one(&admin, &key)).await;
+        let answer = answer.unwrap_or_else(|_| Answer::Unknown(format!("no answer in {READ_TIMEOUT:?}")));
+        record(&client, &history, key, Op::Read, invoked, answer);
+    }
+}
+
+fn record(client: &Client, history: &History, key: String, op: Op, invoked: Duration, answer: Answer) {
+    let returned = client.timeline.now();
+    history.record(Operation { key, client: client.number, op, invoked, returned, answer });
+}
+
+async fn apply(admin: &Admin, keys: &Keys, key: &str, value: u64) -> Answer {
+    match admin.apply(&keys::spec(key, value), keys.model, ApplyOptions::default()).await {
+        Ok(applied) => Answer::Done(match applied.outcome {
+            Outcome::Created => Ret::Created,
+            Outcome::Configured => Ret::Configured,
+            Outcome::Unchanged => Ret::Unchanged,
+        }),
+        Err(error) => failed(&error),
+    }
+}
+
+async fn delete(admin: &Admin, key: &str) -> Answer {
+    match admin.delete(&keys::key(key), DeleteOptions::default()).await {
+        Ok(()) => Answer::Done(Ret::Deleted),
+        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => Answer::Done(Ret::Absent),
+        Err(error) => failed(&error),
+    }
+}
+
+async fn read_one(admin: &Admin, key: &str) -> Answer {
+    match admin.function(&keys::key(key)).await {
+        Ok(function) => seen(&function).map_or_else(
+            || Answer::Unknown("a function without the harness's label".into()),
+            |seen| Answer::Done(Ret::Found(seen)),
+        ),
+        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => Answer::Done(Ret::Absent),
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &Error) -> Answer {
+    let why = error.to_string();
+    if error.may_have_executed() { Answer::Unknown(why) } else { Answer::Refused(why) }
+}
+
+fn seen(function: &messages::Function) -> Option<Seen> {
+    let value = function.spec.as_ref()?.labels.get(VALUE)?.parse().ok()?;
+    Some(Seen { value, enabled: function.enabled, generation: function.generation })
+}
+
+/// Loads or unloads a model, as the protocol calls it. It has no idempotency key.
+async fn enable(channel: Channel, key: &str, enabled: bool) -> Answer {
+    let mut service = GrpcInferenceServiceClient::new(channel);
+    let model_name = key.to_owned();
+    let call = async {
+        if enabled {
+            let request = RepositoryModelLoadRequest { model_name, ..Default::default() };
+            service.repository_model_load(request).await.map(|_| ())
+        } else {
+            let request = RepositoryModelUnloadRequest { model_name, ..Default::default() };
+            service.repository_model_unload(request).await.map(|_| ())
+        }
+    };
+    match tokio::time::timeout(ENABLE_TIMEOUT, call).await {
+        Ok(Ok(())) => Answer::Done(Ret::Set),
+        Ok(Err(status)) => not_set(&status, enabled),
+        Err(_) => Answer::Unknown(format!("no answer in {ENABLE_TIMEOUT:?}")),
+    }
+}
+
+/// An enable first sets the intent and then waits until the function is ready: only what says that
+/// nobody leads, or that the server was never reached, says that nothing was done.
+fn not_set(status: &Status, enabled: bool) -> Answer {
+    let failure = from_status(status);
+    let why = failure.message.clone();
+    match failure.reason {
+        _ if was_not_sent(status) => Answer::Refused(why),
+        Reason::NoLeader if !failure.may_have_executed => Answer::Refused(why),
+        Reason::FunctionNotFound if !enabled && status.code() == Code::NotFound => Answer::Done(Ret::Absent),
+        _ => Answer::Unknown(why),
+    }
+}
+
+fn was_not_sent(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn connect(address: &Address) -> Channel {
+    let endpoint = Endpoint::from_shared(address.uri()).expect("an address was checked to be host:port");
+    endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy()
+}
+
+/// Every function that writers wrote, as this client reads it now.
+///
+/// # Errors
+/// When the call fails, or the cluster has functions of that name that nobody here wrote.
+pub(crate) async fn read_all(admin: &Admin) -> anyhow::Result<BTreeMap<String, Seen>> {
+    let mut all = BTreeMap::new();
+    let mut functions = admin.functions(None);
+    while let Some(function) = functions.next().await {
+        let function = function?;
+        let name = function.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default();
+        if name.starts_with(PREFIX) {
+            let seen = seen(&function);
+            all.insert(name, seen.ok_or_else(|| anyhow::anyhow!("a function without the harness's label"))?);
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,101 @@
+//! When something was last seen to work, and how long it did not.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::timeline::{Timeline, seconds};
+
+/// A gap worth a line in the timeline.
+const GAP: Duration = Duration::from_millis(500);
+
+/// The successes of one kind of call.
+#[derive(Debug)]
+pub struct Availability {
+    what: &'static str,
+    timeline: Timeline,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    last: Option<Duration>,
+    /// The successes since the last [`Availability::mark`]: when the first of them was asked for and
+    /// answered.
+    marked: Option<Duration>,
+    resumed: Option<Duration>,
+    gap_max: Duration,
+}
+
+impl Availability {
+    pub(super) fn new(what: &'static str, timeline: Timeline) -> Self {
+        Self { what, timeline, seen: Mutex::default() }
+    }
+
+    /// Takes a success in that was asked for at `invoked`.
+    pub(super) fn worked(&self, invoked: Duration) {
+        let now = self.timeline.now();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let gap = seen.last.map_or(Duration::ZERO, |last| now.saturating_sub(last));
+        seen.last = Some(now);
+        if seen.marked.is_some() {
+            seen.gap_max = seen.gap_max.max(gap);
+        }
+        if seen.resumed.is_none() && seen.marked.is_some_and(|marked| invoked >= marked) {
+            seen.resumed = Some(now);
+        }
+        if gap >= GAP {
+            self.timeline.saw(format!("{} again, after none for {}", self.what, seconds(gap)));
+        }
+    }
+
+    /// Begins to measure from now: a fault happens.
+    pub fn mark(&self) {
+        let now = self.timeline.now();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        (seen.marked, seen.resumed, seen.gap_max) = (Some(now), None, Duration::ZERO);
+    }
+
+    /// How long after the mark the first success came that was asked for after it.
+    #[must_use]
+    pub fn resumed_after(&self) -> Option<Duration> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(seen.resumed?.saturating_sub(seen.marked?))
+    }
+
+    /// The longest time since the mark without a success, so far.
+    #[must_use]
+    pub fn gap_max(&self) -> Duration {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = seen.last.map_or(Duration::ZERO, |last| self.timeline.now().saturating_sub(last));
+        seen.gap_max.max(open)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::Echo;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_asked_before_a_fault_does_not_end_it() {
+        let timeline = Timeline::begin(Echo::Silent);
+        let writes = Availability::new("writes", timeline.clone());
+        writes.worked(timeline.now());
+        let pass = |millis| tokio::time::sleep(Duration::from_millis(millis));
+        pass(10).await;
+        let before = timeline.now();
+        pass(1).await;
+        writes.mark();
+        pass(5).await;
+        writes.worked(before);
+        assert_eq!(writes.resumed_after(), None);
+        let after = timeline.now();
+        pass(700).await;
+        writes.worked(after);
+        assert_eq!(writes.resumed_after(), Some(Duration::from_millis(705)));
+        assert_eq!(writes.gap_max(), Duration::from_millis(700));
+        let events = timeline.events();
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(events[0].what, "writes again, after none for 0.70 s");
+    }
+}

@@ -1,0 +1,90 @@
+//! Which functions are written and read. Each takes a bounded number of operations and is then left
+//! as it is, so that the search for an order of them stays short.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use millrace_types::{Digest, FunctionKey, FunctionName, FunctionSpec, TenantName};
+use rand::Rng as _;
+use rand::rngs::StdRng;
+
+/// Operations on one function.
+const OPERATIONS_MAX: u32 = 24;
+/// Functions in use at a time: few, so that clients meet.
+const IN_USE: usize = 3;
+/// What the names of these functions begin with.
+pub(super) const PREFIX: &str = "register-";
+/// The label that carries what an apply writes.
+pub(super) const VALUE: &str = "chaos-value";
+
+#[derive(Debug)]
+pub(super) struct Keys {
+    /// The model of all of them.
+    pub(super) model: Digest,
+    in_use: Mutex<Vec<Key>>,
+    made: AtomicU64,
+    /// The last value written anywhere.
+    value: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Key {
+    name: String,
+    left: u32,
+}
+
+impl Keys {
+    pub(super) fn new(model: Digest) -> Self {
+        Self { model, in_use: Mutex::default(), made: AtomicU64::new(0), value: AtomicU64::new(0) }
+    }
+
+    /// The function of the next operation.
+    pub(super) fn pick(&self, rng: &mut StdRng) -> String {
+        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        while in_use.len() < IN_USE {
+            let name = format!("{PREFIX}{}", self.made.fetch_add(1, Ordering::Relaxed));
+            in_use.push(Key { name, left: OPERATIONS_MAX });
+        }
+        let index = rng.random_range(0..in_use.len());
+        in_use[index].left -= 1;
+        if in_use[index].left == 0 { in_use.remove(index).name } else { in_use[index].name.clone() }
+    }
+
+    /// A value that nobody wrote before.
+    pub(super) fn value(&self) -> u64 {
+        self.value.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+pub(super) fn key(name: &str) -> FunctionKey {
+    let name = FunctionName::new(name).expect("the harness's names are valid");
+    FunctionKey { tenant: TenantName::default(), name }
+}
+
+/// The function that an apply of a value asks for.
+pub(super) fn spec(name: &str, value: u64) -> FunctionSpec {
+    let mut spec = FunctionSpec::new(key(name));
+    spec.labels.insert(VALUE.to_owned(), value.to_string());
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rand::SeedableRng as _;
+
+    use super::*;
+
+    #[test]
+    fn every_function_takes_a_bounded_number_of_operations() {
+        let keys = Keys::new(Digest::of(b"model"));
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+        for _ in 0..1000 {
+            *counts.entry(keys.pick(&mut rng)).or_default() += 1;
+        }
+        assert!(counts.values().all(|&count| count <= OPERATIONS_MAX), "{counts:?}");
+        assert!(counts.values().filter(|&&count| count < OPERATIONS_MAX).count() <= IN_USE, "{counts:?}");
+    }
+}

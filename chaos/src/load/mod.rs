@@ -1,0 +1,147 @@
+//! What clients do to a cluster while faults happen: each a task with a seed of its own, through the
+//! SDK as users do, with every operation and request recorded.
+//!
+//! | client | asks | of |
+//! |---|---|---|
+//! | writers | apply, delete, enable, disable | all endpoints, each beginning at another |
+//! | readers | linearizable reads | one controller each, and no other |
+//! | requesters | inferences of functions that stay | all endpoints |
+//! | probe | one small write after the other | all endpoints: it only tells when writes are taken |
+
+mod admin;
+mod availability;
+mod keys;
+mod probe;
+mod requester;
+mod targets;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use millrace_client::{Address, Endpoints};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::admin::read_all;
+pub use self::availability::Availability;
+use self::keys::Keys;
+pub use self::targets::{Target, Targets};
+use crate::history::History;
+use crate::oracle::requests::Request;
+use crate::timeline::Timeline;
+
+/// How many clients of each kind. Few: the processes of the cluster share this machine with them.
+const WRITERS: u32 = 3;
+const REQUESTERS: u32 = 4;
+
+/// How long clients may take to end once told: a request's last try, and an admin call's.
+const END_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The clients of one run.
+pub struct Load {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+    /// What they asked of functions.
+    pub history: Arc<History>,
+    requests: Arc<Mutex<Vec<Request>>>,
+    /// When writes were taken.
+    pub writes: Arc<Availability>,
+    /// When requests were answered.
+    pub answers: Arc<Availability>,
+}
+
+/// What every client has.
+#[derive(Clone)]
+struct Client {
+    number: u32,
+    endpoints: Endpoints,
+    timeline: Timeline,
+    stop: CancellationToken,
+    rng: StdRng,
+}
+
+impl Client {
+    /// Waits between two operations; returns whether there is to be another.
+    async fn think(&mut self, millis: std::ops::Range<u64>) -> bool {
+        let pause = Duration::from_millis(self.rng.random_range(millis));
+        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some()
+    }
+}
+
+impl Load {
+    /// Starts every client of the controllers at `addresses`.
+    ///
+    /// # Errors
+    /// When the clients cannot be made.
+    pub fn start(
+        addresses: &[Address],
+        targets: &Targets,
+        timeline: &Timeline,
+        rng: &mut StdRng,
+    ) -> anyhow::Result<Self> {
+        let stop = CancellationToken::new();
+        let history = Arc::<History>::default();
+        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let writes = Arc::new(Availability::new("writes", timeline.clone()));
+        let answers = Arc::new(Availability::new("answers to requests", timeline.clone()));
+        let keys = Arc::new(Keys::new(targets.model));
+        let mut tasks = JoinSet::new();
+        let mut clients = 0;
+        let mut client = |addresses: Vec<Address>| {
+            let (seed, id) = (rng.random(), rng.random());
+            let endpoints = Endpoints::with_client_id(addresses, id)?;
+            clients += 1;
+            let (timeline, stop) = (timeline.clone(), stop.clone());
+            anyhow::Ok(Client {
+                number: clients,
+                endpoints,
+                timeline,
+                stop,
+                rng: StdRng::seed_from_u64(seed),
+            })
+        };
+        let from = |first: usize| {
+            let mut addresses = addresses.to_vec();
+            let len = addresses.len().max(1);
+            addresses.rotate_left(first % len);
+            addresses
+        };
+        for writer in 0..WRITERS as usize {
+            tasks.spawn(admin::write(client(from(writer))?, keys.clone(), history.clone()));
+        }
+        for address in addresses {
+            tasks.spawn(admin::read(client(vec![address.clone()])?, keys.clone(), history.clone()));
+        }
+        for requester in 0..REQUESTERS as usize {
+            let (targets, answers) = (targets.clone(), answers.clone());
+            let asks = requester::run(client(from(requester))?, targets, answers, requests.clone());
+            tasks.spawn(asks);
+        }
+        tasks.spawn(probe::run(client(addresses.to_vec())?, targets.model, writes.clone()));
+        Ok(Self { stop, tasks, history, requests, writes, answers })
+    }
+
+    /// Tells every client to end what it is at, and waits for that.
+    ///
+    /// # Errors
+    /// When one hangs.
+    pub async fn stop(&mut self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        let all = async {
+            while let Some(ended) = self.tasks.join_next().await {
+                ended.context("a client failed")?;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(END_TIMEOUT, all).await.context("a client does not end")?
+    }
+
+    /// Every request that ended.
+    #[must_use]
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}

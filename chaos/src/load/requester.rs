@@ -1,0 +1,85 @@
+//! A client of the functions that stay. It does what the errors say: where one says that the request
+//! may be made again, it makes it again, under the same id.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use millrace_client::{Error, InferRequest, InferResponse, Inference};
+use rand::Rng as _;
+
+use super::targets::Example;
+use super::{Availability, Client, Targets};
+use crate::oracle::requests::{Ended, Request};
+
+/// How long one try may take.
+const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request is tried in all.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two requests, and between two tries, in milliseconds.
+const THINK_MS: std::ops::Range<u64> = 5..30;
+const AGAIN_MS: std::ops::Range<u64> = 20..100;
+
+pub(super) async fn run(
+    mut client: Client,
+    targets: Targets,
+    answers: Arc<Availability>,
+    requests: Arc<Mutex<Vec<Request>>>,
+) {
+    let inference = Inference::new(client.endpoints.clone());
+    while client.think(THINK_MS).await {
+        let function = targets.functions[client.rng.random_range(0..targets.functions.len())].name.clone();
+        let example = &targets.examples[client.rng.random_range(0..targets.examples.len())];
+        let request = ask(&mut client, &inference, function, example).await;
+        if request.how == Ended::Right {
+            answers.worked(request.begun);
+        }
+        requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+    }
+}
+
+/// Makes one request until it has ended, whether or not the client is to stop.
+async fn ask(client: &mut Client, inference: &Inference, function: String, example: &Example) -> Request {
+    let id = client.endpoints.next_id();
+    let begun = client.timeline.now();
+    let mut retried = Vec::new();
+    let how = loop {
+        let mut request = InferRequest::new(function.clone(), vec![example.input.clone()]);
+        (request.id, request.timeout) = (Some(id.clone()), TRY_TIMEOUT);
+        let error = match inference.infer(request).await {
+            Ok(answer) => break judge(&answer, &id, example),
+            Err(error) => error,
+        };
+        if !error.retryable() {
+            break Ended::Refused(name(&error));
+        }
+        if client.timeline.now() - begun >= PATIENCE {
+            break Ended::GivenUp(name(&error));
+        }
+        retried.push(name(&error));
+        let pause = client.rng.random_range(AGAIN_MS);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+    };
+    Request { id, function, begun, ended: client.timeline.now(), retried, how }
+}
+
+fn judge(answer: &InferResponse, id: &str, example: &Example) -> Ended {
+    if answer.request_id != id {
+        return Ended::Wrong(format!("the answer is to {}", answer.request_id));
+    }
+    if answer.outputs != example.outputs {
+        return Ended::Wrong(format!("the answer's {} outputs differ", answer.outputs.len()));
+    }
+    Ended::Right
+}
+
+/// An error by its stable name, then its message.
+fn name(error: &Error) -> String {
+    let name = match error {
+        Error::Refused(failure) => failure.reason.to_string(),
+        Error::Unreachable { .. } => "unreachable".to_owned(),
+        Error::ConnectionLost { .. } => "connection lost".to_owned(),
+        Error::TimedOut { .. } => "timed out".to_owned(),
+        _ => "unexpected".to_owned(),
+    };
+    format!("{name}: {error}")
+}

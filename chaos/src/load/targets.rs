@@ -1,0 +1,123 @@
+//! The functions that requests are for, and what each has to answer.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use millrace_client::{Admin, ApplyOptions, Endpoints, InferRequest, Inference, ModelFile, Tensor};
+use millrace_types::{DataType, Digest};
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use tokio::process::Command;
+
+use super::keys;
+use crate::cluster::until;
+
+/// Different inputs, each with its answer.
+const INPUTS: usize = 8;
+
+/// A function that stays.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// The nodes that keep its model.
+    pub replicas: u32,
+}
+
+/// The functions that stay, all of one model.
+#[derive(Debug, Clone)]
+pub struct Targets {
+    pub(super) model: Digest,
+    pub(super) functions: Arc<Vec<Target>>,
+    pub(super) examples: Arc<Vec<Example>>,
+}
+
+/// An input and its answer, from before any fault.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Example {
+    pub(super) input: Tensor,
+    pub(super) outputs: Vec<Tensor>,
+}
+
+impl Targets {
+    /// Publishes the functions and learns what they answer.
+    ///
+    /// # Errors
+    /// When the cluster refuses, or a function is not ready in time.
+    pub async fn publish(
+        program: &Path,
+        root: &Path,
+        endpoints: Endpoints,
+        functions: Vec<Target>,
+        rng: &mut StdRng,
+    ) -> anyhow::Result<Self> {
+        let admin = Admin::new(endpoints.clone());
+        let file = write_model(program, root).await?;
+        admin.upload(&file, |_| {}).await.context("the model is not taken")?;
+        for Target { name, replicas } in &functions {
+            let mut spec = keys::spec(name, 0);
+            spec.replicas = *replicas;
+            admin.apply(&spec, file.digest(), ApplyOptions::default()).await?;
+        }
+        let inference = Inference::new(endpoints);
+        for Target { name, .. } in &functions {
+            until(&format!("{name} is ready"), async || match inference.model_ready(name, "").await {
+                Ok(true) => None,
+                Ok(false) => Some("it is not".to_owned()),
+                Err(error) => Some(error.to_string()),
+            })
+            .await?;
+        }
+        let first = functions.first().context("there is a function to ask")?;
+        let metadata = inference.model_metadata(&first.name, "").await?;
+        let [input] = metadata.inputs.as_slice() else { bail!("the model has one input") };
+        let mut examples = Vec::new();
+        for _ in 0..INPUTS {
+            let input = random_input(&input.name, &input.shape, rng)?;
+            let answer = inference.infer(InferRequest::new(&first.name, vec![input.clone()])).await?;
+            examples.push(Example { input, outputs: answer.outputs });
+        }
+        Ok(Self { model: file.digest(), functions: Arc::new(functions), examples: Arc::new(examples) })
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.functions.iter().map(|target| target.name.as_str())
+    }
+
+    /// A request to one function, which has to be answered as before any fault.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub async fn ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<()> {
+        let example = self.examples.first().context("there is an example")?;
+        let answer =
+            Inference::new(endpoints).infer(InferRequest::new(name, vec![example.input.clone()])).await?;
+        if answer.outputs != example.outputs {
+            bail!("{name} answers otherwise than before");
+        }
+        Ok(())
+    }
+}
+
+/// The cluster's own generator of models writes one: 64 inputs, two layers.
+async fn write_model(program: &Path, root: &Path) -> anyhow::Result<ModelFile> {
+    let path = root.join("model.onnx");
+    let mut command = Command::new(program);
+    command.args(["synth", "mlp", "--out"]).arg(&path).stdin(Stdio::null());
+    let output = command.output().await.with_context(|| format!("cannot run {}", program.display()))?;
+    if !output.status.success() {
+        bail!("'millrace synth' fails: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(ModelFile::open(&path)?)
+}
+
+fn random_input(name: &str, shape: &[i64], rng: &mut StdRng) -> anyhow::Result<Tensor> {
+    let shape: Vec<i64> = shape.iter().map(|&dimension| dimension.max(1)).collect();
+    let count: i64 = shape.iter().product();
+    let values = (0..count).flat_map(|_| rng.random_range(-1.0f32..1.0).to_le_bytes());
+    Ok(Tensor::new(name, DataType::Fp32, shape, Bytes::from(values.collect::<Vec<u8>>()))?)
+}

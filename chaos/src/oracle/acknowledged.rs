@@ -1,0 +1,118 @@
+//! No acknowledged write is lost: where one write certainly came last, the function is as that write
+//! left it. Writes that overlapped, or that an unknown one may follow, are for the linearizability
+//! check to judge; this one is for a reader to follow by eye.
+
+use std::collections::BTreeMap;
+
+use crate::history::{Answer, Op, Operation, Ret, Seen};
+use crate::report::Check;
+
+const NAME: &str = "no acknowledged write is lost";
+
+/// Judges what every function is at the end against who wrote it. A function without an entry in
+/// `last` is absent.
+#[must_use]
+pub fn check(histories: &BTreeMap<String, Vec<Operation>>, last: &BTreeMap<String, Seen>) -> Check {
+    let acknowledged =
+        |operations: &[Operation]| operations.iter().filter(|it| it.is_write() && it.is_done()).count();
+    let total: usize = histories.values().map(|operations| acknowledged(operations)).sum();
+    let mut decided = 0;
+    let mut evidence = Vec::new();
+    for (key, operations) in histories {
+        let seen = last.get(key);
+        let Some(write) = certainly_last(operations) else { continue };
+        decided += 1;
+        if !left_so(write, seen) {
+            evidence.push(format!("function {key} is {seen:?} after {write}"));
+            evidence.extend(operations.iter().filter(|it| it.is_write()).map(ToString::to_string));
+        }
+    }
+    for key in last.keys().filter(|key| !histories.contains_key(*key)) {
+        evidence.push(format!("function {key} is there and nobody made it"));
+    }
+    let detail =
+        format!("{total} acknowledged; the last on {decided} of {} functions is certain", histories.len());
+    Check::of(NAME, detail, evidence)
+}
+
+/// The acknowledged write after which no other can have come into force.
+fn certainly_last(operations: &[Operation]) -> Option<&Operation> {
+    // One that found nothing to change changed nothing.
+    let changes = |it: &&Operation| it.is_write() && it.answer != Answer::Done(Ret::Absent);
+    let last = operations.iter().filter(changes).filter(|it| it.is_done()).max_by_key(|it| it.invoked)?;
+    let others = operations.iter().filter(changes).filter(|other| !std::ptr::eq(*other, last));
+    let mut overtakes = others.filter_map(Operation::took_effect_by).filter(|&by| by >= last.invoked);
+    overtakes.next().is_none().then_some(last)
+}
+
+fn left_so(write: &Operation, seen: Option<&Seen>) -> bool {
+    match (write.op, seen) {
+        (Op::Apply(value), Some(seen)) => seen.value == value,
+        (Op::Enable(enabled), Some(seen)) => seen.enabled == enabled,
+        (Op::Delete, None) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::report::Verdict;
+
+    fn write(from: u64, to: u64, op: Op, answer: Answer) -> Operation {
+        let at = Duration::from_millis;
+        Operation { key: "f".into(), client: 1, op, invoked: at(from), returned: at(to), answer }
+    }
+
+    fn done(from: u64, to: u64, op: Op, ret: Ret) -> Operation {
+        write(from, to, op, Answer::Done(ret))
+    }
+
+    fn seen(value: u64) -> Option<Seen> {
+        Some(Seen { value, enabled: true, generation: 1 })
+    }
+
+    fn verdict(operations: Vec<Operation>, last: Option<Seen>) -> Verdict {
+        let last = last.map(|seen| ("f".to_owned(), seen)).into_iter().collect();
+        check(&BTreeMap::from([("f".to_owned(), operations)]), &last).verdict
+    }
+
+    #[test]
+    fn the_last_write_is_there() {
+        let history =
+            || vec![done(0, 10, Op::Apply(1), Ret::Created), done(20, 30, Op::Apply(2), Ret::Configured)];
+        assert_eq!(verdict(history(), seen(2)), Verdict::Pass);
+        assert_eq!(verdict(history(), seen(1)), Verdict::Fail);
+        assert_eq!(verdict(history(), None), Verdict::Fail);
+        let deleted = || [history(), vec![done(40, 50, Op::Delete, Ret::Deleted)]].concat();
+        assert_eq!(verdict(deleted(), None), Verdict::Pass);
+        assert_eq!(verdict(deleted(), seen(2)), Verdict::Fail);
+    }
+
+    #[test]
+    fn nothing_is_said_where_another_write_may_have_come_after() {
+        let unknown = write(5, 6, Op::Apply(2), Answer::Unknown("cut".into()));
+        let overlap = done(5, 15, Op::Apply(2), Ret::Configured);
+        for other in [unknown, overlap] {
+            let history = vec![done(0, 10, Op::Apply(1), Ret::Created), other];
+            assert_eq!(verdict(history.clone(), seen(1)), Verdict::Pass);
+            assert_eq!(verdict(history, seen(2)), Verdict::Pass);
+        }
+    }
+
+    #[test]
+    fn what_was_refused_cannot_come_after() {
+        let refused = write(20, 30, Op::Apply(2), Answer::Refused("no leader".into()));
+        let history = || vec![done(0, 10, Op::Apply(1), Ret::Created), refused.clone()];
+        assert_eq!(verdict(history(), seen(1)), Verdict::Pass);
+        assert_eq!(verdict(history(), seen(2)), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_function_that_nobody_made_is_caught() {
+        let last = BTreeMap::from([("ghost".to_owned(), seen(1).unwrap())]);
+        assert_eq!(check(&BTreeMap::new(), &last).verdict, Verdict::Fail);
+    }
+}

@@ -1,0 +1,189 @@
+//! Whether the operations on each function can be put in one order that respects real time and in
+//! which each answer is right (Herlihy and Wing), by stateright's tester. The search is exponential
+//! at worst: a key's history is bounded by those who make it, and the search by [`SEARCH_TIMEOUT`].
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use stateright::semantics::{ConsistencyTester as _, LinearizabilityTester};
+
+use super::register::Register;
+use crate::history::{Answer, Operation};
+use crate::report::Check;
+
+const NAME: &str = "reads and writes are linearizable";
+/// How long the search for an order of one key's operations may take.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Judges every key's history by itself: linearizability is local.
+#[must_use]
+pub fn check(histories: &BTreeMap<String, Vec<Operation>>) -> Check {
+    let (mut judged, mut unknown) = (0, 0);
+    let mut evidence = Vec::new();
+    for (key, operations) in histories {
+        judged += operations.len();
+        unknown += operations.iter().filter(|it| matches!(it.answer, Answer::Unknown(_))).count();
+        let why = match search(operations) {
+            Some(true) => continue,
+            Some(false) => "no order of these explains every answer",
+            None => "no order was found in time: undecided",
+        };
+        evidence.push(format!("function {key}: {why}"));
+        evidence.extend(operations.iter().map(ToString::to_string));
+    }
+    let detail = format!("{judged} operations on {} functions, {unknown} of them unknown", histories.len());
+    Check::of(NAME, detail, evidence)
+}
+
+/// Whether there is such an order; `None` when the search was given up.
+fn search(operations: &[Operation]) -> Option<bool> {
+    let (found, result) = mpsc::sync_channel(1);
+    let tester = tester(operations);
+    // A search that is given up goes on in its thread until the process ends.
+    std::thread::spawn(move || found.send(tester.is_consistent()));
+    result.recv_timeout(SEARCH_TIMEOUT).ok()
+}
+
+/// The history as the tester takes it. Every operation is a thread of its own: they are in order
+/// only where one returned before the other was invoked. An unknown write is in flight for ever; an
+/// unknown read, and what was refused, say nothing.
+fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    enum Step {
+        // At the same instant two operations overlap.
+        Invoke,
+        Return,
+    }
+    let mut telling: Vec<&Operation> = operations
+        .iter()
+        .filter(|it| it.is_done() || it.is_write() && it.took_effect_by().is_some())
+        .collect();
+    // The tester tries threads in order: most histories are explained by the order of the answers.
+    telling.sort_by_key(|it| it.took_effect_by());
+    let mut steps = Vec::new();
+    for (thread, operation) in telling.iter().enumerate() {
+        steps.push((operation.invoked, Step::Invoke, thread));
+        if operation.is_done() {
+            steps.push((operation.returned, Step::Return, thread));
+        }
+    }
+    steps.sort();
+    let mut tester = LinearizabilityTester::new(Register::default());
+    for (_, step, thread) in steps {
+        let taken = match (step, &telling[thread].answer) {
+            (Step::Return, Answer::Done(ret)) => tester.on_return(thread, *ret).map(|_| ()),
+            _ => tester.on_invoke(thread, telling[thread].op).map(|_| ()),
+        };
+        taken.expect("each thread invokes once, and returns once after that");
+    }
+    tester
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Op, Ret, Seen};
+    use crate::report::Verdict;
+
+    fn operation(client: u32, from: u64, to: u64, op: Op, answer: Answer) -> Operation {
+        let at = Duration::from_millis;
+        Operation { key: "f".into(), client, op, invoked: at(from), returned: at(to), answer }
+    }
+
+    fn done(client: u32, from: u64, to: u64, op: Op, ret: Ret) -> Operation {
+        operation(client, from, to, op, Answer::Done(ret))
+    }
+
+    fn unknown(from: u64, op: Op) -> Operation {
+        operation(9, from, from + 1, op, Answer::Unknown("cut".into()))
+    }
+
+    fn found(value: u64, generation: u64) -> Ret {
+        Ret::Found(Seen { value, enabled: true, generation })
+    }
+
+    fn verdict(operations: Vec<Operation>) -> Verdict {
+        check(&BTreeMap::from([("f".to_owned(), operations)])).verdict
+    }
+
+    #[test]
+    fn operations_that_overlap_may_be_in_either_order() {
+        for first in [1, 2] {
+            let history = vec![
+                done(1, 0, 10, Op::Apply(1), if first == 1 { Ret::Created } else { Ret::Configured }),
+                done(2, 5, 15, Op::Apply(2), if first == 2 { Ret::Created } else { Ret::Configured }),
+                done(1, 20, 30, Op::Read, found(3 - first, 2)),
+            ];
+            assert_eq!(verdict(history), Verdict::Pass, "{first} first");
+        }
+    }
+
+    #[test]
+    fn a_stale_read_is_caught() {
+        let history = vec![
+            done(1, 0, 10, Op::Apply(1), Ret::Created),
+            done(1, 20, 30, Op::Apply(2), Ret::Configured),
+            done(2, 40, 50, Op::Read, found(1, 1)),
+        ];
+        assert_eq!(verdict(history), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_lost_write_is_caught() {
+        let history =
+            vec![done(1, 0, 10, Op::Apply(1), Ret::Created), done(2, 20, 30, Op::Read, Ret::Absent)];
+        assert_eq!(verdict(history), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_write_that_was_carried_out_twice_is_caught() {
+        let history = vec![
+            done(1, 0, 10, Op::Apply(1), Ret::Created),
+            done(2, 20, 30, Op::Apply(2), Ret::Configured),
+            done(2, 40, 50, Op::Read, found(1, 3)),
+        ];
+        assert_eq!(verdict(history), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_read_that_goes_back_in_time_is_caught() {
+        let history = vec![
+            done(1, 0, 10, Op::Apply(1), Ret::Created),
+            done(1, 20, 90, Op::Apply(2), Ret::Configured),
+            done(2, 30, 40, Op::Read, found(2, 2)),
+            done(3, 50, 60, Op::Read, found(1, 1)),
+        ];
+        assert_eq!(verdict(history), Verdict::Fail);
+    }
+
+    #[test]
+    fn an_unanswered_write_may_come_into_force_late_or_never_but_once() {
+        let read = |from, ret| done(2, from, from + 5, Op::Read, ret);
+        let first = || done(1, 0, 10, Op::Apply(1), Ret::Created);
+        let late = vec![first(), unknown(11, Op::Apply(2)), read(20, found(1, 1)), read(50, found(2, 2))];
+        assert_eq!(verdict(late), Verdict::Pass);
+        let never = vec![first(), unknown(11, Op::Apply(2)), read(20, found(1, 1)), read(50, found(1, 1))];
+        assert_eq!(verdict(never), Verdict::Pass);
+        let undone = vec![first(), unknown(11, Op::Apply(2)), read(20, found(2, 2)), read(50, found(1, 1))];
+        assert_eq!(verdict(undone), Verdict::Fail);
+        let before = vec![read(0, found(2, 1)), unknown(11, Op::Apply(2))];
+        assert_eq!(verdict(before), Verdict::Fail);
+    }
+
+    #[test]
+    fn what_was_refused_was_not_done() {
+        let refused = operation(1, 0, 10, Op::Apply(1), Answer::Refused("no leader".into()));
+        assert_eq!(verdict(vec![refused.clone(), done(2, 20, 30, Op::Read, Ret::Absent)]), Verdict::Pass);
+        assert_eq!(verdict(vec![refused, done(2, 20, 30, Op::Read, found(1, 1))]), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_violation_shows_its_history_and_only_that() {
+        let wrong = vec![done(1, 0, 10, Op::Apply(1), Ret::Created), done(2, 20, 30, Op::Read, Ret::Absent)];
+        let right = vec![done(1, 0, 10, Op::Apply(3), Ret::Created)];
+        let check = check(&BTreeMap::from([("f".to_owned(), wrong), ("g".to_owned(), right)]));
+        assert_eq!(check.evidence.len(), 3, "{:?}", check.evidence);
+        assert!(check.evidence[2].ends_with("client 2   Read -> Absent"), "{:?}", check.evidence);
+    }
+}

@@ -1,0 +1,12 @@
+//! Judges what clients recorded. Pure: records in, checks out.
+//!
+//! | module | promise |
+//! |---|---|
+//! | [`acknowledged`] | no acknowledged write is lost |
+//! | [`linearizable`] | admin writes and linearizable reads are linearizable, function by function |
+//! | [`requests`] | no idempotent request is lost, and every answer is right |
+
+pub mod acknowledged;
+pub mod linearizable;
+mod register;
+pub mod requests;

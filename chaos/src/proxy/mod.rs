@@ -1,0 +1,257 @@
+//! A user-space TCP proxy that stands in front of processes of a cluster: cuts and delays what
+//! crosses it, by who talks to whom. This kernel has no netem, and processes on loopback share one
+//! address: who connects is found from the connection's socket, in /proc.
+//!
+//! ```text
+//!   controller 1 ──► front of controller 2 ──► controller 2
+//!        (its pid is found)   │ rules: (1, 2) cut | delayed
+//! ```
+//! A cut link drops nothing and says nothing: bytes wait, as they do under TCP while packets are
+//! lost. When it is mended they go on, or the connection is reset ([`Mend`]).
+
+mod owner;
+mod pump;
+mod rules;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::proxy::rules::Rules;
+pub use crate::proxy::rules::{Mend, Party};
+
+/// Connections through one front at a time; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 512;
+
+/// The links of one cluster. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Network {
+    rules: Arc<watch::Sender<Rules>>,
+    /// Who has which process id.
+    pids: Arc<Mutex<BTreeMap<u32, Party>>>,
+    /// Connections that a cut holds now.
+    held: Arc<watch::Sender<usize>>,
+}
+
+/// A listener in front of one party. It ends when dropped, with the connections through it.
+#[derive(Debug)]
+pub struct Front {
+    /// What others are to connect to.
+    pub address: SocketAddr,
+    accepting: AbortHandle,
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        let (rules, held) = (watch::Sender::new(Rules::default()), watch::Sender::new(0));
+        Self { rules: Arc::new(rules), pids: Arc::default(), held: Arc::new(held) }
+    }
+}
+
+impl Network {
+    /// Says which process is whose. A process that is not named is outside: no rule concerns it.
+    pub fn name(&self, pid: u32, party: Party) {
+        self.pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, party);
+    }
+
+    /// Forgets a process that has ended.
+    pub fn forget(&self, pid: u32) {
+        self.pids.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
+    }
+
+    /// Cuts every link between the two sides, both ways.
+    pub fn cut(&self, one: &[Party], other: &[Party]) {
+        self.rules.send_modify(|rules| rules.cut(one, other));
+    }
+
+    /// Delays every link between these parties, both ways.
+    pub fn delay(&self, among: &[Party], by: std::time::Duration) {
+        self.rules.send_modify(|rules| rules.delay(among, by));
+    }
+
+    /// Takes every cut and delay back.
+    pub fn mend(&self, how: Mend) {
+        self.rules.send_modify(|rules| rules.mend(how));
+    }
+
+    /// Connections that a cut holds now.
+    #[must_use]
+    pub fn held(&self) -> watch::Receiver<usize> {
+        self.held.subscribe()
+    }
+
+    /// Opens a front for the party that listens at `target`, now or later.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub async fn front(&self, party: Party, target: SocketAddr) -> anyhow::Result<Front> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port for a proxy")?;
+        let address = listener.local_addr().context("a listener has an address")?;
+        let accepting = tokio::spawn(accept(self.clone(), party, listener, target)).abort_handle();
+        Ok(Front { address, accepting })
+    }
+
+    fn owner_of(&self, peer: SocketAddr, front: SocketAddr) -> Party {
+        let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let owner = owner::pid_of(peer, front, pids.keys().copied());
+        owner.and_then(|pid| pids.get(&pid).cloned()).unwrap_or(Party::Outside)
+    }
+}
+
+async fn accept(network: Network, to: Party, listener: TcpListener, target: SocketAddr) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        // Out of descriptors, or a connection that went at once: others may come.
+        let Ok((stream, peer)) = listener.accept().await else { continue };
+        while connections.try_join_next().is_some() {}
+        let (network, to) = (network.clone(), to.clone());
+        connections.spawn(async move {
+            carry(&network, &to, stream, peer, target).await;
+            drop(place);
+        });
+    }
+}
+
+/// Carries one connection to its end.
+async fn carry(network: &Network, to: &Party, near: TcpStream, peer: SocketAddr, target: SocketAddr) {
+    let Ok(front) = near.local_addr() else { return };
+    let from = network.owner_of(peer, front);
+    let link = pump::Link::new(network.rules.subscribe(), &network.held, from, to.clone());
+    if link.open().await.is_err() {
+        return;
+    }
+    // Nobody listens there now: closing tells the caller.
+    let Ok(far) = TcpStream::connect(target).await else { return };
+    pump::both(link, near, far).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::clock;
+
+    /// A server that sends everything back, and counts who came.
+    struct Echo {
+        address: SocketAddr,
+        came: Arc<AtomicUsize>,
+    }
+
+    async fn echo() -> Echo {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let (address, came) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let counted = came.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(async move {
+                    let (mut read, mut write) = stream.split();
+                    tokio::io::copy(&mut read, &mut write).await
+                });
+            }
+        });
+        Echo { address, came }
+    }
+
+    /// This process is controller 1; the echo is controller 2.
+    async fn stage() -> (Network, Front, Echo) {
+        let (network, echo) = (Network::default(), echo().await);
+        network.name(std::process::id(), Party::Controller(1));
+        let front = network.front(Party::Controller(2), echo.address).await.unwrap();
+        (network, front, echo)
+    }
+
+    async fn answers(stream: &mut TcpStream) -> bool {
+        let mut byte = [0];
+        stream.write_all(b"x").await.is_ok() && stream.read_exact(&mut byte).await.is_ok()
+    }
+
+    async fn until_held(network: &Network, count: usize) {
+        network.held().wait_for(|&held| held == count).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_open_link_carries_both_ways() {
+        let (_network, front, _echo) = stage().await;
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        assert!(answers(&mut stream).await);
+    }
+
+    #[tokio::test]
+    async fn a_cut_holds_what_is_new_and_what_is_old_until_it_is_mended() {
+        let (network, front, echo) = stage().await;
+        let mut old = TcpStream::connect(front.address).await.unwrap();
+        assert!(answers(&mut old).await);
+        network.cut(&[Party::Controller(1)], &[Party::Controller(2)]);
+        let mut new = TcpStream::connect(front.address).await.unwrap();
+        new.write_all(b"x").await.unwrap();
+        old.write_all(b"x").await.unwrap();
+        until_held(&network, 2).await;
+        assert_eq!(echo.came.load(Ordering::SeqCst), 1);
+        network.mend(Mend::Resume);
+        let mut byte = [0];
+        for stream in [&mut old, &mut new] {
+            stream.read_exact(&mut byte).await.unwrap();
+        }
+        until_held(&network, 0).await;
+    }
+
+    #[tokio::test]
+    async fn a_mend_may_reset_what_was_held() {
+        let (network, front, _echo) = stage().await;
+        let mut old = TcpStream::connect(front.address).await.unwrap();
+        assert!(answers(&mut old).await);
+        network.cut(&[Party::Controller(2)], &[Party::Controller(1)]);
+        old.write_all(b"x").await.unwrap();
+        until_held(&network, 1).await;
+        network.mend(Mend::Reset);
+        assert!(!answers(&mut old).await);
+        let mut new = TcpStream::connect(front.address).await.unwrap();
+        assert!(answers(&mut new).await);
+    }
+
+    #[tokio::test]
+    async fn a_cut_between_others_holds_nothing() {
+        let (network, front, _echo) = stage().await;
+        network.cut(&[Party::Controller(3)], &[Party::Controller(2)]);
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        assert!(answers(&mut stream).await);
+    }
+
+    #[tokio::test]
+    async fn a_delay_counts_each_way() {
+        let (network, front, _echo) = stage().await;
+        let by = Duration::from_millis(30);
+        network.delay(&[Party::Controller(1), Party::Controller(2)], by);
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        let begun = clock::now();
+        assert!(answers(&mut stream).await);
+        assert!(clock::now() - begun >= by * 2);
+    }
+
+    #[tokio::test]
+    async fn nobody_behind_a_front_closes_the_connection() {
+        let (network, _front, _echo) = stage().await;
+        let gone = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+        let front = network.front(Party::Controller(2), gone).await.unwrap();
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        assert!(!answers(&mut stream).await);
+    }
+}

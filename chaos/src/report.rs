@@ -1,0 +1,135 @@
+//! What a run found: one line a check, with its numbers, and one verdict.
+
+use std::fmt::{self, Write as _};
+
+use serde::Serialize;
+
+use crate::timeline::Event;
+
+/// Lines of evidence shown of a failed check.
+const EVIDENCE_LINES: usize = 60;
+
+/// How a check, or a whole run, ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// What was promised held.
+    Pass,
+    /// It did not, or could not be decided.
+    Fail,
+    /// This machine does not allow the scenario.
+    Skipped,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pass => "PASS",
+            Self::Fail => "FAIL",
+            Self::Skipped => "SKIPPED",
+        })
+    }
+}
+
+/// One promise, looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// The promise.
+    pub name: String,
+    /// Whether it held.
+    pub verdict: Verdict,
+    /// The numbers.
+    pub detail: String,
+    /// For a failure: what shows it, such as the history that violates the promise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<String>,
+}
+
+impl Check {
+    /// A promise that held.
+    #[must_use]
+    pub fn pass(name: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { name: name.into(), verdict: Verdict::Pass, detail: detail.into(), evidence: Vec::new() }
+    }
+
+    /// A promise that was broken.
+    #[must_use]
+    pub fn fail(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
+        Self { name: name.into(), verdict: Verdict::Fail, detail: detail.into(), evidence }
+    }
+
+    /// A promise that held if there is no evidence against it.
+    #[must_use]
+    pub fn of(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
+        if evidence.is_empty() { Self::pass(name, detail) } else { Self::fail(name, detail, evidence) }
+    }
+}
+
+/// A whole run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Which scenario.
+    pub scenario: String,
+    /// Where its random choices began: the same again with `--seed`.
+    pub seed: u64,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// Why it was skipped, or why it could not be carried out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Everything that was checked.
+    pub checks: Vec<Check>,
+    /// What was done and seen.
+    pub timeline: Vec<Event>,
+    /// The processes' folders and logs, where they were kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
+}
+
+impl Report {
+    /// The checks and the verdict, for people. The timeline was printed as it happened.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+        for check in &self.checks {
+            let Check { name, verdict, detail, evidence } = check;
+            let _always = writeln!(text, "{verdict}  {name:width$}  {detail}");
+            for line in evidence.iter().take(EVIDENCE_LINES) {
+                let _always = writeln!(text, "      {line}");
+            }
+            if let Some(more) = evidence.len().checked_sub(EVIDENCE_LINES).filter(|&more| more > 0) {
+                let _always = writeln!(text, "      and {more} lines more: see -o json");
+            }
+        }
+        if let Some(kept) = &self.kept {
+            let _always = writeln!(text, "kept: {kept}");
+        }
+        let reason = self.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let _always = write!(text, "{} {} --seed {}{reason}", self.verdict, self.scenario, self.seed);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_is_shown_under_its_check_and_cut_short() {
+        let evidence = (0..EVIDENCE_LINES + 2).map(|line| format!("line {line}")).collect();
+        let report = Report {
+            scenario: "leader-kill".into(),
+            seed: 7,
+            verdict: Verdict::Fail,
+            reason: None,
+            checks: vec![Check::pass("one", "1 of 1"), Check::fail("second", "0 of 1", evidence)],
+            timeline: Vec::new(),
+            kept: None,
+        };
+        let text = report.text();
+        assert!(text.starts_with("PASS  one     1 of 1\nFAIL  second  0 of 1\n      line 0\n"), "{text}");
+        assert!(text.ends_with("and 2 lines more: see -o json\nFAIL leader-kill --seed 7"), "{text}");
+    }
+}

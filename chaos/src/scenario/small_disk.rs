@@ -1,0 +1,3 @@
+pub(super) fn not_allowed() -> Option<String> {
+    None
+}

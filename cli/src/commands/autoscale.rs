@@ -1,0 +1,219 @@
+//! `autoscale`: starts and stops worker processes on this machine, as the cluster's scaling signal
+//! says (Torpor's cluster manager, T02; a lost node is replaced, T16).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use millrace_client::messages::{self as wire, NodeScheduling, NodeStatus};
+use millrace_types::NodeName;
+
+use crate::commands::options::{Machine, Manners, executor_threads};
+use crate::failure::Failure;
+use crate::process::{self, Stop};
+use crate::processes::Log;
+use crate::processes::provider::{Local, NodeProvider};
+use crate::session::Session;
+
+const HELP: &str = "\
+It asks the cluster how many nodes it needs ('millrace get scaling'), counts those that others run,
+and makes up the rest within its bounds. A worker that is needed no more is drained first, and stopped
+when no function is left on it. Stopped itself, it stops its workers.
+
+Examples:
+  millrace autoscale --data-dir ./scaled --max 4
+  millrace autoscale --data-dir ./scaled --min 1 --max 8 --gpus 2 --host-memory 4GiB -e 10.0.0.1:8080";
+
+/// Run as many workers on this machine as the cluster needs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Args {
+    /// Where each worker has its folder.
+    #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
+    data_dir: PathBuf,
+    /// The fewest workers to run here.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    min: u32,
+    /// The most workers to run here.
+    #[arg(long, value_name = "N")]
+    max: u32,
+    /// What its workers' names begin with. Each autoscaler of a cluster needs its own.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    prefix: String,
+    /// How often to ask.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "2s")]
+    every: Duration,
+    #[command(flatten)]
+    machine: Machine,
+    #[command(flatten)]
+    manners: Manners,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    if args.min > args.max {
+        return Err(Failure::usage(format!("--min {} is more than --max {}", args.min, args.max)));
+    }
+    // Before anything starts, so that no signal is missed.
+    let mut stop = Stop::new()?;
+    let mut local = Local::new(args.data_dir.clone(), options(&args)?, args.manners.grace, Log::Named);
+    loop {
+        // Without an answer everything stays as it is.
+        if let Err(failure) = round(&args, session, &mut local).await {
+            eprintln!("nothing is changed: {}", failure.message.unwrap_or_default());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(args.every) => {}
+            end = local.an_end() => eprintln!("{end}"),
+            () = stop.asked() => break,
+        }
+    }
+    process::say_stopping(args.manners.grace);
+    let all = async {
+        for name in local.running() {
+            local.stop(&name).await;
+        }
+    };
+    tokio::select! {
+        () = all => Ok(()),
+        () = stop.asked() => Err(process::stopped_at_once()),
+    }
+}
+
+fn options(args: &Args) -> Result<Vec<String>, Failure> {
+    let gpus = args.machine.topology()?.gpus.len() * args.max.max(1) as usize;
+    let threads = vec!["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
+    Ok([args.machine.words(), args.manners.words(), threads].concat())
+}
+
+/// Asks, and does one thing.
+async fn round(args: &Args, session: &Session, provider: &mut impl NodeProvider) -> Result<(), Failure> {
+    let admin = &session.admin;
+    let (signal, nodes) = (admin.scaling_signal().await?, admin.nodes().await?);
+    let own = provider.running();
+    let step = decide(signal.nodes_needed, &nodes, &own, args);
+    if let Some(step) = &step {
+        eprintln!("{} nodes are needed: {}", signal.nodes_needed, step.in_words());
+    }
+    match step {
+        None => {}
+        Some(Step::Start(name)) => {
+            let controllers = admin.cluster_status().await?.controllers;
+            let addresses: Vec<_> = controllers.into_iter().map(|it| it.internal_address).collect();
+            provider.start(&node_name(&name)?, &addresses)?;
+        }
+        Some(Step::Keep(name)) => {
+            admin.set_scheduling(&node_name(&name)?, NodeScheduling::Schedulable).await?;
+        }
+        Some(Step::Drain(name)) => {
+            admin.set_scheduling(&node_name(&name)?, NodeScheduling::Draining).await?;
+        }
+        Some(Step::Stop(name)) => provider.stop(&node_name(&name)?).await,
+    }
+    Ok(())
+}
+
+fn node_name(text: &str) -> Result<NodeName, Failure> {
+    NodeName::new(text).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// What to do next. One thing at a time: the next look sees what it did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Step {
+    /// Start a worker of this name.
+    Start(String),
+    /// Take a drain back.
+    Keep(String),
+    /// Let its functions go elsewhere.
+    Drain(String),
+    /// It is drained.
+    Stop(String),
+}
+
+impl Step {
+    fn in_words(&self) -> String {
+        match self {
+            Self::Start(name) => format!("{name} is started"),
+            Self::Keep(name) => format!("{name} is kept after all"),
+            Self::Drain(name) => format!("{name} is drained"),
+            Self::Stop(name) => format!("{name} is drained and stops"),
+        }
+    }
+}
+
+/// Pure. A worker of ours that has not joined yet counts as one that will.
+fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> Option<Step> {
+    let live = |node: &&wire::Node| node.status() != NodeStatus::Lost;
+    let find = |name: &str| nodes.iter().filter(live).find(|node| node.name == name);
+    let is_own = |node: &wire::Node| own.iter().any(|name| name.as_str() == node.name);
+    let takes =
+        |node: &wire::Node| !matches!(node.scheduling(), NodeScheduling::Draining | NodeScheduling::Cordoned);
+    let others = nodes.iter().filter(live).filter(|node| takes(node) && !is_own(node)).count();
+    let wanted = needed.saturating_sub(u32::try_from(others).unwrap_or(u32::MAX)).clamp(args.min, args.max);
+    let (leaving, serving): (Vec<_>, Vec<_>) =
+        own.iter().map(NodeName::as_str).partition(|name| find(name).is_some_and(|node| !takes(node)));
+    let have = u32::try_from(serving.len()).unwrap_or(u32::MAX);
+    if have < wanted {
+        let unused = || (1u64..).map(|number| format!("{}-{number}", args.prefix));
+        let free = |name: &String| find(name).is_none() && own.iter().all(|own| own.as_str() != name);
+        return match leaving.first() {
+            Some(name) => Some(Step::Keep((*name).to_owned())),
+            None => unused().find(free).map(Step::Start),
+        };
+    }
+    let drained = |name: &&&str| find(name).is_some_and(|node| node.placements == 0);
+    if let Some(name) = leaving.iter().find(drained) {
+        return Some(Step::Stop((*name).to_owned()));
+    }
+    // One that has not joined cannot be drained yet. Those with least on them go first.
+    let joined = serving.iter().filter_map(|name| find(name)).filter(|_| have > wanted);
+    joined.min_by_key(|node| (node.placements, &node.name)).map(|node| Step::Drain(node.name.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn args() -> Args {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        Line::parse_from(["x", "--data-dir", "d", "--min", "1", "--max", "3"]).args
+    }
+
+    fn node(name: &str, scheduling: NodeScheduling, placements: u32) -> wire::Node {
+        wire::Node { name: name.into(), scheduling: scheduling.into(), placements, ..Default::default() }
+    }
+
+    fn check(needed: u32, nodes: &[wire::Node], own: &[&str], expected: Option<Step>) {
+        let own: Vec<_> = own.iter().map(|name| NodeName::new(name).unwrap()).collect();
+        assert_eq!(decide(needed, nodes, &own, &args()), expected, "{needed} needed, {own:?} are ours");
+    }
+
+    #[test]
+    fn what_is_lacking_is_started_within_bounds() {
+        let start = |name: &str| Some(Step::Start(name.into()));
+        let other = node("other", NodeScheduling::Schedulable, 1);
+        check(0, &[], &[], start("auto-1"));
+        check(2, &[], &["auto-1"], start("auto-2"));
+        check(2, std::slice::from_ref(&other), &["auto-1"], None);
+        check(9, &[], &["auto-1", "auto-2", "auto-3"], None);
+        let taken = node("auto-1", NodeScheduling::Schedulable, 0);
+        check(3, &[other, taken.clone()], &[], start("auto-2"));
+        let lost = wire::Node { status: NodeStatus::Lost.into(), ..taken };
+        check(1, &[lost], &[], start("auto-1"));
+    }
+
+    #[test]
+    fn what_is_too_much_is_drained_and_then_stopped() {
+        let two = |scheduling, left| {
+            [node("auto-1", NodeScheduling::Schedulable, 3), node("auto-2", scheduling, left)]
+        };
+        let (own, second) = (["auto-1", "auto-2"], || "auto-2".to_owned());
+        check(1, &two(NodeScheduling::Schedulable, 2), &own, Some(Step::Drain(second())));
+        check(1, &two(NodeScheduling::Draining, 2), &own, None);
+        check(1, &two(NodeScheduling::Draining, 0), &own, Some(Step::Stop(second())));
+        check(2, &two(NodeScheduling::Draining, 2), &own, Some(Step::Keep(second())));
+    }
+}

@@ -1,0 +1,63 @@
+//! Changes of the group. What an operator should know of the group after one goes to stderr.
+
+use std::num::NonZeroU64;
+
+use millrace_client::messages as wire;
+
+use crate::failure::Failure;
+use crate::output::print;
+use crate::session::Session;
+
+pub(super) async fn promote(id: NonZeroU64, session: &Session) -> Result<(), Failure> {
+    let group = session.admin.promote_controller(id.get()).await.map_err(|error| about(id, error))?;
+    told(&format!("controller/{id} promoted"), &group)
+}
+
+pub(super) async fn remove(id: NonZeroU64, session: &Session) -> Result<(), Failure> {
+    let group = session.admin.remove_controller(id.get()).await.map_err(|error| about(id, error))?;
+    told(&format!("controller/{id} removed"), &group)
+}
+
+pub(super) async fn transfer(to: Option<NonZeroU64>, session: &Session) -> Result<(), Failure> {
+    let led = session.admin.transfer_leadership(to.map(NonZeroU64::get)).await?;
+    print(&format!("controller/{} leads in term {}", led.leader, led.term))
+}
+
+fn about(id: NonZeroU64, error: millrace_client::Error) -> Failure {
+    Failure::from(error).about(format_args!("controller/{id}"))
+}
+
+fn told(what: &str, group: &wire::ChangeMembershipResponse) -> Result<(), Failure> {
+    print(&format!("{what}: {}", members(group)))?;
+    for warning in &group.warnings {
+        eprintln!("warning: {warning}");
+    }
+    Ok(())
+}
+
+/// Who is in the group now.
+fn members(group: &wire::ChangeMembershipResponse) -> String {
+    let ids = |voter: bool| {
+        let ids = group.members.iter().filter(|it| it.voter == voter).map(|it| it.id.to_string());
+        ids.collect::<Vec<_>>().join(", ")
+    };
+    match ids(false).as_str() {
+        "" => format!("the voters are {}", ids(true)),
+        learners => format!("the voters are {}, the learners {learners}", ids(true)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_told_apart_by_their_vote() {
+        let member = |id, voter| wire::Member { id, voter, ..Default::default() };
+        let group = |members| wire::ChangeMembershipResponse { members, ..Default::default() };
+        let voters = vec![member(1, true), member(3, true)];
+        assert_eq!(members(&group(voters.clone())), "the voters are 1, 3");
+        let mixed = [voters, vec![member(4, false)]].concat();
+        assert_eq!(members(&group(mixed)), "the voters are 1, 3, the learners 4");
+    }
+}

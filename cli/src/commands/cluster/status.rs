@@ -1,0 +1,139 @@
+//! `cluster status`: every controller, as the one that answers sees them. Answered with no majority
+//! too.
+
+use millrace_client::messages as wire;
+
+use crate::failure::Failure;
+use crate::output::table::{Table, col, wide};
+use crate::output::{Output, document, documents, print};
+use crate::session::Session;
+
+/// Show the group of controllers: who leads, who is away, who is behind.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let status = session.admin.cluster_status().await?;
+    let format = args.output.output;
+    if let Some(text) = document(format, &documents::ClusterStatus::from(status.clone()))? {
+        return print(&text);
+    }
+    print(&format!("{}\n\n{}", summary(&status), table(&status).render(format)))?;
+    for warning in &status.warnings {
+        eprintln!("warning: {warning}");
+    }
+    Ok(())
+}
+
+/// Whether writes are taken, and by whom.
+fn summary(status: &wire::ClusterStatus) -> String {
+    let id = &status.cluster_id;
+    let voters = || status.controllers.iter().filter(|it| it.voter);
+    let up = voters().filter(|it| it.reachable).count();
+    let led = match (status.quorum, status.leader) {
+        (true, leader) => format!("controller {leader} leads in term {}", status.term),
+        (false, 0) => "no controller leads: no write is taken".to_owned(),
+        (false, leader) => {
+            format!("controller {leader} leads in term {} without a majority: no write is taken", status.term)
+        }
+    };
+    let changing = if status.changing { "; a change of the voters is under way" } else { "" };
+    format!("cluster {id}: {led}; {up} of {} voters are up{changing}", voters().count())
+}
+
+fn table(status: &wire::ClusterStatus) -> Table {
+    let mut table = Table::new([
+        col("ID"),
+        col("ROLE"),
+        col("VOTER"),
+        col("STATUS"),
+        col("CLIENTS"),
+        col("INTERNAL"),
+        col("LAG"),
+        wide("TERM"),
+        wide("LOG"),
+        wide("APPLIED"),
+        wide("SNAPSHOT"),
+        wide("BUILD"),
+        wide("DIRECTORY"),
+    ]);
+    for it in &status.controllers {
+        // What it did not say itself is not known.
+        let said = |number: u64| if it.reachable { number.to_string() } else { String::new() };
+        table.row([
+            it.id.to_string(),
+            documents::role(it).unwrap_or_default().to_owned(),
+            if it.voter { "Yes" } else { "No" }.to_owned(),
+            if it.reachable { "Up" } else { "Unreachable" }.to_owned(),
+            it.client_address.clone(),
+            it.internal_address.clone(),
+            it.lag.map(|lag| lag.to_string()).unwrap_or_default(),
+            said(it.term),
+            said(it.last_log_index),
+            said(it.last_applied_index),
+            said(it.snapshot_index),
+            it.build.clone(),
+            it.directory.clone(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Format;
+
+    fn status() -> wire::ClusterStatus {
+        let controller = |id: u64, role: wire::ControllerRole| wire::Controller {
+            id,
+            role: role.into(),
+            voter: true,
+            reachable: role != wire::ControllerRole::Unspecified,
+            internal_address: format!("h{id}:7070"),
+            lag: Some(id - 1),
+            ..Default::default()
+        };
+        let roles =
+            [wire::ControllerRole::Leader, wire::ControllerRole::Follower, wire::ControllerRole::Unspecified];
+        wire::ClusterStatus {
+            cluster_id: "c".into(),
+            leader: 1,
+            term: 4,
+            controllers: (1..).zip(roles).map(|(id, role)| controller(id, role)).collect(),
+            quorum: true,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn one_line_says_whether_writes_are_taken() {
+        let text = |change: fn(&mut wire::ClusterStatus)| {
+            let mut status = status();
+            change(&mut status);
+            summary(&status)
+        };
+        assert_eq!(text(|_| {}), "cluster c: controller 1 leads in term 4; 2 of 3 voters are up");
+        let lost = text(|status| status.quorum = false);
+        assert!(lost.contains("leads in term 4 without a majority: no write is taken"), "{lost}");
+        let unled = text(|status| (status.quorum, status.leader, status.changing) = (false, 0, true));
+        assert_eq!(
+            unled,
+            "cluster c: no controller leads: no write is taken; 2 of 3 voters are up; a change of the voters is under way"
+        );
+    }
+
+    #[test]
+    fn what_a_controller_did_not_say_is_left_open() {
+        let expected = "\
+ID   ROLE       VOTER   STATUS        CLIENTS   INTERNAL   LAG
+1    Leader     Yes     Up            -         h1:7070    0
+2    Follower   Yes     Up            -         h2:7070    1
+3    -          Yes     Unreachable   -         h3:7070    2
+";
+        assert_eq!(table(&status()).render(Format::Table), expected);
+    }
+}

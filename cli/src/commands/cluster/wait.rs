@@ -1,0 +1,36 @@
+//! `cluster wait`: for scripts that start a cluster or mend one.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::failure::Failure;
+use crate::output::print;
+use crate::progress;
+use crate::readiness::{self, Wanted};
+use crate::session::Session;
+
+/// Wait until the cluster is as wanted; exit with 5, saying what is missing, if it is not in time.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// So many voters that answer, one of which leads [default: a leader with a majority].
+    #[arg(long, value_name = "N")]
+    voters: Option<NonZeroU32>,
+    /// So many nodes that are connected, with all their GPUs up.
+    #[arg(long, value_name = "N")]
+    nodes: Option<NonZeroU32>,
+    /// How long.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
+    timeout: Duration,
+}
+
+pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let wanted = Wanted { voters: args.voters.or(Some(NonZeroU32::MIN)), nodes: args.nodes };
+    let line = progress::waiting("waiting for the cluster");
+    let reached = readiness::reached(std::slice::from_ref(&session.admin), wanted, args.timeout).await;
+    line.finish_and_clear();
+    reached?;
+    let voters = args.voters.map(|voters| format!("{voters} voters are up"));
+    let nodes = args.nodes.map(|nodes| format!("{nodes} nodes are up"));
+    let all = ["a controller leads".to_owned()].into_iter().chain(voters).chain(nodes);
+    print(&all.collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,186 @@
+//! `controller`: one controller of a group, as a process of its own.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use millrace_client::Address;
+use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT};
+use millrace_controller::{Controller, ControllerConfig, JoinAs, RaftError, Start, StartError, Tcp};
+
+use crate::commands::options::{Manners, Origin, advertised};
+use crate::failure::Failure;
+use crate::process::{self, ControllerReady, Stop, announce, loopback, seed};
+
+const HELP: &str = "\
+Only an empty data directory is begun with --bootstrap or --join; in one that was used, its identity
+decides and both do nothing. Without either, an empty one is refused: a lost disk or a mistyped path
+never begins a second cluster. So: --bootstrap once, by hand, for the first controller of a cluster;
+--join for the others; neither, or --join, wherever a service manager starts it again.
+
+When it serves, one line of JSON on standard output says where it listens. A controller that joins
+serves once it is a voter (or, with --learner, has the log).
+
+Examples:
+  millrace controller --id 1 --data-dir /var/lib/millrace --bootstrap
+  millrace controller --id 2 --data-dir /var/lib/millrace --join 10.0.0.1:7070 \\
+      --listen 10.0.0.2:8080 --internal-listen 10.0.0.2:7070 --insecure
+  millrace cluster status -e 10.0.0.1:8080,10.0.0.2:8080";
+
+/// Run one controller.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Args {
+    /// Its number in the group: never given twice, not even after it was removed.
+    #[arg(long, value_name = "N", default_value = "1")]
+    id: NonZeroU64,
+    /// Where it keeps everything. Its alone.
+    #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
+    data_dir: PathBuf,
+    /// Begin a cluster of this controller alone.
+    #[arg(long, conflicts_with = "join")]
+    bootstrap: bool,
+    /// Join the cluster of these controllers, by their internal addresses: one that answers is enough.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
+    join: Vec<Address>,
+    /// Join as a learner: receive the log and serve, without a vote until promoted.
+    #[arg(long, requires = "join", conflicts_with = "bootstrap")]
+    learner: bool,
+    /// Where clients connect; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value_t = loopback(CLIENT_PORT))]
+    listen: SocketAddr,
+    /// Where workers and other controllers connect; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value_t = loopback(INTERNAL_PORT))]
+    internal_listen: SocketAddr,
+    /// The address that clients reach it at [default: where it listens].
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<Address>,
+    /// The address that workers and other controllers reach it at [default: where it listens].
+    #[arg(long, value_name = "HOST:PORT")]
+    internal_advertise: Option<Address>,
+    #[command(flatten)]
+    manners: Manners,
+    #[command(flatten)]
+    origin: Origin,
+}
+
+pub(crate) async fn run(args: Args) -> Result<(), Failure> {
+    args.origin.obey()?;
+    // Before anything starts, so that no signal is missed.
+    let mut stop = Stop::new()?;
+    let config = args.config()?;
+    let controller = tokio::select! {
+        controller = millrace_controller::start(config, Arc::new(Tcp)) => controller.map_err(refused)?,
+        () = stop.asked() => return Ok(()),
+    };
+    announce(&line(&controller))?;
+    stop.asked().await;
+    process::say_stopping(args.manners.grace);
+    tokio::select! {
+        cut = controller.shutdown(args.manners.grace) => {
+            if cut > 0 {
+                tracing::warn!(connections = cut, "connections were cut short: --grace gives them longer");
+            }
+            Ok(())
+        }
+        () = stop.asked() => Err(process::stopped_at_once()),
+    }
+}
+
+fn refused(error: StartError) -> Failure {
+    let hint = match &error {
+        StartError::Raft(RaftError::Empty(_)) => {
+            "begin a cluster here with --bootstrap, or join one with --join HOST:PORT"
+        }
+        StartError::Raft(RaftError::NeverJoined(_)) => "name a controller of the group: --join HOST:PORT",
+        _ => return Failure::failed(format!("controller: {error}")),
+    };
+    Failure::failed(format!("controller: {error}")).hint(hint)
+}
+
+fn line(controller: &Controller) -> ControllerReady {
+    ControllerReady {
+        ready: true,
+        role: "controller".to_owned(),
+        id: controller.id().0,
+        cluster: controller.cluster_id().to_string(),
+        client: controller.client_addr().to_string(),
+        internal: controller.internal_addr().to_string(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+impl Args {
+    fn config(&self) -> Result<ControllerConfig, Failure> {
+        self.manners.check_exposed(self.listen)?;
+        self.manners.check_exposed(self.internal_listen)?;
+        let internal =
+            advertised(self.internal_advertise.as_ref(), self.internal_listen, "--internal-advertise")?;
+        let defaults = ControllerConfig::new(self.data_dir.clone(), seed()?);
+        Ok(ControllerConfig {
+            id: millrace_controller::ControllerId(self.id.get()),
+            start: self.start(),
+            client_listen: self.listen,
+            internal_listen: self.internal_listen,
+            internal_advertise: internal,
+            client_advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
+            allow_faults: self.manners.allow_faults,
+            insecure: self.manners.insecure,
+            ..defaults
+        })
+    }
+
+    fn start(&self) -> Start {
+        match self.join.as_slice() {
+            [] if self.bootstrap => Start::Bootstrap,
+            [] => Start::Reopen,
+            join => Start::Join {
+                at: join.iter().map(|address| address.authority().to_owned()).collect(),
+                role: if self.learner { JoinAs::Learner } else { JoinAs::Voter },
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn args(line: &str) -> Result<Args, clap::Error> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let words = ["controller", "--data-dir", "d"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.args)
+    }
+
+    #[test]
+    fn an_empty_folder_begins_nothing_unless_told() {
+        assert_eq!(args("").unwrap().start(), Start::Reopen);
+        assert_eq!(args("--bootstrap").unwrap().start(), Start::Bootstrap);
+        let at = vec!["a:1".to_owned(), "b:2".to_owned()];
+        let joins = |role| Start::Join { at: at.clone(), role };
+        assert_eq!(args("--join a:1,b:2").unwrap().start(), joins(JoinAs::Voter));
+        assert_eq!(args("--join a:1 --join b:2 --learner").unwrap().start(), joins(JoinAs::Learner));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in ["--bootstrap --join a:1", "--learner", "--bootstrap --learner", "--id 0", "--join a"] {
+            assert!(args(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn others_are_told_an_address_they_can_use() {
+        let refused = args("--listen 0.0.0.0:1 --insecure").unwrap().config().unwrap_err();
+        assert!(refused.hint.unwrap().contains("--advertise"));
+        let config = args("--listen 0.0.0.0:1 --insecure --advertise h:1").unwrap().config().unwrap();
+        assert_eq!((config.client_advertise, config.internal_advertise), (Some("h:1".into()), None));
+    }
+}

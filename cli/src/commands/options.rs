@@ -1,0 +1,208 @@
+//! Options that several servers take.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use millrace_client::Address;
+use millrace_device::topology::{DEFAULT_PRESET, Description, names};
+use millrace_types::Bytes;
+use millrace_types::topology::Topology;
+use millrace_worker::service::Faults;
+
+use crate::failure::Failure;
+
+/// A worker's GPUs and memory.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Machine {
+    /// How many GPUs each worker has [default: as many as the topology].
+    #[arg(long, value_name = "N")]
+    gpus: Option<NonZeroU32>,
+    /// Each GPU's memory, such as 2GiB [default: the topology's].
+    #[arg(long, value_name = "SIZE")]
+    gpu_memory: Option<Bytes>,
+    /// Which GPUs and links to emulate.
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_PRESET, value_parser = names())]
+    topology: String,
+    /// The most host memory that one worker's models may take.
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    pub(crate) host_memory: Bytes,
+}
+
+/// How a server serves, and stops.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Manners {
+    /// How long requests under way may take when it is stopped.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
+    pub(crate) grace: Duration,
+    /// Obey fault injection through the admin API: for tests of what faults cost.
+    #[arg(long)]
+    pub(crate) allow_faults: bool,
+    /// Listen at other addresses than loopback, without encryption or authentication.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+}
+
+/// Who started a server, where that is not a person or a service manager.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Origin {
+    /// End (kill -9) with this process, which started this one.
+    #[arg(long, value_name = "PID", hide = true)]
+    die_with: Option<u32>,
+}
+
+impl Machine {
+    /// A preset with its number of GPUs and memory changed.
+    pub(crate) fn topology(&self) -> Result<Topology, Failure> {
+        topology(&self.topology, self.gpus, self.gpu_memory)
+    }
+
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut words = vec!["--topology".to_owned(), self.topology.clone()];
+        if let Some(gpus) = self.gpus {
+            words.extend(["--gpus".to_owned(), gpus.to_string()]);
+        }
+        if let Some(memory) = self.gpu_memory {
+            words.extend(["--gpu-memory".to_owned(), memory.get().to_string()]);
+        }
+        words.extend(["--host-memory".to_owned(), self.host_memory.get().to_string()]);
+        words
+    }
+}
+
+impl Manners {
+    pub(crate) fn faults(&self) -> Faults {
+        if self.allow_faults { Faults::Obey } else { Faults::Refuse }
+    }
+
+    /// The same options, to be typed again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let grace = humantime::format_duration(self.grace).to_string().replace(' ', "");
+        let mut words = vec!["--grace".to_owned(), grace];
+        words.extend(self.allow_faults.then(|| "--allow-faults".to_owned()));
+        words.extend(self.insecure.then(|| "--insecure".to_owned()));
+        words
+    }
+
+    /// Refuses to listen where strangers are, unless that is meant.
+    pub(crate) fn check_exposed(&self, address: SocketAddr) -> Result<(), Failure> {
+        if address.ip().is_loopback() || self.insecure {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "listening at {address} would serve anyone who can reach it, without encryption or authentication"
+        ))
+        .hint("listen on 127.0.0.1, or add --insecure if that is meant"))
+    }
+}
+
+impl Origin {
+    /// Ties this process to the one that started it, if there is one. On the main thread, first.
+    pub(crate) fn obey(&self) -> Result<(), Failure> {
+        self.die_with.map_or(Ok(()), crate::process::die_with)
+    }
+}
+
+/// The address that others are told. Somebody has to say it where this machine listens at every
+/// address it has.
+pub(crate) fn advertised(
+    said: Option<&Address>,
+    listens: SocketAddr,
+    flag: &str,
+) -> Result<Option<String>, Failure> {
+    match said {
+        Some(address) => Ok(Some(address.authority().to_owned())),
+        None if listens.ip().is_unspecified() => Err(Failure::usage(format!(
+            "others cannot connect to {listens}: it stands for every address here"
+        ))
+        .hint(format!("say which address they reach this machine at: {flag} HOST:PORT"))),
+        None => Ok(None),
+    }
+}
+
+/// A preset with its number of GPUs and memory changed.
+pub(crate) fn topology(
+    name: &str,
+    gpus: Option<NonZeroU32>,
+    memory: Option<Bytes>,
+) -> Result<Topology, Failure> {
+    let usage = |error: millrace_device::topology::Error| Failure::usage(error.to_string());
+    if memory == Some(Bytes::ZERO) {
+        return Err(Failure::usage(
+            "a GPU without memory runs nothing: give --gpu-memory a size such as 1GiB",
+        ));
+    }
+    let mut description = Description::preset(name).map_err(usage)?;
+    if let Some(gpus) = gpus {
+        description = description.with_gpus(gpus).map_err(usage)?;
+    }
+    if let Some(memory) = memory {
+        description = description.with_memory(memory);
+    }
+    Ok(description.build())
+}
+
+/// Threads for each executor's launches: the machine's cores shared out among so many, at least one
+/// each.
+pub(crate) fn executor_threads(executors: usize) -> Result<u32, Failure> {
+    let cores = std::thread::available_parallelism()
+        .map_err(|error| Failure::failed(format!("cannot count this machine's cores: {error}")))?;
+    Ok(u32::try_from(cores.get() / executors.max(1)).unwrap_or(u32::MAX).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        machine: Machine,
+        #[command(flatten)]
+        manners: Manners,
+    }
+
+    #[test]
+    fn options_typed_again_are_the_same() {
+        let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--topology", "a10x4", "--grace", "1m 5s"];
+        for typed in [&line[..1], &line[..]] {
+            for more in [&[][..], &["--insecure", "--allow-faults", "--host-memory", "1GiB"]] {
+                let first = Line::parse_from(typed.iter().chain(more));
+                let words = [first.machine.words(), first.manners.words()].concat();
+                let again = Line::parse_from(std::iter::once("x".to_owned()).chain(words));
+                assert_eq!(format!("{first:?}"), format!("{again:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_listener_everywhere_has_to_be_told_its_address() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let named: Address = "h:1".parse().unwrap();
+        assert_eq!(advertised(None, at("10.0.0.1:1"), "--advertise"), Ok(None));
+        assert_eq!(advertised(Some(&named), at("0.0.0.0:1"), "--advertise"), Ok(Some("h:1".into())));
+        let refused = advertised(None, at("0.0.0.0:1"), "--advertise").unwrap_err();
+        assert!(refused.hint.unwrap().contains("--advertise"));
+    }
+
+    #[test]
+    fn other_addresses_than_loopback_have_to_be_meant() {
+        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).manners;
+        let everywhere = "0.0.0.0:1".parse().unwrap();
+        assert!(parsed(&[]).check_exposed("127.0.0.1:1".parse().unwrap()).is_ok());
+        assert!(parsed(&[]).check_exposed(everywhere).unwrap_err().hint.unwrap().contains("--insecure"));
+        assert!(parsed(&["--insecure"]).check_exposed(everywhere).is_ok());
+    }
+
+    #[test]
+    fn a_gpu_has_memory() {
+        assert!(topology("emulated", None, Some(Bytes::ZERO)).is_err());
+    }
+
+    #[test]
+    fn every_executor_has_a_thread() {
+        assert_eq!(executor_threads(10_000), Ok(1));
+    }
+}

@@ -1,0 +1,115 @@
+//! A group of controllers, each a process of its own, and workers likewise.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::{Args, INTERNAL_PORT};
+use crate::args::LogFormat;
+use crate::commands::options::executor_threads;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::process::{self, Stop};
+use crate::processes::{Group, Log, Plan, Restart, Whereabouts};
+
+pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), Failure> {
+    // Before anything starts, so that no signal is missed.
+    let mut stop = Stop::new()?;
+    let kept = args.kept(&data_dir);
+    let plan = plan(args, config, data_dir)?;
+    let mut group = tokio::select! {
+        group = Group::start(plan) => group?,
+        () = stop.asked() => return Ok(()),
+    };
+    announce(&group, &kept)?;
+    let ended = tokio::select! {
+        () = stop.asked() => Ok(()),
+        failure = group.watch() => Err(failure),
+    };
+    process::say_stopping(args.manners.grace);
+    tokio::select! {
+        () = group.shutdown() => ended,
+        // Dropping the group kills it, executors included.
+        () = stop.asked() => Err(process::stopped_at_once()),
+    }
+}
+
+fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure> {
+    args.manners.check_exposed(args.listen)?;
+    args.manners.check_exposed(args.internal())?;
+    let gpus = args.machine.topology()?.gpus.len() * args.workers().get() as usize;
+    let threads = ["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
+    Ok(Plan {
+        data_dir,
+        client: args.listen,
+        internal: args.internal_listen,
+        internal_usual: args.usual(INTERNAL_PORT),
+        worker: args.worker(),
+        controllers: args.controllers,
+        workers: args.workers(),
+        common: [args.manners.words(), log_words(config)].concat(),
+        machine: args.machine.words().into_iter().chain(threads).collect(),
+        grace: args.manners.grace,
+        restart: if args.restart { Restart::WithBackoff } else { Restart::Never },
+        log: match config.log_format {
+            LogFormat::Text => Log::Named,
+            LogFormat::Json => Log::AsIs,
+        },
+    })
+}
+
+/// Every part logs as this process was told to.
+fn log_words(config: &Config) -> Vec<String> {
+    let format = match config.log_format {
+        LogFormat::Text => "text",
+        LogFormat::Json => "json",
+    };
+    let mut words = vec!["--log-format".to_owned(), format.to_owned()];
+    for (flag, value) in [("--log", &config.log), ("--otlp-endpoint", &config.otlp_endpoint)] {
+        words.extend(value.iter().flat_map(|value| [flag.to_owned(), value.clone()]));
+    }
+    words
+}
+
+/// Tells people on stderr and programs on stdout.
+fn announce(group: &Group, kept: &str) -> Result<(), Failure> {
+    let endpoints = group.endpoints();
+    let all = endpoints.join(",");
+    let parts = group.whereabouts();
+    eprintln!("millrace is up: clients at {all} (gRPC and REST), {kept}");
+    for part in &parts {
+        match part {
+            Whereabouts::Controller { name, pid, client, internal, .. } => {
+                eprintln!("  {name:<12} pid {pid:<8} clients {client}, controllers and workers {internal}");
+            }
+            Whereabouts::Worker { name, pid, address } => {
+                eprintln!("  {name:<12} pid {pid:<8} gateways {address}");
+            }
+        }
+    }
+    eprintln!(
+        "next: export MILLRACE_ENDPOINTS={all}, millrace cluster status, millrace apply -f FUNCTION.yaml; Ctrl-C stops all of it"
+    );
+    let internal = parts.iter().find_map(|part| match part {
+        Whereabouts::Controller { internal, .. } => Some(internal),
+        Whereabouts::Worker { .. } => None,
+    });
+    let workers: Vec<_> = parts
+        .iter()
+        .filter_map(|part| match part {
+            Whereabouts::Worker { address, .. } => Some(address),
+            Whereabouts::Controller { .. } => None,
+        })
+        .collect();
+    process::announce(&json!({
+        "ready": true,
+        "cluster": group.id(),
+        "client": endpoints.first(),
+        "endpoints": endpoints,
+        "internal": internal,
+        "workers": workers,
+        "parts": parts,
+        "pid": std::process::id(),
+        "version": env!("CARGO_PKG_VERSION"),
+    }))
+}

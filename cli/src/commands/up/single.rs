@@ -1,0 +1,110 @@
+//! The whole cluster in this process, but for the executors.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::Args;
+use crate::cluster::{Cluster, Plan};
+use crate::failure::Failure;
+use crate::process::{self, Stop};
+use crate::processes::record;
+
+pub(super) async fn run(args: &Args, data_dir: PathBuf) -> Result<(), Failure> {
+    // Before anything starts, so that no signal is missed.
+    let mut stop = Stop::new()?;
+    let kept = args.kept(&data_dir);
+    let plan = plan(args, data_dir)?;
+    let mut cluster = tokio::select! {
+        cluster = Cluster::start(plan) => cluster?,
+        () = stop.asked() => return Ok(()),
+    };
+    announce(&cluster, &kept)?;
+    let ended = tokio::select! {
+        () = stop.asked() => Ok(()),
+        failure = cluster.failed() => Err(failure),
+    };
+    process::say_stopping(args.manners.grace);
+    tokio::select! {
+        () = cluster.shutdown(args.manners.grace) => ended,
+        // Dropping the cluster ends it, executors included.
+        () = stop.asked() => Err(process::stopped_at_once()),
+    }
+}
+
+fn plan(args: &Args, data_dir: PathBuf) -> Result<Plan, Failure> {
+    alone(&data_dir)?;
+    Ok(Plan {
+        data_dir,
+        client: args.listen,
+        internal: args.internal(),
+        worker: args.worker(),
+        workers: args.workers(),
+        topology: args.machine.topology()?,
+        host_memory: args.machine.host_memory,
+        faults: args.manners.faults(),
+        insecure: args.manners.insecure,
+    })
+}
+
+/// Refuses the folder of a group: one of its controllers alone has no majority.
+fn alone(data_dir: &Path) -> Result<(), Failure> {
+    let controllers = record::read(data_dir)?.controllers.len();
+    if controllers < 2 {
+        return Ok(());
+    }
+    let message = format!(
+        "{} holds a group of {controllers} controllers: one of them alone can do nothing",
+        data_dir.display()
+    );
+    Err(Failure::usage(message).hint(format!("start all of them: millrace up --controllers {controllers}")))
+}
+
+/// Tells people on stderr and programs on stdout.
+fn announce(cluster: &Cluster, kept: &str) -> Result<(), Failure> {
+    let client = cluster.client_addr();
+    eprintln!(
+        "millrace is up: clients at {client} (gRPC and REST), {kept}\n\
+         next: millrace apply -e {client} -f FUNCTION.yaml, millrace ps -e {client}; Ctrl-C stops it"
+    );
+    process::announce(&json!({
+        "ready": true,
+        "cluster": cluster.id(),
+        "client": client.to_string(),
+        "endpoints": [client.to_string()],
+        "internal": cluster.internal_addr().to_string(),
+        "workers": cluster.worker_addrs().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "pid": std::process::id(),
+        "version": env!("CARGO_PKG_VERSION"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::args;
+    use super::*;
+    use millrace_types::Bytes;
+
+    #[test]
+    fn gpus_are_what_was_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = args(&["--ephemeral", "--gpus", "3", "--gpu-memory", "2GiB"]);
+        let plan = plan(&args, folder.path().to_owned()).unwrap();
+        let memory: Vec<_> = plan.topology.gpus.iter().map(|gpu| gpu.memory).collect();
+        assert_eq!(memory, [Bytes::gib(2); 3]);
+    }
+
+    #[test]
+    fn the_folder_of_a_group_is_not_started_with_one_controller() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |id| record::Place {
+            id,
+            client: "127.0.0.1:1".parse().unwrap(),
+            internal: "127.0.0.1:2".parse().unwrap(),
+        };
+        let record = record::Record { controllers: vec![place(1), place(2), place(3)], workers: Vec::new() };
+        record::write(folder.path(), &record).unwrap();
+        let refused = plan(&args(&[]), folder.path().to_owned()).unwrap_err();
+        assert!(refused.hint.unwrap().contains("--controllers 3"));
+    }
+}

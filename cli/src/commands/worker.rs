@@ -1,0 +1,146 @@
+//! `worker`: one worker, as a process of its own. Its executors are its children.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use millrace_client::Address;
+use millrace_types::NodeName;
+use millrace_worker::process_port::ExecutorCommand;
+use millrace_worker::service::Limits;
+use millrace_worker::start::{Worker, WorkerConfig};
+
+use crate::commands::options::{Machine, Manners, Origin, advertised, executor_threads};
+use crate::failure::Failure;
+use crate::process::{self, Stop, WorkerReady, announce, loopback, seed};
+
+/// The port for gateways.
+pub(crate) const WORKER_PORT: u16 = 7080;
+
+const HELP: &str = "\
+When it listens, one line of JSON on standard output says where. It serves with no controller at all
+what it was told before; it is told what to serve by the controllers, of which it has to know all.
+'millrace get nodes' shows it once one of them took it in.
+
+Examples:
+  millrace worker --name gpu-7 --data-dir /var/lib/millrace --controllers 10.0.0.1:7070,10.0.0.2:7070,10.0.0.3:7070 \\
+      --listen 10.0.0.7:7080 --insecure
+  millrace worker --name w1 --data-dir ./w1 --controllers 127.0.0.1:7070 --gpus 4 --gpu-memory 2GiB";
+
+/// Run one worker.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Args {
+    /// Its name, unique in the cluster.
+    #[arg(long, value_name = "NAME")]
+    name: NodeName,
+    /// Where it keeps model files and its identity. Its alone.
+    #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
+    data_dir: PathBuf,
+    /// Every controller, by its internal address.
+    #[arg(long, value_delimiter = ',', required = true, value_name = "HOST:PORT")]
+    controllers: Vec<Address>,
+    /// Where gateways connect; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value_t = loopback(WORKER_PORT))]
+    listen: SocketAddr,
+    /// The address that gateways reach it at [default: where it listens].
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<Address>,
+    /// Threads for each GPU's launches [default: this machine's cores shared out among its GPUs].
+    #[arg(long, value_name = "N")]
+    executor_threads: Option<NonZeroU32>,
+    #[command(flatten)]
+    machine: Machine,
+    #[command(flatten)]
+    manners: Manners,
+    #[command(flatten)]
+    origin: Origin,
+}
+
+pub(crate) async fn run(args: Args) -> Result<(), Failure> {
+    args.origin.obey()?;
+    // Before anything starts, so that no signal is missed.
+    let mut stop = Stop::new()?;
+    let config = args.config()?;
+    let mut worker = tokio::select! {
+        worker = millrace_worker::start::start(config) => {
+            worker.map_err(|error| Failure::failed(format!("{}: {error}", args.name)))?
+        }
+        () = stop.asked() => return Ok(()),
+    };
+    announce(&line(&args.name, &worker))?;
+    let ended = tokio::select! {
+        () = stop.asked() => Ok(()),
+        error = worker.failed() => Err(Failure::failed(format!("{}: {error}", args.name))),
+    };
+    process::say_stopping(args.manners.grace);
+    tokio::select! {
+        () = end(worker, args.manners.grace) => ended,
+        // Dropping the worker ends it, executors included.
+        () = stop.asked() => Err(process::stopped_at_once()),
+    }
+}
+
+async fn end(worker: Worker, grace: std::time::Duration) {
+    worker.drain(grace).await;
+    worker.shutdown().await;
+}
+
+fn line(name: &NodeName, worker: &Worker) -> WorkerReady {
+    WorkerReady {
+        ready: true,
+        role: "worker".to_owned(),
+        name: name.to_string(),
+        address: worker.addr().to_string(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+impl Args {
+    fn config(&self) -> Result<WorkerConfig, Failure> {
+        self.manners.check_exposed(self.listen)?;
+        let topology = self.machine.topology()?;
+        let threads = self.executor_threads.map(NonZeroU32::get);
+        Ok(WorkerConfig {
+            node: self.name.clone(),
+            data_dir: self.data_dir.clone(),
+            listen: self.listen,
+            advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
+            controllers: self.controllers.iter().map(|it| it.authority().to_owned()).collect(),
+            executor_threads: threads.map_or_else(|| executor_threads(topology.gpus.len()), Ok)?,
+            topology,
+            host_memory: self.machine.host_memory,
+            executor: ExecutorCommand::this_program()
+                .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
+            faults: self.manners.faults(),
+            seed: seed()?,
+            limits: Limits::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn args(line: &str) -> Result<Args, clap::Error> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let words = ["worker", "--name", "w", "--data-dir", "d"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.args)
+    }
+
+    #[test]
+    fn a_worker_knows_its_controllers_and_its_gpus() {
+        let line = "--controllers a:1,b:2 --gpus 3 --executor-threads 2 --listen 127.0.0.1:0";
+        let config = args(line).unwrap().config().unwrap();
+        assert_eq!(config.controllers, ["a:1", "b:2"]);
+        assert_eq!((config.topology.gpus.len(), config.executor_threads), (3, 2));
+        assert!(args("").is_err(), "it has to know its controllers");
+    }
+}

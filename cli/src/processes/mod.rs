@@ -1,0 +1,314 @@
+//! A cluster of processes on this machine: controllers, and workers whose executors are theirs.
+//!
+//! ```text
+//!  start: controller 1 ─ready─▶ the others, in turn ─ready─▶ workers ─ready─▶ all of it up
+//!  stop:  workers ─ended─▶ controllers
+//! ```
+//! Where the folder holds a group already, its controllers start at the ports they had.
+
+mod part;
+mod plan;
+pub(crate) mod provider;
+pub(crate) mod record;
+mod restart;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use millrace_client::{Address, Admin, Endpoints};
+use serde::de::DeserializeOwned;
+
+use crate::cluster::{names, reachable};
+use crate::failure::Failure;
+use crate::process::{ControllerReady, WorkerReady};
+use crate::readiness::{self, Wanted};
+pub(crate) use part::Log;
+use part::{Event, Part, Role};
+pub(crate) use plan::Plan;
+use plan::{controller_addresses, worker_addresses};
+use record::{Place, Record};
+pub(crate) use restart::Restart;
+
+/// How much longer than its grace a part may take to stop before it is killed.
+const STOP_MARGIN: Duration = Duration::from_secs(15);
+
+/// Where a part is, for whoever wants to connect to it or to kill it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+pub(crate) enum Whereabouts {
+    Controller { name: String, id: u64, pid: u32, client: String, internal: String },
+    Worker { name: String, pid: u32, address: String },
+}
+
+/// A running group. Dropped, it ends at once.
+#[derive(Debug)]
+pub(crate) struct Group {
+    plan: Plan,
+    controllers: Vec<Part>,
+    workers: Vec<Part>,
+    record: Record,
+    cluster: String,
+}
+
+impl Group {
+    /// Starts everything and returns once the group has its voters and every GPU is up, as each
+    /// controller sees it.
+    pub(crate) async fn start(plan: Plan) -> Result<Self, Failure> {
+        let record = record::read(&plan.data_dir)?;
+        plan.check(&record)?;
+        let (controllers, workers) = (Vec::new(), Vec::new());
+        let mut group = Self { plan, controllers, workers, record, cluster: String::new() };
+        // Those of before together: none of them leads without the others. New ones in turn: the group
+        // takes one change at a time.
+        let before = group.record.controllers.len() as u64;
+        group.start_controllers(1..=before).await?;
+        for id in before + 1..=u64::from(group.plan.controllers.get()) {
+            group.start_controllers(id..=id).await?;
+        }
+        group.start_workers().await?;
+        let (voters, nodes) = (Some(group.plan.controllers), Some(group.plan.workers));
+        let admins = group.admins()?;
+        tokio::select! {
+            reached = readiness::reached(&admins, Wanted { voters, nodes }, readiness::TIMEOUT) => reached?,
+            ended = group.an_end() => return Err(ended),
+        }
+        Ok(group)
+    }
+
+    async fn start_controllers(&mut self, ids: std::ops::RangeInclusive<u64>) -> Result<(), Failure> {
+        for id in ids {
+            let mut part = self.plan.controller(&self.record, id)?;
+            part.start()?;
+            self.controllers.push(part);
+        }
+        self.all_ready().await
+    }
+
+    async fn start_workers(&mut self) -> Result<(), Failure> {
+        for (index, name) in (0u16..).zip(names(self.plan.workers)?) {
+            let mut part = self.plan.worker(&self.record, index, name.to_string())?;
+            part.start()?;
+            self.workers.push(part);
+        }
+        self.all_ready().await
+    }
+
+    fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+        self.controllers.iter_mut().chain(&mut self.workers)
+    }
+
+    /// The next thing heard of any part, and which part.
+    async fn event(&mut self) -> (usize, Event) {
+        let parts = self.parts().enumerate();
+        let mut events: FuturesUnordered<_> =
+            parts.map(|(index, part)| async move { (index, part.event().await) }).collect();
+        match events.next().await {
+            Some(event) => event,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for the ready line of every part that was started.
+    async fn all_ready(&mut self) -> Result<(), Failure> {
+        let mut awaited = self.parts().filter(|part| part.awaits_ready()).count();
+        while awaited > 0 {
+            match self.event().await {
+                (index, Event::Ready(line)) => {
+                    self.ready(index, &line)?;
+                    awaited -= 1;
+                }
+                (index, Event::Ended { status, .. }) => return Err(self.did_not_start(index, status)),
+                (_, Event::Due) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of any part, which is a failure while the group starts.
+    async fn an_end(&mut self) -> Failure {
+        loop {
+            if let (index, Event::Ended { status, .. }) = self.event().await {
+                return self.did_not_start(index, status);
+            }
+        }
+    }
+
+    fn did_not_start(&mut self, index: usize, status: std::process::ExitStatus) -> Failure {
+        let name = self.part(index).name.clone();
+        Failure::failed(format!("{name} {}: what it said is above", part::end_in_words(status)))
+    }
+
+    fn part(&mut self, index: usize) -> &mut Part {
+        match index.checked_sub(self.controllers.len()) {
+            None => &mut self.controllers[index],
+            Some(index) => &mut self.workers[index],
+        }
+    }
+
+    /// Notes where a part is.
+    fn ready(&mut self, index: usize, line: &str) -> Result<(), Failure> {
+        let part = self.part(index);
+        part.entry.clear();
+        match part.role {
+            Role::Controller { id } => {
+                let said: ControllerReady = read(&part.name, line)?;
+                let place = Place {
+                    id,
+                    client: address(&part.name, &said.client)?,
+                    internal: address(&part.name, &said.internal)?,
+                };
+                part.addresses = controller_addresses(place.client, place.internal);
+                self.cluster = said.cluster;
+                self.record.put_controller(place);
+            }
+            Role::Worker => {
+                let said: WorkerReady = read(&part.name, line)?;
+                let listens = address(&part.name, &said.address)?;
+                part.addresses = worker_addresses(listens);
+                let name = part.name.clone();
+                self.record.put_worker(&name, listens);
+            }
+        }
+        record::write(&self.plan.data_dir, &self.record)
+    }
+
+    /// Watches the parts: says which ended and what to do, and starts them again where that is
+    /// wanted. Returns when none is left.
+    pub(crate) async fn watch(&mut self) -> Failure {
+        loop {
+            let (index, event) = self.event().await;
+            let restart = self.plan.restart;
+            let outcome = match event {
+                Event::Ready(line) => {
+                    let part = self.part(index);
+                    eprintln!("{} is back (pid {})", part.name, part.pid().unwrap_or_default());
+                    self.ready(index, &line)
+                }
+                Event::Due => self.part(index).start(),
+                Event::Ended { pid, status, lived } => {
+                    let again = match restart {
+                        Restart::Never => None,
+                        Restart::WithBackoff => Some(self.part(index).start_later(lived)),
+                    };
+                    eprintln!("{}", self.obituary(index, pid, status, again));
+                    Ok(())
+                }
+            };
+            if let Err(failure) = outcome {
+                return failure;
+            }
+            if restart == Restart::Never && self.parts().all(|part| part.pid().is_none()) {
+                return Failure::failed("every part of the cluster has ended");
+            }
+        }
+    }
+
+    /// What an end means and what to do about it.
+    fn obituary(
+        &mut self,
+        index: usize,
+        pid: u32,
+        status: std::process::ExitStatus,
+        again: Option<Duration>,
+    ) -> String {
+        let running = |parts: &[Part]| parts.iter().filter(|part| part.pid().is_some()).count();
+        let meaning = match self.part(index).role {
+            Role::Controller { .. } => meaning(running(&self.controllers), self.controllers.len()),
+            Role::Worker => format!(
+                "{} of {} workers are left, and its requests go to them",
+                running(&self.workers),
+                self.workers.len()
+            ),
+        };
+        let part = self.part(index);
+        let next = match again {
+            Some(wait) => format!("it is started again in {}", humantime::format_duration(wait)),
+            None => format!("start it again: {}", part.command_line()),
+        };
+        format!("{} (pid {pid}) {}: {meaning}\n  {next}", part.name, part::end_in_words(status))
+    }
+
+    /// Ends workers, then controllers: none is left looking for one. What does not end in time is
+    /// killed.
+    pub(crate) async fn shutdown(mut self) {
+        let patience = self.plan.grace + STOP_MARGIN;
+        for parts in [&mut self.workers, &mut self.controllers] {
+            let stopped = join_all(parts.iter_mut().map(Part::stop));
+            if tokio::time::timeout(patience, stopped).await.is_err() {
+                tracing::warn!("a part did not stop in time: it is killed");
+            }
+        }
+    }
+
+    /// The cluster's name.
+    pub(crate) fn id(&self) -> &str {
+        &self.cluster
+    }
+
+    /// Where clients connect, by controller.
+    pub(crate) fn endpoints(&self) -> Vec<String> {
+        self.record.controllers.iter().map(|place| reachable(place.client).to_string()).collect()
+    }
+
+    /// Where every part is.
+    pub(crate) fn whereabouts(&self) -> Vec<Whereabouts> {
+        let controllers = self.controllers.iter().filter_map(|part| {
+            let Role::Controller { id } = part.role else { return None };
+            let place = self.record.controller(id)?;
+            Some(Whereabouts::Controller {
+                name: part.name.clone(),
+                id,
+                pid: part.pid()?,
+                client: place.client.to_string(),
+                internal: place.internal.to_string(),
+            })
+        });
+        let workers = self.workers.iter().filter_map(|part| {
+            let address = self.record.worker(&part.name)?.to_string();
+            Some(Whereabouts::Worker { name: part.name.clone(), pid: part.pid()?, address })
+        });
+        controllers.chain(workers).collect()
+    }
+
+    /// A client for each controller alone.
+    fn admins(&self) -> Result<Vec<Admin>, Failure> {
+        let admin = |endpoint: &String| {
+            let address: Address = endpoint.parse().map_err(|error| Failure::failed(format!("{error}")))?;
+            Ok(Admin::new(Endpoints::new(vec![address])?))
+        };
+        self.endpoints().iter().map(admin).collect()
+    }
+}
+
+/// What it means that so many controllers are left.
+fn meaning(running: usize, all: usize) -> String {
+    let majority = all / 2 + 1;
+    match running >= majority {
+        true => format!("{running} of {all} controllers are left, and {majority} are enough for writes"),
+        false => format!(
+            "{running} of {all} controllers are left: no write is taken with fewer than {majority}; what is deployed goes on being served where a controller is left"
+        ),
+    }
+}
+
+fn read<T: DeserializeOwned>(part: &str, line: &str) -> Result<T, Failure> {
+    serde_json::from_str(line)
+        .map_err(|error| Failure::failed(format!("{part} said {line:?} in place of its ready line: {error}")))
+}
+
+fn address(part: &str, text: &str) -> Result<SocketAddr, Failure> {
+    text.parse().map_err(|error| Failure::failed(format!("{part} listens at {text:?}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_obituary_says_what_is_left() {
+        assert_eq!(meaning(2, 3), "2 of 3 controllers are left, and 2 are enough for writes");
+        assert!(meaning(1, 3).contains("no write is taken with fewer than 2"));
+    }
+}

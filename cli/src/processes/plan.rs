@@ -1,0 +1,198 @@
+//! What a group is made of, and what is typed to start each part of it. Pure.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::part::{Log, Part, Role};
+use super::record::Record;
+use super::restart::Restart;
+use crate::cluster::{nth, reachable};
+use crate::failure::Failure;
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Where everything is kept; each part has a folder in it.
+    pub(crate) data_dir: PathBuf,
+    /// Where clients connect to the first controller; the others take the ports after it, or free
+    /// ones where this is port 0.
+    pub(crate) client: SocketAddr,
+    /// The same for workers and other controllers; `None` leaves it to the folder, or to `usual`.
+    pub(crate) internal: Option<SocketAddr>,
+    /// Where the first controller takes workers and other controllers in, where nothing says.
+    pub(crate) internal_usual: SocketAddr,
+    /// Where the first worker listens, as for controllers.
+    pub(crate) worker: SocketAddr,
+    pub(crate) controllers: NonZeroU32,
+    pub(crate) workers: NonZeroU32,
+    /// Options of every part.
+    pub(crate) common: Vec<String>,
+    /// Options of every worker.
+    pub(crate) machine: Vec<String>,
+    /// How long requests under way may take at the end.
+    pub(crate) grace: Duration,
+    pub(crate) restart: Restart,
+    pub(crate) log: Log,
+}
+
+impl Plan {
+    /// Refuses what the folder's group cannot be.
+    pub(super) fn check(&self, record: &Record) -> Result<(), Failure> {
+        let (has, wanted) = (record.controllers.len(), self.controllers.get() as usize);
+        if has > wanted {
+            let message = format!("{} holds a group of {has} controllers", self.data_dir.display());
+            return Err(Failure::usage(message).hint(format!("start all of them: --controllers {has}")));
+        }
+        let Some(first) = self.internal.filter(|asked| asked.port() != 0) else { return Ok(()) };
+        for (index, place) in (0u16..).zip(&record.controllers) {
+            if nth(first, index)? != place.internal {
+                let message = format!(
+                    "controller {} of {} is known to the others at {}",
+                    place.id,
+                    self.data_dir.display(),
+                    place.internal
+                );
+                return Err(
+                    Failure::usage(message).hint("leave --internal-listen out: it goes there by itself")
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// A controller of this number, not started yet.
+    pub(super) fn controller(&self, record: &Record, id: u64) -> Result<Part, Failure> {
+        let index = u16::try_from(id - 1).unwrap_or(u16::MAX);
+        let known = record.controller(id);
+        // The first keeps the folder that a cluster of one controller has.
+        let folder = if id == 1 { "controller".to_owned() } else { format!("controller-{id}") };
+        let mut words = self.words("controller", &folder);
+        words.extend(["--id".to_owned(), id.to_string()]);
+        let others: Vec<_> = record.controllers.iter().filter(|place| place.id != id).collect();
+        let entry = match (known, others.as_slice()) {
+            (None, []) => vec!["--bootstrap".to_owned()],
+            // Without one of these an empty folder is refused: what was there is lost.
+            (Some(_), _) => Vec::new(),
+            (None, others) => {
+                let at: Vec<_> = others.iter().map(|place| place.internal.to_string()).collect();
+                vec!["--join".to_owned(), at.join(",")]
+            }
+        };
+        let client = match (self.client.port(), known) {
+            (0, Some(known)) => known.client,
+            _ => nth(self.client, index)?,
+        };
+        let internal = match known {
+            Some(known) => known.internal,
+            None => nth(self.internal.unwrap_or(self.internal_usual), index)?,
+        };
+        let (name, role) = (format!("controller-{id}"), Role::Controller { id });
+        let mut part = Part::new(name, role, words, controller_addresses(client, internal), self.log)?;
+        part.entry = entry;
+        Ok(part)
+    }
+
+    /// A worker of this name, not started yet.
+    pub(super) fn worker(&self, record: &Record, index: u16, name: String) -> Result<Part, Failure> {
+        let mut words = self.words("worker", &name);
+        let controllers: Vec<_> =
+            record.controllers.iter().map(|place| reachable(place.internal).to_string()).collect();
+        words.extend(["--name".to_owned(), name.clone(), "--controllers".to_owned(), controllers.join(",")]);
+        words.extend(self.machine.iter().cloned());
+        let listen = match (self.worker.port(), record.worker(&name)) {
+            (0, Some(known)) => known,
+            _ => nth(self.worker, index)?,
+        };
+        Part::new(name, Role::Worker, words, worker_addresses(listen), self.log)
+    }
+
+    fn words(&self, verb: &str, folder: &str) -> Vec<String> {
+        let folder = self.data_dir.join(folder).display().to_string();
+        let words = [verb.to_owned(), "--data-dir".to_owned(), folder];
+        words.into_iter().chain(self.common.iter().cloned()).collect()
+    }
+}
+
+/// Where a controller listens, as it is typed.
+pub(super) fn controller_addresses(client: SocketAddr, internal: SocketAddr) -> Vec<String> {
+    let words =
+        ["--listen".to_owned(), client.to_string(), "--internal-listen".to_owned(), internal.to_string()];
+    words.into()
+}
+
+/// Where a worker listens, as it is typed.
+pub(super) fn worker_addresses(listen: SocketAddr) -> Vec<String> {
+    vec!["--listen".to_owned(), listen.to_string()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::loopback;
+    use crate::processes::record::Place;
+
+    fn plan() -> Plan {
+        let (controllers, workers) = (NonZeroU32::new(3).unwrap(), NonZeroU32::new(2).unwrap());
+        Plan {
+            data_dir: "d".into(),
+            client: loopback(8080),
+            internal: None,
+            internal_usual: loopback(7070),
+            worker: loopback(0),
+            controllers,
+            workers,
+            common: vec!["--log".into(), "info".into()],
+            machine: vec!["--gpus".into(), "1".into()],
+            grace: Duration::from_secs(1),
+            restart: Restart::Never,
+            log: Log::Named,
+        }
+    }
+
+    fn place(id: u64) -> Place {
+        let port = 1000 + u16::try_from(id).unwrap();
+        Place { id, client: loopback(port), internal: loopback(port + 100) }
+    }
+
+    fn record(ids: &[u64]) -> Record {
+        Record { controllers: ids.iter().copied().map(place).collect(), workers: Vec::new() }
+    }
+
+    #[test]
+    fn the_first_begins_the_cluster_and_the_others_join_it() {
+        let line = |record: Record, id| plan().controller(&record, id).unwrap().command_line();
+        assert_eq!(
+            line(Record::default(), 1),
+            "millrace controller --data-dir d/controller --log info --id 1 --bootstrap --listen 127.0.0.1:8080 --internal-listen 127.0.0.1:7070"
+        );
+        assert_eq!(
+            line(record(&[1]), 3),
+            "millrace controller --data-dir d/controller-3 --log info --id 3 --join 127.0.0.1:1101 --listen 127.0.0.1:8082 --internal-listen 127.0.0.1:7072"
+        );
+    }
+
+    #[test]
+    fn a_group_goes_on_where_its_controllers_know_each_other() {
+        let line = plan().controller(&record(&[1, 2, 3]), 2).unwrap().command_line();
+        assert!(line.ends_with("--id 2 --listen 127.0.0.1:8081 --internal-listen 127.0.0.1:1102"), "{line}");
+        let asked = |port| Plan { internal: Some(loopback(port)), ..plan() };
+        assert_eq!(asked(1101).check(&record(&[1, 2])), Ok(()));
+        assert_eq!(asked(0).check(&record(&[1, 2])), Ok(()));
+        let moved = asked(7070).check(&record(&[1, 2])).unwrap_err();
+        assert!(moved.message.unwrap().contains("127.0.0.1:1101"));
+        assert!(
+            plan().check(&record(&[1, 2, 3, 4, 5])).unwrap_err().hint.unwrap().contains("--controllers 5")
+        );
+    }
+
+    #[test]
+    fn a_worker_knows_every_controller() {
+        let line = plan().worker(&record(&[1, 2, 3]), 1, "worker-2".into()).unwrap().command_line();
+        assert_eq!(
+            line,
+            "millrace worker --data-dir d/worker-2 --log info --name worker-2 --controllers 127.0.0.1:1101,127.0.0.1:1102,127.0.0.1:1103 --gpus 1 --listen 127.0.0.1:0"
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! Nodes that come and go as an autoscaler wants: whoever has machines implements [`NodeProvider`],
+//! and [`Local`] has processes on this one.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use millrace_types::NodeName;
+
+use super::STOP_MARGIN;
+use super::part::{Event, Log, Part, Role, end_in_words};
+use super::plan::worker_addresses;
+use crate::failure::Failure;
+use crate::process::loopback;
+
+/// Starts and stops nodes. It need not wait for a node to join: the cluster says that.
+pub(crate) trait NodeProvider {
+    /// Starts a node of this name, for the controllers at these internal addresses.
+    fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), Failure>;
+
+    /// Ends a node that was drained, and returns once it has ended.
+    async fn stop(&mut self, name: &NodeName);
+
+    /// The nodes it started that have not ended, by name.
+    fn running(&self) -> Vec<NodeName>;
+}
+
+/// Worker processes on this machine, at free ports. Dropped, they end at once.
+#[derive(Debug)]
+pub(crate) struct Local {
+    /// Where each has a folder of its name.
+    pub(crate) data_dir: PathBuf,
+    /// Options of each.
+    pub(crate) options: Vec<String>,
+    /// How long requests under way may take at the end.
+    pub(crate) grace: Duration,
+    pub(crate) log: Log,
+    parts: BTreeMap<NodeName, Part>,
+}
+
+impl Local {
+    pub(crate) fn new(data_dir: PathBuf, options: Vec<String>, grace: Duration, log: Log) -> Self {
+        Self { data_dir, options, grace, log, parts: BTreeMap::new() }
+    }
+
+    /// Waits for a process that ends by itself, forgets it, and says how it ended.
+    pub(crate) async fn an_end(&mut self) -> String {
+        loop {
+            let parts = self.parts.iter_mut();
+            let mut events: FuturesUnordered<_> =
+                parts.map(|(name, part)| async move { (name.clone(), part.event().await) }).collect();
+            let Some((name, event)) = events.next().await else { return std::future::pending().await };
+            drop(events);
+            if let Event::Ended { pid, status, .. } = event {
+                self.parts.remove(&name);
+                return format!("{name} (pid {pid}) {}", end_in_words(status));
+            }
+        }
+    }
+}
+
+impl NodeProvider for Local {
+    fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), Failure> {
+        let folder = self.data_dir.join(name.as_str()).display().to_string();
+        let words = ["worker", "--name", name.as_str(), "--controllers", &controllers.join(",")];
+        let mut words: Vec<_> = words.into_iter().map(str::to_owned).collect();
+        words.extend(["--data-dir".to_owned(), folder]);
+        words.extend(self.options.iter().cloned());
+        let addresses = worker_addresses(loopback(0));
+        let mut part = Part::new(name.to_string(), Role::Worker, words, addresses, self.log)?;
+        part.start()?;
+        self.parts.insert(name.clone(), part);
+        Ok(())
+    }
+
+    async fn stop(&mut self, name: &NodeName) {
+        let Some(mut part) = self.parts.remove(name) else { return };
+        if tokio::time::timeout(self.grace + STOP_MARGIN, part.stop()).await.is_err() {
+            tracing::warn!(node = %name, "it did not stop in time: it is killed");
+        }
+    }
+
+    fn running(&self) -> Vec<NodeName> {
+        self.parts.keys().cloned().collect()
+    }
+}

@@ -1,0 +1,142 @@
+//! Which ports the processes of a group took, in a file beside their folders. Controllers know each
+//! other by their addresses: when all of them start again, each has to be where it was.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+const FILE: &str = "group.json";
+const VERSION: u32 = 1;
+
+/// Where everybody is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// By id.
+    pub(crate) controllers: Vec<Place>,
+    /// By name.
+    pub(crate) workers: Vec<(String, SocketAddr)>,
+}
+
+/// Where a controller listens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Place {
+    pub(crate) id: u64,
+    pub(crate) client: SocketAddr,
+    pub(crate) internal: SocketAddr,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    version: u32,
+    controllers: Vec<Place>,
+    workers: BTreeMap<String, SocketAddr>,
+}
+
+impl Record {
+    pub(crate) fn controller(&self, id: u64) -> Option<&Place> {
+        self.controllers.iter().find(|place| place.id == id)
+    }
+
+    pub(crate) fn worker(&self, name: &str) -> Option<SocketAddr> {
+        self.workers.iter().find(|(it, _)| it == name).map(|&(_, address)| address)
+    }
+
+    /// Notes where a controller is.
+    pub(crate) fn put_controller(&mut self, place: Place) {
+        self.controllers.retain(|it| it.id != place.id);
+        self.controllers.push(place);
+        self.controllers.sort_by_key(|it| it.id);
+    }
+
+    /// Notes where a worker is.
+    pub(crate) fn put_worker(&mut self, name: &str, address: SocketAddr) {
+        self.workers.retain(|(it, _)| it != name);
+        self.workers.push((name.to_owned(), address));
+        self.workers.sort();
+    }
+}
+
+fn file(data_dir: &Path) -> PathBuf {
+    data_dir.join(FILE)
+}
+
+/// Reads it; where there is none, nobody was started yet.
+pub(crate) fn read(data_dir: &Path) -> Result<Record, Failure> {
+    let path = file(data_dir);
+    let refused = |why: String| {
+        Failure::failed(format!("{}: {why}", path.display()))
+            .hint("it says at which ports the controllers know each other: put back the one that was there")
+    };
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Record::default()),
+        Err(error) => return Err(refused(error.to_string())),
+    };
+    let stored: Stored = serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
+    if stored.version != VERSION {
+        return Err(refused(format!("version {} is not known: this build reads {VERSION}", stored.version)));
+    }
+    Ok(Record { controllers: stored.controllers, workers: stored.workers.into_iter().collect() })
+}
+
+/// Puts it in place of the one before, whole or not at all.
+pub(crate) fn write(data_dir: &Path, record: &Record) -> Result<(), Failure> {
+    let path = file(data_dir);
+    let failed = |error: String| Failure::failed(format!("cannot write {}: {error}", path.display()));
+    let stored = Stored {
+        version: VERSION,
+        controllers: record.controllers.clone(),
+        workers: record.workers.iter().cloned().collect(),
+    };
+    let text = serde_json::to_string_pretty(&stored).map_err(|error| failed(error.to_string()))?;
+    let replace = || {
+        std::fs::create_dir_all(data_dir)?;
+        let mut new = tempfile::NamedTempFile::new_in(data_dir)?;
+        new.write_all(text.as_bytes())?;
+        new.as_file().sync_all()?;
+        new.persist(&path).map_err(|error| error.error)?;
+        std::io::Result::Ok(())
+    };
+    replace().map_err(|error| failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(id: u64, port: u16) -> Place {
+        let at = |port| crate::process::loopback(port);
+        Place { id, client: at(port), internal: at(port + 1) }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(read(folder.path()), Ok(Record::default()));
+        let mut record = Record::default();
+        for place in [place(2, 20), place(1, 10), place(2, 30)] {
+            record.put_controller(place);
+        }
+        record.put_worker("worker-1", crate::process::loopback(5));
+        write(folder.path(), &record).unwrap();
+        assert_eq!(read(folder.path()).unwrap(), record);
+        assert_eq!(record.controllers, [place(1, 10), place(2, 30)]);
+        assert_eq!(record.worker("worker-1"), Some(crate::process::loopback(5)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["", "{}", r#"{"version": 2, "controllers": [], "workers": {}}"#] {
+            std::fs::write(file(folder.path()), text).unwrap();
+            assert!(read(folder.path()).unwrap_err().message.unwrap().contains(FILE), "{text}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Three controllers and their workers, each a process of its own: killed, stopped, started again.
+
+use std::collections::BTreeSet;
+use std::process::{Child, Stdio};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::running::{Part, Up, eventually, millrace, repository, wait_gone};
+
+const SEVEN: &str = "examples/digits/images/digit-7.png";
+
+/// A controller started by hand. Killed when dropped.
+struct ByHand(Child);
+
+impl Drop for ByHand {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+impl ByHand {
+    /// Starts what a shell would, and waits for its ready line.
+    fn start(words: &[&str]) -> (Self, Value) {
+        use std::io::BufRead as _;
+        let mut child = millrace().args(words).stdout(Stdio::piped()).spawn().expect("the binary was built");
+        let mut stdout = std::io::BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let by_hand = Self(child);
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("the ready line is text");
+        let ready = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no ready line: {line:?}"));
+        (by_hand, ready)
+    }
+}
+
+fn status(up: &Up) -> Value {
+    up.json(&["cluster", "status"])
+}
+
+/// The part that leads.
+fn leader(up: &Up) -> Part {
+    let leader = status(up)["leader"].as_u64().expect("somebody leads");
+    up.part(&format!("controller-{leader}"))
+}
+
+/// The same verb against one controller alone.
+fn ok_at(part: &Part, args: &[&str]) -> String {
+    let (_, client) = part.controller.as_ref().expect("a controller");
+    let output = millrace().args(args).args(["-e", client]).output().expect("the binary runs");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?} at {}: {stderr}", part.name);
+    String::from_utf8(output.stdout).expect("output is UTF-8")
+}
+
+fn invoke(up: &Up) -> String {
+    let answer = up.ok(&["invoke", "digits", "--image", &repository(SEVEN)]);
+    answer.lines().next().expect("an answer has a line").to_owned()
+}
+
+#[test]
+fn every_controller_serves_what_any_of_them_was_told_and_all_end_in_order() {
+    let up = Up::group(None, 2, &[]);
+    let names: Vec<_> = up.parts().into_iter().map(|part| part.name).collect();
+    assert_eq!(names, ["controller-1", "controller-2", "controller-3", "worker-1", "worker-2"]);
+    let status = status(&up);
+    let voters = status["controllers"].as_array().unwrap().iter().filter(|it| it["voter"] == true);
+    assert_eq!((voters.count(), &status["quorum"]), (3, &json!(true)));
+    let said = up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
+    assert_eq!(said, "a controller leads, 3 voters are up, 2 nodes are up\n");
+
+    // Told to one that does not lead, which has to pass it on.
+    let follower = up.parts().into_iter().find(|part| *part != leader(&up)).unwrap();
+    ok_at(&follower, &["apply", "-f", &repository("examples/digits/function.yaml")]);
+    let mut answers = BTreeSet::new();
+    for part in up.parts().iter().filter(|part| part.controller.is_some()) {
+        eventually("a follower's gateway knows the function", || {
+            let line = ["get", "functions", "-o", "json"];
+            serde_json::from_str::<Value>(&ok_at(part, &line)).unwrap()["items"][0]["status"]["conditions"][0]
+                ["status"]
+                == "True"
+        });
+        let answer = ok_at(part, &["invoke", "digits", "--image", &repository(SEVEN)]);
+        answers.insert(answer.lines().next().unwrap().to_owned());
+    }
+    assert_eq!(answers.len(), 1, "{answers:?}");
+
+    let all = up.descendants();
+    assert_eq!(all.len(), 5 + 2, "five parts and an executor for each worker");
+    up.signal(Signal::TERM);
+    let (ended, rest) = up.ended();
+    assert!(ended.success(), "{ended}");
+    assert_eq!(rest, "", "stdout has the ready line and nothing else");
+    wait_gone(&all);
+}
+
+#[test]
+fn no_part_outlives_a_killed_parent() {
+    let up = Up::group(None, 2, &[]);
+    let all = up.descendants();
+    assert_eq!(all.len(), 5 + 2);
+    up.signal(Signal::KILL);
+    assert!(!up.ended().0.success());
+    wait_gone(&all);
+}
+
+#[test]
+fn a_second_start_resumes_the_group_at_its_ports() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Up::group(Some(dir.path()), 1, &[]);
+    first.apply_digits();
+    let (before, ready, all) = (invoke(&first), first.ready.clone(), first.descendants());
+    // The hard way: nothing is written at the end that a second start needs.
+    first.signal(Signal::KILL);
+    first.ended();
+    wait_gone(&all);
+
+    let alone = millrace().args(["up", "--data-dir"]).arg(dir.path()).output().unwrap();
+    let refusal = String::from_utf8_lossy(&alone.stderr).into_owned();
+    assert_eq!(alone.status.code(), Some(2), "{refusal}");
+    assert!(refusal.contains("--controllers 3"), "{refusal}");
+
+    let second = Up::group(Some(dir.path()), 1, &[]);
+    for key in ["cluster", "endpoints", "internal"] {
+        assert_eq!(second.ready[key], ready[key], "{key}");
+    }
+    eventually("the function is ready again", || {
+        second.run(&["invoke", "digits", "--image", &repository(SEVEN)]).status.success()
+    });
+    assert_eq!(invoke(&second), before);
+    assert_eq!(second.apply_digits(), "function/digits unchanged\n");
+}
+
+#[test]
+fn a_cluster_of_one_grows_into_a_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = Up::in_dir(dir.path());
+    one.apply_digits();
+    let cluster = one.ready["cluster"].clone();
+    one.signal(Signal::TERM);
+    assert!(one.ended().0.success());
+
+    let group = Up::group(Some(dir.path()), 1, &[]);
+    assert_eq!(group.ready["cluster"], cluster);
+    assert_eq!(group.apply_digits(), "function/digits unchanged\n");
+}
+
+#[test]
+fn writes_go_on_when_the_leader_is_killed_and_it_comes_back_by_the_command_that_is_printed() {
+    let up = Up::group(None, 1, &[]);
+    let killed = leader(&up);
+    killed.signal(Signal::KILL);
+    // At once: who writes meanwhile waits for the next leader.
+    up.apply_digits();
+    assert_ne!(leader(&up), killed);
+    let missing = up.refused(5, &["cluster", "wait", "--voters", "3", "--timeout", "1s"]);
+    let (id, _) = killed.controller.as_ref().unwrap();
+    assert!(
+        missing.contains("2 of 3 voters are up") && missing.contains(&format!("controller {id}: ")),
+        "{missing}"
+    );
+
+    let report =
+        format!("{} (pid {}) was killed by signal 9: 2 of 3 controllers are left", killed.name, killed.pid);
+    eventually("the end is reported", || up.said().contains(&report));
+    let said = up.said();
+    let command =
+        said.lines().find_map(|line| line.trim().strip_prefix("start it again: millrace ")).unwrap();
+    assert!(!command.contains("--bootstrap"), "over a lost folder that would begin a second cluster");
+    let (_by_hand, ready) = ByHand::start(&command.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(ready["id"], *id);
+    up.ok(&["cluster", "wait", "--voters", "3", "--timeout", "30s"]);
+}
+
+#[test]
+fn no_request_fails_when_a_worker_is_killed_that_is_not_the_only_one_to_hold_the_function() {
+    let up = Up::group(None, 2, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let model = std::fs::canonicalize(repository("examples/digits/digits.onnx")).unwrap();
+    let manifest = format!(
+        "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: digits}}\nspec: {{replicas: 2, model: {{file: {}}}}}\n",
+        model.display()
+    );
+    let file = folder.path().join("digits.yaml");
+    std::fs::write(&file, manifest).unwrap();
+    up.ok(&["apply", "-f", file.to_str().unwrap()]);
+    eventually("both workers hold it", || {
+        let nodes = up.json(&["get", "nodes"]);
+        nodes.as_array().unwrap().iter().all(|node| node["hostTierBytes"].as_u64() > Some(0))
+    });
+    let before = invoke(&up);
+    up.part("worker-1").signal(Signal::KILL);
+    for _ in 0..20 {
+        assert_eq!(invoke(&up), before);
+    }
+    eventually("the end is reported", || up.said().contains("1 of 2 workers are left"));
+}
+
+#[test]
+fn a_function_whose_only_worker_is_killed_is_served_by_another() {
+    let up = Up::group(None, 2, &[]);
+    up.apply_digits();
+    let before = invoke(&up);
+    let nodes = up.json(&["get", "nodes"]);
+    let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
+    up.part(holder["name"].as_str().unwrap()).signal(Signal::KILL);
+    eventually("it is served again", || {
+        up.run(&["invoke", "digits", "--image", &repository(SEVEN)]).status.success()
+    });
+    assert_eq!(invoke(&up), before);
+}
+
+#[test]
+fn a_node_is_emptied_without_a_failed_request_and_forgotten_when_it_is_gone() {
+    let up = Up::group(None, 2, &[]);
+    up.apply_digits();
+    let before = invoke(&up);
+    let nodes = up.json(&["get", "nodes"]);
+    let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
+    let name = holder["name"].as_str().unwrap();
+    let drained = up.ok(&["drain", name, "--timeout", "30s"]);
+    assert_eq!(drained, format!("node/{name} draining\nnode/{name} drained\n"));
+    assert_eq!(invoke(&up), before);
+    let alive = up.refused(1, &["delete", "node", name]);
+    assert!(alive.contains("NODE_STATE"), "{alive}");
+
+    up.part(name).signal(Signal::TERM);
+    eventually("the node is lost", || up.json(&["get", "node", name])["status"] == "Lost");
+    up.ok(&["delete", "node", name]);
+    assert_eq!(up.json(&["get", "nodes"]).as_array().unwrap().len(), 1);
+    assert_eq!(invoke(&up), before);
+}
+
+#[test]
+fn without_a_majority_requests_are_served_and_writes_refused() {
+    let up = Up::group(None, 1, &[]);
+    up.apply_digits();
+    let before = invoke(&up);
+    for name in ["controller-1", "controller-3"] {
+        up.part(name).signal(Signal::KILL);
+    }
+    assert_eq!(invoke(&up), before);
+    eventually("it is noticed", || status(&up)["quorum"] == false);
+    let shown = up.ok(&["cluster", "status"]);
+    assert!(shown.contains("no write is taken; 1 of 3 voters are up"), "{shown}");
+    assert_eq!(up.json(&["get", "nodes", "--stale"])[0]["connected"], true);
+    let refused = up.refused(1, &["delete", "function", "digits"]);
+    assert!(refused.contains("NO_LEADER") && refused.contains("millrace cluster status"), "{refused}");
+    assert_eq!(invoke(&up), before);
+}
+
+#[test]
+fn an_endpoint_that_hangs_is_left_for_another() {
+    let up = Up::group(None, 1, &[]);
+    up.apply_digits();
+    let hangs = up.part("controller-1");
+    hangs.signal(Signal::STOP);
+    let answer = up.run(&["get", "functions"]);
+    let invoked = up.run(&["invoke", "digits", "--image", &repository(SEVEN)]);
+    hangs.signal(Signal::CONT);
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    assert!(invoked.status.success(), "{}", String::from_utf8_lossy(&invoked.stderr));
+}
+
+#[test]
+fn a_part_that_is_killed_is_started_again_where_that_is_asked_for() {
+    let up = Up::group(None, 1, &["--restart"]);
+    for name in ["controller-2", "worker-1"] {
+        up.part(name).signal(Signal::KILL);
+        eventually("it is back", || up.said().contains(&format!("{name} is back")));
+    }
+    up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "1", "--timeout", "30s"]);
+}
+
+#[test]
+fn leadership_is_handed_over_and_a_dead_controller_is_replaced() {
+    let up = Up::group(None, 1, &[]);
+    up.apply_digits();
+    let before = leader(&up);
+    let told = up.ok(&["cluster", "transfer"]);
+    let after = leader(&up);
+    assert_ne!(after, before);
+    assert!(
+        told.starts_with(&format!("controller/{} leads in term ", after.controller.unwrap().0)),
+        "{told}"
+    );
+
+    let dead = up.parts().into_iter().find(|part| *part != leader(&up)).unwrap();
+    dead.signal(Signal::KILL);
+    let id = dead.controller.as_ref().unwrap().0.to_string();
+    // Until then its port may still take a connection, and break it: such a change is not made twice.
+    wait_gone(&[dead.pid]);
+    let removed = up.ok(&["cluster", "remove", &id]);
+    assert!(removed.starts_with(&format!("controller/{id} removed: the voters are ")), "{removed}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("new").display().to_string();
+    let (_, client) = leader(&up).controller.unwrap();
+    let internal = status(&up)["controllers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|it| it["role"] == "Leader")
+        .unwrap()["internalAddress"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let free = "127.0.0.1:0";
+    let (_new, ready) = ByHand::start(&[
+        "controller",
+        "--id",
+        "4",
+        "--data-dir",
+        &dir,
+        "--join",
+        &internal,
+        "--listen",
+        free,
+        "--internal-listen",
+        free,
+    ]);
+    assert_eq!((&ready["id"], &ready["cluster"]), (&json!(4), &up.ready["cluster"]));
+    up.ok(&["cluster", "wait", "--voters", "3", "--timeout", "30s"]);
+    let endpoints = format!("{},{client}", ready["client"].as_str().unwrap());
+    let listed = millrace().args(["get", "functions", "-e", &endpoints]).output().unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("digits"), "the new one has the state");
+
+    // The dead one's folder does not bring it back.
+    let said = up.refused(1, &["cluster", "promote", &id]);
+    assert!(said.contains("MEMBERSHIP_REFUSED"), "{said}");
+}
+
+#[test]
+fn an_empty_folder_begins_no_cluster_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = millrace()
+        .args(["controller", "--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0", "--data-dir"])
+        .arg(folder.path().join("new"))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("--bootstrap") && stderr.contains("--join"), "{stderr}");
+}

@@ -1,0 +1,141 @@
+//! Wants a function's model in a node's host tier. The placement takes over what replicas that are
+//! gone have counted, so that the required request count is not forgotten (DESIGN §5).
+
+use std::sync::Arc;
+
+use millrace_types::{FunctionKey, NodeName, SloCounts};
+
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::placements::PLACEMENTS_MAX;
+use crate::record::{NodeStatus, Placement, PlacementReason, Scheduling};
+use crate::state::{Context, State};
+
+pub(crate) fn place(
+    state: &mut State,
+    context: Context<'_>,
+    function: &FunctionKey,
+    name: &NodeName,
+    reason: PlacementReason,
+) -> Outcome {
+    if !state.functions.contains_key(function) {
+        return Err(Refusal::FunctionNotFound { key: function.clone() });
+    }
+    let node = state.nodes.get(name).ok_or_else(|| Refusal::NodeNotFound { name: name.clone() })?;
+    if node.status == NodeStatus::Lost {
+        return Err(Refusal::NodeIsLost { name: name.clone() });
+    }
+    if state.placements.get(function, name).is_some() {
+        return Ok(Applied::Unchanged);
+    }
+    if node.scheduling != Scheduling::Schedulable {
+        return Err(Refusal::NodeUnschedulable { name: name.clone(), scheduling: node.scheduling });
+    }
+    if state.placements.len() >= PLACEMENTS_MAX {
+        return Err(Refusal::Full { what: "placements".into(), limit: PLACEMENTS_MAX as u64 });
+    }
+    claim(state, function, name);
+    let version = state.next_version();
+    state.placements.insert(Arc::new(Placement {
+        function: function.clone(),
+        node: name.clone(),
+        reason,
+        resource_version: version,
+        placed_at: context.now,
+    }));
+    Ok(Applied::Created { version })
+}
+
+/// Moves what nobody goes by to the new placement's base.
+fn claim(state: &mut State, function: &FunctionKey, name: &NodeName) {
+    let Some(mut all) = state.scores.get(function).copied() else { return };
+    let unclaimed = std::mem::take(&mut all.unclaimed);
+    if unclaimed == SloCounts::default() {
+        return;
+    }
+    state.scores.insert(function.clone(), all);
+    state.change_score(name, function, |score| score.base = score.base.plus(unclaimed));
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, Epoch, SloBase};
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{
+        Log, apply, counts, key, node_name, place, schedule, scored, sync_all, unplace,
+    };
+
+    fn log() -> Log {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.register("n2", "b", Bytes::gib(1)).unwrap();
+        log
+    }
+
+    fn nodes_of(log: &Log, function: &str) -> Vec<String> {
+        log.state.placements_of(&key(function)).map(|it| it.node.to_string()).collect()
+    }
+
+    #[test]
+    fn is_idempotent_and_seen_from_both_sides() {
+        let mut log = log();
+        let version = log.state.version();
+        assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Created { version: version + 1 }));
+        assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Unchanged));
+        log.apply(place("f", "n2")).unwrap();
+        assert_eq!(nodes_of(&log, "f"), ["n1", "n2"]);
+        assert_eq!(log.state.placements_on(&node_name("n1")).cloned().collect::<Vec<_>>(), [key("f")]);
+        assert!(log.apply(unplace("f", "n1")).unwrap().changed());
+        assert_eq!(log.apply(unplace("f", "n1")), Ok(Applied::Unchanged));
+        assert_eq!(nodes_of(&log, "f"), ["n2"]);
+    }
+
+    #[test]
+    fn only_a_node_that_takes_functions_is_given_one() {
+        let mut log = log();
+        let name = node_name("n1");
+        assert_eq!(log.refused(place("g", "n1")), Refusal::FunctionNotFound { key: key("g") });
+        assert_eq!(log.refused(place("f", "n9")), Refusal::NodeNotFound { name: node_name("n9") });
+        for scheduling in [Scheduling::Cordoned, Scheduling::Draining] {
+            log.apply(schedule("n1", scheduling)).unwrap();
+            let refused = log.refused(place("f", "n1"));
+            assert_eq!(refused, Refusal::NodeUnschedulable { name: name.clone(), scheduling });
+        }
+        log.apply(Command::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
+        assert_eq!(log.refused(place("f", "n1")), Refusal::NodeIsLost { name });
+    }
+
+    #[test]
+    fn the_next_placement_starts_from_what_the_lost_replica_counted() {
+        let mut log = log();
+        log.apply(place("f", "n1")).unwrap();
+        log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
+        log.apply(Command::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
+        assert_eq!(log.state.score(&key("f")).unclaimed, counts(7, 9));
+        assert_eq!(nodes_of(&log, "f"), [""; 0]);
+        log.apply(place("f", "n2")).unwrap();
+        assert_eq!(log.state.slo_base(&key("f"), &node_name("n2")), SloBase { m: 7, n: 9 });
+        log.apply(sync_all("n2", 2, 1, scored("f", 1, 2))).unwrap();
+        let score = log.state.score(&key("f"));
+        assert_eq!((score.total, score.unclaimed), (counts(8, 11), counts(0, 0)));
+    }
+
+    #[test]
+    fn a_move_takes_the_score_along_and_back() {
+        let mut log = log();
+        log.apply(place("f", "n1")).unwrap();
+        log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
+        log.apply(unplace("f", "n1")).unwrap();
+        log.apply(place("f", "n2")).unwrap();
+        assert_eq!(log.state.slo_base(&key("f"), &node_name("n2")), SloBase { m: 7, n: 9 });
+        // The old replica finishes what it had in flight.
+        log.apply(sync_all("n1", 1, 2, scored("f", 8, 10))).unwrap();
+        log.apply(unplace("f", "n2")).unwrap();
+        log.apply(place("f", "n1")).unwrap();
+        let base = log.state.slo_base(&key("f"), &node_name("n1"));
+        assert_eq!(base.effective(counts(8, 10)), counts(8, 10), "each request counts once");
+        assert_eq!(log.state.score(&key("f")).total, counts(8, 10));
+    }
+}

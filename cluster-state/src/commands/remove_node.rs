@@ -1,0 +1,40 @@
+//! Forgets a node that is lost, with the wish of its operator. What its functions counted and used
+//! was handed on when it was lost.
+
+use millrace_types::NodeName;
+
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::NodeStatus;
+use crate::state::State;
+
+pub(crate) fn remove_node(state: &mut State, name: &NodeName) -> Outcome {
+    let node = state.nodes.get(name).ok_or_else(|| Refusal::NodeNotFound { name: name.clone() })?;
+    if node.status == NodeStatus::Live {
+        return Err(Refusal::NodeIsLive { name: name.clone() });
+    }
+    state.nodes.remove(name);
+    Ok(Applied::Deleted { version: state.next_version() })
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, Epoch};
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, node_name};
+
+    #[test]
+    fn a_live_node_stays() {
+        let mut log = Log::new();
+        let name = node_name("n1");
+        let remove = || Command::RemoveNode { name: node_name("n1") };
+        assert_eq!(log.refused(remove()), Refusal::NodeNotFound { name: name.clone() });
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        assert_eq!(log.refused(remove()), Refusal::NodeIsLive { name: name.clone() });
+        log.apply(Command::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
+        assert!(log.apply(remove()).unwrap().changed());
+        assert!(log.state.node(&name).is_none());
+        assert_eq!(log.register("n1", "a", Bytes::gib(1)), Ok(Applied::Registered { epoch: Epoch(2) }));
+    }
+}

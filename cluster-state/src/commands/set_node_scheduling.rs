@@ -1,0 +1,56 @@
+//! Says whether a node takes functions: cordon, drain and uncordon. The wish is the operator's, so
+//! it outlives the node's registration.
+
+use std::sync::Arc;
+
+use millrace_types::NodeName;
+
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::Scheduling;
+use crate::state::{Context, State};
+
+pub(crate) fn set_node_scheduling(
+    state: &mut State,
+    context: Context<'_>,
+    name: &NodeName,
+    scheduling: Scheduling,
+) -> Outcome {
+    let Some(mut node) = state.nodes.get(name).cloned() else {
+        return Err(Refusal::NodeNotFound { name: name.clone() });
+    };
+    if node.scheduling == scheduling {
+        return Ok(Applied::Unchanged);
+    }
+    let version = state.next_version();
+    let changed = Arc::make_mut(&mut node);
+    changed.scheduling = scheduling;
+    changed.resource_version = version;
+    changed.changed_at = context.now;
+    state.nodes.insert(name.clone(), node);
+    Ok(Applied::Changed { version })
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, Epoch};
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, node_name, schedule};
+
+    #[test]
+    fn the_wish_survives_the_loss_and_the_return_of_the_node() {
+        let mut log = Log::new();
+        let name = node_name("n1");
+        let unknown = Refusal::NodeNotFound { name: name.clone() };
+        assert_eq!(log.refused(schedule("n1", Scheduling::Cordoned)), unknown);
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        assert_eq!(log.apply(schedule("n1", Scheduling::Schedulable)), Ok(Applied::Unchanged));
+        assert!(log.apply(schedule("n1", Scheduling::Draining)).unwrap().changed());
+        log.apply(Command::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
+        assert!(log.apply(schedule("n1", Scheduling::Cordoned)).unwrap().changed(), "lost or not");
+        log.register("n1", "b", Bytes::gib(1)).unwrap();
+        let node = log.state.node(&name).unwrap();
+        assert_eq!((node.scheduling, node.takes_functions()), (Scheduling::Cordoned, false));
+    }
+}

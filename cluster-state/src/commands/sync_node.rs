@@ -1,0 +1,189 @@
+//! Takes a worker's checkpoint: the next number applies, an older one is acknowledged again, a gap
+//! asks for a full sync, and what belongs to a registration that is over is refused.
+//!
+//! A full sync comes in portions. What it names is there from then on; what it does not name goes
+//! with its last portion, so that no reader finds a node half emptied.
+
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+use millrace_types::checkpoint::{
+    COUNT_MAX, INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX, SYNC_ITEMS_MAX,
+};
+use millrace_types::{
+    Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart,
+    Usage,
+};
+
+use crate::checkpoint::{Checkpoint, ENTRIES_IN_SYNC_MAX, Incoming, Knowledge, insert_within};
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::NodeStatus;
+use crate::state::State;
+
+pub(crate) fn sync_node(state: &mut State, name: &NodeName, batch: &SyncBatch) -> Outcome {
+    check_epoch(state, name, batch)?;
+    check_range(&batch.delta)
+        .map_err(|problem| Refusal::InvalidCheckpoint { name: name.clone(), problem })?;
+    let known = state.checkpoints.get(name).map(Arc::as_ref);
+    let last = known.map_or(0, |checkpoint| checkpoint.seq);
+    if batch.seq <= last {
+        return Ok(Applied::SyncRepeated { last });
+    }
+    if !follows(known, batch) {
+        return Ok(Applied::ResyncWanted { last });
+    }
+    // Taken out, so that what no reader shares is changed in place.
+    let mut checkpoint = state.take_checkpoint(name, batch.epoch);
+    take_in(state, name, Arc::make_mut(&mut checkpoint), batch);
+    state.checkpoints.insert(name.clone(), checkpoint);
+    state.synced += 1;
+    Ok(Applied::Synced { seq: batch.seq })
+}
+
+fn check_epoch(state: &State, name: &NodeName, batch: &SyncBatch) -> Result<(), Refusal> {
+    let live = state.nodes.get(name).filter(|node| node.status == NodeStatus::Live);
+    let current = live.map(|node| node.epoch);
+    if current == Some(batch.epoch) {
+        return Ok(());
+    }
+    Err(Refusal::Fenced { name: name.clone(), epoch: batch.epoch, current })
+}
+
+fn check_range(delta: &NodeDelta) -> Result<(), String> {
+    if delta.len() > SYNC_ITEMS_MAX {
+        return Err(format!("{} items in a batch, at most {SYNC_ITEMS_MAX} are taken", delta.len()));
+    }
+    for (function, counts) in &delta.slo {
+        if counts.m > counts.n || counts.n > COUNT_MAX {
+            return Err(format!("{function} served {} of {} requests in time", counts.m, counts.n));
+        }
+    }
+    for (function, usage) in &delta.usage {
+        if usage.requests > COUNT_MAX {
+            return Err(format!("{function} answered {} requests", usage.requests));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a batch with a new number can be applied to what is known. A full sync may always
+/// begin; nothing else comes out of turn.
+fn follows(known: Option<&Checkpoint>, batch: &SyncBatch) -> bool {
+    let next = known.is_some_and(|checkpoint| batch.seq - checkpoint.seq == 1);
+    let syncing = known.is_some_and(Checkpoint::is_syncing);
+    let whole = known.is_some_and(|checkpoint| checkpoint.knowledge == Knowledge::Whole);
+    match batch.part {
+        SyncPart::Full(Portion::Only | Portion::First) => true,
+        SyncPart::Full(Portion::Middle | Portion::Last) => next && syncing,
+        SyncPart::Delta => next && whole && !syncing,
+    }
+}
+
+fn take_in(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, batch: &SyncBatch) {
+    checkpoint.seq = batch.seq;
+    if let SyncPart::Full(Portion::Only | Portion::First) = batch.part {
+        checkpoint.incoming = Some(Incoming::default());
+    }
+    let delta = &batch.delta;
+    models(checkpoint, delta);
+    for id in &delta.entries_gone {
+        drop_entry(state, name, checkpoint, id);
+    }
+    for (id, bytes) in &delta.entries {
+        add_entry(state, name, checkpoint, id, *bytes);
+    }
+    for (function, counts) in &delta.slo {
+        score(state, checkpoint, function, *counts);
+    }
+    for (function, usage) in &delta.usage {
+        bill(state, checkpoint, function, *usage);
+    }
+    checkpoint.alpha = delta.alpha.unwrap_or(checkpoint.alpha);
+    checkpoint.overflow = delta.overflow.unwrap_or(checkpoint.overflow);
+    if let SyncPart::Full(Portion::Only | Portion::Last) = batch.part {
+        end_full_sync(state, name, checkpoint);
+    }
+}
+
+fn models(checkpoint: &mut Checkpoint, delta: &NodeDelta) {
+    let (models, dropped) = match &mut checkpoint.incoming {
+        Some(incoming) => (&mut incoming.models, &mut incoming.dropped),
+        None => (&mut checkpoint.models, &mut checkpoint.dropped),
+    };
+    for copy in &delta.models_gone {
+        models.remove::<ModelCopy>(copy);
+    }
+    for (copy, bytes) in &delta.models {
+        if !insert_within(models, copy, *bytes, MODELS_PER_NODE_MAX) {
+            *dropped += 1;
+        }
+    }
+}
+
+fn drop_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id: &DataId) {
+    if let Some(incoming) = &mut checkpoint.incoming {
+        incoming.entries.remove(id);
+    }
+    if checkpoint.entries.remove(id).is_some() {
+        state.index.release(id, name);
+    }
+}
+
+fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id: &DataId, bytes: Bytes) {
+    let mut max = INDEX_ENTRIES_PER_NODE_MAX;
+    if let Some(incoming) = &mut checkpoint.incoming {
+        if !insert_within(&mut incoming.entries, id, bytes, INDEX_ENTRIES_PER_NODE_MAX) {
+            incoming.dropped += 1;
+            return;
+        }
+        max = ENTRIES_IN_SYNC_MAX;
+    }
+    if insert_within(&mut checkpoint.entries, id, bytes, max) {
+        state.index.hold(id, name);
+    } else if checkpoint.incoming.is_none() {
+        checkpoint.dropped += 1;
+    }
+}
+
+/// A function that is gone has no score: the news of its deletion is on its way to the node.
+fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, counts: SloCounts) {
+    if !state.functions.contains_key(function) {
+        return;
+    }
+    let mut score = checkpoint.scores.get(function).copied().unwrap_or_default();
+    let counts = score.counts.merge(counts);
+    let mut all = state.scores.get(function).copied().unwrap_or_default();
+    all.total = all.total.plus(counts.since(score.counts));
+    score.counts = counts;
+    checkpoint.scores.insert(function.clone(), score);
+    state.scores.insert(function.clone(), all);
+}
+
+/// A deleted function is billed for as long as it is remembered.
+fn bill(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, usage: Usage) {
+    if !state.functions.contains_key(function) && !state.retired.contains_key(function) {
+        return;
+    }
+    let known = checkpoint.usage.get(function).copied().unwrap_or_default();
+    let usage = known.merge(usage);
+    state.bills.charge(function, usage.since(known));
+    checkpoint.usage.insert(function.clone(), usage);
+}
+
+fn end_full_sync(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint) {
+    let Some(incoming) = checkpoint.incoming.take() else { return };
+    for difference in checkpoint.entries.diff(&incoming.entries) {
+        match difference {
+            DiffItem::Add(id, _) => state.index.hold(id, name),
+            DiffItem::Remove(id, _) => state.index.release(id, name),
+            DiffItem::Update { .. } => {}
+        }
+    }
+    checkpoint.entries = incoming.entries;
+    checkpoint.models = incoming.models;
+    checkpoint.dropped = incoming.dropped;
+    checkpoint.knowledge = Knowledge::Whole;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+use millrace_types::{Alpha, Digest, Epoch, Tier};
+
+use super::*;
+use crate::Command;
+use crate::commands::testing::{
+    Log, apply, counts, data, delete, holding, key, node_name, scored, sync, sync_all,
+};
+use crate::index::Located;
+
+const DELTA: SyncPart = SyncPart::Delta;
+const FIRST: SyncPart = SyncPart::Full(Portion::First);
+const MIDDLE: SyncPart = SyncPart::Full(Portion::Middle);
+const LAST: SyncPart = SyncPart::Full(Portion::Last);
+
+/// A log with two nodes, of epochs 1 and 2.
+fn log() -> Log {
+    let mut log = Log::with_artifacts(&["m1"]);
+    log.apply(apply("f", "m1")).unwrap();
+    log.register("n1", "a", Bytes::gib(1)).unwrap();
+    log.register("n2", "b", Bytes::gib(1)).unwrap();
+    log
+}
+
+fn lost(node: &str, epoch: u64) -> Command {
+    Command::NodeLost { name: node_name(node), epoch: Epoch(epoch) }
+}
+
+fn gone(counters: &[u64]) -> NodeDelta {
+    NodeDelta { entries_gone: counters.iter().map(|&it| data(it)).collect(), ..NodeDelta::default() }
+}
+
+fn held(home: &str, holders: &[&str]) -> Located {
+    let holders = holders.iter().map(|name| node_name(name)).collect();
+    Located::Held { home: node_name(home), holders, bytes: Bytes(100) }
+}
+
+fn locate(log: &Log, counter: u64) -> Located {
+    log.state.locate(&data(counter))
+}
+
+fn used(function: &str, gpu_ns: u64, requests: u64) -> NodeDelta {
+    NodeDelta { usage: vec![(key(function), Usage { gpu_ns, requests })], ..NodeDelta::default() }
+}
+
+#[test]
+fn the_next_applies_older_is_acknowledged_again_and_a_gap_asks_for_everything() {
+    let mut log = log();
+    assert_eq!(log.apply(sync("n1", 1, 1, DELTA, holding(&[9]))), Ok(Applied::ResyncWanted { last: 0 }));
+    assert_eq!(log.apply(sync_all("n1", 1, 1, holding(&[1, 2]))), Ok(Applied::Synced { seq: 1 }));
+    assert_eq!(log.apply(sync("n1", 1, 2, DELTA, holding(&[3]))), Ok(Applied::Synced { seq: 2 }));
+    let (before, version) = (log.state.clone(), log.state.version());
+    for seq in [1, 2] {
+        let repeat = sync("n1", 1, seq, DELTA, gone(&[1, 2, 3]));
+        assert_eq!(log.apply(repeat), Ok(Applied::SyncRepeated { last: 2 }));
+    }
+    assert_eq!(log.apply(sync("n1", 1, 4, DELTA, gone(&[1]))), Ok(Applied::ResyncWanted { last: 2 }));
+    assert_eq!(log.state.checkpoint(&node_name("n1")), before.checkpoint(&node_name("n1")));
+    assert_eq!(log.state.version(), version, "no change to what people wrote");
+    assert_eq!(log.apply(sync_all("n1", 1, 4, holding(&[3]))), Ok(Applied::Synced { seq: 4 }));
+    assert_eq!((locate(&log, 1), locate(&log, 3)), (Located::Unknown, held("n1", &["n1"])));
+}
+
+#[test]
+fn another_epoch_and_a_lost_node_are_fenced() {
+    let mut log = log();
+    let fenced = |name: &str, epoch, current: Option<u64>| Refusal::Fenced {
+        name: node_name(name),
+        epoch: Epoch(epoch),
+        current: current.map(Epoch),
+    };
+    assert_eq!(log.refused(sync_all("n1", 2, 1, holding(&[1]))), fenced("n1", 2, Some(1)));
+    assert_eq!(log.refused(sync_all("n9", 1, 1, holding(&[1]))), fenced("n9", 1, None));
+    log.apply(lost("n1", 1)).unwrap();
+    assert_eq!(log.refused(sync_all("n1", 1, 1, holding(&[1]))), fenced("n1", 1, None));
+}
+
+#[test]
+fn what_is_out_of_range_is_refused() {
+    let mut log = log();
+    let more = (0..=SYNC_ITEMS_MAX as u64).collect::<Vec<_>>();
+    for delta in [holding(&more), scored("f", 2, 1), scored("f", 0, COUNT_MAX + 1)] {
+        let refused = log.refused(sync_all("n1", 1, 1, delta));
+        assert!(matches!(refused, Refusal::InvalidCheckpoint { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn a_node_is_never_seen_half_emptied() {
+    let mut log = log();
+    log.apply(sync_all("n1", 1, 1, holding(&[1, 2, 3]))).unwrap();
+    log.apply(sync("n1", 1, 2, FIRST, holding(&[2]))).unwrap();
+    assert_eq!(locate(&log, 1), held("n1", &["n1"]), "not confirmed yet, and there");
+    let out_of_turn = log.apply(sync("n1", 1, 3, DELTA, holding(&[9])));
+    assert_eq!(out_of_turn, Ok(Applied::ResyncWanted { last: 2 }));
+    log.apply(sync("n1", 1, 3, MIDDLE, holding(&[4]))).unwrap();
+    assert_eq!(locate(&log, 4), held("n1", &["n1"]), "at once");
+    log.apply(sync("n1", 1, 4, LAST, holding(&[5]))).unwrap();
+    let there = (1..=5).filter(|&it| locate(&log, it) != Located::Unknown).collect::<Vec<_>>();
+    assert_eq!(there, [2, 4, 5]);
+    let late = log.apply(sync("n1", 1, 5, LAST, holding(&[6])));
+    assert_eq!(late, Ok(Applied::ResyncWanted { last: 4 }), "none is under way");
+}
+
+#[test]
+fn a_full_sync_that_begins_again_forgets_its_first_half() {
+    let mut log = log();
+    log.apply(sync("n1", 1, 1, FIRST, holding(&[1]))).unwrap();
+    log.apply(sync("n1", 1, 5, FIRST, holding(&[2]))).unwrap();
+    log.apply(sync("n1", 1, 6, LAST, gone(&[]))).unwrap();
+    assert_eq!((locate(&log, 1), locate(&log, 2)), (Located::Unknown, held("n1", &["n1"])));
+    let checkpoint = log.state.checkpoint(&node_name("n1")).unwrap();
+    assert_eq!((checkpoint.knowledge, checkpoint.is_syncing()), (Knowledge::Whole, false));
+}
+
+#[test]
+fn a_lost_nodes_data_is_re_homed_to_a_replica_or_lost() {
+    let mut log = log();
+    log.apply(sync_all("n1", 1, 1, holding(&[1, 2]))).unwrap();
+    log.apply(sync_all("n2", 2, 1, holding(&[2]))).unwrap();
+    assert_eq!(locate(&log, 2), held("n1", &["n1", "n2"]), "its home is asked first");
+    log.apply(lost("n1", 1)).unwrap();
+    assert_eq!(locate(&log, 1), Located::Lost { bytes: Bytes(100) });
+    assert_eq!(locate(&log, 2), held("n2", &["n2"]));
+    assert_eq!(locate(&log, 3), Located::Unknown);
+    // The node comes back and still has it: believed when it says so.
+    log.register("n1", "a", Bytes::gib(1)).unwrap();
+    assert_eq!(locate(&log, 1), Located::Lost { bytes: Bytes(100) });
+    log.apply(sync_all("n1", 3, 1, holding(&[1]))).unwrap();
+    assert_eq!(locate(&log, 1), held("n1", &["n1"]));
+    log.apply(sync("n1", 3, 2, DELTA, gone(&[1]))).unwrap();
+    assert_eq!(locate(&log, 1), Located::Unknown, "dropped by its last holder");
+}
+
+#[test]
+fn models_alpha_and_overflow_are_kept() {
+    let mut log = log();
+    let copy = |tier| ModelCopy { digest: Digest::of(b"m"), tier };
+    let delta = NodeDelta {
+        models: vec![(copy(Tier::Host), Bytes(7))],
+        alpha: Some(Alpha::from_ppm(500_000).unwrap()),
+        overflow: Some(3),
+        ..NodeDelta::default()
+    };
+    log.apply(sync_all("n1", 1, 1, delta)).unwrap();
+    let models = vec![(copy(Tier::Gpu(millrace_types::GpuIndex(1))), Bytes(7))];
+    let moved = NodeDelta { models, models_gone: vec![copy(Tier::Host)], ..NodeDelta::default() };
+    log.apply(sync("n1", 1, 2, DELTA, moved.clone())).unwrap();
+    let checkpoint = log.state.checkpoint(&node_name("n1")).unwrap();
+    assert_eq!(
+        checkpoint.models.iter().map(|(copy, bytes)| (*copy, *bytes)).collect::<Vec<_>>(),
+        moved.models
+    );
+    assert_eq!((checkpoint.alpha.ppm(), checkpoint.overflow), (500_000, 3));
+}
+
+#[test]
+fn usage_is_billed_once_and_outlives_the_node_and_the_function() {
+    let mut log = log();
+    log.apply(sync_all("n1", 1, 1, used("f", 10, 1))).unwrap();
+    log.apply(sync_all("n1", 1, 2, used("f", 30, 3))).unwrap();
+    log.apply(sync_all("n1", 1, 3, used("f", 20, 2))).unwrap();
+    assert_eq!(log.state.usage(&key("f")), Usage { gpu_ns: 30, requests: 3 }, "merged by the larger");
+    log.apply(lost("n1", 1)).unwrap();
+    log.register("n1", "a", Bytes::gib(1)).unwrap();
+    log.apply(sync_all("n1", 3, 1, used("f", 5, 1))).unwrap();
+    log.apply(delete("f")).unwrap();
+    log.apply(sync("n1", 3, 2, DELTA, used("f", 6, 1))).unwrap();
+    let all = Usage { gpu_ns: 36, requests: 4 };
+    assert_eq!((log.state.usage(&key("f")), log.state.usage_of_tenant(&key("f").tenant)), (all, all));
+    log.apply(sync("n1", 3, 3, DELTA, used("never", 6, 1))).unwrap();
+    assert_eq!(log.state.usage(&key("never")), Usage::default());
+}
+
+#[test]
+fn scores_are_counted_per_node_and_merged_by_the_larger() {
+    let mut log = log();
+    log.apply(sync_all("n1", 1, 1, scored("f", 4, 6))).unwrap();
+    log.apply(sync("n1", 1, 2, DELTA, scored("f", 3, 5))).unwrap();
+    log.apply(sync_all("n2", 2, 1, scored("f", 1, 1))).unwrap();
+    assert_eq!(log.state.score(&key("f")).total, counts(5, 7));
+}
+
+#[test]
+fn entries_beyond_the_bound_are_counted_and_not_kept() {
+    let mut log = log();
+    let name = node_name("n1");
+    let mut checkpoint = Checkpoint { seq: 1, knowledge: Knowledge::Whole, ..Checkpoint::begun(Epoch(1)) };
+    checkpoint.entries =
+        (0..INDEX_ENTRIES_PER_NODE_MAX as u64).map(|counter| (data(counter), Bytes(100))).collect();
+    log.state.checkpoints.insert(name.clone(), Arc::new(checkpoint));
+    log.state.rebuild();
+    let beyond = INDEX_ENTRIES_PER_NODE_MAX as u64;
+    log.apply(sync("n1", 1, 2, DELTA, holding(&[5, beyond, beyond + 1]))).unwrap();
+    let checkpoint = log.state.checkpoint(&name).unwrap();
+    assert_eq!((checkpoint.entries.len(), checkpoint.dropped), (INDEX_ENTRIES_PER_NODE_MAX, 2));
+    assert_eq!(locate(&log, beyond), Located::Unknown);
+    assert_eq!(log.state.check_invariants(), Ok(()));
+    log.apply(lost("n1", 1)).unwrap();
+    assert_eq!(log.state.index_lost_len(), INDEX_ENTRIES_PER_NODE_MAX);
+}

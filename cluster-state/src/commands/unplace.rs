@@ -1,0 +1,48 @@
+//! No longer wants a function's model on a node. What the replica went by waits for the next
+//! placement; what it counts from now on while it finishes is its own.
+
+use millrace_types::{FunctionKey, NodeName};
+
+use crate::outcome::{Applied, Outcome};
+use crate::state::State;
+
+pub(crate) fn unplace(state: &mut State, function: &FunctionKey, node: &NodeName) -> Outcome {
+    if state.placements.remove(function, node).is_none() {
+        return Ok(Applied::Unchanged);
+    }
+    state.settle(function, node);
+    Ok(Applied::Deleted { version: state.next_version() })
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::Bytes;
+
+    use super::*;
+    use crate::commands::testing::{Log, apply, counts, delete, key, place, scored, sync_all, unplace};
+
+    #[test]
+    fn what_is_not_placed_is_left_alone() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        assert_eq!(log.apply(unplace("f", "n1")), Ok(Applied::Unchanged));
+        log.apply(apply("f", "m1")).unwrap();
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.apply(sync_all("n1", 1, 1, scored("f", 1, 2))).unwrap();
+        assert_eq!(log.apply(unplace("f", "n1")), Ok(Applied::Unchanged));
+        assert_eq!(log.state.score(&key("f")).unclaimed, counts(0, 0));
+    }
+
+    #[test]
+    fn a_deleted_functions_placements_and_scores_go_with_it() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.apply(place("f", "n1")).unwrap();
+        log.apply(sync_all("n1", 1, 1, scored("f", 1, 2))).unwrap();
+        log.apply(delete("f")).unwrap();
+        assert_eq!(log.state.placements().count(), 0);
+        assert_eq!(log.state.score(&key("f")).total, counts(0, 0));
+        log.apply(sync_all("n1", 1, 2, scored("f", 3, 3))).unwrap();
+        assert_eq!(log.state.score(&key("f")).total, counts(0, 0), "the news had not reached it");
+    }
+}

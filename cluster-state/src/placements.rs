@@ -1,0 +1,95 @@
+//! Which nodes are to hold which functions' models: by function and by node.
+
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet};
+use millrace_types::{FunctionKey, NodeName};
+use serde::{Deserialize, Serialize};
+
+use crate::record::Placement;
+
+/// The most placements of a cluster.
+pub const PLACEMENTS_MAX: usize = 1_000_000;
+
+/// Every placement. Stored as their list; the order by node is rebuilt.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Stored", into = "Stored")]
+pub(crate) struct Placements {
+    by_function: OrdMap<(FunctionKey, NodeName), Arc<Placement>>,
+    by_node: OrdSet<(NodeName, FunctionKey)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored(Vec<Arc<Placement>>);
+
+impl From<Stored> for Placements {
+    fn from(Stored(placements): Stored) -> Self {
+        let mut all = Self::default();
+        for placement in placements {
+            all.insert(placement);
+        }
+        all
+    }
+}
+
+impl From<Placements> for Stored {
+    fn from(placements: Placements) -> Self {
+        Self(placements.by_function.values().cloned().collect())
+    }
+}
+
+impl Placements {
+    pub(crate) fn insert(&mut self, placement: Arc<Placement>) {
+        let (function, node) = (placement.function.clone(), placement.node.clone());
+        self.by_node.insert((node.clone(), function.clone()));
+        self.by_function.insert((function, node), placement);
+    }
+
+    pub(crate) fn remove(&mut self, function: &FunctionKey, node: &NodeName) -> Option<Arc<Placement>> {
+        self.by_node.remove(&(node.clone(), function.clone()));
+        self.by_function.remove(&(function.clone(), node.clone()))
+    }
+
+    pub(crate) fn get(&self, function: &FunctionKey, node: &NodeName) -> Option<&Arc<Placement>> {
+        self.by_function.get(&(function.clone(), node.clone()))
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Placement>> {
+        self.by_function.values()
+    }
+
+    /// The placements of a function, by node.
+    pub(crate) fn of<'a>(
+        &'a self,
+        function: &'a FunctionKey,
+    ) -> impl Iterator<Item = &'a Arc<Placement>> + use<'a> {
+        let from = (function.clone(), first_name());
+        let placements = self.by_function.range(from..).map(|(_, placement)| placement);
+        placements.take_while(move |placement| placement.function == *function)
+    }
+
+    /// The functions placed on a node, by key.
+    pub(crate) fn on<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a FunctionKey> + use<'a> {
+        let from = (node.clone(), FunctionKey { tenant: first_name(), name: first_name() });
+        self.by_node.range(from..).take_while(move |(at, _)| at == node).map(|(_, function)| function)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_function.len()
+    }
+
+    /// Whether both orders hold the same placements, each under its own name.
+    pub(crate) fn is_consistent(&self) -> bool {
+        self.by_function.len() == self.by_node.len()
+            && self.by_function.iter().all(|((function, node), placement)| {
+                placement.function == *function
+                    && placement.node == *node
+                    && self.by_node.contains(&(node.clone(), function.clone()))
+            })
+    }
+}
+
+/// Names begin with a letter or a digit: none sorts before "0".
+pub(crate) fn first_name<N: std::str::FromStr<Err: std::fmt::Debug>>() -> N {
+    "0".parse().expect("a digit is a valid name")
+}

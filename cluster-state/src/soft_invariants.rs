@@ -1,0 +1,127 @@
+//! The invariants of what nodes checkpointed and what is wished of them.
+//!
+//! A check of everything takes as long as the data index is large, and so is made after each
+//! command only while that is small; beyond, after every [`CHECKED_EVERY`]th, and otherwise for the
+//! node that the command names.
+
+use std::collections::BTreeMap;
+
+use millrace_types::{FunctionKey, NodeName, SloCounts};
+
+use crate::checkpoint::Checkpoint;
+use crate::command::Command;
+use crate::invariants::Violation;
+use crate::record::NodeStatus;
+use crate::state::State;
+
+/// The most index entries with which everything is checked after each command.
+const CHECKED_WHOLE_MAX: usize = 2_000;
+/// With more, everything is checked after this many changes.
+const CHECKED_EVERY: u64 = 512;
+
+impl State {
+    /// Checks after a command, at a cost that does not grow with the data index.
+    pub(crate) fn check_after(&self, command: &Command) -> Result<(), Violation> {
+        let entries = self.index.held_len() + self.index.lost_len();
+        if entries <= CHECKED_WHOLE_MAX || (self.version + self.synced).is_multiple_of(CHECKED_EVERY) {
+            return self.check_invariants();
+        }
+        self.check_records()?;
+        match touched(command).and_then(|node| self.checkpoints.get_key_value(node)) {
+            Some((node, checkpoint)) => self.check_checkpoint(node, checkpoint),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks all of it.
+    pub(crate) fn check_soft_state(&self) -> Result<(), Violation> {
+        self.check_placements()?;
+        for (node, checkpoint) in &self.checkpoints {
+            self.check_checkpoint(node, checkpoint)?;
+        }
+        self.check_index()?;
+        self.check_scores()?;
+        if self.bills.is_bounded() { Ok(()) } else { Err(Violation::Unbounded("billed tenants")) }
+    }
+
+    fn check_placements(&self) -> Result<(), Violation> {
+        if !self.placements.is_consistent() {
+            return Err(Violation::Placements);
+        }
+        for placement in self.placements.all() {
+            let name = || format!("the placement of {} on {}", placement.function, placement.node);
+            let live = self.nodes.get(&placement.node).is_some_and(|it| it.status == NodeStatus::Live);
+            if !live || !self.functions.contains_key(&placement.function) {
+                return Err(Violation::Stray(name()));
+            }
+            if placement.placed_at > self.clock {
+                return Err(Violation::Future(name()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_checkpoint(&self, name: &NodeName, checkpoint: &Checkpoint) -> Result<(), Violation> {
+        let stray = || Err(Violation::Stray(format!("the checkpoint of {name}")));
+        let live = self.nodes.get(name).filter(|node| node.status == NodeStatus::Live);
+        if live.is_none_or(|node| node.epoch != checkpoint.epoch) {
+            return stray();
+        }
+        if !checkpoint.is_bounded() {
+            return Err(Violation::Unbounded("items of a node"));
+        }
+        let scored = checkpoint.scores.iter().all(|(function, score)| {
+            let (m, n) = (score.base.m.checked_add_unsigned(score.counts.m), score.base.n);
+            self.functions.contains_key(function)
+                && m.is_some_and(|m| m >= 0)
+                && n.checked_add_unsigned(score.counts.n).is_some_and(|n| n >= 0)
+        });
+        let known = |function: &FunctionKey| {
+            self.functions.contains_key(function) || self.retired.contains_key(function)
+        };
+        if scored && checkpoint.usage.keys().all(known) { Ok(()) } else { stray() }
+    }
+
+    /// The index is the checkpoints the other way round, and nothing more.
+    fn check_index(&self) -> Result<(), Violation> {
+        let mut entries = 0;
+        for (node, checkpoint) in &self.checkpoints {
+            entries += checkpoint.entries.len();
+            let named = |id| self.index.holders(id).is_some_and(|holders| holders.contains(node));
+            if !checkpoint.entries.keys().all(named) {
+                return Err(Violation::Index);
+            }
+        }
+        let exact = entries == self.index.holdings() && self.index.is_consistent(self.version);
+        if exact { Ok(()) } else { Err(Violation::Index) }
+    }
+
+    /// No request is forgotten or counted twice when replicas come and go.
+    fn check_scores(&self) -> Result<(), Violation> {
+        let mut sums: BTreeMap<&FunctionKey, SloCounts> = BTreeMap::new();
+        for (function, score) in self.checkpoints.values().flat_map(|checkpoint| &checkpoint.scores) {
+            let sum = sums.entry(function).or_default();
+            *sum = sum.plus(score.effective());
+        }
+        for (function, score) in &self.scores {
+            let sum = sums.remove(function).unwrap_or_default();
+            if sum.plus(score.unclaimed) != score.total {
+                return Err(Violation::Score(function.clone()));
+            }
+        }
+        match sums.into_iter().find(|(_, sum)| *sum != SloCounts::default()) {
+            Some((function, _)) => Err(Violation::Score(function.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The node whose checkpoint a command changes.
+fn touched(command: &Command) -> Option<&NodeName> {
+    match command {
+        Command::SyncNode { node, .. } | Command::Place { node, .. } | Command::Unplace { node, .. } => {
+            Some(node)
+        }
+        _ => None,
+    }
+}

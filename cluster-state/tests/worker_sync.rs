@@ -1,0 +1,308 @@
+//! The worker's side of the checkpoints (`policy::checkpoint`) against the state that takes them:
+//! whatever gets lost, repeated or begun anew between them, the state ends up with what the workers
+//! have.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::time::Duration;
+
+use millrace_cluster_state::{
+    Applied, Caller, Command, ControllerId, Knowledge, Located, ModelSummary, Outcome, Proposal, Refusal,
+    State, UnixMillis,
+};
+use millrace_policy::checkpoint::load::{Load, Profile};
+use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
+use millrace_policy::core::Core;
+use millrace_types::checkpoint::SYNC_BYTES_MAX;
+use millrace_types::{
+    Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName, SloCounts, SyncBatch, Timestamp, Usage,
+};
+use proptest::prelude::*;
+
+const FUNCTIONS: u64 = 4;
+
+/// A controller group that never fails to commit.
+struct Group {
+    state: State,
+    index: u64,
+}
+
+impl Group {
+    /// With the functions that the load names.
+    fn new() -> Self {
+        let mut group = Self { state: State::default(), index: 0 };
+        group.propose(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
+        let digest = Digest::of(b"model");
+        let model =
+            ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: vec![], outputs: vec![] };
+        group
+            .propose(Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) })
+            .unwrap();
+        for number in 0..FUNCTIONS {
+            let spec = FunctionSpec::new(Load::function_of(number));
+            group.propose(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] }).unwrap();
+        }
+        group
+    }
+
+    fn propose(&mut self, command: Command) -> Outcome {
+        self.index += 1;
+        let caller = Caller("test".into());
+        let proposal = Proposal { stamp: UnixMillis(self.index), caller, idempotency: None, command };
+        self.state.apply(self.index, &proposal)
+    }
+
+    fn register(&mut self, node: &NodeName, seen: Epoch) -> Epoch {
+        let register = Command::RegisterNode {
+            name: node.clone(),
+            instance: "i".into(),
+            address: "127.0.0.1:1".into(),
+            gpus: vec![],
+            topology: "test".into(),
+            host_memory: Bytes::gib(8),
+            seen,
+        };
+        match self.propose(register).unwrap() {
+            Applied::Registered { epoch } | Applied::AlreadyRegistered { epoch } => epoch,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Commits a batch, and gives what the worker is told.
+    fn take(&mut self, node: &NodeName, batch: &SyncBatch) -> Event {
+        let SyncBatch { epoch, seq, .. } = *batch;
+        match self.propose(Command::SyncNode { node: node.clone(), batch: batch.clone() }) {
+            Ok(Applied::Synced { seq }) => Event::Acknowledged { epoch, seq },
+            Ok(Applied::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
+            Ok(Applied::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
+            Err(Refusal::Fenced { epoch, .. }) => Event::Fenced { epoch },
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+struct Worker {
+    name: NodeName,
+    core: Checkpoint,
+    load: Load,
+    lose_batch: bool,
+    lose_answer: bool,
+}
+
+struct World {
+    group: Group,
+    workers: Vec<Worker>,
+    now: Timestamp,
+    largest: usize,
+}
+
+impl World {
+    fn new(config: Config, seed: u64) -> Self {
+        let workers = (0..3).map(|number| {
+            let name = NodeName::new(&format!("n{number}")).unwrap();
+            // They name the same data at times: one is the home, others hold replicas.
+            let home = NodeName::new(&format!("n{}", number / 2)).unwrap();
+            let profile = Profile { node: home, functions: FUNCTIONS, gpus: 2, live_max: 20 };
+            let load = Load::new(profile, seed + number);
+            Worker { name, core: Checkpoint::new(config), load, lose_batch: false, lose_answer: false }
+        });
+        let mut world =
+            Self { group: Group::new(), workers: workers.collect(), now: Timestamp::ZERO, largest: 0 };
+        for worker in 0..world.workers.len() {
+            world.register(worker);
+        }
+        world
+    }
+
+    fn register(&mut self, at: usize) {
+        let worker = &self.workers[at];
+        let epoch = self.group.register(&worker.name, worker.core.seen());
+        self.tell(at, Event::Registered { epoch });
+    }
+
+    fn tell(&mut self, at: usize, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let mut actions = Vec::new();
+            let worker = &mut self.workers[at];
+            worker.core.on_event(self.now, event, &mut actions);
+            for action in actions {
+                let worker = &mut self.workers[at];
+                match action {
+                    Action::Send(_) if std::mem::take(&mut worker.lose_batch) => {}
+                    Action::Send(batch) => {
+                        self.largest = self.largest.max(batch.delta.len());
+                        let answer = self.group.take(&worker.name, &batch);
+                        if !std::mem::take(&mut worker.lose_answer) {
+                            events.push(answer);
+                        }
+                    }
+                    Action::Register => self.register(at),
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Live(at, events) => {
+                for _ in 0..events {
+                    let event = self.workers[at].load.step();
+                    self.tell(at, event);
+                }
+            }
+            Step::Wait(ms) => self.wait(u64::from(ms)),
+            Step::LoseBatch(at) => self.workers[at].lose_batch = true,
+            Step::LoseAnswer(at) => self.workers[at].lose_answer = true,
+            Step::NodeLost(at) => {
+                let name = self.workers[at].name.clone();
+                if let Some(epoch) = self.group.state.node(&name).map(|node| node.epoch) {
+                    self.group.propose(Command::NodeLost { name, epoch }).unwrap();
+                }
+            }
+            Step::Restart => self.group.state = State::decode(&self.group.state.encode()).unwrap(),
+            Step::Rebuild => self.group = Group::new(),
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now = self.now + Duration::from_millis(ms);
+        for at in 0..self.workers.len() {
+            self.tell(at, Event::Tick);
+        }
+    }
+
+    fn settle(&mut self) {
+        for at in 0..self.workers.len() {
+            (self.workers[at].lose_batch, self.workers[at].lose_answer) = (false, false);
+            // A loss is noticed with the next batch.
+            let counts = SloCounts { m: 1, n: 1 };
+            self.tell(at, Event::Scored { function: Load::function_of(0), counts });
+        }
+        for _ in 0..10 {
+            self.wait(2000);
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Live(usize, u8),
+    Wait(u16),
+    LoseBatch(usize),
+    LoseAnswer(usize),
+    NodeLost(usize),
+    /// All controllers restart from a snapshot.
+    Restart,
+    /// The group is built anew from nothing.
+    Rebuild,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let at = || 0..3usize;
+    prop_oneof![
+        10 => (at(), 1u8..30).prop_map(|(at, events)| Step::Live(at, events)),
+        8 => (1u16..1500).prop_map(Step::Wait),
+        2 => at().prop_map(Step::LoseBatch),
+        2 => at().prop_map(Step::LoseAnswer),
+        2 => at().prop_map(Step::NodeLost),
+        1 => Just(Step::Restart),
+        1 => Just(Step::Rebuild),
+    ]
+}
+
+fn pairs<K: Clone, V: Clone>(map: impl IntoIterator<Item = (K, V)>) -> Vec<(K, V)> {
+    map.into_iter().collect()
+}
+
+proptest! {
+    #[test]
+    fn the_state_ends_up_with_what_the_workers_have(
+        steps in prop::collection::vec(step(), 0..50), seed in 0u64..1 << 40, items_max in 1usize..20,
+        entries_max in 1usize..25,
+    ) {
+        let mut world = World::new(Config { items_max, entries_max, ..Config::default() }, seed);
+        for step in &steps {
+            world.step(step);
+        }
+        world.settle();
+        let state = &world.group.state;
+        prop_assert_eq!(state.check_invariants(), Ok(()));
+        prop_assert!(world.largest <= items_max);
+        for worker in &world.workers {
+            prop_assert!(worker.core.is_settled());
+            let truth = worker.core.everything();
+            let checkpoint = state.checkpoint(&worker.name).unwrap();
+            prop_assert_eq!(checkpoint.knowledge, Knowledge::Whole);
+            prop_assert_eq!(pairs(checkpoint.models.clone()), truth.models);
+            prop_assert_eq!(pairs(checkpoint.entries.clone()), truth.entries.clone());
+            let counts = checkpoint.scores.iter().map(|(key, score)| (key.clone(), score.counts));
+            prop_assert_eq!(pairs(counts), truth.slo);
+            prop_assert_eq!(pairs(checkpoint.usage.clone()), truth.usage);
+            prop_assert_eq!((Some(checkpoint.alpha), Some(checkpoint.overflow)), (truth.alpha, truth.overflow));
+            prop_assert_eq!(checkpoint.dropped, 0);
+            for (id, _) in &truth.entries {
+                match state.locate(id) {
+                    Located::Held { home, holders, .. } => {
+                        prop_assert!(holders.contains(&worker.name) && holders.contains(&home));
+                    }
+                    other => prop_assert!(false, "{} is {:?}", id, other),
+                }
+            }
+        }
+    }
+
+    /// Usage that happened is charged at most once, however often nodes are lost and come back.
+    #[test]
+    fn nothing_is_charged_twice(steps in prop::collection::vec(step(), 0..50), seed in 0u64..1 << 40) {
+        let mut world = World::new(Config { items_max: 3, ..Config::default() }, seed);
+        let mut happened = Usage::default();
+        for step in steps.iter().filter(|step| !matches!(step, Step::Rebuild)) {
+            if let Step::Live(at, events) = *step {
+                for _ in 0..events {
+                    let event = world.workers[at].load.step();
+                    if let Event::Used { usage, .. } = &event {
+                        happened = happened.plus(*usage);
+                    }
+                    world.tell(at, event);
+                }
+            } else {
+                world.step(step);
+            }
+        }
+        world.settle();
+        let charged = world.group.state.usage_in_all();
+        prop_assert_eq!(charged.merge(happened), happened);
+        let loses = |step: &Step| matches!(step, Step::LoseBatch(_) | Step::LoseAnswer(_) | Step::NodeLost(_));
+        if !steps.iter().any(loses) {
+            prop_assert_eq!(charged, happened);
+        }
+    }
+}
+
+/// The worker fills a batch by what its items take at most: no command is larger than that.
+#[test]
+fn a_batch_fits_its_bytes_whatever_the_names() {
+    for name in ["n", &"n".repeat(63)] {
+        let node = NodeName::new(name).unwrap();
+        let profile = Profile { node: node.clone(), functions: 3_000, gpus: 4, live_max: 100_000 };
+        let mut load = Load::new(profile, 11);
+        let mut core = Checkpoint::new(Config::default());
+        for _ in 0..60_000 {
+            core.on_event(Timestamp::ZERO, load.step(), &mut Vec::new());
+        }
+        let mut actions = Vec::new();
+        let now = Timestamp::ZERO + Duration::from_secs(1);
+        core.on_event(now, Event::Registered { epoch: Epoch(u64::MAX) }, &mut actions);
+        let mut sizes = Vec::new();
+        while let Some(Action::Send(batch)) = actions.pop() {
+            let command = Command::SyncNode { node: node.clone(), batch: (*batch).clone() };
+            sizes.push(rmp_serde::to_vec_named(&command).unwrap().len());
+            let acknowledged = Event::Acknowledged { epoch: batch.epoch, seq: batch.seq };
+            core.on_event(now, acknowledged, &mut actions);
+        }
+        let largest = sizes.iter().max().unwrap();
+        assert!(*largest <= SYNC_BYTES_MAX && *largest > SYNC_BYTES_MAX / 4, "{largest} of {}", sizes.len());
+        assert!(core.is_settled());
+    }
+}

@@ -1,0 +1,139 @@
+//! Writes of 256-byte values to a replicated store, from many clients at a time: to a group of
+//! controllers, where each is an apply that changes one label of the client's own function, or to
+//! etcd, where each is a put of the client's own key. One client program for both, so that what is
+//! compared is the stores. `benches/control_plane.py` runs it; by itself:
+//!
+//! ```text
+//! cargo run --release -p millrace-controller --example write_load -- \
+//!     millrace|etcd ADDRESS CLIENTS SECONDS
+//! ```
+//!
+//! Prints one line of JSON: writes a second, and their latency in microseconds.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a measurement: it may panic and reads the clock"
+)]
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use millrace_proto::admin::admin_client::AdminClient;
+use millrace_proto::admin::upload_artifact_request::Part;
+use millrace_proto::admin::{ApplyFunctionRequest, Artifact, FunctionSpec, UploadArtifactRequest};
+use millrace_types::Digest;
+use tonic::client::Grpc;
+use tonic::transport::Channel;
+
+const VALUE_BYTES: usize = 256;
+/// Not measured: connections are made and every client's key exists after it.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// What etcd's own benchmark does by default is a connection for each client; past this many, more
+/// connections measure the kernel.
+const CONNECTIONS_MAX: usize = 16;
+
+/// etcd's `PutRequest` and `PutResponse`, as far as a put needs them.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Put {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PutDone {}
+
+#[derive(Clone)]
+enum Store {
+    Millrace { admin: AdminClient<Channel>, digest: String },
+    Etcd(Grpc<Channel>),
+}
+
+impl Store {
+    async fn write(&mut self, client: usize, n: u64) {
+        let value = format!("{n:0VALUE_BYTES$}");
+        match self {
+            Self::Millrace { admin, digest } => {
+                let spec = FunctionSpec {
+                    name: format!("f{client}"),
+                    labels: HashMap::from([("value".to_owned(), value)]),
+                    idempotent: true,
+                    ..FunctionSpec::default()
+                };
+                let request =
+                    ApplyFunctionRequest { spec: Some(spec), digest: digest.clone(), ..Default::default() };
+                admin.apply_function(request).await.unwrap();
+            }
+            Self::Etcd(grpc) => {
+                grpc.ready().await.unwrap();
+                let put = Put { key: format!("f{client}").into_bytes(), value: value.into_bytes() };
+                let path = "/etcdserverpb.KV/Put".parse().unwrap();
+                let codec = tonic_prost::ProstCodec::<Put, PutDone>::default();
+                grpc.unary(tonic::Request::new(put), path, codec).await.unwrap();
+            }
+        }
+    }
+}
+
+async fn connect(address: &str) -> Channel {
+    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
+    endpoint.tcp_nodelay(true).connect().await.unwrap()
+}
+
+/// The functions' model: uploaded once, shared by all.
+async fn upload(admin: &mut AdminClient<Channel>) -> String {
+    let model = millrace_model::synth::mlp();
+    let digest = Digest::of(&model).to_string();
+    let header = Artifact { digest: digest.clone(), bytes: model.len() as u64 };
+    let parts = [Part::Header(header), Part::Data(model.into())];
+    let messages = parts.map(|part| UploadArtifactRequest { part: Some(part) });
+    admin.upload_artifact(futures::stream::iter(messages)).await.unwrap();
+    digest
+}
+
+#[tokio::main]
+async fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [kind, address, clients, seconds] = args.try_into().expect("millrace|etcd ADDRESS CLIENTS SECONDS");
+    let (clients, seconds): (usize, f64) = (clients.parse().unwrap(), seconds.parse().unwrap());
+    let mut stores = Vec::new();
+    for _ in 0..clients.min(CONNECTIONS_MAX) {
+        let channel = connect(&address).await;
+        stores.push(match kind.as_str() {
+            "etcd" => Store::Etcd(Grpc::new(channel)),
+            _ => {
+                let mut admin = AdminClient::new(channel);
+                Store::Millrace { digest: upload(&mut admin).await, admin }
+            }
+        });
+    }
+    let start = Instant::now() + WARM_UP;
+    let end = start + Duration::from_secs_f64(seconds);
+    let tasks = (0..clients).map(|client| {
+        let mut store = stores[client % stores.len()].clone();
+        tokio::spawn(async move {
+            let mut took = Vec::new();
+            for n in 0.. {
+                let sent = Instant::now();
+                if sent >= end {
+                    break;
+                }
+                store.write(client, n).await;
+                if sent >= start {
+                    took.push(sent.elapsed().as_secs_f64() * 1e6);
+                }
+            }
+            took
+        })
+    });
+    let mut took = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        took.extend(task.await.unwrap());
+    }
+    took.sort_by(f64::total_cmp);
+    let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+    let rate = took.len() as f64 / (Instant::now() - start).as_secs_f64();
+    println!(r#"{{"rate": {rate:.1}, "p50_us": {:.1}, "p99_us": {:.1}}}"#, at(0.5), at(0.99));
+}

@@ -1,0 +1,38 @@
+//! Where a piece of intermediate data is, by tier 2 of the index (DESIGN §5).
+
+use millrace_cluster_state::Located;
+use millrace_proto::admin as api;
+use millrace_types::{DataId, Epoch, Failure, Reason};
+
+use super::{AdminService, node_name};
+
+impl AdminService {
+    pub(super) async fn lookup_data(
+        &self,
+        request: api::LookupDataRequest,
+    ) -> Result<api::LookupDataResponse, Failure> {
+        let consistency = request.consistency();
+        let id = request
+            .id
+            .ok_or_else(|| Failure::new(Reason::MalformedRequest, "no data is named: give its id"))?;
+        let id = DataId { home: node_name(&id.home)?, epoch: Epoch(id.epoch), counter: id.counter };
+        Ok(located(self.read(consistency).await?.locate(&id)))
+    }
+}
+
+fn located(located: Located) -> api::LookupDataResponse {
+    match located {
+        Located::Held { home, holders, bytes } => api::LookupDataResponse {
+            state: api::DataState::Held.into(),
+            home: home.to_string(),
+            holders: holders.iter().map(ToString::to_string).collect(),
+            bytes: bytes.get(),
+        },
+        Located::Lost { bytes } => api::LookupDataResponse {
+            state: api::DataState::Lost.into(),
+            bytes: bytes.get(),
+            ..Default::default()
+        },
+        Located::Unknown => api::LookupDataResponse::default(),
+    }
+}

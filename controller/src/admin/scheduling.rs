@@ -1,0 +1,53 @@
+//! Cordon, drain, uncordon and removal of nodes. The wish is committed; the reconciler moves
+//! functions, and a node's listing shows how many are left on it.
+
+use millrace_cluster_state::{Command, Scheduling};
+use millrace_proto::admin as api;
+use millrace_types::{Failure, Reason};
+use tonic::Request;
+
+use super::{AdminService, caller, idempotency, node_name};
+
+impl AdminService {
+    pub(super) async fn set_node_scheduling(
+        &self,
+        request: Request<api::SetNodeSchedulingRequest>,
+    ) -> Result<api::Node, Failure> {
+        let caller = caller(&request)?;
+        let request = request.into_inner();
+        let scheduling = scheduling(request.scheduling())?;
+        let name = node_name(&request.name)?;
+        let idempotency = idempotency(request.idempotency_key)?;
+        let command = Command::SetNodeScheduling { name: name.clone(), scheduling };
+        self.replica.propose(caller, idempotency, command).await?;
+        let state = self.replica.state();
+        // Absent when it was removed again since.
+        let node = state.node(&name).ok_or_else(|| {
+            Failure::new(Reason::NodeNotFound, format!("node {name} was removed meanwhile"))
+        })?;
+        Ok(self.node(&state, node))
+    }
+
+    pub(super) async fn remove_node(
+        &self,
+        request: Request<api::RemoveNodeRequest>,
+    ) -> Result<api::RemoveNodeResponse, Failure> {
+        let caller = caller(&request)?;
+        let request = request.into_inner();
+        let command = Command::RemoveNode { name: node_name(&request.name)? };
+        self.replica.propose(caller, idempotency(request.idempotency_key)?, command).await?;
+        Ok(api::RemoveNodeResponse {})
+    }
+}
+
+fn scheduling(wanted: api::NodeScheduling) -> Result<Scheduling, Failure> {
+    match wanted {
+        api::NodeScheduling::Schedulable => Ok(Scheduling::Schedulable),
+        api::NodeScheduling::Cordoned => Ok(Scheduling::Cordoned),
+        api::NodeScheduling::Draining => Ok(Scheduling::Draining),
+        api::NodeScheduling::Unspecified => Err(Failure::new(
+            Reason::MalformedRequest,
+            "say what is wished of the node: schedulable, cordoned or draining",
+        )),
+    }
+}

@@ -1,0 +1,46 @@
+//! One change of a model file and its record at a time, per file: the collector never removes the
+//! file of a record that an upload is about to make, and a file is fetched once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millrace_types::Digest;
+use tokio::sync::OwnedMutexGuard;
+
+/// The locks that are held or waited for. The outer lock is held to look one up, never while one is
+/// waited for.
+#[derive(Debug, Default)]
+pub(super) struct Locks(Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Locks {
+    /// Waits for a file's lock.
+    pub(super) async fn lock(&self, digest: Digest) -> OwnedMutexGuard<()> {
+        self.of(digest).lock_owned().await
+    }
+
+    fn of(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        locks.entry(digest).or_default().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn excludes_per_file_and_keeps_nothing() {
+        let locks = Locks::default();
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let held = locks.lock(a).await;
+        assert!(locks.lock(b).now_or_never().is_some());
+        assert!(locks.lock(a).now_or_never().is_none());
+        drop(held);
+        assert!(locks.lock(a).now_or_never().is_some());
+        drop(locks.of(b));
+        assert_eq!(locks.0.lock().unwrap().len(), 1, "the one just asked for");
+    }
+}

@@ -1,0 +1,282 @@
+//! Model files on the other controllers: an upload is on a majority of the voters before it is
+//! recorded, and everyone fetches in the background what they do not hold.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes as Chunk;
+use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt as _, stream};
+use millrace_cluster_state::{Artifact, Caller, Command, ControllerId, State};
+use millrace_types::{Bytes, Digest, Failure, Reason};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use super::store::Outgoing;
+use super::{Artifacts, blocking};
+use crate::raft::peers::{Lane, Peer};
+
+/// The most bytes of a chunk.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+/// A controller that takes or gives a file more slowly than this, or does not begin within
+/// [`Limits::upload_idle`](crate::Limits), counts as not there.
+const BYTES_PER_SEC_MIN: u64 = 8 << 20;
+/// Files fetched from other controllers at a time.
+pub(super) const FETCHES_MAX: usize = 2;
+/// How long between two rounds: each looks at every record, however many changes there were.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
+/// How long after a failed round files are fetched again.
+const FETCH_RETRY: Duration = Duration::from_secs(5);
+
+/// A file that a controller is to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Held {
+    pub(crate) digest: Digest,
+    pub(crate) bytes: Bytes,
+}
+
+/// How many of the voters are a majority.
+pub(super) fn majority(voters: usize) -> usize {
+    voters / 2 + 1
+}
+
+/// Whether enough of the voters are among the holders.
+pub(super) fn on_majority(artifact: &Artifact, voters: &BTreeSet<u64>) -> bool {
+    let holding = artifact.holders.iter().filter(|holder| voters.contains(&holder.0));
+    holding.count() >= majority(voters.len())
+}
+
+impl Artifacts {
+    /// The voters, by number.
+    pub(super) fn voters(&self) -> BTreeSet<u64> {
+        self.replica.membership().voter_ids().collect()
+    }
+
+    /// Gives a file that is here to other voters until a majority holds it. Returns the holders,
+    /// this controller first.
+    pub(super) async fn spread(&self, held: Held) -> Result<Vec<ControllerId>, Failure> {
+        let voters = self.voters();
+        let mut waiting: Vec<Peer> = self.replica.others(Lane::Bulk);
+        waiting.retain(|peer| voters.contains(&peer.id()));
+        let needed = majority(voters.len());
+        let mut holders = vec![self.holder];
+        let mut holding = usize::from(voters.contains(&self.holder.0));
+        let mut giving = FuturesUnordered::new();
+        let mut refusals = Vec::new();
+        while holding < needed {
+            while giving.len() < needed - holding
+                && let Some(peer) = waiting.pop()
+            {
+                giving.push(self.give(peer, held));
+            }
+            match giving.next().await {
+                Some((id, Ok(()))) => {
+                    holders.push(ControllerId(id));
+                    holding += 1;
+                }
+                Some((_, Err(failure))) => refusals.push(failure.message),
+                None => {
+                    let message = format!(
+                        "only {holding} of {} controllers hold the model file, and {needed} must: {}",
+                        voters.len(),
+                        refusals.join("; ")
+                    );
+                    return Err(Failure::new(Reason::NoLeader, message));
+                }
+            }
+        }
+        Ok(holders)
+    }
+
+    async fn give(&self, peer: Peer, held: Held) -> (u64, Result<(), Failure>) {
+        let given = async {
+            let store = self.store.clone();
+            let file = blocking(move || store.open_file(held.digest)).await?;
+            peer.hold_artifact(self.patience(held.bytes), &held, until_error(file)).await
+        };
+        let given = given.await;
+        (peer.id(), given)
+    }
+
+    fn patience(&self, bytes: Bytes) -> Duration {
+        self.limits.upload_idle + Duration::from_secs(bytes.get() / BYTES_PER_SEC_MIN)
+    }
+
+    /// Takes a file that another controller wants held, checks it and makes it durable.
+    pub(crate) async fn hold(
+        &self,
+        held: Held,
+        chunks: impl Stream<Item = Result<Chunk, Failure>>,
+    ) -> Result<(), Failure> {
+        if held.bytes > self.limits.artifact_bytes {
+            let message = format!(
+                "the model file has {}, and at most {} are taken",
+                held.bytes, self.limits.artifact_bytes
+            );
+            return Err(Failure::new(Reason::ModelTooLarge, message));
+        }
+        let _changing = self.changing.lock(held.digest).await;
+        self.take(held, chunks).await
+    }
+
+    /// Receives, checks, and makes durable. The caller has the file's lock.
+    async fn take(
+        &self,
+        held: Held,
+        chunks: impl Stream<Item = Result<Chunk, Failure>>,
+    ) -> Result<(), Failure> {
+        let mut chunks = std::pin::pin!(chunks);
+        let store = self.store.clone();
+        let mut incoming = blocking(move || store.begin(held.digest, held.bytes)).await?;
+        loop {
+            let next = tokio::time::timeout(self.limits.upload_idle, chunks.next()).await;
+            let Some(chunk) = next.map_err(|_| self.idle())? else { break };
+            let chunk = chunk?;
+            incoming = blocking(move || incoming.write(&chunk).map(|()| incoming)).await?;
+        }
+        let store = self.store.clone();
+        blocking(move || incoming.finish().and_then(|verified| store.publish(&verified))).await
+    }
+
+    fn idle(&self) -> Failure {
+        Failure::new(Reason::TimedOut, format!("nothing came for {:?}", self.limits.upload_idle))
+    }
+
+    /// Makes sure that a recorded file is here: fetches it from a holder if it is not.
+    pub(super) async fn obtain(&self, held: Held) -> Result<(), Failure> {
+        let _changing = self.changing.lock(held.digest).await;
+        let store = self.store.clone();
+        if blocking(move || Ok(store.has(held.digest, held.bytes))).await? {
+            return Ok(());
+        }
+        // Never closed.
+        let _permit = self.fetches.acquire().await;
+        let missing = || Failure::new(Reason::ArtifactNotFound, format!("no artifact {}", held.digest));
+        let holders = match self.replica.state().artifact(&held.digest) {
+            Some(artifact) => artifact.holders.clone(),
+            None => return Err(missing()),
+        };
+        let mut last = missing();
+        let others = self.replica.others(Lane::Bulk);
+        for peer in others.into_iter().filter(|peer| holders.contains(&ControllerId(peer.id()))) {
+            let fetched = async {
+                let chunks = peer.give_artifact(self.limits.upload_idle, &held.digest).await?;
+                self.take(held, chunks).await
+            };
+            match tokio::time::timeout(self.patience(held.bytes), fetched).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(failure)) => last = failure,
+                Err(_) => last = self.idle(),
+            }
+        }
+        Err(last)
+    }
+
+    /// Fetches what is recorded and not here, and says so, until stopped.
+    pub(crate) async fn fetch_until(&self, stop: CancellationToken) {
+        // `None` when stopped.
+        stop.run_until_cancelled(self.fetch_missing()).await;
+    }
+
+    async fn fetch_missing(&self) {
+        let mut changes = self.replica.changes();
+        // What was recorded as held here is looked for once: the disk may have lost it meanwhile.
+        let mut sure = Sure::No;
+        loop {
+            let state = self.replica.state();
+            let failed = self.fetch_round(&state, sure).await;
+            if let Some(failure) = &failed {
+                tracing::debug!(error = failure.message, "a model file is not fetched yet");
+            } else if state.cluster().is_some() {
+                sure = Sure::Yes;
+            }
+            let retry = async {
+                match failed {
+                    Some(_) => tokio::time::sleep(FETCH_RETRY).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::time::sleep(ROUND_PAUSE).await;
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = retry => {}
+            }
+        }
+    }
+
+    /// Fetches each file that is missing. Returns a failure if there was one.
+    async fn fetch_round(&self, state: &State, sure: Sure) -> Option<Failure> {
+        // No member has a use for it, nor a leader that would record it.
+        self.replica.membership().get_node(&self.holder.0)?;
+        let mut failed = None;
+        for artifact in state.artifacts() {
+            let recorded = artifact.holders.contains(&self.holder);
+            if recorded && sure == Sure::Yes {
+                continue;
+            }
+            if let Err(failure) = self.fetch_one(artifact, recorded).await {
+                failed = Some(failure);
+            }
+        }
+        failed
+    }
+
+    async fn fetch_one(&self, artifact: &Arc<Artifact>, recorded: bool) -> Result<(), Failure> {
+        let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        self.obtain(held).await?;
+        // It may have been removed while it was fetched: then the file is an orphan like any other.
+        let wanted = self.replica.state().artifact(&held.digest).is_some();
+        if recorded || !wanted {
+            return Ok(());
+        }
+        self.record_holder(Caller("controller".into()), artifact, self.holder).await
+    }
+
+    async fn record_holder(
+        &self,
+        caller: Caller,
+        artifact: &Artifact,
+        holder: ControllerId,
+    ) -> Result<(), Failure> {
+        let Artifact { digest, bytes, model, .. } = artifact;
+        let command = Command::AddArtifact { digest: *digest, bytes: *bytes, model: model.clone(), holder };
+        self.replica.propose(caller, None, command).await.map(|_| ())
+    }
+}
+
+/// Whether what is recorded as held here was looked for on the disk since this controller started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sure {
+    Yes,
+    No,
+}
+
+/// A file's bytes. One that cannot be read ends early: whoever receives it finds it short.
+fn until_error(file: Outgoing) -> impl Stream<Item = Vec<u8>> + Send + 'static {
+    pieces(file).scan((), |(), chunk| {
+        if let Err(failure) = &chunk {
+            tracing::error!(error = failure.message, "a model file cannot be read");
+        }
+        std::future::ready(chunk.ok())
+    })
+}
+
+/// A file's bytes in order. An error comes after the last byte of one that is not what its name says.
+pub(super) fn pieces(file: Outgoing) -> impl Stream<Item = Result<Vec<u8>, Failure>> + Send + 'static {
+    stream::try_unfold(file, async |mut file: Outgoing| {
+        let (chunk, file) = blocking(move || file.read(CHUNK_BYTES).map(|chunk| (chunk, file))).await?;
+        Ok(chunk.map(|chunk| (chunk, file)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_majority_is_more_than_half() {
+        let majorities: Vec<_> = (1..=5).map(majority).collect();
+        assert_eq!(majorities, vec![1, 2, 2, 3, 3]);
+    }
+}

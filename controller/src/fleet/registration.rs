@@ -1,0 +1,88 @@
+//! A worker's place in the replicated state: taken when it comes, given up when it goes.
+
+use std::sync::Arc;
+
+use millrace_cluster_state::{Applied, Caller, Command, NodeGpu, NodeStatus, State};
+use millrace_policy::lease::Member;
+use millrace_proto::worker as wire;
+use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason};
+
+use super::{Fleet, Worker};
+use crate::raft::Replica;
+
+/// The epoch of a worker's process: the one it has, or a new one.
+///
+/// # Errors
+/// `NODE_NAME_TAKEN` while another process of its name is believed alive.
+pub(crate) async fn register(
+    replica: &Replica,
+    name: &NodeName,
+    hello: &wire::WorkerHello,
+    seen: Epoch,
+) -> Result<Epoch, Failure> {
+    match held(&replica.state(), name) {
+        // Known already: another controller took it in, or this one before its stream broke. That
+        // needs no majority, so that a worker finds back to controllers that have none.
+        Some((instance, epoch)) if instance == hello.instance => return Ok(epoch),
+        Some(_) => return Err(taken(name)),
+        None => {}
+    }
+    let command = Command::RegisterNode {
+        name: name.clone(),
+        instance: hello.instance.clone(),
+        address: hello.address.clone(),
+        gpus: hello.gpus.iter().map(gpu).collect(),
+        topology: hello.topology.clone(),
+        host_memory: Bytes(hello.host_memory_bytes),
+        seen,
+    };
+    match replica.propose(Caller(format!("worker/{name}").into()), None, command).await {
+        Ok(Applied::Registered { epoch } | Applied::AlreadyRegistered { epoch }) => Ok(epoch),
+        Ok(other) => Err(Failure::new(Reason::Internal, format!("a registration answered {other:?}"))),
+        Err(failure) if failure.reason == Reason::NodeNameTaken => Err(taken(name)),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Which process has a name, while it is believed alive, and its epoch.
+fn held(state: &State, name: &NodeName) -> Option<(String, Epoch)> {
+    let node = state.node(name).filter(|node| node.status == NodeStatus::Live)?;
+    Some((node.instance.clone(), node.epoch))
+}
+
+fn taken(name: &NodeName) -> Failure {
+    Failure::new(
+        Reason::NodeNameTaken,
+        format!(
+            "a worker named {name} is believed alive: if it is gone, its name is free when its lease is over; otherwise give this one another name, or stop the other"
+        ),
+    )
+}
+
+fn gpu(gpu: &wire::GpuCapacity) -> NodeGpu {
+    NodeGpu { index: GpuIndex(gpu.index), gpu_type: gpu.gpu_type.clone(), memory: Bytes(gpu.memory_bytes) }
+}
+
+/// Commits that a registration is over. If the name was registered again meanwhile, that one stays.
+pub(crate) async fn end(replica: &Replica, member: Member) -> Result<(), Failure> {
+    let lost = Command::NodeLost { name: member.node, epoch: member.epoch };
+    replica.propose(Caller("fleet".into()), None, lost).await.map(drop)
+}
+
+/// Brings the attached workers in line with the state: one that was taken in again learns its new
+/// epoch, and one whose name went to another process is let go.
+pub(super) fn follow(fleet: &Fleet, state: &State) {
+    for worker in fleet.workers().values() {
+        match held(state, &worker.name) {
+            Some((instance, epoch)) if instance == worker.hello.instance => worker.adopt(epoch),
+            Some((_, epoch)) if epoch > worker.epoch() => supersede(fleet, worker, epoch),
+            // Lost, or this state is behind what took the worker in.
+            Some(_) | None => {}
+        }
+    }
+}
+
+fn supersede(fleet: &Fleet, worker: &Arc<Worker>, epoch: Epoch) {
+    tracing::warn!(worker = %worker.name, epoch = worker.epoch().0, %epoch, "another process has the worker's name now: its stream ends");
+    fleet.detach(worker);
+}

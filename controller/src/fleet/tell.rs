@@ -1,0 +1,73 @@
+//! What a worker is told: who leads, which registration it has, what it should serve, and which of
+//! its checkpoints are safe. A worker that reads slowly gets the last of each, not all of them.
+
+use std::sync::Arc;
+
+use futures::Stream;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::controller_message::Message;
+use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::control::Control;
+use super::worker::Worker;
+
+pub(super) type Outgoing = Result<wire::ControllerMessage, Status>;
+
+/// The greeting, then every change.
+pub(super) fn tell(
+    control: Control,
+    worker: Arc<Worker>,
+    mut acks: mpsc::Receiver<wire::CheckpointAck>,
+) -> impl Stream<Item = Outgoing> + Send {
+    async_stream::stream! {
+        let mut epochs = worker.epochs();
+        let mut leadership = control.outlook.leadership();
+        let mut desired = control.outlook.desired();
+        let epoch = *epochs.borrow_and_update();
+        yield message(Message::Hello(wire::ControllerHello {
+            cluster_id: control.cluster_id.to_string(),
+            protocol_version: PROTOCOL_VERSION,
+            build: BUILD.into(),
+            epoch: epoch.0,
+        }));
+        leadership.mark_changed();
+        desired.mark_changed();
+        let mut told = None;
+        loop {
+            tokio::select! {
+                biased;
+                () = control.stop.cancelled() => break,
+                () = worker.lost.cancelled() => break,
+                changed = epochs.changed() => {
+                    if changed.is_err() { break }
+                    let epoch = epochs.borrow_and_update().0;
+                    yield message(Message::Registration(wire::Registration { epoch }));
+                    // What was meant for the registration may be there already.
+                    desired.mark_changed();
+                }
+                changed = leadership.changed() => {
+                    if changed.is_err() { break }
+                    let now = *leadership.borrow_and_update();
+                    let now = wire::Leadership { term: now.term, leads: now.leads };
+                    yield message(Message::Leadership(now));
+                }
+                changed = desired.changed() => {
+                    if changed.is_err() { break }
+                    let next = desired.borrow_and_update().as_ref().and_then(|it| it.of(&worker.member()));
+                    let Some(next) = next else { continue };
+                    if told.as_ref().is_none_or(|told| !Arc::ptr_eq(told, &next)) {
+                        yield message(Message::DesiredState((*next).clone()));
+                        told = Some(next);
+                    }
+                }
+                Some(ack) = acks.recv() => yield message(Message::CheckpointAck(ack)),
+            }
+        }
+    }
+}
+
+fn message(message: Message) -> Outgoing {
+    Ok(wire::ControllerMessage { message: Some(message) })
+}

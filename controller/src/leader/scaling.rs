@@ -1,0 +1,61 @@
+//! How many nodes the cluster needs: the policy's answer to what the planner sees and to how
+//! functions do against their objectives.
+
+use millrace_cluster_state::State;
+use millrace_policy::placement::{Plan, View};
+use millrace_policy::scaling::{Limits, Observed, Scaling, Score, Signal};
+use millrace_types::Timestamp;
+
+use super::Duties;
+
+/// Says it whenever it changes.
+pub(super) struct Scaler {
+    scaling: Scaling,
+}
+
+impl Scaler {
+    pub(super) fn new() -> Self {
+        Self { scaling: Scaling::new(Limits::default()) }
+    }
+
+    /// Takes in a view and what was planned from it.
+    pub(super) fn observe(
+        &mut self,
+        now: Timestamp,
+        state: &State,
+        view: &View,
+        plan: &Plan,
+        duties: &Duties,
+    ) {
+        let scores = scores(state);
+        let signal = self.scaling.observe(now, Observed { view, plan, scores: &scores });
+        duties.signal.send_if_modified(|last| {
+            let news = last.as_ref() != Some(&signal);
+            if news {
+                tell(last.as_ref(), &signal);
+                *last = Some(signal);
+            }
+            news
+        });
+    }
+}
+
+/// Of functions that serve and have an objective.
+fn scores(state: &State) -> Vec<Score> {
+    let functions = state.functions().filter(|function| function.enabled);
+    let scores = functions.filter_map(|function| {
+        let percentile = function.latest().spec.slo?.percentile;
+        let counts = state.score(&function.key).total;
+        Some(Score { function: function.key.clone(), percentile, counts })
+    });
+    scores.collect()
+}
+
+/// For the log, where the number changes.
+fn tell(last: Option<&Signal>, signal: &Signal) {
+    if last.is_some_and(|last| last.nodes_needed != signal.nodes_needed) {
+        let why: Vec<_> = signal.reasons.iter().map(ToString::to_string).collect();
+        let (needed, now) = (signal.nodes_needed, signal.nodes_now);
+        tracing::info!(needed, now, why = why.join("; "), "the number of nodes needed changes");
+    }
+}

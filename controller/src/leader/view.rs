@@ -1,0 +1,96 @@
+//! What the placement planner is told: what is wanted and what is placed, from the state; how far
+//! placements are and how busy nodes are, from the workers attached to this controller.
+
+use std::collections::BTreeMap;
+
+use millrace_cluster_state::{Function, Node, NodeStatus, Scheduling, State};
+use millrace_policy::placement::{self, NodeState, View};
+use millrace_types::{Bytes, NodeName};
+
+use super::load::Loads;
+use crate::fleet::readiness::revision_key;
+use crate::fleet::{Phase, Workers};
+
+/// The cluster as the planner sees it.
+pub(super) fn view(state: &State, workers: &Workers, loads: &Loads) -> View {
+    let functions = state.functions().map(|it| function(state, it, loads)).collect();
+    let nodes = state.nodes().map(|it| node(it, loads)).collect();
+    let placements = state.placements().map(|placement| {
+        let function = state.function(&placement.function);
+        let phase = function.map_or(placement::Phase::Preparing, |it| phase(it, &placement.node, workers));
+        placement::Placement { function: placement.function.clone(), node: placement.node.clone(), phase }
+    });
+    View { functions, nodes, placements: placements.collect() }
+}
+
+fn function(state: &State, function: &Function, loads: &Loads) -> placement::Function {
+    let models = || {
+        let served = function.served().iter();
+        served.filter_map(|revision| Some((revision, state.artifact(&revision.digest)?)))
+    };
+    // By digest: two revisions of one file need it once.
+    let needed: BTreeMap<_, _> = models().map(|(it, artifact)| (it.digest, artifact.model.weights)).collect();
+    placement::Function {
+        key: function.key.clone(),
+        enabled: function.enabled,
+        replicas: function.latest().spec.replicas,
+        models: needed.into_iter().map(|(digest, host)| placement::Model { digest, host }).collect(),
+        gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
+        load: loads.of_function(&function.key),
+    }
+}
+
+fn node(node: &Node, loads: &Loads) -> placement::Node {
+    placement::Node {
+        name: node.name.clone(),
+        state: match (node.status, node.scheduling) {
+            (NodeStatus::Lost, _) => NodeState::Lost,
+            (NodeStatus::Live, Scheduling::Schedulable) => NodeState::Schedulable,
+            (NodeStatus::Live, Scheduling::Cordoned) => NodeState::Cordoned,
+            (NodeStatus::Live, Scheduling::Draining) => NodeState::Draining,
+        },
+        host: node.host_memory,
+        gpu: node.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO),
+        gpus: u32::try_from(node.gpus.len()).unwrap_or(u32::MAX),
+        busy: loads.of_node(&node.name),
+    }
+}
+
+/// How far a node is with a function: as far as with its newest revision, and not ready while the
+/// one before is on its way, for clients that name it.
+fn phase(function: &Function, node: &NodeName, workers: &Workers) -> placement::Phase {
+    let worker = workers.get(node);
+    let of = |revision| worker.and_then(|worker| worker.phase(&revision_key(&function.key, revision)));
+    phase_of(of(function.latest()), function.served().iter().map(|revision| of(revision)))
+}
+
+fn phase_of(newest: Option<Phase>, mut served: impl Iterator<Item = Option<Phase>>) -> placement::Phase {
+    let settled = |phase| matches!(phase, Some(Phase::Ready | Phase::Failed(_)));
+    match newest {
+        Some(Phase::Failed(_)) => placement::Phase::Failed,
+        Some(Phase::Ready) if served.all(settled) => placement::Phase::Ready,
+        Some(Phase::Ready | Phase::Preparing) | None => placement::Phase::Preparing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_placement_is_as_far_as_its_newest_revision_and_waits_for_the_one_before() {
+        let failed = || Phase::Failed("why".into());
+        let check = |older, newest: Option<Phase>, expected| {
+            let served = [older, newest.clone()];
+            assert_eq!(phase_of(newest, served.clone().into_iter()), expected, "{served:?}");
+        };
+        use placement::Phase as Placed;
+        check(Some(Phase::Ready), Some(Phase::Ready), Placed::Ready);
+        check(Some(failed()), Some(Phase::Ready), Placed::Ready);
+        check(Some(Phase::Preparing), Some(Phase::Ready), Placed::Preparing);
+        check(None, Some(Phase::Ready), Placed::Preparing);
+        check(Some(Phase::Ready), Some(Phase::Preparing), Placed::Preparing);
+        check(Some(Phase::Ready), None, Placed::Preparing);
+        check(Some(Phase::Ready), Some(failed()), Placed::Failed);
+    }
+}

@@ -1,0 +1,230 @@
+//! When this controller stands for election.
+//!
+//! openraft 0.9 stands by itself after a time that it draws once per process: equal draws tie again
+//! and again (openraft#1838), and a follower that was away, or whose log is behind, raises the term
+//! and deposes a leader that the others hear well. So its own elections are off, and this stands in
+//! their place: in turn, after silence, and only when a majority would vote for it (the pre-vote of
+//! Ongaro's dissertation, §9.6). The election itself, and what it may decide, stay openraft's.
+//!
+//! ```text
+//!  leader silent for SILENCE + turn ─► ask all voters: would you? ─ majority ─► stand
+//!                                                    └─ no ─► ask again a little later
+//! ```
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use millrace_raft_store::LogId;
+use millrace_types::Failure;
+use openraft::ServerState;
+use openraft::error::Fatal;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::peers::{Lane, Peer};
+use super::replica::Replica;
+use super::route::stopped;
+use super::timing::{LEASE, SILENCE, TURN};
+
+/// How long a voter may take to say whether it would vote.
+const ASK_TIMEOUT: Duration = Duration::from_millis(200);
+/// How much each wait is lengthened by chance, so that what met once does not meet again.
+const JITTER_MS: std::ops::Range<u64> = 0..50;
+/// Elections lost in a row after which the wait grows no more: 2^3 times the silence.
+const LOST_MAX: u32 = 4;
+
+/// What an election depends on, as this controller has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Look {
+    state: ServerState,
+    voters: Vec<u64>,
+    /// When it last heard a leader or voted; `None` since it was started.
+    heard: Option<Instant>,
+    /// Whom it followed, or voted for.
+    vote_for: u64,
+    /// Whether that one was elected.
+    elected: bool,
+    last_log: Option<LogId>,
+}
+
+/// A question to a voter: would it vote for a log that ends here?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct WouldVote {
+    last_log: Option<LogId>,
+}
+
+/// How long this controller lets silence last; `None` while it does not stand at all.
+fn patience(look: &Look, own: u64) -> Option<Duration> {
+    if look.state == ServerState::Leader || !look.voters.contains(&own) {
+        return None;
+    }
+    if look.voters == [own] {
+        return Some(Duration::ZERO);
+    }
+    // In turn, among those that did not lead before: all of them count the same.
+    let before = |&&voter: &&u64| voter < own && !(look.elected && voter == look.vote_for);
+    let turn = u32::try_from(look.voters.iter().filter(before).count()).unwrap_or(u32::MAX);
+    Some(SILENCE + TURN * turn)
+}
+
+/// How much longer it waits after elections that nobody won: on disks that are slow enough, the
+/// same wait again would never see an end.
+fn penalty(lost: u32) -> Duration {
+    SILENCE * (2u32.pow(lost.saturating_sub(1)) - 1)
+}
+
+/// Whether a voter that sees this would vote for a log that ends at `last_log`.
+fn would_vote(look: &Look, last_log: Option<LogId>, now: Instant) -> bool {
+    let leased = look.elected && look.heard.is_some_and(|heard| now < heard + LEASE);
+    look.state != ServerState::Leader && !leased && last_log >= look.last_log
+}
+
+/// Stands for election whenever it is time, until stopped.
+pub(crate) async fn run_until(stop: CancellationToken, replica: Replica, seed: u64) {
+    // A seed of its own: controllers that were given the same one must not draw the same.
+    let rng = StdRng::seed_from_u64(seed ^ replica.id().0.rotate_left(32));
+    if let Some(Err(error)) = stop.run_until_cancelled(run(replica, rng)).await {
+        tracing::debug!(%error, "elections end with raft");
+    }
+}
+
+async fn run(replica: Replica, mut rng: StdRng) -> Result<(), Fatal<u64>> {
+    let started = Instant::now();
+    let own = replica.id().0;
+    let mut jitter = || Duration::from_millis(rng.random_range(JITTER_MS));
+    let mut extra = jitter();
+    let mut lost = 0;
+    loop {
+        let look = replica.look().await?;
+        if look.elected {
+            lost = 0;
+        }
+        let Some(patience) = patience(&look, own) else {
+            replica.until_not_leading().await?;
+            continue;
+        };
+        let due = look.heard.unwrap_or(started) + patience + penalty(lost) + extra;
+        if Instant::now() < due {
+            tokio::time::sleep_until(due).await;
+            continue;
+        }
+        extra = jitter();
+        if !replica.majority_would_vote(&look).await {
+            tokio::time::sleep(TURN / 2 + jitter()).await;
+            continue;
+        }
+        tracing::info!("no leader is heard and a majority would vote: standing for election");
+        replica.raft.trigger().elect().await?;
+        lost = (lost + 1).min(LOST_MAX);
+    }
+}
+
+impl Replica {
+    /// Waits for what openraft has to do first: what a stalled disk kept waiting, heartbeats among
+    /// it, is heard before it is found missing.
+    async fn look(&self) -> Result<Look, Fatal<u64>> {
+        let asked = self.raft.with_raft_state(|state| {
+            let vote = state.vote_ref();
+            (state.server_state, state.vote_last_modified(), vote.leader_id().node_id, vote.is_committed())
+        });
+        let (state, heard, vote_for, elected) = asked.await?;
+        let mut voters: Vec<u64> = self.membership().voter_ids().collect();
+        voters.sort_unstable();
+        let last_log = self.raft.data_metrics().borrow().last_log;
+        Ok(Look { state, voters, heard, vote_for, elected, last_log })
+    }
+
+    /// Waits until this controller may have to stand: it leads no more, or became a voter.
+    async fn until_not_leading(&self) -> Result<(), Fatal<u64>> {
+        let mut metrics = self.raft.server_metrics();
+        let (state, log) = {
+            let metrics = metrics.borrow();
+            (metrics.state, *metrics.membership_config.log_id())
+        };
+        let changed = metrics.wait_for(|it| it.state != state || *it.membership_config.log_id() != log);
+        changed.await.map(|_| ()).map_err(|_| Fatal::Stopped)
+    }
+
+    /// Asks every voter; says so as soon as a majority would.
+    async fn majority_would_vote(&self, look: &Look) -> bool {
+        let needed = look.voters.len() / 2 + 1;
+        let mut others = self.others(Lane::Requests);
+        others.retain(|peer| look.voters.contains(&peer.id()));
+        let question = WouldVote { last_log: look.last_log };
+        let mut asked: FuturesUnordered<_> = others.into_iter().map(|peer| ask(peer, question)).collect();
+        let mut would = 1;
+        while would < needed {
+            match asked.next().await {
+                Some(answer) => would += usize::from(answer),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether this controller would vote.
+    pub(super) async fn would_vote_here(&self, question: WouldVote) -> Result<bool, Failure> {
+        let look = self.look().await.map_err(|error| stopped(&error))?;
+        Ok(would_vote(&look, question.last_log, Instant::now()))
+    }
+}
+
+async fn ask(peer: Peer, question: WouldVote) -> bool {
+    let asked = peer.call(ASK_TIMEOUT, &question, async |mut client, message| client.pre_vote(message).await);
+    let answer: Result<bool, Failure> = asked.await;
+    answer.unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::CommittedLeaderId;
+
+    use super::*;
+
+    fn log(term: u64, index: u64) -> Option<LogId> {
+        Some(LogId::new(CommittedLeaderId::new(term, 1), index))
+    }
+
+    fn follower(voters: &[u64], leader: u64) -> Look {
+        Look {
+            state: ServerState::Follower,
+            voters: voters.to_vec(),
+            heard: None,
+            vote_for: leader,
+            elected: true,
+            last_log: log(2, 10),
+        }
+    }
+
+    #[test]
+    fn the_followers_stand_in_turn_and_nobody_else_does() {
+        let three = |leader, own| patience(&follower(&[1, 2, 3], leader), own);
+        assert_eq!([three(1, 2), three(1, 3)], [Some(SILENCE), Some(SILENCE + TURN)]);
+        assert_eq!([three(2, 1), three(2, 3)], [Some(SILENCE), Some(SILENCE + TURN)]);
+        assert_eq!([three(3, 1), three(3, 2)], [Some(SILENCE), Some(SILENCE + TURN)]);
+        assert_eq!(three(1, 4), None, "a learner");
+        assert_eq!(patience(&follower(&[1], 1), 1), Some(Duration::ZERO), "nobody to wait for");
+        let leader = Look { state: ServerState::Leader, ..follower(&[1, 2, 3], 1) };
+        assert_eq!(patience(&leader, 1), None);
+        let penalties = [0, 1, 2, 3, LOST_MAX].map(penalty);
+        assert_eq!(penalties, [0, 0, 1, 3, 7].map(|times| SILENCE * times));
+    }
+
+    #[test]
+    fn a_voter_that_hears_its_leader_or_has_more_of_the_log_would_not_vote() {
+        let now = Instant::now();
+        let silent = Look { heard: Some(now), ..follower(&[1, 2, 3], 1) };
+        assert!(!would_vote(&silent, log(2, 10), now + LEASE - Duration::from_millis(1)));
+        assert!(would_vote(&silent, log(2, 10), now + LEASE));
+        assert!(!would_vote(&silent, log(2, 9), now + LEASE));
+        assert!(!would_vote(&silent, log(1, 99), now + LEASE), "an earlier term's log is older");
+        let voted = Look { elected: false, ..silent.clone() };
+        assert!(would_vote(&voted, log(2, 10), now), "that one may never win");
+        let leader = Look { state: ServerState::Leader, ..silent };
+        assert!(!would_vote(&leader, log(9, 99), now + LEASE));
+    }
+}

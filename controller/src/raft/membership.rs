@@ -1,0 +1,199 @@
+//! Changes of the group, made by its leader: members that join, learners that become voters, and
+//! members that go. What is safe is decided in [`super::rules`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_proto::raft::{JoinIntent as Intent, JoinRequest, JoinResponse};
+use millrace_raft_store::{ClusterConfig, Member};
+use millrace_types::{Failure, Reason};
+use openraft::ChangeMembers;
+use openraft::error::{ClientWriteError, RaftError};
+use openraft::raft::ClientWriteResponse;
+use serde::{Deserialize, Serialize};
+
+use super::codec::check_protocol;
+use super::peers::Peer;
+use super::replica::{Leader, Replica};
+use super::route::{nobody_leads, stopped};
+use super::rules::{self, Change, Group, Step};
+
+/// How long a change of the group may take: two entries that a majority has.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long another controller's answer about one may take on top.
+const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT.saturating_add(Duration::from_secs(1));
+
+type Written = Result<ClientWriteResponse<ClusterConfig>, RaftError<u64, ClientWriteError<u64, Member>>>;
+
+/// The group after a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Members {
+    members: BTreeMap<u64, Member>,
+    voters: BTreeSet<u64>,
+    warnings: Vec<String>,
+}
+
+impl From<Members> for api::ChangeMembershipResponse {
+    fn from(group: Members) -> Self {
+        let members = group.members.iter().map(|(&id, member)| api::Member {
+            id,
+            internal_address: member.address.clone(),
+            voter: group.voters.contains(&id),
+        });
+        Self { members: members.collect(), warnings: group.warnings }
+    }
+}
+
+impl Replica {
+    /// Changes the group, if that is safe.
+    ///
+    /// # Errors
+    /// `MEMBERSHIP_REFUSED` says why it is not; `NO_LEADER`, with `may_have_executed` when the change
+    /// may come into force all the same.
+    pub(crate) async fn change_group(&self, change: Change) -> Result<Members, Failure> {
+        let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
+        let mut attempts = self.attempts();
+        loop {
+            let tried = match self.leader() {
+                Leader::Here => self.change_here(change).await,
+                Leader::There(leader) => forward(&leader, change).await,
+                Leader::Unknown => Err(nobody_leads()),
+            };
+            match tried {
+                Err(failure) if again(&failure) && attempts.another().await => {}
+                changed => return changed,
+            }
+        }
+    }
+
+    /// Changes the group as its leader.
+    pub(super) async fn change_here(&self, change: Change) -> Result<Members, Failure> {
+        if self.leading_term().is_none() {
+            return Err(nobody_leads());
+        }
+        let group = self.group().await;
+        let only = |id| BTreeSet::from([id]);
+        let changes = match rules::check(&group, change)? {
+            Step::Nothing => None,
+            Step::AddVoter(id) => Some(ChangeMembers::AddVoterIds(only(id))),
+            Step::RemoveVoter(id) => Some(ChangeMembers::RemoveVoters(only(id))),
+            Step::RemoveLearner(id) => Some(ChangeMembers::RemoveNodes(only(id))),
+        };
+        if let Some(changes) = changes {
+            tracing::info!(?change, "changing the group");
+            in_time(self.raft.change_membership(changes, false)).await?;
+        }
+        let membership = self.membership();
+        let voters: BTreeSet<u64> = membership.voter_ids().collect();
+        let warnings = rules::warnings(&voters, &group.reachable);
+        let members = membership.nodes().map(|(&id, member)| (id, member.clone())).collect();
+        Ok(Members { members, voters, warnings })
+    }
+
+    /// Ends a change that a leader before this one left half done. It keeps who was to go as a
+    /// learner: who that was is not known any more.
+    pub(super) async fn finish_change(&self) -> Result<(), Failure> {
+        in_time(self.raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true)).await
+    }
+
+    async fn group(&self) -> Group {
+        let statuses = self.statuses().await;
+        let own = self.own_status();
+        let membership = self.membership();
+        let ids = || membership.nodes().map(|(&id, _)| id);
+        Group {
+            leader: self.id().0,
+            voters: membership.voter_ids().collect(),
+            learners: membership.learner_ids().collect(),
+            reachable: ids().filter(|id| matches!(statuses.get(id), Some(Ok(_)))).collect(),
+            lag: ids().filter_map(|id| Some((id, own.lag(id)?))).collect(),
+        }
+    }
+
+    /// Takes a controller in as a learner, or notes where it moved to. Says who leads when this
+    /// one does not.
+    pub(super) async fn join(&self, request: JoinRequest) -> Result<JoinResponse, Failure> {
+        check_protocol(request.protocol_version)?;
+        let cluster = self.own().cluster.to_string();
+        if !request.cluster_id.is_empty() && request.cluster_id != cluster {
+            let message = format!(
+                "controller {} belongs to cluster {} and this is {cluster}: give it a data directory of its own",
+                request.id, request.cluster_id
+            );
+            return Err(Failure::new(Reason::PeerMismatch, message));
+        }
+        let leader_address = match self.leader() {
+            Leader::Here => String::new(),
+            Leader::There(leader) => leader.address,
+            Leader::Unknown => return Err(nobody_leads()),
+        };
+        if leader_address.is_empty() {
+            self.admit(&request).await?;
+        }
+        Ok(JoinResponse { cluster_id: cluster, leader_address })
+    }
+
+    async fn admit(&self, request: &JoinRequest) -> Result<(), Failure> {
+        let membership = self.membership();
+        let known = membership.get_node(&request.id);
+        rules::admit(request.id, &request.directory, known.map(|known| known.directory.as_str()))?;
+        let member = Member { address: request.address.clone(), directory: request.directory.clone() };
+        let intent = request.intent();
+        match known {
+            _ if intent == Intent::Check => Ok(()),
+            Some(known) if *known == member => Ok(()),
+            None if intent == Intent::Moved => Err(Failure::new(
+                Reason::MembershipRefused,
+                format!(
+                    "controller {} was removed from the group: stop it, and start one with an empty data directory and another id in its place",
+                    request.id
+                ),
+            )),
+            None => {
+                tracing::info!(
+                    id = request.id,
+                    address = request.address,
+                    build = request.build,
+                    "a controller joins"
+                );
+                in_time(self.raft.add_learner(request.id, member, false)).await
+            }
+            Some(_) => {
+                tracing::info!(id = request.id, address = request.address, "a controller moved");
+                let moved = BTreeMap::from([(request.id, member)]);
+                in_time(self.raft.change_membership(ChangeMembers::SetNodes(moved), true)).await
+            }
+        }
+    }
+}
+
+async fn forward(leader: &Peer, change: Change) -> Result<Members, Failure> {
+    let asked =
+        leader.call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
+    asked.await
+}
+
+/// Waits for a change of the membership.
+async fn in_time(change: impl Future<Output = Written>) -> Result<(), Failure> {
+    match tokio::time::timeout(CHANGE_TIMEOUT, change).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_)))) => {
+            Err(nobody_leads().after_execution())
+        }
+        Ok(Err(RaftError::APIError(ClientWriteError::ChangeMembershipError(error)))) => Err(Failure {
+            retryable: true,
+            ..Failure::new(
+                Reason::MembershipRefused,
+                format!("the group cannot be changed now ({error}): try again soon"),
+            )
+        }),
+        Ok(Err(RaftError::Fatal(error))) => Err(stopped(&error)),
+        Err(_) => {
+            let message = format!(
+                "no majority of controllers confirmed the change within {CHANGE_TIMEOUT:?}: it may still come into force; see 'millrace cluster status'"
+            );
+            Err(Failure::new(Reason::NoLeader, message).after_execution())
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Which changes of the group are safe. Pure: what is known of the group goes in, a refusal that
+//! says what to do comes out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_types::{Failure, Reason};
+use serde::{Deserialize, Serialize};
+
+/// The most voters: each one more makes every write wait for more disks.
+pub(super) const VOTERS_MAX: usize = 5;
+/// How many entries a learner may be behind to be promoted: what it cannot have heard of yet while
+/// writes go on. Counted with it, a majority must not wait for it to catch up.
+pub(super) const PROMOTION_LAG_MAX: u64 = 1_000;
+
+/// A change of the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Change {
+    /// A learner becomes a voter.
+    Promote(u64),
+    /// A member is one no longer.
+    Remove(u64),
+}
+
+/// The group as its leader knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) leader: u64,
+    pub(super) voters: BTreeSet<u64>,
+    pub(super) learners: BTreeSet<u64>,
+    /// Members that answer, the leader among them.
+    pub(super) reachable: BTreeSet<u64>,
+    /// Entries that each member is behind; absent when nothing is known of it.
+    pub(super) lag: BTreeMap<u64, u64>,
+}
+
+/// What a change does, once it was found safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Is so already.
+    Nothing,
+    AddVoter(u64),
+    RemoveVoter(u64),
+    RemoveLearner(u64),
+}
+
+/// Whether a change is safe, and what it comes to.
+pub(super) fn check(group: &Group, change: Change) -> Result<Step, Failure> {
+    match change {
+        Change::Promote(id) => promote(group, id),
+        Change::Remove(id) => remove(group, id),
+    }
+}
+
+fn promote(group: &Group, id: u64) -> Result<Step, Failure> {
+    if group.voters.contains(&id) {
+        return Ok(Step::Nothing);
+    }
+    if !group.learners.contains(&id) {
+        return unknown(id);
+    }
+    if group.voters.len() >= VOTERS_MAX {
+        return refused(format!("there are {VOTERS_MAX} voters already: remove one first"));
+    }
+    match group.lag.get(&id) {
+        Some(&lag) if lag <= PROMOTION_LAG_MAX => Ok(Step::AddVoter(id)),
+        Some(lag) => lagging(format!(
+            "controller {id} is {lag} entries behind and may be {PROMOTION_LAG_MAX}: wait until it caught up"
+        )),
+        None => lagging(format!(
+            "controller {id} has not taken anything from the leader yet: make sure that it runs, and wait"
+        )),
+    }
+}
+
+fn remove(group: &Group, id: u64) -> Result<Step, Failure> {
+    if group.learners.contains(&id) {
+        return Ok(Step::RemoveLearner(id));
+    }
+    if !group.voters.contains(&id) {
+        return unknown(id);
+    }
+    if group.voters.len() == 1 {
+        return refused(format!("controller {id} is the last voter: the cluster would be gone"));
+    }
+    if group.leader == id {
+        return refused(format!(
+            "controller {id} leads: let another lead first ('millrace cluster transfer')"
+        ));
+    }
+    let left: BTreeSet<u64> = group.voters.iter().copied().filter(|&voter| voter != id).collect();
+    let up = left.intersection(&group.reachable).count();
+    if up <= left.len() / 2 {
+        return refused(format!(
+            "of the voters that would be left, only {up} of {} answer: without a majority nothing could be written any more; bring one back first",
+            left.len()
+        ));
+    }
+    Ok(Step::RemoveVoter(id))
+}
+
+fn unknown<T>(id: u64) -> Result<T, Failure> {
+    refused(format!("there is no controller {id} in the group: list them with 'millrace cluster status'"))
+}
+
+fn refused<T>(message: String) -> Result<T, Failure> {
+    Err(Failure::new(Reason::MembershipRefused, message))
+}
+
+fn lagging<T>(message: String) -> Result<T, Failure> {
+    Err(Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) })
+}
+
+/// Whether a controller that announces itself may be taken for the member of its number.
+/// `known` is the data directory that the group knows for it.
+pub(super) fn admit(id: u64, directory: &str, known: Option<&str>) -> Result<(), Failure> {
+    if id == 0 {
+        return refused("controllers are numbered from 1: give this one another id".to_owned());
+    }
+    match known {
+        Some(known) if known != directory => {
+            let message = format!(
+                "controller {id} is a member already, with another data directory: one that lost its directory may have forgotten what it voted for and what it acknowledged, and must not come back as itself; remove it ('millrace cluster remove {id}') and start this one with an id that was never used"
+            );
+            Err(Failure::new(Reason::PeerMismatch, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What an operator should know of a group with these voters, of which these answer.
+pub(super) fn warnings(voters: &BTreeSet<u64>, reachable: &BTreeSet<u64>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let (all, up) = (voters.len(), voters.intersection(reachable).count());
+    if all > 0 && all.is_multiple_of(2) {
+        warnings.push(format!(
+            "{all} voters survive the loss of {}, as {} would: run 1, 3 or 5",
+            (all - 1) / 2,
+            all - 1
+        ));
+    }
+    if up <= all / 2 {
+        warnings.push(format!("{up} of {all} voters answer: without a majority nothing can be written"));
+    } else if up < all && up == all / 2 + 1 {
+        warnings.push(format!("{up} of {all} voters answer: one more lost, and nothing can be written"));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(voters: &[u64], learners: &[u64], reachable: &[u64]) -> Group {
+        Group {
+            leader: 1,
+            voters: voters.iter().copied().collect(),
+            learners: learners.iter().copied().collect(),
+            reachable: reachable.iter().copied().collect(),
+            lag: reachable.iter().map(|&id| (id, 0)).collect(),
+        }
+    }
+
+    fn refusal(group: &Group, change: Change) -> String {
+        let failure = check(group, change).unwrap_err();
+        assert_eq!(failure.reason, Reason::MembershipRefused);
+        failure.message
+    }
+
+    #[test]
+    fn only_a_learner_that_has_the_log_is_promoted() {
+        let mut three = group(&[1, 2], &[3, 4], &[1, 2, 3]);
+        assert_eq!(check(&three, Change::Promote(3)), Ok(Step::AddVoter(3)));
+        assert_eq!(check(&three, Change::Promote(2)), Ok(Step::Nothing));
+        three.lag.insert(3, PROMOTION_LAG_MAX + 1);
+        let lagging = check(&three, Change::Promote(3)).unwrap_err();
+        assert!(lagging.retryable && lagging.message.contains("1001 entries behind"), "{lagging}");
+        assert!(check(&three, Change::Promote(4)).unwrap_err().retryable);
+        assert!(refusal(&three, Change::Promote(9)).contains("no controller 9"));
+        let full = group(&[1, 2, 3, 4, 5], &[6], &[1, 2, 3, 4, 5, 6]);
+        assert!(refusal(&full, Change::Promote(6)).contains("5 voters already"));
+    }
+
+    #[test]
+    fn nothing_is_removed_that_the_group_cannot_do_without() {
+        assert!(refusal(&group(&[1], &[], &[1]), Change::Remove(1)).contains("last voter"));
+        let three = group(&[1, 2, 3], &[4], &[1, 2, 3]);
+        assert!(refusal(&three, Change::Remove(1)).contains("transfer"));
+        assert!(refusal(&three, Change::Remove(7)).contains("no controller 7"));
+        assert_eq!(check(&three, Change::Remove(4)), Ok(Step::RemoveLearner(4)));
+        assert_eq!(check(&three, Change::Remove(3)), Ok(Step::RemoveVoter(3)));
+        let one_down = group(&[1, 2, 3], &[], &[1, 2]);
+        assert_eq!(check(&one_down, Change::Remove(3)), Ok(Step::RemoveVoter(3)), "the dead one");
+        assert!(refusal(&one_down, Change::Remove(2)).contains("only 1 of 2"), "not the one that lives");
+    }
+
+    #[test]
+    fn a_member_with_another_directory_is_not_that_member() {
+        assert_eq!(admit(2, "b", None), Ok(()));
+        assert_eq!(admit(2, "b", Some("b")), Ok(()));
+        let wiped = admit(2, "new", Some("b")).unwrap_err();
+        assert_eq!(wiped.reason, Reason::PeerMismatch);
+        assert!(wiped.message.contains("millrace cluster remove 2"), "{wiped}");
+        assert!(admit(0, "b", None).is_err());
+    }
+
+    #[test]
+    fn warns_of_even_groups_and_of_majorities_that_hang_by_one() {
+        let check = |voters: &[u64], reachable: &[u64], expected: &[&str]| {
+            let group = group(voters, &[], reachable);
+            let found = warnings(&group.voters, &group.reachable);
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            assert!(found.iter().zip(expected).all(|(found, part)| found.contains(part)), "{found:?}");
+        };
+        check(&[1], &[1], &[]);
+        check(&[1, 2, 3], &[1, 2, 3], &[]);
+        check(&[1, 2], &[1, 2], &["run 1, 3 or 5"]);
+        check(&[1, 2, 3], &[1, 3], &["one more lost"]);
+        check(&[1, 2, 3], &[2], &["without a majority"]);
+    }
+}

@@ -1,0 +1,184 @@
+//! How far each controller is, as they say themselves. Answered with no quorum too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures::future::join_all;
+use millrace_cluster_state::CLUSTER_VERSION;
+use millrace_proto::BUILD;
+use millrace_proto::admin as api;
+use millrace_raft_store::{LogId, Member};
+use millrace_types::Failure;
+use openraft::{Membership, ServerState};
+use serde::{Deserialize, Serialize};
+
+use super::duties::is_joint;
+use super::peers::{Lane, Peer};
+use super::replica::Replica;
+use super::route::stopped;
+use super::rules;
+
+/// How long a controller may take to say how far it is: one that does not counts as unreachable.
+const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What one controller says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PeerStatus {
+    role: Role,
+    pub(super) leader: Option<u64>,
+    term: u64,
+    last_log: u64,
+    last_applied: u64,
+    snapshot: u64,
+    /// What a leader knows each member to have.
+    matched: Option<BTreeMap<u64, Option<u64>>>,
+    build: String,
+    client_address: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Role {
+    Leader,
+    Follower,
+    Candidate,
+    Learner,
+}
+
+impl PeerStatus {
+    /// The entries that a member lacks, if this is a leader that heard of it.
+    pub(super) fn lag(&self, id: u64) -> Option<u64> {
+        let matched = self.matched.as_ref()?.get(&id).copied().flatten()?;
+        Some(self.last_log.saturating_sub(matched))
+    }
+}
+
+impl From<Role> for api::ControllerRole {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Leader => Self::Leader,
+            Role::Follower => Self::Follower,
+            Role::Candidate => Self::Candidate,
+            Role::Learner => Self::Learner,
+        }
+    }
+}
+
+impl Replica {
+    /// What this controller says of itself.
+    pub(super) fn own_status(&self) -> PeerStatus {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        let index = |position: Option<LogId>| position.map_or(0, |position| position.index);
+        let role = match metrics.state {
+            ServerState::Leader => Role::Leader,
+            ServerState::Candidate => Role::Candidate,
+            ServerState::Learner => Role::Learner,
+            ServerState::Follower | ServerState::Shutdown => Role::Follower,
+        };
+        let matched = metrics.replication.as_ref().map(|replication| {
+            replication.iter().map(|(&id, matched)| (id, matched.map(|matched| matched.index))).collect()
+        });
+        PeerStatus {
+            role,
+            leader: metrics.current_leader,
+            term: metrics.current_term,
+            last_log: metrics.last_log_index.unwrap_or(0),
+            last_applied: index(metrics.last_applied),
+            snapshot: index(metrics.snapshot),
+            matched,
+            build: BUILD.into(),
+            client_address: self.client_address.to_string(),
+        }
+    }
+
+    /// The same, for others. One whose log has halted counts as not there: it takes no part.
+    pub(super) fn sound_status(&self) -> Result<PeerStatus, Failure> {
+        match &self.raft.metrics().borrow().running_state {
+            Ok(()) => {}
+            Err(error) => return Err(stopped(error)),
+        }
+        Ok(self.own_status())
+    }
+
+    /// What every member says of itself, asked all at once.
+    pub(super) async fn statuses(&self) -> BTreeMap<u64, Result<PeerStatus, Failure>> {
+        let asked = join_all(self.others(Lane::Requests).into_iter().map(ask)).await;
+        let own = (self.id().0, self.sound_status());
+        asked.into_iter().chain([own]).collect()
+    }
+
+    /// The whole group, as far as it answers.
+    pub(crate) async fn cluster_status(&self) -> api::ClusterStatus {
+        let statuses = self.statuses().await;
+        let membership = self.membership();
+        view(self, &membership, &statuses)
+    }
+}
+
+async fn ask(peer: Peer) -> (u64, Result<PeerStatus, Failure>) {
+    let status =
+        peer.call(STATUS_TIMEOUT, &(), async |mut client, message| client.get_status(message).await).await;
+    (peer.id(), status)
+}
+
+fn view(
+    replica: &Replica,
+    membership: &Membership<u64, Member>,
+    statuses: &BTreeMap<u64, Result<PeerStatus, Failure>>,
+) -> api::ClusterStatus {
+    let answers = || statuses.iter().filter_map(|(&id, status)| Some((id, status.as_ref().ok()?)));
+    // Two may think so for a moment: the later term is right.
+    let leader = answers().filter(|(_, it)| it.role == Role::Leader).max_by_key(|(_, it)| it.term);
+    let voters: BTreeSet<u64> = membership.voter_ids().collect();
+    let reachable: BTreeSet<u64> = answers().map(|(id, _)| id).collect();
+    let up = voters.intersection(&reachable).count();
+    let controllers = membership.nodes().map(|(&id, member)| {
+        controller(id, member, voters.contains(&id), statuses.get(&id), leader.map(|(_, it)| it))
+    });
+    api::ClusterStatus {
+        cluster_id: replica.own().cluster.to_string(),
+        cluster_version: CLUSTER_VERSION,
+        answered_by: replica.id().0,
+        leader: leader.map_or(0, |(id, _)| id),
+        term: answers().map(|(_, it)| it.term).max().unwrap_or(0),
+        controllers: controllers.collect(),
+        quorum: leader.is_some() && up > voters.len() / 2,
+        changing: is_joint(membership),
+        warnings: rules::warnings(&voters, &reachable),
+    }
+}
+
+fn controller(
+    id: u64,
+    member: &Member,
+    voter: bool,
+    status: Option<&Result<PeerStatus, Failure>>,
+    leader: Option<&PeerStatus>,
+) -> api::Controller {
+    let lag = leader.and_then(|leader| leader.lag(id));
+    let known = api::Controller {
+        id,
+        internal_address: member.address.clone(),
+        voter,
+        directory: member.directory.clone(),
+        matched_index: leader.zip(lag).map(|(leader, lag)| leader.last_log - lag),
+        lag,
+        ..api::Controller::default()
+    };
+    match status {
+        Some(Ok(status)) => api::Controller {
+            reachable: true,
+            role: api::ControllerRole::from(status.role).into(),
+            client_address: status.client_address.clone(),
+            build: status.build.clone(),
+            term: status.term,
+            last_log_index: status.last_log,
+            last_applied_index: status.last_applied,
+            snapshot_index: status.snapshot,
+            ..known
+        },
+        Some(Err(failure)) => api::Controller { unreachable_reason: failure.message.clone(), ..known },
+        // It joined while the others were asked.
+        None => api::Controller { unreachable_reason: "not asked yet".into(), ..known },
+    }
+}

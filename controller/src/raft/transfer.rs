@@ -1,0 +1,193 @@
+//! Leadership handed over on purpose. openraft 0.9 has no call for it, so: writes are held, the
+//! successor gets all of the log, and is asked to stand. Its first vote request is refused while the
+//! leader's lease lasts, and shows the leader a later term, so that it steps down; the next one, by
+//! then, is granted.
+
+use std::time::Duration;
+
+use millrace_raft_store::Member;
+use millrace_types::{Failure, Reason};
+use openraft::{RaftMetrics, ServerState};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::peers::{Lane, Peer};
+use super::proposer::BATCHES_IN_FLIGHT;
+use super::replica::{Leader, Replica};
+use super::route::{nobody_leads, stopped};
+
+/// How long the successor may take to get the end of the log.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it may take to be elected.
+const ELECTION_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long between its attempts: a vote made durable twice, and the way there and back.
+const ELECTION_PAUSE: Duration = Duration::from_millis(100);
+/// How long its answer may take on top.
+const ANSWER_TIMEOUT: Duration = ELECTION_TIMEOUT.saturating_add(Duration::from_secs(1));
+/// How many entries behind a voter may be to succeed: what is missing is sent while writes wait.
+const SUCCESSOR_LAG_MAX: u64 = 10_000;
+
+/// How long another controller may take to answer for a whole transfer.
+const FORWARD_TIMEOUT: Duration =
+    CATCH_UP_TIMEOUT.saturating_add(ANSWER_TIMEOUT).saturating_add(ANSWER_TIMEOUT);
+
+/// Who leads after a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Led {
+    pub(crate) leader: u64,
+    pub(crate) term: u64,
+}
+
+impl Replica {
+    /// Lets a voter lead; 0 is the one that has most of the log.
+    ///
+    /// # Errors
+    /// As [`Self::transfer_here`].
+    pub(crate) async fn transfer(&self, successor: u64) -> Result<Led, Failure> {
+        let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
+        let mut attempts = self.attempts();
+        loop {
+            let tried = match self.leader() {
+                Leader::Here => self.transfer_here(successor).await,
+                Leader::There(leader) => forward(&leader, successor).await,
+                Leader::Unknown => Err(nobody_leads()),
+            };
+            match tried {
+                Err(failure) if again(&failure) && attempts.another().await => {}
+                led => return led,
+            }
+        }
+    }
+
+    /// Hands leadership to a voter; 0 is the one that has most of the log.
+    ///
+    /// # Errors
+    /// `MEMBERSHIP_REFUSED` when it cannot lead; `NO_LEADER` when it was not elected in time: then
+    /// somebody else leads, or nobody yet.
+    pub(crate) async fn transfer_here(&self, successor: u64) -> Result<Led, Failure> {
+        let successor = self.successor(successor).await?;
+        if successor == self.id().0 {
+            return Ok(self.led());
+        }
+        let membership = self.membership();
+        let member = membership.get_node(&successor).ok_or_else(nobody_leads)?;
+        let peer = self.peers.peer(successor, member, Lane::Requests);
+        tracing::info!(successor, "handing leadership over");
+        // No entry may come after the last one that the successor gets: with all the places taken
+        // none is on its way, and writes wait until this is over, whoever leads then.
+        let held = tokio::time::timeout(CATCH_UP_TIMEOUT, self.in_flight.acquire_many(BATCHES_IN_FLIGHT));
+        let _held = held.await.map_err(|_| {
+            let message = format!(
+                "the writes under way did not end within {CATCH_UP_TIMEOUT:?}: leadership stays; try again"
+            );
+            Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) }
+        })?;
+        self.send_all(successor).await?;
+        let led = tokio::select! {
+            taken = take_over(&peer) => taken?,
+            never = self.step_down() => match never {},
+        };
+        tracing::info!(leader = led.leader, term = led.term, "leadership is handed over");
+        Ok(led)
+    }
+
+    fn led(&self) -> Led {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        Led { leader: metrics.current_leader.unwrap_or(0), term: metrics.current_term }
+    }
+
+    /// Checks who was named, or chooses.
+    async fn successor(&self, named: u64) -> Result<u64, Failure> {
+        let refused = |message: String| Err(Failure::new(Reason::MembershipRefused, message));
+        if self.leading_term().is_none() {
+            return Err(nobody_leads());
+        }
+        let own = self.id().0;
+        if named == own {
+            return Ok(own);
+        }
+        let statuses = self.statuses().await;
+        let answers = |id: u64| matches!(statuses.get(&id), Some(Ok(_)));
+        let (membership, status) = (self.membership(), self.own_status());
+        let others = || membership.voter_ids().filter(|&id| id != own);
+        if named == 0 {
+            let best = others().filter(|&id| answers(id)).filter_map(|id| Some((status.lag(id)?, id))).min();
+            return match best {
+                Some((_, id)) => Ok(id),
+                None => refused("no other voter answers that could lead: start or add one first".to_owned()),
+            };
+        }
+        if !others().any(|id| id == named) {
+            return refused(format!("controller {named} is no voter: only a voter can lead"));
+        }
+        if !answers(named) {
+            return refused(format!("controller {named} does not answer: start it first"));
+        }
+        match status.lag(named) {
+            Some(lag) if lag <= SUCCESSOR_LAG_MAX => Ok(named),
+            _ => refused(format!("controller {named} is too far behind to lead: wait until it caught up")),
+        }
+    }
+
+    /// Waits until a member has the whole log.
+    async fn send_all(&self, id: u64) -> Result<(), Failure> {
+        let all = |metrics: &RaftMetrics<u64, Member>| {
+            let matched = metrics.replication.as_ref().and_then(|it| it.get(&id).copied().flatten());
+            matched.map(|matched| matched.index) >= metrics.last_log_index
+        };
+        let sent = self.raft.wait(Some(CATCH_UP_TIMEOUT)).metrics(all, "the successor has the log").await;
+        sent.map(|_| ()).map_err(|_| {
+            let message = format!(
+                "controller {id} did not get the end of the log within {CATCH_UP_TIMEOUT:?}: leadership stays; try again when it caught up"
+            );
+            Failure { retryable: true, ..Failure::new(Reason::MembershipRefused, message) }
+        })
+    }
+
+    /// Sends heartbeats until one is answered with a later term: that ends this leadership.
+    async fn step_down(&self) -> std::convert::Infallible {
+        while self.leading_term().is_some() && self.raft.trigger().heartbeat().await.is_ok() {
+            tokio::time::sleep(ELECTION_PAUSE / 4).await;
+        }
+        std::future::pending().await
+    }
+
+    /// Hands leadership to whoever can take it, if this controller leads and somebody can: it is
+    /// about to go down, and others should not have to find out by its silence.
+    pub(crate) async fn give_up_leadership(&self) {
+        if self.leading_term().is_none() || self.membership().voter_ids().count() < 2 {
+            return;
+        }
+        if let Err(failure) = self.transfer_here(0).await {
+            tracing::info!(error = failure.message, "going down as leader: the others elect another");
+        }
+    }
+
+    /// Stands for election until this controller leads: the leader asked for it.
+    pub(super) async fn take_over_here(&self) -> Result<Led, Failure> {
+        let until = Instant::now() + ELECTION_TIMEOUT;
+        while Instant::now() < until {
+            self.raft.trigger().elect().await.map_err(|error| stopped(&error))?;
+            let leads = self.raft.wait(Some(ELECTION_PAUSE)).state(ServerState::Leader, "leads").await;
+            if leads.is_ok() {
+                return Ok(self.led());
+            }
+        }
+        let message = format!(
+            "controller {} was not elected within {ELECTION_TIMEOUT:?}: see 'millrace cluster status' for who leads",
+            self.id().0
+        );
+        Err(Failure::new(Reason::NoLeader, message).after_execution())
+    }
+}
+
+async fn forward(leader: &Peer, successor: u64) -> Result<Led, Failure> {
+    let asked =
+        leader.call(FORWARD_TIMEOUT, &successor, async |mut client, message| client.transfer(message).await);
+    asked.await
+}
+
+async fn take_over(peer: &Peer) -> Result<Led, Failure> {
+    peer.call(ANSWER_TIMEOUT, &(), async |mut client, message| client.take_over(message).await).await
+}

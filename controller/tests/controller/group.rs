@@ -1,0 +1,388 @@
+//! Three controllers in one process, over loopback, through the interfaces that people use.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_cluster_state::ControllerId;
+use millrace_controller::{Controller, ControllerConfig, JoinAs, Start, Tcp};
+use millrace_proto::admin as api;
+use millrace_proto::admin::admin_client::AdminClient;
+use millrace_proto::status::from_status;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_control_client::WorkerControlClient;
+use millrace_types::{Digest, Reason};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tonic::Status;
+use tonic::transport::Channel;
+
+use crate::support::{apply, apply_request, channel, config, get, mlp, reason, soon, until, upload};
+
+/// One controller in a runtime of its own, so that it can be killed like a process, on a port that
+/// stays its own.
+pub(crate) struct Member {
+    /// `None` while it is down.
+    up: Option<(Runtime, Controller)>,
+    pub(crate) config: ControllerConfig,
+    client: SocketAddr,
+    _dir: Arc<TempDir>,
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+impl Member {
+    async fn start(id: u64, start: Start) -> Self {
+        Self::try_start(id, start, |_| {}).await.unwrap()
+    }
+
+    async fn try_start(
+        id: u64,
+        start: Start,
+        edit: impl FnOnce(&mut ControllerConfig),
+    ) -> Result<Self, millrace_controller::StartError> {
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        let mut config = ControllerConfig { id: ControllerId(id), start, ..config(dir.path()) };
+        edit(&mut config);
+        let (runtime, controller) = run(&config).await?;
+        config.client_listen = controller.client_addr();
+        config.internal_listen = controller.internal_addr();
+        let client = controller.client_addr();
+        Ok(Self { up: Some((runtime, controller)), config, client, _dir: dir })
+    }
+
+    pub(crate) fn admin(&self) -> AdminClient<Channel> {
+        AdminClient::new(channel(self.client.to_string()))
+    }
+
+    fn internal(&self) -> String {
+        self.config.internal_listen.to_string()
+    }
+
+    fn joining(&self, role: JoinAs) -> Start {
+        Start::Join { at: vec![self.internal()], role }
+    }
+
+    fn id(&self) -> u64 {
+        self.config.id.0
+    }
+
+    /// Ends it like kill -9: its tasks end wherever they are.
+    pub(crate) fn kill(&mut self) {
+        let (runtime, controller) = self.up.take().unwrap();
+        std::mem::forget(controller);
+        runtime.shutdown_background();
+    }
+
+    async fn restart(&mut self) {
+        self.up = Some(run(&self.config).await.unwrap());
+    }
+
+    fn has_file(&self, model: &[u8]) -> bool {
+        self.file(model).exists()
+    }
+
+    fn write_file(&self, model: &[u8], bytes: &[u8]) {
+        std::fs::write(self.file(model), bytes).unwrap();
+    }
+
+    fn file(&self, model: &[u8]) -> std::path::PathBuf {
+        self.config.data_dir.join("artifacts").join(Digest::of(model).hex())
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some((runtime, controller)) = self.up.take() {
+            drop(controller);
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Starts a controller in a runtime of its own. A directory that was just killed may be locked for a
+/// moment: its runtime ends in the background.
+async fn run(config: &ControllerConfig) -> Result<(Runtime, Controller), millrace_controller::StartError> {
+    soon("the directory and the ports of the one that was killed are free", async {
+        loop {
+            let runtime = runtime();
+            let started = runtime.spawn(millrace_controller::start(config.clone(), Arc::new(Tcp)));
+            match started.await.unwrap() {
+                Ok(controller) => return Ok((runtime, controller)),
+                Err(error) => {
+                    runtime.shutdown_background();
+                    let text = error.to_string();
+                    if !text.contains("in use") {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// Three voters; the first leads.
+pub(crate) async fn three() -> Vec<Member> {
+    let first = Member::start(1, Start::Bootstrap).await;
+    let second = Member::start(2, first.joining(JoinAs::Voter)).await;
+    let third = Member::start(3, second.joining(JoinAs::Voter)).await;
+    vec![first, second, third]
+}
+
+async fn status(member: &Member) -> api::ClusterStatus {
+    member.admin().get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap().into_inner()
+}
+
+/// Each controller's part, by id.
+async fn roles(member: &Member) -> BTreeMap<u64, (api::ControllerRole, bool)> {
+    let controllers = status(member).await.controllers.into_iter();
+    controllers.map(|it| (it.id, (it.role(), it.voter))).collect()
+}
+
+async fn remove(member: &Member, id: u64) -> Result<tonic::Response<api::ChangeMembershipResponse>, Status> {
+    member.admin().remove_controller(api::RemoveControllerRequest { id }).await
+}
+
+async fn get_stale(member: &Member, name: &str) -> Result<api::Function, Status> {
+    let request = api::GetFunctionRequest {
+        name: name.into(),
+        consistency: api::Consistency::Stale.into(),
+        ..Default::default()
+    };
+    Ok(member.admin().get_function(request).await?.into_inner())
+}
+
+const fn role(role: api::ControllerRole, voter: bool) -> (api::ControllerRole, bool) {
+    (role, voter)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_controller_takes_writes_and_reads_what_was_written_through_another() {
+    let members = three().await;
+    use api::ControllerRole::{Follower, Leader};
+    let expected = [(1, role(Leader, true)), (2, role(Follower, true)), (3, role(Follower, true))];
+    for member in &members {
+        let status = status(member).await;
+        assert_eq!((status.leader, status.answered_by, status.quorum), (1, member.id(), true));
+        assert_eq!(status.warnings, Vec::<String>::new());
+        assert_eq!(roles(member).await, BTreeMap::from(expected));
+    }
+    let [a, b, c] = [&members[0], &members[1], &members[2]];
+    upload(&mut b.admin(), &mlp()).await.unwrap();
+    apply(&mut b.admin(), "f", &mlp()).await.unwrap();
+    for member in [a, b, c] {
+        assert_eq!(get(&mut member.admin(), "f").await.unwrap().generation, 1);
+    }
+    for generation in 2..20 {
+        let request = api::ApplyFunctionRequest {
+            spec: Some(api::FunctionSpec {
+                timeout: Some(prost_types::Duration { seconds: generation, nanos: 0 }),
+                ..crate::support::spec("f")
+            }),
+            ..apply_request("f", &mlp())
+        };
+        let (writer, reader) = if generation % 2 == 0 { (b, c) } else { (c, b) };
+        writer.admin().apply_function(request).await.unwrap();
+        let read = get(&mut reader.admin(), "f").await.unwrap();
+        assert_eq!(read.generation, u64::try_from(generation).unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_file_is_on_a_majority_at_once_and_everywhere_soon() {
+    let mut members = three().await;
+    members[0].kill();
+    // Two of three are left, and both must hold it.
+    until("a leader", async || upload(&mut members[1].admin(), &mlp()).await.ok()).await;
+    assert!(members[1].has_file(&mlp()) && members[2].has_file(&mlp()));
+    apply(&mut members[2].admin(), "f", &mlp()).await.unwrap();
+    members[0].restart().await;
+    until("the one that was away fetches it", async || {
+        status(&members[0]).await;
+        members[0].has_file(&mlp()).then_some(())
+    })
+    .await;
+    assert_eq!(get(&mut members[0].admin(), "f").await.unwrap().generation, 1);
+
+    let control = WorkerControlClient::new(channel(members[1].internal()));
+    let fetch = async || {
+        let request = wire::FetchArtifactRequest { digest: Digest::of(&mlp()).to_string() };
+        let mut chunks = control.clone().fetch_artifact(request).await?.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.message().await? {
+            bytes.extend_from_slice(&chunk.data);
+        }
+        Ok::<_, Status>(bytes)
+    };
+    members[1].write_file(&mlp(), &vec![7; mlp().len()]);
+    assert_eq!(reason(&fetch().await.unwrap_err()), Reason::DigestMismatch);
+    assert_eq!(fetch().await.unwrap(), mlp(), "from another controller");
+
+    members[1].kill();
+    members[2].kill();
+    let alone = upload(&mut members[0].admin(), &crate::support::cnn()).await.unwrap_err();
+    assert_eq!(reason(&alone), Reason::NoLeader);
+    assert!(alone.message().contains("only 1 of 3 controllers hold"), "{alone}");
+    assert!(!members[0].has_file(&crate::support::cnn()), "nothing is left of it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_resume_when_the_leader_is_killed_and_again_when_it_is_back() {
+    let mut members = three().await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    apply(&mut members[1].admin(), "before", &mlp()).await.unwrap();
+    members[0].kill();
+    let mut admin = members[1].admin();
+    until("writes resume", async || apply(&mut admin, "after", &mlp()).await.ok()).await;
+    assert_eq!(get(&mut members[2].admin(), "before").await.unwrap().generation, 1);
+    assert!(status(&members[2]).await.warnings.iter().any(|it| it.contains("one more lost")));
+
+    members[0].restart().await;
+    assert_eq!(get(&mut members[0].admin(), "after").await.unwrap().generation, 1);
+    assert!(status(&members[0]).await.warnings.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_one_up_refuses_writes_and_reads_stale() {
+    let mut members = three().await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    apply(&mut members[2].admin(), "f", &mlp()).await.unwrap();
+    members[0].kill();
+    members[1].kill();
+    let left = &members[2];
+    assert_eq!(reason(&get(&mut left.admin(), "f").await.unwrap_err()), Reason::NoLeader);
+    let refused = apply(&mut left.admin(), "g", &mlp()).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::NoLeader);
+    assert_eq!(get_stale(left, "f").await.unwrap().generation, 1);
+    let status = status(left).await;
+    assert!(!status.quorum);
+    let reachable: Vec<_> = status.controllers.iter().map(|it| it.reachable).collect();
+    assert_eq!(reachable, vec![false, false, true]);
+    let refused = remove(left, 1).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::NoLeader);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_controller_is_replaced() {
+    use api::ControllerRole::{Follower, Leader, Learner};
+    let mut members = three().await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    members[2].kill();
+    let rejoin = members[0].joining(JoinAs::Voter);
+    let wiped = Member::try_start(3, rejoin.clone(), |config| config.seed = 8).await.err().unwrap();
+    assert!(wiped.to_string().contains("millrace cluster remove 3"), "{wiped}");
+
+    remove(&members[1], 3).await.unwrap();
+    let fourth = Member::try_start(4, members[1].joining(JoinAs::Learner), |_| {}).await.unwrap();
+    assert_eq!(roles(&fourth).await[&4], role(Learner, false));
+    // The leader may not have heard from it yet: then it says that it may be asked again.
+    let promoted = until("it has the log", async || {
+        let asked = fourth.admin().promote_controller(api::PromoteControllerRequest { id: 4 }).await;
+        match asked {
+            Ok(group) => Some(group.into_inner()),
+            Err(status) => {
+                assert!(millrace_proto::status::from_status(&status).retryable, "{status}");
+                None
+            }
+        }
+    })
+    .await;
+    let voters: Vec<_> = promoted.members.iter().filter(|it| it.voter).map(|it| it.id).collect();
+    assert_eq!(voters, vec![1, 2, 4]);
+    let expected = [(1, role(Leader, true)), (2, role(Follower, true)), (4, role(Follower, true))];
+    until("it hears that it is one", async || {
+        (roles(&members[0]).await == BTreeMap::from(expected)).then_some(())
+    })
+    .await;
+    until("it holds the model files too", async || {
+        status(&fourth).await;
+        fourth.has_file(&mlp()).then_some(())
+    })
+    .await;
+
+    let leader = remove(&members[0], 1).await.unwrap_err();
+    assert!(leader.message().contains("transfer"), "{leader}");
+    let transfer = api::TransferLeadershipRequest { id: 4 };
+    let led = members[1].admin().transfer_leadership(transfer).await.unwrap().into_inner();
+    assert_eq!(led.leader, 4);
+    let group = remove(&members[1], 1).await.unwrap().into_inner();
+    assert!(group.warnings.iter().any(|it| it.contains("run 1, 3 or 5")), "{group:?}");
+    apply(&mut fourth.admin(), "f", &mlp()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_goes_down_in_order_hands_leadership_over() {
+    let mut members = three().await;
+    upload(&mut members[1].admin(), &mlp()).await.unwrap();
+    let (runtime, controller) = members[0].up.take().unwrap();
+    runtime.spawn(controller.shutdown(Duration::ZERO)).await.unwrap();
+    runtime.shutdown_background();
+    let status = status(&members[1]).await;
+    assert!([2, 3].contains(&status.leader) && status.quorum, "{status:?}");
+    apply(&mut members[2].admin(), "f", &mlp()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_lost_its_followers_says_that_a_write_is_unknown_and_then_takes_none() {
+    let mut members = three().await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    members[1].kill();
+    members[2].kill();
+    let mut admin = members[0].admin();
+    let refused = apply(&mut admin, "f", &mlp()).await.unwrap_err();
+    let unknown = from_status(&refused);
+    assert_eq!((unknown.reason, unknown.may_have_executed), (Reason::NoLeader, true), "{unknown}");
+    let refused = from_status(&apply(&mut admin, "g", &mlp()).await.unwrap_err());
+    assert_eq!((refused.reason, refused.may_have_executed), (Reason::NoLeader, false), "{refused}");
+    assert_eq!(reason(&get(&mut admin, "f").await.unwrap_err()), Reason::NoLeader);
+}
+
+#[tokio::test]
+async fn an_empty_directory_is_refused_where_one_was_expected() {
+    let refused = Member::try_start(2, Start::Reopen, |_| {}).await.err().unwrap();
+    assert!(refused.to_string().contains("is empty"), "{refused}");
+    let mut first = Member::start(1, Start::Bootstrap).await;
+    let other = ControllerConfig { id: ControllerId(2), ..first.config.clone() };
+    first.kill();
+    let refused = run(&other).await.err().unwrap();
+    assert!(refused.to_string().contains("belongs to controller 1"), "{refused}");
+    first.config.start = Start::Reopen;
+    first.restart().await;
+    assert_eq!(status(&first).await.leader, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_comes_back_after_all_of_it_was_killed() {
+    let mut members = three().await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    apply(&mut members[1].admin(), "f", &mlp()).await.unwrap();
+    for member in &mut members {
+        member.kill();
+    }
+    for member in &mut members {
+        member.restart().await;
+    }
+    let mut admin = members[2].admin();
+    let read = until("a leader", async || get(&mut admin, "f").await.ok()).await;
+    assert_eq!(read.generation, 1);
+    let mut again = ControllerConfig { insecure: false, ..members[1].config.clone() };
+    members[1].kill();
+    // A controller that moved says so itself.
+    again.internal_listen.set_port(0);
+    members[1].config = again;
+    members[1].restart().await;
+    let moved = members[1].up.as_ref().unwrap().1.internal_addr().to_string();
+    until("the group knows where it is", async || {
+        let controllers = status(&members[0]).await.controllers;
+        controllers.into_iter().find(|it| it.id == 2 && it.internal_address == moved && it.reachable)
+    })
+    .await;
+    tokio::time::timeout(Duration::from_secs(20), apply(&mut members[1].admin(), "g", &mlp()))
+        .await
+        .unwrap()
+        .unwrap();
+}

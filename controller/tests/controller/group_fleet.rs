@@ -1,0 +1,113 @@
+//! Workers of a group of controllers: one registration over streams to all of them, and a leader
+//! that may be another one at any moment.
+
+use std::net::SocketAddr;
+
+use millrace_proto::admin as api;
+use millrace_proto::inference::{self as oip, grpc_inference_service_client::GrpcInferenceServiceClient};
+use millrace_types::Reason;
+
+use crate::group::{Member, three};
+use crate::support::{Prepares, Stub, apply, channel, mlp, nodes, reason, soon, until, upload};
+
+fn internal(member: &Member) -> SocketAddr {
+    member.config.internal_listen
+}
+
+/// One worker's streams, to each controller.
+async fn attach(members: &[Member], name: &str) -> Vec<Stub> {
+    let mut streams = Vec::new();
+    for member in members {
+        let stream = Stub::start_at(internal(member), name, name, Prepares::AtOnce).await;
+        streams.push(stream.unwrap());
+    }
+    streams
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_has_one_registration_and_obeys_whoever_leads() {
+    let mut members = three().await;
+    // The first to hear of it does not lead: the registration is passed on.
+    members.reverse();
+    let mut worker = attach(&members, "n1").await;
+    assert!(worker.iter().all(|stream| stream.hello.epoch == worker[0].hello.epoch));
+    let other = Stub::start_at(internal(&members[1]), "n1", "second", Prepares::AtOnce).await;
+    assert_eq!(reason(&other.err().unwrap()), Reason::NodeNameTaken);
+
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    apply(&mut members[0].admin(), "f", &mlp()).await.unwrap();
+    let mut leader = worker.pop().unwrap();
+    leader.told(&["f@1"]).await;
+    let term = leader.leadership.borrow().term;
+    assert!(worker.iter().all(|stream| stream.desired.borrow().functions.is_empty()), "only the leader says");
+
+    members.pop().unwrap().kill();
+    let elected =
+        until("a new leader", async || worker.iter().position(|stream| stream.leadership.borrow().leads))
+            .await;
+    assert!(worker[elected].leadership.borrow().term > term);
+    worker[elected].told(&["f@1"]).await;
+    assert_eq!(worker[elected].desired.borrow().term, worker[elected].leadership.borrow().term);
+    apply(&mut members[0].admin(), "g", &mlp()).await.unwrap();
+    worker[elected].told(&["f@1", "g@1"]).await;
+    let node = nodes(&mut members[0].admin()).await.remove(0);
+    assert_eq!((node.epoch, node.status()), (worker[0].hello.epoch, api::NodeStatus::Live));
+}
+
+async fn until_ready(client: SocketAddr) {
+    until("readiness", async || {
+        let mut client = GrpcInferenceServiceClient::new(channel(client.to_string()));
+        let asked = oip::ModelReadyRequest { name: "f".into(), version: String::new() };
+        client.model_ready(asked).await.unwrap().into_inner().ready.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
+    let mut members = three().await;
+    let mut worker = attach(&members, "n1").await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    apply(&mut members[0].admin(), "f", &mlp()).await.unwrap();
+    worker[0].told(&["f@1"]).await;
+    // A stub is told on the leader's stream and reports there; a worker reports on all.
+    let functions: Vec<_> = worker[0].desired.borrow().functions.iter().map(crate::support::ready).collect();
+    let ready = millrace_proto::worker::FunctionStatuses { functions };
+    let ready = millrace_proto::worker::worker_message::Message::FunctionStatuses(ready);
+    worker[2].send(ready.clone()).await;
+    let client = members[2].config.client_listen;
+    let infer = || {
+        let mut client = GrpcInferenceServiceClient::new(channel(client.to_string()));
+        let input = oip::model_infer_request::InferInputTensor {
+            name: "x".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, 64],
+            ..Default::default()
+        };
+        let request = oip::ModelInferRequest {
+            model_name: "f".into(),
+            inputs: vec![input],
+            raw_input_contents: vec![vec![0; 256].into()],
+            ..Default::default()
+        };
+        async move { client.model_infer(request).await }
+    };
+    until_ready(client).await;
+    members[0].kill();
+    members[1].kill();
+    let mut last = worker.pop().unwrap();
+    for _ in 0..3 {
+        let answering = tokio::spawn(infer());
+        last.call().await.answer();
+        soon("an answer", answering).await.unwrap().unwrap();
+    }
+    // Its stream breaks: it finds back under the registration it has, though nothing can be written.
+    drop(last);
+    let mut back = Stub::start_at(internal(&members[2]), "n1", "n1", Prepares::AtOnce).await.unwrap();
+    assert_eq!(back.hello.epoch, worker[0].hello.epoch);
+    back.send(ready).await;
+    until_ready(client).await;
+    let answering = tokio::spawn(infer());
+    back.call().await.answer();
+    soon("an answer", answering).await.unwrap().unwrap();
+}

@@ -1,0 +1,137 @@
+//! Functions are placed, spread, moved before they leave, and say why they are not placed.
+
+use millrace_proto::admin as api;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_message::Message;
+use millrace_types::Reason;
+
+use crate::support::{
+    Cluster, Prepares, Stub, apply, apply_request, cnn, get, mlp, nodes, ready, reason, short_lease, until,
+    upload,
+};
+
+async fn schedule(cluster: &Cluster, name: &str, scheduling: api::NodeScheduling) -> api::Node {
+    let request = api::SetNodeSchedulingRequest {
+        name: name.into(),
+        scheduling: scheduling.into(),
+        ..Default::default()
+    };
+    cluster.admin().set_node_scheduling(request).await.unwrap().into_inner()
+}
+
+/// Reports everything it was told to serve as ready.
+async fn report_ready(stub: &Stub) {
+    let functions = stub.desired.borrow().functions.iter().map(ready).collect();
+    stub.send(Message::FunctionStatuses(wire::FunctionStatuses { functions })).await;
+}
+
+async fn placed(cluster: &Cluster, name: &str) -> api::Condition {
+    let conditions = get(&mut cluster.admin(), name).await.unwrap().conditions;
+    conditions.into_iter().find(|condition| condition.r#type == "Placed").unwrap()
+}
+
+#[tokio::test]
+async fn each_function_goes_to_as_many_nodes_as_it_asks_for_and_says_when_there_are_too_few() {
+    let cluster = Cluster::start().await;
+    cluster.deploy_on("f", &mlp(), 2).await;
+    let condition =
+        until("the reason", async || Some(placed(&cluster, "f").await).filter(|it| it.reason == "NoNode"))
+            .await;
+    assert!(condition.message.contains("start a worker"), "{}", condition.message);
+    let mut first = Stub::start(&cluster, "n1").await;
+    first.told(&["f@1"]).await;
+    let condition = until("the reason", async || {
+        Some(placed(&cluster, "f").await).filter(|it| it.reason == "TooFewNodes")
+    })
+    .await;
+    assert!(condition.message.contains("1 of 2 copies (on n1)"), "{}", condition.message);
+    let mut second = Stub::start(&cluster, "n2").await;
+    second.told(&["f@1"]).await;
+    let condition = until("both copies", async || {
+        Some(placed(&cluster, "f").await).filter(|it| it.status() == api::ConditionStatus::True)
+    })
+    .await;
+    assert_eq!(condition.message, "2 of 2 copies (on n1, n2)");
+
+    cluster.deploy("g", &cnn()).await;
+    cluster.deploy("h", &cnn()).await;
+    until("one more on each", async || {
+        let placements: Vec<_> = nodes(&mut cluster.admin()).await.iter().map(|it| it.placements).collect();
+        (placements.iter().sum::<u32>() == 4).then_some(())
+    })
+    .await;
+    let request = api::DeleteFunctionRequest { name: "f".into(), ..Default::default() };
+    cluster.admin().delete_function(request).await.unwrap();
+    let gone = |desired: &wire::DesiredState| desired.functions.iter().all(|it| it.name != "f");
+    for stub in [&mut first, &mut second] {
+        crate::support::soon("its end", stub.desired.wait_for(gone)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_drained_node_keeps_what_it_serves_until_another_is_ready() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut draining = Stub::start(&cluster, "n1").await;
+    draining.told(&["f@1"]).await;
+    let mut other = Stub::start_as(&cluster, "n2", "a", Prepares::Never).await.unwrap();
+    let node = schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
+    assert_eq!((node.scheduling(), node.placements), (api::NodeScheduling::Draining, 1));
+    other.told(&["f@1"]).await;
+    // Told so, and still to serve.
+    let told = |it: &wire::DesiredState| it.scheduling() == wire::NodeScheduling::Draining;
+    let desired = crate::support::soon("the drain", draining.desired.wait_for(told)).await.unwrap().clone();
+    assert_eq!(desired.functions.len(), 1);
+    assert_eq!(nodes(&mut cluster.admin()).await[0].placements, 1, "not before the other is ready");
+    report_ready(&other).await;
+    draining.told(&[]).await;
+    assert_eq!(nodes(&mut cluster.admin()).await[0].placements, 0, "it may be stopped now");
+}
+
+#[tokio::test]
+async fn a_cordoned_node_keeps_what_it_has_and_gets_nothing_new() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut worker = Stub::start(&cluster, "n1").await;
+    worker.told(&["f@1"]).await;
+    schedule(&cluster, "n1", api::NodeScheduling::Cordoned).await;
+    apply(&mut cluster.admin(), "g", &mlp()).await.unwrap();
+    until("the reason", async || Some(placed(&cluster, "g").await).filter(|it| it.reason == "NoNode")).await;
+    worker.told(&["f@1"]).await;
+    schedule(&cluster, "n1", api::NodeScheduling::Schedulable).await;
+    worker.told(&["f@1", "g@1"]).await;
+}
+
+#[tokio::test]
+async fn a_node_is_removed_once_it_is_lost() {
+    let cluster = Cluster::start_with(short_lease).await;
+    let worker = Stub::start(&cluster, "n1").await;
+    let mut admin = cluster.admin();
+    let request = api::RemoveNodeRequest { name: "n1".into(), ..Default::default() };
+    assert_eq!(reason(&admin.remove_node(request.clone()).await.unwrap_err()), Reason::NodeState);
+    worker.kill();
+    until("the removal", async || admin.remove_node(request.clone()).await.ok()).await;
+    assert_eq!(nodes(&mut admin).await, vec![]);
+    assert_eq!(reason(&admin.remove_node(request).await.unwrap_err()), Reason::NodeNotFound);
+}
+
+#[tokio::test]
+async fn a_function_that_a_node_cannot_prepare_is_tried_on_another() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    admin.apply_function(apply_request("f", &mlp())).await.unwrap();
+    let mut first = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
+    first.told(&["f@1"]).await;
+    let mut failed = ready(&first.desired.borrow().functions[0]);
+    failed.phase = wire::FunctionPhase::Failed.into();
+    first.send(Message::FunctionStatuses(wire::FunctionStatuses { functions: vec![failed] })).await;
+    let mut second = Stub::start(&cluster, "n2").await;
+    second.told(&["f@1"]).await;
+    until("the other to be ready", async || {
+        let shown = get(&mut admin, "f").await.unwrap();
+        (shown.conditions[0].status() == api::ConditionStatus::True).then_some(())
+    })
+    .await;
+    assert_eq!(first.desired.borrow().functions.len(), 1, "it is remembered where it failed");
+}

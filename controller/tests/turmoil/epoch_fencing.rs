@@ -1,0 +1,129 @@
+//! Epoch fencing: what carries an epoch of a node that is over changes nothing, however late it
+//! comes and through whichever controller; and no epoch is given twice.
+//!
+//! Seen twice: by whoever proposed, and in the log, whose commands are applied again one by one.
+
+use std::collections::BTreeMap;
+
+use millrace_cluster_state::{Applied, Command, NodeStatus, Proposal, State};
+use millrace_types::{Epoch, NodeName};
+use openraft::EntryPayload;
+
+use crate::history::{Call, History, Log, NodeAnswer, Verdict};
+
+pub(crate) fn check(history: &History) -> Verdict {
+    answers(&history.nodes)?;
+    match history.logs.iter().max_by_key(|log| log.entries.len()) {
+        Some(log) => replay(log),
+        None => Ok(()),
+    }
+}
+
+/// Whose registration a command speaks for.
+fn speaks_for(command: &Command) -> Option<(&NodeName, Epoch)> {
+    match command {
+        Command::SyncNode { node, batch } => Some((node, batch.epoch)),
+        Command::NodeLost { name, epoch } => Some((name, *epoch)),
+        _ => None,
+    }
+}
+
+/// What was told to whoever proposed.
+fn answers(calls: &[Call<Command, NodeAnswer>]) -> Verdict {
+    let mut given: BTreeMap<Epoch, (&NodeName, u64)> = BTreeMap::new();
+    for Call { asked, ended, .. } in calls {
+        if let (Command::RegisterNode { name, .. }, Some((at, NodeAnswer::Applied(applied)))) = (asked, ended)
+            && let Applied::Registered { epoch } = *applied
+            && given.insert(epoch, (name, *at)).is_some()
+        {
+            return Err(format!("epoch {epoch} was given twice").into());
+        }
+    }
+    for Call { asked, began, ended } in calls {
+        let Some((node, epoch)) = speaks_for(asked) else { continue };
+        let newer = given.iter().find(|&(&newer, &(name, at))| newer > epoch && name == node && at < *began);
+        if let (Some((newer, _)), Some((_, NodeAnswer::Applied(applied)))) = (newer, ended)
+            && applied.changed()
+        {
+            return Err(format!(
+                "{asked:?} was proposed after node {node} was given epoch {newer}, and answered {applied:?}"
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// What the log says happened.
+fn replay(log: &Log) -> Verdict {
+    let mut state = State::default();
+    for entry in &log.entries {
+        let EntryPayload::Normal(proposals) = &entry.payload else { continue };
+        for proposal in proposals {
+            let over = speaks_for(&proposal.command).is_some_and(|(node, epoch)| {
+                !state.node(node).is_some_and(|it| it.epoch == epoch && it.status == NodeStatus::Live)
+            });
+            let mut without = state.clone();
+            let outcome = state.apply(entry.log_id.index, proposal);
+            if !over {
+                continue;
+            }
+            // Time passes with any command: this one does nothing else.
+            let nothing = Command::NodeLost { name: nobody(), epoch: Epoch(0) };
+            let refused =
+                without.apply(entry.log_id.index, &Proposal { command: nothing, ..proposal.clone() });
+            assert!(!refused.is_ok_and(Applied::changed), "there is no such node");
+            if state != without {
+                return Err(format!(
+                    "entry {}: {:?} is of an epoch that is over, and changed the state ({outcome:?})",
+                    entry.log_id, proposal.command
+                )
+                .into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn nobody() -> NodeName {
+    NodeName::new("nobody").expect("a name")
+}
+
+#[test]
+fn what_carries_an_epoch_that_is_over_changes_nothing() {
+    crate::runs::hold("epoch fencing");
+}
+
+mod planted {
+    use super::{Applied, Call, Command, Epoch, NodeAnswer, answers};
+    use crate::planted::{name, registration};
+
+    fn call(asked: Command, began: u64, answer: Applied) -> Call<Command, NodeAnswer> {
+        Call { asked, began, ended: Some((began + 1, NodeAnswer::Applied(answer))) }
+    }
+
+    fn registered(node: &str, began: u64, epoch: u64) -> Call<Command, NodeAnswer> {
+        call(registration(node), began, Applied::Registered { epoch: Epoch(epoch) })
+    }
+
+    fn lost(began: u64, epoch: u64, answer: Applied) -> Call<Command, NodeAnswer> {
+        call(Command::NodeLost { name: name("n1"), epoch: Epoch(epoch) }, began, answer)
+    }
+
+    #[test]
+    fn an_epoch_given_twice_is_noticed() {
+        assert!(answers(&[registered("n1", 1, 1), registered("n2", 3, 2)]).is_ok());
+        assert!(answers(&[registered("n1", 1, 1), registered("n2", 3, 1)]).is_err());
+    }
+
+    #[test]
+    fn an_old_epoch_that_changed_something_is_noticed() {
+        let (first, second) = (registered("n1", 1, 1), registered("n1", 10, 2));
+        let fenced = |late| answers(&[first.clone(), second.clone(), late]).is_ok();
+        let changed = Applied::Changed { version: 9 };
+        assert!(fenced(lost(5, 1, changed)), "while it held");
+        assert!(fenced(lost(20, 2, changed)), "it holds");
+        assert!(fenced(lost(20, 1, Applied::Unchanged)));
+        assert!(!fenced(lost(20, 1, changed)));
+    }
+}

@@ -1,0 +1,235 @@
+//! The users of the admin API: several at a time, each of whom asks any controller over the network,
+//! and writes down what it was told.
+//!
+//! What is written and read by all is one of a few functions for a short while and then another, so
+//! that the history of each is short.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_proto::admin::admin_client::AdminClient;
+use millrace_proto::status::from_status;
+use millrace_types::{Digest, Reason};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status};
+
+use crate::group::{CLIENT_PORT, MODEL, Outside, host};
+use crate::history::{Created, RegisterAnswer, RegisterAsked, RegisterOp};
+use crate::network::dial;
+
+/// Who writes and reads the same functions.
+const READERS_AND_WRITERS: u64 = 4;
+/// Who creates functions of its own.
+const CREATORS: u64 = 2;
+/// How long the same functions are used.
+const SHARED_FOR: Duration = Duration::from_secs(2);
+/// How many at a time.
+const SHARED_AT_A_TIME: u64 = 3;
+/// How long somebody waits for an answer, in milliseconds. Often less than the controllers try.
+const PATIENCE_MS: std::ops::Range<u64> = 300..4_000;
+/// How long somebody thinks between two calls, in milliseconds.
+const THINKS_MS: std::ops::Range<u64> = 5..150;
+/// How often a call with an idempotency key is made again.
+const REPEATS_MAX: u32 = 3;
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Works until the run is calm, then has one last word.
+pub(crate) async fn work(seed: u64, outside: Rc<Outside>) -> turmoil::Result {
+    outside.formed().await;
+    let mut people = JoinSet::new();
+    for number in 0..READERS_AND_WRITERS {
+        let person = Person::new(seed, number, &outside);
+        people.spawn_local(person.reads_and_writes(number));
+    }
+    for number in READERS_AND_WRITERS..READERS_AND_WRITERS + CREATORS {
+        let person = Person::new(seed, number, &outside);
+        people.spawn_local(person.creates(number));
+    }
+    while let Some(ended) = people.join_next().await {
+        ended?;
+    }
+    Person::new(seed, u64::MAX, &outside).has_the_last_word().await;
+    Ok(())
+}
+
+/// What came of a call.
+enum Told<T> {
+    Done(T),
+    /// With the word that nothing was changed.
+    Refused(Reason),
+    Unknown,
+}
+
+struct Person {
+    rng: StdRng,
+    clients: Vec<AdminClient<Channel>>,
+    outside: Rc<Outside>,
+}
+
+impl Person {
+    fn new(seed: u64, number: u64, outside: &Rc<Outside>) -> Self {
+        let connect = |id| {
+            let endpoint = Endpoint::from_shared(format!("http://{}:{CLIENT_PORT}", host(id))).unwrap();
+            AdminClient::new(dial(&endpoint.connect_timeout(CONNECT_TIMEOUT)))
+        };
+        Self {
+            rng: StdRng::seed_from_u64(seed ^ number.rotate_left(17)),
+            clients: (1..=outside.controllers).map(connect).collect(),
+            outside: Rc::clone(outside),
+        }
+    }
+
+    async fn think(&mut self) {
+        sleep(Duration::from_millis(self.rng.random_range(THINKS_MS))).await;
+    }
+
+    /// Asks any controller, and waits only so long.
+    async fn ask<T>(
+        &mut self,
+        call: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<T>, Status>,
+    ) -> Told<T> {
+        let client = self.clients[self.rng.random_range(0..self.clients.len())].clone();
+        let patience = Duration::from_millis(self.rng.random_range(PATIENCE_MS));
+        match timeout(patience, call(client)).await {
+            Err(_) => Told::Unknown,
+            Ok(Ok(answer)) => Told::Done(answer.into_inner()),
+            Ok(Err(status)) => {
+                // What is not of a controller's own says nothing of what it did.
+                let failure = from_status(&status);
+                if failure.may_have_executed { Told::Unknown } else { Told::Refused(failure.reason) }
+            }
+        }
+    }
+
+    async fn reads_and_writes(mut self, number: u64) {
+        let mut writes = 0;
+        while !self.outside.is_calm() {
+            self.think().await;
+            if self.rng.random_ratio(1, 40) {
+                let id = self.rng.random_range(0..=self.outside.controllers);
+                let request = api::TransferLeadershipRequest { id };
+                // Whether it was: who leads then is for the invariants to find out.
+                let (Told::Done(_) | Told::Refused(_) | Told::Unknown) =
+                    self.ask(async |mut client| client.transfer_leadership(request).await).await;
+                continue;
+            }
+            let period = self.outside.elapsed().as_millis() / SHARED_FOR.as_millis();
+            let function = format!("shared-{period}-{}", self.rng.random_range(0..SHARED_AT_A_TIME));
+            let op = match self.rng.random_range(0..10) {
+                0..4 => {
+                    writes += 1;
+                    RegisterOp::Put(writes * READERS_AND_WRITERS + number)
+                }
+                4 => RegisterOp::Delete,
+                _ => RegisterOp::Get,
+            };
+            self.use_shared(function, op).await;
+        }
+    }
+
+    async fn use_shared(&mut self, function: String, op: RegisterOp) {
+        let journal = self.outside.registers.clone();
+        let call = journal.begin(RegisterAsked { function: function.clone(), op });
+        let told = match op {
+            RegisterOp::Put(value) => match self.apply(&function, value, String::new()).await {
+                Told::Done(_) => Told::Done(RegisterAnswer::Done),
+                Told::Refused(reason) => Told::Refused(reason),
+                Told::Unknown => Told::Unknown,
+            },
+            RegisterOp::Delete => {
+                let request = api::DeleteFunctionRequest { name: function, ..Default::default() };
+                match self.ask(async |mut client| client.delete_function(request).await).await {
+                    Told::Done(_) => Told::Done(RegisterAnswer::Done),
+                    Told::Refused(reason) => Told::Refused(reason),
+                    Told::Unknown => Told::Unknown,
+                }
+            }
+            RegisterOp::Get => {
+                let request = api::GetFunctionRequest { name: function, ..Default::default() };
+                match self.ask(async |mut client| client.get_function(request).await).await {
+                    Told::Done(function) => Told::Done(RegisterAnswer::Value(value(&function))),
+                    Told::Refused(reason) => Told::Refused(reason),
+                    Told::Unknown => Told::Unknown,
+                }
+            }
+        };
+        match told {
+            Told::Done(answer) => journal.end(call, answer),
+            Told::Refused(Reason::FunctionNotFound) => journal.end(call, RegisterAnswer::Absent),
+            Told::Refused(_) => journal.end(call, RegisterAnswer::Refused),
+            Told::Unknown => {}
+        }
+    }
+
+    async fn creates(mut self, number: u64) {
+        let mut count = 0;
+        while !self.outside.is_calm() {
+            self.think().await;
+            count += 1;
+            self.create(format!("own-{number}-{count}")).await;
+        }
+    }
+
+    /// Creates a function. Half of them with an idempotency key, and again until there is an answer.
+    async fn create(&mut self, name: String) -> Option<Created> {
+        let journal = self.outside.creations.clone();
+        let call = journal.begin(name.clone());
+        let repeats = if self.rng.random() { REPEATS_MAX } else { 0 };
+        let key = if repeats > 0 { name.clone() } else { String::new() };
+        let mut refused = true;
+        for _ in 0..=repeats {
+            match self.apply(&name, 0, key.clone()).await {
+                Told::Done(answer) => {
+                    let created = answer.outcome() == api::ApplyOutcome::Created;
+                    assert!(created, "{name} is created once, and was {:?}", answer.outcome());
+                    journal.end(call, Created::Acknowledged);
+                    return Some(Created::Acknowledged);
+                }
+                Told::Refused(_) => {}
+                Told::Unknown => refused = false,
+            }
+        }
+        if refused {
+            journal.end(call, Created::Refused);
+        }
+        refused.then_some(Created::Refused)
+    }
+
+    async fn apply(&mut self, name: &str, value: u64, key: String) -> Told<api::ApplyFunctionResponse> {
+        let spec = api::FunctionSpec {
+            name: name.to_owned(),
+            labels: [("value".to_owned(), value.to_string())].into(),
+            ..Default::default()
+        };
+        let request = api::ApplyFunctionRequest {
+            spec: Some(spec),
+            digest: Digest::of(MODEL).to_string(),
+            idempotency_key: key,
+            ..Default::default()
+        };
+        self.ask(async |mut client| client.apply_function(request).await).await
+    }
+
+    /// A write that must be acknowledged, now that all is well again.
+    async fn has_the_last_word(mut self) {
+        for attempt in 0.. {
+            let name = format!("last-{attempt}");
+            if self.create(name.clone()).await == Some(Created::Acknowledged) {
+                self.outside.last_word.replace(Some(name));
+                return;
+            }
+            self.think().await;
+        }
+    }
+}
+
+fn value(function: &api::Function) -> u64 {
+    let labels = function.spec.as_ref().map(|spec| &spec.labels);
+    labels.and_then(|labels| labels.get("value")).expect("every spec has one").parse().unwrap()
+}

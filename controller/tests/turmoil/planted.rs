@@ -1,0 +1,49 @@
+//! Entries for histories in which something is wrong: a checker that cannot fail shows nothing.
+
+use millrace_cluster_state::{Caller, Command, Proposal, State, UnixMillis};
+use millrace_raft_store::{Entry, LogId};
+use millrace_types::{Bytes, ClusterId, Epoch, NodeName};
+use openraft::{CommittedLeaderId, EntryPayload};
+
+pub(crate) fn position(term: u64, index: u64) -> LogId {
+    LogId::new(CommittedLeaderId::new(term, 1), index)
+}
+
+pub(crate) fn blank(term: u64, index: u64) -> Entry<State> {
+    Entry::<State> { log_id: position(term, index), payload: EntryPayload::Blank }
+}
+
+pub(crate) fn commands(term: u64, index: u64, commands: Vec<Command>) -> Entry<State> {
+    let propose = |command| Proposal {
+        stamp: UnixMillis(index),
+        caller: Caller("test".into()),
+        idempotency: None,
+        command,
+    };
+    let proposals = commands.into_iter().map(propose).collect();
+    Entry::<State> { log_id: position(term, index), payload: EntryPayload::Normal(proposals) }
+}
+
+pub(crate) fn name(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+pub(crate) fn init() -> Command {
+    Command::InitCluster { cluster_id: ClusterId("test".into()) }
+}
+
+pub(crate) fn registration(node: &str) -> Command {
+    Command::RegisterNode {
+        name: name(node),
+        instance: "a".into(),
+        address: String::new(),
+        gpus: Vec::new(),
+        topology: String::new(),
+        host_memory: Bytes(1),
+        seen: Epoch(0),
+    }
+}
+
+pub(crate) fn register(term: u64, index: u64, node: &str) -> Entry<State> {
+    commands(term, index, vec![registration(node)])
+}

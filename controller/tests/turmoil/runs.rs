@@ -1,0 +1,177 @@
+//! The runs of this test: which seeds, each run once for all invariants, and what came of them.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::group;
+use crate::history::{Created, History, NodeAnswer, RegisterAnswer, Verdict};
+
+/// The seeds of a run that names none.
+const SEEDS: [u64; 4] = [1, 2, 3, 4];
+
+type Check = fn(&History) -> Verdict;
+
+/// What must hold, by the name of its file.
+const INVARIANTS: [(&str, Check); 6] = [
+    ("election safety", crate::election_safety::check),
+    ("log matching", crate::log_matching::check),
+    ("state machine safety", crate::state_machine_safety::check),
+    ("no lost write", crate::no_lost_write::check),
+    ("epoch fencing", crate::epoch_fencing::check),
+    ("linearizability", crate::linearizability::check),
+];
+
+/// What one run showed.
+struct Run {
+    seed: u64,
+    violations: BTreeMap<&'static str, String>,
+    faults: Vec<String>,
+    halts: Vec<String>,
+    met: Met,
+}
+
+/// What a run met: a run that met nothing shows nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Met {
+    pub(crate) terms: usize,
+    pub(crate) entries: usize,
+    pub(crate) acknowledged: usize,
+    pub(crate) refused: usize,
+    pub(crate) unknown: usize,
+    pub(crate) reads: usize,
+    pub(crate) registered: usize,
+    pub(crate) synced: usize,
+    pub(crate) fenced: usize,
+}
+
+impl Met {
+    /// What two runs met together.
+    fn and(self, other: Self) -> Self {
+        Self {
+            terms: self.terms + other.terms,
+            entries: self.entries + other.entries,
+            acknowledged: self.acknowledged + other.acknowledged,
+            refused: self.refused + other.refused,
+            unknown: self.unknown + other.unknown,
+            reads: self.reads + other.reads,
+            registered: self.registered + other.registered,
+            synced: self.synced + other.synced,
+            fenced: self.fenced + other.fenced,
+        }
+    }
+
+    fn of(history: &History) -> Self {
+        let created =
+            |answer| history.creations.iter().filter(|call| call.ended.map(|(_, it)| it) == answer).count();
+        let nodes = |wanted: fn(&NodeAnswer) -> bool| {
+            history.nodes.iter().filter(|call| call.ended.as_ref().is_some_and(|(_, it)| wanted(it))).count()
+        };
+        use millrace_cluster_state::Applied;
+        Self {
+            terms: history.leaders.len(),
+            entries: history.logs.iter().map(|log| log.entries.len()).max().unwrap_or(0),
+            acknowledged: created(Some(Created::Acknowledged)),
+            refused: created(Some(Created::Refused)),
+            unknown: created(None),
+            reads: history
+                .registers
+                .iter()
+                .filter(|call| matches!(call.ended, Some((_, RegisterAnswer::Value(_)))))
+                .count(),
+            registered: nodes(|it| matches!(it, NodeAnswer::Applied(Applied::Registered { .. }))),
+            synced: nodes(|it| matches!(it, NodeAnswer::Applied(Applied::Synced { .. }))),
+            fenced: nodes(|it| matches!(it, NodeAnswer::Refused)),
+        }
+    }
+}
+
+/// The seeds to run: those of the environment, or a few.
+fn seeds() -> Vec<u64> {
+    let number = |name: &str| std::env::var(name).ok().map(|it| it.parse().expect("a number"));
+    match (number("MILLRACE_SEED"), number("MILLRACE_SEEDS")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(count)) => (1..=count).collect(),
+        (None, None) => SEEDS.to_vec(),
+    }
+}
+
+fn run(seed: u64) -> Run {
+    let history = group::run(seed);
+    let violations = INVARIANTS.iter().filter_map(|&(name, check)| Some((name, check(&history).err()?.0)));
+    let run = Run {
+        seed,
+        violations: violations.collect(),
+        met: Met::of(&history),
+        faults: history.faults,
+        halts: history.halts,
+    };
+    eprintln!("MILLRACE_SEED={seed} {:?} {:?}", run.met, run.violations.keys());
+    run
+}
+
+/// Every run, each of which is made once: by whoever asks first.
+fn runs() -> &'static [Run] {
+    static RUNS: OnceLock<Vec<Run>> = OnceLock::new();
+    RUNS.get_or_init(|| {
+        let seeds = seeds();
+        let next = AtomicU64::new(0);
+        let take = || {
+            let at = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap();
+            seeds.get(at).copied()
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let work = || std::iter::from_fn(take).map(run).collect::<Vec<_>>();
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("a run")).collect()
+        })
+    })
+}
+
+/// Fails with what to do to see it again, if an invariant does not hold in some run.
+pub(crate) fn hold(invariant: &str) {
+    let failed: Vec<_> = runs().iter().filter(|run| run.violations.contains_key(invariant)).collect();
+    if let Some(run) = failed.first() {
+        let seeds: Vec<_> = failed.iter().map(|run| run.seed).collect();
+        panic!(
+            "{invariant} does not hold under the seeds {seeds:?}; with MILLRACE_SEED={}: {}\nfaults:\n{}",
+            run.seed,
+            run.violations[invariant],
+            run.faults.join("\n")
+        );
+    }
+}
+
+#[test]
+fn no_log_halts_while_its_disk_is_well() {
+    for run in runs() {
+        assert!(run.halts.is_empty(), "MILLRACE_SEED={}: {:?}", run.seed, run.halts);
+    }
+}
+
+#[test]
+fn the_runs_met_what_they_are_for() {
+    let met = runs().iter().map(|run| run.met).fold(Met::default(), Met::and);
+    eprintln!("{met:?}");
+    let Met { acknowledged, unknown, reads, registered, synced, fenced, .. } = met;
+    assert!(met.terms > runs().len(), "no leader was ever deposed: {met:?}");
+    for (count, what) in [
+        (acknowledged, "write acknowledged"),
+        (unknown, "write left unknown"),
+        (reads, "value read"),
+        (registered, "node registered"),
+        (synced, "checkpoint taken"),
+        (fenced, "checkpoint fenced"),
+    ] {
+        assert_ne!(count, 0, "no {what}: {met:?}");
+    }
+}
+
+/// The same number for the same value, in every run.
+pub(crate) fn digest(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,194 @@
+//! What is, what the leader was told of it, and what is still to be told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One kind of item. The leader's copy of it, once all is told, equals the truth.
+#[derive(Debug, Clone)]
+pub(super) struct Ledger<K, V> {
+    truth: BTreeMap<K, V>,
+    /// What was last said in this epoch of what is there or going.
+    told: BTreeMap<K, V>,
+    /// Told otherwise, or not at all.
+    changed: BTreeSet<K>,
+    /// Told, and gone.
+    gone: BTreeSet<K>,
+    /// Not told yet by the full sync that is under way, whatever was said before it.
+    again: BTreeSet<K>,
+}
+
+/// What to tell next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// What changed. What is gone comes first, so that the leader never has more than there is.
+    Changes,
+    /// What a full sync has not named yet.
+    Everything,
+}
+
+/// One item to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Told<K, V> {
+    There(K, V),
+    Gone(K),
+}
+
+impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
+    pub(super) fn new() -> Self {
+        Self {
+            truth: BTreeMap::new(),
+            told: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            again: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn set(&mut self, key: K, value: V) {
+        if !self.again.contains(&key) {
+            if self.told.get(&key) == Some(&value) {
+                self.changed.remove(&key);
+            } else {
+                self.changed.insert(key.clone());
+            }
+        }
+        self.gone.remove(&key);
+        self.truth.insert(key, value);
+    }
+
+    /// Whether it was there.
+    pub(super) fn unset(&mut self, key: &K) -> bool {
+        self.changed.remove(key);
+        if self.again.remove(key) {
+            self.told.remove(key);
+        } else if self.told.contains_key(key) {
+            self.gone.insert(key.clone());
+        }
+        self.truth.remove(key).is_some()
+    }
+
+    /// Removes an item that the leader drops by itself.
+    pub(super) fn forget(&mut self, key: &K) {
+        self.truth.remove(key);
+        self.told.remove(key);
+        self.again.remove(key);
+        self.changed.remove(key);
+        self.gone.remove(key);
+    }
+
+    /// A full sync begins. It drops by itself what is gone.
+    pub(super) fn begin_again(&mut self) {
+        self.told.retain(|key, _| self.truth.contains_key(key));
+        self.changed.clear();
+        self.gone.clear();
+        self.again = self.truth.keys().cloned().collect();
+    }
+
+    /// The item that [`Self::take`] would give.
+    pub(super) fn peek(&self, source: Source) -> Option<&K> {
+        match source {
+            Source::Changes => self.gone.first().or_else(|| self.changed.first()),
+            Source::Everything => self.again.first(),
+        }
+    }
+
+    /// The next item to tell, which counts as told from here on.
+    pub(super) fn take(&mut self, source: Source) -> Option<Told<K, V>> {
+        if source == Source::Changes
+            && let Some(key) = self.gone.pop_first()
+        {
+            self.told.remove(&key);
+            return Some(Told::Gone(key));
+        }
+        let pending = match source {
+            Source::Changes => &mut self.changed,
+            Source::Everything => &mut self.again,
+        };
+        let key = pending.pop_first()?;
+        let value = self.truth.get(&key)?.clone();
+        self.told.insert(key.clone(), value.clone());
+        Some(Told::There(key, value))
+    }
+
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.truth.get(key)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.truth.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.truth.iter()
+    }
+
+    /// Makes what was told the new zero: keeps of each item what `rest` makes of the truth and of
+    /// what was told, or drops it.
+    pub(super) fn rebase(&mut self, rest: impl Fn(&V, &V) -> Option<V>) {
+        let told = std::mem::take(&mut self.told);
+        let truth = std::mem::take(&mut self.truth);
+        *self = Self::new();
+        for (key, value) in truth {
+            let left = match told.get(&key) {
+                Some(told) => rest(&value, told),
+                None => Some(value),
+            };
+            if let Some(left) = left {
+                self.set(key, left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(ledger: &mut Ledger<u8, u8>, source: Source) -> Vec<Told<u8, u8>> {
+        std::iter::from_fn(|| ledger.take(source)).collect()
+    }
+
+    #[test]
+    fn tells_what_changed_and_what_is_gone_first() {
+        let mut ledger = Ledger::new();
+        ledger.set(1, 10);
+        ledger.set(2, 20);
+        assert_eq!(drain(&mut ledger, Source::Changes), [Told::There(1, 10), Told::There(2, 20)]);
+        ledger.set(0, 5);
+        ledger.unset(&2);
+        assert_eq!(drain(&mut ledger, Source::Changes), [Told::Gone(2), Told::There(0, 5)]);
+    }
+
+    #[test]
+    fn what_came_and_went_untold_is_never_told() {
+        let mut ledger = Ledger::new();
+        ledger.set(1, 10);
+        ledger.unset(&1);
+        assert_eq!(drain(&mut ledger, Source::Changes), []);
+        ledger.set(1, 10);
+        drain(&mut ledger, Source::Changes);
+        ledger.unset(&1);
+        ledger.set(1, 10);
+        assert_eq!(drain(&mut ledger, Source::Changes), [], "back before it was missed");
+        ledger.unset(&1);
+        ledger.set(1, 11);
+        ledger.unset(&1);
+        assert_eq!(drain(&mut ledger, Source::Changes), [Told::Gone(1)]);
+    }
+
+    #[test]
+    fn a_full_sync_tells_all_there_was_once_and_the_changes_follow() {
+        let mut ledger = Ledger::new();
+        for key in 1..4 {
+            ledger.set(key, key);
+        }
+        drain(&mut ledger, Source::Changes);
+        ledger.begin_again();
+        assert_eq!(ledger.take(Source::Everything), Some(Told::There(1, 1)));
+        ledger.unset(&1);
+        ledger.unset(&2);
+        ledger.set(3, 9);
+        ledger.set(7, 7);
+        assert_eq!(drain(&mut ledger, Source::Everything), [Told::There(3, 9)]);
+        assert_eq!(drain(&mut ledger, Source::Changes), [Told::Gone(1), Told::There(7, 7)]);
+    }
+}

@@ -1,0 +1,109 @@
+//! Makes up what a node does, for tests and benches of the checkpoints: data that mostly dies
+//! young, models that move between tiers, requests that finish. The same seed gives the same
+//! events.
+
+use millrace_types::{
+    Alpha, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, SloCounts,
+    TenantName, Tier, Usage,
+};
+
+use super::Event;
+
+/// What a made-up node has.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    /// Whose data it names.
+    pub node: NodeName,
+    /// Functions it serves: f0, f1, …
+    pub functions: u64,
+    /// Its GPUs.
+    pub gpus: u32,
+    /// The most data it holds at a time.
+    pub live_max: u64,
+}
+
+/// A made-up node's life.
+#[derive(Debug, Clone)]
+pub struct Load {
+    profile: Profile,
+    random: u64,
+    /// Data is numbered from here to `next`; older is gone.
+    oldest: u64,
+    next: u64,
+}
+
+impl Load {
+    /// Begins a life.
+    #[must_use]
+    pub fn new(profile: Profile, seed: u64) -> Self {
+        Self { profile, random: seed, oldest: 0, next: 0 }
+    }
+
+    /// The next thing that happens.
+    pub fn step(&mut self) -> Event {
+        match self.draw(16) {
+            0..8 if self.next - self.oldest < self.profile.live_max => self.store(),
+            0..8 if self.profile.live_max > 0 => self.drop_data(),
+            8 => Event::ModelLoaded { copy: self.copy(), bytes: Bytes::mib(100) },
+            9 => Event::ModelDropped { copy: self.copy() },
+            10 => {
+                let alpha = Alpha::from_ppm(u32::try_from(self.draw(1_000_000)).unwrap_or(0));
+                Event::AlphaSet { alpha: alpha.unwrap_or_default() }
+            }
+            11..14 => {
+                let m = self.draw(2);
+                Event::Scored { function: self.function(), counts: SloCounts { m, n: 1 } }
+            }
+            _ => {
+                let gpu_ns = self.draw(50_000_000);
+                Event::Used { function: self.function(), usage: Usage { gpu_ns, requests: 1 } }
+            }
+        }
+    }
+
+    /// A piece of data more.
+    pub fn store(&mut self) -> Event {
+        let id = self.id(self.next);
+        self.next += 1;
+        Event::DataStored { id, bytes: Bytes(4096) }
+    }
+
+    /// The function of a number, as the events name it.
+    #[must_use]
+    pub fn function_of(number: u64) -> FunctionKey {
+        let name = FunctionName::new(&format!("f{number}")).expect("a letter and digits are a valid name");
+        FunctionKey { tenant: TenantName::default(), name }
+    }
+
+    fn drop_data(&mut self) -> Event {
+        let id = self.id(self.oldest);
+        self.oldest += 1;
+        Event::DataDropped { id }
+    }
+
+    fn id(&self, counter: u64) -> DataId {
+        DataId { home: self.profile.node.clone(), epoch: Epoch(1), counter }
+    }
+
+    fn function(&mut self) -> FunctionKey {
+        Self::function_of(self.draw(self.profile.functions.max(1)))
+    }
+
+    fn copy(&mut self) -> ModelCopy {
+        let model = self.draw(self.profile.functions.max(1));
+        let tiers = u64::from(self.profile.gpus) + 1;
+        let tier = match u32::try_from(self.draw(tiers)).unwrap_or(0) {
+            0 => Tier::Host,
+            gpu => Tier::Gpu(GpuIndex(gpu - 1)),
+        };
+        ModelCopy { digest: Digest::of(&model.to_le_bytes()), tier }
+    }
+
+    /// A number below `bound`, of SplitMix64.
+    fn draw(&mut self, bound: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}

@@ -1,0 +1,396 @@
+//! A worker's side of the checkpoints that the leader keeps of its soft state (DESIGN §5). It knows
+//! what is, gathers what changed, and about once a period gives the next batch, then the rest one
+//! after another; one is in flight at a time.
+//!
+//! ```text
+//!   ModelLoaded, DataStored, Scored, Used, …   what the node does
+//!        │
+//!        ▼
+//!   Checkpoint ── Send(batch) ──▶ the leader
+//!        ▲
+//!        │  Acknowledged      the next batch, or the next period
+//!        │  ResyncWanted      everything again, in portions
+//!        │  Fenced            Register; a new epoch, then everything
+//!        └─ (nothing)         the same batch again, after a while or at a new leader
+//! ```
+//!
+//! Data is named only once it has outlived a period, and up to a bound: beyond, it is counted.
+//! Scores and usage are counted up per epoch. A new epoch begins them at what the old one was not
+//! told, so that nothing is charged twice; what was told and not acknowledged is forgiven.
+//!
+//! Not here: the data itself, and which controller leads. Whoever drives this sends a batch to
+//! whom it takes for the leader, and says [`Event::Reached`] when that is another.
+
+mod holdings;
+mod ledger;
+pub mod load;
+mod protocol;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use millrace_types::checkpoint::{SYNC_ITEMS_MAX, encoded};
+use millrace_types::{
+    Alpha, Bytes, Epoch, FunctionKey, ModelCopy, NodeDelta, Portion, SloCounts, SyncBatch, SyncPart,
+    Timestamp, Usage,
+};
+
+use self::holdings::Holdings;
+use self::ledger::{Ledger, Source, Told};
+pub use self::protocol::{Action, Config, Event};
+use crate::core::Core;
+
+/// The least a batch is given: more than any item takes.
+const BATCH_BYTES_MIN: usize = 1 << 10;
+
+/// A worker's soft state, and how far the leader knows it.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    config: Config,
+    epoch: Option<Epoch>,
+    /// The highest epoch met, in data's names too.
+    seen: Epoch,
+    /// The last number given in this epoch.
+    seq: u64,
+    stage: Stage,
+    in_flight: Option<InFlight>,
+    /// Whether the last batch was cut: the next follows when it is acknowledged.
+    more: bool,
+    /// When changes are told next.
+    due: Timestamp,
+    models: Ledger<ModelCopy, Bytes>,
+    data: Holdings,
+    scores: Ledger<FunctionKey, SloCounts>,
+    usage: Ledger<FunctionKey, Usage>,
+    alpha: Alpha,
+    alpha_told: Option<Alpha>,
+    overflow_told: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+struct InFlight {
+    batch: Arc<SyncBatch>,
+    /// When it is sent again.
+    again: Timestamp,
+}
+
+/// How a node stands to what the leader has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Everything is to be told, from the beginning.
+    Resync,
+    /// A full sync has begun.
+    Syncing,
+    /// The leader has everything but what changed since.
+    Synced,
+}
+
+impl Checkpoint {
+    /// A worker that holds nothing and is not registered. Whatever the config says, a batch takes
+    /// one item.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let items_max = config.items_max.clamp(1, SYNC_ITEMS_MAX);
+        let bytes_max = config.bytes_max.max(BATCH_BYTES_MIN);
+        Self {
+            config: Config { items_max, bytes_max, ..config },
+            epoch: None,
+            seen: Epoch(0),
+            seq: 0,
+            stage: Stage::Resync,
+            in_flight: None,
+            more: false,
+            due: Timestamp::ZERO,
+            models: Ledger::new(),
+            data: Holdings::new(config.entries_max),
+            scores: Ledger::new(),
+            usage: Ledger::new(),
+            alpha: Alpha::default(),
+            alpha_told: None,
+            overflow_told: None,
+        }
+    }
+
+    /// The highest epoch met: a registration says it, so that none is given twice.
+    #[must_use]
+    pub fn seen(&self) -> Epoch {
+        self.seen
+    }
+
+    /// A function's score as it is reported in this epoch. With the placement's base it is what
+    /// its required request count is computed from.
+    #[must_use]
+    pub fn counts(&self, function: &FunctionKey) -> SloCounts {
+        self.scores.get(function).copied().unwrap_or_default()
+    }
+
+    /// Data old enough to be named, and beyond the bound.
+    #[must_use]
+    pub fn overflow(&self) -> u64 {
+        self.data.overflow()
+    }
+
+    /// Whether the leader has been told everything, and has said so.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.stage == Stage::Synced && self.in_flight.is_none() && !self.has_changes()
+    }
+
+    /// Everything the leader is to know, as one delta.
+    #[must_use]
+    pub fn everything(&self) -> NodeDelta {
+        let pairs = |(key, value): (&FunctionKey, &SloCounts)| (key.clone(), *value);
+        NodeDelta {
+            models: self.models.iter().map(|(copy, bytes)| (*copy, *bytes)).collect(),
+            entries: self.data.named.iter().map(|(id, bytes)| (id.clone(), *bytes)).collect(),
+            slo: self.scores.iter().map(pairs).collect(),
+            usage: self.usage.iter().map(|(key, usage)| (key.clone(), *usage)).collect(),
+            alpha: Some(self.alpha),
+            overflow: Some(self.data.overflow()),
+            ..NodeDelta::default()
+        }
+    }
+
+    fn note(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::ModelLoaded { copy, bytes } => {
+                self.models.set(copy, bytes);
+            }
+            Event::ModelDropped { copy } => {
+                self.models.unset(&copy);
+            }
+            Event::DataStored { id, bytes } => {
+                self.seen = self.seen.max(id.epoch);
+                self.data.store(now, id, bytes);
+            }
+            Event::DataDropped { id } => self.data.drop(&id),
+            Event::Scored { function, counts } => {
+                let sum = self.counts(&function).plus(counts);
+                self.scores.set(function, sum);
+            }
+            Event::Used { function, usage } => {
+                let sum = self.usage.get(&function).copied().unwrap_or_default().plus(usage);
+                self.usage.set(function, sum);
+            }
+            Event::FunctionDeleted { function } => self.scores.forget(&function),
+            Event::AlphaSet { alpha } => self.alpha = alpha,
+            Event::Registered { epoch } => self.register(now, epoch),
+            Event::Reached => self.hurry(now),
+            Event::Acknowledged { epoch, seq } => self.acknowledge(epoch, seq),
+            Event::ResyncWanted { epoch, seq, last } => self.resync(now, epoch, seq, last),
+            Event::Fenced { epoch } => {
+                if self.epoch == Some(epoch) {
+                    self.epoch = None;
+                    self.in_flight = None;
+                    actions.push(Action::Register);
+                }
+            }
+            Event::Flush => self.due = now,
+            Event::Tick => {}
+        }
+    }
+
+    fn register(&mut self, now: Timestamp, epoch: Epoch) {
+        if self.epoch == Some(epoch) {
+            return;
+        }
+        self.epoch = Some(epoch);
+        self.seen = self.seen.max(epoch);
+        self.seq = 0;
+        self.in_flight = None;
+        self.scores.rebase(|counts, told| Some(counts.since(*told)).filter(|it| *it != SloCounts::default()));
+        self.usage.rebase(|usage, told| Some(usage.since(*told)).filter(|it| *it != Usage::default()));
+        self.stage = Stage::Resync;
+        self.due = now;
+    }
+
+    fn hurry(&mut self, now: Timestamp) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.again = now;
+        }
+    }
+
+    /// The batch in flight, if that is the one an answer is about.
+    fn answered(&mut self, epoch: Epoch, is: impl Fn(u64) -> bool) -> bool {
+        let answered =
+            self.epoch == Some(epoch) && self.in_flight.as_ref().is_some_and(|it| is(it.batch.seq));
+        if answered {
+            self.in_flight = None;
+        }
+        answered
+    }
+
+    fn acknowledge(&mut self, epoch: Epoch, seq: u64) {
+        self.answered(epoch, |in_flight| in_flight <= seq);
+    }
+
+    fn resync(&mut self, now: Timestamp, epoch: Epoch, seq: u64, last: u64) {
+        // An older batch's answer came late: what it asks for is under way.
+        if self.answered(epoch, |in_flight| in_flight == seq) {
+            self.seq = self.seq.max(last);
+            self.stage = Stage::Resync;
+            self.due = now;
+        }
+    }
+
+    /// Sends what it is time to send.
+    fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        let Some(epoch) = self.epoch else { return };
+        if let Some(in_flight) = &mut self.in_flight {
+            if in_flight.again <= now {
+                in_flight.again = now + self.config.patience;
+                actions.push(Action::Send(in_flight.batch.clone()));
+            }
+            return;
+        }
+        if self.due <= now {
+            self.due = now + self.config.period;
+            self.data.mature(now, self.config.period);
+        } else if !self.more {
+            return;
+        }
+        if let Some((part, delta)) = self.next() {
+            self.seq += 1;
+            let batch = Arc::new(SyncBatch { epoch, seq: self.seq, part, delta });
+            self.in_flight = Some(InFlight { batch: batch.clone(), again: now + self.config.patience });
+            actions.push(Action::Send(batch));
+        }
+    }
+
+    /// The next batch; `None` when there is nothing to tell.
+    fn next(&mut self) -> Option<(SyncPart, NodeDelta)> {
+        let begins = self.stage == Stage::Resync;
+        if begins {
+            self.begin_again();
+        }
+        let source = if self.stage == Stage::Synced { Source::Changes } else { Source::Everything };
+        let delta = self.fill(source);
+        self.more = self.has_more(source);
+        if source == Source::Changes {
+            return (!delta.is_empty()).then_some((SyncPart::Delta, delta));
+        }
+        let portion = match (begins, self.more) {
+            (true, false) => Portion::Only,
+            (true, true) => Portion::First,
+            (false, true) => Portion::Middle,
+            (false, false) => Portion::Last,
+        };
+        if !self.more {
+            self.stage = Stage::Synced;
+            // What changed meanwhile follows at once.
+            self.more = self.has_changes();
+        }
+        Some((SyncPart::Full(portion), delta))
+    }
+
+    fn begin_again(&mut self) {
+        self.models.begin_again();
+        self.data.named.begin_again();
+        self.scores.begin_again();
+        self.usage.begin_again();
+        self.alpha_told = None;
+        self.overflow_told = None;
+        self.stage = Stage::Syncing;
+    }
+
+    fn has_more(&self, source: Source) -> bool {
+        self.models.peek(source).is_some()
+            || self.data.named.peek(source).is_some()
+            || self.scores.peek(source).is_some()
+            || self.usage.peek(source).is_some()
+    }
+
+    fn has_changes(&self) -> bool {
+        self.has_more(Source::Changes)
+            || self.alpha_told != Some(self.alpha)
+            || self.overflow_told != Some(self.data.overflow())
+    }
+
+    fn fill(&mut self, source: Source) -> NodeDelta {
+        let mut delta = NodeDelta::default();
+        if self.alpha_told != Some(self.alpha) {
+            self.alpha_told = Some(self.alpha);
+            delta.alpha = self.alpha_told;
+        }
+        if self.overflow_told != Some(self.data.overflow()) {
+            self.overflow_told = Some(self.data.overflow());
+            delta.overflow = self.overflow_told;
+        }
+        let mut room = Room { items: self.config.items_max, bytes: self.config.bytes_max };
+        room.spend(0, encoded::around());
+        let model = |_: &ModelCopy| encoded::model();
+        room.fill(&mut self.models, source, model, |told| match told {
+            Told::There(copy, bytes) => delta.models.push((copy, bytes)),
+            Told::Gone(copy) => delta.models_gone.push(copy),
+        });
+        room.fill(&mut self.data.named, source, encoded::entry, |told| match told {
+            Told::There(id, bytes) => delta.entries.push((id, bytes)),
+            Told::Gone(id) => delta.entries_gone.push(id),
+        });
+        room.fill(&mut self.scores, source, encoded::counters, |told| {
+            if let Told::There(function, counts) = told {
+                delta.slo.push((function, counts));
+            }
+        });
+        room.fill(&mut self.usage, source, encoded::counters, |told| {
+            if let Told::There(function, usage) = told {
+                delta.usage.push((function, usage));
+            }
+        });
+        delta
+    }
+}
+
+impl Core for Checkpoint {
+    type Event = Event;
+    type Action = Action;
+
+    fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        self.note(now, event, actions);
+        self.advance(now, actions);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.epoch?;
+        match &self.in_flight {
+            Some(in_flight) => Some(in_flight.again),
+            None => {
+                let work = self.stage != Stage::Synced || self.has_changes() || self.data.is_growing();
+                work.then_some(self.due)
+            }
+        }
+    }
+}
+
+/// What a batch still takes.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    items: usize,
+    bytes: usize,
+}
+
+impl Room {
+    fn spend(&mut self, items: usize, bytes: usize) {
+        self.items -= items;
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Moves items into the batch until it is full.
+    fn fill<K: Ord + Clone, V: Clone + PartialEq>(
+        &mut self,
+        ledger: &mut Ledger<K, V>,
+        source: Source,
+        size: impl Fn(&K) -> usize,
+        mut put: impl FnMut(Told<K, V>),
+    ) {
+        while self.items > 0
+            && let Some(bytes) = ledger.peek(source).map(&size)
+            && bytes <= self.bytes
+            && let Some(told) = ledger.take(source)
+        {
+            self.spend(1, bytes);
+            put(told);
+        }
+    }
+}

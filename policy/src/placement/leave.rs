@@ -1,0 +1,57 @@
+//! Lets copies go: those on draining, lost and overfull nodes, and those that are too many. Each
+//! only once others are ready.
+
+use super::Draft;
+use super::place::Short;
+use super::table::{Copy, Fate, Table};
+
+/// Unplaces what is not needed any more.
+pub(super) fn let_go(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
+    let mut is_short = vec![false; table.functions.len()];
+    for short in short {
+        is_short[short.function] = true;
+    }
+    for (function, is_short) in is_short.into_iter().enumerate() {
+        replaced(table, function, is_short, draft);
+        surplus(table, function, draft);
+    }
+}
+
+/// Copies that others have replaced.
+fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut Draft) {
+    let row = &table.functions[function];
+    let ready = row.ready();
+    let all = ready >= row.wanted;
+    // Where no more copies can be had, those that could be are enough to end a drain. One has to
+    // serve in any case.
+    let failing = row.missing() == 0 && row.staying() < row.wanted;
+    let enough = all || (is_short || failing) && ready >= row.staying().max(1);
+    let goes = |copy: &&Copy| match copy.fate {
+        Fate::Leave => enough,
+        Fate::Lost => all,
+        // Forgotten, the node would be the emptiest and be tried again.
+        Fate::Failed | Fate::Stay | Fate::Gone => false,
+    };
+    let gone: Vec<_> = row.copies.iter().filter(goes).map(|copy| copy.node).collect();
+    for node in gone {
+        draft.push(table.unplace(function, node));
+    }
+}
+
+/// Copies beyond those wanted, from the fullest node first.
+fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
+    loop {
+        let row = &table.functions[function];
+        if row.staying() <= row.wanted {
+            return;
+        }
+        let staying = row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
+        let fullest = staying.max_by_key(|copy| (table.nodes[copy.node].fullness(), !copy.ready, copy.node));
+        let Some(&Copy { node, ready, .. }) = fullest else { return };
+        if row.ready() - u32::from(ready) < row.wanted {
+            return;
+        }
+        draft.push(table.unplace(function, node));
+        table.give_up(function, node);
+    }
+}

@@ -1,0 +1,75 @@
+//! Places missing copies, each function's first before any function's second.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::Draft;
+use super::table::Table;
+use super::view::{Unplaced, Why};
+
+/// A function that found no node for a copy.
+pub(super) struct Short {
+    pub(super) function: usize,
+    pub(super) why: Why,
+}
+
+impl Short {
+    /// As the caller is told.
+    pub(super) fn told(&self, table: &Table<'_>) -> Unplaced {
+        let row = &table.functions[self.function];
+        let (copies, missing) = (row.staying(), row.missing());
+        Unplaced { function: row.of.key.clone(), copies, missing, why: self.why }
+    }
+}
+
+/// Places what is missing where it costs least. Returns the functions that found no node.
+pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
+    let lacking = (0..table.functions.len()).filter(|&function| table.functions[function].missing() > 0);
+    let mut urgent: BinaryHeap<_> = lacking.map(|function| urgency(table, function)).collect();
+    let mut short = Vec::new();
+    while let Some((.., Reverse(function))) = urgent.pop() {
+        if draft.is_full() {
+            draft.more = true;
+            break;
+        }
+        let Some(node) = cheapest(table, function) else {
+            short.push(Short { function, why: table.why(function) });
+            continue;
+        };
+        let step = table.place(function, node);
+        draft.push(step);
+        if table.functions[function].missing() > 0 {
+            urgent.push(urgency(table, function));
+        }
+    }
+    short
+}
+
+/// Fewest copies first, of those the ones that no leaving copy serves, of those the largest: what
+/// is small still fits when little is left.
+type Urgency = (Reverse<u32>, Reverse<u32>, u64, u64, Reverse<usize>);
+
+fn urgency(table: &Table<'_>, function: usize) -> Urgency {
+    let row = &table.functions[function];
+    let (bytes, load) = (table.needed(function), table.load(function));
+    (Reverse(row.staying()), Reverse(row.leaving()), bytes, load, Reverse(function))
+}
+
+fn cheapest(table: &Table<'_>, function: usize) -> Option<usize> {
+    let row = &table.functions[function];
+    let mut best = None;
+    for (number, node) in table.nodes.iter().enumerate() {
+        if !node.is_open() || node.of.gpu < row.of.gpu || row.is_on(number) {
+            continue;
+        }
+        let added = table.added(function, number);
+        if !node.fits(added) {
+            continue;
+        }
+        let cost = table.cost(function, number, added);
+        if best.is_none_or(|(least, _)| cost < least) {
+            best = Some((cost, number));
+        }
+    }
+    best.map(|(_, number)| number)
+}

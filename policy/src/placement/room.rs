@@ -1,0 +1,121 @@
+//! Makes room for functions that have no copy at all, out of copies that others can spare: one copy
+//! of every function is worth more than a second of some.
+
+use std::cmp::Reverse;
+
+use super::Draft;
+use super::place::Short;
+use super::table::{Fate, Table};
+use super::view::Why;
+
+/// What a node could give and what of that is promised already.
+#[derive(Default)]
+struct Offer {
+    /// Spare copies: functions that have others that are ready, those with most and least load first.
+    spare: Vec<usize>,
+    /// Bytes that go with steps of this plan.
+    freed: u64,
+    /// Bytes promised to functions that the next plan places.
+    promised: u64,
+}
+
+/// Unplaces spare copies where that makes room for a function without any. The function is placed
+/// by the next plan, which has the room.
+pub(super) fn make(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
+    let homeless = |short: &&Short| {
+        matches!(short.why, Why::HostMemory { .. }) && table.functions[short.function].staying() == 0
+    };
+    let homeless: Vec<_> = short.iter().filter(homeless).map(|short| short.function).collect();
+    if homeless.is_empty() {
+        return;
+    }
+    let mut offers = offers(table);
+    for function in homeless {
+        if draft.is_full() {
+            draft.more = true;
+            return;
+        }
+        let Some((node, victims)) = best(table, &offers, function) else { continue };
+        if victims.len() > draft.steps_max {
+            continue;
+        }
+        if victims.len() > draft.left() {
+            // All or none: the next plan would fill half the room again.
+            draft.more = true;
+            return;
+        }
+        let offer = &mut offers[node];
+        offer.promised = offer.promised.saturating_add(table.added(function, node));
+        for victim in victims {
+            offer.freed = offer.freed.saturating_add(table.freed_for(function, victim, node));
+            draft.push(table.unplace(victim, node));
+        }
+    }
+}
+
+fn offers(table: &Table<'_>) -> Vec<Offer> {
+    let mut offers: Vec<Offer> = Vec::new();
+    offers.resize_with(table.nodes.len(), Offer::default);
+    for (function, row) in table.functions.iter().enumerate().filter(|(_, row)| row.ready() > 1) {
+        for copy in row.copies.iter().filter(|copy| copy.fate == Fate::Stay) {
+            offers[copy.node].spare.push(function);
+        }
+    }
+    for offer in &mut offers {
+        offer
+            .spare
+            .sort_by_key(|&function| (Reverse(table.functions[function].ready()), table.load(function)));
+    }
+    offers
+}
+
+/// The node where the fewest copies have to go, and which.
+fn best(table: &Table<'_>, offers: &[Offer], function: usize) -> Option<(usize, Vec<usize>)> {
+    let row = &table.functions[function];
+    let open = table
+        .nodes
+        .iter()
+        .enumerate()
+        .filter(|(number, node)| node.is_open() && node.of.gpu >= row.of.gpu && !row.is_on(*number));
+    open.filter_map(|(number, _)| Some((number, victims(table, &offers[number], function, number)?)))
+        .min_by_key(|(_, victims)| victims.len())
+}
+
+/// Spare copies that make room on a node, `None` where all of them would not.
+fn victims(table: &Table<'_>, offer: &Offer, function: usize, node: usize) -> Option<Vec<usize>> {
+    let added = table.added(function, node).saturating_add(offer.promised);
+    let needs = table.nodes[node].lacks(added, offer.freed);
+    let mut lacks = needs;
+    let mut chosen = Vec::new();
+    for &spare in &offer.spare {
+        if lacks == 0 {
+            break;
+        }
+        let stays = |it: &super::table::Copy| it.node == node && it.fate == Fate::Stay;
+        let still_spare =
+            table.functions[spare].ready() > 1 && table.functions[spare].copies.iter().any(stays);
+        let freed = table.freed_for(function, spare, node);
+        if still_spare && freed > 0 {
+            lacks = lacks.saturating_sub(freed);
+            chosen.push((spare, freed));
+        }
+    }
+    if lacks > 0 {
+        return None;
+    }
+    Some(without_needless(chosen, needs))
+}
+
+/// Leaves out what is not needed, the last chosen first to stay chosen.
+fn without_needless(chosen: Vec<(usize, u64)>, lacks: u64) -> Vec<usize> {
+    let mut surplus = chosen.iter().map(|(_, freed)| freed).sum::<u64>().saturating_sub(lacks);
+    let needed = |(spare, freed): (usize, u64)| {
+        if freed <= surplus {
+            surplus -= freed;
+            None
+        } else {
+            Some(spare)
+        }
+    };
+    chosen.into_iter().filter_map(needed).collect()
+}

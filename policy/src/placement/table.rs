@@ -1,0 +1,429 @@
+//! The view with dense numbers for names, and what is known of every node with the steps planned so
+//! far. Functions are in the order of their keys and nodes in that of their names, so that plans do
+//! not depend on the order of the view.
+
+use std::collections::BTreeMap;
+
+use millrace_types::{Bytes, Digest, TenantName};
+
+use super::Draft;
+use super::view::{Function, Node, NodeState, Phase, Step, Unplaced, View, Why};
+
+/// One, in the integer fractions that costs are reckoned in.
+pub(super) const WHOLE: u64 = 1_000_000;
+/// What it costs at most to put a tenant's copies together on a node, against 1 for filling its
+/// memory and 1 for filling its GPUs.
+const TENANT_WEIGHT: u64 = WHOLE / 4;
+/// Nodes that may fail to prepare a function until no other is tried in their place.
+const FAILED_MAX: u32 = 2;
+
+/// What is to become of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It stays, or goes when it is one too many.
+    Stay,
+    /// It serves, and is to go when others are ready.
+    Leave,
+    /// Its node is lost. The record is kept until it is replaced, in case the node comes back.
+    Lost,
+    /// It serves nobody; another is tried. The record is kept, with its memory, for as long as the
+    /// function is wanted: it says where not to try again, until a revision or the node gets better.
+    Failed,
+    /// A step takes it away.
+    Gone,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Copy {
+    pub(super) node: usize,
+    pub(super) ready: bool,
+    pub(super) fate: Fate,
+}
+
+pub(super) struct FunctionRow<'a> {
+    pub(super) of: &'a Function,
+    tenant: usize,
+    models: Vec<usize>,
+    /// Copies it should have.
+    pub(super) wanted: u32,
+    /// Expected load of one copy.
+    load: u64,
+    pub(super) copies: Vec<Copy>,
+}
+
+pub(super) struct NodeRow<'a> {
+    pub(super) of: &'a Node,
+    /// Bytes of the models placed there.
+    used: u64,
+    /// Expected load of the copies placed there.
+    load: u64,
+    /// Copies placed there.
+    copies: u64,
+}
+
+struct ModelRow {
+    bytes: u64,
+    /// Nodes that have it, and for how many functions.
+    holders: BTreeMap<usize, u32>,
+}
+
+struct TenantRow {
+    /// Copies its functions should have.
+    wanted: u64,
+    /// Copies its functions have, by node.
+    copies: BTreeMap<usize, u64>,
+}
+
+pub(super) struct Table<'a> {
+    pub(super) functions: Vec<FunctionRow<'a>>,
+    pub(super) nodes: Vec<NodeRow<'a>>,
+    models: Vec<ModelRow>,
+    tenants: Vec<TenantRow>,
+}
+
+impl FunctionRow<'_> {
+    fn count(&self, is: impl Fn(&Copy) -> bool) -> u32 {
+        u32::try_from(self.copies.iter().filter(|copy| is(copy)).count()).unwrap_or(u32::MAX)
+    }
+
+    /// Copies that stay.
+    pub(super) fn staying(&self) -> u32 {
+        self.count(|copy| copy.fate == Fate::Stay)
+    }
+
+    /// Copies that stay and serve.
+    pub(super) fn ready(&self) -> u32 {
+        self.count(|copy| copy.fate == Fate::Stay && copy.ready)
+    }
+
+    pub(super) fn leaving(&self) -> u32 {
+        self.count(|copy| copy.fate == Fate::Leave)
+    }
+
+    fn failed(&self) -> u32 {
+        self.count(|copy| copy.fate == Fate::Failed)
+    }
+
+    /// Copies that are to be placed. Failures beyond [`FAILED_MAX`] count as copies: a function that
+    /// no node can prepare must not walk through the cluster.
+    pub(super) fn missing(&self) -> u32 {
+        self.wanted.saturating_sub(self.staying()).saturating_sub(self.failed().saturating_sub(FAILED_MAX))
+    }
+
+    /// Whether any step so far or before has something of it on the node.
+    pub(super) fn is_on(&self, node: usize) -> bool {
+        self.copies.iter().any(|copy| copy.node == node)
+    }
+}
+
+impl NodeRow<'_> {
+    /// Whether it takes new functions.
+    pub(super) fn is_open(&self) -> bool {
+        self.of.state == NodeState::Schedulable
+    }
+
+    /// Whether so much more fits its host memory. Nothing fits a node that has too much, not even
+    /// what needs no more: what is there has to go.
+    pub(super) fn fits(&self, added: u64) -> bool {
+        self.used.saturating_add(added) <= self.of.host.0
+    }
+
+    /// Host memory it would have too little, with so much more and so much gone.
+    pub(super) fn lacks(&self, added: u64, freed: u64) -> u64 {
+        self.used.saturating_add(added).saturating_sub(self.of.host.0.saturating_add(freed))
+    }
+
+    /// Host memory left.
+    pub(super) fn free(&self) -> u64 {
+        self.of.host.0.saturating_sub(self.used)
+    }
+
+    /// How full it is: the share of its memory and of its GPUs that is spoken for.
+    pub(super) fn fullness(&self) -> u64 {
+        self.fullness_at(self.used, self.load)
+    }
+
+    fn fullness_at(&self, used: u64, load: u64) -> u64 {
+        // In KiB, so that nothing overflows below 16 PiB.
+        let memory = (used >> 10).saturating_mul(WHOLE) / (self.of.host.0 >> 10).max(1);
+        let gpus = load.saturating_mul(WHOLE / 1000) / u64::from(self.of.gpus).max(1);
+        memory.saturating_add(gpus)
+    }
+
+    /// What its GPUs were seen to do beyond what its copies are expected to need.
+    fn unexpected(&self) -> u64 {
+        self.of.busy.0.saturating_sub(self.load)
+    }
+}
+
+impl<'a> Table<'a> {
+    /// Takes the view in. What nobody wants is unplaced at once.
+    pub(super) fn new(view: &'a View, draft: &mut Draft) -> Self {
+        let mut functions: Vec<_> = view.functions.iter().collect();
+        functions.sort_unstable_by_key(|function| &function.key);
+        functions.dedup_by_key(|function| &function.key);
+        let mut nodes: Vec<_> = view.nodes.iter().collect();
+        nodes.sort_unstable_by_key(|node| &node.name);
+        nodes.dedup_by_key(|node| &node.name);
+        let empty = |of| NodeRow { of, used: 0, load: 0, copies: 0 };
+        let mut table = Self {
+            functions: Vec::with_capacity(functions.len()),
+            nodes: nodes.into_iter().map(empty).collect(),
+            models: Vec::new(),
+            tenants: Vec::new(),
+        };
+        table.number(&functions);
+        table.take_in(view, draft);
+        table.relieve_overfull();
+        table
+    }
+
+    fn number(&mut self, functions: &[&'a Function]) {
+        let mut models: BTreeMap<Digest, usize> = BTreeMap::new();
+        let mut tenants: BTreeMap<&TenantName, usize> = BTreeMap::new();
+        for &of in functions {
+            let tenant = *tenants.entry(&of.key.tenant).or_insert_with(|| {
+                self.tenants.push(TenantRow { wanted: 0, copies: BTreeMap::new() });
+                self.tenants.len() - 1
+            });
+            let mut numbers = Vec::with_capacity(of.models.len());
+            for model in &of.models {
+                let number = *models.entry(model.digest).or_insert_with(|| {
+                    self.models.push(ModelRow { bytes: 0, holders: BTreeMap::new() });
+                    self.models.len() - 1
+                });
+                self.models[number].bytes = self.models[number].bytes.max(model.host.0);
+                numbers.push(number);
+            }
+            numbers.sort_unstable();
+            numbers.dedup();
+            let wanted = if of.enabled { of.replicas } else { 0 };
+            self.tenants[tenant].wanted += u64::from(wanted);
+            let load = of.load.0 / u64::from(wanted).max(1);
+            self.functions.push(FunctionRow {
+                of,
+                tenant,
+                models: numbers,
+                wanted,
+                load,
+                copies: Vec::new(),
+            });
+        }
+    }
+
+    fn take_in(&mut self, view: &View, draft: &mut Draft) {
+        let mut placements: Vec<_> = view.placements.iter().collect();
+        placements.sort_unstable_by_key(|it| (&it.function, &it.node, it.phase));
+        placements.dedup_by_key(|it| (&it.function, &it.node));
+        for placement in placements {
+            let function = self.functions.binary_search_by_key(&&placement.function, |row| &row.of.key).ok();
+            let node = self.nodes.binary_search_by_key(&&placement.node, |row| &row.of.name).ok();
+            let copy = function.zip(node).and_then(|(function, node)| {
+                let fate = self.fate(function, node, placement.phase)?;
+                Some((function, Copy { node, ready: placement.phase == Phase::Ready, fate }))
+            });
+            if let (Some(function), Some(node)) = (function, node) {
+                // Its bytes are there even if it is to go: room comes with the next plan.
+                self.count_in(function, node);
+            }
+            if let Some((function, copy)) = copy {
+                self.functions[function].copies.push(copy);
+            } else {
+                let (function, node) = (placement.function.clone(), placement.node.clone());
+                draft.push(Step::Unplace { function, node });
+            }
+        }
+    }
+
+    /// What is to become of a copy; `None` where it goes at once.
+    fn fate(&self, function: usize, node: usize, phase: Phase) -> Option<Fate> {
+        let (function, node) = (&self.functions[function], &self.nodes[node]);
+        if function.wanted == 0 {
+            return None;
+        }
+        let unfit = node.of.state == NodeState::Draining || node.of.gpu < function.of.gpu;
+        match (node.of.state, phase) {
+            (NodeState::Lost, _) => Some(Fate::Lost),
+            (_, Phase::Failed) => (!unfit).then_some(Fate::Failed),
+            (_, Phase::Ready | Phase::Preparing) => Some(if unfit { Fate::Leave } else { Fate::Stay }),
+        }
+    }
+
+    /// Sends copies away from nodes whose models are more than their memory: it shrank, or a new
+    /// revision is larger. The smallest model that is enough, or else the largest, and so on.
+    fn relieve_overfull(&mut self) {
+        for node in 0..self.nodes.len() {
+            let row = &self.nodes[node];
+            let mut excess = row.used.saturating_sub(row.of.host.0);
+            if excess == 0 || row.of.state == NodeState::Lost {
+                continue;
+            }
+            let held = self.models.iter().enumerate().filter(|(_, model)| model.holders.contains_key(&node));
+            let mut held: Vec<_> = held.map(|(number, model)| (model.bytes, number)).collect();
+            held.sort_unstable();
+            while excess > 0 && !held.is_empty() {
+                let enough = held.partition_point(|(bytes, _)| *bytes < excess).min(held.len() - 1);
+                let (bytes, model) = held.remove(enough);
+                excess = excess.saturating_sub(bytes);
+                self.send_away(node, model);
+            }
+        }
+    }
+
+    fn send_away(&mut self, node: usize, model: usize) {
+        for function in self.functions.iter_mut().filter(|row| row.models.contains(&model)) {
+            for copy in function.copies.iter_mut().filter(|copy| copy.node == node) {
+                if copy.fate == Fate::Stay {
+                    copy.fate = Fate::Leave;
+                }
+            }
+        }
+    }
+
+    fn count_in(&mut self, function: usize, node: usize) {
+        let added = self.added(function, node);
+        let function = &self.functions[function];
+        for &model in &function.models {
+            *self.models[model].holders.entry(node).or_insert(0) += 1;
+        }
+        *self.tenants[function.tenant].copies.entry(node).or_insert(0) += 1;
+        let row = &mut self.nodes[node];
+        row.used = row.used.saturating_add(added);
+        row.load += function.load;
+        row.copies += 1;
+    }
+
+    fn count_out(&mut self, function: usize, node: usize) {
+        let freed = self.freed(function, node);
+        let function = &self.functions[function];
+        for &model in &function.models {
+            let holders = &mut self.models[model].holders;
+            match holders.get_mut(&node) {
+                Some(functions) if *functions > 1 => *functions -= 1,
+                _ => drop(holders.remove(&node)),
+            }
+        }
+        self.tenants[function.tenant].copies.entry(node).and_modify(|copies| *copies -= 1);
+        let row = &mut self.nodes[node];
+        row.used -= freed;
+        row.load -= function.load;
+        row.copies -= 1;
+    }
+
+    /// Host memory that a node needs beyond what it has, for a function to be there.
+    pub(super) fn added(&self, function: usize, node: usize) -> u64 {
+        self.bytes(function, |model| !model.holders.contains_key(&node))
+    }
+
+    /// Host memory that a node needs no more when a function goes.
+    pub(super) fn freed(&self, function: usize, node: usize) -> u64 {
+        self.bytes(function, |model| model.holders.get(&node) == Some(&1))
+    }
+
+    /// Host memory that a node has more for one function when another goes: what they share stays.
+    pub(super) fn freed_for(&self, homeless: usize, function: usize, node: usize) -> u64 {
+        let kept = &self.functions[homeless].models;
+        let models = self.functions[function].models.iter().filter(|model| !kept.contains(model));
+        let models = models.map(|&model| &self.models[model]);
+        models
+            .filter(|model| model.holders.get(&node) == Some(&1))
+            .fold(0, |sum, model| sum.saturating_add(model.bytes))
+    }
+
+    /// Host memory that a function needs where nothing of it is.
+    pub(super) fn needed(&self, function: usize) -> u64 {
+        self.bytes(function, |_| true)
+    }
+
+    fn bytes(&self, function: usize, counts: impl Fn(&ModelRow) -> bool) -> u64 {
+        let models = self.functions[function].models.iter().map(|&model| &self.models[model]);
+        models.filter(|model| counts(model)).fold(0, |sum, model| sum.saturating_add(model.bytes))
+    }
+
+    /// Expected load of one of a function's copies.
+    pub(super) fn load(&self, function: usize) -> u64 {
+        self.functions[function].load
+    }
+
+    /// What a function would cost on a node: how full it would be then, and how much of its tenant
+    /// would be there. Lower is better; of equals the node with fewer copies.
+    pub(super) fn cost(&self, function: usize, node: usize, added: u64) -> (u64, u64) {
+        let (function, row) = (&self.functions[function], &self.nodes[node]);
+        let tenant = &self.tenants[function.tenant];
+        let together = tenant.copies.get(&node).copied().unwrap_or(0);
+        let load = row.load.saturating_add(row.unexpected()).saturating_add(function.load);
+        let fullness = row.fullness_at(row.used.saturating_add(added), load);
+        (fullness.saturating_add(together * TENANT_WEIGHT / tenant.wanted.max(1)), row.copies)
+    }
+
+    /// How full a node would be with a function's copy more.
+    pub(super) fn fullness_with(&self, function: usize, node: usize) -> u64 {
+        let row = &self.nodes[node];
+        let used = row.used.saturating_add(self.added(function, node));
+        row.fullness_at(used, row.load + self.functions[function].load)
+    }
+
+    /// How full a node would be with a function's copy less.
+    pub(super) fn fullness_without(&self, function: usize, node: usize) -> u64 {
+        let row = &self.nodes[node];
+        row.fullness_at(row.used - self.freed(function, node), row.load - self.functions[function].load)
+    }
+
+    /// Places a function's copy on a node.
+    pub(super) fn place(&mut self, function: usize, node: usize) -> Step {
+        self.count_in(function, node);
+        let row = &mut self.functions[function];
+        row.copies.push(Copy { node, ready: false, fate: Fate::Stay });
+        Step::Place { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
+    }
+
+    /// Takes a function's copy from a node. Its bytes count as there until the next plan, so that
+    /// no placement depends on a removal, except where what is judged is how full nodes will be.
+    pub(super) fn unplace(&mut self, function: usize, node: usize) -> Step {
+        let row = &mut self.functions[function];
+        for copy in row.copies.iter_mut().filter(|copy| copy.node == node) {
+            copy.fate = Fate::Gone;
+        }
+        Step::Unplace { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
+    }
+
+    /// Forgets what a function's copy took from a node. For judging how full nodes will be.
+    pub(super) fn give_up(&mut self, function: usize, node: usize) {
+        self.count_out(function, node);
+    }
+
+    /// Whether no copy is on its way and none is one too many.
+    pub(super) fn is_settled(&self) -> bool {
+        let settled = |row: &FunctionRow<'_>| row.ready() == row.staying() && row.staying() <= row.wanted;
+        self.functions.iter().all(settled)
+    }
+
+    /// Functions that nodes could not prepare, and that no more are tried for.
+    pub(super) fn failing(&self) -> impl Iterator<Item = Unplaced> {
+        let failing = |row: &&FunctionRow<'_>| row.missing() == 0 && row.staying() < row.wanted;
+        self.functions.iter().filter(failing).map(|row| Unplaced {
+            function: row.of.key.clone(),
+            copies: row.staying(),
+            missing: row.wanted - row.staying(),
+            why: Why::Failing { nodes: row.failed() },
+        })
+    }
+
+    /// Why no node takes a copy.
+    pub(super) fn why(&self, function: usize) -> Why {
+        let row = &self.functions[function];
+        let open = || self.nodes.iter().enumerate().filter(|(_, node)| node.is_open());
+        let nodes = u32::try_from(open().count()).unwrap_or(u32::MAX);
+        let largest = open().map(|(_, node)| node.of.gpu).max();
+        let fitting = || open().filter(|(_, node)| node.of.gpu >= row.of.gpu);
+        let free = fitting().filter(|(number, _)| !row.is_on(*number)).map(|(_, node)| node.free()).max();
+        match (largest, free) {
+            (None, _) => Why::NoNode,
+            (Some(largest), _) if largest < row.of.gpu => Why::GpuMemory { needs: row.of.gpu, largest },
+            (Some(_), None) => Why::TooFewNodes { nodes },
+            (Some(_), Some(free)) => {
+                Why::HostMemory { needs: Bytes(self.needed(function)), free: Bytes(free) }
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What is needed now, with no memory of before.
+
+use std::collections::BTreeMap;
+
+use super::{Limits, Observed, Reason};
+use crate::placement::{Function, GpuLoad, Node, NodeState, Unplaced, View, Why};
+use millrace_types::{Bytes, Digest};
+
+/// Nodes that are needed, and what asks for that many.
+pub(super) struct Need {
+    pub(super) nodes: u32,
+    pub(super) nodes_now: u32,
+    pub(super) reasons: Vec<Reason>,
+}
+
+/// The most that anything asks for.
+pub(super) fn of(observed: &Observed<'_>, missed: u32, limits: &Limits) -> Need {
+    let view = observed.view;
+    let nodes_now = count(view.nodes.iter().filter(|node| node.state == NodeState::Schedulable));
+    let typical = typical(view);
+    let claims = [
+        replicas(view),
+        host_memory(view, &typical, limits),
+        gpu_time(view, &typical, limits),
+        unplaced(observed, nodes_now),
+        objectives(view, missed, nodes_now, limits),
+    ];
+    let claims: Vec<_> = claims.into_iter().flatten().filter(|(nodes, _)| *nodes > 0).collect();
+    let nodes = claims.iter().map(|(nodes, _)| *nodes).max().unwrap_or(0);
+    let reasons = claims.into_iter().filter(|(claimed, _)| *claimed == nodes).map(|(_, reason)| reason);
+    Need { nodes, nodes_now, reasons: reasons.collect() }
+}
+
+/// Nodes, and why.
+type Claim = Option<(u32, Reason)>;
+
+fn count(items: impl Iterator) -> u32 {
+    u32::try_from(items.count()).unwrap_or(u32::MAX)
+}
+
+fn wanted(function: &Function) -> u32 {
+    if function.enabled { function.replicas } else { 0 }
+}
+
+/// The mean of the nodes that take functions, or of all that are known where none does.
+struct Typical {
+    host: u64,
+    /// In thousandths.
+    gpus: u64,
+}
+
+fn typical(view: &View) -> Option<Typical> {
+    let open = || view.nodes.iter().filter(|node| node.state == NodeState::Schedulable);
+    mean(open()).or_else(|| mean(view.nodes.iter()))
+}
+
+fn mean<'a>(nodes: impl Iterator<Item = &'a Node> + Clone) -> Option<Typical> {
+    let number = u64::try_from(nodes.clone().count()).unwrap_or(u64::MAX);
+    let host = nodes.clone().fold(0u64, |sum, node| sum.saturating_add(node.host.0)).checked_div(number)?;
+    let gpus = nodes.fold(0u64, |sum, node| sum.saturating_add(u64::from(node.gpus) * 1000)) / number;
+    Some(Typical { host, gpus })
+}
+
+/// How many nodes hold a total, each up to a share of what it has.
+fn nodes_for(total: u64, each: u64, share: u64) -> Option<u32> {
+    let usable = u128::from(each) * u128::from(share) / 1000;
+    let nodes = u128::from(total).checked_add(usable.checked_sub(1)?)?.checked_div(usable)?;
+    Some(u32::try_from(nodes).unwrap_or(u32::MAX))
+}
+
+fn replicas(view: &View) -> Claim {
+    let replicas = view.functions.iter().map(wanted).max()?;
+    Some((replicas, Reason::Replicas { replicas }))
+}
+
+/// A model that functions share is needed on as many nodes as the one with most replicas is.
+fn host_memory(view: &View, typical: &Option<Typical>, limits: &Limits) -> Claim {
+    let host = typical.as_ref()?.host;
+    let mut models: BTreeMap<Digest, (u64, u32)> = BTreeMap::new();
+    for function in &view.functions {
+        for model in &function.models {
+            let (bytes, copies) = models.entry(model.digest).or_default();
+            *bytes = (*bytes).max(model.host.0);
+            *copies = (*copies).max(wanted(function));
+        }
+    }
+    let total = models
+        .values()
+        .fold(0u64, |sum, &(bytes, copies)| sum.saturating_add(bytes.saturating_mul(copies.into())));
+    let reason = Reason::HostMemory { wanted: Bytes(total), node: Bytes(host) };
+    Some((nodes_for(total, host, limits.host_share)?, reason))
+}
+
+/// What GPUs are seen to do, or what functions are known to need: the one lags when nodes just
+/// joined, the other does not know of functions that were deleted.
+fn load(view: &View) -> u64 {
+    let alive = view.nodes.iter().filter(|node| node.state != NodeState::Lost);
+    let busy = alive.fold(0u64, |sum, node| sum.saturating_add(node.busy.0));
+    let enabled = view.functions.iter().filter(|function| wanted(function) > 0);
+    busy.max(enabled.fold(0u64, |sum, function| sum.saturating_add(function.load.0)))
+}
+
+fn gpu_time(view: &View, typical: &Option<Typical>, limits: &Limits) -> Claim {
+    let (load, gpus) = (load(view), typical.as_ref()?.gpus);
+    let rounded = u32::try_from(gpus.saturating_add(500) / 1000).unwrap_or(u32::MAX);
+    let reason = Reason::GpuTime { load: GpuLoad(load), gpus: rounded };
+    Some((nodes_for(load, gpus, limits.gpu_share)?, reason))
+}
+
+/// Functions that one more node like the others would take. Only when nothing is under way: what a
+/// plan still changes may make room.
+fn unplaced(observed: &Observed<'_>, nodes_now: u32) -> Claim {
+    if !observed.plan.steps.is_empty() {
+        return None;
+    }
+    let open = || observed.view.nodes.iter().filter(|node| node.state == NodeState::Schedulable);
+    let largest = open().map(|node| node.host).max().unwrap_or_default();
+    let helped = |it: &&Unplaced| match it.why {
+        Why::NoNode | Why::TooFewNodes { .. } => true,
+        Why::HostMemory { needs, .. } => needs <= largest,
+        // No node of the same kind helps.
+        Why::GpuMemory { .. } | Why::Failing { .. } => false,
+    };
+    let functions = count(observed.plan.unplaced.iter().filter(helped));
+    (functions > 0).then_some((nodes_now.saturating_add(1), Reason::Unplaced { functions }))
+}
+
+fn objectives(view: &View, missed: u32, nodes_now: u32, limits: &Limits) -> Claim {
+    let alive = view.nodes.iter().filter(|node| node.state != NodeState::Lost);
+    let gpus = alive.fold(0u64, |sum, node| sum.saturating_add(node.gpus.into()));
+    let busy = load(view) >= gpus.saturating_mul(limits.slo_gpu_share);
+    (missed > 0 && busy).then_some((nodes_now.saturating_add(1), Reason::Slo { functions: missed }))
+}

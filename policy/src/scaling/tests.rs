@@ -1,0 +1,225 @@
+use millrace_types::{Digest, FunctionName, NodeName, TenantName};
+
+use super::*;
+use crate::placement::{self, Function, Model, Node, NodeState, Phase, Placement, Unplaced, Why};
+
+fn secs(secs: u64) -> Timestamp {
+    Timestamp(secs * 1_000_000_000)
+}
+
+fn key(name: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::new("t").unwrap(), name: FunctionName::new(name).unwrap() }
+}
+
+/// Functions of 100 MiB and one copy, as many as said.
+fn functions(number: usize) -> Vec<Function> {
+    let function = |number: usize| Function {
+        key: key(&format!("f{number}")),
+        enabled: true,
+        replicas: 1,
+        models: vec![Model { digest: Digest::of(&number.to_be_bytes()), host: Bytes::mib(100) }],
+        gpu: Bytes::mib(100),
+        load: GpuLoad::default(),
+    };
+    (0..number).map(function).collect()
+}
+
+/// Nodes of 1,000 MiB and 2 GPUs.
+fn nodes(number: usize) -> Vec<Node> {
+    let node = |number: usize| Node {
+        name: NodeName::new(&format!("n{number}")).unwrap(),
+        state: NodeState::Schedulable,
+        host: Bytes::mib(1000),
+        gpu: Bytes::gib(16),
+        gpus: 2,
+        busy: GpuLoad::default(),
+    };
+    (0..number).map(node).collect()
+}
+
+fn view(wanted: usize, nodes_now: usize) -> View {
+    View { functions: functions(wanted), nodes: nodes(nodes_now), placements: Vec::new() }
+}
+
+/// What is said at once, of everything placed and ready.
+fn signal(view: &View, unplaced: &[Unplaced]) -> Signal {
+    let plan = Plan { unplaced: unplaced.to_vec(), ..Plan::default() };
+    Scaling::new(Limits::default()).observe(secs(0), Observed { view, plan: &plan, scores: &[] })
+}
+
+fn needs(nodes_needed: u32, nodes_now: u32, reasons: &[Reason]) -> Signal {
+    Signal { nodes_needed, nodes_now, reasons: reasons.to_vec() }
+}
+
+#[test]
+fn nothing_wanted_needs_no_node() {
+    assert_eq!(signal(&view(0, 0), &[]), Signal::default());
+}
+
+#[test]
+fn all_copies_have_to_be_in_host_memory() {
+    let memory = |mib| Reason::HostMemory { wanted: Bytes::mib(mib), node: Bytes::mib(1000) };
+    assert_eq!(signal(&view(17, 1), &[]), needs(2, 1, &[memory(1700)]));
+    assert_eq!(signal(&view(18, 1), &[]), needs(3, 1, &[memory(1800)]), "15 % is kept");
+    let mut shared = view(18, 1);
+    for function in &mut shared.functions {
+        function.models[0].digest = Digest::of(b"shared");
+    }
+    assert_eq!(signal(&shared, &[]).nodes_needed, 1, "one copy for all of them");
+    let mut disabled = view(18, 1);
+    disabled.functions.iter_mut().for_each(|function| function.enabled = false);
+    assert_eq!(signal(&disabled, &[]), needs(1, 1, &[Reason::Stable { nodes: 0 }]));
+}
+
+#[test]
+fn replicas_are_on_nodes_of_their_own() {
+    let mut three = view(1, 1);
+    three.functions[0].replicas = 3;
+    assert_eq!(signal(&three, &[]), needs(3, 1, &[Reason::Replicas { replicas: 3 }]));
+    three.nodes.clear();
+    assert_eq!(signal(&three, &[]), needs(3, 0, &[Reason::Replicas { replicas: 3 }]), "with no node known");
+}
+
+#[test]
+fn busy_gpus_need_nodes_and_lost_ones_count_no_more() {
+    let mut busy = view(1, 2);
+    busy.nodes[0].busy = GpuLoad(1900);
+    busy.nodes[1].busy = GpuLoad(1000);
+    let time = Reason::GpuTime { load: GpuLoad(2900), gpus: 2 };
+    assert_eq!(signal(&busy, &[]), needs(3, 2, &[time]));
+    assert_eq!(time.to_string(), "requests need 2.900 GPUs, and a node has 2");
+    busy.functions[0].load = GpuLoad(4000);
+    assert_eq!(signal(&busy, &[]).nodes_needed, 3, "what functions need, where that is more");
+    busy.nodes[0].state = NodeState::Lost;
+    busy.functions[0].load = GpuLoad::default();
+    assert_eq!(signal(&busy, &[]), needs(1, 1, &signal(&busy, &[]).reasons));
+}
+
+#[test]
+fn functions_without_a_node_ask_for_one_that_would_take_them() {
+    let check = |why, expected: u32| {
+        let unplaced = Unplaced { function: key("f0"), copies: 0, missing: 1, why };
+        assert_eq!(signal(&view(1, 1), &[unplaced]).nodes_needed, expected, "{why}");
+    };
+    let (free, needs) = (Bytes::mib(10), Bytes::mib(500));
+    check(Why::NoNode, 2);
+    check(Why::TooFewNodes { nodes: 1 }, 2);
+    check(Why::HostMemory { needs, free }, 2);
+    check(Why::HostMemory { needs: Bytes::gib(5), free }, 1);
+    check(Why::GpuMemory { needs, largest: free }, 1);
+    check(Why::Failing { nodes: 3 }, 1);
+}
+
+#[test]
+fn what_is_under_way_may_make_room() {
+    let view = view(1, 1);
+    let step = placement::Step::Place { function: key("f0"), node: view.nodes[0].name.clone() };
+    let short = Unplaced { function: key("f1"), copies: 0, missing: 1, why: Why::NoNode };
+    let plan = Plan { steps: vec![step], unplaced: vec![short], more: false };
+    let signal =
+        Scaling::new(Limits::default()).observe(secs(0), Observed { view: &view, plan: &plan, scores: &[] });
+    assert_eq!(signal.nodes_needed, 1);
+}
+
+#[test]
+fn draining_and_cordoned_nodes_are_no_capacity() {
+    let mut leaving = view(9, 3);
+    leaving.nodes[0].state = NodeState::Draining;
+    leaving.nodes[1].state = NodeState::Cordoned;
+    let told = signal(&leaving, &[]);
+    assert_eq!((told.nodes_needed, told.nodes_now), (2, 1));
+}
+
+/// Observes one view again and again.
+struct Watch {
+    scaling: Scaling,
+    limits: Limits,
+}
+
+impl Watch {
+    fn new() -> Self {
+        let limits = Limits::default();
+        Self { scaling: Scaling::new(limits), limits }
+    }
+
+    fn at(&mut self, now: u64, wanted: usize) -> u32 {
+        let view = view(wanted, 1);
+        let observed = Observed { view: &view, plan: &Plan::default(), scores: &[] };
+        self.scaling.observe(secs(now), observed).nodes_needed
+    }
+}
+
+#[test]
+fn more_is_said_at_once_and_fewer_when_it_lasted() {
+    let mut watch = Watch::new();
+    let stable = watch.limits.stable.as_secs();
+    assert_eq!(watch.at(0, 8), 1);
+    assert_eq!(watch.at(1, 30), 4);
+    assert_eq!(watch.at(2, 8), 4);
+    assert_eq!(watch.at(3, 15), 4, "the most since counts");
+    assert_eq!(watch.at(4, 8), 4);
+    assert_eq!(watch.at(1 + stable, 8), 4);
+    assert_eq!(watch.at(2 + stable, 8), 2);
+    assert_eq!(watch.at(1 + 2 * stable, 8), 2);
+    assert_eq!(watch.at(2 + 2 * stable, 8), 1);
+}
+
+#[test]
+fn a_need_that_comes_back_starts_the_wait_anew() {
+    let mut watch = Watch::new();
+    let stable = watch.limits.stable.as_secs();
+    assert_eq!(watch.at(0, 30), 4);
+    assert_eq!(watch.at(1, 8), 4);
+    assert_eq!(watch.at(stable, 30), 4);
+    assert_eq!(watch.at(stable + 1, 8), 4);
+    assert_eq!(watch.at(2 * stable, 8), 4);
+    assert_eq!(watch.at(2 * stable + 1, 8), 1);
+}
+
+#[test]
+fn a_new_leader_asks_for_no_fewer_than_there_are_at_first() {
+    let mut scaling = Scaling::new(Limits::default());
+    let (view, plan) = (view(1, 3), Plan::default());
+    let observed = Observed { view: &view, plan: &plan, scores: &[] };
+    assert_eq!(scaling.observe(secs(100), observed), needs(3, 3, &[Reason::Stable { nodes: 1 }]));
+    assert_eq!(scaling.observe(secs(400), observed).nodes_needed, 1);
+}
+
+/// A busy node and one function; 100 requests a window of which so many were in time.
+fn objective(busy: u64, in_time: [u64; 3]) -> Vec<u32> {
+    let mut view = view(1, 1);
+    view.nodes[0].busy = GpuLoad(busy);
+    view.placements =
+        vec![Placement { function: key("f0"), node: view.nodes[0].name.clone(), phase: Phase::Ready }];
+    let (mut scaling, mut counts) =
+        (Scaling::new(Limits { stable: Duration::ZERO, ..Limits::default() }), SloCounts::default());
+    let windows = (1..).zip(in_time).map(|(window, m)| {
+        counts = counts.plus(SloCounts { m, n: 100 });
+        let scores = [Score { function: key("f0"), percentile: 0.98, counts }];
+        let observed = Observed { view: &view, plan: &Plan::default(), scores: &scores };
+        scaling.observe(secs(30 * window), observed).nodes_needed
+    });
+    windows.collect()
+}
+
+#[test]
+fn a_missed_objective_asks_for_a_node_while_gpus_are_busy() {
+    assert_eq!(objective(1000, [0, 98, 99]), [1, 1, 1], "the first window is not over");
+    assert_eq!(objective(1000, [98, 97, 98]), [1, 2, 1]);
+    assert_eq!(objective(500, [98, 50, 50]), [1, 1, 1], "no more nodes would help");
+}
+
+#[test]
+fn few_requests_say_nothing_of_an_objective() {
+    let (view, plan) = (view(1, 1), Plan::default());
+    let limits = Limits { slo_gpu_share: 0, ..Limits::default() };
+    let mut scaling = Scaling::new(limits);
+    let mut at = |now, n| {
+        let scores = [Score { function: key("f0"), percentile: 0.9, counts: SloCounts { m: 0, n } }];
+        scaling.observe(secs(now), Observed { view: &view, plan: &plan, scores: &scores }).reasons
+    };
+    at(0, 0);
+    assert!(!at(30, 19).contains(&Reason::Slo { functions: 1 }));
+    assert_eq!(at(60, 39), [Reason::Slo { functions: 1 }]);
+    assert_eq!(at(70, 39), [Reason::Slo { functions: 1 }], "until the next window is over");
+}

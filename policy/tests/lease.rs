@@ -1,0 +1,254 @@
+//! Leases, in tables and against a model that keeps nothing but when each node was last heard.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_policy::lease::{GRACE, LEASE, Leases, Limits, Member, Standing, Verdict};
+use millrace_types::{Epoch, NodeName, Timestamp};
+use proptest::prelude::*;
+
+const ONE: Epoch = Epoch(1);
+const TWO: Epoch = Epoch(2);
+
+fn ms(ms: u64) -> Timestamp {
+    Timestamp(ms * 1_000_000)
+}
+
+fn name(node: &str) -> NodeName {
+    NodeName::new(node).expect("a node's name")
+}
+
+fn member(node: &str, epoch: Epoch) -> Member {
+    Member { node: name(node), epoch }
+}
+
+/// A leader elected at 0 with two nodes of epoch 1, and lease and grace as they are by default.
+fn leader() -> Leases {
+    let mut leases = Leases::new(Limits::default());
+    leases.elected(ms(0), [member("a", ONE), member("b", ONE)]);
+    leases
+}
+
+/// Ticks whenever the table asks for it, up to and with `until`. Gives what was not empty.
+fn run(leases: &mut Leases, until: Timestamp) -> Vec<(Timestamp, Verdict)> {
+    let mut verdicts = Vec::new();
+    loop {
+        let at = leases.next_wake().expect("a leader always wakes again").min(until);
+        let verdict = leases.tick(at);
+        if verdict != Verdict::default() {
+            verdicts.push((at, verdict));
+        }
+        if at == until {
+            return verdicts;
+        }
+    }
+}
+
+fn fenced(members: &[Member]) -> Verdict {
+    Verdict { fenced: members.to_vec(), ..Verdict::default() }
+}
+
+fn lost(members: &[Member]) -> Verdict {
+    Verdict { lost: members.to_vec(), ..Verdict::default() }
+}
+
+#[test]
+fn silence_fences_after_the_lease_and_loses_after_the_grace() {
+    let mut leases = leader();
+    run(&mut leases, ms(1000));
+    assert_eq!(leases.heard(&name("a"), ONE, ms(1000)), Standing::Believed);
+    let b = [member("b", ONE)];
+    assert_eq!(run(&mut leases, ms(2600)), [(ms(2000), fenced(&b)), (ms(2500), lost(&b))]);
+    assert_eq!(leases.standing(&name("a"), ONE), Standing::Believed);
+    assert_eq!(leases.standing(&name("b"), ONE), Standing::Lost);
+}
+
+#[test]
+fn a_fenced_node_that_is_heard_is_believed_again() {
+    let mut leases = leader();
+    run(&mut leases, ms(2200));
+    assert_eq!(leases.standing(&name("a"), ONE), Standing::Fenced);
+    assert_eq!(leases.heard(&name("a"), ONE, ms(2200)), Standing::Believed);
+    assert_eq!(run(&mut leases, ms(4100)), [(ms(2500), lost(&[member("b", ONE)])),]);
+    assert_eq!(run(&mut leases, ms(4300)), [(ms(4200), fenced(&[member("a", ONE)]))]);
+}
+
+#[test]
+fn lost_stands_and_is_said_again_until_it_is_confirmed() {
+    let mut leases = leader();
+    run(&mut leases, ms(2500));
+    assert_eq!(leases.heard(&name("a"), ONE, ms(2600)), Standing::Lost);
+    let both = [member("a", ONE), member("b", ONE)];
+    assert_eq!(run(&mut leases, ms(4500)), [(ms(4500), lost(&both))]);
+    leases.gone(&name("a"), ONE);
+    assert_eq!(leases.heard(&name("a"), ONE, ms(4600)), Standing::Unknown);
+    assert_eq!(run(&mut leases, ms(6500)), [(ms(6500), lost(&both[1..]))]);
+}
+
+#[test]
+fn a_new_registration_has_a_full_lease_and_ends_the_old_one() {
+    let mut leases = leader();
+    run(&mut leases, ms(2500));
+    leases.registered(ms(2500), member("a", TWO));
+    assert_eq!(leases.heard(&name("a"), ONE, ms(2500)), Standing::Unknown);
+    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed);
+    leases.gone(&name("a"), ONE);
+    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed, "the loss was of the old one");
+    leases.registered(ms(2600), member("a", ONE));
+    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed, "an old one comes too late");
+}
+
+#[test]
+fn a_leader_that_stood_still_blames_nobody() {
+    let mut leases = leader();
+    run(&mut leases, ms(1800));
+    let after = ms(1800 + 1001);
+    let stalled = Verdict { stalled: Some(Duration::from_millis(1001)), ..Verdict::default() };
+    assert_eq!(leases.tick(after), stalled);
+    assert_eq!(leases.standing(&name("a"), ONE), Standing::Believed);
+    let both = [member("a", ONE), member("b", ONE)];
+    assert_eq!(run(&mut leases, after + LEASE), [(after + LEASE, fenced(&both))]);
+}
+
+#[test]
+fn half_a_lease_is_not_yet_a_stall() {
+    let mut leases = leader();
+    run(&mut leases, ms(1500));
+    let both = [member("a", ONE), member("b", ONE)];
+    let fenced_and_lost = Verdict { fenced: both.to_vec(), lost: both.to_vec(), stalled: None };
+    assert_eq!(leases.tick(ms(2500)), fenced_and_lost);
+}
+
+#[test]
+fn a_stall_brings_back_the_fenced_and_not_the_lost() {
+    let mut leases = leader();
+    run(&mut leases, ms(1000));
+    leases.heard(&name("b"), ONE, ms(500));
+    run(&mut leases, ms(2500));
+    assert_eq!(leases.standing(&name("b"), ONE), Standing::Fenced);
+    leases.tick(ms(4000));
+    assert_eq!(leases.standing(&name("a"), ONE), Standing::Lost);
+    assert_eq!(leases.standing(&name("b"), ONE), Standing::Believed);
+}
+
+#[test]
+fn who_does_not_lead_judges_nobody() {
+    let mut leases = Leases::new(Limits::default());
+    leases.registered(ms(0), member("a", ONE));
+    assert_eq!(leases.next_wake(), None);
+    assert_eq!(leases.tick(ms(9000)), Verdict::default());
+    leases.elected(ms(9000), [member("a", ONE)]);
+    assert_eq!(leases.tick(ms(9001)), Verdict::default(), "a full lease");
+    leases.resigned();
+    assert_eq!(leases.next_wake(), None);
+    assert_eq!(leases.standing(&name("a"), ONE), Standing::Unknown);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Heard(u8),
+    /// The leader does its ticks for so many milliseconds.
+    Run(u64),
+    /// The leader stands still for so many.
+    Stall(u64),
+    Elected,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..4u8).prop_map(Step::Heard),
+        6 => (1..900u64).prop_map(Step::Run),
+        1 => (1001..6000u64).prop_map(Step::Stall),
+        1 => Just(Step::Elected),
+    ]
+}
+
+/// Since when a node has been silent as far as the leader can know, and what was said of it.
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    since: Timestamp,
+    lost: bool,
+}
+
+struct Model {
+    leases: Leases,
+    now: Timestamp,
+    silence: BTreeMap<NodeName, Silence>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let mut model = Self { leases: Leases::new(Limits::default()), now: ms(0), silence: BTreeMap::new() };
+        model.elect();
+        model
+    }
+
+    fn elect(&mut self) {
+        let names: Vec<_> = (0..4).map(|node| name(&format!("n{node}"))).collect();
+        self.leases.elected(self.now, names.iter().map(|node| Member { node: node.clone(), epoch: ONE }));
+        let silence = Silence { since: self.now, lost: false };
+        self.silence = names.into_iter().map(|node| (node, silence)).collect();
+    }
+
+    fn tick(&mut self, at: Timestamp) {
+        self.now = at;
+        let verdict = self.leases.tick(at);
+        if verdict.stalled.is_some() {
+            assert_eq!(
+                (&verdict.fenced, &verdict.lost),
+                (&vec![], &vec![]),
+                "a stalled leader blames nobody"
+            );
+            for silence in self.silence.values_mut() {
+                silence.since = at;
+            }
+        }
+        for member in &verdict.lost {
+            let silence = self.silence.get_mut(&member.node).expect("a node of the table");
+            assert!(at.since(silence.since) >= LEASE + GRACE || silence.lost, "{member:?} was heard");
+            silence.lost = true;
+        }
+        for (node, silence) in &self.silence {
+            let silent = at.since(silence.since);
+            let expected = match () {
+                () if silence.lost => Standing::Lost,
+                () if silent >= LEASE + GRACE => panic!("{node} silent for {silent:?} and not lost"),
+                () if silent >= LEASE => Standing::Fenced,
+                () => Standing::Believed,
+            };
+            assert_eq!(self.leases.standing(node, ONE), expected, "{node} silent for {silent:?}");
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Heard(node) => {
+                let node = name(&format!("n{node}"));
+                self.leases.heard(&node, ONE, self.now);
+                self.silence.get_mut(&node).expect("a node of the table").since = self.now;
+            }
+            Step::Run(for_ms) => {
+                let until = self.now + Duration::from_millis(for_ms);
+                while self.now < until {
+                    let wake = self.leases.next_wake().expect("a leader always wakes again");
+                    assert!(wake > self.now, "time goes on");
+                    self.tick(wake.min(until));
+                }
+            }
+            Step::Stall(for_ms) => self.tick(self.now + Duration::from_millis(for_ms)),
+            Step::Elected => self.elect(),
+        }
+    }
+}
+
+proptest! {
+    /// Fenced after a lease of silence, lost after the grace, and never sooner or later than the
+    /// tick of that moment; a stall or an election counts as having heard everyone.
+    #[test]
+    fn nobody_is_lost_who_was_heard_and_nobody_silent_is_kept(steps in prop::collection::vec(step(), 0..60)) {
+        let mut model = Model::new();
+        for step in steps {
+            model.step(step);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The placement planner against a cluster that does what it is told: in tables, and with random
+//! events.
+
+mod properties;
+mod tables;
+mod world;

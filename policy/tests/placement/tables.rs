@@ -1,0 +1,246 @@
+//! One rule each, in clusters small enough to see.
+
+use millrace_policy::placement::{GpuLoad, Limits, NodeState, Phase, Placement, Step, Unplaced, Why};
+use millrace_types::Bytes;
+
+use crate::world::{World, function, key, model, name, node, place, unplace};
+
+/// Two nodes, and one function on the first.
+fn one_of_two() -> World {
+    let mut world = World::new(vec![function("f", 1, 10)], vec![node("a", 100), node("b", 100)]);
+    assert_eq!(world.settle(), [place("f", "a")]);
+    world
+}
+
+#[test]
+fn a_cluster_with_nothing_to_do_has_no_steps() {
+    assert_eq!(World::default().plan(), Default::default());
+    let mut world = one_of_two();
+    assert_eq!(world.settle(), []);
+    assert_eq!(world.plan(), Default::default());
+}
+
+#[test]
+fn copies_go_to_different_nodes_and_no_more_than_there_are() {
+    let mut world = World::new(vec![function("f", 3, 10)], vec![node("a", 100), node("b", 100)]);
+    assert_eq!(world.settle(), [place("f", "a"), place("f", "b")]);
+    let why = Why::TooFewNodes { nodes: 2 };
+    assert_eq!(world.plan().unplaced, [Unplaced { function: key("f"), copies: 2, missing: 1, why }]);
+}
+
+#[test]
+fn each_shortage_is_told_with_what_helps() {
+    let large = |gib| {
+        let mut large = function("f", 1, 10);
+        large.gpu = Bytes::gib(gib);
+        large
+    };
+    let cordoned = || {
+        let mut cordoned = node("a", 100);
+        cordoned.state = NodeState::Cordoned;
+        cordoned
+    };
+    let check = |wanted, nodes, why: Why| {
+        let mut world = World::new(vec![wanted], nodes);
+        assert_eq!(world.settle(), [], "{why}");
+        assert_eq!(world.plan().unplaced, [Unplaced { function: key("f"), copies: 0, missing: 1, why }]);
+    };
+    check(function("f", 1, 10), vec![], Why::NoNode);
+    check(function("f", 1, 10), vec![cordoned()], Why::NoNode);
+    let (needs, largest) = (Bytes::gib(20), Bytes::gib(16));
+    check(large(20), vec![node("a", 100)], Why::GpuMemory { needs, largest });
+    let (needs, free) = (Bytes::mib(200), Bytes::mib(100));
+    check(function("f", 1, 200), vec![node("a", 60), node("b", 100)], Why::HostMemory { needs, free });
+}
+
+#[test]
+fn every_function_has_one_copy_before_any_has_two() {
+    let functions = vec![function("f", 2, 50), function("g", 2, 50), function("h", 2, 50)];
+    let mut world = World::new(functions, vec![node("a", 100), node("b", 100)]);
+    world.settle();
+    let copies: Vec<_> = world.serving().into_values().collect();
+    assert_eq!(copies, [2, 1, 1]);
+    let short: Vec<_> = world.plan().unplaced.into_iter().map(|it| (it.function, it.missing)).collect();
+    assert_eq!(short, [(key("g"), 1), (key("h"), 1)]);
+}
+
+#[test]
+fn a_spare_copy_makes_room_for_a_function_without_any() {
+    let mut world = World::new(vec![function("f", 2, 60)], vec![node("a", 100), node("b", 100)]);
+    world.settle();
+    world.view.functions.push(function("g", 1, 60));
+    let steps = world.settle();
+    assert_eq!(steps.len(), 2, "{steps:?}");
+    assert_eq!(world.serving().into_values().collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn a_model_that_functions_share_counts_once() {
+    let functions = ["f", "g", "h"].map(|text| {
+        let mut sharing = function(text, 1, 90);
+        sharing.models = vec![model("shared", 90)];
+        sharing
+    });
+    let mut world = World::new(functions.to_vec(), vec![node("a", 100)]);
+    world.settle();
+    assert_eq!(world.on("a"), ["f", "g", "h"]);
+    assert_eq!(world.used(&name("a")), Bytes::mib(90));
+    assert_eq!(world.plan().unplaced, []);
+}
+
+#[test]
+fn a_drain_moves_first_and_lets_go_once_the_new_copy_is_ready() {
+    let mut world = one_of_two();
+    world.node_mut("a").state = NodeState::Draining;
+    assert_eq!(world.round().steps, [place("f", "b")]);
+    assert_eq!(world.round().steps, [], "the new copy is on its way");
+    world.prepare();
+    assert_eq!(world.round().steps, [unplace("f", "a")]);
+    assert_eq!(world.settle(), []);
+    assert_eq!((world.on("a"), world.on("b")), (vec![], vec!["f".to_owned()]));
+}
+
+#[test]
+fn a_drain_with_nowhere_to_go_keeps_the_last_copy_and_says_why() {
+    let mut world = World::new(vec![function("f", 1, 10)], vec![node("a", 100)]);
+    world.settle();
+    world.node_mut("a").state = NodeState::Draining;
+    assert_eq!(world.settle(), []);
+    assert_eq!(world.on("a"), ["f"]);
+    let unplaced = Unplaced { function: key("f"), copies: 0, missing: 1, why: Why::NoNode };
+    assert_eq!(world.plan().unplaced, [unplaced]);
+}
+
+#[test]
+fn a_drain_ends_with_the_copies_that_can_be_had() {
+    let mut world = World::new(vec![function("f", 2, 10)], vec![node("a", 100), node("b", 100)]);
+    world.settle();
+    world.node_mut("a").state = NodeState::Draining;
+    assert_eq!(world.settle(), [unplace("f", "a")]);
+    assert_eq!(world.on("b"), ["f"]);
+}
+
+#[test]
+fn a_cordoned_node_keeps_what_it_has() {
+    let mut world = one_of_two();
+    world.node_mut("a").state = NodeState::Cordoned;
+    world.view.functions.push(function("g", 2, 10));
+    assert_eq!(world.settle(), [place("g", "b")]);
+    assert_eq!(world.on("a"), ["f"]);
+}
+
+#[test]
+fn what_was_on_a_lost_node_is_placed_again() {
+    let mut world = one_of_two();
+    world.node_mut("a").state = NodeState::Lost;
+    assert_eq!(world.settle(), [place("f", "b"), unplace("f", "a")]);
+}
+
+#[test]
+fn a_node_that_returns_before_it_was_replaced_keeps_what_it_had() {
+    let mut world = one_of_two();
+    world.node_mut("a").state = NodeState::Lost;
+    assert_eq!(world.round().steps, [place("f", "b")]);
+    world.node_mut("a").state = NodeState::Schedulable;
+    let steps = world.settle();
+    assert_eq!(steps.len(), 1, "one of the two copies is too many: {steps:?}");
+    assert_eq!(world.serving()[&key("f")], 1);
+}
+
+#[test]
+fn what_a_node_cannot_prepare_is_tried_on_others_and_not_on_all() {
+    let nodes: Vec<_> = ["a", "b", "c", "d", "e"].iter().map(|text| node(text, 100)).collect();
+    let mut world = World::new(vec![function("f", 1, 10)], nodes);
+    world.failing = world.view.nodes.iter().map(|node| (key("f"), node.name.clone())).collect();
+    let steps = world.settle();
+    assert_eq!(steps, [place("f", "a"), place("f", "b"), place("f", "c")]);
+    let why = Why::Failing { nodes: 3 };
+    assert_eq!(world.plan().unplaced, [Unplaced { function: key("f"), copies: 0, missing: 1, why }]);
+}
+
+#[test]
+fn a_failure_is_remembered_until_the_node_gets_better() {
+    let mut world = one_of_two();
+    world.view.functions.push(function("g", 1, 10));
+    world.failing.insert((key("g"), name("b")));
+    assert_eq!(world.settle(), [place("g", "b"), place("g", "a")]);
+    world.view.nodes[1].host = Bytes::gib(1);
+    assert_eq!(world.settle(), [], "the emptier node is not tried again");
+    world.failing.clear();
+    assert_eq!(world.settle(), [unplace("g", "a")]);
+}
+
+#[test]
+fn what_nobody_wants_goes() {
+    let mut world = one_of_two();
+    world.view.functions[0].enabled = false;
+    assert_eq!(world.settle(), [unplace("f", "a")]);
+    let unknown = |function: &str, node: &str| Placement {
+        function: key(function),
+        node: name(node),
+        phase: Phase::Ready,
+    };
+    world.view.placements = vec![unknown("gone", "a"), unknown("f", "never")];
+    assert_eq!(world.settle(), [unplace("f", "never"), unplace("gone", "a")]);
+}
+
+#[test]
+fn fewer_replicas_take_from_the_fullest_node() {
+    let mut world = World::new(vec![function("f", 2, 10)], vec![node("a", 100), node("b", 100)]);
+    world.settle();
+    world.view.functions.push(function("g", 1, 10));
+    assert_eq!(world.settle(), [place("g", "a")]);
+    world.view.functions[0].replicas = 1;
+    assert_eq!(world.settle(), [unplace("f", "a")]);
+}
+
+#[test]
+fn a_node_that_is_overfull_gives_away_what_is_enough() {
+    let functions = vec![function("f", 1, 60), function("g", 1, 30)];
+    let mut world = World::new(functions, vec![node("a", 100)]);
+    world.settle();
+    world.node_mut("a").host = Bytes::mib(80);
+    world.view.nodes.push(node("b", 100));
+    assert_eq!(world.settle(), [place("g", "b"), unplace("g", "a")]);
+}
+
+#[test]
+fn a_tenants_functions_and_busy_ones_are_spread() {
+    let check = |functions: Vec<_>, expected: [&[&str]; 2]| {
+        let mut world = World::new(functions, vec![node("a", 1000), node("b", 1000)]);
+        world.settle();
+        assert_eq!([world.on("a"), world.on("b")], expected.map(|on| on.to_vec()));
+    };
+    let tenants = ["x/f", "x/g", "y/h", "y/i"].map(|text| function(text, 1, 10));
+    check(tenants.to_vec(), [&["f", "h"], &["g", "i"]]);
+    let mut busy = ["f", "g", "h", "i"].map(|text| function(text, 1, 10));
+    busy[0].load = GpuLoad::ONE;
+    busy[1].load = GpuLoad::ONE;
+    check(busy.to_vec(), [&["f", "h"], &["g", "i"]]);
+}
+
+#[test]
+fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
+    let functions: Vec<_> = (0..20).map(|number| function(&format!("f{number:02}"), 1, 10)).collect();
+    let mut world = World::new(functions, vec![node("a", 110), node("b", 110)]);
+    world.settle();
+    assert_eq!([world.on("a").len(), world.on("b").len()], [10, 10]);
+    world.view.nodes.push(node("c", 110));
+    let steps = world.settle();
+    let elsewhere = |step: &Step| matches!(step, Step::Place { node, .. } if *node != name("c"));
+    assert!(!steps.iter().any(elsewhere), "{steps:?}");
+    let moved = world.on("c").len();
+    assert!((4..=7).contains(&moved), "{moved} of 20 moved");
+    assert_eq!(steps.len(), 2 * moved, "each moved once");
+}
+
+#[test]
+fn plans_are_bounded_and_say_that_there_is_more() {
+    let functions: Vec<_> = (0..5).map(|number| function(&format!("f{number}"), 1, 10)).collect();
+    let mut world = World::new(functions, vec![node("a", 100)]);
+    world.limits = Limits { steps_max: 2 };
+    let plan = world.round();
+    assert_eq!((plan.steps.len(), plan.more), (2, true));
+    assert_eq!(world.settle().len(), 3);
+    assert_eq!(world.on("a").len(), 5);
+}

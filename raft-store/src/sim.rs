@@ -1,0 +1,113 @@
+//! Stores of simulated machines: a write takes time of the simulation's clock, and the power may be
+//! cut at a sync.
+//!
+//! The store itself is the real one: sled, its file, the checks at start. Only the writer thread is
+//! gone, whose time no simulation knows: each job is carried out whole on the task that gives it,
+//! so that the same seed writes the same at the same simulated time. sled's own threads move bytes
+//! within a flush, which ends before the job does; nothing else depends on them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::data_dir::{DataDir, Identity};
+use crate::error::Error;
+use crate::log::LogStore;
+use crate::log::writer::{Job, SyncPoint, Writer};
+use crate::machine::Machine;
+use crate::{Store, open_with};
+
+/// The bytes that a disk writes wholly or not at all.
+const SECTOR_BYTES: usize = 512;
+
+/// The disk of a simulated machine.
+pub trait SimDisk: Send {
+    /// How long the next write takes.
+    fn write_time(&mut self) -> Duration;
+
+    /// Makes what was written to sled's file at `db` durable.
+    ///
+    /// # Errors
+    /// When the power is off: the store halts, as at any failed sync.
+    fn sync(&mut self, db: &Path) -> io::Result<()>;
+}
+
+/// Opens a data directory as [`crate::open`] does, on a simulated disk. Must be used within a tokio
+/// runtime, whose clock it waits by.
+///
+/// # Errors
+/// As [`crate::open`].
+pub fn open<M: Machine>(
+    dir: DataDir,
+    identity: &Identity,
+    disk: Box<dyn SimDisk>,
+) -> Result<Store<M>, Error> {
+    open_with(dir, identity, |path, expect, covered| LogStore::open_simulated(path, expect, covered, disk))
+}
+
+/// A file as a power cut may leave it, of `len` bytes: each sector as it was at the last sync, or as
+/// it was written since where `kept` says so.
+pub fn torn(synced: &[u8], written: &[u8], len: usize, mut kept: impl FnMut() -> bool) -> Vec<u8> {
+    let mut image = written.to_vec();
+    image.resize(len, 0);
+    for (sector, at) in image.chunks_mut(SECTOR_BYTES).zip((0..).step_by(SECTOR_BYTES)) {
+        if !kept() {
+            let old = synced.get(at..).unwrap_or_default();
+            let len = old.len().min(sector.len());
+            sector.fill(0);
+            sector[..len].copy_from_slice(&old[..len]);
+        }
+    }
+    image
+}
+
+/// A disk, where the writer and whoever waits for it both have it.
+#[derive(Clone)]
+pub(crate) struct SharedDisk(Arc<Mutex<Box<dyn SimDisk>>>);
+
+impl SharedDisk {
+    pub(crate) fn new(disk: Box<dyn SimDisk>) -> Self {
+        Self(Arc::new(Mutex::new(disk)))
+    }
+
+    pub(crate) fn sync_point(&self, log_dir: &Path) -> Box<dyn SyncPoint> {
+        Box::new(Synced { disk: self.clone(), db: log_dir.join("db") })
+    }
+
+    fn write_time(&self) -> Duration {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_time()
+    }
+}
+
+struct Synced {
+    disk: SharedDisk,
+    db: PathBuf,
+}
+
+impl SyncPoint for Synced {
+    fn sync(&mut self) -> io::Result<()> {
+        self.disk.0.lock().unwrap_or_else(PoisonError::into_inner).sync(&self.db)
+    }
+}
+
+/// A writer without a thread.
+pub(crate) struct InTurn {
+    /// Held by one job at a time, in the order in which they came.
+    writer: tokio::sync::Mutex<Writer>,
+    disk: SharedDisk,
+}
+
+impl InTurn {
+    pub(crate) fn start(mut writer: Writer, disk: SharedDisk) -> Result<Self, Error> {
+        writer.begin()?;
+        Ok(Self { writer: tokio::sync::Mutex::new(writer), disk })
+    }
+
+    /// Carries a job out, once the disk has taken its time for it.
+    pub(crate) async fn carry_out(&self, job: Job) {
+        let mut writer = self.writer.lock().await;
+        tokio::time::sleep(self.disk.write_time()).await;
+        writer.run_one(job);
+    }
+}

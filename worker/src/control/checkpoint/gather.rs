@@ -1,0 +1,218 @@
+//! What changed on the node between two looks at it.
+
+use std::collections::BTreeMap;
+
+use millrace_policy::checkpoint::Event;
+use millrace_proto::worker as wire;
+use millrace_types::{Bytes, FunctionKey, ModelCopy, SloCounts, Tier, Usage};
+
+use crate::snapshot::NodeSnapshot;
+
+/// The node at the last look.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    copies: BTreeMap<ModelCopy, Bytes>,
+    totals: BTreeMap<FunctionKey, Totals>,
+}
+
+/// What a function has counted on this node since the worker began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Totals {
+    counts: SloCounts,
+    usage: Usage,
+}
+
+impl Totals {
+    fn plus(self, other: Self) -> Self {
+        Self { counts: self.counts.plus(other.counts), usage: self.usage.plus(other.usage) }
+    }
+}
+
+impl Seen {
+    /// Looks again, and says what is different.
+    pub(super) fn look(&mut self, snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.models(copies(snapshot, host), &mut events);
+        for (function, now) in totals(snapshot) {
+            self.count(function, now, &mut events);
+        }
+        events
+    }
+
+    fn models(&mut self, now: BTreeMap<ModelCopy, Bytes>, events: &mut Vec<Event>) {
+        let gone = self.copies.keys().filter(|copy| !now.contains_key(copy));
+        events.extend(gone.map(|&copy| Event::ModelDropped { copy }));
+        let new = now.iter().filter(|&(copy, bytes)| self.copies.get(copy) != Some(bytes));
+        events.extend(new.map(|(&copy, &bytes)| Event::ModelLoaded { copy, bytes }));
+        self.copies = now;
+    }
+
+    /// Counters only grow. One that seems to shrink is of an actor that died as it was asked: it
+    /// will be whole again.
+    fn count(&mut self, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
+        let last = self.totals.entry(function.clone()).or_default();
+        let counts = now.counts.since(last.counts);
+        if counts != SloCounts::default() {
+            events.push(Event::Scored { function: function.clone(), counts });
+        }
+        let usage = now.usage.since(last.usage);
+        if usage != Usage::default() {
+            events.push(Event::Used { function, usage });
+        }
+        *last = Totals { counts: now.counts.merge(last.counts), usage: now.usage.merge(last.usage) };
+    }
+}
+
+fn copies(snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> BTreeMap<ModelCopy, Bytes> {
+    let mut copies = BTreeMap::new();
+    for model in host {
+        // Published by our own host tier as the digest prints.
+        if let Ok(digest) = model.digest.parse() {
+            copies.insert(ModelCopy { digest, tier: Tier::Host }, Bytes(model.bytes));
+        }
+    }
+    for gpu in &snapshot.gpus {
+        for model in &gpu.models {
+            // Functions that hold different amounts of memory do not share a copy.
+            let copy = ModelCopy { digest: model.digest, tier: Tier::Gpu(gpu.index) };
+            *copies.entry(copy).or_default() += model.bytes;
+        }
+    }
+    copies
+}
+
+fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
+    let here = snapshot.functions.iter().map(|function| {
+        let totals = Totals {
+            counts: SloCounts { m: function.in_time, n: function.scored },
+            usage: Usage {
+                gpu_ns: u64::try_from(function.billed.as_nanos()).unwrap_or(u64::MAX),
+                requests: function.completed,
+            },
+        };
+        (function.key.function.clone(), totals)
+    });
+    let gone = snapshot.past.iter().map(|(function, score)| {
+        let totals = Totals {
+            counts: SloCounts { m: score.in_time, n: score.scored },
+            usage: Usage { gpu_ns: score.billed_ms.saturating_mul(1_000_000), requests: score.completed },
+        };
+        (function.clone(), totals)
+    });
+    let mut sums = BTreeMap::<FunctionKey, Totals>::new();
+    for (function, totals) in here.chain(gone) {
+        let sum = sums.entry(function).or_default();
+        *sum = sum.plus(totals);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_policy::admission::Score;
+    use millrace_types::{Digest, FunctionName, GpuIndex, Incarnation, Revision, RevisionKey, TenantName};
+
+    use super::*;
+    use crate::snapshot::{FunctionSnapshot, GpuHealth, GpuSnapshot, ResidentModel};
+
+    fn key() -> FunctionKey {
+        FunctionKey { tenant: TenantName::default(), name: FunctionName::new("f").unwrap() }
+    }
+
+    fn function(revision: u64, completed: u64, in_time: u64) -> FunctionSnapshot {
+        FunctionSnapshot {
+            key: RevisionKey { function: key(), revision: Revision::new(revision).unwrap() },
+            in_flight: 0,
+            completed,
+            expired: 0,
+            failed: 0,
+            cancelled: 0,
+            in_time,
+            scored: completed,
+            billed: Duration::from_millis(completed * 2),
+        }
+    }
+
+    fn score(completed: u64, in_time: u64) -> Score {
+        Score { completed, in_time, scored: completed, billed_ms: completed * 2, ..Score::default() }
+    }
+
+    fn node(functions: Vec<FunctionSnapshot>, past: Option<Score>) -> NodeSnapshot {
+        let past = past.into_iter().map(|score| (key(), score)).collect();
+        NodeSnapshot { functions, past, ..NodeSnapshot::default() }
+    }
+
+    fn counted(m: u64, n: u64) -> [Event; 2] {
+        let usage = Usage { gpu_ns: n * 2_000_000, requests: n };
+        [
+            Event::Scored { function: key(), counts: SloCounts { m, n } },
+            Event::Used { function: key(), usage },
+        ]
+    }
+
+    #[test]
+    fn requests_are_told_once_whichever_revision_served_them_and_wherever_that_is_now() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.look(&node(vec![function(1, 3, 2)], None), &[]), counted(2, 3));
+        assert_eq!(seen.look(&node(vec![function(1, 3, 2)], None), &[]), []);
+        let both = node(vec![function(1, 4, 3), function(2, 1, 1)], None);
+        assert_eq!(seen.look(&both, &[]), counted(2, 2));
+        // The first revision answers one more, and goes.
+        assert_eq!(seen.look(&node(vec![function(2, 1, 1)], Some(score(5, 3))), &[]), counted(0, 1));
+    }
+
+    #[test]
+    fn an_actor_that_did_not_answer_costs_no_count_and_gives_none_twice() {
+        let mut seen = Seen::default();
+        seen.look(&node(vec![function(1, 3, 2)], Some(score(10, 10))), &[]);
+        assert_eq!(seen.look(&node(Vec::new(), Some(score(10, 10))), &[]), []);
+        let again = node(vec![function(1, 4, 3)], Some(score(10, 10)));
+        assert_eq!(seen.look(&again, &[]), counted(1, 1));
+    }
+
+    fn gpu(models: &[(&[u8], u64)]) -> NodeSnapshot {
+        let model = |&(name, bytes): &(&[u8], u64)| ResidentModel {
+            digest: Digest::of(name),
+            functions: Vec::new(),
+            bytes: Bytes(bytes),
+            loaded: Bytes(bytes),
+            idle: Duration::ZERO,
+        };
+        let gpu = GpuSnapshot {
+            index: GpuIndex(1),
+            gpu_type: "test".into(),
+            health: GpuHealth::Up,
+            memory: Bytes(100),
+            used: Bytes(10),
+            models: models.iter().map(model).collect(),
+            running: None,
+            incarnation: Incarnation(1),
+            executor_pid: None,
+            restarts: 0,
+            swaps: 0,
+            evictions: 0,
+            busy: Duration::ZERO,
+        };
+        NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() }
+    }
+
+    #[test]
+    fn copies_come_and_go_by_tier() {
+        let copy = |name: &[u8], tier| ModelCopy { digest: Digest::of(name), tier };
+        let host = [wire::HostModel { digest: Digest::of(b"a").to_string(), bytes: 7 }];
+        let mut seen = Seen::default();
+        let (on_host, on_gpu) = (copy(b"a", Tier::Host), copy(b"a", Tier::Gpu(GpuIndex(1))));
+        let loaded = [
+            Event::ModelLoaded { copy: on_host, bytes: Bytes(7) },
+            Event::ModelLoaded { copy: on_gpu, bytes: Bytes(30) },
+        ];
+        assert_eq!(seen.look(&gpu(&[(b"a", 10), (b"a", 20)]), &host), loaded);
+        let swapped = [
+            Event::ModelDropped { copy: on_gpu },
+            Event::ModelLoaded { copy: copy(b"b", Tier::Gpu(GpuIndex(1))), bytes: Bytes(5) },
+        ];
+        assert_eq!(seen.look(&gpu(&[(b"b", 5)]), &host), swapped);
+    }
+}

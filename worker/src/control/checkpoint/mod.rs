@@ -1,0 +1,219 @@
+//! Tells the leader about once a second what this node has and did, so that it outlives the node:
+//! models and where they are, data, scores, usage (DESIGN §5). What to send and when is decided in
+//! [`millrace_policy::checkpoint`]; here the node is looked at, and batches find their way.
+//!
+//! ```text
+//! node, host tier ─ look ─┐                                  ┌─► outbox ─► the leader's stream
+//! data plane ─ changes ───┼─► policy::checkpoint ── batch ───┤
+//! streams ─ epochs, leaders, acknowledgements ─► ▲           └─► nowhere, without a leader
+//! ```
+//!
+//! One batch is on its way at a time, so nothing queues here. One that found no leader, or no
+//! answer, is sent again by the core.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
+use millrace_policy::core::Core as _;
+use millrace_proto::worker as wire;
+use millrace_types::{Epoch, FunctionKey, SloBase, SloCounts, SyncBatch};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::MissedTickBehavior;
+
+use self::gather::Seen;
+use super::desired::Desired;
+use super::leaders::{Leaders, StreamId};
+use super::registration::{Registration, Registrations};
+use crate::clock::Clock;
+use crate::handle::NodeHandle;
+
+mod gather;
+
+/// How often the node is looked at.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+/// Changes of the index taken in at once.
+const CHANGES_AT_ONCE: usize = 256;
+
+/// What functions placed here go by: their score elsewhere and before, and what this registration
+/// has counted since. Changes are seen about once a second.
+pub type Scores = Arc<BTreeMap<FunctionKey, SloCounts>>;
+
+/// A batch, encoded, and the stream it is for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Outbox {
+    pub(super) to: Option<StreamId>,
+    pub(super) batch: prost::bytes::Bytes,
+}
+
+/// What is told, and to whom.
+pub(super) struct Checkpoints {
+    pub(super) node: NodeHandle,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
+    pub(super) desired: watch::Receiver<Desired>,
+    /// From the data plane.
+    pub(super) changes: mpsc::Receiver<Event>,
+    pub(super) registrations: Registrations,
+    pub(super) leaders: watch::Receiver<Leaders>,
+    pub(super) answers: mpsc::Receiver<wire::CheckpointAck>,
+    /// Who wants to hear when the leader knows everything.
+    pub(super) flushes: mpsc::Receiver<oneshot::Sender<()>>,
+    pub(super) outbox: watch::Sender<Outbox>,
+    pub(super) scores: watch::Sender<Scores>,
+}
+
+impl Checkpoints {
+    /// Goes on until it is dropped.
+    pub(super) async fn run(self) {
+        let registration = self.registrations.subscribe();
+        let task = Task {
+            from: self,
+            registration,
+            core: Checkpoint::new(Config::default()),
+            seen: Seen::default(),
+            leader: None,
+            sent: 0,
+            flushing: Vec::new(),
+        };
+        task.run().await;
+    }
+}
+
+struct Task {
+    from: Checkpoints,
+    registration: watch::Receiver<Registration>,
+    core: Checkpoint,
+    seen: Seen,
+    leader: Option<StreamId>,
+    /// The number of the last batch.
+    sent: u64,
+    flushing: Vec<oneshot::Sender<()>>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut look = tokio::time::interval(LOOK_PERIOD);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.registration.mark_changed();
+        self.from.leaders.mark_changed();
+        let mut changes = Vec::with_capacity(CHANGES_AT_ONCE);
+        loop {
+            let wake = self.until_wake();
+            tokio::select! {
+                // Changes last: they may never cease, and carry the core's time on by themselves.
+                biased;
+                Some(answer) = self.from.answers.recv() => self.answered(&answer),
+                Ok(()) = self.registration.changed() => self.registered(),
+                Ok(()) = self.from.leaders.changed() => self.led(),
+                Some(told) = self.from.flushes.recv() => self.flush(told).await,
+                _ = look.tick() => self.look().await,
+                () = wake => self.tell(Event::Tick),
+                1.. = self.from.changes.recv_many(&mut changes, CHANGES_AT_ONCE) => {
+                    changes.drain(..).for_each(|change| self.change(change));
+                }
+            }
+            if !self.flushing.is_empty() && self.core.is_settled() {
+                // Whoever asked may have given up.
+                self.flushing.drain(..).for_each(|told| told.send(()).unwrap_or_default());
+            }
+        }
+    }
+
+    fn until_wake(&self) -> impl Future<Output = ()> + use<> {
+        let clock = &self.from.clock;
+        let span = self.core.next_wake().map(|at| clock.sleep_for(at.since(clock.now())));
+        async move {
+            match span {
+                Some(span) => tokio::time::sleep(span).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.core.on_event(self.from.clock.now(), event, &mut actions);
+        for action in actions {
+            match action {
+                Action::Send(batch) => self.send(&batch),
+                // Controllers do that by themselves as soon as they hear of this node.
+                Action::Register => {}
+            }
+        }
+    }
+
+    fn send(&mut self, batch: &SyncBatch) {
+        self.sent = batch.seq;
+        let Some(to) = self.leader else { return };
+        tracing::debug!(epoch = batch.epoch.0, seq = batch.seq, items = batch.delta.len(), "checkpoint");
+        let batch = rmp_serde::to_vec_named(batch).expect("plain data with string or integer keys encodes");
+        self.from.outbox.send_replace(Outbox { to: Some(to), batch: batch.into() });
+    }
+
+    fn answered(&mut self, answer: &wire::CheckpointAck) {
+        let (epoch, last) = (Epoch(answer.epoch), answer.seq);
+        self.tell(if answer.full_wanted {
+            tracing::info!(epoch = epoch.0, last, "the leader lacks a checkpoint: it is told everything");
+            Event::ResyncWanted { epoch, seq: self.sent, last }
+        } else {
+            Event::Acknowledged { epoch, seq: last }
+        });
+    }
+
+    fn registered(&mut self) {
+        let registration = *self.registration.borrow_and_update();
+        if let Some(epoch) = registration.current {
+            self.tell(Event::Registered { epoch });
+            self.publish();
+        }
+    }
+
+    fn led(&mut self) {
+        self.leader = self.from.leaders.borrow_and_update().leader();
+        if self.leader.is_some() {
+            self.tell(Event::Reached);
+        }
+    }
+
+    fn change(&mut self, change: Event) {
+        if let Event::DataStored { id, .. } = &change {
+            self.from.registrations.met(id.epoch);
+        }
+        self.tell(change);
+    }
+
+    async fn look(&mut self) {
+        let snapshot = self.from.node.snapshot().await;
+        let events = self.seen.look(&snapshot, &self.from.models.borrow());
+        events.into_iter().for_each(|event| self.tell(event));
+        self.publish();
+    }
+
+    async fn flush(&mut self, told: oneshot::Sender<()>) {
+        self.look().await;
+        // Without a leader nobody will know: dropped, that is said.
+        if self.leader.is_some() {
+            self.flushing.push(told);
+            self.tell(Event::Flush);
+        }
+    }
+
+    fn publish(&self) {
+        let desired = self.from.desired.borrow();
+        let bases = desired.functions.iter().map(|it| (it.key.function.clone(), it.slo_base));
+        let score = |(function, base): (FunctionKey, SloBase)| {
+            let counts = base.effective(self.core.counts(&function));
+            (function, counts)
+        };
+        let scores: BTreeMap<_, _> = bases.map(score).collect();
+        self.from.scores.send_if_modified(|last| {
+            let differs = **last != scores;
+            if differs {
+                *last = Arc::new(scores);
+            }
+            differs
+        });
+    }
+}

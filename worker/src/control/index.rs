@@ -1,0 +1,48 @@
+//! Where the data plane says which data this node holds, for tier 2 of the index (DESIGN §5). What
+//! lives shorter than a sync period is never told to anybody.
+
+use millrace_policy::checkpoint::Event;
+use millrace_types::{Bytes, DataId, NodeName};
+use tokio::sync::{mpsc, watch};
+
+use super::registration::Registration;
+
+/// Changes said and not yet taken in. Whoever says more waits.
+pub(super) const CHANGES_MAX: usize = 1024;
+/// The size of a made-up piece of data.
+const MADE_UP: Bytes = Bytes(4096);
+
+/// The way in. Cheap to clone. What is said after the worker's end is heard by nobody.
+#[derive(Debug, Clone)]
+pub struct IndexFeed {
+    pub(super) changes: mpsc::Sender<Event>,
+    pub(super) registration: watch::Receiver<Registration>,
+    pub(super) node: NodeName,
+}
+
+impl IndexFeed {
+    /// A piece of data is here.
+    pub async fn stored(&self, id: DataId, bytes: Bytes) {
+        // Closed only when the worker goes, and its data with it.
+        drop(self.changes.send(Event::DataStored { id, bytes }).await);
+    }
+
+    /// It is no longer here.
+    pub async fn dropped(&self, id: DataId) {
+        drop(self.changes.send(Event::DataDropped { id }).await);
+    }
+
+    /// Says that `entries` pieces of data are here, which are not: an index of real size to test
+    /// and measure the control plane with. Waits for the registration that names them.
+    pub async fn make_up(&self, entries: u64) {
+        let mut registration = self.registration.clone();
+        // Without a worker there is nothing to name.
+        let Ok(Some(epoch)) = registration.wait_for(|it| it.current.is_some()).await.map(|it| it.current)
+        else {
+            return;
+        };
+        for counter in 1..=entries {
+            self.stored(DataId { home: self.node.clone(), epoch, counter }, MADE_UP).await;
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What goes out on a stream. It is pulled by the transport from `watch` channels, so nothing queues
+//! here: a controller that reads slowly gets the latest telemetry, not all of it.
+
+use std::sync::Arc;
+
+use futures::stream::{self, Stream};
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_message::Message;
+use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use tokio::sync::{oneshot, watch};
+
+use super::checkpoint::Outbox;
+use super::leaders::StreamId;
+use super::registration::Registrations;
+use crate::data_dir::DataDir;
+
+/// What every stream tells.
+#[derive(Debug, Clone)]
+pub(super) struct Feeds {
+    /// The greeting; the cluster's id and the epoch are filled in when it is sent.
+    pub(super) hello: wire::WorkerHello,
+    pub(super) data_dir: DataDir,
+    pub(super) registrations: Registrations,
+    pub(super) statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
+    pub(super) telemetry: watch::Receiver<Arc<wire::Telemetry>>,
+    /// Checkpoints, each for one stream.
+    pub(super) outbox: watch::Receiver<Outbox>,
+    /// Whether this worker goes down in order.
+    pub(super) leaving: watch::Receiver<bool>,
+}
+
+enum Next {
+    Hello(oneshot::Receiver<()>),
+    Welcome(oneshot::Receiver<()>),
+    Updates,
+    End,
+}
+
+/// The greeting, then, once the controller greeted back, every change of the functions' statuses,
+/// this stream's checkpoints and every telemetry: the latest of each, as fast as the controller
+/// reads. A goodbye is the last.
+pub(super) fn outgoing(
+    feeds: Feeds,
+    stream: StreamId,
+    welcomed: oneshot::Receiver<()>,
+) -> impl Stream<Item = wire::WorkerMessage> {
+    stream::unfold((feeds, Next::Hello(welcomed)), move |(mut feeds, next)| async move {
+        let (message, next) = match next {
+            Next::Hello(welcomed) => (Message::Hello(feeds.greeting()), Next::Welcome(welcomed)),
+            Next::Welcome(welcomed) => {
+                welcomed.await.ok()?;
+                feeds.telemetry.mark_changed();
+                (feeds.statuses(), Next::Updates)
+            }
+            Next::Updates => feeds.update(stream).await?,
+            Next::End => return None,
+        };
+        Some((wire::WorkerMessage { message: Some(message) }, (feeds, next)))
+    })
+}
+
+impl Feeds {
+    fn greeting(&self) -> wire::WorkerHello {
+        wire::WorkerHello {
+            cluster_id: self.data_dir.cluster().map(|id| id.to_string()).unwrap_or_default(),
+            protocol_version: PROTOCOL_VERSION,
+            build: BUILD.into(),
+            seen_epoch: self.registrations.get().seen.0,
+            ..self.hello.clone()
+        }
+    }
+
+    /// The next thing to say; `None` once the worker is gone.
+    async fn update(&mut self, stream: StreamId) -> Option<(Message, Next)> {
+        loop {
+            let message = tokio::select! {
+                biased;
+                left = async { self.leaving.wait_for(|leaving| *leaving).await.is_ok() } => {
+                    return left.then_some((Message::Goodbye(wire::Goodbye {}), Next::End));
+                }
+                changed = self.statuses.changed() => changed.ok().map(|()| self.statuses()),
+                changed = self.outbox.changed() => match changed.ok().map(|()| self.checkpoint(stream)) {
+                    Some(None) => continue,
+                    mine => mine.flatten(),
+                },
+                changed = self.telemetry.changed() => changed.ok().map(|()| self.telemetry()),
+            };
+            return Some((message?, Next::Updates));
+        }
+    }
+
+    fn statuses(&mut self) -> Message {
+        let functions = self.statuses.borrow_and_update().as_ref().clone();
+        Message::FunctionStatuses(wire::FunctionStatuses { functions })
+    }
+
+    /// The batch in the outbox, if it is for this stream.
+    fn checkpoint(&mut self, stream: StreamId) -> Option<Message> {
+        let outbox = self.outbox.borrow_and_update();
+        let batch = outbox.batch.clone();
+        (outbox.to == Some(stream)).then_some(Message::Checkpoint(wire::Checkpoint { batch }))
+    }
+
+    fn telemetry(&mut self) -> Message {
+        let epoch = self.registrations.get().current.unwrap_or_default().0;
+        let telemetry = self.telemetry.borrow_and_update().as_ref().clone();
+        Message::Telemetry(wire::Telemetry { epoch, ..telemetry })
+    }
+}

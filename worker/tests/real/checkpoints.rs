@@ -1,0 +1,212 @@
+//! What the controllers come to know of a worker, and how.
+
+use millrace_proto::worker as wire;
+use millrace_types::{
+    Digest, FunctionKey, FunctionName, GpuIndex, ModelCopy, Portion, SloCounts, SyncPart, TenantName, Tier,
+};
+use millrace_worker::start::{Worker, start};
+use tokio::sync::watch;
+
+use crate::controller::Controller;
+use crate::ledger::Ledger;
+use crate::support::{all_up, client, config, invoke, row, serving_mlp, within, worker};
+
+fn mlp() -> FunctionKey {
+    FunctionKey { tenant: TenantName::default(), name: FunctionName::new("mlp").unwrap() }
+}
+
+fn copies() -> [ModelCopy; 2] {
+    let digest = Digest::of(&millrace_model::synth::mlp());
+    [ModelCopy { digest, tier: Tier::Host }, ModelCopy { digest, tier: Tier::Gpu(GpuIndex(0)) }]
+}
+
+fn requests(ledger: &Ledger) -> u64 {
+    ledger.kept.usage.get(&mlp()).map_or(0, |usage| usage.requests)
+}
+
+/// The numbers of an epoch's batches are 1, 2, 3, …, and the first tells everything.
+fn in_order(ledger: &Ledger, epoch: u64) {
+    let applied: Vec<_> = ledger.applied.iter().filter(|(of, ..)| *of == epoch).collect();
+    assert!(!applied.is_empty(), "{ledger:?}");
+    for (expected, (_, seq, part)) in (1..).zip(&applied) {
+        assert_eq!(*seq, expected, "{applied:?}");
+        assert_eq!(matches!(part, SyncPart::Full(_)), expected == 1, "{applied:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_scores_and_usage_reach_the_leader_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 1).await;
+    controller.lead(1);
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    controller.desire_with(&[("mlp", digest)], |state| {
+        let function = &mut state.functions[0];
+        function.slo_deadline = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+        function.slo_percentile = 0.9;
+        (function.slo_base_m, function.slo_base_n) = (5, 7);
+    });
+    controller.ready("mlp").await;
+    for id in 0..3 {
+        invoke(&mut client(&worker), "mlp", id, &row(1)).await.unwrap();
+    }
+    let known = |ledger: &Ledger| {
+        requests(ledger) == 3 && copies().iter().all(|copy| ledger.kept.models.contains_key(copy))
+    };
+    let ledger = controller.committed("everything it did", known).await;
+    in_order(&ledger, 1);
+    assert_eq!(ledger.kept.slo[&mlp()], SloCounts { m: 3, n: 3 });
+    let gpu_ns = ledger.kept.usage[&mlp()].gpu_ns;
+    assert!(gpu_ns > 0 && gpu_ns % 1_000_000 == 0, "charged by the started millisecond: {gpu_ns}");
+    let mut scores = worker.control().scores();
+    let effective = SloCounts { m: 8, n: 10 };
+    within("the base on top", scores.wait_for(|scores| scores.get(&mlp()) == Some(&effective)))
+        .await
+        .unwrap();
+    controller.desire(&[]);
+    let gone = |ledger: &Ledger| ledger.kept.models.is_empty();
+    let ledger = controller.committed("the models gone", gone).await;
+    assert_eq!(requests(&ledger), 3, "what it did stays");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_lost_its_state_is_told_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    controller.lead(1);
+    worker.control().index().make_up(2_500).await;
+    let before = controller.committed("the index", |ledger| ledger.kept.entries.len() == 2_500).await;
+    controller.ledger().send_modify(Ledger::lose);
+    invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
+    let again = |ledger: &Ledger| ledger.kept.entries.len() == 2_500 && requests(ledger) == 1;
+    let after = controller.committed("everything again", again).await;
+    assert_eq!(after.kept.entries, before.kept.entries);
+    let fresh = &after.applied[before.applied.len()..];
+    assert!(matches!(fresh[0].2, SyncPart::Full(Portion::First)), "{fresh:?}");
+    worker.shutdown().await;
+}
+
+/// A worker with two controllers of one group, of which the first leads in term 1.
+async fn with_two(dir: &std::path::Path) -> (Worker, Controller, Controller) {
+    let ledger = watch::Sender::new(Ledger::default());
+    let first = Controller::start_in("test-cluster", 1, ledger.clone()).await;
+    let second = Controller::start_in("test-cluster", 1, ledger).await;
+    first.lead(1);
+    let worker = start(config(dir, &[first.addr, second.addr], 1)).await.unwrap();
+    all_up(&first).await;
+    (worker, first, second)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_leader_did_not_answer_is_sent_to_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, first, second) = with_two(dir.path()).await;
+    first.commit(false);
+    worker.control().index().make_up(10).await;
+    first.offered_another().await;
+    assert_eq!(second.offered(), 0, "only the leader is told");
+    // Still says that it leads: the higher term is right.
+    second.lead(2);
+    let ledger = second.committed("the index", |ledger| ledger.kept.entries.len() == 10).await;
+    in_order(&ledger, 1);
+    first.follow(2);
+    first.commit(true);
+    let offered = first.offered();
+    let digest = first.publish(&millrace_model::synth::mlp());
+    first.desire(&[("mlp", digest)]);
+    second.committed("the model", |ledger| ledger.kept.models.contains_key(&copies()[0])).await;
+    assert_eq!(first.offered(), offered);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_registration_holds_on_every_stream_and_begins_the_counts_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, first, second) = with_two(dir.path()).await;
+    let digest = first.publish(&millrace_model::synth::mlp());
+    first.desire(&[("mlp", digest)]);
+    second.ready("mlp").await;
+    invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
+    first.committed("the first request", |ledger| requests(ledger) == 1).await;
+    // One that does not lead has taken the worker in again.
+    second.register_again(4);
+    for controller in [&first, &second] {
+        controller.telemetry("the new epoch", |telemetry| telemetry.epoch == 4).await;
+    }
+    let again = |ledger: &Ledger| ledger.epoch == 4 && ledger.kept.models.contains_key(&copies()[0]);
+    let ledger = first.committed("everything under the new epoch", again).await;
+    in_order(&ledger, 4);
+    assert_eq!(requests(&ledger), 0, "told under the epoch before");
+    // The other one is behind.
+    first.register_again(3);
+    invoke(&mut client(&worker), "mlp", 2, &row(1)).await.unwrap();
+    let ledger = first.committed("the second request", |ledger| requests(ledger) == 1).await;
+    assert_eq!((ledger.epoch, first.latest_telemetry().epoch), (4, 4));
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_goes_in_order_tells_the_last_and_says_goodbye_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, first, second) = with_two(dir.path()).await;
+    let digest = first.publish(&millrace_model::synth::mlp());
+    first.desire(&[("mlp", digest)]);
+    first.ready("mlp").await;
+    first.committed("the model", |ledger| ledger.kept.models.contains_key(&copies()[0])).await;
+    for id in 0..5 {
+        invoke(&mut client(&worker), "mlp", id, &row(1)).await.unwrap();
+    }
+    worker.drain(std::time::Duration::from_secs(10)).await;
+    // No wait: what is to be heard is heard by now.
+    assert_eq!((first.goodbyes(), second.goodbyes()), (1, 1));
+    assert_eq!(requests(&first.ledger().borrow()), 5, "nothing is forgiven");
+    worker.shutdown().await;
+    assert_eq!((first.goodbyes(), second.goodbyes()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_thousand_index_entries_reach_the_leader_and_go_again() {
+    const ENTRIES: usize = 100_000;
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 1).await;
+    controller.lead(1);
+    let index = worker.control().index();
+    index.make_up(ENTRIES as u64).await;
+    let ledger = controller.committed("the index", |ledger| ledger.kept.entries.len() == ENTRIES).await;
+    for id in ledger.kept.entries {
+        index.dropped(id).await;
+    }
+    controller.committed("an empty index", |ledger| ledger.kept.entries.is_empty()).await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_rebuilt_from_nothing_hears_which_epochs_were_given_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 1).await;
+    assert_eq!(controller.hello().await.seen_epoch, 0);
+    controller.register_again(7);
+    controller.telemetry("the epoch", |telemetry| telemetry.epoch == 7).await;
+    let addr = controller.addr;
+    drop(controller);
+    let rebuilt = Controller::start_at(addr, "test-cluster", 8).await;
+    assert_eq!(rebuilt.hello().await.seen_epoch, 7);
+    rebuilt.telemetry("the next epoch", |telemetry| telemetry.epoch == 8).await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn telemetry_shows_what_the_operator_wants_and_draining_changes_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let digest = Digest::of(&millrace_model::synth::mlp());
+    let scheduled = |wanted| move |telemetry: &wire::Telemetry| telemetry.scheduling() == wanted;
+    controller.telemetry("schedulable", scheduled(wire::NodeScheduling::Schedulable)).await;
+    controller.desire_with(&[("mlp", digest)], |state| {
+        state.set_scheduling(wire::NodeScheduling::Draining);
+    });
+    controller.telemetry("draining", scheduled(wire::NodeScheduling::Draining)).await;
+    invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap();
+    worker.shutdown().await;
+}

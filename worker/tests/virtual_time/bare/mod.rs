@@ -1,0 +1,275 @@
+//! The same scenario over a bare heap of events: the same cores, wired by hand ([`wiring`]) with one
+//! queue of messages, first in first out. No actix, no tokio, no clock.
+
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use millrace_policy::admission::{self, Admission};
+use millrace_policy::attempts::Idempotent;
+use millrace_policy::core::Core as _;
+use millrace_policy::dispatch::{self, Dispatch};
+use millrace_policy::fabric::{self, Fabric, link};
+use millrace_policy::gpu;
+use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_policy::lifecycle::{self, Lifecycle};
+use millrace_policy::trace::{CoreId, Trace};
+use millrace_types::topology::LinkId;
+use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
+use millrace_worker::clock::{Sleeper, own_microsecond};
+use millrace_worker::node::{IN_FLIGHT_MAX, REQUESTS_MAX};
+use millrace_worker::port::model::Model;
+
+use self::wiring::Mail;
+use crate::scenario::{Ending, GPUS, Happening, Scenario};
+use crate::two_times::Outcome;
+use crate::world::OBJECTIVE;
+
+mod wiring;
+
+pub(crate) fn run(scenario: &Scenario) -> Outcome {
+    let mut node = Node::new(scenario);
+    node.boot(scenario);
+    node.run(scenario);
+    node.check_idle();
+    Outcome { folds: node.trace.folds().clone(), endings: node.endings }
+}
+
+/// Who may have something to do at some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Outside,
+    Core(CoreId),
+    Port(GpuIndex),
+}
+
+struct Place {
+    gpu: gpu::Gpu,
+    life: Lifecycle,
+    port: Model,
+    up: bool,
+    /// Of the last executor the GPU was told of, and of the last that was started.
+    told: Incarnation,
+    started: Incarnation,
+}
+
+struct Request {
+    function: usize,
+    attempt: u32,
+}
+
+struct Node<'a> {
+    scenario: &'a Scenario,
+    now: Timestamp,
+    next_happening: usize,
+    admissions: Vec<Admission>,
+    dispatch: Dispatch,
+    fabric: Fabric,
+    places: Vec<Place>,
+    links: BTreeMap<LinkId, link::Link>,
+    mail: VecDeque<Mail>,
+    heap: BinaryHeap<Reverse<(Timestamp, Source)>>,
+    requests: BTreeMap<RequestKey, Request>,
+    endings: BTreeMap<usize, Ending>,
+    trace: Trace,
+}
+
+impl<'a> Node<'a> {
+    fn new(scenario: &'a Scenario) -> Self {
+        let topology = &scenario.topology;
+        let admission = |function: &crate::scenario::FunctionModel| {
+            Admission::new(admission::Config {
+                in_flight_max: IN_FLIGHT_MAX,
+                deadline: Some(OBJECTIVE),
+                idempotent: if function.idempotent { Idempotent::Yes } else { Idempotent::No },
+            })
+        };
+        let rate = |gpu: &millrace_types::topology::Gpu| topology.links[gpu.host_path[0].0 as usize].rate;
+        let place = |gpu: &millrace_types::topology::Gpu| Place {
+            gpu: gpu::Gpu::new(gpu.index, gpu.memory),
+            life: Lifecycle::new(
+                gpu.index,
+                Incarnation(u64::from(gpu.index.0) + 1),
+                GPUS.into(),
+                scenario.seed,
+            ),
+            port: Model::new(gpu.index, scenario.behaviour()),
+            up: false,
+            told: Incarnation(0),
+            started: Incarnation(0),
+        };
+        let gpus = topology.gpus.iter();
+        let dispatch = dispatch::Config {
+            gpus: gpus
+                .clone()
+                .map(|gpu| dispatch::GpuConfig { memory: gpu.memory, host_rate: rate(gpu) })
+                .collect(),
+            queue_max: REQUESTS_MAX,
+        };
+        Self {
+            scenario,
+            now: Timestamp::ZERO,
+            next_happening: 0,
+            admissions: scenario.functions.iter().map(admission).collect(),
+            dispatch: Dispatch::new(&dispatch),
+            fabric: Fabric::new(topology),
+            places: gpus.clone().map(place).collect(),
+            links: gpus.flat_map(|gpu| &gpu.host_path).map(|&link| (link, link::Link::default())).collect(),
+            mail: VecDeque::new(),
+            heap: BinaryHeap::new(),
+            requests: BTreeMap::new(),
+            endings: BTreeMap::new(),
+            trace: Trace::default(),
+        }
+    }
+
+    fn boot(&mut self, scenario: &Scenario) {
+        for gpu in (0..GPUS).map(GpuIndex) {
+            self.mail.push_back(Mail::Life(gpu, lifecycle::Event::Start));
+        }
+        for (model, function) in (0..).map(ModelId).zip(&scenario.functions) {
+            let (memory, weights) = (function.weights, function.weights);
+            self.mail.push_back(Mail::Dispatch(dispatch::Event::Install { model, memory, weights }));
+            for gpu in (0..GPUS).map(GpuIndex) {
+                self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Install { model, memory, weights }));
+            }
+        }
+        self.deliver();
+    }
+
+    fn run(&mut self, scenario: &Scenario) {
+        self.schedule();
+        let mut last: Option<(Timestamp, Source)> = None;
+        while let Some(Reverse((at, source))) = self.heap.pop() {
+            if at > scenario.end {
+                break;
+            }
+            if self.wake_of(source) != Some(at) {
+                continue;
+            }
+            let own = last.is_none_or(|(before, other)| before < at || other == source);
+            assert!(own, "seed {}: {last:?} and {source:?} at {at:?}", scenario.seed);
+            last = Some((at, source));
+            self.now = at;
+            self.wake(source);
+            self.deliver();
+            self.schedule();
+        }
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        let mut sources = vec![Source::Outside, Source::Core(CoreId::Dispatch)];
+        for gpu in (0..GPUS).map(GpuIndex) {
+            sources.extend([
+                Source::Port(gpu),
+                Source::Core(CoreId::Gpu(gpu)),
+                Source::Core(CoreId::Executor(gpu)),
+            ]);
+        }
+        let functions = (0..self.admissions.len() as u32).map(FunctionIndex);
+        sources.extend(functions.map(|function| Source::Core(CoreId::Admission(function))));
+        sources
+    }
+
+    fn schedule(&mut self) {
+        for source in self.sources() {
+            if let Some(at) = self.wake_of(source) {
+                self.heap.push(Reverse((at, source)));
+            }
+        }
+    }
+
+    fn wake_of(&self, source: Source) -> Option<Timestamp> {
+        let core = match source {
+            Source::Outside => return self.scenario.happenings.get(self.next_happening).map(|&(at, _)| at),
+            Source::Port(gpu) => return self.places[gpu.0 as usize].port.next_wake(),
+            Source::Core(core) => core,
+        };
+        let at = match core {
+            CoreId::Dispatch => {
+                [self.dispatch.next_wake(), self.fabric.next_wake()].into_iter().flatten().min()
+            }
+            CoreId::Admission(function) => self.admissions[function.0 as usize].next_wake(),
+            CoreId::Gpu(gpu) => self.places[gpu.0 as usize].gpu.next_wake(),
+            CoreId::Executor(gpu) => self.places[gpu.0 as usize].life.next_wake(),
+            CoreId::Fabric | CoreId::Link(_) => None,
+        };
+        Some(own_microsecond(at?.max(self.now), Sleeper::core(core)))
+    }
+
+    fn wake(&mut self, source: Source) {
+        let now = self.now;
+        match source {
+            Source::Outside => self.happen(),
+            Source::Port(gpu) => {
+                let place = &mut self.places[gpu.0 as usize];
+                if let Some(word) = place.port.wake(now) {
+                    self.mail.push_back(Mail::Word(gpu, place.started, word));
+                }
+            }
+            Source::Core(CoreId::Dispatch) => {
+                if self.dispatch.next_wake().is_some_and(|at| at <= now) {
+                    self.handle(Mail::Dispatch(dispatch::Event::Tick));
+                }
+                if self.fabric.next_wake().is_some_and(|at| at <= now) {
+                    self.handle(Mail::Fabric(fabric::Event::Tick));
+                }
+            }
+            Source::Core(CoreId::Admission(function)) => {
+                self.handle(Mail::Admission(function, admission::Event::Tick));
+            }
+            Source::Core(CoreId::Gpu(gpu)) => self.handle(Mail::Gpu(gpu, gpu::Event::Tick)),
+            Source::Core(CoreId::Executor(gpu)) => self.handle(Mail::Life(gpu, lifecycle::Event::Tick)),
+            Source::Core(CoreId::Fabric | CoreId::Link(_)) => unreachable!("no timer of its own"),
+        }
+    }
+
+    fn happen(&mut self) {
+        let (_, happening) = self.scenario.happenings[self.next_happening];
+        self.next_happening += 1;
+        match happening {
+            Happening::Arrive { request, function, timeout } => {
+                let key = key_of(request);
+                self.requests.insert(key, Request { function, attempt: 0 });
+                let event = admission::Event::Arrive { key, accepted: self.now, timeout, attempts_left: 3 };
+                self.mail.push_back(Mail::Admission(FunctionIndex(function as u32), event));
+            }
+            Happening::Leave { request } => {
+                if let Entry::Vacant(ending) = self.endings.entry(request) {
+                    ending.insert(Ending::Cancelled);
+                    let key = key_of(request);
+                    let function = self.function_of(key);
+                    self.mail.push_back(Mail::Admission(function, admission::Event::Cancel { key }));
+                }
+            }
+            Happening::Kill(gpu) => self.places[gpu.0 as usize].port.kill(self.now),
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some(mail) = self.mail.pop_front() {
+            self.handle(mail);
+        }
+    }
+
+    /// Once everything has ended, nothing is held: no slot, no queue, no link, no transfer.
+    fn check_idle(&self) {
+        assert_eq!(self.admissions.iter().map(Admission::in_flight).sum::<usize>(), 0);
+        assert_eq!((self.dispatch.in_flight(), self.dispatch.queued()), (0, 0));
+        assert_eq!(self.fabric.in_flight(), 0);
+        for Place { gpu, .. } in &self.places {
+            assert_eq!((gpu.requests(), gpu.transfers(), gpu.health()), (0, 0, gpu::Health::Up));
+            let held: u32 = gpu.memory().regions().map(|(_, region)| region.blocks()).sum();
+            assert_eq!(gpu.memory().used_blocks(), held);
+        }
+        assert!(self.links.values().all(|link| link.outstanding() == 0));
+    }
+}
+
+fn key_of(request: usize) -> RequestKey {
+    RequestKey(request as u64 + 1)
+}
+
+fn request_of(key: RequestKey) -> usize {
+    key.0 as usize - 1
+}
