@@ -4,6 +4,10 @@
 # and libb64-0d for Triton.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+if ! ldconfig -p | grep -q libarchive.so.13 || ! ldconfig -p | grep -q libb64.so.0d; then
+  echo "Triton needs libraries of the system: apt-get install libpython3.11 libarchive13 libb64-0d" >&2
+  exit 1
+fi
 peers=$PWD/target/peers
 mkdir -p "$peers/models"
 
