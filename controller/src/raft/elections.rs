@@ -45,7 +45,7 @@ struct Look {
     /// When it last heard a leader or voted; `None` since it was started.
     heard: Option<Instant>,
     /// Whom it followed, or voted for.
-    vote_for: u64,
+    vote_for: Option<u64>,
     /// Whether that one was elected.
     elected: bool,
     last_log: Option<LogId>,
@@ -66,7 +66,7 @@ fn patience(look: &Look, own: u64) -> Option<Duration> {
         return Some(Duration::ZERO);
     }
     // In turn, among those that did not lead before: all of them count the same.
-    let before = |&&voter: &&u64| voter < own && !(look.elected && voter == look.vote_for);
+    let before = |&&voter: &&u64| voter < own && !(look.elected && look.vote_for == Some(voter));
     let turn = u32::try_from(look.voters.iter().filter(before).count()).unwrap_or(u32::MAX);
     Some(SILENCE + TURN * turn)
 }
@@ -129,7 +129,7 @@ impl Replica {
     async fn look(&self) -> Result<Look, Fatal<u64>> {
         let asked = self.raft.with_raft_state(|state| {
             let vote = state.vote_ref();
-            (state.server_state, state.vote_last_modified(), vote.leader_id().node_id, vote.is_committed())
+            (state.server_state, state.vote_last_modified(), vote.leader_id().voted_for, vote.is_committed())
         });
         let (state, heard, vote_for, elected) = asked.await?;
         let mut voters: Vec<u64> = self.membership().voter_ids().collect();
@@ -194,7 +194,7 @@ mod tests {
             state: ServerState::Follower,
             voters: voters.to_vec(),
             heard: None,
-            vote_for: leader,
+            vote_for: Some(leader),
             elected: true,
             last_log: log(2, 10),
         }

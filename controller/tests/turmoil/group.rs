@@ -433,13 +433,6 @@ impl Run {
         let id = *id;
         match log(data_dir) {
             Ok(entries) => {
-                for entry in &entries {
-                    let leader = entry.log_id.leader_id;
-                    // The entry that makes the first member leads nobody.
-                    if leader.term > 0 {
-                        self.history.leaders.entry(leader.term).or_default().insert(leader.node_id);
-                    }
-                }
                 self.history.logs.push(Log { controller: ControllerId(id), entries });
             }
             Err(error) => self.fail(&format!("the log that controller {id} left is refused: {error}")),

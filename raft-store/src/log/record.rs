@@ -18,7 +18,8 @@ use crate::frame::{self, Flaw};
 /// | format | since | what |
 /// |---|---|---|
 /// | 1 | 0.1.0 | openraft 0.9's `Entry` in MessagePack with field names |
-const FORMAT: u8 = 1;
+/// | 2 | 0.1.0 | the same, of a group whose terms have one leader each |
+const FORMAT: u8 = 2;
 
 /// Bytes of one value in sled. A leaf holds up to 16 of them, and for a moment those of a merged
 /// sibling: under 100 KiB, where 128 KiB is the edge.

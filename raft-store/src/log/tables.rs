@@ -41,7 +41,8 @@ const _: () = assert!(WINDOW_BYTES * 5 < SEGMENT_BYTES && record::ENTRY_BYTES_MA
 /// | format | since | what |
 /// |---|---|---|
 /// | 1 | 0.1.0 | openraft 0.9's `Vote` and `LogId`, and numbers, in MessagePack with field names |
-const META_FORMAT: u8 = 1;
+/// | 2 | 0.1.0 | the same, of a group whose terms have one leader each |
+const META_FORMAT: u8 = 2;
 
 /// A key of the `meta` tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,7 +23,8 @@ const MAGIC: [u8; 8] = *b"MRSNAP\r\n";
 /// | format | since | what |
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
-const FORMAT: u32 = 1;
+/// | 2 | 0.1.0 | a term has one leader, and positions in the log no longer name it |
+const FORMAT: u32 = 2;
 
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4 + 8;
 const CHECKSUM_BYTES: usize = 4;
@@ -128,6 +129,6 @@ mod tests {
         let end = bytes.len() - CHECKSUM_BYTES;
         let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
         bytes[end..].copy_from_slice(&checksum);
-        assert_eq!(decode(&bytes), Err(Flaw::UnknownFormat { found: 7, known: 1 }));
+        assert_eq!(decode(&bytes), Err(Flaw::UnknownFormat { found: 7, known: 2 }));
     }
 }

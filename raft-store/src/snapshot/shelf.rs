@@ -135,9 +135,9 @@ fn name(meta: &SnapshotMeta) -> String {
     format!("{}{ENDING}", id(meta.last_log_id))
 }
 
-/// A snapshot's id, `<index, 20 digits>-<term>-<leader>`: the same log gives the same state and the
+/// A snapshot's id, `<index, 20 digits>-<term>`: the same log gives the same state and the
 /// same bytes, so its position says it all. Ids sort as their indexes do.
 pub(crate) fn id(last: Option<LogId>) -> String {
     let last = last.unwrap_or_default();
-    format!("{:020}-{}-{}", last.index, last.leader_id.term, last.leader_id.node_id)
+    format!("{:020}-{}", last.index, last.leader_id.term)
 }

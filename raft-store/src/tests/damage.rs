@@ -34,7 +34,7 @@ fn refusal(dir: &Path) -> Error {
 }
 
 fn snapshot_path(dir: &Path) -> PathBuf {
-    dir.join("snapshots").join("00000000000000000019-1-1.snapshot")
+    dir.join("snapshots").join("00000000000000000019-1.snapshot")
 }
 
 fn flip(path: &Path, at: usize) {
@@ -74,7 +74,7 @@ async fn a_damaged_snapshot_is_refused() {
 async fn a_snapshot_under_another_name_is_refused() {
     let dir = filled().await;
     let path = snapshot_path(dir.path());
-    fs::rename(&path, path.with_file_name("00000000000000000020-1-1.snapshot")).unwrap();
+    fs::rename(&path, path.with_file_name("00000000000000000020-1.snapshot")).unwrap();
     assert!(matches!(refusal(dir.path()), Error::Damaged { .. }));
 }
 
@@ -83,13 +83,13 @@ async fn a_snapshot_of_a_newer_format_says_so() {
     let dir = filled().await;
     let path = snapshot_path(dir.path());
     let mut bytes = fs::read(&path).unwrap();
-    bytes[8] = 2;
+    bytes[8] = 3;
     let end = bytes.len() - 4;
     let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
     bytes[end..].copy_from_slice(&checksum);
     fs::write(&path, bytes).unwrap();
     let error = refusal(dir.path());
-    assert!(matches!(error, Error::UnknownFormat { found: 2, known: 1, .. }), "{error}");
+    assert!(matches!(error, Error::UnknownFormat { found: 3, known: 2, .. }), "{error}");
     assert!(error.to_string().contains("or a newer one"), "{error}");
 }
 
@@ -256,11 +256,11 @@ async fn an_unknown_command_halts_and_says_what_to_do() {
 async fn a_record_of_a_newer_format_is_refused() {
     let dir = filled().await;
     tamper(dir.path(), |logs| {
-        let sealed = frame::seal(2, &record::key(29), b"later");
+        let sealed = frame::seal(3, &record::key(29), b"later");
         let head = [&u32::try_from(sealed.len()).unwrap().to_be_bytes()[..], &sealed].concat();
         logs.insert(record::key(29), head).unwrap();
     });
-    assert!(matches!(refusal(dir.path()), Error::UnknownFormat { found: 2, known: 1, .. }));
+    assert!(matches!(refusal(dir.path()), Error::UnknownFormat { found: 3, known: 2, .. }));
 }
 
 /// sled takes what it cannot read for the end of its log, and would drop what follows.

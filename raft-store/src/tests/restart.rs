@@ -243,7 +243,7 @@ async fn a_snapshot_travels_in_pieces_and_is_installed_whole() {
     }
     let names: Vec<_> =
         std::fs::read_dir(to.path().join("snapshots")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(names, ["00000000000000000499-1-1.snapshot"], "what was received is tidied away");
+    assert_eq!(names, ["00000000000000000499-1.snapshot"], "what was received is tidied away");
     let Store { machine, .. } = open_at(to.path()).unwrap();
     assert_eq!(machine.reader().latest().state, tally(500));
     assert_eq!(machine.last(), Some(position(1, 499)));
