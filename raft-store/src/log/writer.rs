@@ -10,7 +10,8 @@
 //! answered with that failure: what a failed write or sync left on the disk is not known, and a
 //! second `fsync` that succeeds would prove nothing.
 //!
-//! What is purged is deleted here too, a few entries at a time while no job waits.
+//! What is purged is deleted here too, a few entries at a time: while no job waits, and behind every
+//! few appends however many do, so that the log of a leader that never rests does not grow.
 
 use std::fs::File;
 use std::io;
@@ -84,6 +85,8 @@ pub(crate) struct Writer {
     halted: Option<Arc<str>>,
     /// Entries below this index are purged and may still be on disk. 0 when none are.
     doomed_below: u64,
+    /// Keys appended since any were deleted.
+    undeleted: usize,
 }
 
 impl Writer {
@@ -105,6 +108,7 @@ impl Writer {
             synced,
             halted: None,
             doomed_below,
+            undeleted: 0,
         }
     }
 
@@ -127,6 +131,10 @@ impl Writer {
             self.sync();
             for durable in waiting {
                 durable(self.health());
+            }
+            // Whoever waits for the next job waits for this as well: as much is deleted as came.
+            if self.doomed_below > 0 && self.undeleted >= DELETES_AT_A_TIME {
+                self.write(Self::delete_some);
             }
         }
         self.sync();
@@ -215,6 +223,7 @@ impl Writer {
     fn append(&mut self, entries: Vec<Vec<Pair>>, last: LogId) -> Result<(), Error> {
         let mut batch = Vec::new();
         let mut bytes = 0;
+        self.undeleted += entries.iter().map(Vec::len).sum::<usize>();
         for entry in entries {
             let more: usize = entry.iter().map(|(_, value)| value.len()).sum();
             if bytes + more > WINDOW_BYTES && !batch.is_empty() {
@@ -306,6 +315,7 @@ impl Writer {
         if some.len() < DELETES_AT_A_TIME {
             self.doomed_below = 0;
         }
+        self.undeleted = 0;
         self.sync_all()
     }
 
