@@ -2,6 +2,7 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_cluster_state::{Applied, Command, ControllerId, Function, Proposal, RevisionRecord, State};
 use millrace_proto::admin as api;
@@ -12,6 +13,9 @@ use tonic::Request;
 use super::{AdminService, caller, idempotency, views};
 use crate::raft::replica::refused;
 
+/// How long an apply waits for its model file to be copied to a majority of the controllers, which
+/// an upload ends with and a change of the group undoes.
+const COPY_PATIENCE: Duration = Duration::from_secs(10);
 /// Functions of a page when none is said.
 const PAGE_DEFAULT: usize = 100;
 /// The most functions of a page.
@@ -33,6 +37,9 @@ impl AdminService {
         let key = spec.key.clone();
         let idempotency = idempotency(request.idempotency_key)?;
         let expected = expected(request.resource_version);
+        if !request.dry_run {
+            self.artifacts.copied_within(COPY_PATIENCE, &digest).await;
+        }
         // A majority of them must hold the model: the others may be lost.
         let voters = self.replica.membership().voter_ids().map(ControllerId).collect();
         let command = Command::ApplyFunction { spec, digest, expected, voters };

@@ -27,7 +27,7 @@ pub(super) const FETCHES_MAX: usize = 2;
 /// How long between two rounds: each looks at every record, however many changes there were.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 /// How long after a failed round files are fetched again.
-const FETCH_RETRY: Duration = Duration::from_secs(5);
+const FETCH_RETRY: Duration = Duration::from_secs(1);
 
 /// A file that a controller is to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,21 @@ impl Artifacts {
     /// The voters, by number.
     pub(super) fn voters(&self) -> BTreeSet<u64> {
         self.replica.membership().voter_ids().collect()
+    }
+
+    /// Waits for a known file that too few of the voters hold, as after a change of the group: the
+    /// others fetch it by themselves. Whether they did is for whoever asked to see.
+    pub(crate) async fn copied_within(&self, patience: Duration, digest: &Digest) {
+        let mut changes = self.replica.changes();
+        let copied = async {
+            let short = |it: &Arc<Artifact>| !on_majority(it, &self.voters());
+            while self.replica.state().artifact(digest).is_some_and(short) && changes.changed().await.is_ok()
+            {
+            }
+        };
+        if tokio::time::timeout(patience, copied).await.is_err() {
+            tracing::debug!(%digest, "a model file is still not on a majority of the controllers");
+        }
     }
 
     /// Gives a file that is here to other voters until a majority holds it. Returns the holders,
