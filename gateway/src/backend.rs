@@ -30,6 +30,13 @@ pub trait Backend: Send + Sync + 'static {
     /// Every revision that can be resolved of every function of a tenant, by name and revision.
     fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>>;
 
+    /// Waits for a model that [may come](Availability::may_come): returns it once it can be invoked,
+    /// or is not expected to be any more.
+    ///
+    /// # Errors
+    /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND` when it went meanwhile.
+    async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure>;
+
     /// Lets a function serve, or stops it. Returns once that is so everywhere: after
     /// [`Intent::Serve`], once the function is ready.
     ///
@@ -82,10 +89,21 @@ pub enum Availability {
     Ready,
     /// It is being prepared on its workers.
     Preparing,
+    /// Its workers are gone, and it is expected to come back: on them, or on others. Where it was.
+    Away(String),
     /// It was unloaded.
     Disabled,
     /// It cannot be prepared, and why.
     Unavailable(String),
+}
+
+impl Availability {
+    /// Whether a request for the model is better kept than refused: it is expected to be ready by
+    /// itself, and soon.
+    #[must_use]
+    pub fn may_come(&self) -> bool {
+        matches!(self, Self::Preparing | Self::Away(_))
+    }
 }
 
 /// What an owner wants of a function: the protocol's load and unload.

@@ -50,6 +50,8 @@ pub struct Limits {
     /// The most bytes of messages in flight together. At least `message_max`, or the largest
     /// messages could never be served.
     pub in_flight_max: Bytes,
+    /// Requests that may wait for their model to get ready; further ones are refused at once.
+    pub waiting_max: usize,
     /// Open connections; further ones wait in the listen queue.
     pub connections_max: usize,
     /// Requests of one gRPC stream that run at a time; further ones wait in the client.
@@ -71,6 +73,7 @@ impl Default for Limits {
         Self {
             message_max: Bytes::mib(256),
             in_flight_max: Bytes::gib(1),
+            waiting_max: 1024,
             connections_max: 4096,
             stream_concurrency: 64,
             calls_per_connection_max: 1024,

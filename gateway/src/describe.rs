@@ -119,7 +119,7 @@ pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Vec<ModelIn
             Availability::Ready => ("READY", String::new()),
             Availability::Preparing => ("LOADING", "being prepared".to_owned()),
             Availability::Disabled => ("UNAVAILABLE", "unloaded".to_owned()),
-            Availability::Unavailable(why) => ("UNAVAILABLE", why.clone()),
+            Availability::Away(why) | Availability::Unavailable(why) => ("UNAVAILABLE", why.clone()),
         };
         ModelIndex {
             name: model.key.name.to_string(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use millrace_types::function::TIMEOUT_MAX;
 use millrace_types::tensor::{Given, check_inputs, element_count};
 use millrace_types::{DataType, Failure, FunctionKey, FunctionName, Reason, RequestId, Revision, TensorSpec};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::backend::{Availability, Backend, Completion, Intent, Invocation, Model, Tensor};
@@ -26,6 +27,8 @@ pub(crate) struct Front {
     pub(crate) meters: Meters,
     pub(crate) ids: RequestIds,
     pub(crate) budget: Budget,
+    /// The places of requests that wait for their model to get ready.
+    pub(crate) waiting: Semaphore,
     pub(crate) limits: Limits,
     pub(crate) wall_clock: WallClock,
     pub(crate) closing: Closing,
@@ -65,6 +68,31 @@ impl Front {
     /// Whether inference is served: the backend can, and the door is open.
     pub(crate) fn ready(&self) -> bool {
         self.backend.ready() && !self.closing.is_closing()
+    }
+
+    /// Requests that wait for their model now.
+    pub(crate) fn waiting_now(&self) -> usize {
+        self.limits.waiting_max.saturating_sub(self.waiting.available_permits())
+    }
+
+    /// Keeps a request until its model is ready: whoever waits for a model that is on its way, or for
+    /// the place of a lost worker to be taken, need not ask again and again.
+    async fn wait_for(&self, model: &Model, deadline: Instant) -> Result<Arc<Model>, Failure> {
+        let Ok(_place) = self.waiting.try_acquire() else {
+            let message = "too many requests wait for models already: try again soon";
+            return Err(Failure::new(Reason::FunctionNotReady, message));
+        };
+        match timeout_at(deadline, self.backend.awaited(model)).await {
+            Ok(awaited) => match awaited? {
+                ready if ready.availability == Availability::Ready => Ok(ready),
+                gone => Err(unavailable(&gone)),
+            },
+            // What it waited for last, if that can still be said.
+            Err(_) => {
+                let now = self.backend.resolve(&model.key, Some(model.revision))?;
+                Err(unavailable(if now.availability == Availability::Ready { model } else { &now }))
+            }
+        }
     }
 
     /// Lets a function serve, or stops it. Whether there is one is for the backend to say: what can
@@ -120,7 +148,7 @@ fn unavailable(model: &Model) -> Failure {
             (Reason::FunctionNotReady, "it is being prepared: try again soon".to_owned())
         }
         Availability::Disabled => (Reason::FunctionDisabled, "it is unloaded: load it first".to_owned()),
-        Availability::Unavailable(why) => (Reason::FunctionNotReady, why.clone()),
+        Availability::Away(why) | Availability::Unavailable(why) => (Reason::FunctionNotReady, why.clone()),
     };
     Failure::new(reason, format!("function {key} version {revision} cannot serve: {message}"))
 }
@@ -145,13 +173,16 @@ impl Run<'_> {
         read: impl FnOnce(&Model) -> Result<Question, Failure>,
     ) -> Result<Answer, Failure> {
         let backend = &self.front.backend;
-        let model = self.front.find(self.call, name, version)?;
+        let mut model = self.front.find(self.call, name, version)?;
         self.tally = Some(self.front.meters.tally(&model, |key| backend.resolve(key, None).is_ok()));
-        if model.availability != Availability::Ready {
+        if model.availability != Availability::Ready && !model.availability.may_come() {
             return Err(unavailable(&model));
         }
         let question = read(&model)?;
         let deadline = deadline(self.call, &question.parameters, &model, self.arrived);
+        if model.availability != Availability::Ready {
+            model = self.front.wait_for(&model, deadline).await?;
+        }
         let invocation = Invocation {
             request_id: self.request_id.clone(),
             caller: self.call.caller.clone(),

@@ -116,6 +116,8 @@ pub(crate) struct Meters {
     pub(crate) connections: Gauge,
     /// Bytes of messages in memory, set when scraped.
     pub(crate) bytes_in_flight: Gauge,
+    /// Requests that wait for their model to get ready, set when scraped.
+    pub(crate) waiting: Gauge,
 }
 
 /// 50 µs to 26 s.
@@ -138,6 +140,7 @@ impl Meters {
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             bytes_in_flight: Gauge::default(),
+            waiting: Gauge::default(),
         };
         registry.register(
             "millrace_requests",
@@ -156,6 +159,11 @@ impl Meters {
             "millrace_requests_in_flight",
             "Inference requests being worked on",
             meters.in_flight.clone(),
+        );
+        registry.register(
+            "millrace_requests_waiting",
+            "Inference requests kept until their model is ready",
+            meters.waiting.clone(),
         );
         registry.register("millrace_connections", "Open client connections", meters.connections.clone());
         registry.register_with_unit(

@@ -128,7 +128,8 @@ impl FrontDoor {
         let meters = Meters::new(&mut registry, limits.labelled_functions_max, budget.capacity());
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
         let message_len_max = limits.message_len_max();
-        let front = Arc::new(Front { backend, meters, ids, budget, limits, wall_clock, closing });
+        let waiting = Semaphore::new(limits.waiting_max);
+        let front = Arc::new(Front { backend, meters, ids, budget, waiting, limits, wall_clock, closing });
 
         let inference = GrpcInferenceServiceServer::new(Inference(Arc::clone(&front)))
             .send_compressed(CompressionEncoding::Gzip)

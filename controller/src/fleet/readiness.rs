@@ -40,7 +40,7 @@ pub(crate) fn of_revision(
     }
     let key = revision_key(&function.key, revision);
     match workers.values().filter(|worker| worker.is_ready(&key)).count() {
-        0 if workers.is_empty() => Readiness::NoWorker,
+        0 if workers.is_empty() && state.placements_of(&key.function).next().is_none() => Readiness::NoWorker,
         0 => on_its_way(state, &key, workers, shortages),
         ready => Readiness::Prepared(ready),
     }

@@ -42,7 +42,7 @@ use std::time::Duration;
 use millrace_raft_store::{ClusterConfig, Identity};
 use openraft::{Config, SnapshotPolicy};
 
-pub(crate) use replica::Replica;
+pub(crate) use replica::{Changes, Replica};
 pub(crate) use rules::Change;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;

@@ -163,7 +163,8 @@ fn availability(readiness: Readiness) -> Availability {
         Readiness::Prepared(_) => Availability::Ready,
         Readiness::Preparing => Availability::Preparing,
         Readiness::Disabled => Availability::Disabled,
-        Readiness::PrepareFailed(_) | Readiness::Unplaced(_) | Readiness::Away(_) | Readiness::NoWorker => {
+        Readiness::Away(_) => Availability::Away(readiness.message()),
+        Readiness::PrepareFailed(_) | Readiness::Unplaced(_) | Readiness::NoWorker => {
             Availability::Unavailable(readiness.message())
         }
     }

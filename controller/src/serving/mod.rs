@@ -23,11 +23,12 @@ use millrace_cluster_state::{Caller, Command, State};
 use millrace_gateway::auth;
 use millrace_gateway::backend::{Backend, Completion, Intent, Invocation, Model};
 use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
+use tokio::sync::watch;
 
 use crate::fleet::Fleet;
 use crate::fleet::readiness::{self, Readiness};
 use crate::leader::Outlook;
-use crate::raft::Replica;
+use crate::raft::{self, Replica};
 use catalog::{Candidates, Catalog, Sight};
 use dispatch::Dispatch;
 use runs::Runs;
@@ -61,8 +62,7 @@ impl Serving {
 
     /// Waits until the newest revision is ready somewhere, or cannot be.
     async fn ready(&self, key: &FunctionKey) -> Result<(), Failure> {
-        let mut fleet = self.fleet.changes();
-        let mut state = self.replica.changes();
+        let mut changes = self.changes();
         loop {
             let now = self.replica.state();
             let function = now.function(key).ok_or_else(|| catalog::not_found(key))?;
@@ -78,12 +78,29 @@ impl Serving {
                 Readiness::PrepareFailed(why) => return Err(Failure::new(Reason::FunctionNotReady, why)),
                 Readiness::Preparing | Readiness::NoWorker | Readiness::Unplaced(_) | Readiness::Away(_) => {}
             }
-            let changed = tokio::select! {
-                changed = fleet.changed() => changed,
-                changed = state.changed() => changed,
-            };
-            changed.map_err(|_| Failure::new(Reason::ShuttingDown, "this controller is going down"))?;
+            changes.next().await?;
         }
+    }
+
+    /// What readiness is made from, as it changes from now on.
+    fn changes(&self) -> Changes {
+        Changes { fleet: self.fleet.changes(), state: self.replica.changes() }
+    }
+}
+
+/// Changes of what readiness is made from.
+struct Changes {
+    fleet: watch::Receiver<u64>,
+    state: raft::Changes,
+}
+
+impl Changes {
+    async fn next(&mut self) -> Result<(), Failure> {
+        let changed = tokio::select! {
+            changed = self.fleet.changed() => changed,
+            changed = self.state.changed() => changed,
+        };
+        changed.map_err(|_| Failure::new(Reason::ShuttingDown, "this controller is going down"))
     }
 }
 
@@ -99,6 +116,17 @@ impl Backend for Serving {
 
     fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>> {
         self.catalog.index(&self.sight(&self.replica.state()), tenant)
+    }
+
+    async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure> {
+        let mut changes = self.changes();
+        loop {
+            let now = self.resolve(&model.key, Some(model.revision))?;
+            if !now.availability.may_come() {
+                return Ok(now);
+            }
+            changes.next().await?;
+        }
     }
 
     async fn set_intent(

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration;
+use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{self as oip, model_infer_request::InferInputTensor};
 use millrace_proto::status::from_status;
 use millrace_proto::worker::worker_message::Message;
@@ -33,8 +34,26 @@ fn request(name: &str) -> oip::ModelInferRequest {
 
 /// Sends a request, and goes on while it is answered.
 fn infer(cluster: &Cluster, name: &str) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
+    infer_with(cluster, request(name))
+}
+
+fn infer_within(
+    cluster: &Cluster,
+    name: &str,
+    timeout: Duration,
+) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
+    let micros = ParameterChoice::Int64Param(i64::try_from(timeout.as_micros()).unwrap());
+    let mut request = request(name);
+    let timeout = oip::InferParameter { parameter_choice: Some(micros) };
+    request.parameters.insert("timeout".into(), timeout);
+    infer_with(cluster, request)
+}
+
+fn infer_with(
+    cluster: &Cluster,
+    request: oip::ModelInferRequest,
+) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
     let mut client = cluster.inference();
-    let request = request(name);
     tokio::spawn(async move { Ok(client.model_infer(request).await?.into_inner()) })
 }
 
@@ -95,7 +114,7 @@ async fn a_function_that_is_nowhere_ready_says_why() {
     assert!(refused.message.contains("no worker is attached"), "{}", refused.message);
     let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
     worker.told(&["f@1"]).await;
-    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
+    let refused = answer_of(infer_within(&cluster, "f", Duration::from_millis(50))).await.unwrap_err();
     assert_eq!(refused.reason, Reason::FunctionNotReady);
     assert!(refused.retryable && refused.message.contains("being prepared"), "{}", refused.message);
     let refused = answer_of(infer(&cluster, "g")).await.unwrap_err();
@@ -132,6 +151,25 @@ async fn a_request_waits_for_a_worker_that_comes_back() {
     let mut admin = cluster.admin();
     until("the loss", async || (!crate::support::nodes(&mut admin).await[0].connected).then_some(())).await;
     let mut second = Stub::start_when_free(&cluster, "n1", "second").await;
+    second.call().await.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_request_made_while_its_only_worker_is_lost_waits_for_the_next_one() {
+    let cluster = Cluster::start_with(short_lease).await;
+    cluster.deploy("f", &mlp()).await;
+    let first = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let mut second = Stub::start(&cluster, "n2").await;
+    first.kill();
+    let mut client = cluster.inference();
+    until("the loss", async || {
+        let asked = oip::ModelReadyRequest { name: "f".into(), version: String::new() };
+        (!client.model_ready(asked).await.unwrap().into_inner().ready).then_some(())
+    })
+    .await;
+    let answering = infer(&cluster, "f");
     second.call().await.answer();
     assert!(answer_of(answering).await.is_ok());
 }

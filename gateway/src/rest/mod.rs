@@ -247,6 +247,7 @@ async fn unload(
 
 fn metrics(front: &Front, registry: &Registry) -> Answered {
     front.meters.bytes_in_flight.set(i64::try_from(front.budget.used()).unwrap_or(i64::MAX));
+    front.meters.waiting.set(i64::try_from(front.waiting_now()).unwrap_or(i64::MAX));
     let mut text = String::new();
     encode(&mut text, registry)
         .map_err(|error| Failure::new(Reason::Internal, format!("cannot write the metrics: {error}")))?;

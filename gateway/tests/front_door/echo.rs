@@ -54,6 +54,7 @@ pub struct Echo {
     calls: AtomicUsize,
     seen: Mutex<Vec<Invocation>>,
     ready: watch::Sender<bool>,
+    changed: watch::Sender<()>,
 }
 
 fn key(tenant: &str, name: &str) -> FunctionKey {
@@ -76,6 +77,7 @@ impl Echo {
             calls: AtomicUsize::new(0),
             seen: Mutex::default(),
             ready: watch::Sender::new(true),
+            changed: watch::Sender::new(()),
         };
         for datatype in DataType::ALL {
             if datatype != DataType::Bytes {
@@ -147,11 +149,17 @@ impl Echo {
                 *model = Arc::new(Model { availability: availability.clone(), ..Model::clone(model) });
             }
         }
+        self.changed.send_replace(());
     }
 
     /// Lets "held" answer.
     pub fn release(&self) {
         self.released.send_replace(true);
+    }
+
+    /// Lets a model of the default tenant be ready or not.
+    pub fn make(&self, name: &str, availability: &Availability) {
+        self.set(&key("default", name), availability);
     }
 
     /// Whether the backend is ready.
@@ -239,6 +247,17 @@ impl Backend for Echo {
         let entries = self.entries();
         let own = entries.iter().filter(|(key, _)| key.tenant == *tenant);
         own.flat_map(|(_, entry)| entry.revisions.clone()).collect()
+    }
+
+    async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure> {
+        let mut changed = self.changed.subscribe();
+        loop {
+            let now = self.resolve(&model.key, Some(model.revision))?;
+            if !now.availability.may_come() {
+                return Ok(now);
+            }
+            changed.changed().await.unwrap();
+        }
     }
 
     async fn set_intent(

@@ -190,7 +190,10 @@ async fn refuses_each_bad_request_before_it_runs() {
             r.outputs = vec![output("x_out"), output("x_out")];
         }),
         (Code::Unavailable, Reason::FunctionDisabled, "load", |r| r.model_name = "unloaded".into()),
-        (Code::Unavailable, Reason::FunctionNotReady, "prepared", |r| r.model_name = "preparing".into()),
+        (Code::Unavailable, Reason::FunctionNotReady, "prepared", |r| {
+            r.model_name = "preparing".into();
+            r.parameters.insert("timeout".into(), parameter(ParameterChoice::Int64Param(1_000)));
+        }),
         (Code::Unavailable, Reason::FunctionNotReady, "gone", |r| r.model_name = "broken".into()),
         (Code::Unimplemented, Reason::Unimplemented, "classification", |r| {
             let classes = parameter(ParameterChoice::Int64Param(3));

@@ -11,3 +11,4 @@ mod limits;
 mod python;
 mod rest_infer;
 mod rest_models;
+mod waiting;
