@@ -82,5 +82,6 @@ fn desired_function(
         gpu_memory_bytes: revision.spec.resources.gpu_memory.map_or(0, |memory| memory.get()),
         slo_base_m: base.m,
         slo_base_n: base.n,
+        created_at_ms: function.created_at.0,
     }
 }

@@ -33,6 +33,8 @@ pub struct Function {
     pub gpu_memory: Option<Bytes>,
     /// What it had counted towards its objective elsewhere before it came here.
     pub slo_base: SloBase,
+    /// When it was created, in Unix milliseconds: another one of its name has another.
+    pub created_at_ms: u64,
 }
 
 /// What the operator wants of this node. It obeys nothing of it itself: the leader places functions
@@ -119,6 +121,7 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         slo: slo.transpose()?,
         gpu_memory: (wire.gpu_memory_bytes > 0).then_some(Bytes(wire.gpu_memory_bytes)),
         slo_base: SloBase { m: wire.slo_base_m, n: wire.slo_base_n },
+        created_at_ms: wire.created_at_ms,
     })
 }
 

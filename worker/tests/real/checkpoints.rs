@@ -71,6 +71,38 @@ async fn models_scores_and_usage_reach_the_leader_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_function_that_was_deleted_and_made_again_begins_its_scores_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 1).await;
+    controller.lead(1);
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    let desire = |created| {
+        controller.desire_with(&[("mlp", digest)], move |state| {
+            let function = &mut state.functions[0];
+            function.slo_deadline = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+            function.slo_percentile = 0.9;
+            function.created_at_ms = created;
+        });
+    };
+    desire(1_000);
+    controller.ready("mlp").await;
+    for id in 0..3 {
+        invoke(&mut client(&worker), "mlp", id, &row(1)).await.unwrap();
+    }
+    controller.committed("its scores", |ledger| requests(ledger) == 3).await;
+    let mut scores = worker.control().scores();
+    desire(2_000);
+    let none = |scores: &millrace_worker::control::checkpoint::Scores| {
+        scores.get(&mlp()) == Some(&SloCounts::default())
+    };
+    within("no score", scores.wait_for(none)).await.unwrap();
+    invoke(&mut client(&worker), "mlp", 4, &row(1)).await.unwrap();
+    let one = |ledger: &Ledger| ledger.kept.slo.get(&mlp()) == Some(&SloCounts { m: 1, n: 1 });
+    controller.committed("the new one's score", one).await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_lost_its_state_is_told_everything() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
 use self::gather::Seen;
-use super::desired::Desired;
+use super::desired::{self, Desired};
 use super::leaders::{Leaders, StreamId};
 use super::registration::{Registration, Registrations};
 use crate::clock::Clock;
@@ -31,6 +31,9 @@ use crate::handle::NodeHandle;
 
 mod gather;
 
+/// Functions that are remembered beyond those placed here, to tell one that came back from another
+/// of its name.
+const CREATED_MAX: usize = 20_000;
 /// How often the node is looked at.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// Changes of the index taken in at once.
@@ -75,6 +78,7 @@ impl Checkpoints {
             seen: Seen::default(),
             leader: None,
             sent: 0,
+            created: BTreeMap::new(),
             flushing: Vec::new(),
         };
         task.run().await;
@@ -89,6 +93,8 @@ struct Task {
     leader: Option<StreamId>,
     /// The number of the last batch.
     sent: u64,
+    /// When each function was created whose score may be kept.
+    created: BTreeMap<FunctionKey, u64>,
     flushing: Vec<oneshot::Sender<()>>,
 }
 
@@ -185,10 +191,27 @@ impl Task {
     }
 
     async fn look(&mut self) {
+        self.forget_deleted();
         let snapshot = self.from.node.snapshot().await;
         let events = self.seen.look(&snapshot, &self.from.models.borrow());
         events.into_iter().for_each(|event| self.tell(event));
         self.publish();
+    }
+
+    /// A function that was deleted and made again is another: what the one before it scored here is
+    /// not its own. The leader dropped it with the function.
+    fn forget_deleted(&mut self) {
+        let created = |it: &desired::Function| (it.key.function.clone(), it.created_at_ms);
+        let desired: BTreeMap<_, _> = self.from.desired.borrow().functions.iter().map(created).collect();
+        if self.created.len() > CREATED_MAX {
+            self.created.retain(|function, _| desired.contains_key(function));
+        }
+        for (function, created) in desired {
+            let before = self.created.insert(function.clone(), created);
+            if before.is_some_and(|before| before != created) {
+                self.tell(Event::FunctionDeleted { function });
+            }
+        }
     }
 
     async fn flush(&mut self, told: oneshot::Sender<()>) {
