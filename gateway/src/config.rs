@@ -52,6 +52,9 @@ pub struct Limits {
     pub in_flight_max: Bytes,
     /// Requests that may wait for their model to get ready; further ones are refused at once.
     pub waiting_max: usize,
+    /// How long a request waits for a model whose workers are gone: a lease, and the time in which
+    /// another worker takes over. Past it the client may find a front door that sees more of them.
+    pub away_max: Duration,
     /// Open connections; further ones wait in the listen queue.
     pub connections_max: usize,
     /// Requests of one gRPC stream that run at a time; further ones wait in the client.
@@ -74,6 +77,7 @@ impl Default for Limits {
             message_max: Bytes::mib(256),
             in_flight_max: Bytes::gib(1),
             waiting_max: 1024,
+            away_max: Duration::from_secs(10),
             connections_max: 4096,
             stream_concurrency: 64,
             calls_per_connection_max: 1024,

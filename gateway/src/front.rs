@@ -82,15 +82,21 @@ impl Front {
             let message = "too many requests wait for models already: try again soon";
             return Err(Failure::new(Reason::FunctionNotReady, message));
         };
-        match timeout_at(deadline, self.backend.awaited(model)).await {
-            Ok(awaited) => match awaited? {
-                ready if ready.availability == Availability::Ready => Ok(ready),
-                gone => Err(unavailable(&gone)),
-            },
-            // What it waited for last, if that can still be said.
-            Err(_) => {
-                let now = self.backend.resolve(&model.key, Some(model.revision))?;
-                Err(unavailable(if now.availability == Availability::Ready { model } else { &now }))
+        let mut until = match model.availability {
+            Availability::Away(_) => deadline.min(Instant::now() + self.limits.away_max),
+            _ => deadline,
+        };
+        loop {
+            // Settled, or what it still waits for.
+            let now = match timeout_at(until, self.backend.awaited(model)).await {
+                Ok(awaited) => awaited?,
+                Err(_) => self.backend.resolve(&model.key, Some(model.revision))?,
+            };
+            match now.availability {
+                Availability::Ready => return Ok(now),
+                // It has found new workers meanwhile.
+                Availability::Preparing if until < deadline => until = deadline,
+                _ => return Err(unavailable(&now)),
             }
         }
     }

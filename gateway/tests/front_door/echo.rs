@@ -34,6 +34,8 @@ enum Does {
     /// Answers nothing until [`Echo::release`].
     Hold,
     Fail(Reason),
+    /// Gives them back, once its workers were waited for.
+    Move,
     /// Gives NaN.
     Nan,
     /// Gives an output that it does not declare.
@@ -55,6 +57,7 @@ pub struct Echo {
     seen: Mutex<Vec<Invocation>>,
     ready: watch::Sender<bool>,
     changed: watch::Sender<()>,
+    awaited: watch::Sender<usize>,
 }
 
 fn key(tenant: &str, name: &str) -> FunctionKey {
@@ -78,6 +81,7 @@ impl Echo {
             seen: Mutex::default(),
             ready: watch::Sender::new(true),
             changed: watch::Sender::new(()),
+            awaited: watch::Sender::new(0),
         };
         for datatype in DataType::ALL {
             if datatype != DataType::Bytes {
@@ -160,6 +164,17 @@ impl Echo {
     /// Lets a model of the default tenant be ready or not.
     pub fn make(&self, name: &str, availability: &Availability) {
         self.set(&key("default", name), availability);
+    }
+
+    /// Adds a model whose workers are gone, and which finds others as soon as somebody waits for it.
+    pub fn add_moving(&self, name: &str) {
+        self.add("default", name, Does::Move, 1, &[("x", DataType::Fp32, &["N", "64"])]);
+        self.make(name, &Availability::Away("it is placed on w1".to_owned()));
+    }
+
+    /// Ends once models have been waited for so often.
+    pub async fn waited_for(&self, times: usize) {
+        self.awaited.subscribe().wait_for(|awaited| *awaited >= times).await.unwrap();
     }
 
     /// Whether the backend is ready.
@@ -250,7 +265,11 @@ impl Backend for Echo {
     }
 
     async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure> {
+        if let Some(Does::Move) = self.does(&model.key) {
+            self.set(&model.key, &Availability::Preparing);
+        }
         let mut changed = self.changed.subscribe();
+        self.awaited.send_modify(|awaited| *awaited += 1);
         loop {
             let now = self.resolve(&model.key, Some(model.revision))?;
             if !now.availability.may_come() {
@@ -288,7 +307,7 @@ impl Backend for Echo {
         self.running.send_modify(|running| *running += 1);
         let mut underway = Underway { echo: self, ended: false };
         let result = match does {
-            Does::Echo => Ok(echoed(model, invocation)),
+            Does::Echo | Does::Move => Ok(echoed(model, invocation)),
             Does::Wait => {
                 let ms = invocation.inputs[0].data.as_ref().try_into().map_or(0, u64::from_le_bytes);
                 tokio::time::sleep(Duration::from_millis(ms)).await;

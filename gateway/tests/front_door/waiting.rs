@@ -72,6 +72,22 @@ async fn a_request_says_what_it_waited_for_when_its_time_is_over() {
 }
 
 #[tokio::test]
+async fn one_whose_workers_stay_away_is_let_go_and_one_that_found_others_waits_on() {
+    let server = Server::with(Limits { away_max: Duration::from_millis(20), ..Limits::default() }).await;
+    let away = Availability::Away("it is placed on w1".into());
+    server.echo.make("preparing", &away);
+    let refused = server.grpc().await.model_infer(row("preparing")).await.unwrap_err();
+    refuses(&refused, Code::Unavailable, Reason::FunctionNotReady, "placed on w1");
+
+    server.echo.add_moving("moving");
+    let mut client = server.grpc().await;
+    let asked = tokio::spawn(async move { client.model_infer(row("moving")).await });
+    server.echo.waited_for(3).await;
+    server.echo.make("moving", &Availability::Ready);
+    asked.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn no_more_wait_than_are_let() {
     let server = Server::with(Limits { waiting_max: 1, ..Limits::default() }).await;
     let mut client = server.grpc().await;
