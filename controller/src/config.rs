@@ -16,6 +16,9 @@ pub const CLIENT_PORT: u16 = 8080;
 /// The port for workers and other controllers.
 pub const INTERNAL_PORT: u16 = 7070;
 
+/// Log entries between two snapshots.
+pub const SNAPSHOT_EVERY: u64 = 10_000;
+
 /// The largest message between a gateway and a worker: a request's tensors, or its answer's.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 30;
 /// How long connecting to a worker may take.
@@ -70,6 +73,9 @@ pub struct ControllerConfig {
     /// The address that clients reach [`client_listen`](Self::client_listen) at, as `host:port`.
     /// `None`: where it listens. Shown by the cluster's status.
     pub client_advertise: Option<String>,
+    /// Log entries between two snapshots: after each, the entries before it are given up. Fewer take
+    /// less disk and a shorter start, and write the whole state more often.
+    pub snapshot_every: u64,
     /// Serves fault injection. For tests and demonstrations.
     pub allow_faults: bool,
     /// Serves anyone who can connect, without encryption or authentication. Without it, only
@@ -96,6 +102,7 @@ impl ControllerConfig {
             internal_listen: loopback(INTERNAL_PORT),
             internal_advertise: None,
             client_advertise: None,
+            snapshot_every: SNAPSHOT_EVERY,
             allow_faults: false,
             insecure: false,
             limits: Limits::default(),

@@ -73,3 +73,21 @@ pub enum StartError {
     #[error(transparent)]
     Raft(#[from] RaftError),
 }
+
+/// Why a controller that served cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum HaltError {
+    /// Its log or its snapshots failed, so that it takes no part in its group any more. Nothing that
+    /// it acknowledged is lost.
+    #[error("raft has halted: {reason}")]
+    Raft {
+        /// What failed.
+        reason: String,
+    },
+    /// Workers and other controllers cannot reach it any more.
+    #[error("{address} is not served any more, where workers and other controllers connect: see the log")]
+    Internal {
+        /// Where it listened.
+        address: SocketAddr,
+    },
+}

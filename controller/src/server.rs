@@ -30,7 +30,7 @@ use crate::raft::bootstrap::{self, Opening};
 use crate::raft::world::Machine;
 use crate::raft::{Replica, duties, elections, service};
 use crate::serving::Serving;
-use crate::{RaftError, StartError, meters};
+use crate::{HaltError, RaftError, StartError, meters};
 
 /// How long the workers' streams may take to end when the controller goes down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -146,6 +146,7 @@ fn opening(config: &ControllerConfig) -> Opening {
         start: config.start.clone(),
         now: config.clock.now(),
         seed: config.seed,
+        snapshot_every: config.snapshot_every,
         world: Arc::new(Machine),
     }
 }
@@ -166,7 +167,8 @@ async fn keep(work: Keep, artifacts: Arc<Artifacts>, stop: CancellationToken) {
 
 /// Lets the workers go and leaves Raft, once everything was told to stop.
 async fn end(mut internal: JoinHandle<()>, mut background: JoinSet<()>, replica: &Replica) {
-    if tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
+    // One that ended by itself was heard of already, and is not to be asked twice.
+    if !internal.is_finished() && tokio::time::timeout(STREAMS_END_TIMEOUT, &mut internal).await.is_err() {
         tracing::warn!("a worker's stream did not end in time");
         internal.abort();
     }
@@ -248,6 +250,16 @@ impl Controller {
     #[must_use]
     pub fn cluster_id(&self) -> &ClusterId {
         &self.cluster_id
+    }
+
+    /// Waits for something after which this controller cannot go on: a halted log, above all. What is
+    /// deployed is still served; shut it down, and start another process over the same directory.
+    pub async fn failed(&mut self) -> HaltError {
+        tokio::select! {
+            reason = self.replica.halted() => HaltError::Raft { reason },
+            // It ends by itself only when it was told to, or failed.
+            _ended = &mut self.internal => HaltError::Internal { address: self.internal_addr },
+        }
     }
 
     /// Stops taking requests and waits up to `grace` for those under way; workers stay attached.

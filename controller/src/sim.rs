@@ -73,6 +73,7 @@ impl Member {
             start: config.start.clone(),
             now: config.clock.now(),
             seed: config.seed,
+            snapshot_every: crate::config::SNAPSHOT_EVERY,
             world: config.world.clone(),
         };
         let opened = bootstrap::open(opening).await?;

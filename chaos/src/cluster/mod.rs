@@ -25,6 +25,10 @@ use crate::timeline::Timeline;
 /// Each worker: one small GPU, so that a cluster of several starts in seconds.
 const WORKER_SIZE: [&str; 6] = ["--gpus", "1", "--gpu-memory", "256MiB", "--host-memory", "512MiB"];
 
+/// Each controller: so few entries between two snapshots that a short run has some, gives up the log
+/// before them and sends them to who was away.
+const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "200"];
+
 /// What to start.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
@@ -140,6 +144,7 @@ impl Cluster {
         words.extend(["--listen".to_owned(), client.to_string()]);
         words.extend(["--internal-listen".to_owned(), internal.to_string()]);
         words.extend(["--internal-advertise".to_owned(), advertised.to_string()]);
+        words.extend(SNAPSHOTS.map(str::to_owned));
         let recipe = self.recipe(format!("controller-{id}"), prefix, words);
         let others: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
         let first = match others.as_slice() {
@@ -148,8 +153,7 @@ impl Cluster {
         };
         // Only an empty folder is begun so: it is started again without.
         let begin = Recipe { words: [recipe.words.clone(), first].concat(), ..recipe.clone() };
-        let running = must_run(&begin, begin.start().await?)?;
-        self.network.name(running.pid, Party::Controller(id));
+        let running = must_run(&begin, begin.start(named(&self.network, &Party::Controller(id))).await?)?;
         self.controllers
             .insert(id, Controller { recipe, running: Some(running), dir, client, internal, advertised });
         Ok(())
@@ -167,8 +171,7 @@ impl Cluster {
         words.extend(["--advertise".to_owned(), advertised.to_string()]);
         words.extend(WORKER_SIZE.map(str::to_owned));
         let recipe = self.recipe(name.to_owned(), Vec::new(), words);
-        let running = must_run(&recipe, recipe.start().await?)?;
-        self.network.name(running.pid, party);
+        let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
         self.workers.insert(name.to_owned(), Worker { recipe, running: Some(running) });
         Ok(())
     }
@@ -248,6 +251,15 @@ impl Cluster {
         Ok(Endpoints::new(vec![address(self.controller(id)?.client)])?)
     }
 
+    /// A client of some controllers.
+    ///
+    /// # Errors
+    /// When there is no such controller.
+    pub fn admin_of_all(&self, ids: &[u64]) -> anyhow::Result<Admin> {
+        let addresses = ids.iter().map(|&id| Ok(address(self.controller(id)?.client)));
+        Ok(Admin::new(Endpoints::new(addresses.collect::<anyhow::Result<_>>()?)?))
+    }
+
     fn controller(&self, id: u64) -> anyhow::Result<&Controller> {
         self.controllers.get(&id).with_context(|| format!("there is no controller {id}"))
     }
@@ -297,13 +309,12 @@ impl Cluster {
     /// When it neither serves nor ends.
     pub async fn try_restart_controller(&mut self, id: u64) -> anyhow::Result<Start> {
         self.timeline.did(format!("started controller {id} again"));
+        let named = named(&self.network, &Party::Controller(id));
         let controller = self.controller_mut(id)?;
         let before = std::fs::metadata(&controller.recipe.log).map_or(0, |it| it.len());
-        match controller.recipe.start().await? {
+        match controller.recipe.start(named).await? {
             Started::Ready(running) => {
-                let pid = running.pid;
                 controller.running = Some(*running);
-                self.network.name(pid, Party::Controller(id));
                 Ok(Start::Serves)
             }
             Started::Ended(status) => {
@@ -333,23 +344,27 @@ impl Cluster {
         self.timeline.did("started every controller again");
         let starts = self.controllers.iter().filter(|(_, it)| it.running.is_none());
         let starts = starts.map(|(&id, it)| {
-            let recipe = it.recipe.clone();
-            async move { anyhow::Ok((id, must_run(&recipe, recipe.start().await?)?)) }
+            let (recipe, named) = (it.recipe.clone(), named(&self.network, &Party::Controller(id)));
+            async move { anyhow::Ok((id, must_run(&recipe, recipe.start(named).await?)?)) }
         });
         for (id, running) in futures::future::try_join_all(starts).await? {
-            self.network.name(running.pid, Party::Controller(id));
             self.controller_mut(id)?.running = Some(running);
         }
         Ok(())
     }
 
-    /// How a controller ended by itself, if it did.
+    /// How a controller ended by itself, if it did. It may be started again then.
     pub fn controller_ended(&mut self, id: u64) -> Option<ExitStatus> {
-        self.controllers.get_mut(&id)?.running.as_mut()?.ended()
+        let running = &mut self.controllers.get_mut(&id)?.running;
+        let (pid, status) = running.as_mut().and_then(|it| Some((it.pid, it.ended()?)))?;
+        *running = None;
+        self.network.forget(pid);
+        self.timeline.saw(format!("controller {id} ended by itself ({status})"));
+        Some(status)
     }
 
-    /// Lets a controller run inside another program from its next start on, such as one that changes
-    /// its mounts, with its folder at `dir`.
+    /// Lets a controller run inside another program from its next start on, such as one that enters
+    /// other mounts. That program has to become it: its pid is the controller's.
     ///
     /// # Errors
     /// When there is no such controller.
@@ -377,11 +392,9 @@ impl Cluster {
     /// When it does not serve.
     pub async fn restart_worker(&mut self, name: &str) -> anyhow::Result<()> {
         self.timeline.did(format!("started {name} again"));
+        let named = named(&self.network, &Party::Worker(name.to_owned()));
         let worker = self.worker_mut(name)?;
-        let running = must_run(&worker.recipe, worker.recipe.start().await?)?;
-        let pid = running.pid;
-        worker.running = Some(running);
-        self.network.name(pid, Party::Worker(name.to_owned()));
+        worker.running = Some(must_run(&worker.recipe, worker.recipe.start(named).await?)?);
         Ok(())
     }
 
@@ -406,6 +419,12 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// Tells the proxies whose process this is.
+fn named(network: &Network, party: &Party) -> impl FnOnce(u32) + use<> {
+    let (network, party) = (network.clone(), party.clone());
+    move |pid| network.name(pid, party)
 }
 
 fn must_run(recipe: &Recipe, started: Started) -> anyhow::Result<Running> {

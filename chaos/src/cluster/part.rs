@@ -51,8 +51,9 @@ pub(super) enum Started {
 }
 
 impl Recipe {
-    /// Starts it and waits for its ready line, or its end.
-    pub(super) async fn start(&self) -> anyhow::Result<Started> {
+    /// Starts it and waits for its ready line, or its end. `spawned` is told its pid before it does
+    /// anything: what it connects to until it is ready is its own already.
+    pub(super) async fn start(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<Started> {
         let log = File::options().create(true).append(true).open(&self.log);
         let log = log.with_context(|| format!("cannot open {}", self.log.display()))?;
         let mut words = self.prefix.iter().map(String::as_str);
@@ -69,6 +70,7 @@ impl Recipe {
         command.args(&self.words).args(["--die-with", &std::process::id().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        spawned(child.id().context("a process that was just started has a pid")?);
         let stdout = child.stdout.take().context("stdout is piped")?;
         let mut lines = BufReader::new(stdout).lines();
         let first = tokio::time::timeout(READY_TIMEOUT, lines.next_line()).await;

@@ -45,23 +45,36 @@ impl Cluster {
         Ok(())
     }
 
+    /// What is missing now until the cluster is as wanted, as the controllers that run see it.
+    pub(crate) async fn lacks(&self, wanted: Wanted) -> Option<String> {
+        for (&id, controller) in &self.controllers {
+            if controller.running.is_some() {
+                let found = match self.admin_of(id) {
+                    Ok(admin) => missing(&admin, wanted).await,
+                    Err(error) => Some(error.to_string()),
+                };
+                if let Some(found) = found {
+                    return Some(format!("controller {id} finds: {found}"));
+                }
+            }
+        }
+        None
+    }
+
     /// Who leads, as soon as somebody does who is not `but`: the id and the term.
     ///
     /// # Errors
     /// When nobody does within [`PATIENCE`].
     pub async fn leader_but(&self, but: Option<u64>) -> anyhow::Result<(u64, u64)> {
-        let admin = self.admin()?;
-        let mut leader = None;
-        until("somebody leads", async || match admin.cluster_status().await {
-            Ok(status) if status.quorum && status.leader != 0 && Some(status.leader) != but => {
-                leader = Some((status.leader, status.term));
-                None
-            }
-            Ok(status) => Some(format!("leader {}, quorum {}", status.leader, status.quorum)),
-            Err(error) => Some(error.to_string()),
-        })
-        .await?;
-        Ok(leader.expect("the wait ended with a leader"))
+        leader_at(&self.admin()?, but).await
+    }
+
+    /// Who leads a majority as these controllers see it, as soon as somebody does: the id and the term.
+    ///
+    /// # Errors
+    /// When nobody does within [`PATIENCE`].
+    pub async fn leader_among(&self, ids: &[u64]) -> anyhow::Result<(u64, u64)> {
+        leader_at(&self.admin_of_all(ids)?, None).await
     }
 
     /// Who leads now.
@@ -71,6 +84,20 @@ impl Cluster {
     pub async fn leader(&self) -> anyhow::Result<u64> {
         Ok(self.leader_but(None).await?.0)
     }
+}
+
+async fn leader_at(admin: &Admin, but: Option<u64>) -> anyhow::Result<(u64, u64)> {
+    let mut leader = None;
+    until("somebody leads", async || match admin.cluster_status().await {
+        Ok(status) if status.quorum && status.leader != 0 && Some(status.leader) != but => {
+            leader = Some((status.leader, status.term));
+            None
+        }
+        Ok(status) => Some(format!("leader {}, quorum {}", status.leader, status.quorum)),
+        Err(error) => Some(error.to_string()),
+    })
+    .await?;
+    Ok(leader.expect("the wait ended with a leader"))
 }
 
 /// Looks again and again until nothing is missing.

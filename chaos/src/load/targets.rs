@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use millrace_client::{Admin, ApplyOptions, Endpoints, InferRequest, Inference, ModelFile, Tensor};
+use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Tensor};
 use millrace_types::{DataType, Digest};
 use rand::Rng as _;
 use rand::rngs::StdRng;
@@ -17,6 +18,9 @@ use crate::cluster::until;
 
 /// Different inputs, each with its answer.
 const INPUTS: usize = 8;
+
+/// The function that [`Targets::poke`] writes.
+const POKED: &str = "poked";
 
 /// A function that stays.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +37,7 @@ pub struct Targets {
     pub(super) model: Digest,
     pub(super) functions: Arc<Vec<Target>>,
     pub(super) examples: Arc<Vec<Example>>,
+    pokes: Arc<AtomicU64>,
 }
 
 /// An input and its answer, from before any fault.
@@ -80,7 +85,8 @@ impl Targets {
             let answer = inference.infer(InferRequest::new(&first.name, vec![input.clone()])).await?;
             examples.push(Example { input, outputs: answer.outputs });
         }
-        Ok(Self { model: file.digest(), functions: Arc::new(functions), examples: Arc::new(examples) })
+        let (functions, examples) = (Arc::new(functions), Arc::new(examples));
+        Ok(Self { model: file.digest(), functions, examples, pokes: Arc::default() })
     }
 
     /// Their names.
@@ -93,13 +99,33 @@ impl Targets {
     /// # Errors
     /// When it is not.
     pub async fn ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<()> {
+        Ok(self.try_ask(name, endpoints).await??)
+    }
+
+    /// The same, which may be refused: the refusal is for the caller to judge.
+    ///
+    /// # Errors
+    /// When it is answered otherwise than before.
+    pub async fn try_ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<Result<(), Error>> {
         let example = self.examples.first().context("there is an example")?;
-        let answer =
-            Inference::new(endpoints).infer(InferRequest::new(name, vec![example.input.clone()])).await?;
+        let request = InferRequest::new(name, vec![example.input.clone()]);
+        let answer = match Inference::new(endpoints).infer(request).await {
+            Ok(answer) => answer,
+            Err(error) => return Ok(Err(error)),
+        };
         if answer.outputs != example.outputs {
             bail!("{name} answers otherwise than before");
         }
-        Ok(())
+        Ok(Ok(()))
+    }
+
+    /// A write that nobody judges: it may come into force late, and never matters.
+    ///
+    /// # Errors
+    /// When it was not acknowledged.
+    pub async fn poke(&self, endpoints: Endpoints) -> Result<(), Error> {
+        let poke = keys::spec(POKED, self.pokes.fetch_add(1, Ordering::Relaxed));
+        Admin::new(endpoints).apply(&poke, self.model, ApplyOptions::default()).await.map(drop)
     }
 }
 

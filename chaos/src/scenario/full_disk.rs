@@ -1,8 +1,116 @@
-//! To come.
+//! The disk of a controller is full: its log halts, its process says why and ends, and the others go
+//! on. With space again it is started over the same folder and catches up.
 
+use std::collections::BTreeMap;
+use std::process::ExitStatus;
+
+use anyhow::{Context as _, ensure};
+
+use super::small_disk::SmallDisk;
 use super::stage::Stage;
+use crate::cluster::{Start, until};
+
+/// What the system says of a full disk.
+const NO_SPACE: &str = "No space left on device";
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
-    stage.calm().await;
+    // They stay until the end of the run: a controller goes on where its disk is.
+    let mut disks = BTreeMap::new();
+    for round in 0..stage.rounds {
+        let leads = round % 2 == 0;
+        let id = if leads { stage.cluster.leader().await? } else { stage.a_follower().await? };
+        if !disks.contains_key(&id) {
+            disks.insert(id, stage.on_a_small_disk(id).await?);
+        }
+        if leads {
+            stage.lets_lead(id).await?;
+        }
+        let disk = disks.get(&id).context("it was just put there")?;
+        stage.disk_is_full(id, leads, disk).await?;
+    }
     Ok(())
+}
+
+impl Stage {
+    /// Puts the folder of a controller on a disk of its own.
+    async fn on_a_small_disk(&mut self, id: u64) -> anyhow::Result<SmallDisk> {
+        self.cluster.kill_controller(id, "to put its folder on a small disk").await?;
+        let disk = SmallDisk::in_place_of(self.cluster.dir(id)?).await?;
+        self.cluster.place_controller(id, disk.prefix())?;
+        self.cluster.restart_controller(id).await?;
+        self.whole().await?;
+        Ok(disk)
+    }
+
+    /// Hands leadership to a controller, unless it has it.
+    async fn lets_lead(&mut self, id: u64) -> anyhow::Result<()> {
+        if self.cluster.leader().await? != id {
+            self.cluster.admin()?.transfer_leadership(Some(id)).await?;
+            self.timeline.did(format!("let controller {id} lead"));
+        }
+        self.calm().await;
+        Ok(())
+    }
+
+    async fn disk_is_full(&mut self, id: u64, leads: bool, disk: &SmallDisk) -> anyhow::Result<()> {
+        let ids = self.cluster.controller_ids();
+        let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
+        let before = self.cluster.log(id)?.len();
+        let taken = disk.fill()?;
+        let role = if leads { "which leads" } else { "which follows" };
+        self.timeline.did(format!("filled the disk of controller {id}, {role}, with {taken} bytes"));
+        // Its log goes on as long as there is space in the blocks that it has.
+        let status = self.ends(id).await?;
+        self.fault();
+        self.names_the_disk(id, status, before)?;
+        let (leader, term) = self.cluster.leader_among(&others).await?;
+        self.timeline.saw(format!("controller {leader} leads, term {term}"));
+        self.resumed().await?;
+        self.note_writes_resumed();
+
+        let before = self.cluster.log(id)?.len();
+        match self.cluster.try_restart_controller(id).await? {
+            Start::Refused(status, _) => {
+                self.timeline.saw(format!("controller {id} does not start on a full disk"));
+                self.names_the_disk(id, status, before)?;
+            }
+            Start::Serves => {
+                let status = self.ends(id).await?;
+                self.names_the_disk(id, status, before)?;
+            }
+        }
+        self.calm().await;
+        disk.free()?;
+        self.timeline.did(format!("freed the disk of controller {id}"));
+        self.cluster.restart_controller(id).await?;
+        self.resumed().await?;
+        self.whole().await?;
+        self.calm().await;
+        Ok(())
+    }
+
+    /// Waits until a controller has ended by itself.
+    async fn ends(&mut self, id: u64) -> anyhow::Result<ExitStatus> {
+        let mut ended = None;
+        until(&format!("controller {id} ends by itself"), async || {
+            ended = self.cluster.controller_ended(id);
+            ended.is_none().then(|| "it runs".to_owned())
+        })
+        .await?;
+        ended.context("the wait ended with its end")
+    }
+
+    /// What a controller said since `before` has to name its disk, and what is wrong with it.
+    fn names_the_disk(&self, id: u64, status: ExitStatus, before: usize) -> anyhow::Result<()> {
+        let log = self.cluster.log(id)?;
+        let said = log.get(before..).unwrap_or_default();
+        let error = said.lines().find(|line| line.starts_with("error:"));
+        let error = error.with_context(|| format!("controller {id} ends ({status}) and says: {said}"))?;
+        self.timeline.saw(format!("controller {id} says: {error}"));
+        ensure!(status.code() == Some(1), "controller {id} ends with {status}");
+        ensure!(error.contains(NO_SPACE), "it does not say that the disk is full: {error}");
+        let dir = self.cluster.dir(id)?.display().to_string();
+        ensure!(error.contains(&dir), "it does not say which disk is full: {error}");
+        Ok(())
+    }
 }

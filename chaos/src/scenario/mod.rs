@@ -135,8 +135,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "torn-store",
-        about: "kill -9 a controller, cut or flip the end of what it stored, start it, replace it if it refuses",
-        rounds: 3,
+        about: "kill -9 a controller, cut, flip or zero what it stored, start it, replace it if it refuses",
+        rounds: 5,
         plan: GROUP,
         skipped: never,
         play: |stage| Box::pin(torn_store::play(stage)),

@@ -1,8 +1,235 @@
-//! To come.
+//! Links are cut and slow, and mended: the majority goes on, whoever is alone says so and goes on
+//! serving what is deployed, and afterwards everybody is back.
+//!
+//! | fault | what has to hold meanwhile |
+//! |---|---|
+//! | the leader is alone | the others elect another, and writes go on there; the old one takes none |
+//! | a follower is alone | writes go on; it takes none |
+//! | a worker is cut from all controllers | it counts as lost, and its functions are placed again |
+//! | nobody reaches anybody | nobody takes writes, and each says why |
+//! | every link is slow | writes and requests go on |
+//!
+//! By the seed, a controller that is alone still has its workers, or has not. Where it has, its
+//! gateway serves them; in each case it answers stale reads.
 
-use super::stage::Stage;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use futures::TryStreamExt as _;
+use futures::future::try_join_all;
+use millrace_client::Error;
+use millrace_types::Reason;
+use rand::Rng as _;
+use rand::seq::{IndexedRandom as _, SliceRandom as _};
+
+use super::PLACED_AGAIN;
+use super::stage::{ALONE, EVERYWHERE, Stage};
+use crate::proxy::{Mend, Party};
+use crate::timeline::seconds;
+
+/// How long a packet takes on a slow link, in milliseconds.
+const SLOW_MS: std::ops::RangeInclusive<u64> = 5..=30;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    LeaderAlone,
+    FollowerAlone,
+    WorkerCutOff,
+    EverybodyAlone,
+    Slow,
+}
+
+/// What a controller that is cut from the others still reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Workers,
+    Nobody,
+}
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
-    stage.calm().await;
+    let mut faults =
+        [Fault::LeaderAlone, Fault::FollowerAlone, Fault::WorkerCutOff, Fault::EverybodyAlone, Fault::Slow];
+    faults.shuffle(&mut stage.rng);
+    for fault in faults.into_iter().cycle().take(stage.rounds as usize) {
+        match fault {
+            Fault::LeaderAlone => {
+                let leader = stage.cluster.leader().await?;
+                stage.controller_alone(leader, "which leads").await?;
+            }
+            Fault::FollowerAlone => {
+                let follower = stage.a_follower().await?;
+                stage.controller_alone(follower, "which follows").await?;
+            }
+            Fault::WorkerCutOff => stage.worker_cut_off().await?,
+            Fault::EverybodyAlone => stage.everybody_alone().await?,
+            Fault::Slow => stage.slow().await?,
+        }
+        stage.resumed().await?;
+        stage.whole().await?;
+        stage.calm().await;
+    }
     Ok(())
+}
+
+impl Stage {
+    /// Cuts a controller from the others, and sees both sides do what is theirs.
+    async fn controller_alone(&mut self, id: u64, role: &str) -> anyhow::Result<()> {
+        let left = if self.rng.random() { Left::Workers } else { Left::Nobody };
+        let ids = self.cluster.controller_ids();
+        let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
+        let mut beyond: Vec<Party> = others.iter().map(|&id| Party::Controller(id)).collect();
+        let from = match left {
+            Left::Workers => "the other controllers",
+            Left::Nobody => "everybody",
+        };
+        if left == Left::Nobody {
+            beyond.extend(self.workers());
+        }
+        self.fault();
+        self.timeline.did(format!("cut controller {id}, {role}, from {from}"));
+        self.cluster.network.cut(&[Party::Controller(id)], &beyond);
+        let (leader, term) = self.cluster.leader_among(&others).await?;
+        self.timeline.saw(format!("controller {leader} leads the others, term {term}"));
+        self.resumed().await?;
+        self.note_writes_resumed();
+        self.says_that_it_is_alone(id).await?;
+        self.serves_what_it_can(id, left).await?;
+        self.mend();
+        Ok(())
+    }
+
+    /// Cuts a worker from every controller: it counts as lost, and others have its functions.
+    async fn worker_cut_off(&mut self) -> anyhow::Result<()> {
+        let names = self.cluster.worker_names();
+        let worker = names.choose(&mut self.rng).context("there is a worker")?.clone();
+        self.fault();
+        let begun = self.timeline.now();
+        self.timeline.did(format!("cut {worker} from every controller"));
+        let controllers = self.controllers();
+        self.cluster.network.cut(&[Party::Worker(worker.clone())], &controllers);
+        self.resumed().await?;
+        self.lost(&worker).await?;
+        for name in [EVERYWHERE, ALONE] {
+            self.served_again(name).await?;
+        }
+        let took = self.timeline.now() - begun;
+        self.timeline.saw(format!("every function is served again {} after the fault", seconds(took)));
+        self.note("functions are placed again", PLACED_AGAIN, took);
+        self.calm().await;
+        self.mend();
+        Ok(())
+    }
+
+    /// Cuts every link there is.
+    async fn everybody_alone(&mut self) -> anyhow::Result<()> {
+        let all = [self.controllers(), self.workers()].concat();
+        self.timeline.did("cut everybody from everybody");
+        for (index, one) in all.iter().enumerate() {
+            // Nobody is cut from itself.
+            self.cluster.network.cut(std::slice::from_ref(one), &all[index + 1..]);
+        }
+        let ids = self.cluster.controller_ids();
+        try_join_all(ids.iter().map(|&id| self.says_that_it_is_alone(id))).await?;
+        for id in ids {
+            self.serves_what_it_can(id, Left::Nobody).await?;
+        }
+        // Nothing can go on before: how soon it does is measured from here.
+        self.fault();
+        self.mend();
+        Ok(())
+    }
+
+    /// Makes every link slow.
+    async fn slow(&mut self) -> anyhow::Result<()> {
+        let by = Duration::from_millis(self.rng.random_range(SLOW_MS));
+        let all = [self.controllers(), self.workers()].concat();
+        let (leader, term) = self.cluster.leader_but(None).await?;
+        self.fault();
+        self.timeline.did(format!("made every link take {by:?} longer each way"));
+        self.cluster.network.delay(&all, by);
+        self.calm().await;
+        self.resumed().await?;
+        self.note_writes_resumed();
+        let (now, then) = (self.cluster.leader_but(None).await?, (leader, term));
+        if now != then {
+            self.timeline.saw(format!("controller {} leads, term {}, which was not needed", now.0, now.1));
+        }
+        self.mend();
+        Ok(())
+    }
+
+    fn controllers(&self) -> Vec<Party> {
+        self.cluster.controller_ids().into_iter().map(Party::Controller).collect()
+    }
+
+    fn workers(&self) -> Vec<Party> {
+        self.cluster.worker_names().into_iter().map(Party::Worker).collect()
+    }
+
+    /// Mends every link: what waited goes on, or breaks, by the seed.
+    fn mend(&mut self) {
+        let (how, what) = match self.rng.random() {
+            true => (Mend::Resume, "what waited goes on"),
+            false => (Mend::Reset, "what waited is reset"),
+        };
+        self.timeline.did(format!("mended every link: {what}"));
+        self.cluster.network.mend(how);
+    }
+
+    /// Asks a controller that reaches no majority for a write and a linearizable read: it refuses
+    /// both, as nobody leads.
+    async fn says_that_it_is_alone(&self, id: u64) -> anyhow::Result<()> {
+        let endpoint = self.cluster.endpoint_of(id)?;
+        let admin = self.cluster.admin_of(id)?;
+        let read = async {
+            let read = admin.functions(None).try_collect::<Vec<_>>().await;
+            read.map(|found| format!("a linearizable read of {} functions", found.len()))
+        };
+        let write = async { self.targets.poke(endpoint).await.map(|()| "a write".to_owned()) };
+        let (read, write) = tokio::join!(read, write);
+        for (asked, answer) in [("a read", read), ("a write", write)] {
+            match answer {
+                Ok(what) => bail!("controller {id} reaches no majority, and answered {what}"),
+                Err(Error::Refused(failure)) if failure.reason == Reason::NoLeader => {
+                    self.timeline.saw(format!("controller {id} refuses {asked}: {}", failure.message));
+                }
+                Err(error) => bail!("controller {id} reaches no majority, and says of {asked}: {error}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks a controller without a majority for what needs none: stale reads, and requests if it has
+    /// workers. Without workers it says so, and that another may be asked.
+    async fn serves_what_it_can(&self, id: u64, left: Left) -> anyhow::Result<()> {
+        let stale = self.cluster.admin_of(id)?.stale();
+        let found: Vec<_> = stale
+            .functions(None)
+            .try_collect()
+            .await
+            .with_context(|| format!("controller {id} does not answer a stale read"))?;
+        let names: Vec<_> = found.iter().filter_map(|it| Some(it.spec.as_ref()?.name.as_str())).collect();
+        for name in self.targets.names() {
+            ensure!(names.contains(&name), "controller {id} has forgotten {name}");
+            let asked = self.targets.try_ask(name, self.cluster.endpoint_of(id)?).await?;
+            match (left, asked) {
+                (Left::Workers, Ok(())) => {}
+                (Left::Nobody, Err(error)) if error.retryable() => {
+                    self.timeline.saw(format!("the gateway of controller {id} refuses {name}: {error}"));
+                }
+                (Left::Workers, Err(error)) => {
+                    bail!("the gateway of controller {id} reaches its workers, and refuses {name}: {error}")
+                }
+                (Left::Nobody, Err(error)) => {
+                    bail!("the gateway of controller {id} reaches no worker, and refuses {name} for good: {error}")
+                }
+                (Left::Nobody, Ok(())) => {
+                    bail!("the gateway of controller {id} reaches no worker, and answered for {name}")
+                }
+            }
+        }
+        let served = if left == Left::Workers { ", and requests" } else { "" };
+        self.timeline.saw(format!("controller {id} answers stale reads{served}"));
+        Ok(())
+    }
 }

@@ -1,6 +1,7 @@
 //! What scenarios share: a cluster under load, waiting for its recovery, and the checks at the end.
 
 use std::collections::BTreeMap;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -121,6 +122,18 @@ impl Stage {
         self.cluster.reached(self.wanted(Wanted::LAG_UNDER_LOAD)).await?;
         self.timeline.saw("every controller and worker is back");
         Ok(())
+    }
+
+    /// The same, unless a controller ends by itself first: then how it did.
+    pub(super) async fn whole_unless_ended(&mut self, id: u64) -> anyhow::Result<Option<ExitStatus>> {
+        let wanted = self.wanted(Wanted::LAG_UNDER_LOAD);
+        let mut ended = None;
+        until(&format!("everybody is back, or controller {id} ended"), async || {
+            ended = self.cluster.controller_ended(id);
+            if ended.is_some() { None } else { self.cluster.lacks(wanted).await }
+        })
+        .await?;
+        Ok(ended)
     }
 
     fn wanted(&self, lag_max: u64) -> Wanted {

@@ -1,8 +1,101 @@
-//! To come.
+//! A controller dies and its disk damages what it stored. Started again it either serves, having
+//! lost nothing, or refuses and says what is damaged; then it is replaced as docs/operating.md says.
+//! One controller at a time: the others have everything.
 
+use std::process::ExitStatus;
+
+use anyhow::{Context as _, ensure};
+use rand::Rng as _;
+use rand::seq::SliceRandom as _;
+
+use super::damage::Damage;
 use super::stage::Stage;
+use crate::cluster::{Start, until};
+
+/// Every refusal names the damage by one of these, and says to bring the controller back under a
+/// new id.
+const REFUSALS: [&str; 2] = ["is damaged", "is missing although"];
+const ADVICE: &str = "with a new id";
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
-    stage.calm().await;
+    let mut damages = Damage::ALL;
+    damages.shuffle(&mut stage.rng);
+    for damage in damages.into_iter().cycle().take(stage.rounds as usize) {
+        let leader = stage.cluster.leader().await?;
+        let (victim, role) = match stage.rng.random() {
+            true => (leader, "which led"),
+            false => (stage.a_follower().await?, "which followed"),
+        };
+        stage.snapshots_are_kept(victim).await?;
+        stage.fault();
+        stage.cluster.kill_controller(victim, role).await?;
+        let done = damage.inflict(stage.cluster.dir(victim)?, &mut stage.rng)?;
+        stage.timeline.did(format!("{done}, of controller {victim}"));
+        stage.resumed().await?;
+        stage.note_writes_resumed();
+        stage.calm().await;
+        match stage.cluster.try_restart_controller(victim).await? {
+            Start::Serves => stage.serves_or_ends(victim).await?,
+            Start::Refused(status, said) => {
+                stage.refused(victim, status, &said)?;
+                stage.replace(victim).await?;
+            }
+        }
+        stage.resumed().await?;
+        stage.whole().await?;
+        stage.calm().await;
+    }
     Ok(())
+}
+
+impl Stage {
+    /// Waits until a controller has a snapshot: the load makes it so.
+    async fn snapshots_are_kept(&self, id: u64) -> anyhow::Result<()> {
+        let dir = self.cluster.dir(id)?.join("snapshots");
+        until(&format!("controller {id} has a snapshot"), async || {
+            let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+            let mut names = entries.map(|entry| entry.file_name());
+            let found = names.any(|name| name.to_string_lossy().ends_with(".snapshot"));
+            (!found).then(|| "it has none".to_owned())
+        })
+        .await
+    }
+
+    /// A controller started over a damaged folder: it is to be whole. What it only finds damaged when
+    /// it reads it ends it, as clearly as at its start.
+    async fn serves_or_ends(&mut self, id: u64) -> anyhow::Result<()> {
+        let before = self.cluster.log(id)?.len();
+        match self.whole_unless_ended(id).await? {
+            None => self.timeline.saw(format!("controller {id} serves, with nothing lost")),
+            Some(status) => {
+                let log = self.cluster.log(id)?;
+                self.refused(id, status, log.get(before..).unwrap_or_default())?;
+                self.replace(id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A refusal has to be the program's own, and to say what is wrong and what to do.
+    fn refused(&self, id: u64, status: ExitStatus, said: &str) -> anyhow::Result<()> {
+        let error = said.lines().find(|line| line.starts_with("error:"));
+        let error = error.with_context(|| format!("controller {id} ends ({status}) and says: {said}"))?;
+        self.timeline.saw(format!("controller {id} refuses: {error}"));
+        ensure!(status.code() == Some(1), "controller {id} refuses and ends with {status}");
+        ensure!(REFUSALS.iter().any(|it| error.contains(it)), "it does not say what is wrong: {error}");
+        ensure!(error.contains(ADVICE), "it does not say what to do: {error}");
+        Ok(())
+    }
+
+    /// Removes a controller whose disk is lost, and starts another in its place.
+    async fn replace(&mut self, id: u64) -> anyhow::Result<()> {
+        let ids = self.cluster.controller_ids();
+        let new = ids.iter().max().copied().unwrap_or_default() + 1;
+        let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
+        self.cluster.admin_of_all(&others)?.remove_controller(id).await?;
+        self.timeline.did(format!("removed controller {id} from the group"));
+        self.cluster.add_controller(new, Some(id)).await?;
+        self.timeline.did(format!("started controller {new} in its place, with an empty folder"));
+        Ok(())
+    }
 }

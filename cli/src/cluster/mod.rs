@@ -18,6 +18,7 @@ use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{Worker, WorkerConfig};
 
 use crate::cluster::near::{Neighbours, Places};
+use crate::commands::controller::halted;
 use crate::commands::options::executor_threads;
 use crate::failure::Failure;
 use crate::process::seed;
@@ -105,10 +106,10 @@ impl Cluster {
     /// Waits for something after which the cluster cannot go on, and says what.
     pub(crate) async fn failed(&mut self) -> Failure {
         let mut failures: FuturesUnordered<_> = self.workers.iter_mut().map(Worker::failed).collect();
-        match failures.next().await {
-            Some(error) => Failure::failed(format!("worker: {error}")),
+        tokio::select! {
+            error = self.controller.failed() => halted(&error),
             // There is at least one worker.
-            None => std::future::pending().await,
+            Some(error) = failures.next() => Failure::failed(format!("worker: {error}")),
         }
     }
 

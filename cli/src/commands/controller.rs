@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millrace_client::Address;
-use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT};
-use millrace_controller::{Controller, ControllerConfig, JoinAs, RaftError, Start, StartError, Tcp};
+use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
+use millrace_controller::{Controller, ControllerConfig, HaltError, JoinAs, RaftError, Start, StartError, Tcp};
 
 use crate::commands::options::{Manners, Origin, advertised};
 use crate::failure::Failure;
@@ -27,6 +27,9 @@ Examples:
   millrace controller --id 2 --data-dir /var/lib/millrace --join 10.0.0.1:7070 \\
       --listen 10.0.0.2:8080 --internal-listen 10.0.0.2:7070 --insecure
   millrace cluster status -e 10.0.0.1:8080,10.0.0.2:8080";
+
+/// Fewer entries than this between two snapshots, and a group does little else.
+const SNAPSHOT_EVERY_MIN: u64 = 100;
 
 /// Run one controller.
 #[derive(Debug, clap::Args)]
@@ -59,6 +62,15 @@ pub(crate) struct Args {
     /// The address that workers and other controllers reach it at [default: where it listens].
     #[arg(long, value_name = "HOST:PORT")]
     internal_advertise: Option<Address>,
+    /// Log entries between two snapshots. Fewer take less disk and a shorter start, and write the whole
+    /// state more often.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = SNAPSHOT_EVERY,
+        value_parser = clap::value_parser!(u64).range(SNAPSHOT_EVERY_MIN..)
+    )]
+    snapshot_every: u64,
     #[command(flatten)]
     manners: Manners,
     #[command(flatten)]
@@ -70,19 +82,22 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let config = args.config()?;
-    let controller = tokio::select! {
+    let mut controller = tokio::select! {
         controller = millrace_controller::start(config, Arc::new(Tcp)) => controller.map_err(refused)?,
         () = stop.asked() => return Ok(()),
     };
     announce(&line(&controller))?;
-    stop.asked().await;
+    let ended = tokio::select! {
+        () = stop.asked() => Ok(()),
+        error = controller.failed() => Err(halted(&error)),
+    };
     process::say_stopping(args.manners.grace);
     tokio::select! {
         cut = controller.shutdown(args.manners.grace) => {
             if cut > 0 {
                 tracing::warn!(connections = cut, "connections were cut short: --grace gives them longer");
             }
-            Ok(())
+            ended
         }
         () = stop.asked() => Err(process::stopped_at_once()),
     }
@@ -97,6 +112,13 @@ fn refused(error: StartError) -> Failure {
         _ => return Failure::failed(format!("controller: {error}")),
     };
     Failure::failed(format!("controller: {error}")).hint(hint)
+}
+
+/// A process that ends is started again by whoever looks after it, and shows whether the cause is
+/// gone; one that stayed would look alive and take no part.
+pub(crate) fn halted(error: &HaltError) -> Failure {
+    Failure::failed(format!("controller: {error}"))
+        .hint("nothing that was acknowledged is lost: remove the cause, and start it again over the same data directory")
 }
 
 fn line(controller: &Controller) -> ControllerReady {
@@ -126,6 +148,7 @@ impl Args {
             internal_listen: self.internal_listen,
             internal_advertise: internal,
             client_advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
+            snapshot_every: self.snapshot_every,
             allow_faults: self.manners.allow_faults,
             insecure: self.manners.insecure,
             ..defaults

@@ -5,6 +5,7 @@
 
 mod clients;
 mod group;
+mod halt;
 mod life;
 mod running;
 mod serving;

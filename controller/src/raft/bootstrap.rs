@@ -90,6 +90,7 @@ pub enum Error {
 pub(crate) struct Opened {
     pub(crate) identity: Identity,
     store: Store<State>,
+    snapshot_every: u64,
     world: Arc<dyn World>,
 }
 
@@ -100,12 +101,13 @@ pub(crate) struct Opening {
     pub(crate) start: Start,
     pub(crate) now: UnixMillis,
     pub(crate) seed: u64,
+    pub(crate) snapshot_every: u64,
     pub(crate) world: Arc<dyn World>,
 }
 
 /// Opens a used data directory, or makes an empty one this controller's.
 pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
-    let Opening { data_dir, id, start, now, seed, world } = opening;
+    let Opening { data_dir, id, start, now, seed, snapshot_every, world } = opening;
     let path = data_dir.clone();
     let dir = tokio::task::spawn_blocking(move || DataDir::open(path)).await??;
     let mut rng = StdRng::seed_from_u64(seed ^ id.0.rotate_left(32));
@@ -125,7 +127,7 @@ pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
     };
     let (whose, disk) = (identity.clone(), world.clone());
     let store = tokio::task::spawn_blocking(move || disk.open(dir, &whose)).await??;
-    Ok(Opened { identity, store, world })
+    Ok(Opened { identity, store, snapshot_every, world })
 }
 
 fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
@@ -134,8 +136,8 @@ fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
 
 /// Starts the Raft node of an opened data directory.
 pub(crate) async fn run(opened: Opened) -> Result<(Raft, StateReader<State>, Peers), Error> {
-    let Opened { identity, store, world } = opened;
-    let config = config(&identity)?;
+    let Opened { identity, store, snapshot_every, world } = opened;
+    let config = config(&identity, snapshot_every)?;
     let peers = Peers::new(identity.clone(), world);
     let network = Network { peers: peers.clone() };
     let reader = store.machine.reader();

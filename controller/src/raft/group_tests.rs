@@ -57,6 +57,7 @@ impl Node {
             start: start.clone(),
             now: Standing.now(),
             seed,
+            snapshot_every: crate::config::SNAPSHOT_EVERY,
             world: Arc::new(Machine),
         };
         let opened = bootstrap::open(opening).await?;

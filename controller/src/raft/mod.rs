@@ -47,10 +47,9 @@ pub(crate) use rules::Change;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
-/// Log entries between snapshots.
-const SNAPSHOT_EVERY: u64 = 10_000;
-/// Entries kept behind a snapshot, for followers that are a little late.
-const ENTRIES_KEPT: u64 = 1_000;
+/// Of the entries between two snapshots, the share that is kept behind one for followers that are a
+/// little late.
+const KEPT_SHARE: u64 = 10;
 /// Entries given up at a time.
 const PURGE_BATCH: u64 = 256;
 /// Entries of one AppendEntries call. Their bytes are bounded by the log's reader.
@@ -58,7 +57,7 @@ const ENTRIES_PER_CALL_MAX: u64 = 256;
 /// How long a snapshot may take to be sent and installed.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn config(own: &Identity) -> Result<Arc<Config>, bootstrap::Error> {
+fn config(own: &Identity, snapshot_every: u64) -> Result<Arc<Config>, bootstrap::Error> {
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let config = Config {
         cluster_name: own.cluster.to_string(),
@@ -69,9 +68,9 @@ fn config(own: &Identity) -> Result<Arc<Config>, bootstrap::Error> {
         enable_elect: false,
         install_snapshot_timeout: millis(SNAPSHOT_TIMEOUT),
         max_payload_entries: ENTRIES_PER_CALL_MAX,
-        snapshot_policy: SnapshotPolicy::LogsSinceLast(SNAPSHOT_EVERY),
-        replication_lag_threshold: 2 * SNAPSHOT_EVERY,
-        max_in_snapshot_log_to_keep: ENTRIES_KEPT,
+        snapshot_policy: SnapshotPolicy::LogsSinceLast(snapshot_every),
+        replication_lag_threshold: snapshot_every.saturating_mul(2),
+        max_in_snapshot_log_to_keep: snapshot_every / KEPT_SHARE,
         purge_batch_size: PURGE_BATCH,
         ..Config::default()
     };

@@ -147,6 +147,18 @@ impl Replica {
         self.clock.now()
     }
 
+    /// Waits until Raft ends by itself, and says why: a halt is for good, what comes next is another
+    /// process.
+    pub(crate) async fn halted(&self) -> String {
+        let mut metrics = self.raft.metrics();
+        let ended = metrics.wait_for(|metrics| metrics.running_state.is_err()).await;
+        match ended.as_deref().map(|metrics| &metrics.running_state) {
+            Ok(Err(error)) => error.to_string(),
+            // Its task is gone without a last word.
+            Ok(Ok(())) | Err(_) => "it panicked: see the log".to_owned(),
+        }
+    }
+
     /// Stops taking part in Raft. What was acknowledged is on disk already.
     pub(crate) async fn shutdown(&self) {
         if let Err(error) = self.raft.shutdown().await {

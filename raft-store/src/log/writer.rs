@@ -211,8 +211,13 @@ impl Writer {
     }
 
     fn halt(&mut self, error: &Error) {
-        tracing::error!(%error, "the log halts");
-        self.halted = Some(error.to_string().into());
+        // sled does not say which of a machine's disks it writes to.
+        let reason = match error {
+            Error::Sled { .. } => format!("{error}, in {}", self.log_dir.display()),
+            _ => error.to_string(),
+        };
+        tracing::error!(reason, "the log halts");
+        self.halted = Some(reason.into());
     }
 
     fn health(&self) -> Result<(), Error> {

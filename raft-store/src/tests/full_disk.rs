@@ -50,7 +50,7 @@ async fn a_full_disk_halts_the_log_and_loses_nothing_acknowledged() {
 #[test]
 #[ignore = "run by `a_full_disk_halts_the_log_and_loses_nothing_acknowledged`, in a process of its own"]
 fn child_fills_the_disk() {
-    let dir = std::env::var_os(DIR).expect("only the parent test runs this");
+    let dir = std::env::var(DIR).expect("only the parent test runs this");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let Store { mut log, .. } = open_at(Path::new(&dir)).unwrap();
@@ -58,6 +58,8 @@ fn child_fills_the_disk() {
             let Err(error) = log.blocking_append(vec![large(index)]).await else { continue };
             let message = error.to_string();
             assert!(message.contains("halted"), "{message}");
+            // Whoever reads it has to find the disk, and what is wrong with it.
+            assert!(message.contains("os error 27") && message.contains(&dir), "{message}");
             // Small enough to fit, and refused all the same.
             log.save_vote(&Vote::new(1, 1)).await.unwrap_err();
             log.blocking_append(entries(index, index + 1)).await.unwrap_err();

@@ -1,0 +1,93 @@
+//! A controller whose disk takes no more: its process ends and says why.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::running::{eventually, millrace, repository};
+
+/// The largest file that it may write, in the shell's units of 512 bytes or 1 KiB.
+const FILE_BLOCKS: &str = "1024";
+/// What one change puts in the log, at least.
+const LABEL_BYTES: usize = 64 << 10;
+/// More changes than fit.
+const CHANGES: usize = 64;
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// A controller of its own cluster; a process that ignores SIGXFSZ gets an error at the limit
+/// instead, in the same call as for want of space.
+fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
+    let limited = format!("trap '' XFSZ; ulimit -f {file_blocks}; exec \"$0\" \"$@\"");
+    let mut child = Command::new("sh")
+        .args(["-c", &limited, env!("CARGO_BIN_EXE_millrace"), "controller", "--bootstrap", "--grace", "5s"])
+        .args(["--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0", "--data-dir"])
+        .arg(dir)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("HOME", "/nonexistent")
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(said).unwrap())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let started = Killed(child);
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let ready = serde_json::from_str(&line)
+        .unwrap_or_else(|_| panic!("no ready line: {line:?}; {}", std::fs::read_to_string(said).unwrap()));
+    (started, ready)
+}
+
+/// Applies a function with a label of this many bytes; whether it was taken.
+fn apply(client: &str, file: &Path, change: usize) -> bool {
+    let label = format!("{change}-{}", "x".repeat(LABEL_BYTES));
+    let model = repository("examples/digits/digits.onnx");
+    let function = format!(
+        "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: digits, labels: {{large: {label}}}}}\nspec: {{runtime: onnx, model: {{file: {model}}}}}\n"
+    );
+    std::fs::write(file, function).unwrap();
+    let output = millrace().args(["apply", "-e", client, "-f"]).arg(file).output().unwrap();
+    output.status.success()
+}
+
+#[test]
+fn a_controller_whose_disk_is_full_ends_and_names_it_and_goes_on_with_space() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dir, said, file) = (folder.path().join("c"), folder.path().join("log"), folder.path().join("f.yaml"));
+    let (mut controller, ready) = start(&dir, &said, FILE_BLOCKS);
+    let client = ready["client"].as_str().unwrap();
+    let taken = (0..CHANGES).take_while(|&change| apply(client, &file, change)).count();
+    assert!((1..CHANGES).contains(&taken), "{taken} changes were taken");
+    let mut ended = None;
+    eventually("the process ends by itself", || {
+        ended = controller.0.try_wait().unwrap();
+        ended.is_some()
+    });
+    let said_last = std::fs::read_to_string(&said).unwrap();
+    assert_eq!(ended.unwrap().code(), Some(1), "{said_last}");
+    let error = said_last.split_once("error: controller: raft has halted").expect("it says that it halted").1;
+    assert!(error.contains(dir.to_str().unwrap()) && error.contains("os error"), "{error}");
+    assert!(error.contains("hint: nothing that was acknowledged is lost"), "{error}");
+
+    let (again, ready) = start(&dir, &said, "unlimited");
+    let client = ready["client"].as_str().unwrap();
+    let read = millrace().args(["get", "functions", "-o", "json", "-e", client]).output().unwrap();
+    let functions: Value = serde_json::from_slice(&read.stdout).unwrap();
+    // The change that was not acknowledged may have come into force.
+    let generation = functions["items"][0]["metadata"]["generation"].as_u64().unwrap();
+    assert!((taken as u64..=taken as u64 + 1).contains(&generation), "{generation} of {taken}: {functions}");
+    assert!(apply(client, &file, CHANGES));
+    kill_process(Pid::from_child(&again.0), Signal::TERM).unwrap();
+}
