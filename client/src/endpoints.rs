@@ -131,7 +131,10 @@ impl Endpoints {
         for index in (0..all.len()).map(|step| (first + step) % all.len()) {
             let Connection { address, channel } = &all[index];
             let left = deadline.saturating_duration_since(Instant::now());
-            let status = match make(channel.clone(), left).await {
+            let mut asked = Asked { endpoints: self, index, heard: false };
+            let answer = make(channel.clone(), left).await;
+            asked.heard = true;
+            let status = match answer {
                 Ok(answer) => {
                     self.shared.preferred.store(index, Ordering::Relaxed);
                     return Ok(Some(answer));
@@ -164,6 +167,24 @@ impl Endpoints {
     }
 }
 
+/// A call at one endpoint. Dropped without having heard of it, its caller gave up: the next call
+/// begins at another endpoint, or callers with less patience than it takes to notice that a server
+/// hangs or is cut off would ask it for ever.
+struct Asked<'a> {
+    endpoints: &'a Endpoints,
+    index: usize,
+    /// Whatever was heard, and if it is that the connection broke.
+    heard: bool,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.heard {
+            self.endpoints.leave(self.index);
+        }
+    }
+}
+
 impl Connection {
     fn open(address: Address, keep_alive: Option<Duration>) -> Self {
         let mut endpoint = Endpoint::from_shared(address.uri())
@@ -188,6 +209,25 @@ mod tests {
         let endpoints = Endpoints::with_client_id(vec!["a:1".parse().unwrap()], 255).unwrap();
         assert_eq!(endpoints.next_id(), "00000000000000ff-0");
         assert_eq!(endpoints.clone().next_id(), "00000000000000ff-1");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_gives_up_asks_another_endpoint_next() {
+        let endpoints = Endpoints::new(vec!["a:1".parse().unwrap(), "b:1".parse().unwrap()]).unwrap();
+        let preferred = || endpoints.shared.preferred.load(Ordering::Relaxed);
+        let patience = Duration::from_millis(400);
+        let call = async |hangs: bool| {
+            let answer = endpoints.call(Repeat::Forbidden, patience * 100, async |_, _| {
+                if hangs { std::future::pending().await } else { Ok::<_, Status>(()) }
+            });
+            tokio::time::timeout(patience, answer).await.is_ok()
+        };
+        assert!(call(false).await);
+        assert_eq!(preferred(), 0, "it answered");
+        assert!(!call(true).await);
+        assert_eq!(preferred(), 1);
+        assert!(call(false).await);
+        assert_eq!(preferred(), 1, "it answered");
     }
 
     #[test]

@@ -137,11 +137,13 @@ pub enum Error {
         source: io::Error,
     },
 
-    /// sled failed.
-    #[error("{doing} failed in the log's store: {source}")]
+    /// sled failed. It does not say itself which of a machine's disks it works on.
+    #[error("{doing} failed in the log's store {}: {source}", path.display())]
     Sled {
         /// The operation, as a participle.
         doing: &'static str,
+        /// The store's directory.
+        path: PathBuf,
         /// sled's error.
         source: sled::Error,
     },
@@ -158,8 +160,8 @@ impl Error {
         move |source| Self::Io { doing, path, source }
     }
 
-    pub(crate) fn sled(doing: &'static str) -> impl FnOnce(sled::Error) -> Self {
-        move |source| Self::Sled { doing, source }
+    pub(crate) fn sled(doing: &'static str, path: &Path, source: sled::Error) -> Self {
+        Self::Sled { doing, path: path.to_owned(), source }
     }
 
     pub(crate) fn flaw(what: impl Into<String>, flaw: Flaw) -> Self {

@@ -78,7 +78,7 @@ fn a_controller_whose_disk_is_full_ends_and_names_it_and_goes_on_with_space() {
     let said_last = std::fs::read_to_string(&said).unwrap();
     assert_eq!(ended.unwrap().code(), Some(1), "{said_last}");
     let error = said_last.split_once("error: controller: raft has halted").expect("it says that it halted").1;
-    assert!(error.contains(dir.to_str().unwrap()) && error.contains("os error"), "{error}");
+    assert!(error.contains(dir.to_str().unwrap()) && error.contains("File too large"), "{error}");
     assert!(error.contains("hint: nothing that was acknowledged is lost"), "{error}");
 
     let (again, ready) = start(&dir, &said, "unlimited");

@@ -9,6 +9,8 @@
 //! durable.
 
 use std::iter::Peekable;
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::Error;
 use crate::frame::{self, Flaw};
@@ -77,14 +79,16 @@ pub(crate) fn encode(index: u64, body: &[u8]) -> Result<Vec<Pair>, Error> {
 /// Puts entries together from sled's pairs in key order. Ends after the first error.
 pub(crate) struct Records<I: Iterator> {
     pairs: Peekable<I>,
+    /// Where they are from, for messages.
+    store: Arc<Path>,
 }
 
 impl<I> Records<I>
 where
     I: Iterator<Item = Result<(sled::IVec, sled::IVec), sled::Error>>,
 {
-    pub(crate) fn new(pairs: I) -> Self {
-        Self { pairs: pairs.peekable() }
+    pub(crate) fn new(pairs: I, store: Arc<Path>) -> Self {
+        Self { pairs: pairs.peekable(), store }
     }
 
     fn assemble(&mut self, key: &[u8], head: &[u8]) -> Result<(u64, Vec<u8>), Error> {
@@ -127,7 +131,7 @@ where
     fn next(&mut self) -> Option<Self::Item> {
         match self.pairs.next()? {
             Ok((key, head)) => Some(self.assemble(&key, &head)),
-            Err(source) => Some(Err(Error::Sled { doing: "reading the log", source })),
+            Err(source) => Some(Err(Error::sled("reading the log", &self.store, source))),
         }
     }
 }
@@ -140,7 +144,7 @@ mod tests {
 
     fn decode(pairs: &[Pair]) -> Vec<Result<(u64, Vec<u8>), String>> {
         let stored = pairs.iter().map(|(k, v)| Ok((sled::IVec::from(&k[..]), sled::IVec::from(&v[..]))));
-        Records::new(stored).map(|record| record.map_err(|error| error.to_string())).collect()
+        Records::new(stored, Path::new("store").into()).map(|record| record.map_err(|error| error.to_string())).collect()
     }
 
     proptest! {

@@ -12,6 +12,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -106,14 +107,17 @@ pub(crate) struct Tables {
     pub(crate) db: sled::Db,
     pub(crate) logs: sled::Tree,
     meta: sled::Tree,
+    /// Where it is, for messages.
+    path: Arc<Path>,
 }
 
 impl Tables {
     /// Opens or makes the log's store. Nothing is checked yet.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let opening = |source| Error::Sled { doing: "opening the log", source };
+        let opening = |source| Error::sled("opening the log", path, source);
         // No flusher of sled's own: every write and sync is the writer thread's, in order.
         wait_until_let_go(&path.join("db"))?;
+        remove_half_written(path)?;
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(CACHE_BYTES)
@@ -122,14 +126,19 @@ impl Tables {
         let db = panics_are_damage(|| config.open().map_err(opening))?;
         let logs = db.open_tree("logs").map_err(opening)?;
         let meta = db.open_tree("meta").map_err(opening)?;
-        let tables = Self { db, logs, meta };
+        let tables = Self { db, logs, meta, path: path.into() };
         tables.make_files_durable(path)?;
         Ok(tables)
     }
 
+    /// What went wrong, with where.
+    pub(crate) fn failed(&self, doing: &'static str) -> impl FnOnce(sled::Error) -> Error {
+        move |source| Error::sled(doing, &self.path, source)
+    }
+
     /// sled syncs neither its small files nor its directories when it makes them.
     fn make_files_durable(&self, path: &Path) -> Result<(), Error> {
-        self.db.flush().map_err(Error::sled("opening the log"))?;
+        self.db.flush().map_err(self.failed("opening the log"))?;
         let sync = |path: &Path| {
             File::open(path).and_then(|file| file.sync_all()).map_err(Error::io("syncing", path))
         };
@@ -151,7 +160,7 @@ impl Tables {
     fn read_through(&self) -> Result<Bounds, Error> {
         let damaged = |flaw: String| Error::Damaged { what: "the log".to_owned(), flaw };
         for key in self.meta.iter().keys() {
-            let key = key.map_err(Error::sled("reading the log"))?;
+            let key = key.map_err(self.failed("reading the log"))?;
             if Meta::ALL.iter().all(|meta| meta.key() != &key[..]) {
                 return Err(damaged(format!("it has a record {:?}", String::from_utf8_lossy(&key))));
             }
@@ -178,7 +187,7 @@ impl Tables {
         to: u64,
     ) -> impl Iterator<Item = Result<(u64, Vec<u8>), Error>> + use<> {
         // sled panics on a range that ends before it begins.
-        Records::new(self.logs.range(record::key(from)..record::key(to.max(from))))
+        Records::new(self.logs.range(record::key(from)..record::key(to.max(from))), Arc::clone(&self.path))
     }
 
     /// The position of the entry at `index`, if it is there.
@@ -190,7 +199,7 @@ impl Tables {
     }
 
     pub(crate) fn read_meta<T: DeserializeOwned>(&self, meta: Meta) -> Result<Option<T>, Error> {
-        let stored = self.meta.get(meta.key()).map_err(Error::sled("reading the log"))?;
+        let stored = self.meta.get(meta.key()).map_err(self.failed("reading the log"))?;
         let Some(stored) = stored else { return Ok(None) };
         let body =
             frame::unseal(META_FORMAT, meta.key(), &stored).map_err(|flaw| Error::flaw(meta.what(), flaw))?;
@@ -201,7 +210,7 @@ impl Tables {
 
     /// Writes a value, not durable yet.
     pub(crate) fn write_meta(&self, meta: Meta, record: &MetaRecord) -> Result<(), Error> {
-        self.meta.insert(meta.key(), record.0.as_slice()).map_err(Error::sled("writing the log"))?;
+        self.meta.insert(meta.key(), record.0.as_slice()).map_err(self.failed("writing the log"))?;
         Ok(())
     }
 }
@@ -225,6 +234,29 @@ fn wait_until_let_go(db: &Path) -> Result<(), Error> {
         }
     }
     file.unlock().map_err(Error::io("unlocking", db))
+}
+
+/// The end of the name of a snapshot that sled is writing: what it found in its file when it opened
+/// it, so that the next opening reads less.
+const HALF_WRITTEN: &str = ".generating";
+
+/// Removes what an opening left that ended half-way: killed, or because the disk was full. sled takes
+/// such a file for its newest snapshot, finds it damaged, and never opens again. The snapshot before
+/// it, or none, does as well: it only has to read more.
+fn remove_half_written(dir: &Path) -> Result<(), Error> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(Error::Io { doing: "reading", path: dir.to_owned(), source }),
+    };
+    for entry in entries {
+        let entry = entry.map_err(Error::io("reading", dir))?;
+        if entry.file_name().to_string_lossy().ends_with(HALF_WRITTEN) {
+            tracing::info!(path = %entry.path().display(), "removing what an opening left half-written");
+            std::fs::remove_file(entry.path()).map_err(Error::io("removing", &entry.path()))?;
+        }
+    }
+    Ok(())
 }
 
 /// sled panics on some damage that it should return. Nothing that it touched is used after that.

@@ -211,13 +211,8 @@ impl Writer {
     }
 
     fn halt(&mut self, error: &Error) {
-        // sled does not say which of a machine's disks it writes to.
-        let reason = match error {
-            Error::Sled { .. } => format!("{error}, in {}", self.log_dir.display()),
-            _ => error.to_string(),
-        };
-        tracing::error!(reason, "the log halts");
-        self.halted = Some(reason.into());
+        tracing::error!(%error, "the log halts");
+        self.halted = Some(error.to_string().into());
     }
 
     fn health(&self) -> Result<(), Error> {
@@ -245,7 +240,7 @@ impl Writer {
     }
 
     fn insert(&mut self, pairs: Vec<Pair>) -> Result<(), Error> {
-        let writing = || Error::sled("writing the log");
+        let writing = || self.tables.failed("writing the log");
         match <[Pair; 1]>::try_from(pairs) {
             // One value is atomic by itself; a batch costs sled two more writes.
             Ok([(key, value)]) => self.tables.logs.insert(key, value).map(drop).map_err(writing()),
@@ -275,7 +270,7 @@ impl Writer {
             for key in keys {
                 batch.remove(key);
             }
-            self.tables.logs.apply_batch(batch).map_err(Error::sled("truncating the log"))?;
+            self.tables.logs.apply_batch(batch).map_err(self.tables.failed("truncating the log"))?;
             self.sync_all()?;
         }
     }
@@ -284,7 +279,7 @@ impl Writer {
     fn last_keys(&self, from: u64) -> Result<Vec<sled::IVec>, Error> {
         let mut keys = Vec::new();
         for key in self.tables.logs.range(record::key(from)..).keys().rev() {
-            let key = key.map_err(Error::sled("truncating the log"))?;
+            let key = key.map_err(self.tables.failed("truncating the log"))?;
             let begins_an_entry = record::is_head(&key);
             keys.push(key);
             if begins_an_entry && keys.len() >= DELETES_AT_A_TIME {
@@ -311,7 +306,7 @@ impl Writer {
     /// Deletes a few of the purged entries, which are out of sight already. Synced each time, so
     /// that sled never writes much between two syncs.
     fn delete_some(&mut self) -> Result<(), Error> {
-        let deleting = || Error::sled("deleting purged entries");
+        let deleting = || self.tables.failed("deleting purged entries");
         let purged = self.tables.logs.range(..record::key(self.doomed_below)).keys();
         let some: Vec<_> = purged.take(DELETES_AT_A_TIME).collect::<Result<_, _>>().map_err(deleting())?;
         for key in &some {
@@ -331,7 +326,7 @@ impl Writer {
     fn sync_all(&mut self) -> Result<(), Error> {
         let number = self.synced + 1;
         self.tables.write_meta(Meta::Sync, &MetaRecord::encode(Meta::Sync, &number)?)?;
-        self.tables.db.flush().map_err(Error::sled("flushing the log"))?;
+        self.tables.db.flush().map_err(self.tables.failed("flushing the log"))?;
         self.sync_point.sync().map_err(Error::io("syncing", &self.log_dir.join("db")))?;
         self.refuse_blobs()?;
         self.synced = number;

@@ -59,7 +59,7 @@ fn child_fills_the_disk() {
             let message = error.to_string();
             assert!(message.contains("halted"), "{message}");
             // Whoever reads it has to find the disk, and what is wrong with it.
-            assert!(message.contains("os error 27") && message.contains(&dir), "{message}");
+            assert!(message.contains("File too large") && message.contains(&dir), "{message}");
             // Small enough to fit, and refused all the same.
             log.save_vote(&Vote::new(1, 1)).await.unwrap_err();
             log.blocking_append(entries(index, index + 1)).await.unwrap_err();
@@ -97,4 +97,18 @@ async fn a_failed_sync_is_not_tried_again() {
     assert!(halted.to_string().contains("the store has halted"), "{halted}");
     assert!(halted.to_string().contains("the disk lost a write"), "{halted}");
     log.save_vote(&Vote::new(9, 1)).await.unwrap_err();
+}
+
+/// As sled leaves it where there is no space for the snapshot that it writes as it opens, or where it
+/// is killed at that.
+#[tokio::test]
+async fn an_opening_that_ended_half_way_does_not_keep_the_next_one_from_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = dir.path().join("log").join("snap.00000000000FFFFF.generating");
+    append(&mut open_at(dir.path()).unwrap().log, entries(0, 3)).await;
+    for half in [&b""[..], &b"half of it"[..]] {
+        std::fs::write(&snapshot, half).unwrap();
+        assert_eq!(all(&mut open_at(dir.path()).unwrap().log).await, entries(0, 3));
+        assert!(!snapshot.exists());
+    }
 }
