@@ -119,12 +119,14 @@ mod tests {
     #[test]
     fn each_damage_is_done_to_what_was_written_and_to_the_newest_snapshot() {
         for seed in 0..50 {
-            for (damage, file) in [(Damage::CutLog, "log/db"), (Damage::CutSnapshot, "snapshots/02.snapshot")] {
+            for (damage, file) in [(Damage::CutLog, "log/db"), (Damage::CutSnapshot, "snapshots/02.snapshot")]
+            {
                 let (bytes, said) = after(damage, file, seed);
                 assert!((1..LEN).contains(&bytes.len()), "{said}");
                 assert!(said.ends_with(file), "{said}");
             }
-            for (damage, file) in [(Damage::FlipLog, "log/db"), (Damage::FlipSnapshot, "snapshots/02.snapshot")]
+            for (damage, file) in
+                [(Damage::FlipLog, "log/db"), (Damage::FlipSnapshot, "snapshots/02.snapshot")]
             {
                 let (bytes, said) = after(damage, file, seed);
                 let ones: u32 = bytes.iter().map(|byte| byte.count_ones()).sum();

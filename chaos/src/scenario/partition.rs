@@ -221,7 +221,9 @@ impl Stage {
                     bail!("the gateway of controller {id} reaches its workers, and refuses {name}: {error}")
                 }
                 (Left::Nobody, Err(error)) => {
-                    bail!("the gateway of controller {id} reaches no worker, and refuses {name} for good: {error}")
+                    bail!(
+                        "the gateway of controller {id} reaches no worker, and refuses {name} for good: {error}"
+                    )
                 }
                 (Left::Nobody, Ok(())) => {
                     bail!("the gateway of controller {id} reaches no worker, and answered for {name}")

@@ -32,7 +32,12 @@ read -r _ || true"#;
 pub(super) fn not_allowed() -> Option<String> {
     let tried = tempfile::tempdir().and_then(|dir| {
         let mut command = std::process::Command::new("unshare");
-        command.args(["--mount", "sh", "-c", "command -v nsenter && mount -t tmpfs -o size=64k tmpfs \"$0\""]);
+        command.args([
+            "--mount",
+            "sh",
+            "-c",
+            "command -v nsenter && mount -t tmpfs -o size=64k tmpfs \"$0\"",
+        ]);
         command.arg(dir.path()).stdin(Stdio::null()).output()
     });
     let why = match tried {
@@ -40,9 +45,7 @@ pub(super) fn not_allowed() -> Option<String> {
         Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         Err(error) => error.to_string(),
     };
-    Some(format!(
-        "a small disk takes unshare and nsenter, and the right to mount (run it as root): {why}"
-    ))
+    Some(format!("a small disk takes unshare and nsenter, and the right to mount (run it as root): {why}"))
 }
 
 /// A small disk in place of a folder. It is gone when this is dropped and nobody uses it any more.
@@ -90,7 +93,9 @@ impl SmallDisk {
                     Ok(written @ 1..) => taken += written as u64,
                     Ok(0) => break,
                     Err(error) if Errno::from_io_error(&error) == Some(Errno::NOSPC) => break,
-                    Err(error) => return Err(error).with_context(|| format!("cannot fill {}", path.display())),
+                    Err(error) => {
+                        return Err(error).with_context(|| format!("cannot fill {}", path.display()));
+                    }
                 }
             }
         }
@@ -130,7 +135,10 @@ mod tests {
             let mut command = Command::new(&prefix[0]);
             command.args(&prefix[1..]).args(["sh", "-c", script]).current_dir("/").env("LC_ALL", "C");
             let output = command.arg(&dir).output().await.unwrap();
-            (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+            (
+                output.status.success(),
+                String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+            )
         };
         assert_eq!(within("cat \"$0/old\"").await, (true, "before".to_owned()));
         assert!(disk.fill().unwrap() > 0);

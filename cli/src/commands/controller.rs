@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use millrace_client::Address;
 use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
-use millrace_controller::{Controller, ControllerConfig, HaltError, JoinAs, RaftError, Start, StartError, Tcp};
+use millrace_controller::{
+    Controller, ControllerConfig, HaltError, JoinAs, RaftError, Start, StartError, Tcp,
+};
 
 use crate::commands::options::{Manners, Origin, advertised};
 use crate::failure::Failure;

@@ -58,14 +58,15 @@ fn apply(client: &str, file: &Path, change: usize) -> bool {
         "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: digits, labels: {{large: {label}}}}}\nspec: {{runtime: onnx, model: {{file: {model}}}}}\n"
     );
     std::fs::write(file, function).unwrap();
-    let output = millrace().args(["apply", "-e", client, "-f"]).arg(file).output().unwrap();
+    let output = millrace().args(["apply", "--no-wait", "-e", client, "-f"]).arg(file).output().unwrap();
     output.status.success()
 }
 
 #[test]
 fn a_controller_whose_disk_is_full_ends_and_names_it_and_goes_on_with_space() {
     let folder = tempfile::tempdir().unwrap();
-    let (dir, said, file) = (folder.path().join("c"), folder.path().join("log"), folder.path().join("f.yaml"));
+    let (dir, said, file) =
+        (folder.path().join("c"), folder.path().join("log"), folder.path().join("f.yaml"));
     let (mut controller, ready) = start(&dir, &said, FILE_BLOCKS);
     let client = ready["client"].as_str().unwrap();
     let taken = (0..CHANGES).take_while(|&change| apply(client, &file, change)).count();

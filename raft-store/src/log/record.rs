@@ -144,7 +144,9 @@ mod tests {
 
     fn decode(pairs: &[Pair]) -> Vec<Result<(u64, Vec<u8>), String>> {
         let stored = pairs.iter().map(|(k, v)| Ok((sled::IVec::from(&k[..]), sled::IVec::from(&v[..]))));
-        Records::new(stored, Path::new("store").into()).map(|record| record.map_err(|error| error.to_string())).collect()
+        Records::new(stored, Path::new("store").into())
+            .map(|record| record.map_err(|error| error.to_string()))
+            .collect()
     }
 
     proptest! {
