@@ -2,6 +2,7 @@
 //! on. With space again it is started over the same folder and catches up.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, ensure};
@@ -19,13 +20,13 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     for round in 0..stage.rounds {
         let leads = round % 2 == 0;
         let id = if leads { stage.cluster.leader().await? } else { stage.a_follower().await? };
-        if !disks.contains_key(&id) {
-            disks.insert(id, stage.on_a_small_disk(id).await?);
-        }
+        let disk = match disks.entry(id) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(none) => none.insert(stage.on_a_small_disk(id).await?),
+        };
         if leads {
             stage.lets_lead(id).await?;
         }
-        let disk = disks.get(&id).context("it was just put there")?;
         stage.disk_is_full(id, leads, disk).await?;
     }
     Ok(())

@@ -83,7 +83,7 @@ enum Writing {
     Thread(WriterThread),
     /// In simulated time, on the task of whoever gives them.
     #[cfg(any(test, feature = "sim"))]
-    InTurn(crate::sim::InTurn),
+    InTurn(Box<crate::sim::InTurn>),
 }
 
 /// The writer thread. Dropping this waits until it has written what it was given.
@@ -153,7 +153,7 @@ impl<M: Machine> LogStore<M> {
         let disk = crate::sim::SharedDisk::new(disk);
         let sync_point = |log_dir: &Path| Ok(disk.sync_point(log_dir));
         Self::open_writing(dir, expect, covered, sync_point, |writer, _| {
-            crate::sim::InTurn::start(writer, disk.clone()).map(Writing::InTurn)
+            crate::sim::InTurn::start(writer, disk.clone()).map(|it| Writing::InTurn(Box::new(it)))
         })
     }
 
