@@ -161,7 +161,14 @@ impl Error {
     }
 
     pub(crate) fn sled(doing: &'static str, path: &Path, source: sled::Error) -> Self {
-        Self::Sled { doing, path: path.to_owned(), source }
+        match source {
+            // What it calls a bug is a file that contradicts itself.
+            sled::Error::Corruption { .. } | sled::Error::ReportableBug(_) => Self::Damaged {
+                what: format!("the log's store {}", path.display()),
+                flaw: format!("{doing} failed: {source}"),
+            },
+            source => Self::Sled { doing, path: path.to_owned(), source },
+        }
     }
 
     pub(crate) fn flaw(what: impl Into<String>, flaw: Flaw) -> Self {
