@@ -42,6 +42,7 @@ pub use config::{
 };
 pub use data_dir::{DataDir, Identity};
 pub use error::Error;
+pub use log::disk::{DiskHealth, LogDisk, SYNC_SLOW, Stall};
 pub use log::record::ENTRY_BYTES_MAX;
 pub use log::{LogReader, LogStore};
 pub use machine::Machine;

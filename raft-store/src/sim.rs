@@ -107,7 +107,11 @@ impl InTurn {
     /// Carries a job out, once the disk has taken its time for it.
     pub(crate) async fn carry_out(&self, job: Job) {
         let mut writer = self.writer.lock().await;
+        let health = writer.disk();
+        health.wait_begins();
         tokio::time::sleep(self.disk.write_time()).await;
         writer.run_one(job);
+        // Not every job syncs.
+        health.forget();
     }
 }

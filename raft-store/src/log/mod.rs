@@ -6,7 +6,9 @@
 //! | [`tables`] | opening, checking and reading |
 //! | [`writer`] | the one thread that writes, and what is durable when |
 //! | [`witness`] | notices a log that came back shorter than it was |
+//! | [`disk`] | how long syncs take, and a stall of them on purpose |
 
+pub(crate) mod disk;
 pub(crate) mod record;
 pub(crate) mod tables;
 pub(crate) mod witness;
@@ -23,9 +25,10 @@ use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::disk::LogDisk;
 use self::tables::{Bounds, Meta, MetaRecord, Tables};
 use self::witness::Witness;
-use self::writer::{DbFile, Durable, JOBS_MAX, Job, SyncPoint, Writer};
+use self::writer::{DbFile, Durable, JOBS_MAX, Job, SyncPoint, Syncing, Writer};
 use crate::config::{Entry, LogId, StorageError, TypeConfig, Vote};
 use crate::data_dir::DataDir;
 use crate::error::{Error, Subject};
@@ -53,6 +56,7 @@ pub struct LogStore<M> {
     /// How far a durable snapshot covers the log: `None` for not at all.
     covered: watch::Receiver<Option<u64>>,
     writer: Writing,
+    disk: LogDisk,
     /// Dropped last: the directory is another's only once the writer has ended.
     _dir: Option<Arc<DataDir>>,
 }
@@ -186,12 +190,15 @@ impl<M: Machine> LogStore<M> {
         }
         let bounds = Arc::new(RwLock::new(bounds));
         let sync_point = sync_point(&log_dir)?;
-        let writer = Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, witness, synced, sync_point);
+        let disk = LogDisk::default();
+        let syncing = Syncing { synced, witness, point: sync_point, disk: disk.clone() };
+        let writer = Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, syncing);
         let writer = start(writer, &log_dir)?;
         Ok(Self {
             reader: LogReader { tables, bounds, dir: None, _machine: PhantomData },
             covered,
             writer,
+            disk,
             _dir: None,
         })
     }
@@ -200,6 +207,18 @@ impl<M: Machine> LogStore<M> {
     pub(crate) fn keep_locked(&mut self, dir: DataDir) {
         self.reader.dir = Some(Arc::new(dir));
         self._dir = self.reader.dir.clone();
+    }
+
+    /// The disk that it is on.
+    #[must_use]
+    pub fn disk(&self) -> LogDisk {
+        self.disk.clone()
+    }
+
+    /// The last entry there is.
+    #[must_use]
+    pub fn last(&self) -> Option<LogId> {
+        self.reader.bounds().last
     }
 
     /// How far entries were given up to a snapshot.

@@ -20,6 +20,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
+use super::disk::LogDisk;
 use super::record::{self, Pair};
 use super::tables::{Bounds, Meta, MetaRecord, Tables, WINDOW_BYTES};
 use super::witness::Witness;
@@ -74,14 +75,21 @@ impl SyncPoint for DbFile {
     }
 }
 
+/// What makes writes durable.
+pub(crate) struct Syncing {
+    /// The number of the last sync.
+    pub(crate) synced: u64,
+    pub(crate) witness: Witness,
+    pub(crate) point: Box<dyn SyncPoint>,
+    pub(crate) disk: LogDisk,
+}
+
 pub(crate) struct Writer {
     tables: Tables,
     /// Shared with the readers: it changes when a write becomes visible.
     bounds: Arc<RwLock<Bounds>>,
-    sync_point: Box<dyn SyncPoint>,
+    syncing: Syncing,
     log_dir: PathBuf,
-    witness: Witness,
-    synced: u64,
     halted: Option<Arc<str>>,
     /// Entries below this index are purged and may still be on disk. 0 when none are.
     doomed_below: u64,
@@ -90,26 +98,16 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(
-        tables: Tables,
-        bounds: Arc<RwLock<Bounds>>,
-        log_dir: &Path,
-        witness: Witness,
-        synced: u64,
-        sync_point: Box<dyn SyncPoint>,
-    ) -> Self {
+    pub(crate) fn new(tables: Tables, bounds: Arc<RwLock<Bounds>>, log_dir: &Path, syncing: Syncing) -> Self {
         let doomed_below = bounds.read().unwrap_or_else(PoisonError::into_inner).first_index();
-        Self {
-            tables,
-            bounds,
-            sync_point,
-            log_dir: log_dir.to_owned(),
-            witness,
-            synced,
-            halted: None,
-            doomed_below,
-            undeleted: 0,
-        }
+        let log_dir = log_dir.to_owned();
+        Self { tables, bounds, syncing, log_dir, halted: None, doomed_below, undeleted: 0 }
+    }
+
+    /// The disk that it writes to.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn disk(&self) -> LogDisk {
+        self.syncing.disk.clone()
     }
 
     /// The first sync: what was recovered, or that there is a log now, is durable before any job.
@@ -324,13 +322,20 @@ impl Writer {
     }
 
     fn sync_all(&mut self) -> Result<(), Error> {
-        let number = self.synced + 1;
+        self.syncing.disk.begin();
+        let synced = self.sync_next();
+        self.syncing.disk.end();
+        synced
+    }
+
+    fn sync_next(&mut self) -> Result<(), Error> {
+        let number = self.syncing.synced + 1;
         self.tables.write_meta(Meta::Sync, &MetaRecord::encode(Meta::Sync, &number)?)?;
         self.tables.db.flush().map_err(self.tables.failed("flushing the log"))?;
-        self.sync_point.sync().map_err(Error::io("syncing", &self.log_dir.join("db")))?;
+        self.syncing.point.sync().map_err(Error::io("syncing", &self.log_dir.join("db")))?;
         self.refuse_blobs()?;
-        self.synced = number;
-        self.witness.remember(number)
+        self.syncing.synced = number;
+        self.syncing.witness.remember(number)
     }
 
     /// sled never syncs what it moves to files of their own. [`record`] cuts entries so that it
