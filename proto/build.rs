@@ -9,6 +9,7 @@ const FILES: &[&str] = &[
     "proto/inference/grpc_service.proto",
     "proto/millrace/admin/v1/admin.proto",
     "proto/millrace/executor/v1/executor.proto",
+    "proto/millrace/fault/v1/fault.proto",
     "proto/millrace/raft/v1/raft.proto",
     "proto/millrace/worker/v1/worker.proto",
 ];

@@ -1,6 +1,8 @@
 //! Wall-clock time, read here and nowhere else: the leader stamps it into commands.
 
 use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use millrace_cluster_state::UnixMillis;
 
@@ -20,5 +22,62 @@ impl WallClock for SystemClock {
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         // A clock before 1970 stamps 0; the state's own clock never runs backwards.
         UnixMillis(since_epoch.map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Another clock, moved while it runs: for tests of what a clock that jumps costs.
+#[derive(Debug)]
+pub struct MovedClock {
+    of: Arc<dyn WallClock>,
+    offset_ms: AtomicI64,
+}
+
+impl MovedClock {
+    /// A clock that is not moved yet.
+    #[must_use]
+    pub fn new(of: Arc<dyn WallClock>) -> Self {
+        Self { of, offset_ms: AtomicI64::new(0) }
+    }
+
+    /// Moves it, against the clock that it is made of; negative is back.
+    pub fn set_offset_ms(&self, offset_ms: i64) {
+        self.offset_ms.store(offset_ms, Ordering::Relaxed);
+    }
+
+    /// How far it is moved.
+    #[must_use]
+    pub fn offset_ms(&self) -> i64 {
+        self.offset_ms.load(Ordering::Relaxed)
+    }
+}
+
+impl WallClock for MovedClock {
+    fn now(&self) -> UnixMillis {
+        UnixMillis(self.of.now().0.saturating_add_signed(self.offset_ms()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Standing(u64);
+
+    impl WallClock for Standing {
+        fn now(&self) -> UnixMillis {
+            UnixMillis(self.0)
+        }
+    }
+
+    #[test]
+    fn a_moved_clock_goes_both_ways_and_not_before_1970() {
+        let clock = MovedClock::new(Arc::new(Standing(1_000)));
+        let at = |offset| {
+            clock.set_offset_ms(offset);
+            (clock.now().0, clock.offset_ms())
+        };
+        assert_eq!(clock.now(), UnixMillis(1_000));
+        assert_eq!([at(500), at(-400), at(-5_000)], [(1_500, 500), (600, -400), (0, -5_000)]);
     }
 }

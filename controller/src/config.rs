@@ -78,6 +78,9 @@ pub struct ControllerConfig {
     pub snapshot_every: u64,
     /// Serves fault injection. For tests and demonstrations.
     pub allow_faults: bool,
+    /// Serves the fault service on the internal port: anyone who reaches that may move this
+    /// controller's clock and stall its disk. For tests.
+    pub fault_injection: bool,
     /// Serves anyone who can connect, without encryption or authentication. Without it, only
     /// loopback addresses are listened at.
     pub insecure: bool,
@@ -104,6 +107,7 @@ impl ControllerConfig {
             client_advertise: None,
             snapshot_every: SNAPSHOT_EVERY,
             allow_faults: false,
+            fault_injection: false,
             insecure: false,
             limits: Limits::default(),
             seed,

@@ -24,6 +24,7 @@ mod artifacts;
 pub mod clock;
 pub mod config;
 pub mod connector;
+mod faults;
 mod fleet;
 mod leader;
 mod meters;

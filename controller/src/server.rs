@@ -11,6 +11,7 @@ use millrace_gateway::auth::{Anyone, Authenticate, LoopbackOnly};
 use millrace_gateway::config::FrontDoorConfig;
 use millrace_gateway::serve::{self, FrontDoor};
 use millrace_proto::admin::admin_server::AdminServer;
+use millrace_proto::fault::fault_server::FaultServer;
 use millrace_proto::worker::worker_control_server::WorkerControlServer;
 use millrace_types::ClusterId;
 use tokio::net::TcpListener;
@@ -21,14 +22,16 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Store};
+use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, KEEP_ALIVE};
 use crate::connector::Connector;
+use crate::faults::FaultService;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::Duties;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::world::Machine;
-use crate::raft::{Replica, duties, elections, service};
+use crate::raft::{Replica, disks, duties, elections, service};
 use crate::serving::Serving;
 use crate::{HaltError, RaftError, StartError, meters};
 
@@ -57,13 +60,17 @@ pub struct Controller {
 /// # Errors
 /// [`StartError`] says what is in the way and what to do about it. Nothing is left running.
 pub async fn start(
-    config: ControllerConfig,
+    mut config: ControllerConfig,
     connector: Arc<dyn Connector>,
 ) -> Result<Controller, StartError> {
     let exposed =
         [config.client_listen, config.internal_listen].into_iter().find(|it| !it.ip().is_loopback());
     if let Some(address) = exposed.filter(|_| !config.insecure) {
         return Err(StartError::Exposed { address });
+    }
+    let moved = config.fault_injection.then(|| Arc::new(MovedClock::new(config.clock.clone())));
+    if let Some(moved) = &moved {
+        config.clock = moved.clone();
     }
     let opened = bootstrap::open(opening(&config)).await?;
     let cluster_id = opened.identity.cluster.clone();
@@ -79,8 +86,7 @@ pub async fn start(
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
     let fleet = Fleet::new();
-    let artifacts =
-        Arc::new(Artifacts::new(store, replica.clone(), config.clock.clone(), config.limits.clone()));
+    let artifacts = Arc::new(Artifacts::new(store, replica.clone(), config.limits.clone()));
     let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease);
     let outlook = leading.outlook();
     let control = Control {
@@ -93,11 +99,19 @@ pub async fn start(
         stop: stop.clone(),
     };
     let raft_service = service::Service { replica: replica.clone(), artifacts: artifacts.clone() };
+    let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
+    if faults.is_some() {
+        tracing::warn!(
+            %internal_addr,
+            "FAULT INJECTION IS ON: whoever reaches this address may move this controller's clock and stall its disk; never use it where anything matters"
+        );
+    }
     // Before this controller takes its place: the others call it to give it the log.
-    let internal = tokio::spawn(serve_internal(internal_listener, control, raft_service));
+    let internal = tokio::spawn(serve_internal(internal_listener, control, raft_service, faults));
     let mut background = JoinSet::new();
     background.spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
     background.spawn(duties::run_until(stop.clone(), replica.clone()));
+    background.spawn(disks::run_until(stop.clone(), replica.clone()));
     if let Err(error) = bootstrap::enter(&replica, &config.start, &internal_address, &stop).await {
         drop(guard);
         end(internal, background, &replica).await;
@@ -192,13 +206,19 @@ async fn open_artifacts(data_dir: &Path) -> Result<Store, StartError> {
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 
-async fn serve_internal(listener: TcpListener, control: Control, raft: service::Service) {
+async fn serve_internal(
+    listener: TcpListener,
+    control: Control,
+    raft: service::Service,
+    faults: Option<FaultService>,
+) {
     let stop = control.stop.clone();
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(WorkerControlServer::new(control))
         .add_service(raft.server())
+        .add_optional_service(faults.map(FaultServer::new))
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.cancelled_owned(),

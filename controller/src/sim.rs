@@ -29,7 +29,7 @@ use crate::leader::Duties;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
 pub use crate::raft::world::World;
-use crate::raft::{Replica, duties, elections};
+use crate::raft::{Replica, disks, duties, elections};
 
 /// What a member is started with.
 #[derive(Debug, Clone)]
@@ -82,7 +82,7 @@ impl Member {
             data_dir: config.data_dir.clone(),
             reason: error.to_string(),
         })?;
-        let artifacts = Artifacts::new(store, replica.clone(), config.clock.clone(), Limits::default());
+        let artifacts = Artifacts::new(store, replica.clone(), Limits::default());
         let artifacts = Arc::new(artifacts);
         let service = Service { replica: replica.clone(), artifacts: artifacts.clone() };
         let (fleet, faults) = (Fleet::new(), Faults::Refused);
@@ -139,6 +139,7 @@ impl Member {
         let Self { replica, config, stop, .. } = self;
         tokio::spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
         tokio::spawn(duties::run_until(stop.clone(), replica.clone()));
+        tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
         bootstrap::enter(replica, &config.start, &config.internal_address, stop).await?;
         Ok(())
     }

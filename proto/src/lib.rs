@@ -7,6 +7,7 @@
 //! | [`worker`] | controllers and workers |
 //! | [`executor`] | a worker and its executors |
 //! | [`raft`] | controllers among themselves |
+//! | [`fault`] | faults of one controller, for tests |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
@@ -31,6 +32,11 @@ pub mod executor {
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod raft {
     tonic::include_proto!("millrace.raft.v1");
+}
+
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod fault {
+    tonic::include_proto!("millrace.fault.v1");
 }
 
 pub mod convert;

@@ -73,6 +73,10 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u64).range(SNAPSHOT_EVERY_MIN..)
     )]
     snapshot_every: u64,
+    /// Serve the fault service on the internal address: whoever reaches it may move this controller's
+    /// clock and stall its disk. For tests only.
+    #[arg(long)]
+    enable_fault_injection: bool,
     #[command(flatten)]
     manners: Manners,
     #[command(flatten)]
@@ -152,6 +156,7 @@ impl Args {
             client_advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
             snapshot_every: self.snapshot_every,
             allow_faults: self.manners.allow_faults,
+            fault_injection: self.enable_fault_injection,
             insecure: self.manners.insecure,
             ..defaults
         })
@@ -199,6 +204,17 @@ mod tests {
         for line in ["--bootstrap --join a:1", "--learner", "--bootstrap --learner", "--id 0", "--join a"] {
             assert!(args(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn faults_are_served_only_when_asked_for_and_to_strangers_only_when_meant() {
+        let injected = |line: &str| args(line).unwrap().config().map(|config| config.fault_injection);
+        assert_eq!(injected(""), Ok(false));
+        assert_eq!(injected("--allow-faults"), Ok(false), "that is for executors");
+        assert_eq!(injected("--enable-fault-injection"), Ok(true));
+        let exposed = "--enable-fault-injection --internal-listen 10.0.0.1:7070";
+        assert!(injected(exposed).unwrap_err().hint.unwrap().contains("--insecure"));
+        assert_eq!(injected(&format!("{exposed} --insecure")), Ok(true));
     }
 
     #[test]

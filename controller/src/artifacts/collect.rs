@@ -1,17 +1,44 @@
 //! Collects model files that nothing uses. The leader forgets records that no revision referred to
-//! for a grace period; every controller then removes its own files that have no record and are as
-//! old, whether a record went or never came (a crash, or an upload that failed elsewhere).
+//! for a grace period of the cluster's time; every controller then removes its own files that have
+//! had no record for as long, whether one went or never came (a crash, or an upload that failed
+//! elsewhere).
+//!
+//! How long a file has had none is counted here, by the monotonic clock, from when it was first seen
+//! so: another controller may be about to record a file that it was given to hold, and no wall clock
+//! that jumps, nor what one wrote into the folder, must make that file look old.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use millrace_cluster_state::{Caller, Command, State, UnixMillis};
 use millrace_types::{Digest, Failure};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Artifacts, blocking};
 
 /// Files collected in one round, so that a round never holds up uploads for long.
 const COLLECTED_PER_ROUND_MAX: usize = 64;
+/// Files without a record that are watched at a time.
+const ORPHANS_MAX: usize = 10_000;
+
+/// Since when each file has been seen without a record.
+#[derive(Debug, Default)]
+pub(super) struct Orphans(Mutex<BTreeMap<Digest, Instant>>);
+
+impl Orphans {
+    /// Takes in which files have no record now. Returns those that had none for a grace period.
+    fn see(&self, now_without: &[Digest], now: Instant, grace: Duration) -> Vec<Digest> {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut *since);
+        let begun = |digest: &Digest| before.get(digest).copied().unwrap_or(now);
+        let watched = now_without.iter().take(ORPHANS_MAX);
+        *since = watched.map(|digest| (*digest, begun(digest))).collect();
+        let old = since.iter().filter(|(_, begun)| now - **begun >= grace);
+        old.map(|(digest, _)| *digest).take(COLLECTED_PER_ROUND_MAX).collect()
+    }
+}
 
 impl Artifacts {
     /// Collects every so often until stopped.
@@ -29,15 +56,15 @@ impl Artifacts {
 
     /// One round. Says how many files went.
     pub(crate) async fn collect(&self) -> Result<usize, Failure> {
-        let now = self.clock.now();
-        let unused_since = UnixMillis(now.0.saturating_sub(millis(self.limits.artifact_grace)));
+        let grace = self.limits.artifact_grace;
+        let unused_since = UnixMillis(self.replica.now().0.saturating_sub(millis(grace)));
         let mut collected = 0;
         if self.replica.leading_term().is_some() {
             for digest in unused(&self.replica.state(), unused_since) {
                 self.forget(digest, unused_since).await?;
             }
         }
-        for digest in self.unrecorded(unused_since).await? {
+        for digest in self.unrecorded().await? {
             collected += usize::from(self.collect_unrecorded(digest).await?);
         }
         Ok(collected)
@@ -54,16 +81,14 @@ impl Artifacts {
         }
     }
 
-    /// Files without a record that were last written before `unused_since`.
-    async fn unrecorded(&self, unused_since: UnixMillis) -> Result<Vec<Digest>, Failure> {
+    /// Files that have had no record for the grace period.
+    async fn unrecorded(&self) -> Result<Vec<Digest>, Failure> {
         let store = self.store.clone();
+        let mut files = blocking(move || store.list()).await?;
+        // After the list: what was recorded meanwhile is no orphan.
         let state = self.replica.state();
-        let before = UNIX_EPOCH + Duration::from_millis(unused_since.0);
-        let orphan = move |&(digest, written): &(Digest, SystemTime)| {
-            written <= before && state.artifact(&digest).is_none()
-        };
-        let files = blocking(move || store.list()).await?;
-        Ok(files.into_iter().filter(orphan).map(|(digest, _)| digest).take(COLLECTED_PER_ROUND_MAX).collect())
+        files.retain(|digest| state.artifact(digest).is_none());
+        Ok(self.orphans.see(&files, Instant::now(), self.limits.artifact_grace))
     }
 
     async fn collect_unrecorded(&self, digest: Digest) -> Result<bool, Failure> {
@@ -85,4 +110,24 @@ fn unused(state: &State, unused_since: UnixMillis) -> Vec<Digest> {
 
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_an_orphan_once_it_had_no_record_for_the_whole_grace_period() {
+        let [a, b] = [b"a", b"b"].map(|name| Digest::of(name));
+        let (grace, start) = (Duration::from_secs(10), Instant::now());
+        let orphans = Orphans::default();
+        let see = |files: &[Digest], at: u64| orphans.see(files, start + Duration::from_secs(at), grace);
+        assert_eq!(see(&[a, b], 0), vec![]);
+        assert_eq!(see(&[a], 9), vec![], "b has a record now");
+        assert_eq!(see(&[a, b], 10), vec![a]);
+        assert_eq!(see(&[a, b], 19), vec![a], "b counts from when it lost its record");
+        let mut both = vec![a, b];
+        both.sort_unstable();
+        assert_eq!(see(&[a, b], 20), both);
+    }
 }

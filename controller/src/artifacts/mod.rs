@@ -22,9 +22,9 @@ use millrace_cluster_state::ControllerId;
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tokio::sync::Semaphore;
 
-use crate::clock::WallClock;
 use crate::config::Limits;
 use crate::raft::Replica;
+use collect::Orphans;
 use locks::Locks;
 pub(crate) use spread::Held;
 pub(crate) use store::Store;
@@ -35,7 +35,6 @@ pub(crate) struct Artifacts {
     store: Arc<Store>,
     replica: Replica,
     holder: ControllerId,
-    clock: Arc<dyn WallClock>,
     limits: Limits,
     /// Uploads at a time, and with them the space that unfinished ones take.
     uploads: Semaphore,
@@ -43,14 +42,16 @@ pub(crate) struct Artifacts {
     changing: Locks,
     /// Files being fetched from other controllers.
     fetches: Semaphore,
+    orphans: Orphans,
 }
 
 impl Artifacts {
-    pub(crate) fn new(store: Store, replica: Replica, clock: Arc<dyn WallClock>, limits: Limits) -> Self {
+    pub(crate) fn new(store: Store, replica: Replica, limits: Limits) -> Self {
         let holder = replica.id();
         let uploads = Semaphore::new(limits.uploads);
         let (changing, fetches) = (Locks::default(), Semaphore::new(spread::FETCHES_MAX));
-        Self { store: Arc::new(store), replica, holder, clock, limits, uploads, changing, fetches }
+        let orphans = Orphans::default();
+        Self { store: Arc::new(store), replica, holder, limits, uploads, changing, fetches, orphans }
     }
 
     /// Which of these a majority of the voters holds, with their sizes. Of those that are recorded

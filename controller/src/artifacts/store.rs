@@ -8,7 +8,6 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
 
 use millrace_types::digest::Hasher;
 use millrace_types::{Bytes, Digest, Failure, Reason};
@@ -113,19 +112,15 @@ impl Store {
         fs::metadata(self.path(digest)).is_ok_and(|metadata| metadata.len() == bytes.get())
     }
 
-    /// Every file, with when it was last written.
-    pub(crate) fn list(&self) -> Result<Vec<(Digest, SystemTime)>, Error> {
+    /// Every file.
+    pub(crate) fn list(&self) -> Result<Vec<Digest>, Error> {
         let cannot = || io_error("cannot list", &self.dir);
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(cannot())? {
-            let entry = entry.map_err(cannot())?;
-            let name = entry.file_name();
-            let digest = name.to_str().and_then(|hex| format!("sha256:{hex}").parse().ok());
-            if let Some(digest) = digest {
-                let modified = entry.metadata().and_then(|metadata| metadata.modified());
-                files.push((digest, modified.map_err(cannot())?));
-            }
+            let name = entry.map_err(cannot())?.file_name();
+            files.extend(name.to_str().and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok()));
         }
+        files.sort_unstable();
         Ok(files)
     }
 

@@ -30,6 +30,7 @@ use super::network::Network;
 use super::peers::{Lane, Peers, connect, limited};
 use super::replica::Replica;
 use super::rules::Change;
+use super::time::Time;
 use super::world::World;
 use super::{Raft, config};
 use crate::config::{JoinAs, Start};
@@ -364,6 +365,9 @@ pub(crate) async fn replica(
     client_address: String,
     clock: Arc<dyn crate::clock::WallClock>,
 ) -> Result<Replica, Error> {
+    let (disk, before) = (opened.store.log.disk(), opened.store.log.last());
     let (raft, reader, peers) = run(opened).await?;
-    Ok(Replica::new(raft, reader, peers, client_address, clock))
+    let time = Time::new(clock, reader.clone());
+    tokio::spawn(time.clone().follow(before.map_or(0, |last| last.index)));
+    Ok(Replica::new(raft, reader, peers, client_address, time, disk))
 }

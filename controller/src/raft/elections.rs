@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::disks::handicap;
 use super::peers::{Lane, Peer};
 use super::replica::Replica;
 use super::route::stopped;
@@ -107,7 +108,11 @@ async fn run(replica: Replica, mut rng: StdRng) -> Result<(), Fatal<u64>> {
             replica.until_not_leading().await?;
             continue;
         };
-        let due = look.heard.unwrap_or(started) + patience + penalty(lost) + extra;
+        let due = look.heard.unwrap_or(started)
+            + patience
+            + penalty(lost)
+            + handicap(replica.disk.health())
+            + extra;
         if Instant::now() < due {
             tokio::time::sleep_until(due).await;
             continue;

@@ -9,6 +9,8 @@
 //! | [`membership`] | joining, promotion, removal; [`rules`] says which are safe |
 //! | [`transfer`] | leadership handed over on purpose |
 //! | [`elections`] | when this controller stands; [`timing`] says how long silence lasts before |
+//! | [`time`] | what commands are stamped with, whatever wall clocks do |
+//! | [`disks`] | a leader whose disk is slow hands over |
 //! | [`duties`] | changes of the group that were left half done |
 //! | [`status`] | how far each controller is |
 //! | [`peers`] | connections to the other controllers |
@@ -19,6 +21,7 @@
 
 pub(crate) mod bootstrap;
 mod codec;
+pub(crate) mod disks;
 pub(crate) mod duties;
 pub(crate) mod elections;
 #[cfg(test)]
@@ -32,6 +35,7 @@ mod route;
 mod rules;
 pub(crate) mod service;
 mod status;
+mod time;
 mod timing;
 mod transfer;
 pub(crate) mod world;

@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal};
+use millrace_cluster_state::{
+    Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal, UnixMillis,
+};
 use millrace_types::{Failure, Reason};
 use openraft::ServerState;
 use openraft::error::ClientWriteError;
@@ -12,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Raft;
 use super::route::{WRITE_TIMEOUT, nobody_leads, shutting_down, stopped, unconfirmed};
-use crate::clock::WallClock;
+use super::time::Time;
 
 /// Commands of one log entry: as many clients as are expected at once, so that two entries carry
 /// what all of them have in flight.
@@ -47,7 +49,7 @@ type Answers = Vec<oneshot::Sender<Result<Applied, Failure>>>;
 /// Proposes what comes, until nobody can send any more.
 pub(super) async fn run(
     raft: Raft,
-    clock: Arc<dyn WallClock>,
+    time: Time,
     in_flight: Arc<Semaphore>,
     mut queue: mpsc::Receiver<Proposed>,
 ) {
@@ -63,11 +65,12 @@ pub(super) async fn run(
         if batch.is_empty() {
             return;
         }
-        let (proposals, answers) = stamp(batch, clock.as_ref());
         if raft.server_metrics().borrow().state != ServerState::Leader {
+            let answers: Answers = batch.into_iter().map(|it| it.answer).collect();
             answer_all(answers, &nobody_leads());
             continue;
         }
+        let (proposals, answers) = stamp(batch, time.stamp());
         let written = match raft.client_write_ff(proposals).await {
             Ok(written) => written,
             Err(error) => {
@@ -124,8 +127,7 @@ fn next_batch(waiting: &mut VecDeque<Proposed>) -> Vec<Proposed> {
     waiting.drain(..fits).collect()
 }
 
-fn stamp(batch: Vec<Proposed>, clock: &dyn WallClock) -> (Vec<Proposal>, Answers) {
-    let stamp = clock.now();
+fn stamp(batch: Vec<Proposed>, stamp: UnixMillis) -> (Vec<Proposal>, Answers) {
     let split = |it: Proposed| {
         let proposal =
             Proposal { stamp, caller: it.caller, idempotency: it.idempotency, command: it.command };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_raft_store::{Identity, Member, StateReader};
+use millrace_raft_store::{Identity, LogDisk, Member, StateReader};
 use openraft::metrics::RaftServerMetrics;
 use openraft::{Membership, ServerState};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -14,7 +14,7 @@ use super::peers::{Lane, Peer, Peers};
 pub(crate) use super::proposer::refused;
 use super::proposer::{self, BATCHES_IN_FLIGHT, Proposed};
 use super::route::{FORWARDED_MAX, WAITING_MAX};
-use crate::clock::WallClock;
+use super::time::Time;
 
 /// A handle on the replicated state. Cloning shares it.
 #[derive(Clone)]
@@ -29,7 +29,9 @@ pub(crate) struct Replica {
     pub(super) peers: Peers,
     /// Where clients reach this controller.
     pub(super) client_address: Arc<str>,
-    clock: Arc<dyn WallClock>,
+    pub(super) time: Time,
+    /// What the log is on.
+    pub(crate) disk: LogDisk,
 }
 
 impl std::fmt::Debug for Replica {
@@ -66,19 +68,20 @@ pub(super) enum Leader {
 
 impl Replica {
     /// A handle over a running Raft node. Spawns the proposer, which ends with the last handle.
-    pub(crate) fn new(
+    pub(super) fn new(
         raft: Raft,
         reader: StateReader<State>,
         peers: Peers,
         client_address: String,
-        clock: Arc<dyn WallClock>,
+        time: Time,
+        disk: LogDisk,
     ) -> Self {
         let (proposals, waiting) = mpsc::channel(WAITING_MAX);
         let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT as usize));
-        tokio::spawn(proposer::run(raft.clone(), clock.clone(), in_flight.clone(), waiting));
+        tokio::spawn(proposer::run(raft.clone(), time.clone(), in_flight.clone(), waiting));
         let forwarded = Arc::new(Semaphore::new(FORWARDED_MAX));
         let client_address = client_address.into();
-        Self { raft, reader, proposals, in_flight, forwarded, peers, client_address, clock }
+        Self { raft, reader, proposals, in_flight, forwarded, peers, client_address, time, disk }
     }
 
     /// Whose replica this is.
@@ -144,7 +147,7 @@ impl Replica {
 
     /// The time that a proposal made now would be stamped with.
     pub(crate) fn now(&self) -> millrace_cluster_state::UnixMillis {
-        self.clock.now()
+        self.time.now()
     }
 
     /// Waits until Raft ends by itself, and says why: a halt is for good, what comes next is another

@@ -167,6 +167,7 @@ impl Replica {
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
         let bytes = check_size(&write.command)?;
         self.check_leads()?;
+        self.check_disk()?;
         let (answer, answered) = oneshot::channel();
         let Forwarded { caller, idempotency, command } = write;
         let proposed = Proposed {

@@ -12,6 +12,7 @@ use millrace_types::Failure;
 use openraft::{Membership, ServerState};
 use serde::{Deserialize, Serialize};
 
+use super::disks::Disk;
 use super::duties::is_joint;
 use super::peers::{Lane, Peer};
 use super::replica::Replica;
@@ -20,6 +21,8 @@ use super::rules;
 
 /// How long a controller may take to say how far it is: one that does not counts as unreachable.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+/// How far a controller's clock may be off the cluster's time before that is worth a warning.
+const CLOCK_APART_MAX: Duration = Duration::from_secs(10);
 
 /// What one controller says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +37,12 @@ pub(super) struct PeerStatus {
     matched: Option<BTreeMap<u64, Option<u64>>>,
     build: String,
     client_address: String,
+    /// Absent from a controller of before this was told.
+    #[serde(default)]
+    pub(super) disk: Disk,
+    /// How far its clock is ahead of the cluster's time.
+    #[serde(default)]
+    ahead_ms: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +97,8 @@ impl Replica {
             matched,
             build: BUILD.into(),
             client_address: self.client_address.to_string(),
+            disk: Disk::from(self.disk.health()),
+            ahead_ms: self.time.ahead_ms(),
         }
     }
 
@@ -144,8 +155,25 @@ fn view(
         controllers: controllers.collect(),
         quorum: leader.is_some() && up > voters.len() / 2,
         changing: is_joint(membership),
-        warnings: rules::warnings(&voters, &reachable),
+        warnings: [rules::warnings(&voters, &reachable), machine_warnings(answers())].concat(),
     }
+}
+
+/// What an operator should know of the machines that answered.
+fn machine_warnings<'a>(answers: impl Iterator<Item = (u64, &'a PeerStatus)>) -> Vec<String> {
+    let of = |(id, status): (u64, &PeerStatus)| [status.disk.warning(id), clock_warning(id, status.ahead_ms)];
+    answers.flat_map(of).flatten().collect()
+}
+
+fn clock_warning(id: u64, ahead_ms: Option<i64>) -> Option<String> {
+    let apart = Duration::from_millis(ahead_ms?.unsigned_abs());
+    let side = if ahead_ms? > 0 { "ahead of" } else { "behind" };
+    (apart >= CLOCK_APART_MAX).then(|| {
+        format!(
+            "the clock of controller {id} is {}s {side} the cluster's time, which follows the leader's at its own pace: see that the controllers' machines agree on the time",
+            apart.as_secs()
+        )
+    })
 }
 
 fn controller(
@@ -180,5 +208,22 @@ fn controller(
         Some(Err(failure)) => api::Controller { unreachable_reason: failure.message.clone(), ..known },
         // It joined while the others were asked.
         None => api::Controller { unreachable_reason: "not asked yet".into(), ..known },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_far_off_is_told_of() {
+        let apart = |ahead_ms| clock_warning(2, ahead_ms);
+        assert_eq!([None, Some(0), Some(9_999), Some(-9_999)].map(apart), [const { None }; 4]);
+        let (ahead, behind) = (apart(Some(86_400_000)).unwrap(), apart(Some(-20_000)).unwrap());
+        assert!(
+            ahead.starts_with("the clock of controller 2 is 86400s ahead of the cluster's time"),
+            "{ahead}"
+        );
+        assert!(behind.starts_with("the clock of controller 2 is 20s behind the cluster's time"), "{behind}");
     }
 }

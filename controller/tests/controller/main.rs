@@ -5,6 +5,7 @@
 mod admin;
 mod checkpoints;
 mod durability;
+mod faults;
 mod fleet;
 mod group;
 mod group_fleet;

@@ -10,6 +10,7 @@
 //! | [`faults`] | what goes wrong |
 //! | [`people`], [`workers`] | who uses the group |
 //! | [`network`], [`disk`] | the simulated machine |
+//! | [`slow_disk`] | whose disk is slow does not lead for long |
 //!
 //! A few seeds are run by default. More, or one again:
 //! ```text
@@ -32,5 +33,6 @@ mod no_lost_write;
 mod people;
 mod planted;
 mod runs;
+mod slow_disk;
 mod state_machine_safety;
 mod workers;

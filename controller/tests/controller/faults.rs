@@ -1,0 +1,154 @@
+//! The fault service, and what a clock that jumps and a disk that stalls cost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_proto::fault::fault_client::FaultClient;
+use millrace_proto::fault::{
+    ClearRequest, Faults, GetFaultsRequest, SetClockOffsetRequest, StallDiskRequest,
+};
+use millrace_types::{Digest, Reason};
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::support::{
+    Cluster, ManualClock, apply, apply_request, channel, cnn, get, mlp, reason, soon, until, upload,
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn faults(cluster: &Cluster) -> FaultClient<Channel> {
+    FaultClient::new(channel(cluster.controller.internal_addr().to_string()))
+}
+
+async fn with_faults() -> Cluster {
+    Cluster::start_with(|config| config.fault_injection = true).await
+}
+
+async fn warnings(cluster: &Cluster) -> Vec<String> {
+    let status = cluster.admin().get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap();
+    status.into_inner().warnings
+}
+
+#[tokio::test]
+async fn a_controller_that_was_not_started_for_it_does_not_know_the_service() {
+    let cluster = Cluster::start_with(|config| config.allow_faults = true).await;
+    let unknown = faults(&cluster).get_faults(GetFaultsRequest {}).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unimplemented);
+    let stall = StallDiskRequest { each_sync_ms: 1, for_ms: 1 };
+    assert_eq!(faults(&cluster).stall_disk(stall).await.unwrap_err().code(), Code::Unimplemented);
+    // Nor does one that was, where clients connect.
+    let cluster = with_faults().await;
+    let mut front = FaultClient::new(channel(cluster.controller.client_addr().to_string()));
+    assert_eq!(front.get_faults(GetFaultsRequest {}).await.unwrap_err().code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn faults_are_set_told_and_cleared_and_bad_ones_refused() {
+    let cluster = with_faults().await;
+    let mut faults = faults(&cluster);
+    let none = faults.get_faults(GetFaultsRequest {}).await.unwrap().into_inner();
+    assert_eq!(none, Faults::default());
+
+    let moved = SetClockOffsetRequest { offset_ms: -90_000 };
+    assert_eq!(faults.set_clock_offset(moved).await.unwrap().into_inner().clock_offset_ms, -90_000);
+    let stall = StallDiskRequest { each_sync_ms: 1, for_ms: 600_000 };
+    let told = faults.stall_disk(stall).await.unwrap().into_inner();
+    assert_eq!((told.clock_offset_ms, told.each_sync_ms), (-90_000, 1));
+    assert!((1..=600_000).contains(&told.stall_left_ms), "{told:?}");
+
+    let refused = faults.set_clock_offset(SetClockOffsetRequest { offset_ms: i64::MIN }).await.unwrap_err();
+    assert_eq!((reason(&refused), refused.code()), (Reason::MalformedRequest, Code::InvalidArgument));
+    let endless = StallDiskRequest { each_sync_ms: 1, for_ms: u64::MAX };
+    assert_eq!(reason(&faults.stall_disk(endless).await.unwrap_err()), Reason::MalformedRequest);
+    let still = faults.get_faults(GetFaultsRequest {}).await.unwrap().into_inner();
+    assert_eq!((still.clock_offset_ms, still.each_sync_ms), (-90_000, 1), "what was refused changed nothing");
+
+    assert_eq!(faults.clear(ClearRequest {}).await.unwrap().into_inner(), Faults::default());
+}
+
+/// The resource version of a function.
+async fn version(cluster: &Cluster, name: &str) -> u64 {
+    get(&mut cluster.admin(), name).await.unwrap().resource_version
+}
+
+#[tokio::test]
+async fn a_write_that_is_repeated_over_a_jump_of_the_clock_is_carried_out_once() {
+    let cluster = with_faults().await;
+    let mut admin = cluster.admin();
+    for model in [mlp(), cnn()] {
+        upload(&mut admin, &model).await.unwrap();
+    }
+    let keyed = || api::ApplyFunctionRequest { idempotency_key: "k".into(), ..apply_request("f", &mlp()) };
+    admin.apply_function(keyed()).await.unwrap();
+    apply(&mut admin, "f", &cnn()).await.unwrap();
+    let after = version(&cluster, "f").await;
+
+    let day = i64::try_from(DAY.as_millis()).unwrap();
+    let mut faults = faults(&cluster);
+    for (name, offset_ms) in [("forward", day), ("back", -day), ("right", 0)] {
+        faults.set_clock_offset(SetClockOffsetRequest { offset_ms }).await.unwrap();
+        // Time moves with this one, if it moves.
+        apply(&mut admin, name, &mlp()).await.unwrap();
+        admin.apply_function(keyed()).await.unwrap();
+        assert_eq!(version(&cluster, "f").await, after, "{name}: the first model is not back");
+        if name == "forward" {
+            let warnings = warnings(&cluster).await;
+            assert!(warnings.iter().any(|it| it.contains("ahead of the cluster's time")), "{warnings:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_jump_of_the_clock_collects_no_model_file() {
+    let clock = Arc::new(ManualClock::default());
+    let cluster = Cluster::start_with(|config| {
+        config.clock = clock.clone();
+        config.limits.collect_every = Duration::from_millis(1);
+    })
+    .await;
+    let mut admin = cluster.admin();
+    // Uploaded, and not used yet.
+    upload(&mut admin, &mlp()).await.unwrap();
+    // Held for another controller, which has not recorded it yet; and written under another clock.
+    let held = cluster.dir.path().join("artifacts").join(Digest::of(b"held").hex());
+    std::fs::write(&held, b"held").unwrap();
+    clock.advance(10 * DAY);
+    for _ in 0..20 {
+        // Each write stamps the time, and each is several rounds of the collector.
+        upload(&mut admin, &cnn()).await.unwrap();
+    }
+    assert!(held.exists());
+    apply(&mut admin, "f", &mlp()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_disk_makes_writes_slow_and_is_told_of() {
+    let cluster = with_faults().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    let mut faults = faults(&cluster);
+    faults.stall_disk(StallDiskRequest { each_sync_ms: 300, for_ms: 600_000 }).await.unwrap();
+    apply(&mut admin, "slow", &mlp()).await.unwrap();
+    let told = warnings(&cluster).await;
+    assert!(told.iter().any(|it| it.contains("the disk of controller 1 is slow")), "{told:?}");
+
+    // One that hangs: the write waits, and goes on as soon as the disk does.
+    faults.stall_disk(StallDiskRequest { each_sync_ms: 60_000, for_ms: 600_000 }).await.unwrap();
+    let mut writer = cluster.admin();
+    let write = tokio::spawn(async move { apply(&mut writer, "hung", &mlp()).await });
+    until("the sync to hang", async || {
+        let told = warnings(&cluster).await;
+        told.iter().any(|it| it.contains("is slow")).then_some(())
+    })
+    .await;
+    faults.clear(ClearRequest {}).await.unwrap();
+    soon("the write", write).await.unwrap().unwrap();
+    until("the disk to be fast again", async || {
+        apply(&mut admin, "fast", &mlp()).await.unwrap();
+        apply(&mut admin, "fast", &mlp()).await.unwrap();
+        warnings(&cluster).await.is_empty().then_some(())
+    })
+    .await;
+}
