@@ -1,6 +1,5 @@
 //! The admin API: what it does, what it refuses, and that a refusal leaves nothing.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::admin as api;
@@ -286,11 +285,16 @@ async fn listings_come_in_pages_and_by_tenant() {
 async fn a_model_that_nothing_uses_goes_after_its_grace_period_and_no_other_does() {
     let cluster = Cluster::start_with(|config| {
         config.limits.collect_every = Duration::from_millis(1);
-        config.limits.artifact_grace = Duration::from_millis(100);
+        config.limits.artifact_grace = Duration::from_millis(500);
     })
     .await;
     let mut admin = cluster.admin();
-    cluster.deploy("f", &mlp()).await;
+    // On a busy machine its file may be gone before it is used.
+    until("the function to be applied", async || {
+        upload(&mut admin, &mlp()).await.unwrap();
+        apply(&mut admin, "f", &mlp()).await.ok()
+    })
+    .await;
     upload(&mut admin, &cnn()).await.unwrap();
     let (used, unused) = (Digest::of(&mlp()), Digest::of(&cnn()));
     // A file that a crash left without a record.
