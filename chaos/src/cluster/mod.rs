@@ -1,6 +1,7 @@
 //! A cluster of real processes on loopback: controllers and workers with data folders of their own,
 //! seen through the admin API as its operators see it.
 
+mod faults;
 mod part;
 mod ports;
 mod status;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use millrace_client::{Address, Admin, Endpoints};
 
+pub use self::faults::Injection;
 use self::part::{Recipe, Running, Started};
 pub(crate) use self::part::{descendants, is_alive, signal};
 use self::ports::Ports;
@@ -38,6 +40,8 @@ pub struct Plan {
     pub workers: u32,
     /// Whether processes reach each other through proxies.
     pub links: Links,
+    /// Whether controllers serve the fault service.
+    pub injection: Injection,
 }
 
 /// How processes reach each other.
@@ -58,6 +62,7 @@ pub struct Cluster {
     /// The links between processes, where they are proxied.
     pub network: Network,
     links: Links,
+    injection: Injection,
     controllers: BTreeMap<u64, Controller>,
     workers: BTreeMap<String, Worker>,
     /// Below them: fronts outlive the processes that connect to them.
@@ -99,6 +104,7 @@ impl Cluster {
             ports: Ports::new(),
             network: Network::default(),
             links,
+            injection: Injection::Off,
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
             fronts: Vec::new(),
@@ -110,6 +116,7 @@ impl Cluster {
     /// # Errors
     /// When a process ends or the cluster is not up in time, with what its log says.
     pub async fn start(&mut self, plan: Plan) -> anyhow::Result<()> {
+        self.injection = plan.injection;
         for id in 1..=plan.controllers {
             self.add_controller(id, None).await?;
         }
@@ -145,6 +152,7 @@ impl Cluster {
         words.extend(["--internal-listen".to_owned(), internal.to_string()]);
         words.extend(["--internal-advertise".to_owned(), advertised.to_string()]);
         words.extend(SNAPSHOTS.map(str::to_owned));
+        words.extend(self.injection.words());
         let recipe = self.recipe(format!("controller-{id}"), prefix, words);
         let others: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
         let first = match others.as_slice() {

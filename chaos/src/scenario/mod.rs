@@ -3,6 +3,7 @@
 //! Every run ends with the same checks ([`stage::Stage::finish`]); each scenario adds its own.
 
 mod all_controllers_kill;
+mod clock_jump;
 mod damage;
 mod executor_kill;
 mod follower_kill;
@@ -11,6 +12,7 @@ mod leader_kill;
 mod partition;
 mod small_disk;
 mod stage;
+mod stalled_disk;
 mod torn_store;
 mod worker_kill;
 
@@ -20,7 +22,7 @@ use std::time::Duration;
 use futures::future::LocalBoxFuture;
 
 use self::stage::Stage;
-use crate::cluster::{Links, Plan};
+use crate::cluster::{Injection, Links, Plan};
 use crate::report::{Report, Verdict};
 use crate::timeline::Echo;
 
@@ -80,8 +82,9 @@ pub(crate) const WRITES_RESUME: Promise =
 pub(crate) const PLACED_AGAIN: Promise =
     Promise { within: Duration::from_secs(3), source: "DESIGN §7, worker: new placement < lease + 1 s" };
 
-const GROUP: Plan = Plan { controllers: 3, workers: 2, links: Links::Direct };
+const GROUP: Plan = Plan { controllers: 3, workers: 2, links: Links::Direct, injection: Injection::Off };
 const PROXIED: Plan = Plan { links: Links::Proxied, ..GROUP };
+const INJECTED: Plan = Plan { injection: Injection::On, ..GROUP };
 
 /// Every scenario.
 pub const ALL: &[Scenario] = &[
@@ -148,6 +151,22 @@ pub const ALL: &[Scenario] = &[
         plan: GROUP,
         skipped: small_disk::not_allowed,
         play: |stage| Box::pin(full_disk::play(stage)),
+    },
+    Scenario {
+        name: "clock-jump",
+        about: "move the clock of the leader, then of a follower that leads next, by up to two days, ahead and back",
+        rounds: 4,
+        plan: INJECTED,
+        skipped: never,
+        play: |stage| Box::pin(clock_jump::play(stage)),
+    },
+    Scenario {
+        name: "stalled-disk",
+        about: "stall the disk of a follower, then let the leader's hang, or be slow, until another leads",
+        rounds: 2,
+        plan: INJECTED,
+        skipped: never,
+        play: |stage| Box::pin(stalled_disk::play(stage)),
     },
 ];
 

@@ -38,15 +38,20 @@ const PACED_MAX: Duration = Duration::from_secs(1);
 struct ClusterTime {
     /// A time since 1970, and when it was.
     known: Option<(Duration, Instant)>,
+    /// The last stamp given here: it comes back once it is applied, and says nothing new.
+    given: Option<UnixMillis>,
 }
 
 impl ClusterTime {
-    /// Takes in a stamp that was applied: it was that late at least.
+    /// Takes in another's stamp that was applied. Time goes on from there, or from what it is by the
+    /// slowest pace, if that is later: a stamp may have been long on its way.
     fn hear(&mut self, stamp: UnixMillis, now: Instant) {
-        let stamp = Duration::from_millis(stamp.0);
-        if self.estimate(now).is_none_or(|estimate| stamp > estimate) {
-            self.known = Some((stamp, now));
+        if self.given.is_some_and(|given| given >= stamp) {
+            return;
         }
+        let stamp = Duration::from_millis(stamp.0);
+        let least = self.known.map(|(time, at)| time + (now - at) - (now - at).min(PACED_MAX) / SLOWEST);
+        self.known = Some((least.map_or(stamp, |least| least.max(stamp)), now));
     }
 
     /// The time by what was heard and the monotonic clock alone.
@@ -66,7 +71,9 @@ impl ClusterTime {
     fn stamp(&mut self, wall: UnixMillis, now: Instant) -> UnixMillis {
         let time = self.read(wall, now);
         self.known = Some((time, now));
-        millis(time)
+        let stamp = millis(time);
+        self.given = Some(stamp);
+        stamp
     }
 }
 
@@ -192,10 +199,37 @@ mod tests {
         time.hear(UnixMillis(START), heard);
         let later = heard + Duration::from_millis(100);
         time.hear(UnixMillis(START), later);
-        time.hear(UnixMillis(START + 99), later);
-        assert_eq!(time.estimate(later), Some(Duration::from_millis(START + 100)));
+        let at = |ms: u64| Some(Duration::from_millis(START + ms));
+        assert_eq!(time.estimate(later), at(50), "it does not stand still");
         time.hear(UnixMillis(START + 500), later);
-        assert_eq!(time.estimate(later), Some(Duration::from_millis(START + 500)));
+        assert_eq!(time.estimate(later), at(500));
+        time.hear(UnixMillis(START + 400), later);
+        assert_eq!(time.estimate(later), at(500), "nor run back");
+    }
+
+    #[test]
+    fn a_follower_keeps_the_leaders_pace_and_goes_on_at_its_own_when_it_leads() {
+        let begun = Instant::now();
+        let (mut leader, mut now) = (ClusterTime::default(), begun);
+        let mut follower = ClusterTime::default();
+        let day = i64::try_from(DAY).unwrap();
+        // The leader's clock is right, then a day ahead, then right again: it slows down.
+        for offset in [0, day, 0] {
+            for _ in 0..500 {
+                let stamp = START + lead(&mut leader, &mut now, begun, 7, offset);
+                follower.hear(UnixMillis(stamp), now + Duration::from_millis(5));
+                leader.hear(UnixMillis(stamp), now + Duration::from_millis(5));
+            }
+            let apart = leader
+                .estimate(now)
+                .unwrap()
+                .abs_diff(follower.estimate(now + Duration::from_millis(5)).unwrap());
+            assert!(apart <= Duration::from_millis(5), "{apart:?}");
+        }
+        let before = follower.estimate(now).unwrap();
+        now += Duration::from_millis(100);
+        let stamp = follower.stamp(UnixMillis(START + DAY), now);
+        assert!(Duration::from_millis(stamp.0) <= before + Duration::from_millis(1_000), "no leap");
     }
 
     #[test]
