@@ -98,7 +98,7 @@ pub async fn start(
         outlook: outlook.clone(),
         stop: stop.clone(),
     };
-    let raft_service = service::Service { replica: replica.clone(), artifacts: artifacts.clone() };
+    let raft_service = service::Service::new(replica.clone(), artifacts.clone());
     let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
     if faults.is_some() {
         tracing::warn!(

@@ -84,7 +84,7 @@ impl Member {
         })?;
         let artifacts = Artifacts::new(store, replica.clone(), Limits::default());
         let artifacts = Arc::new(artifacts);
-        let service = Service { replica: replica.clone(), artifacts: artifacts.clone() };
+        let service = Service::new(replica.clone(), artifacts.clone());
         let (fleet, faults) = (Fleet::new(), Faults::Refused);
         // Nobody carries the leader's duties out: there are no workers.
         let outlook = Duties::new(replica.clone(), fleet.clone(), Limits::default().lease).outlook();

@@ -7,8 +7,9 @@ use rand::Rng as _;
 
 use super::stage::Stage;
 
-/// How much longer each sync of a follower takes, in milliseconds: below and beyond its patience.
-const FOLLOWER_MS: std::ops::Range<u64> = 150..3_000;
+/// How much longer each sync of a follower takes, in milliseconds: it is slow, or hangs.
+const FOLLOWER_SLOW_MS: std::ops::Range<u64> = 50..150;
+const FOLLOWER_HANGS_MS: std::ops::Range<u64> = 1_000..10_000;
 /// A leader's disk that hangs: well beyond the followers' patience.
 const HANGS_MS: std::ops::Range<u64> = 2_000..10_000;
 /// A leader's disk that is slow, and not slow enough for the others to stand: it hands over itself.
@@ -30,7 +31,8 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 impl Stage {
     async fn stalled_follower(&mut self) -> anyhow::Result<()> {
         let follower = self.a_follower().await?;
-        let each_sync = Duration::from_millis(self.rng.random_range(FOLLOWER_MS));
+        let range = if self.rng.random() { FOLLOWER_SLOW_MS } else { FOLLOWER_HANGS_MS };
+        let each_sync = Duration::from_millis(self.rng.random_range(range));
         self.fault();
         self.cluster.stall_disk(follower, each_sync, LASTS).await?;
         self.resumed().await?;

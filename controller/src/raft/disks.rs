@@ -31,8 +31,8 @@ const SLOW_SYNCS_MIN: u32 = 3;
 const LEAD_MIN: Duration = Duration::from_secs(10);
 /// How often the disk is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A leader whose sync has taken so long refuses writes: another has been elected, or is about to be.
-const STALLED_MIN: Duration = Duration::from_secs(1);
+/// A disk whose sync takes longer than followers are patient hangs: a leader is deposed for it.
+const HANGS_MIN: Duration = SILENCE;
 /// How much longer a controller with a slow disk lets silence last: the others stand first, and their
 /// votes are durable sooner.
 const HANDICAP: Duration = SILENCE.saturating_mul(2);
@@ -67,6 +67,13 @@ impl Disk {
     fn stays_slow(&self) -> bool {
         let slow_max = u64::try_from(SLOW_MAX.as_millis()).unwrap_or(u64::MAX);
         self.slow_syncs >= SLOW_SYNCS_MIN && self.slow_for_ms >= slow_max
+    }
+
+    /// Whether what waits for it waits in vain: the sync under way hangs, or all hang, one after the
+    /// other.
+    fn hangs(&self) -> bool {
+        let hangs_min = u64::try_from(HANGS_MIN.as_millis()).unwrap_or(u64::MAX);
+        self.outstanding_ms >= hangs_min || (self.slow_syncs > 1 && self.last_ms >= hangs_min)
     }
 
     /// What an operator should know of it.
@@ -141,24 +148,27 @@ async fn run(replica: Replica) {
 }
 
 impl Replica {
-    /// The other voters that answer.
+    /// The other voters that answer and follow this one: while a disk hangs here, another may have been
+    /// elected, and openraft not have come to hear of it.
     async fn candidates(&self) -> BTreeMap<u64, Candidate> {
         let voters: BTreeSet<u64> = self.membership().voter_ids().collect();
         let own = self.own_status();
         let answered = self.statuses().await.into_iter().filter_map(|(id, status)| Some((id, status.ok()?)));
-        let others = answered.filter(|(id, _)| *id != self.id().0 && voters.contains(id));
+        let own_id = self.id().0;
+        let follows =
+            |id: u64, leader: Option<u64>| id != own_id && voters.contains(&id) && leader == Some(own_id);
+        let others = answered.filter(|(id, status)| follows(*id, status.leader));
         others.map(|(id, status)| (id, Candidate { disk: status.disk, lag: own.lag(id) })).collect()
     }
 
-    /// Refuses a write while the disk here does not end a sync, if another could lead: it would only be
-    /// left unknown.
+    /// Refuses at once what the others can do and this controller cannot while its disk hangs: openraft
+    /// waits for it, so that nothing is applied here, nor known of who leads now.
     pub(super) fn check_disk(&self) -> Result<(), Failure> {
-        let outstanding = self.disk.health().outstanding;
-        if outstanding < STALLED_MIN || self.membership().voter_ids().count() < 2 {
+        if !Disk::from(self.disk.health()).hangs() || self.membership().voter_ids().count() < 2 {
             return Ok(());
         }
         let message = format!(
-            "controller {} leads as far as it knows, and its disk has not ended a sync for {outstanding:?}: ask another, or try again soon",
+            "the disk of controller {} hangs: ask another controller, or read stale; see 'millrace cluster status'",
             self.id().0
         );
         Err(Failure::new(millrace_types::Reason::NoLeader, message))
@@ -198,6 +208,18 @@ mod tests {
         let all_slow = [(2, disk(9, 9_000), Some(0)), (3, disk(1, 200), Some(2))];
         assert_eq!(check(&all_slow), None, "nothing would be better");
         assert_eq!(check(&[(2, FAST, None), (3, FAST, Some(PROMOTION_LAG_MAX + 1))]), None);
+    }
+
+    #[test]
+    fn a_disk_hangs_while_one_sync_does_and_between_two_that_did() {
+        let hangs = |outstanding_ms, slow_syncs, last_ms| {
+            Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms }.hangs()
+        };
+        assert!(!hangs(499, 1, 5), "not yet");
+        assert!(hangs(500, 1, 5));
+        assert!(!hangs(0, 1, 900), "one that took long and is over");
+        assert!(hangs(3, 2, 900), "the next of many");
+        assert!(!hangs(250, 9, 300), "slow");
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Node {
         let artifacts = Artifacts::new(store, replica.clone(), Limits::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let service = Service { replica: replica.clone(), artifacts: Arc::new(artifacts) }.server();
+        let service = Service::new(replica.clone(), Arc::new(artifacts)).server();
         let server = tokio::spawn(async move {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
             Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();

@@ -77,6 +77,7 @@ impl Replica {
         command: Command,
     ) -> Result<Applied, Failure> {
         check_size(&command)?;
+        self.check_disk()?;
         let repeatable = idempotency.is_some();
         let write = Forwarded { caller, idempotency, command };
         let again = |failure: &Failure| no_leader(failure) && (repeatable || !failure.may_have_executed);
@@ -113,6 +114,7 @@ impl Replica {
     /// # Errors
     /// `NO_LEADER` when that cannot be known here now.
     pub(crate) async fn linearizable(&self) -> Result<State, Failure> {
+        self.check_disk()?;
         let mut attempts = self.attempts();
         let index = loop {
             let tried = match self.leader() {
@@ -167,7 +169,6 @@ impl Replica {
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
         let bytes = check_size(&write.command)?;
         self.check_leads()?;
-        self.check_disk()?;
         let (answer, answered) = oneshot::channel();
         let Forwarded { caller, idempotency, command } = write;
         let proposed = Proposed {

@@ -10,6 +10,7 @@ use millrace_types::{Failure, Reason};
 use openraft::Snapshot;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::{self, Target};
@@ -22,11 +23,21 @@ use crate::artifacts::{Artifacts, Held};
 pub(crate) struct Service {
     pub(crate) replica: Replica,
     pub(crate) artifacts: Arc<Artifacts>,
+    appends: Arc<Semaphore>,
 }
 
 type Answer = Result<Response<Message>, Status>;
 
+/// Calls of the leader with entries that openraft has not answered. The leader gives each up soon and
+/// sends the entries again: while the disk here hangs, what it gave up must not pile up in memory.
+const APPENDS_MAX: usize = 16;
+
 impl Service {
+    /// Answers for the member that has this replica and these files.
+    pub(crate) fn new(replica: Replica, artifacts: Arc<Artifacts>) -> Self {
+        Self { replica, artifacts, appends: Arc::new(Semaphore::new(APPENDS_MAX)) }
+    }
+
     /// The service, with its limits.
     pub(crate) fn server(self) -> raft_server::RaftServer<Self> {
         raft_server::RaftServer::new(self)
@@ -107,8 +118,19 @@ impl raft_server::Raft for Service {
     }
 
     async fn append_entries(&self, request: Request<Message>) -> Answer {
+        let Ok(permit) = self.appends.clone().try_acquire_owned() else {
+            return Err(Status::unavailable("the log's disk here has not caught up yet"));
+        };
         let rpc = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &self.replica.raft.append_entries(rpc).await)
+        let raft = self.replica.raft.clone();
+        // A task of its own: the place is taken until openraft is done, though the caller went away.
+        let appended = tokio::spawn(async move {
+            let answer = raft.append_entries(rpc).await;
+            drop(permit);
+            answer
+        });
+        let answer = appended.await.map_err(|error| internal(error.to_string()))?;
+        self.answer(request.get_ref(), &answer)
     }
 
     async fn vote(&self, request: Request<Message>) -> Answer {
