@@ -54,17 +54,17 @@ impl Stage {
         self.well_again(leader).await
     }
 
-    /// Writes go on meanwhile, slowly: how soon they are fast again is no promise in seconds.
+    /// Writes go on meanwhile. How fast, the probe cannot tell: it may ask the slow controller, which
+    /// answers once it has the change itself, and not wait for that.
     async fn slow_leader(&mut self) -> anyhow::Result<()> {
         let leader = self.cluster.leader().await?;
         let each_sync = Duration::from_millis(self.rng.random_range(SLOW_MS));
-        self.fault();
         self.cluster.stall_disk(leader, each_sync, LASTS).await?;
         self.another_leads(leader).await?;
-        self.fault();
-        self.resumed().await?;
         self.calm().await;
-        self.well_again(leader).await
+        self.fault();
+        self.well_again(leader).await?;
+        self.resumed().await
     }
 
     async fn another_leads(&self, than: u64) -> anyhow::Result<()> {
