@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use figment::Figment;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use millrace_client::Address;
+use millrace_controller::SharedPlace;
 use millrace_types::TenantName;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,24 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// Where traces go.
     pub(crate) otlp_endpoint: Option<String>,
+    /// Where controllers share model files; `None`: each keeps them on its own disk.
+    #[serde(default, deserialize_with = "place")]
+    pub(crate) artifacts: Option<SharedPlace>,
+}
+
+#[cfg(test)]
+impl Config {
+    /// Nothing set.
+    pub(crate) fn empty() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            tenant: TenantName::default(),
+            log: None,
+            log_format: LogFormat::Text,
+            otlp_endpoint: None,
+            artifacts: None,
+        }
+    }
 }
 
 /// One layer: the settings it has something to say about.
@@ -125,6 +144,12 @@ fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>,
     written.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
 }
 
+/// Where model files are, as a text.
+fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SharedPlace>, D::Error> {
+    let written = Option::<String>::deserialize(deserializer)?;
+    written.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +203,16 @@ mod tests {
     }
 
     #[test]
+    fn a_file_and_the_environment_say_where_model_files_are() {
+        let file = Some("artifacts = \"s3://models/a\"");
+        let said = |file, env: &[_]| check(file, env, &[]).unwrap().artifacts.map(|it| it.to_string());
+        assert_eq!(said(file, &[]).as_deref(), Some("s3://models/a"));
+        let env = [("MILLRACE_ARTIFACTS", "file:///mnt/models")];
+        assert_eq!(said(file, &env).as_deref(), Some("file:///mnt/models"));
+        assert_eq!(said(None, &[]), None);
+    }
+
+    #[test]
     fn what_a_verb_reads_by_itself_is_no_setting() {
         let env = [("MILLRACE_CONFIG", "x.toml"), ("MILLRACE_DATA_DIR", "d")];
         assert!(check(None, &env, &[]).is_ok());
@@ -192,6 +227,8 @@ mod tests {
         assert!(message.contains("endpionts") && message.contains("MILLRACE_"), "{message}");
         let message = refused(None, &[("MILLRACE_ENDPOINTS", "nowhere")]);
         assert!(message.contains("write host:port"), "{message}");
+        let message = refused(None, &[("MILLRACE_ARTIFACTS", "/mnt/models")]);
+        assert!(message.contains("file:///shared/folder"), "{message}");
         let message = refused(Some("tenant = \"A B\""), &[]);
         assert!(message.contains("lower-case"), "{message}");
     }

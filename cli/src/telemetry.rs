@@ -101,6 +101,7 @@ mod tests {
                 log: Some(directives.to_owned()),
                 log_format: LogFormat::Text,
                 otlp_endpoint: None,
+                artifacts: None,
             };
             let (layers, _) = layers(&config, "warn").unwrap();
             let subscriber = tracing_subscriber::registry().with(layers);

@@ -73,7 +73,7 @@ pub enum Command {
         #[serde(default)]
         expected: Option<u64>,
         /// Refuses unless a majority of these hold the model's file: the voters, as the leader
-        /// stamps them. Empty asks for nothing: the file is in an object store.
+        /// stamps them. Empty asks for nothing. A file that is in the object store needs no majority.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         voters: Vec<ControllerId>,
     },
@@ -92,7 +92,7 @@ pub enum Command {
         /// Whether requests are served from now on.
         enabled: bool,
     },
-    /// Records that a controller holds a model file durably.
+    /// Records that a controller, or the object store, holds a model file durably.
     AddArtifact {
         /// The file's content address.
         digest: Digest,
@@ -173,7 +173,7 @@ pub enum Command {
         /// Which.
         name: NodeName,
     },
-    /// Records that a controller no longer holds a model file.
+    /// Records that a controller, or the object store, no longer holds a model file.
     RemoveArtifactHolder {
         /// Which file.
         digest: Digest,

@@ -198,8 +198,7 @@ pub enum Refusal {
     },
     /// Nobody else holds the file.
     #[error(
-        "controller {} is the last to hold artifact {digest}: copy it to another first, or remove the artifact",
-        holder.0
+        "{holder} is the last to hold artifact {digest}: copy it to another first, or remove the artifact"
     )]
     LastHolder {
         /// Which.
@@ -232,7 +231,7 @@ pub enum Refusal {
 }
 
 fn list(controllers: &[ControllerId]) -> String {
-    let names: Vec<_> = controllers.iter().map(|controller| format!("controller {}", controller.0)).collect();
+    let names: Vec<_> = controllers.iter().map(|controller| controller.to_string()).collect();
     names.join(", ")
 }
 

@@ -16,6 +16,21 @@ use crate::command::{Caller, UnixMillis};
 #[serde(transparent)]
 pub struct ControllerId(pub u64);
 
+impl ControllerId {
+    /// Stands among an artifact's holders for the object store that the controllers share. No
+    /// controller has this number: they are counted from 1.
+    pub const OBJECT_STORE: Self = Self(0);
+}
+
+impl fmt::Display for ControllerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::OBJECT_STORE => f.pad("the object store"),
+            Self(number) => write!(f, "controller {number}"),
+        }
+    }
+}
+
 /// The cluster itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cluster {
@@ -49,7 +64,7 @@ pub struct Artifact {
     pub bytes: Bytes,
     /// What it is.
     pub model: ModelSummary,
-    /// The controllers that have it durably.
+    /// The controllers that have it durably, and [`ControllerId::OBJECT_STORE`] if that has.
     pub holders: OrdSet<ControllerId>,
     /// Revisions that refer to it.
     pub uses: u64,
@@ -57,6 +72,14 @@ pub struct Artifact {
     pub touched_at: UnixMillis,
     /// Who uploaded it first.
     pub created_by: Caller,
+}
+
+impl Artifact {
+    /// Whether the controllers' object store has it: it is safe then, whichever of them are lost.
+    #[must_use]
+    pub fn in_store(&self) -> bool {
+        self.holders.contains(&ControllerId::OBJECT_STORE)
+    }
 }
 
 /// A function with the revisions that are kept.

@@ -129,7 +129,7 @@ fn command() -> impl Strategy<Value = Command> {
             .prop_map(|(spec, digest, expected, voters)| Command::ApplyFunction { spec, digest, expected, voters }),
         2 => (key(), expected()).prop_map(|(key, expected)| Command::DeleteFunction { key, expected }),
         2 => (key(), any::<bool>()).prop_map(|(key, enabled)| Command::SetFunctionEnabled { key, enabled }),
-        4 => (digest(), 10u64..12, 1u64..3).prop_map(|(digest, bytes, holder)| Command::AddArtifact {
+        4 => (digest(), 10u64..12, 0u64..3).prop_map(|(digest, bytes, holder)| Command::AddArtifact {
             digest, bytes: Bytes(bytes), model: model(), holder: ControllerId(holder),
         }),
         2 => (digest(), 0u64..200).prop_map(|(digest, at)| Command::RemoveArtifact {
@@ -144,7 +144,7 @@ fn command() -> impl Strategy<Value = Command> {
         1 => (node_name(), scheduling())
             .prop_map(|(name, scheduling)| Command::SetNodeScheduling { name, scheduling }),
         1 => node_name().prop_map(|name| Command::RemoveNode { name }),
-        1 => (digest(), 1u64..3).prop_map(|(digest, holder)| Command::RemoveArtifactHolder {
+        1 => (digest(), 0u64..3).prop_map(|(digest, holder)| Command::RemoveArtifactHolder {
             digest, holder: ControllerId(holder),
         }),
         2 => (node_name(), 0u64..6).prop_map(|(name, epoch)| Command::NodeLost { name, epoch: Epoch(epoch) }),

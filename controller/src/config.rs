@@ -9,6 +9,7 @@ use millrace_cluster_state::ControllerId;
 use millrace_policy::lease;
 use millrace_types::Bytes;
 
+use crate::artifacts::SharedPlace;
 use crate::clock::{SystemClock, WallClock};
 
 /// The port for everything a client speaks.
@@ -76,6 +77,9 @@ pub struct ControllerConfig {
     /// Log entries between two snapshots: after each, the entries before it are given up. Fewer take
     /// less disk and a shorter start, and write the whole state more often.
     pub snapshot_every: u64,
+    /// The object store that all controllers of the group share for model files. `None`: each keeps
+    /// them on its own disk. The same for every one of them; the cluster's status warns otherwise.
+    pub artifacts: Option<SharedPlace>,
     /// Serves fault injection. For tests and demonstrations.
     pub allow_faults: bool,
     /// Serves the fault service on the internal port: anyone who reaches that may move this
@@ -106,6 +110,7 @@ impl ControllerConfig {
             internal_advertise: None,
             client_advertise: None,
             snapshot_every: SNAPSHOT_EVERY,
+            artifacts: None,
             allow_faults: false,
             fault_injection: false,
             insecure: false,
@@ -127,6 +132,9 @@ pub struct Limits {
     pub upload_idle: Duration,
     /// How long a model file that no function uses is kept.
     pub artifact_grace: Duration,
+    /// Model files kept here of those that are in the object store. Trimmed as often as unused ones
+    /// are looked for.
+    pub artifact_cache: Bytes,
     /// How often unused model files are looked for.
     pub collect_every: Duration,
     /// How long a silent worker is still believed alive.
@@ -140,6 +148,7 @@ impl Default for Limits {
             uploads: 4,
             upload_idle: Duration::from_secs(30),
             artifact_grace: Duration::from_secs(3600),
+            artifact_cache: Bytes::gib(64),
             collect_every: Duration::from_secs(60),
             lease: lease::Limits::default(),
         }

@@ -37,6 +37,7 @@ pub mod sim;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use artifacts::{SharedPlace, SharedPlaceError};
 pub use config::{ControllerConfig, JoinAs, Limits, Start};
 pub use connector::{ConnectError, Connector, Tcp, Transport};
 pub use millrace_cluster_state::ControllerId;
@@ -67,6 +68,14 @@ pub enum StartError {
     Artifacts {
         /// The data directory.
         data_dir: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The object store for model files cannot be used as it is configured.
+    #[error("cannot keep model files in {place}: {reason}; see the AWS_ variables of this process")]
+    ObjectStore {
+        /// Where.
+        place: SharedPlace,
         /// What is wrong.
         reason: String,
     },

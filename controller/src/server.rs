@@ -21,7 +21,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::admin::{AdminService, Faults};
-use crate::artifacts::{Artifacts, Store};
+use crate::artifacts::{Artifacts, Bucket, SharedPlace, Store};
 use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, KEEP_ALIVE};
 use crate::connector::Connector;
@@ -81,12 +81,13 @@ pub async fn start(
     let internal_address = advertised(&config.internal_advertise, internal_addr);
     let client_address = advertised(&config.client_advertise, client_addr);
     let store = open_artifacts(&config.data_dir).await?;
+    let shared = config.artifacts.as_ref().map(|place| open_shared(place, &cluster_id)).transpose()?;
     let replica = bootstrap::replica(opened, client_address, config.clock.clone()).await?;
 
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
     let fleet = Fleet::new();
-    let artifacts = Arc::new(Artifacts::new(store, replica.clone(), config.limits.clone()));
+    let artifacts = Arc::new(Artifacts::new(store, shared, replica.clone(), config.limits.clone()));
     let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease);
     let outlook = leading.outlook();
     let control = Control {
@@ -206,6 +207,11 @@ async fn open_artifacts(data_dir: &Path) -> Result<Store, StartError> {
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 
+fn open_shared(place: &SharedPlace, cluster: &ClusterId) -> Result<Bucket, StartError> {
+    Bucket::open(place, cluster)
+        .map_err(|error| StartError::ObjectStore { place: place.clone(), reason: error.to_string() })
+}
+
 async fn serve_internal(
     listener: TcpListener,
     control: Control,
@@ -270,6 +276,13 @@ impl Controller {
     #[must_use]
     pub fn cluster_id(&self) -> &ClusterId {
         &self.cluster_id
+    }
+
+    /// Looks on from outside, as tests of a group do.
+    #[cfg(feature = "sim")]
+    #[must_use]
+    pub fn watch(&self) -> crate::sim::Watch {
+        crate::sim::Watch::of(&self.replica)
     }
 
     /// Waits for something after which this controller cannot go on: a halted log, above all. What is

@@ -82,7 +82,7 @@ impl Member {
             data_dir: config.data_dir.clone(),
             reason: error.to_string(),
         })?;
-        let artifacts = Artifacts::new(store, replica.clone(), Limits::default());
+        let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
         let artifacts = Arc::new(artifacts);
         let service = Service::new(replica.clone(), artifacts.clone());
         let (fleet, faults) = (Fleet::new(), Faults::Refused);
@@ -155,7 +155,7 @@ impl Member {
     /// Looks on from outside. Holds nothing of the member open.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch { state: self.replica.reader.clone(), raft: self.replica.raft.metrics() }
+        Watch::of(&self.replica)
     }
 }
 
@@ -172,6 +172,10 @@ pub struct Watch {
 }
 
 impl Watch {
+    pub(crate) fn of(replica: &Replica) -> Self {
+        Self { state: replica.reader.clone(), raft: replica.raft.metrics() }
+    }
+
     /// The last entry that it applied, and its state then.
     #[must_use]
     pub fn applied(&self) -> (Option<LogId>, State) {

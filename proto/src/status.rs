@@ -28,7 +28,8 @@ pub const fn code(reason: Reason) -> Code {
         | Reason::ShuttingDown
         | Reason::ExecutorLost
         | Reason::AttemptsExhausted
-        | Reason::ArtifactNotHeld => Code::Unavailable,
+        | Reason::ArtifactNotHeld
+        | Reason::StoreUnavailable => Code::Unavailable,
         Reason::InvalidInput
         | Reason::InvalidOutput
         | Reason::MalformedRequest

@@ -72,6 +72,8 @@ reasons! {
     Fenced = "FENCED", retryable: false;
     /// Too few controllers hold the model's file yet.
     ArtifactNotHeld = "ARTIFACT_NOT_HELD", retryable: true;
+    /// The object store that the controllers share does not answer, or is not the cluster's.
+    StoreUnavailable = "STORE_UNAVAILABLE", retryable: true;
     /// A peer of another cluster or protocol version.
     PeerMismatch = "PEER_MISMATCH", retryable: false;
     /// A change of the controller group that would be unsafe, or names no member.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_client::{Address, Admin, Endpoints};
-use millrace_controller::{Controller, ControllerConfig};
+use millrace_controller::{Controller, ControllerConfig, SharedPlace};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
     pub(crate) insecure: bool,
+    /// Where the controller keeps model files, if not on its own disk.
+    pub(crate) artifacts: Option<SharedPlace>,
 }
 
 /// A running cluster. Dropped, it ends at once, executors included.
@@ -67,6 +69,7 @@ impl Cluster {
             internal_listen: plan.internal,
             allow_faults: plan.faults == Faults::Obey,
             insecure: plan.insecure,
+            artifacts: plan.artifacts.clone(),
             ..ControllerConfig::new(plan.data_dir.join("controller"), seed()?)
         };
         let controller = millrace_controller::start(config, std::sync::Arc::new(neighbours))

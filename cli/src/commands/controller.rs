@@ -8,10 +8,11 @@ use std::sync::Arc;
 use millrace_client::Address;
 use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
 use millrace_controller::{
-    Controller, ControllerConfig, HaltError, JoinAs, RaftError, Start, StartError, Tcp,
+    Controller, ControllerConfig, HaltError, JoinAs, RaftError, SharedPlace, Start, StartError, Tcp,
 };
 
 use crate::commands::options::{Manners, Origin, advertised};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::process::{self, ControllerReady, Stop, announce, loopback, seed};
 
@@ -77,17 +78,22 @@ pub(crate) struct Args {
     /// clock and stall its disk. For tests only.
     #[arg(long)]
     enable_fault_injection: bool,
+    /// Keep model files in an object store that all controllers of the group share: s3://BUCKET/PREFIX
+    /// (credentials and endpoint from the AWS_ environment variables) or file:///SHARED/FOLDER. The
+    /// same for every one of them. Also MILLRACE_ARTIFACTS, or `artifacts` in the settings file.
+    #[arg(long, value_name = "URL")]
+    artifacts: Option<SharedPlace>,
     #[command(flatten)]
     manners: Manners,
     #[command(flatten)]
     origin: Origin,
 }
 
-pub(crate) async fn run(args: Args) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, settings: &Config) -> Result<(), Failure> {
     args.origin.obey()?;
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
-    let config = args.config()?;
+    let config = args.config(settings)?;
     let mut controller = tokio::select! {
         controller = millrace_controller::start(config, Arc::new(Tcp)) => controller.map_err(refused)?,
         () = stop.asked() => return Ok(()),
@@ -141,7 +147,7 @@ fn line(controller: &Controller) -> ControllerReady {
 }
 
 impl Args {
-    fn config(&self) -> Result<ControllerConfig, Failure> {
+    fn config(&self, settings: &Config) -> Result<ControllerConfig, Failure> {
         self.manners.check_exposed(self.listen)?;
         self.manners.check_exposed(self.internal_listen)?;
         let internal =
@@ -155,6 +161,7 @@ impl Args {
             internal_advertise: internal,
             client_advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
             snapshot_every: self.snapshot_every,
+            artifacts: self.artifacts.as_ref().or(settings.artifacts.as_ref()).cloned(),
             allow_faults: self.manners.allow_faults,
             fault_injection: self.enable_fault_injection,
             insecure: self.manners.insecure,
@@ -206,9 +213,26 @@ mod tests {
         }
     }
 
+    fn settings(artifacts: Option<&str>) -> Config {
+        Config { artifacts: artifacts.map(|url| url.parse().unwrap()), ..Config::empty() }
+    }
+
+    #[test]
+    fn a_flag_says_where_model_files_are_and_else_the_settings() {
+        let said = |line: &str, settings: &Config| {
+            args(line).unwrap().config(settings).unwrap().artifacts.map(|place| place.to_string())
+        };
+        let configured = settings(Some("s3://models"));
+        assert_eq!(said("", &settings(None)), None);
+        assert_eq!(said("", &configured).as_deref(), Some("s3://models"));
+        assert_eq!(said("--artifacts file:///mnt/m", &configured).as_deref(), Some("file:///mnt/m"));
+        assert!(args("--artifacts /mnt/m").is_err());
+    }
+
     #[test]
     fn faults_are_served_only_when_asked_for_and_to_strangers_only_when_meant() {
-        let injected = |line: &str| args(line).unwrap().config().map(|config| config.fault_injection);
+        let injected =
+            |line: &str| args(line).unwrap().config(&settings(None)).map(|config| config.fault_injection);
         assert_eq!(injected(""), Ok(false));
         assert_eq!(injected("--allow-faults"), Ok(false), "that is for executors");
         assert_eq!(injected("--enable-fault-injection"), Ok(true));
@@ -219,9 +243,10 @@ mod tests {
 
     #[test]
     fn others_are_told_an_address_they_can_use() {
-        let refused = args("--listen 0.0.0.0:1 --insecure").unwrap().config().unwrap_err();
+        let refused = args("--listen 0.0.0.0:1 --insecure").unwrap().config(&settings(None)).unwrap_err();
         assert!(refused.hint.unwrap().contains("--advertise"));
-        let config = args("--listen 0.0.0.0:1 --insecure --advertise h:1").unwrap().config().unwrap();
+        let config =
+            args("--listen 0.0.0.0:1 --insecure --advertise h:1").unwrap().config(&settings(None)).unwrap();
         assert_eq!((config.client_advertise, config.internal_advertise), (Some("h:1".into()), None));
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result
         Command::Load(args) => load::run(&args, &config),
         Command::Synth(args) => synth::run(&args),
         Command::Up(args) => runtime.block_on(up::run(args, &config)),
-        Command::Controller(args) => runtime.block_on(controller::run(args)),
+        Command::Controller(args) => runtime.block_on(controller::run(args, &config)),
         Command::Worker(args) => runtime.block_on(worker::run(args)),
         Command::Demo(args) => runtime.block_on(demo::run(args, config)),
         command => runtime.block_on(call(command, config)),

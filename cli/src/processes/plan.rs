@@ -29,6 +29,8 @@ pub(crate) struct Plan {
     pub(crate) workers: NonZeroU32,
     /// Options of every part.
     pub(crate) common: Vec<String>,
+    /// Options of every controller.
+    pub(crate) control: Vec<String>,
     /// Options of every worker.
     pub(crate) machine: Vec<String>,
     /// How long requests under way may take at the end.
@@ -70,6 +72,7 @@ impl Plan {
         let folder = if id == 1 { "controller".to_owned() } else { format!("controller-{id}") };
         let mut words = self.words("controller", &folder);
         words.extend(["--id".to_owned(), id.to_string()]);
+        words.extend(self.control.iter().cloned());
         let others: Vec<_> = record.controllers.iter().filter(|place| place.id != id).collect();
         let entry = match (known, others.as_slice()) {
             (None, []) => vec!["--bootstrap".to_owned()],
@@ -144,6 +147,7 @@ mod tests {
             controllers,
             workers,
             common: vec!["--log".into(), "info".into()],
+            control: Vec::new(),
             machine: vec!["--gpus".into(), "1".into()],
             grace: Duration::from_secs(1),
             restart: Restart::Never,

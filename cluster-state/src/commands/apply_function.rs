@@ -67,14 +67,14 @@ fn check_model(state: &State, revision: &RevisionRecord) -> Result<(), Refusal> 
     }
 }
 
-/// A revision commits once a majority of the voters hold its file, so that the loss of the others
-/// takes no model with it (DESIGN §5).
+/// A revision commits once a majority of the voters hold its file, or the object store does, so that
+/// the loss of the others takes no model with it (DESIGN §5).
 fn check_held(state: &State, digest: Digest, voters: &[ControllerId]) -> Result<(), Refusal> {
-    if voters.is_empty() {
-        return Ok(());
-    }
     let holds =
         |voter: &ControllerId| state.artifacts.get(&digest).is_some_and(|it| it.holders.contains(voter));
+    if voters.is_empty() || holds(&ControllerId::OBJECT_STORE) {
+        return Ok(());
+    }
     let missing: Vec<_> = voters.iter().filter(|voter| !holds(voter)).copied().collect();
     let needed = voters.len() / 2 + 1;
     let held = voters.len() - missing.len();
@@ -232,6 +232,30 @@ mod tests {
         assert!(matches!(log.refused(apply()), Refusal::ArtifactNotHeld { .. }), "9 has no vote");
         log.hold("m1", 3);
         assert!(log.apply(apply()).is_ok());
+    }
+
+    #[test]
+    fn the_object_store_stands_for_any_majority() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        let voters = || (1..=5).map(ControllerId).collect();
+        let apply = || Command::ApplyFunction {
+            spec: spec("f"),
+            digest: digest("m1"),
+            expected: None,
+            voters: voters(),
+        };
+        assert!(matches!(log.refused(apply()), Refusal::ArtifactNotHeld { held: 1, needed: 3, .. }));
+        log.hold("m1", ControllerId::OBJECT_STORE.0);
+        assert!(log.state.artifact(&digest("m1")).unwrap().in_store());
+        assert!(log.apply(apply()).is_ok());
+        // It is a holder like any other: kept when it is the last, and in every snapshot.
+        log.apply(Command::RemoveArtifactHolder { digest: digest("m1"), holder: ControllerId(1) }).unwrap();
+        let last = log.refused(Command::RemoveArtifactHolder {
+            digest: digest("m1"),
+            holder: ControllerId::OBJECT_STORE,
+        });
+        assert!(last.to_string().starts_with("the object store is the last"), "{last}");
+        assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
     }
 
     #[test]

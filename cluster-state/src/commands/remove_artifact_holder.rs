@@ -1,5 +1,5 @@
-//! Records that a controller no longer holds a model file: its copy was damaged or collected, or it
-//! left the group. The last copy of a file is not let go of.
+//! Records that a controller, or the object store, no longer holds a model file: its copy was lost,
+//! damaged or collected, or it left the group. The last copy of a file is not let go of.
 
 use std::sync::Arc;
 

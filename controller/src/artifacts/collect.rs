@@ -1,17 +1,17 @@
 //! Collects model files that nothing uses. The leader forgets records that no revision referred to
-//! for a grace period of the cluster's time; every controller then removes its own files that have
-//! had no record for as long, whether one went or never came (a crash, or an upload that failed
-//! elsewhere).
+//! for a grace period of the cluster's time, and holders that are no members any more; every
+//! controller then removes its own files that have had no record for as long, whether one went or
+//! never came (a crash, or an upload that failed elsewhere).
 //!
 //! How long a file has had none is counted here, by the monotonic clock, from when it was first seen
 //! so: another controller may be about to record a file that it was given to hold, and no wall clock
 //! that jumps, nor what one wrote into the folder, must make that file look old.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, State, UnixMillis};
+use millrace_cluster_state::{Caller, Command, ControllerId, State, UnixMillis};
 use millrace_types::{Digest, Failure};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,8 @@ use super::{Artifacts, blocking};
 const COLLECTED_PER_ROUND_MAX: usize = 64;
 /// Files without a record that are watched at a time.
 const ORPHANS_MAX: usize = 10_000;
+/// Records of holders that left, forgotten in one round: each is a write.
+const FORGOTTEN_PER_ROUND_MAX: usize = 1_024;
 
 /// Since when each file has been seen without a record.
 #[derive(Debug, Default)]
@@ -29,7 +31,7 @@ pub(super) struct Orphans(Mutex<BTreeMap<Digest, Instant>>);
 
 impl Orphans {
     /// Takes in which files have no record now. Returns those that had none for a grace period.
-    fn see(&self, now_without: &[Digest], now: Instant, grace: Duration) -> Vec<Digest> {
+    pub(super) fn see(&self, now_without: &[Digest], now: Instant, grace: Duration) -> Vec<Digest> {
         let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::take(&mut *since);
         let begun = |digest: &Digest| before.get(digest).copied().unwrap_or(now);
@@ -63,9 +65,16 @@ impl Artifacts {
             for digest in unused(&self.replica.state(), unused_since) {
                 self.forget(digest, unused_since).await?;
             }
+            self.forget_strangers().await?;
         }
         for digest in self.unrecorded().await? {
             collected += usize::from(self.collect_unrecorded(digest).await?);
+        }
+        self.trim_cache().await?;
+        // Last: it may be down.
+        if self.replica.leading_term().is_some() {
+            collected += self.collect_shared().await?;
+            self.move_to_store().await?;
         }
         Ok(collected)
     }
@@ -81,12 +90,27 @@ impl Artifacts {
         }
     }
 
+    /// Forgets holders that are no members any more.
+    async fn forget_strangers(&self) -> Result<(), Failure> {
+        let members: BTreeSet<u64> = self.replica.membership().nodes().map(|(&id, _)| id).collect();
+        for (digest, holder) in strangers(&self.replica.state(), &members) {
+            let command = Command::RemoveArtifactHolder { digest, holder };
+            match self.replica.propose(Caller("collector".into()), None, command).await {
+                Err(failure) if failure.retryable => return Err(failure),
+                // Or refused: the others let go of it since this round began.
+                _ => tracing::info!(%digest, %holder, "a model file's holder has left the group"),
+            }
+        }
+        Ok(())
+    }
+
     /// Files that have had no record for the grace period.
     async fn unrecorded(&self) -> Result<Vec<Digest>, Failure> {
         let store = self.store.clone();
-        let mut files = blocking(move || store.list()).await?;
+        let files = blocking(move || store.list()).await?;
         // After the list: what was recorded meanwhile is no orphan.
         let state = self.replica.state();
+        let mut files: Vec<Digest> = files.into_iter().map(|file| file.digest).collect();
         files.retain(|digest| state.artifact(digest).is_none());
         Ok(self.orphans.see(&files, Instant::now(), self.limits.artifact_grace))
     }
@@ -108,13 +132,53 @@ fn unused(state: &State, unused_since: UnixMillis) -> Vec<Digest> {
     unused.map(|artifact| artifact.digest).take(COLLECTED_PER_ROUND_MAX).collect()
 }
 
+/// Holders that are no members, of files that somebody else holds: who alone has a file may still be
+/// asked for it by hand.
+fn strangers(state: &State, members: &BTreeSet<u64>) -> Vec<(Digest, ControllerId)> {
+    let stays = |holder: &ControllerId| *holder == ControllerId::OBJECT_STORE || members.contains(&holder.0);
+    let safe = state.artifacts().filter(|artifact| artifact.holders.iter().any(stays));
+    let left = safe.flat_map(|artifact| {
+        let left = artifact.holders.iter().filter(move |holder| !stays(holder));
+        left.map(|holder| (artifact.digest, *holder))
+    });
+    left.take(FORGOTTEN_PER_ROUND_MAX).collect()
+}
+
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_cluster_state::{ModelSummary, Proposal};
+    use millrace_types::{Bytes, ClusterId};
+
     use super::*;
+
+    #[test]
+    fn holders_that_left_are_forgotten_unless_they_hold_alone() {
+        let mut state = State::default();
+        let mut apply = |command| {
+            let caller = Caller("test".into());
+            state.apply(1, &Proposal { stamp: UnixMillis(1), caller, idempotency: None, command }).unwrap();
+        };
+        apply(Command::InitCluster { cluster_id: ClusterId("test".into()) });
+        let files: [(&[u8], &[u64]); 4] =
+            [(b"all", &[1, 2, 3]), (b"left", &[3, 4]), (b"store", &[0, 4]), (b"here", &[1, 2])];
+        for (file, holders) in files {
+            for &holder in holders {
+                let (weights, parameters, launches, inputs, outputs) = (Bytes(1), 1, 1, vec![], vec![]);
+                let model = ModelSummary { weights, parameters, launches, inputs, outputs };
+                let (digest, holder) = (Digest::of(file), ControllerId(holder));
+                apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
+            }
+        }
+        let mut expected =
+            vec![(Digest::of(b"all"), ControllerId(3)), (Digest::of(b"store"), ControllerId(4))];
+        expected.sort_unstable();
+        assert_eq!(strangers(&state, &BTreeSet::from([1, 2])), expected);
+        assert_eq!(strangers(&state, &BTreeSet::from([1, 2, 3, 4])), vec![]);
+    }
 
     #[test]
     fn a_file_is_an_orphan_once_it_had_no_record_for_the_whole_grace_period() {

@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
+use millrace_cluster_state::Artifact;
 use millrace_proto::status::to_status;
 use millrace_proto::worker::ArtifactChunk;
 use millrace_types::{Digest, Failure, Reason};
 use tonic::Status;
 
+use super::pool::Loss;
 use super::spread::{Held, pieces};
 use super::{Artifacts, blocking};
 
 impl Artifacts {
-    /// The file's bytes in order, fetched from another controller if it is not here yet. An error
-    /// ends the stream of a file that is not what its name says, after its last byte: the receiver
-    /// checks the digest too. A damaged file goes if another controller holds a sound one.
+    /// The file's bytes in order: from here, from the object store, or fetched from another controller
+    /// first. An error ends the stream of a file that is not what its name says, after its last byte:
+    /// the receiver checks the digest too.
     pub(crate) async fn fetch(
         self: Arc<Self>,
         digest: Digest,
@@ -22,50 +25,73 @@ impl Artifacts {
         let state = self.replica.state();
         let missing = || Failure::new(Reason::ArtifactNotFound, format!("no artifact {digest}"));
         let artifact = state.artifact(&digest).ok_or_else(missing)?;
-        self.obtain(Held { digest, bytes: artifact.bytes }).await?;
-        let chunks = self.read(digest).await?;
-        Ok(chunks.then(move |chunk| {
-            let artifacts = self.clone();
-            async move {
-                match chunk {
-                    Ok(chunk) => Ok(ArtifactChunk { data: chunk.into() }),
-                    Err(failure) => {
-                        if failure.reason == Reason::DigestMismatch {
-                            artifacts.drop_damaged(digest).await;
-                        }
-                        Err(to_status(&failure))
-                    }
+        let held = Held { digest, bytes: artifact.bytes };
+        let chunks = match self.give_as(artifact, Loss::Mend).await {
+            Ok(chunks) => chunks,
+            Err(first) => {
+                if let Err(failure) = self.obtain(held).await {
+                    self.report_lost(digest);
+                    // What the store says tells more than that no controller has it either.
+                    return Err(if artifact.in_store() { first } else { failure });
                 }
+                self.read(digest).await?.boxed()
             }
+        };
+        Ok(chunks.map(|chunk| match chunk {
+            Ok(chunk) => Ok(ArtifactChunk { data: chunk.into() }),
+            Err(failure) => Err(to_status(&failure)),
         }))
     }
 
-    /// Removes a damaged file that others hold: the next one who asks gets theirs.
-    async fn drop_damaged(&self, digest: Digest) {
-        let _changing = self.changing.lock(digest).await;
-        let state = self.replica.state();
-        let membership = self.replica.membership();
-        let elsewhere = state.artifact(&digest).is_some_and(|artifact| {
-            let others = artifact.holders.iter().filter(|holder| **holder != self.holder);
-            others.into_iter().any(|holder| membership.get_node(&holder.0).is_some())
-        });
-        if !elsewhere {
-            return;
-        }
-        tracing::error!(%digest, "a model file is damaged on this controller's disk: it is fetched anew");
-        let store = self.store.clone();
-        if let Err(failure) = blocking(move || store.remove(digest)).await {
-            tracing::error!(error = failure.message, "the damaged file stays");
+    /// The same for another controller, which looks for the file where this one would.
+    pub(crate) async fn give_out(
+        self: Arc<Self>,
+        digest: Digest,
+    ) -> Result<BoxStream<'static, Result<Vec<u8>, Failure>>, Failure> {
+        match self.replica.state().artifact(&digest) {
+            Some(artifact) => self.give_as(artifact, Loss::Leave).await,
+            None => Ok(self.read(digest).await?.boxed()),
         }
     }
 
-    /// A file as it is here.
-    pub(crate) async fn read(
-        &self,
+    /// From here, or from the object store.
+    async fn give_as(
+        self: &Arc<Self>,
+        artifact: &Artifact,
+        loss: Loss,
+    ) -> Result<BoxStream<'static, Result<Vec<u8>, Failure>>, Failure> {
+        let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        let store = self.store.clone();
+        let here = blocking(move || Ok(store.has(held.digest, held.bytes))).await?;
+        let elsewhere = artifact.in_store() && (self.shared.is_some() || loss == Loss::Mend);
+        if !here && elsewhere {
+            return self.read_shared(held, loss).await;
+        }
+        Ok(self.read(held.digest).await?.boxed())
+    }
+
+    /// A file as it is here. What turns out to be missing or damaged is not held here any more.
+    async fn read(
+        self: &Arc<Self>,
         digest: Digest,
     ) -> Result<impl Stream<Item = Result<Vec<u8>, Failure>> + Send + use<>, Failure> {
         let store = self.store.clone();
-        let file = blocking(move || store.open_file(digest)).await?;
-        Ok(pieces(file))
+        let file = match blocking(move || store.open_file(digest)).await {
+            Ok(file) => file,
+            Err(failure) => {
+                self.report_lost(digest);
+                return Err(failure);
+            }
+        };
+        let artifacts = self.clone();
+        Ok(pieces(file).then(move |chunk| {
+            let artifacts = artifacts.clone();
+            async move {
+                if chunk.as_ref().is_err_and(|failure| failure.reason == Reason::DigestMismatch) {
+                    artifacts.drop_damaged(digest).await;
+                }
+                chunk
+            }
+        }))
     }
 }

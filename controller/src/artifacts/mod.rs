@@ -7,25 +7,33 @@
 //! ```
 //! The file is durable before the state says that it is held, and goes only after the state says
 //! that it is not. Whatever ends an upload early leaves neither a file nor a record.
+//!
+//! With an object store that the controllers share, that one holds the files: see [`pool`].
 
+mod bucket;
 mod collect;
 mod fetch;
 mod inspect;
 mod locks;
+mod loss;
+mod place;
+mod pool;
 mod spread;
 mod store;
 mod upload;
 
 use std::sync::Arc;
 
-use millrace_cluster_state::ControllerId;
+use millrace_cluster_state::{Artifact, ControllerId};
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tokio::sync::Semaphore;
 
 use crate::config::Limits;
 use crate::raft::Replica;
+pub(crate) use bucket::Bucket;
 use collect::Orphans;
 use locks::Locks;
+pub use place::{SharedPlace, SharedPlaceError};
 pub(crate) use spread::Held;
 pub(crate) use store::Store;
 
@@ -33,6 +41,8 @@ pub(crate) use store::Store;
 #[derive(Debug)]
 pub(crate) struct Artifacts {
     store: Arc<Store>,
+    /// What all controllers share, if they were started so.
+    shared: Option<Bucket>,
     replica: Replica,
     holder: ControllerId,
     limits: Limits,
@@ -42,35 +52,59 @@ pub(crate) struct Artifacts {
     changing: Locks,
     /// Files being fetched from other controllers.
     fetches: Semaphore,
+    /// Files on their way from the object store.
+    streams: Arc<Semaphore>,
+    /// Files here that have no record.
     orphans: Orphans,
+    /// The same, of those in the object store.
+    shared_orphans: Orphans,
 }
 
 impl Artifacts {
-    pub(crate) fn new(store: Store, replica: Replica, limits: Limits) -> Self {
+    pub(crate) fn new(store: Store, shared: Option<Bucket>, replica: Replica, limits: Limits) -> Self {
+        if let Some(bucket) = &shared {
+            replica.shares_models_at(bucket.place().to_string());
+        }
         let holder = replica.id();
         let uploads = Semaphore::new(limits.uploads);
         let (changing, fetches) = (Locks::default(), Semaphore::new(spread::FETCHES_MAX));
-        let orphans = Orphans::default();
-        Self { store: Arc::new(store), replica, holder, limits, uploads, changing, fetches, orphans }
+        let streams = Arc::new(Semaphore::new(pool::STREAMS_MAX));
+        let (orphans, shared_orphans) = (Orphans::default(), Orphans::default());
+        let store = Arc::new(store);
+        Self {
+            store,
+            shared,
+            replica,
+            holder,
+            limits,
+            uploads,
+            changing,
+            fetches,
+            streams,
+            orphans,
+            shared_orphans,
+        }
     }
 
-    /// Which of these a majority of the voters holds, with their sizes. Of those that are recorded
-    /// here, only those that really are.
+    /// Which of these are held safely, with their sizes: by a majority of the voters, or by the object
+    /// store. Of those that are recorded here or there, only those that really are.
     pub(crate) async fn find(&self, digests: Vec<Digest>) -> Result<Vec<(Digest, Bytes)>, Failure> {
         let state = self.replica.linearizable().await?;
         let (voters, own) = (self.voters(), self.holder);
-        let found: Vec<_> = digests
-            .iter()
-            .filter_map(|digest| state.artifact(digest))
-            .filter(|artifact| spread::on_majority(artifact, &voters))
-            .map(|artifact| (artifact.digest, artifact.bytes, artifact.holders.contains(&own)))
-            .collect();
+        let found = digests.iter().filter_map(|digest| state.artifact(digest));
+        let safe = found.filter(|artifact| spread::is_safe(artifact, &voters));
+        let (shared, others): (Vec<_>, Vec<_>) =
+            safe.partition(|artifact| self.shared_with(artifact).is_some());
+        let held = |artifact: &Arc<Artifact>| Held { digest: artifact.digest, bytes: artifact.bytes };
+        let others: Vec<_> = others.into_iter().map(|it| (held(it), it.holders.contains(&own))).collect();
         let store = self.store.clone();
-        let there = move |&(digest, bytes, here): &(Digest, Bytes, bool)| !here || store.has(digest, bytes);
-        blocking(move || {
-            Ok(found.into_iter().filter(there).map(|(digest, bytes, _)| (digest, bytes)).collect())
-        })
-        .await
+        let there = move |&(held, here): &(Held, bool)| !here || store.has(held.digest, held.bytes);
+        let mut there: Vec<Held> =
+            blocking(move || Ok(others.into_iter().filter(there).map(|(held, _)| held).collect())).await?;
+        if let Some(bucket) = &self.shared {
+            there.extend(self.still_shared(bucket, shared.into_iter().map(held).collect()).await);
+        }
+        Ok(there.into_iter().map(|held| (held.digest, held.bytes)).collect())
     }
 }
 

@@ -41,10 +41,10 @@ pub(super) fn majority(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// Whether enough of the voters are among the holders.
-pub(super) fn on_majority(artifact: &Artifact, voters: &BTreeSet<u64>) -> bool {
+/// Whether enough of the voters are among the holders, or the object store is.
+pub(super) fn is_safe(artifact: &Artifact, voters: &BTreeSet<u64>) -> bool {
     let holding = artifact.holders.iter().filter(|holder| voters.contains(&holder.0));
-    holding.count() >= majority(voters.len())
+    artifact.in_store() || holding.count() >= majority(voters.len())
 }
 
 impl Artifacts {
@@ -58,7 +58,7 @@ impl Artifacts {
     pub(crate) async fn copied_within(&self, patience: Duration, digest: &Digest) {
         let mut changes = self.replica.changes();
         let copied = async {
-            let short = |it: &Arc<Artifact>| !on_majority(it, &self.voters());
+            let short = |it: &Arc<Artifact>| !is_safe(it, &self.voters());
             while self.replica.state().artifact(digest).is_some_and(short) && changes.changed().await.is_ok()
             {
             }
@@ -158,7 +158,8 @@ impl Artifacts {
         Failure::new(Reason::TimedOut, format!("nothing came for {:?}", self.limits.upload_idle))
     }
 
-    /// Makes sure that a recorded file is here: fetches it from a holder if it is not.
+    /// Makes sure that a recorded file is here: fetches it from a holder if it is not. Of a file in
+    /// the object store anybody may have a copy.
     pub(super) async fn obtain(&self, held: Held) -> Result<(), Failure> {
         let _changing = self.changing.lock(held.digest).await;
         let store = self.store.clone();
@@ -168,13 +169,12 @@ impl Artifacts {
         // Never closed.
         let _permit = self.fetches.acquire().await;
         let missing = || Failure::new(Reason::ArtifactNotFound, format!("no artifact {}", held.digest));
-        let holders = match self.replica.state().artifact(&held.digest) {
-            Some(artifact) => artifact.holders.clone(),
-            None => return Err(missing()),
-        };
+        let state = self.replica.state();
+        let artifact = state.artifact(&held.digest).ok_or_else(missing)?;
         let mut last = missing();
-        let others = self.replica.others(Lane::Bulk);
-        for peer in others.into_iter().filter(|peer| holders.contains(&ControllerId(peer.id()))) {
+        let mut others = self.replica.others(Lane::Bulk);
+        others.retain(|peer| artifact.in_store() || artifact.holders.contains(&ControllerId(peer.id())));
+        for peer in others {
             let fetched = async {
                 let chunks = peer.give_artifact(self.limits.upload_idle, &held.digest).await?;
                 self.take(held, chunks).await
@@ -227,7 +227,8 @@ impl Artifacts {
         let mut failed = None;
         for artifact in state.artifacts() {
             let recorded = artifact.holders.contains(&self.holder);
-            if recorded && sure == Sure::Yes {
+            let needless = self.shared_with(artifact).is_some() && !recorded;
+            if needless || (recorded && sure == Sure::Yes) {
                 continue;
             }
             if let Err(failure) = self.fetch_one(artifact, recorded).await {
@@ -239,16 +240,24 @@ impl Artifacts {
 
     async fn fetch_one(&self, artifact: &Arc<Artifact>, recorded: bool) -> Result<(), Failure> {
         let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        let store = self.store.clone();
+        if recorded && !blocking(move || Ok(store.has(held.digest, held.bytes))).await? {
+            // Nobody is to count on it while it is fetched again.
+            self.disown(held.digest).await?;
+            if self.shared_with(artifact).is_some() {
+                return Ok(());
+            }
+        }
         self.obtain(held).await?;
         // It may have been removed while it was fetched: then the file is an orphan like any other.
-        let wanted = self.replica.state().artifact(&held.digest).is_some();
-        if recorded || !wanted {
+        let unrecorded = |it: &Arc<Artifact>| !it.holders.contains(&self.holder);
+        if !self.replica.state().artifact(&held.digest).is_some_and(unrecorded) {
             return Ok(());
         }
         self.record_holder(Caller("controller".into()), artifact, self.holder).await
     }
 
-    async fn record_holder(
+    pub(super) async fn record_holder(
         &self,
         caller: Caller,
         artifact: &Artifact,

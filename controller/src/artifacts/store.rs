@@ -1,18 +1,21 @@
 //! Model files on disk. Blocking: callers are on a thread that may wait.
 //!
 //! `<data>/artifacts/<64 hex digits>` is a whole file whose SHA-256 that is; `incoming/` holds
-//! uploads that are not finished, and is emptied at start. There is no other name, so a file here
-//! is never half of one.
+//! uploads that are not finished, and is emptied at start. `<64 hex digits>.damaged` was the only
+//! copy of a file when it turned out not to be what its name says. There is no other name, so a file
+//! here is never half of one.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use millrace_types::digest::Hasher;
 use millrace_types::{Bytes, Digest, Failure, Reason};
 
 const INCOMING: &str = "incoming";
+const DAMAGED: &str = ".damaged";
 
 /// A file operation that failed, or bytes that are not what they should be.
 #[derive(Debug, thiserror::Error)]
@@ -96,15 +99,29 @@ impl Store {
         self.sync_dir()
     }
 
-    /// Removes a file, durably. One that is not there is removed already.
+    /// Removes a file, durably, and what was set aside of it. One that is not there is removed
+    /// already.
     pub(crate) fn remove(&self, digest: Digest) -> Result<(), Error> {
-        let path = self.path(digest);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(io_error("cannot remove", &path)(error))
+        for path in [self.path(digest), self.aside(digest)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error("cannot remove", &path)(error));
+                }
+                _ => {}
             }
-            _ => self.sync_dir(),
         }
+        self.sync_dir()
+    }
+
+    /// Takes a damaged file out of the way.
+    pub(crate) fn set_aside(&self, digest: Digest) -> Result<(), Error> {
+        let path = self.path(digest);
+        fs::rename(&path, self.aside(digest)).map_err(io_error("cannot rename", &path))?;
+        self.sync_dir()
+    }
+
+    fn aside(&self, digest: Digest) -> PathBuf {
+        self.dir.join(format!("{}{DAMAGED}", digest.hex()))
     }
 
     /// Whether a file of that digest and size is here.
@@ -112,15 +129,22 @@ impl Store {
         fs::metadata(self.path(digest)).is_ok_and(|metadata| metadata.len() == bytes.get())
     }
 
-    /// Every file.
-    pub(crate) fn list(&self) -> Result<Vec<Digest>, Error> {
+    /// Every file, set aside or not.
+    pub(crate) fn list(&self) -> Result<Vec<Listed>, Error> {
         let cannot = || io_error("cannot list", &self.dir);
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(cannot())? {
-            let name = entry.map_err(cannot())?.file_name();
-            files.extend(name.to_str().and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok()));
+            let entry = entry.map_err(cannot())?;
+            let name = entry.file_name();
+            let hex = name.to_str().map(|name| name.strip_suffix(DAMAGED).unwrap_or(name));
+            let digest = hex.and_then(|hex| format!("sha256:{hex}").parse().ok());
+            if let Some(digest) = digest {
+                let metadata = entry.metadata().map_err(cannot())?;
+                let written = metadata.modified().map_err(cannot())?;
+                files.push(Listed { digest, bytes: metadata.len(), written });
+            }
         }
-        files.sort_unstable();
+        files.sort_unstable_by_key(|file: &Listed| file.digest);
         Ok(files)
     }
 
@@ -133,6 +157,15 @@ impl Store {
         })?;
         Ok(Outgoing { file, path, hasher: Hasher::default(), digest })
     }
+}
+
+/// A file in a listing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Listed {
+    pub(crate) digest: Digest,
+    pub(crate) bytes: u64,
+    /// When it was last written.
+    pub(crate) written: SystemTime,
 }
 
 /// A file that goes when this is dropped, unless it was renamed.
@@ -321,5 +354,10 @@ mod tests {
         fs::write(dir.path().join("artifacts").join(digest.hex()), b"a model fLle").unwrap();
         assert!(matches!(read_all(&store, digest), Err(Error::Damaged { .. })));
         assert!(matches!(read_all(&store, Digest::of(b"x")), Err(Error::Missing { .. })));
+        store.set_aside(digest).unwrap();
+        assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "a sound one may be uploaded");
+        assert_eq!(store.list().unwrap().len(), 1, "it is collected with its record");
+        store.remove(digest).unwrap();
+        assert_eq!(files(dir.path()), Vec::<String>::new());
     }
 }

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
-use millrace_cluster_state::{Caller, Command, ModelSummary};
+use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary};
 use millrace_proto::admin::{self, upload_artifact_request::Part};
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tonic::Status;
@@ -110,8 +110,8 @@ impl Artifacts {
         Ok(Uploaded { digest, bytes, model })
     }
 
-    /// The state says who holds the file only after a majority does: a revision may refer to it
-    /// from the first record on.
+    /// The state says who holds the file only after the object store or a majority does: a revision
+    /// may refer to it from the first record on.
     async fn spread_and_record(
         &self,
         digest: Digest,
@@ -120,12 +120,23 @@ impl Artifacts {
         caller: Caller,
     ) -> Result<(), Failure> {
         let mut executed = false;
-        for holder in self.spread(Held { digest, bytes }).await? {
+        let held = Held { digest, bytes };
+        let holders = match &self.shared {
+            Some(bucket) => {
+                self.put(bucket, digest).await?;
+                vec![ControllerId::OBJECT_STORE]
+            }
+            None => self.spread(held).await?,
+        };
+        for holder in holders {
             let command = Command::AddArtifact { digest, bytes, model: model.clone(), holder };
             let recorded = self.replica.propose(caller.clone(), None, command).await;
             recorded.map_err(|failure| if executed { failure.after_execution() } else { failure })?;
             executed = true;
         }
-        Ok(())
+        match &self.shared {
+            Some(bucket) => self.confirm(bucket, held).await.map_err(Failure::after_execution),
+            None => Ok(()),
+        }
     }
 }

@@ -63,7 +63,7 @@ impl Node {
         let opened = bootstrap::open(opening).await?;
         let replica = bootstrap::replica(opened, String::new(), Arc::new(Standing)).await?;
         let store = Store::open(dir.path()).unwrap();
-        let artifacts = Artifacts::new(store, replica.clone(), Limits::default());
+        let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let service = Service::new(replica.clone(), Arc::new(artifacts)).server();

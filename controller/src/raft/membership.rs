@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use millrace_cluster_state::State;
 use millrace_proto::admin as api;
 use millrace_proto::raft::{JoinIntent as Intent, JoinRequest, JoinResponse};
 use millrace_raft_store::{ClusterConfig, Member};
@@ -21,8 +22,12 @@ use super::rules::{self, Change, Group, Step};
 
 /// How long a change of the group may take: two entries that a majority has.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long another controller's answer about one may take on top.
-const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT.saturating_add(Duration::from_secs(1));
+/// How long a member that is to go may be kept while the others copy its model files.
+const COPIES_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long another controller's answer about one may take: that of the leader, who asks around and
+/// makes sure that it leads.
+const FORWARD_TIMEOUT: Duration =
+    CHANGE_TIMEOUT.saturating_add(COPIES_TIMEOUT).saturating_add(Duration::from_secs(3));
 
 type Written = Result<ClientWriteResponse<ClusterConfig>, RaftError<u64, ClientWriteError<u64, Member>>>;
 
@@ -49,7 +54,7 @@ impl Replica {
     /// Changes the group, if that is safe.
     ///
     /// # Errors
-    /// `MEMBERSHIP_REFUSED` says why it is not; `NO_LEADER`, with `may_have_executed` when the change
+    /// `MEMBERSHIP_REFUSED` says why it is not, `retryable` when that will pass; `NO_LEADER`, with `may_have_executed` when the change
     /// may come into force all the same.
     pub(crate) async fn change_group(&self, change: Change) -> Result<Members, Failure> {
         let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
@@ -74,7 +79,11 @@ impl Replica {
         }
         let group = self.group().await;
         let only = |id| BTreeSet::from([id]);
-        let changes = match rules::check(&group, change)? {
+        let step = rules::check(&group, change)?;
+        if let Step::RemoveVoter(leaving) | Step::RemoveLearner(leaving) = step {
+            self.keep_models(&group, leaving).await?;
+        }
+        let changes = match step {
             Step::Nothing => None,
             Step::AddVoter(id) => Some(ChangeMembers::AddVoterIds(only(id))),
             Step::RemoveVoter(id) => Some(ChangeMembers::RemoveVoters(only(id))),
@@ -89,6 +98,25 @@ impl Replica {
         let warnings = rules::warnings(&voters, &group.reachable);
         let members = membership.nodes().map(|(&id, member)| (id, member.clone())).collect();
         Ok(Members { members, voters, warnings })
+    }
+
+    /// Waits until no model file in use would go with a member, within bounds.
+    async fn keep_models(&self, group: &Group, leaving: u64) -> Result<(), Failure> {
+        let kept = |state: &State| {
+            let used = state.artifacts().filter(|artifact| artifact.uses > 0);
+            rules::keeps_models(group, leaving, used.map(|artifact| &**artifact))
+        };
+        let first = kept(&self.linearizable().await?);
+        // A dead one gives no copies.
+        if first.is_ok() || !group.reachable.contains(&leaving) {
+            return first;
+        }
+        let mut applied = self.reader.watch();
+        let copied = applied.wait_for(|applied| kept(&applied.state).is_ok());
+        match tokio::time::timeout(COPIES_TIMEOUT, copied).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => kept(&self.state()),
+        }
     }
 
     /// Ends a change that a leader before this one left half done. It keeps who was to go as a

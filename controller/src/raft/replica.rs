@@ -1,7 +1,7 @@
 //! What the rest of the controller has of Raft: the state as it is here, who is in the group and
 //! who leads it. Reading as the whole cluster reads, and writing, is in [`super::route`].
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use millrace_cluster_state::{ControllerId, State};
 use millrace_raft_store::{Identity, LogDisk, Member, StateReader};
@@ -32,6 +32,8 @@ pub(crate) struct Replica {
     pub(super) time: Time,
     /// What the log is on.
     pub(crate) disk: LogDisk,
+    /// Where this controller shares model files with the others, once it said so.
+    shared_models: Arc<OnceLock<String>>,
 }
 
 impl std::fmt::Debug for Replica {
@@ -81,12 +83,34 @@ impl Replica {
         tokio::spawn(proposer::run(raft.clone(), time.clone(), in_flight.clone(), waiting));
         let forwarded = Arc::new(Semaphore::new(FORWARDED_MAX));
         let client_address = client_address.into();
-        Self { raft, reader, proposals, in_flight, forwarded, peers, client_address, time, disk }
+        let shared_models = Arc::default();
+        Self {
+            raft,
+            reader,
+            proposals,
+            in_flight,
+            forwarded,
+            peers,
+            client_address,
+            time,
+            disk,
+            shared_models,
+        }
     }
 
     /// Whose replica this is.
     pub(crate) fn own(&self) -> &Identity {
         self.peers.own()
+    }
+
+    /// Tells the others, in this controller's status, where it shares model files. Said once.
+    pub(crate) fn shares_models_at(&self, place: String) {
+        self.shared_models.get_or_init(|| place);
+    }
+
+    /// Where it does; empty when it keeps them to itself.
+    pub(super) fn shared_models(&self) -> &str {
+        self.shared_models.get().map_or("", String::as_str)
     }
 
     /// This controller's number.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use millrace_cluster_state::{Artifact, ControllerId};
 use millrace_types::{Failure, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +99,43 @@ fn remove(group: &Group, id: u64) -> Result<Step, Failure> {
     Ok(Step::RemoveVoter(id))
 }
 
+/// Whether the model files in use stay safe without a member: one that stays has each, and a
+/// majority of the voters that stay, where the one that goes can help to make it one. A dead one
+/// cannot: its place must be free for another, who makes the copies whole again.
+pub(super) fn keeps_models<'a>(
+    group: &Group,
+    leaving: u64,
+    mut used: impl Iterator<Item = &'a Artifact>,
+) -> Result<(), Failure> {
+    used.try_for_each(|artifact| keeps_model(group, leaving, artifact))
+}
+
+fn keeps_model(group: &Group, leaving: u64, artifact: &Artifact) -> Result<(), Failure> {
+    let holds = |id: &u64| artifact.holders.contains(&ControllerId(*id));
+    if artifact.in_store() || !holds(&leaving) {
+        return Ok(());
+    }
+    let voters = || group.voters.iter().copied().filter(|&id| id != leaving);
+    let learners = group.learners.iter().copied().filter(|&id| id != leaving);
+    let kept = voters().chain(learners).any(|id| holds(&id));
+    let alive = group.reachable.contains(&leaving);
+    let short = voters().filter(holds).count() <= voters().count() / 2;
+    if kept && !(short && alive && group.voters.contains(&leaving)) {
+        return Ok(());
+    }
+    let digest = artifact.digest;
+    if !alive {
+        return lagging(format!(
+            "controller {leaving} alone holds model file {digest}, and does not answer: start it and try again once another has copied the file, or delete the functions that use it ('millrace get functions')"
+        ));
+    }
+    let missing = || voters().filter(|id| !holds(id));
+    // One that answers: the others copy it when they are back.
+    let next = missing().find(|id| group.reachable.contains(id)).or_else(|| missing().next());
+    let to = next.map_or_else(|| "another controller".to_owned(), |id| format!("controller {id}"));
+    lagging(format!("model file {digest} is still being copied to {to}: try again soon"))
+}
+
 fn unknown<T>(id: u64) -> Result<T, Failure> {
     refused(format!("there is no controller {id} in the group: list them with 'millrace cluster status'"))
 }
@@ -146,8 +184,33 @@ pub(super) fn warnings(voters: &BTreeSet<u64>, reachable: &BTreeSet<u64>) -> Vec
     warnings
 }
 
+/// What an operator should know of where each controller shares model files (empty: nowhere), with
+/// so many of them in an object store.
+pub(super) fn place_warning(places: &BTreeMap<u64, &str>, shared: usize) -> Option<String> {
+    let distinct: BTreeSet<&str> = places.values().copied().collect();
+    if distinct.len() > 1 {
+        let each = places.iter().map(|(id, place)| match *place {
+            "" => format!("controller {id}: its own disk"),
+            place => format!("controller {id}: {place}"),
+        });
+        let each: Vec<_> = each.collect();
+        return Some(format!(
+            "controllers keep model files in different places ({}): start all of them with the same --artifacts",
+            each.join(", ")
+        ));
+    }
+    (shared > 0 && distinct.contains("")).then(|| {
+        format!(
+            "{shared} model files are in an object store, and no controller that answers has one: start all of them with the --artifacts that they had"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use millrace_cluster_state::{Caller, ModelSummary, UnixMillis};
+    use millrace_types::{Bytes, Digest};
+
     use super::*;
 
     fn group(voters: &[u64], learners: &[u64], reachable: &[u64]) -> Group {
@@ -193,6 +256,64 @@ mod tests {
         assert!(refusal(&one_down, Change::Remove(2)).contains("only 1 of 2"), "not the one that lives");
     }
 
+    fn model(holders: &[u64]) -> Artifact {
+        Artifact {
+            digest: Digest::of(b"m"),
+            bytes: Bytes(1),
+            model: ModelSummary {
+                weights: Bytes(1),
+                parameters: 1,
+                launches: 1,
+                inputs: vec![],
+                outputs: vec![],
+            },
+            holders: holders.iter().copied().map(ControllerId).collect(),
+            uses: 1,
+            touched_at: UnixMillis(1),
+            created_by: Caller("test".into()),
+        }
+    }
+
+    #[test]
+    fn no_model_file_goes_with_a_member() {
+        let check = |group: &Group, leaving, holders: &[u64], expected: Option<&str>| {
+            let checked = keeps_models(group, leaving, [model(holders)].iter());
+            let Some(expected) = expected else {
+                assert_eq!(checked, Ok(()), "{leaving} of {holders:?}");
+                return;
+            };
+            let refused = checked.unwrap_err();
+            assert!(refused.retryable && refused.reason == Reason::MembershipRefused, "{refused}");
+            assert!(refused.message.contains(expected), "{leaving} of {holders:?}: {refused}");
+        };
+        let three = group(&[1, 2, 3], &[4], &[1, 2, 3, 4]);
+        check(&three, 3, &[1, 2, 3], None);
+        check(&three, 3, &[1, 2], None);
+        check(&three, 3, &[1, 3], Some("copied to controller 2"));
+        check(&three, 3, &[3], Some("copied to controller 1"));
+        check(&three, 3, &[0, 3], None);
+        // A learner counts as a copy, and not towards the majority.
+        check(&three, 3, &[3, 4], Some("copied to controller 1"));
+        check(&three, 4, &[3, 4], None);
+        check(&three, 4, &[4], Some("copied to controller 1"));
+
+        let dead = group(&[1, 2, 3], &[4], &[1, 2]);
+        check(&dead, 3, &[1, 3], None);
+        check(&dead, 3, &[3, 4], None);
+        check(&dead, 4, &[1, 4], None);
+        check(&dead, 3, &[3], Some("delete the functions"));
+        check(&dead, 3, &[9], None);
+        // The one named can make the copy.
+        let five = group(&[1, 2, 3, 4, 5], &[], &[1, 3, 4, 5]);
+        check(&five, 5, &[1, 4, 5], Some("copied to controller 3"));
+        check(&five, 5, &[1, 3, 4, 5], None);
+        check(&five, 2, &[1, 2, 4], None);
+
+        let mixed = [model(&[1, 2, 3]), model(&[3])];
+        assert!(keeps_models(&three, 3, mixed.iter()).is_err());
+        assert_eq!(keeps_models(&three, 3, [].iter()), Ok(()));
+    }
+
     #[test]
     fn a_member_with_another_directory_is_not_that_member() {
         assert_eq!(admit(2, "b", None), Ok(()));
@@ -201,6 +322,22 @@ mod tests {
         assert_eq!(wiped.reason, Reason::PeerMismatch);
         assert!(wiped.message.contains("millrace cluster remove 2"), "{wiped}");
         assert!(admit(0, "b", None).is_err());
+    }
+
+    #[test]
+    fn warns_of_controllers_that_share_model_files_elsewhere() {
+        let check = |places: &[(u64, &str)], shared: usize, expected: Option<&str>| {
+            let warning = place_warning(&places.iter().copied().collect(), shared);
+            let found = warning.as_deref();
+            assert_eq!(found.is_some(), expected.is_some(), "{found:?}");
+            assert!(expected.is_none_or(|part| found.is_some_and(|it| it.contains(part))), "{found:?}");
+        };
+        check(&[(1, ""), (2, "")], 0, None);
+        check(&[(1, "s3://a"), (2, "s3://a")], 3, None);
+        check(&[(1, "s3://a"), (2, "")], 0, Some("controller 2: its own disk"));
+        check(&[(1, "s3://a"), (2, "s3://b")], 0, Some("controller 1: s3://a, controller 2: s3://b"));
+        check(&[(1, ""), (2, "")], 3, Some("3 model files are in an object store"));
+        check(&[], 0, None);
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl raft_server::Raft for Service {
     ) -> Result<Response<Self::GiveArtifactStream>, Status> {
         let digest = self.decode(request.get_ref())?;
         let (own, to) = (self.replica.own().clone(), Target::sender(request.get_ref()));
-        let chunks = self.artifacts.read(digest).await.map_err(codec::status)?;
+        let chunks = self.artifacts.clone().give_out(digest).await.map_err(codec::status)?;
         let messages = chunks
             .map(move |chunk| chunk.map(|chunk| codec::message(&own, &to, chunk)).map_err(codec::status));
         Ok(Response::new(messages.boxed()))

@@ -43,6 +43,9 @@ pub(super) struct PeerStatus {
     /// How far its clock is ahead of the cluster's time.
     #[serde(default)]
     ahead_ms: Option<i64>,
+    /// Where it shares model files; empty when it keeps them to itself.
+    #[serde(default)]
+    shared_models: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +102,7 @@ impl Replica {
             client_address: self.client_address.to_string(),
             disk: Disk::from(self.disk.health()),
             ahead_ms: self.time.ahead_ms(),
+            shared_models: self.shared_models().to_owned(),
         }
     }
 
@@ -146,6 +150,10 @@ fn view(
     let controllers = membership.nodes().map(|(&id, member)| {
         controller(id, member, voters.contains(&id), statuses.get(&id), leader.map(|(_, it)| it))
     });
+    let places = answers().map(|(id, status)| (id, status.shared_models.as_str())).collect();
+    let shared = replica.state().artifacts().filter(|artifact| artifact.in_store()).count();
+    let mut warnings = rules::warnings(&voters, &reachable);
+    warnings.extend(rules::place_warning(&places, shared));
     api::ClusterStatus {
         cluster_id: replica.own().cluster.to_string(),
         cluster_version: CLUSTER_VERSION,
@@ -155,7 +163,7 @@ fn view(
         controllers: controllers.collect(),
         quorum: leader.is_some() && up > voters.len() / 2,
         changing: is_joint(membership),
-        warnings: [rules::warnings(&voters, &reachable), machine_warnings(answers())].concat(),
+        warnings: [warnings, machine_warnings(answers())].concat(),
     }
 }
 

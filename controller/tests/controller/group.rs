@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::ControllerId;
+use millrace_cluster_state::{ControllerId, State};
 use millrace_controller::{Controller, ControllerConfig, JoinAs, Start, Tcp};
 use millrace_proto::admin as api;
 use millrace_proto::admin::admin_client::AdminClient;
@@ -35,11 +35,11 @@ fn runtime() -> Runtime {
 }
 
 impl Member {
-    async fn start(id: u64, start: Start) -> Self {
+    pub(crate) async fn start(id: u64, start: Start) -> Self {
         Self::try_start(id, start, |_| {}).await.unwrap()
     }
 
-    async fn try_start(
+    pub(crate) async fn try_start(
         id: u64,
         start: Start,
         edit: impl FnOnce(&mut ControllerConfig),
@@ -58,11 +58,11 @@ impl Member {
         AdminClient::new(channel(self.client.to_string()))
     }
 
-    fn internal(&self) -> String {
+    pub(crate) fn internal(&self) -> String {
         self.config.internal_listen.to_string()
     }
 
-    fn joining(&self, role: JoinAs) -> Start {
+    pub(crate) fn joining(&self, role: JoinAs) -> Start {
         Start::Join { at: vec![self.internal()], role }
     }
 
@@ -77,19 +77,24 @@ impl Member {
         runtime.shutdown_background();
     }
 
-    async fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         self.up = Some(run(&self.config).await.unwrap());
     }
 
-    fn has_file(&self, model: &[u8]) -> bool {
+    pub(crate) fn has_file(&self, model: &[u8]) -> bool {
         self.file(model).exists()
     }
 
-    fn write_file(&self, model: &[u8], bytes: &[u8]) {
+    pub(crate) fn write_file(&self, model: &[u8], bytes: &[u8]) {
         std::fs::write(self.file(model), bytes).unwrap();
     }
 
-    fn file(&self, model: &[u8]) -> std::path::PathBuf {
+    /// The replicated state, as this one has it.
+    pub(crate) fn state(&self) -> State {
+        self.up.as_ref().unwrap().1.watch().applied().1
+    }
+
+    pub(crate) fn file(&self, model: &[u8]) -> std::path::PathBuf {
         self.config.data_dir.join("artifacts").join(Digest::of(model).hex())
     }
 }
@@ -133,7 +138,7 @@ pub(crate) async fn three() -> Vec<Member> {
     vec![first, second, third]
 }
 
-async fn status(member: &Member) -> api::ClusterStatus {
+pub(crate) async fn status(member: &Member) -> api::ClusterStatus {
     member.admin().get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap().into_inner()
 }
 
@@ -143,7 +148,10 @@ async fn roles(member: &Member) -> BTreeMap<u64, (api::ControllerRole, bool)> {
     controllers.map(|it| (it.id, (it.role(), it.voter))).collect()
 }
 
-async fn remove(member: &Member, id: u64) -> Result<tonic::Response<api::ChangeMembershipResponse>, Status> {
+pub(crate) async fn remove(
+    member: &Member,
+    id: u64,
+) -> Result<tonic::Response<api::ChangeMembershipResponse>, Status> {
     member.admin().remove_controller(api::RemoveControllerRequest { id }).await
 }
 

@@ -83,6 +83,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         host_memory: HOST_MEMORY,
         faults: Faults::Refuse,
         insecure: false,
+        artifacts: None,
     })
 }
 

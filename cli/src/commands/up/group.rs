@@ -48,6 +48,11 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         controllers: args.controllers,
         workers: args.workers(),
         common: [args.manners.words(), log_words(config)].concat(),
+        control: config
+            .artifacts
+            .iter()
+            .flat_map(|place| ["--artifacts".to_owned(), place.to_string()])
+            .collect(),
         machine: args.machine.words().into_iter().chain(threads).collect(),
         grace: args.manners.grace,
         restart: if args.restart { Restart::WithBackoff } else { Restart::Never },

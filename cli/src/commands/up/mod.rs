@@ -78,7 +78,7 @@ pub(crate) async fn run(args: Args, config: &Config) -> Result<(), Failure> {
     let (data_dir, _kept) = args.data_dir()?;
     args.manners.check_exposed(args.worker())?;
     match args.controllers.get() {
-        1 => single::run(&args, data_dir).await,
+        1 => single::run(&args, config, data_dir).await,
         _ => group::run(&args, config, data_dir).await,
     }
 }

@@ -6,15 +6,16 @@ use serde_json::json;
 
 use super::Args;
 use crate::cluster::{Cluster, Plan};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::process::{self, Stop};
 use crate::processes::record;
 
-pub(super) async fn run(args: &Args, data_dir: PathBuf) -> Result<(), Failure> {
+pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), Failure> {
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let kept = args.kept(&data_dir);
-    let plan = plan(args, data_dir)?;
+    let plan = plan(args, config, data_dir)?;
     let mut cluster = tokio::select! {
         cluster = Cluster::start(plan) => cluster?,
         () = stop.asked() => return Ok(()),
@@ -32,7 +33,7 @@ pub(super) async fn run(args: &Args, data_dir: PathBuf) -> Result<(), Failure> {
     }
 }
 
-fn plan(args: &Args, data_dir: PathBuf) -> Result<Plan, Failure> {
+fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure> {
     alone(&data_dir)?;
     Ok(Plan {
         data_dir,
@@ -44,6 +45,7 @@ fn plan(args: &Args, data_dir: PathBuf) -> Result<Plan, Failure> {
         host_memory: args.machine.host_memory,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
+        artifacts: config.artifacts.clone(),
     })
 }
 
@@ -89,7 +91,7 @@ mod tests {
     fn gpus_are_what_was_asked_for() {
         let folder = tempfile::tempdir().unwrap();
         let args = args(&["--ephemeral", "--gpus", "3", "--gpu-memory", "2GiB"]);
-        let plan = plan(&args, folder.path().to_owned()).unwrap();
+        let plan = plan(&args, &Config::empty(), folder.path().to_owned()).unwrap();
         let memory: Vec<_> = plan.topology.gpus.iter().map(|gpu| gpu.memory).collect();
         assert_eq!(memory, [Bytes::gib(2); 3]);
     }
@@ -104,7 +106,7 @@ mod tests {
         };
         let record = record::Record { controllers: vec![place(1), place(2), place(3)], workers: Vec::new() };
         record::write(folder.path(), &record).unwrap();
-        let refused = plan(&args(&[]), folder.path().to_owned()).unwrap_err();
+        let refused = plan(&args(&[]), &Config::empty(), folder.path().to_owned()).unwrap_err();
         assert!(refused.hint.unwrap().contains("--controllers 3"));
     }
 }

@@ -1,0 +1,126 @@
+//! Which object store the controllers share, as an operator writes it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use object_store::path::Path;
+use url::Url;
+
+/// Where the controllers of a group keep model files together: `file:///shared/folder` or
+/// `s3://bucket/prefix`. Credentials are never part of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedPlace {
+    url: String,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A folder that all of them see: a shared volume.
+    Folder(PathBuf),
+    Bucket {
+        name: String,
+        prefix: Path,
+    },
+}
+
+/// A text that names no such place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}: write file:///shared/folder or s3://bucket/prefix")]
+pub struct SharedPlaceError {
+    problem: String,
+}
+
+fn problem<T>(problem: impl Into<String>) -> Result<T, SharedPlaceError> {
+    Err(SharedPlaceError { problem: problem.into() })
+}
+
+impl FromStr for SharedPlace {
+    type Err = SharedPlaceError;
+
+    fn from_str(text: &str) -> Result<Self, SharedPlaceError> {
+        let url = Url::parse(text).or_else(|error| problem(format!("not a URL ({error})")))?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return problem(
+                "credentials belong in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, not in a URL",
+            );
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return problem("a place for model files has no ? or #");
+        }
+        let kind = match url.scheme() {
+            "file" => folder(&url)?,
+            "s3" => bucket(&url)?,
+            other => return problem(format!("{other}: is not known here")),
+        };
+        // However many slashes end it, it is one place.
+        Ok(Self { url: url.as_str().trim_end_matches('/').to_owned(), kind })
+    }
+}
+
+fn folder(url: &Url) -> Result<Kind, SharedPlaceError> {
+    if let Some(host) = url.host_str().filter(|host| !host.is_empty()) {
+        return problem(format!("{host} would be a machine: a folder begins with a third slash"));
+    }
+    match url.to_file_path() {
+        Ok(path) if path.parent().is_some() => Ok(Kind::Folder(path)),
+        Ok(_) => problem("the root folder is not for model files"),
+        Err(()) => problem("this is no folder's path"),
+    }
+}
+
+fn bucket(url: &Url) -> Result<Kind, SharedPlaceError> {
+    let Some(name) = url.host_str().filter(|name| !name.is_empty()) else {
+        return problem("it names no bucket");
+    };
+    if url.port().is_some() {
+        return problem("a bucket has no port; say where it is served with AWS_ENDPOINT");
+    }
+    let prefix = Path::from_url_path(url.path()).or_else(|error| problem(error.to_string()))?;
+    Ok(Kind::Bucket { name: name.to_owned(), prefix })
+}
+
+impl fmt::Display for SharedPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.url)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_and_a_bucket_are_understood() {
+        let check = |text: &str, shown: &str, kind: Kind| {
+            let place: SharedPlace = text.parse().unwrap();
+            assert_eq!((place.to_string().as_str(), place.kind), (shown, kind));
+        };
+        check("file:///mnt/models/", "file:///mnt/models", Kind::Folder("/mnt/models".into()));
+        let bucket = |prefix: &str| Kind::Bucket { name: "models".into(), prefix: Path::from(prefix) };
+        check("s3://models", "s3://models", bucket(""));
+        check("s3://models/team/a/", "s3://models/team/a", bucket("team/a"));
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_the_reason() {
+        let check = |text: &str, expected: &str| {
+            let refused = text.parse::<SharedPlace>().unwrap_err().to_string();
+            assert!(
+                refused.contains(expected) && refused.contains("s3://bucket/prefix"),
+                "{text}: {refused}"
+            );
+        };
+        check("/mnt/models", "not a URL");
+        check("file://mnt/models", "third slash");
+        check("file:///", "root folder");
+        check("gs://models", "gs: is not known");
+        check("s3:///models", "names no bucket");
+        check("s3://models:9000", "AWS_ENDPOINT");
+        check("s3://models?region=x", "no ? or #");
+        check("s3://key:secret@models", "AWS_SECRET_ACCESS_KEY");
+        let refused = "s3://key:secret@models".parse::<SharedPlace>().unwrap_err().to_string();
+        assert!(!refused.contains("key:secret"), "{refused}");
+    }
+}
