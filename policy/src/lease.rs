@@ -154,13 +154,16 @@ impl Leases {
         }
     }
 
-    /// The node gave a sign of life, of any kind. Says what is believed of it now.
-    pub fn heard(&mut self, node: &NodeName, epoch: Epoch, now: Timestamp) -> Standing {
-        let full = self.full(now);
+    /// The node gave a sign of life, of any kind, at `at`. Says what is believed of it now. One from
+    /// before its lease was granted, which is looked at only now, takes nothing of it away.
+    pub fn heard(&mut self, node: &NodeName, epoch: Epoch, at: Timestamp) -> Standing {
+        let until = at + self.limits.lease;
         let Some(state) = self.state_mut(node, epoch) else { return Standing::Unknown };
-        if !matches!(state, State::Lost { .. }) {
-            *state = full;
-        }
+        *state = match *state {
+            State::Believed { until: granted } => State::Believed { until: granted.max(until) },
+            State::Fenced { .. } => State::Believed { until },
+            lost @ State::Lost { .. } => lost,
+        };
         state.standing()
     }
 

@@ -53,6 +53,18 @@ fn lost(members: &[Member]) -> Verdict {
 }
 
 #[test]
+fn a_sign_of_life_from_before_a_lease_was_granted_does_not_shorten_it() {
+    let mut leases = leader();
+    leases.registered(ms(900), member("c", TWO));
+    assert_eq!(leases.heard(&name("c"), TWO, ms(500)), Standing::Believed);
+    leases.tick(ms(900));
+    run(&mut leases, ms(2899));
+    assert_eq!(leases.standing(&name("c"), TWO), Standing::Believed);
+    run(&mut leases, ms(2900));
+    assert_eq!(leases.standing(&name("c"), TWO), Standing::Fenced);
+}
+
+#[test]
 fn silence_fences_after_the_lease_and_loses_after_the_grace() {
     let mut leases = leader();
     run(&mut leases, ms(1000));

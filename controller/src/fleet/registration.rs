@@ -63,10 +63,24 @@ fn gpu(gpu: &wire::GpuCapacity) -> NodeGpu {
     NodeGpu { index: GpuIndex(gpu.index), gpu_type: gpu.gpu_type.clone(), memory: Bytes(gpu.memory_bytes) }
 }
 
-/// Commits that a registration is over. If the name was registered again meanwhile, that one stays.
+/// Commits that a registration is over: its worker left. If the name was registered again meanwhile,
+/// that one stays.
 pub(crate) async fn end(replica: &Replica, member: Member) -> Result<(), Failure> {
-    let lost = Command::NodeLost { name: member.node, epoch: member.epoch };
-    replica.propose(Caller("fleet".into()), None, lost).await.map(drop)
+    replica.propose(caller(), None, lost(member)).await.map(drop)
+}
+
+/// Commits that a registration is over, as the leader of a term found. Its successor grants every
+/// node a full lease, and must find so itself.
+pub(crate) async fn declare_lost(replica: &Replica, term: u64, member: Member) -> Result<(), Failure> {
+    replica.propose_leading(term, caller(), lost(member)).await.map(drop)
+}
+
+fn caller() -> Caller {
+    Caller("fleet".into())
+}
+
+fn lost(member: Member) -> Command {
+    Command::NodeLost { name: member.node, epoch: member.epoch }
 }
 
 /// Brings the attached workers in line with the state: one that was taken in again learns its new

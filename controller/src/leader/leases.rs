@@ -4,7 +4,7 @@
 //! Only the leader takes it in again while its stream is open. A worker that other controllers hear
 //! and the leader does not would otherwise be lost and taken in for ever.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,19 +14,22 @@ use millrace_types::{NodeName, Timestamp};
 use tokio::task::JoinSet;
 
 use super::Duties;
-use crate::fleet::{Worker, registration};
+use crate::fleet::{Worker, Workers, registration};
 
 /// Proposals of one kind under way at a time. What is beyond comes with the next look.
 const PROPOSALS_MAX: usize = 64;
 
-/// Judges who is alive for as long as it is polled: while this controller leads.
-pub(super) async fn keep(duties: &Duties) {
+/// Judges who is alive for as long as it is polled: while this controller leads, in that term.
+pub(super) async fn keep(duties: &Duties, term: u64) {
     let mut changes = duties.replica.changes();
-    let mut keeper = Keeper::elected(duties);
+    let mut fleet = duties.fleet.changes();
+    let mut keeper = Keeper::elected(duties, term);
     loop {
         let wake = keeper.look();
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
+            // So that whoever comes is seen before it goes.
+            changed = fleet.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(wake) => {}
             Some(ended) = keeper.under_way.join_next() => keeper.ended(ended.ok().flatten()),
         }
@@ -35,9 +38,16 @@ pub(super) async fn keep(duties: &Duties) {
 
 struct Keeper<'a> {
     duties: &'a Duties,
+    term: u64,
     leases: Leases,
-    /// Signs of life up to here were counted.
-    heard: Timestamp,
+    /// When it was elected: what was heard before counts for nothing, everyone has a full lease.
+    elected: Timestamp,
+    /// The last sign of life that was counted of each attached worker. One time for all would miss
+    /// what is heard at the moment of a look, behind its back.
+    heard: BTreeMap<NodeName, Timestamp>,
+    /// Who was attached at the last look. What a worker said between that and the end of its stream
+    /// counts too.
+    attached: Workers,
     /// Workers that are being taken in again.
     returning: BTreeSet<NodeName>,
     /// Proposals. One that takes a worker in again ends with its name.
@@ -47,12 +57,13 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn elected(duties: &'a Duties) -> Self {
+    fn elected(duties: &'a Duties, term: u64) -> Self {
         let now = duties.fleet.now();
         let mut leases = Leases::new(duties.limits);
         leases.elected(now, live(&duties.replica.state()));
         let (returning, under_way) = (BTreeSet::new(), JoinSet::new());
-        Self { duties, leases, heard: now, returning, under_way, seen: None }
+        let (heard, attached) = (BTreeMap::new(), duties.fleet.workers());
+        Self { duties, term, leases, elected: now, heard, attached, returning, under_way, seen: None }
     }
 
     /// Takes in what happened, and carries out what follows. Says how long nothing else will.
@@ -62,7 +73,7 @@ impl<'a> Keeper<'a> {
         if self.seen.replace(state.version()) != Some(state.version()) {
             self.follow(&state, now);
         }
-        self.hear(&state, now);
+        self.hear(&state);
         let verdict = self.leases.tick(now);
         if let Some(stood) = verdict.stalled {
             tracing::warn!(?stood, "this controller stood still: every node has a full lease again");
@@ -91,10 +102,22 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    fn hear(&mut self, state: &State, now: Timestamp) {
-        for worker in self.duties.fleet.workers().values() {
+    fn hear(&mut self, state: &State) {
+        let workers = self.duties.fleet.workers();
+        let before = std::mem::replace(&mut self.attached, workers.clone());
+        let counted = std::mem::take(&mut self.heard);
+        let elected = self.elected;
+        let last = |worker: &Worker| counted.get(&worker.name).copied().unwrap_or(elected);
+        for worker in before.values().filter(|worker| !is_in(&workers, worker)) {
             let heard = worker.heard();
-            if heard <= self.heard {
+            if heard > last(worker) {
+                self.leases.heard(&worker.name, worker.epoch(), heard);
+            }
+        }
+        for worker in workers.values() {
+            let (heard, last) = (worker.heard(), last(worker));
+            self.heard.insert(worker.name.clone(), heard.max(last));
+            if heard <= last {
                 continue;
             }
             self.leases.heard(&worker.name, worker.epoch(), heard);
@@ -102,7 +125,6 @@ impl<'a> Keeper<'a> {
                 self.take_in_again(worker);
             }
         }
-        self.heard = now;
     }
 
     fn take_in_again(&mut self, worker: &Arc<Worker>) {
@@ -132,10 +154,10 @@ impl<'a> Keeper<'a> {
             return;
         }
         tracing::warn!(node = %member.node, epoch = %member.epoch, "node is lost: its functions are placed elsewhere");
-        let replica = self.duties.replica.clone();
+        let (replica, term) = (self.duties.replica.clone(), self.term);
         self.under_way.spawn(async move {
             let node = member.node.clone();
-            if let Err(failure) = registration::end(&replica, member).await {
+            if let Err(failure) = registration::declare_lost(&replica, term, member).await {
                 tracing::warn!(%node, error = failure.message, "the loss of a node is not committed yet");
             }
             None
@@ -163,6 +185,10 @@ impl<'a> Keeper<'a> {
             news
         });
     }
+}
+
+fn is_in(workers: &Workers, worker: &Arc<Worker>) -> bool {
+    workers.get(&worker.name).is_some_and(|it| Arc::ptr_eq(it, worker))
 }
 
 fn live(state: &State) -> impl Iterator<Item = Member> {

@@ -101,6 +101,12 @@ impl Outlook {
         self.standings.borrow().get(node).copied().unwrap_or(Standing::Unknown)
     }
 
+    /// What is believed of every live node; empty while this controller does not lead.
+    #[cfg(feature = "sim")]
+    pub(crate) fn standings(&self) -> Standings {
+        self.standings.borrow().clone()
+    }
+
     /// Why functions are not placed as they should be.
     pub(crate) fn shortages(&self) -> Shortages {
         self.shortages.borrow().clone()
@@ -181,7 +187,7 @@ impl Duties {
             tokio::time::sleep(RETRY_PAUSE).await;
         }
         self.leadership.send_replace(Leadership { term, leads: true });
-        leases::keep(self).await;
+        leases::keep(self, term).await;
     }
 
     async fn until_over(&self, term: u64) {

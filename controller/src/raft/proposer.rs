@@ -39,6 +39,8 @@ pub(super) struct Proposed {
     pub(super) caller: Caller,
     pub(super) idempotency: Option<IdempotencyKey>,
     pub(super) command: Command,
+    /// The term for which it was proposed: the next leader is asked again, though it be this one.
+    pub(super) term: u64,
     /// The command's size, encoded.
     pub(super) bytes: usize,
     pub(super) answer: oneshot::Sender<Result<Applied, Failure>>,
@@ -65,9 +67,14 @@ pub(super) async fn run(
         if batch.is_empty() {
             return;
         }
-        if raft.server_metrics().borrow().state != ServerState::Leader {
-            let answers: Answers = batch.into_iter().map(|it| it.answer).collect();
-            answer_all(answers, &nobody_leads());
+        let term = {
+            let metrics = raft.server_metrics();
+            let metrics = metrics.borrow();
+            (metrics.state == ServerState::Leader).then(|| metrics.vote.leader_id().term)
+        };
+        let (batch, late): (Vec<_>, Vec<_>) = batch.into_iter().partition(|it| Some(it.term) == term);
+        answer_all(late.into_iter().map(|it| it.answer).collect(), &nobody_leads());
+        if batch.is_empty() {
             continue;
         }
         let (proposals, answers) = stamp(batch, time.stamp());
@@ -171,6 +178,7 @@ mod tests {
             caller: Caller("test".into()),
             idempotency: None,
             command: Command::NodeLost { name: NodeName::new("n1").unwrap(), epoch: Epoch(1) },
+            term: 1,
             bytes,
             answer: oneshot::channel().0,
         };

@@ -99,6 +99,24 @@ impl Replica {
         Ok(applied)
     }
 
+    /// Proposes what only the leader of a term may say, for it goes by what that leader alone knows.
+    /// Never passed on, and tried once.
+    ///
+    /// # Errors
+    /// As [`Self::propose`].
+    pub(crate) async fn propose_leading(
+        &self,
+        term: u64,
+        caller: Caller,
+        command: Command,
+    ) -> Result<Applied, Failure> {
+        if self.leading_term() != Some(term) {
+            return Err(nobody_leads());
+        }
+        let write = Forwarded { caller, idempotency: None, command };
+        self.propose_here(&write).await.map(|done| done.applied)
+    }
+
     /// The state as soon as it has an entry; `None` when that takes too long.
     async fn caught_up(&self, index: Option<u64>, timeout: Duration) -> Option<State> {
         let mut applied = self.reader.watch();
@@ -168,13 +186,14 @@ impl Replica {
     /// Proposes what this controller was asked for, or another one was.
     pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
         let bytes = check_size(&write.command)?;
-        self.check_leads()?;
+        let term = self.check_leads()?;
         let (answer, answered) = oneshot::channel();
         let Forwarded { caller, idempotency, command } = write;
         let proposed = Proposed {
             caller: caller.clone(),
             idempotency: idempotency.clone(),
             command: command.clone(),
+            term,
             bytes,
             answer,
         };
@@ -195,18 +214,16 @@ impl Replica {
         }
     }
 
-    /// Refuses when this controller does not lead, or leads nobody any more.
-    fn check_leads(&self) -> Result<(), Failure> {
-        if self.leading_term().is_none() {
-            return Err(nobody_leads());
-        }
+    /// The term in which this controller leads. Refuses when it does not, or leads nobody any more.
+    fn check_leads(&self) -> Result<u64, Failure> {
+        let term = self.leading_term().ok_or_else(nobody_leads)?;
         let silence = self.raft.data_metrics().borrow().millis_since_quorum_ack.map(Duration::from_millis);
         match silence {
             Some(silence) if silence > QUORUM_SILENCE_MAX => Err(Failure::new(
                 Reason::NoLeader,
                 format!("no majority of controllers has been heard of for {silence:?}: writes are refused"),
             )),
-            _ => Ok(()),
+            _ => Ok(term),
         }
     }
 
