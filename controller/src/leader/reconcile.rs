@@ -220,9 +220,14 @@ impl<'a> Reconciler<'a> {
         if *self.duties.leadership.borrow() != (Leadership { term, leads: true }) {
             return;
         }
-        let state = self.duties.replica.state();
+        let applied = self.duties.replica.reader.latest();
+        if applied.last.is_some_and(|last| last.leader_id.term > term) {
+            // It ended, and its successor's entries are here before the news. Stamped with this term
+            // they would be older than what the successor said of a state before them.
+            return;
+        }
         self.duties.desired.send_modify(|last| {
-            *last = Some(Arc::new(Desired::of_state(&state, term, last.as_deref())));
+            *last = Some(Arc::new(Desired::of_state(&applied.state, term, last.as_deref())));
         });
     }
 }
