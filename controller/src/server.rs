@@ -30,7 +30,7 @@ use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::Duties;
 use crate::raft::bootstrap::{self, Opening};
-use crate::raft::world::Machine;
+use crate::raft::world::{Machine, Snapshots};
 use crate::raft::{Replica, disks, duties, elections, service};
 use crate::serving::Serving;
 use crate::{HaltError, RaftError, StartError, meters};
@@ -161,7 +161,7 @@ fn opening(config: &ControllerConfig) -> Opening {
         start: config.start.clone(),
         now: config.clock.now(),
         seed: config.seed,
-        snapshot_every: config.snapshot_every,
+        snapshots: Snapshots::every(config.snapshot_every),
         world: Arc::new(Machine),
     }
 }
@@ -278,11 +278,11 @@ impl Controller {
         &self.cluster_id
     }
 
-    /// Looks on from outside, as tests of a group do.
+    /// The replicated state as this controller has it, for tests of a group.
     #[cfg(feature = "sim")]
     #[must_use]
-    pub fn watch(&self) -> crate::sim::Watch {
-        crate::sim::Watch::of(&self.replica)
+    pub fn state(&self) -> millrace_cluster_state::State {
+        self.replica.state()
     }
 
     /// Waits for something after which this controller cannot go on: a halted log, above all. What is

@@ -1,16 +1,23 @@
 //! One member of a controller group in a simulation: its Raft node, the calls of the other
-//! controllers and the admin API, over a network and a disk of the simulation's. No front door,
-//! workers or model files: those have no part in what the group agrees on.
+//! controllers, the workers' streams, the leader's duties and the admin API, over a network and a
+//! disk of the simulation's.
+//!
+//! Absent: the front door, which takes connections of the machine's network and no others, and with
+//! it requests on their way to workers; and the upkeep of model files, which are not simulated.
+//! [`crate::server`] starts the same parts in the same order.
 
+use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::Stream;
 use millrace_cluster_state::{Applied, Caller, Command, ControllerId, State};
+use millrace_policy::lease::Standing;
 use millrace_proto::admin::admin_server::AdminServer;
+use millrace_proto::worker::worker_control_server::WorkerControlServer;
 use millrace_raft_store::{LogId, StateReader};
-use millrace_types::Failure;
+use millrace_types::{Epoch, Failure, NodeName, Timestamp};
 use openraft::{RaftMetrics, ServerState};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -24,11 +31,13 @@ use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{KEEP_ALIVE, Limits, Start};
+use crate::connector::Tcp;
 use crate::fleet::Fleet;
-use crate::leader::Duties;
+use crate::fleet::control::Control;
+use crate::leader::{Duties, Outlook};
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
-pub use crate::raft::world::World;
+pub use crate::raft::world::{Snapshots, World};
 use crate::raft::{Replica, disks, duties, elections};
 
 /// What a member is started with.
@@ -44,6 +53,8 @@ pub struct MemberConfig {
     pub internal_address: String,
     /// Its network and disk.
     pub world: Arc<dyn World>,
+    /// When its log is cut short.
+    pub snapshots: Snapshots,
     /// Where stamps come from.
     pub clock: Arc<dyn WallClock>,
     /// What chance is made of.
@@ -55,7 +66,10 @@ pub struct MemberConfig {
 pub struct Member {
     replica: Replica,
     service: Service,
+    control: Control,
     admin: AdminService,
+    /// Until it enters.
+    duties: RefCell<Option<Duties>>,
     config: MemberConfig,
     stop: CancellationToken,
     _stop: DropGuard,
@@ -73,7 +87,7 @@ impl Member {
             start: config.start.clone(),
             now: config.clock.now(),
             seed: config.seed,
-            snapshot_every: crate::config::SNAPSHOT_EVERY,
+            snapshots: config.snapshots,
             world: config.world.clone(),
         };
         let opened = bootstrap::open(opening).await?;
@@ -85,20 +99,31 @@ impl Member {
         let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
         let artifacts = Arc::new(artifacts);
         let service = Service::new(replica.clone(), artifacts.clone());
-        let (fleet, faults) = (Fleet::new(), Faults::Refused);
-        // Nobody carries the leader's duties out: there are no workers.
-        let outlook = Duties::new(replica.clone(), fleet.clone(), Limits::default().lease).outlook();
+        let (fleet, stop) = (Fleet::new(), CancellationToken::new());
+        let duties = Duties::new(replica.clone(), fleet.clone(), Limits::default().lease);
+        let outlook = duties.outlook();
+        let control = Control {
+            cluster_id: replica.own().cluster.clone(),
+            replica: replica.clone(),
+            fleet: fleet.clone(),
+            artifacts: artifacts.clone(),
+            // Never connects: only requests would go there.
+            connector: Arc::new(Tcp),
+            outlook: outlook.clone(),
+            stop: stop.clone(),
+        };
+        let faults = Faults::Refused;
         let admin = AdminService { replica: replica.clone(), fleet, outlook, artifacts, faults };
-        let stop = CancellationToken::new();
         let guard = stop.clone().drop_guard();
-        Ok(Self { replica, service, admin, config, stop, _stop: guard })
+        let duties = RefCell::new(Some(duties));
+        Ok(Self { replica, service, control, admin, duties, config, stop, _stop: guard })
     }
 
-    /// Serves the other controllers, as the internal port does.
+    /// Serves the other controllers and the workers, as the internal port does.
     ///
     /// # Errors
     /// When the listener fails.
-    pub fn serve_controllers<I, IO>(
+    pub fn serve_internal<I, IO>(
         &self,
         incoming: I,
     ) -> impl Future<Output = Result<(), tonic::transport::Error>> + use<I, IO>
@@ -106,7 +131,9 @@ impl Member {
         I: Stream<Item = io::Result<IO>> + Send + 'static,
         IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
-        let router = server().add_service(self.service.clone().server());
+        let router = server()
+            .add_service(WorkerControlServer::new(self.control.clone()))
+            .add_service(self.service.clone().server());
         router.serve_with_incoming(incoming)
     }
 
@@ -131,16 +158,22 @@ impl Member {
     }
 
     /// Takes its place in the group, and stands for election from then on. The others must be able
-    /// to call it already.
+    /// to call it already. It does what a leader does whenever it leads.
     ///
     /// # Errors
     /// As [`crate::start`].
+    ///
+    /// # Panics
+    /// When it entered before.
     pub async fn enter(&self) -> Result<(), StartError> {
         let Self { replica, config, stop, .. } = self;
+        let duties = self.duties.take().expect("a member enters once");
         tokio::spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
         tokio::spawn(duties::run_until(stop.clone(), replica.clone()));
         tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
         bootstrap::enter(replica, &config.start, &config.internal_address, stop).await?;
+        tokio::spawn(self.control.fleet.clone().follow_until(stop.clone(), replica.clone()));
+        tokio::spawn(duties.run_until(stop.clone()));
         Ok(())
     }
 
@@ -155,7 +188,9 @@ impl Member {
     /// Looks on from outside. Holds nothing of the member open.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch::of(&self.replica)
+        let Control { replica, fleet, outlook, .. } = &self.control;
+        let (state, raft) = (replica.reader.clone(), replica.raft.metrics());
+        Watch { state, raft, fleet: fleet.clone(), outlook: outlook.clone() }
     }
 }
 
@@ -169,13 +204,11 @@ fn server() -> Server {
 pub struct Watch {
     state: StateReader<State>,
     raft: watch::Receiver<RaftMetrics<u64, millrace_raft_store::Member>>,
+    fleet: Fleet,
+    outlook: Outlook,
 }
 
 impl Watch {
-    pub(crate) fn of(replica: &Replica) -> Self {
-        Self { state: replica.reader.clone(), raft: replica.raft.metrics() }
-    }
-
     /// The last entry that it applied, and its state then.
     #[must_use]
     pub fn applied(&self) -> (Option<LogId>, State) {
@@ -200,5 +233,34 @@ impl Watch {
     #[must_use]
     pub fn halted(&self) -> Option<String> {
         self.raft.borrow().running_state.as_ref().err().map(ToString::to_string)
+    }
+
+    /// The term in which it does what a leader does, if it does.
+    #[must_use]
+    pub fn on_duty(&self) -> Option<u64> {
+        let leadership = *self.outlook.leadership().borrow();
+        leadership.leads.then_some(leadership.term)
+    }
+
+    /// The workers attached to it, each with its registration as it is known here and when it was
+    /// last heard, by this member's clock.
+    #[must_use]
+    pub fn heard(&self) -> Vec<(NodeName, Epoch, Timestamp)> {
+        let workers = self.fleet.workers();
+        workers.values().map(|worker| (worker.name.clone(), worker.epoch(), worker.heard())).collect()
+    }
+
+    /// Registrations that it has found lost, and that are live in its state yet.
+    #[must_use]
+    pub fn found_lost(&self) -> Vec<(NodeName, Epoch)> {
+        let (standings, latest) = (self.outlook.standings(), self.state.latest());
+        let lost = standings.iter().filter(|(_, standing)| **standing == Standing::Lost);
+        lost.filter_map(|(name, _)| Some((name.clone(), latest.state.node(name)?.epoch))).collect()
+    }
+
+    /// The last entry that its newest snapshot covers.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<LogId> {
+        self.raft.borrow().snapshot
     }
 }

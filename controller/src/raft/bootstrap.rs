@@ -31,7 +31,7 @@ use super::peers::{Lane, Peers, connect, limited};
 use super::replica::Replica;
 use super::rules::Change;
 use super::time::Time;
-use super::world::World;
+use super::world::{Snapshots, World};
 use super::{Raft, config};
 use crate::config::{JoinAs, Start};
 
@@ -91,7 +91,7 @@ pub enum Error {
 pub(crate) struct Opened {
     pub(crate) identity: Identity,
     store: Store<State>,
-    snapshot_every: u64,
+    snapshots: Snapshots,
     world: Arc<dyn World>,
 }
 
@@ -102,13 +102,13 @@ pub(crate) struct Opening {
     pub(crate) start: Start,
     pub(crate) now: UnixMillis,
     pub(crate) seed: u64,
-    pub(crate) snapshot_every: u64,
+    pub(crate) snapshots: Snapshots,
     pub(crate) world: Arc<dyn World>,
 }
 
 /// Opens a used data directory, or makes an empty one this controller's.
 pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
-    let Opening { data_dir, id, start, now, seed, snapshot_every, world } = opening;
+    let Opening { data_dir, id, start, now, seed, snapshots, world } = opening;
     let path = data_dir.clone();
     let dir = tokio::task::spawn_blocking(move || DataDir::open(path)).await??;
     let mut rng = StdRng::seed_from_u64(seed ^ id.0.rotate_left(32));
@@ -128,7 +128,7 @@ pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
     };
     let (whose, disk) = (identity.clone(), world.clone());
     let store = tokio::task::spawn_blocking(move || disk.open(dir, &whose)).await??;
-    Ok(Opened { identity, store, snapshot_every, world })
+    Ok(Opened { identity, store, snapshots, world })
 }
 
 fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
@@ -137,8 +137,8 @@ fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
 
 /// Starts the Raft node of an opened data directory.
 pub(crate) async fn run(opened: Opened) -> Result<(Raft, StateReader<State>, Peers), Error> {
-    let Opened { identity, store, snapshot_every, world } = opened;
-    let config = config(&identity, snapshot_every)?;
+    let Opened { identity, store, snapshots, world } = opened;
+    let config = config(&identity, snapshots)?;
     let peers = Peers::new(identity.clone(), world);
     let network = Network { peers: peers.clone() };
     let reader = store.machine.reader();

@@ -19,7 +19,7 @@ use tonic::transport::{Channel, Server};
 use super::bootstrap::{self, Opening};
 use super::codec::{self, Target};
 use super::service::Service;
-use super::world::Machine;
+use super::world::{Machine, Snapshots};
 use super::{Change, Replica, elections};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
@@ -57,7 +57,7 @@ impl Node {
             start: start.clone(),
             now: Standing.now(),
             seed,
-            snapshot_every: crate::config::SNAPSHOT_EVERY,
+            snapshots: Snapshots::every(crate::config::SNAPSHOT_EVERY),
             world: Arc::new(Machine),
         };
         let opened = bootstrap::open(opening).await?;

@@ -48,20 +48,16 @@ use openraft::{Config, SnapshotPolicy};
 
 pub(crate) use replica::{Changes, Replica};
 pub(crate) use rules::Change;
+use world::Snapshots;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
-/// Of the entries between two snapshots, the share that is kept behind one for followers that are a
-/// little late.
-const KEPT_SHARE: u64 = 10;
-/// Entries given up at a time.
-const PURGE_BATCH: u64 = 256;
 /// Entries of one AppendEntries call. Their bytes are bounded by the log's reader.
 const ENTRIES_PER_CALL_MAX: u64 = 256;
 /// How long a snapshot may take to be sent and installed.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn config(own: &Identity, snapshot_every: u64) -> Result<Arc<Config>, bootstrap::Error> {
+fn config(own: &Identity, snapshots: Snapshots) -> Result<Arc<Config>, bootstrap::Error> {
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let config = Config {
         cluster_name: own.cluster.to_string(),
@@ -72,10 +68,10 @@ fn config(own: &Identity, snapshot_every: u64) -> Result<Arc<Config>, bootstrap:
         enable_elect: false,
         install_snapshot_timeout: millis(SNAPSHOT_TIMEOUT),
         max_payload_entries: ENTRIES_PER_CALL_MAX,
-        snapshot_policy: SnapshotPolicy::LogsSinceLast(snapshot_every),
-        replication_lag_threshold: snapshot_every.saturating_mul(2),
-        max_in_snapshot_log_to_keep: snapshot_every / KEPT_SHARE,
-        purge_batch_size: PURGE_BATCH,
+        snapshot_policy: SnapshotPolicy::LogsSinceLast(snapshots.every),
+        replication_lag_threshold: snapshots.every.saturating_mul(2),
+        max_in_snapshot_log_to_keep: snapshots.kept,
+        purge_batch_size: snapshots.purged_at_once,
         ..Config::default()
     };
     config.validate().map(Arc::new).map_err(|error| bootstrap::Error::Raft(error.to_string()))

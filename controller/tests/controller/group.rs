@@ -91,7 +91,7 @@ impl Member {
 
     /// The replicated state, as this one has it.
     pub(crate) fn state(&self) -> State {
-        self.up.as_ref().unwrap().1.watch().applied().1
+        self.up.as_ref().unwrap().1.state()
     }
 
     pub(crate) fn file(&self, model: &[u8]) -> std::path::PathBuf {

@@ -1,20 +1,29 @@
 //! Epoch fencing: what carries an epoch of a node that is over changes nothing, however late it
 //! comes and through whichever controller; and no epoch is given twice.
 //!
-//! Seen twice: by whoever proposed, and in the log, whose commands are applied again one by one.
+//! Seen three times: by whoever proposed, by the workers at their streams, and in the log, whose
+//! commands are applied again one by one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_cluster_state::{Applied, Command, NodeStatus, Proposal, State};
 use millrace_types::{Epoch, NodeName};
 use openraft::EntryPayload;
 
-use crate::history::{Call, History, Log, NodeAnswer, Verdict};
+use crate::history::{Call, History, NodeAnswer, Registered, Verdict};
 
 pub(crate) fn check(history: &History) -> Verdict {
     answers(&history.nodes)?;
-    match history.logs.iter().max_by_key(|log| log.entries.len()) {
-        Some(log) => replay(log),
+    streams(&history.registered)?;
+    replay(history)
+}
+
+/// What workers were told at their streams: an epoch is one process's.
+fn streams(registered: &BTreeSet<Registered>) -> Verdict {
+    // Ordered by epoch first.
+    let (one, next) = (registered.iter(), registered.iter().skip(1));
+    match one.zip(next).find(|(one, next)| one.epoch == next.epoch) {
+        Some((one, next)) => Err(format!("one epoch for two: {one:?} and {next:?}").into()),
         None => Ok(()),
     }
 }
@@ -55,19 +64,23 @@ fn answers(calls: &[Call<Command, NodeAnswer>]) -> Verdict {
 }
 
 /// What the log says happened.
-fn replay(log: &Log) -> Verdict {
+fn replay(history: &History) -> Verdict {
     let mut state = State::default();
-    for entry in &log.entries {
+    let mut given = Epoch(0);
+    for (_, entry) in history.applied.values() {
         let EntryPayload::Normal(proposals) = &entry.payload else { continue };
         for proposal in proposals {
             let over = speaks_for(&proposal.command).is_some_and(|(node, epoch)| {
                 !state.node(node).is_some_and(|it| it.epoch == epoch && it.status == NodeStatus::Live)
             });
-            let mut without = state.clone();
+            let without = over.then(|| state.clone());
             let outcome = state.apply(entry.log_id.index, proposal);
-            if !over {
-                continue;
+            if let Ok(Applied::Registered { epoch }) = outcome
+                && std::mem::replace(&mut given, epoch) >= epoch
+            {
+                return Err(format!("entry {}: epoch {epoch} is not above those before", entry.log_id).into());
             }
+            let Some(mut without) = without else { continue };
             // Time passes with any command: this one does nothing else.
             let nothing = Command::NodeLost { name: nobody(), epoch: Epoch(0) };
             let refused =
@@ -95,7 +108,7 @@ fn what_carries_an_epoch_that_is_over_changes_nothing() {
 }
 
 mod planted {
-    use super::{Applied, Call, Command, Epoch, NodeAnswer, answers};
+    use super::{Applied, Call, Command, Epoch, NodeAnswer, Registered, answers, streams};
     use crate::planted::{name, registration};
 
     fn call(asked: Command, began: u64, answer: Applied) -> Call<Command, NodeAnswer> {
@@ -125,5 +138,19 @@ mod planted {
         assert!(fenced(lost(20, 2, changed)), "it holds");
         assert!(fenced(lost(20, 1, Applied::Unchanged)));
         assert!(!fenced(lost(20, 1, changed)));
+    }
+
+    #[test]
+    fn an_epoch_of_two_processes_is_noticed() {
+        let told = |registered: &[(&str, &str, u64)]| {
+            let registered = registered.iter().map(|&(node, instance, epoch)| Registered {
+                epoch: Epoch(epoch),
+                node: name(node),
+                instance: instance.to_owned(),
+            });
+            streams(&registered.collect()).is_ok()
+        };
+        assert!(told(&[("n1", "a", 1), ("n1", "a", 1), ("n1", "a", 3), ("n2", "b", 2)]));
+        assert!(!told(&[("n1", "a", 1), ("n1", "b", 1)]));
     }
 }

@@ -18,7 +18,8 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-use crate::group::{CLIENT_PORT, MODEL, Outside, host};
+use crate::group::Regrouping;
+use crate::group::{CLIENT_PORT, LARGE_MODEL, MODEL, Outside, host};
 use crate::history::{Created, RegisterAnswer, RegisterAsked, RegisterOp};
 use crate::network::dial;
 
@@ -26,6 +27,8 @@ use crate::network::dial;
 const READERS_AND_WRITERS: u64 = 4;
 /// Who creates functions of its own.
 const CREATORS: u64 = 2;
+/// Who changes the group.
+const CHANGES_THE_GROUP: u64 = READERS_AND_WRITERS + CREATORS;
 /// How long the same functions are used.
 const SHARED_FOR: Duration = Duration::from_secs(2);
 /// How many at a time.
@@ -34,6 +37,8 @@ const SHARED_AT_A_TIME: u64 = 3;
 const PATIENCE_MS: std::ops::Range<u64> = 300..4_000;
 /// How long somebody thinks between two calls, in milliseconds.
 const THINKS_MS: std::ops::Range<u64> = 5..150;
+/// How long before a change of the group, in milliseconds.
+const REGROUPS_AFTER_MS: std::ops::Range<u64> = 500..6_000;
 /// How often a call with an idempotency key is made again.
 const REPEATS_MAX: u32 = 3;
 /// How long connecting may take.
@@ -50,6 +55,9 @@ pub(crate) async fn work(seed: u64, outside: Rc<Outside>) -> turmoil::Result {
     for number in READERS_AND_WRITERS..READERS_AND_WRITERS + CREATORS {
         let person = Person::new(seed, number, &outside);
         people.spawn_local(person.creates(number));
+    }
+    if let Some(change) = outside.regrouping {
+        people.spawn_local(Person::new(seed, CHANGES_THE_GROUP, &outside).regroups(change));
     }
     while let Some(ended) = people.join_next().await {
         ended?;
@@ -202,18 +210,64 @@ impl Person {
     }
 
     async fn apply(&mut self, name: &str, value: u64, key: String) -> Told<api::ApplyFunctionResponse> {
+        // What is created once is for the log alone: no node has room for its model, so that what is
+        // placed stays few.
+        let (model, replicas) = if name.starts_with("shared") { (MODEL, 2) } else { (LARGE_MODEL, 1) };
         let spec = api::FunctionSpec {
             name: name.to_owned(),
+            replicas,
             labels: [("value".to_owned(), value.to_string())].into(),
             ..Default::default()
         };
         let request = api::ApplyFunctionRequest {
             spec: Some(spec),
-            digest: Digest::of(MODEL).to_string(),
+            digest: Digest::of(model).to_string(),
             idempotency_key: key,
             ..Default::default()
         };
         self.ask(async |mut client| client.apply_function(request).await).await
+    }
+
+    /// Lets a controller join, has it promoted, perhaps, and another removed, and goes on until each
+    /// is done.
+    async fn regroups(mut self, change: Regrouping) {
+        let Regrouping { joins, promotes, removes } = change;
+        sleep(Duration::from_millis(self.rng.random_range(REGROUPS_AFTER_MS))).await;
+        self.outside.joining.set(true);
+        while !self.outside.has_entered(joins) {
+            self.think().await;
+        }
+        if promotes {
+            self.until_done(async move |mut client| {
+                client.promote_controller(api::PromoteControllerRequest { id: joins }).await
+            })
+            .await;
+            sleep(Duration::from_millis(self.rng.random_range(REGROUPS_AFTER_MS))).await;
+        }
+        if let Some(id) = removes {
+            self.until_done(async move |mut client| {
+                let request = api::RemoveControllerRequest { id };
+                match client.remove_controller(request).await {
+                    Err(status) if status.message().contains("there is no controller") => {
+                        // An attempt before was not answered.
+                        Ok(Response::new(api::ChangeMembershipResponse::default()))
+                    }
+                    answered => answered,
+                }
+            })
+            .await;
+            self.outside.retired.set(Some(id));
+        }
+    }
+
+    async fn until_done(
+        &mut self,
+        call: impl AsyncFn(AdminClient<Channel>) -> Result<Response<api::ChangeMembershipResponse>, Status>,
+    ) {
+        while !matches!(self.ask(&call).await, Told::Done(_)) {
+            self.think().await;
+        }
+        self.outside.regrouped.set(self.outside.regrouped.get() + 1);
     }
 
     /// A write that must be acknowledged, now that all is well again.

@@ -1,8 +1,11 @@
 //! Entries for histories in which something is wrong: a checker that cannot fail shows nothing.
 
-use millrace_cluster_state::{Caller, Command, Proposal, State, UnixMillis};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_cluster_state::{Caller, Command, NodeGpu, Proposal, State, UnixMillis};
 use millrace_raft_store::{Entry, LogId};
-use millrace_types::{Bytes, ClusterId, Epoch, NodeName};
+use millrace_types::{Bytes, ClusterId, Epoch, GpuIndex, NodeName};
 use openraft::{CommittedLeaderId, EntryPayload};
 
 pub(crate) fn position(term: u64, index: u64) -> LogId {
@@ -14,9 +17,13 @@ pub(crate) fn blank(term: u64, index: u64) -> Entry<State> {
 }
 
 pub(crate) fn commands(term: u64, index: u64, commands: Vec<Command>) -> Entry<State> {
+    commands_of("test", term, index, commands)
+}
+
+pub(crate) fn commands_of(caller: &str, term: u64, index: u64, commands: Vec<Command>) -> Entry<State> {
     let propose = |command| Proposal {
         stamp: UnixMillis(index),
-        caller: Caller("test".into()),
+        caller: Caller(caller.into()),
         idempotency: None,
         command,
     };
@@ -33,11 +40,19 @@ pub(crate) fn init() -> Command {
 }
 
 pub(crate) fn registration(node: &str) -> Command {
+    registered(node, Vec::new())
+}
+
+pub(crate) fn registration_with_gpu(node: &str) -> Command {
+    registered(node, vec![NodeGpu { index: GpuIndex(0), gpu_type: "test".into(), memory: Bytes::gib(1) }])
+}
+
+fn registered(node: &str, gpus: Vec<NodeGpu>) -> Command {
     Command::RegisterNode {
         name: name(node),
         instance: "a".into(),
         address: String::new(),
-        gpus: Vec::new(),
+        gpus,
         topology: String::new(),
         host_memory: Bytes(1),
         seen: Epoch(0),
@@ -46,4 +61,13 @@ pub(crate) fn registration(node: &str) -> Command {
 
 pub(crate) fn register(term: u64, index: u64, node: &str) -> Entry<State> {
     commands(term, index, vec![registration(node)])
+}
+
+/// A log that was applied entry by entry, a millisecond apart.
+pub(crate) fn applied(entries: Vec<Entry<State>>) -> BTreeMap<u64, (Duration, Entry<State>)> {
+    let at = |entry: Entry<State>| {
+        let index = entry.log_id.index;
+        (index, (Duration::from_millis(index), entry))
+    };
+    entries.into_iter().map(at).collect()
 }

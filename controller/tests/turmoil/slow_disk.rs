@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use millrace_cluster_state::{Command, ControllerId, ModelSummary, State, UnixMillis};
 use millrace_controller::clock::WallClock;
-use millrace_controller::sim::{Member, MemberConfig, Watch, World};
+use millrace_controller::sim::{Member, MemberConfig, Snapshots, Watch, World};
 use millrace_controller::{JoinAs, Start};
 use millrace_raft_store::sim::SimDisk;
 use millrace_raft_store::{DataDir, Error, Identity, Store};
@@ -83,12 +83,13 @@ async fn control(id: u64, dir: std::path::PathBuf, disk: Paced, watches: Watches
         data_dir: dir,
         internal_address: format!("c{id}:{PORT}"),
         world: Arc::new(disk),
+        snapshots: Snapshots::every(10_000),
         clock: Arc::new(Clock),
         seed: id,
     };
     let internal = incoming(PORT).await?;
     let member = Member::open(config).await?;
-    let internal = tokio::spawn(member.serve_controllers(internal));
+    let internal = tokio::spawn(member.serve_internal(internal));
     member.enter().await?;
     watches.borrow_mut().insert(id, member.watch());
     for n in 0u64.. {

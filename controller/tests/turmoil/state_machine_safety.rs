@@ -2,12 +2,9 @@
 //! whoever has applied the same entries has the same state, byte for byte; and so has whoever
 //! applies the log again from its beginning.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_cluster_state::State;
-use openraft::EntryPayload;
-
-use crate::history::{History, Log, Seen, Verdict};
+use crate::history::{History, Seen, Verdict, Violation};
 use crate::runs::digest;
 
 pub(crate) fn check(history: &History) -> Verdict {
@@ -22,7 +19,7 @@ pub(crate) fn check(history: &History) -> Verdict {
             .into());
         }
     }
-    let replayed = history.logs.iter().max_by_key(|log| log.entries.len()).map(replay).unwrap_or_default();
+    let replayed = replay(history, &at.keys().copied().collect())?;
     for (index, state) in replayed {
         if let Some(seen) = at.get(&index)
             && seen.digest != state
@@ -37,19 +34,16 @@ pub(crate) fn check(history: &History) -> Verdict {
     Ok(())
 }
 
-/// The digest of the state after each entry of a log.
-fn replay(log: &Log) -> BTreeMap<u64, u64> {
-    let mut state = State::default();
-    let apply = |entry: &openraft::Entry<millrace_raft_store::ClusterConfig>| {
-        if let EntryPayload::Normal(proposals) = &entry.payload {
-            for proposal in proposals {
-                // Its outcome is part of what the state remembers, where that matters.
-                drop(state.apply(entry.log_id.index, proposal));
-            }
+/// The digest of the state after each entry of the log after which some state was seen.
+fn replay(history: &History, seen: &BTreeSet<u64>) -> Result<BTreeMap<u64, u64>, Violation> {
+    let mut digests = BTreeMap::new();
+    crate::replay::each(history, |index, _, state| {
+        if seen.contains(&index) {
+            digests.insert(index, digest(&state.encode()));
         }
-        (entry.log_id.index, digest(&state.encode()))
-    };
-    log.entries.iter().map(apply).collect()
+        Ok(())
+    })?;
+    Ok(digests)
 }
 
 #[test]
@@ -61,27 +55,23 @@ mod planted {
     use millrace_cluster_state::ControllerId;
 
     use super::{check, replay};
-    use crate::history::{History, Log, Seen};
-    use crate::planted::{blank, commands, init, position, register};
+    use crate::history::{History, Seen};
+    use crate::planted::{applied, blank, commands, init, position, register};
 
     #[test]
     fn another_state_or_another_entry_at_an_index_is_noticed() {
-        let entries = vec![blank(1, 0), commands(1, 1, vec![init()]), register(1, 2, "a")];
-        let log = Log { controller: ControllerId(1), entries };
-        let digest = replay(&log)[&2];
+        let entries = || vec![blank(1, 0), commands(1, 1, vec![init()]), register(1, 2, "a")];
+        let history = |states| History { applied: applied(entries()), states, ..History::default() };
+        let digest = replay(&history(Vec::new()), &[2].into()).unwrap()[&2];
         let seen = |controller, term, digest| Seen {
             controller: ControllerId(controller),
             last: position(term, 2),
             digest,
         };
-        let verdict = |second| {
-            let logs = vec![Log { controller: ControllerId(1), entries: log.entries.clone() }];
-            check(&History { logs, states: vec![seen(1, 1, digest), second], ..History::default() }).is_ok()
-        };
+        let verdict = |second| check(&history(vec![seen(1, 1, digest), second])).is_ok();
         assert!(verdict(seen(2, 1, digest)));
         assert!(!verdict(seen(2, 1, digest + 1)));
         assert!(!verdict(seen(2, 2, digest)));
-        let alone = vec![seen(1, 1, digest + 1)];
-        assert!(check(&History { logs: vec![log], states: alone, ..History::default() }).is_err());
+        assert!(check(&history(vec![seen(1, 1, digest + 1)])).is_err());
     }
 }

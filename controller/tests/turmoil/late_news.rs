@@ -1,5 +1,6 @@
-//! Stub workers: what a controller proposes for the workers at its streams, of their present epoch
-//! or, as late news do, of one that is over. Each controller has some, under the same names.
+//! Late news: what a controller proposes for nodes that have no worker, of their present epoch or, as
+//! news that was held up does, of one that is over. Each controller has some, under the same names.
+//! Real streams seldom come that late.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,8 +19,8 @@ use crate::history::NodeAnswer;
 const NODES: u64 = 2;
 /// Processes that claim the same name.
 const INSTANCES: u64 = 2;
-/// How long between two proposals of one stub, in milliseconds.
-const APART_MS: std::ops::Range<u64> = 30..400;
+/// How long between two proposals of one controller, in milliseconds.
+const APART_MS: std::ops::Range<u64> = 50..800;
 
 /// Proposes until the run is calm.
 pub(crate) async fn work(mut rng: StdRng, member: Rc<Member>, outside: Rc<Outside>) {
@@ -48,7 +49,7 @@ pub(crate) async fn work(mut rng: StdRng, member: Rc<Member>, outside: Rc<Outsid
 }
 
 fn draw(rng: &mut StdRng, outside: &Outside) -> Command {
-    let name = NodeName::new(&format!("n{}", rng.random_range(0..NODES))).unwrap();
+    let name = NodeName::new(&format!("late-{}", rng.random_range(0..NODES))).unwrap();
     let epochs = outside.epochs.borrow();
     let known: Vec<Epoch> = epochs.get(&name).into_iter().flatten().copied().collect();
     let Some(&latest) = known.last() else { return registration(rng, name) };

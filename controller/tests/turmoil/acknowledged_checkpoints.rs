@@ -1,0 +1,161 @@
+//! Every checkpoint that was acknowledged is in the state, unless its epoch ended (DESIGN §5: the
+//! leader commits, then acknowledges).
+//!
+//! - What a worker was told is safe was taken from the log as it made it.
+//! - At the end the state has at least that of every registration that is live.
+//! - A worker that was told that everything is safe finds there what it holds, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_cluster_state::{Applied, Checkpoint, Command, NodeStatus, State};
+use millrace_types::{Epoch, NodeName, SyncBatch};
+
+use crate::history::{Acknowledged, History, Verdict, WorkerEnd};
+use crate::replay;
+
+pub(crate) fn check(history: &History) -> Verdict {
+    let mut taken: BTreeMap<(NodeName, Epoch, u64), SyncBatch> = BTreeMap::new();
+    replay::each(history, |_, (_, outcomes), _| {
+        for (proposal, outcome) in outcomes {
+            if let (Command::SyncNode { node, batch }, Ok(Applied::Synced { seq })) =
+                (&proposal.command, outcome)
+            {
+                taken.insert((node.clone(), batch.epoch, *seq), batch.clone());
+            }
+        }
+        Ok(())
+    })?;
+    for acknowledged in &history.acknowledged {
+        let Acknowledged { node, epoch, seq } = acknowledged;
+        let key = (node.clone(), *epoch, *seq);
+        match (taken.get(&key), history.sent.get(&key)) {
+            (Some(taken), Some(sent)) if *taken == **sent => {}
+            (Some(taken), sent) => {
+                return Err(format!("{acknowledged:?} was made as {sent:?} and taken as {taken:?}").into());
+            }
+            (None, _) => return Err(format!("{acknowledged:?} was never taken").into()),
+        }
+    }
+    for state in history.ends.values() {
+        ends(state, &history.acknowledged, &history.workers)?;
+    }
+    Ok(())
+}
+
+fn ends(state: &State, acknowledged: &[Acknowledged], workers: &[WorkerEnd]) -> Verdict {
+    let current = |node: &NodeName, epoch| {
+        state.node(node).is_some_and(|it| it.epoch == epoch && it.status == NodeStatus::Live)
+    };
+    for it in acknowledged.iter().filter(|it| current(&it.node, it.epoch)) {
+        if state.checkpoint(&it.node).is_none_or(|checkpoint| checkpoint.seq < it.seq) {
+            return Err(format!("{it:?} is not in the state at the end").into());
+        }
+    }
+    for worker in workers.iter().filter(|worker| worker.settled) {
+        let Some(epoch) = worker.epoch.filter(|&epoch| current(&worker.node, epoch)) else { continue };
+        match state.checkpoint(&worker.node) {
+            Some(checkpoint) if checkpoint.epoch == epoch => same(worker, checkpoint)?,
+            other => return Err(format!("{worker:?} ends with {other:?}").into()),
+        }
+    }
+    Ok(())
+}
+
+fn same(worker: &WorkerEnd, checkpoint: &Checkpoint) -> Verdict {
+    let everything = &worker.everything;
+    let models: BTreeSet<_> = checkpoint.models.iter().map(|(copy, bytes)| (*copy, *bytes)).collect();
+    let entries: BTreeSet<_> = checkpoint.entries.iter().map(|(id, bytes)| (id.clone(), *bytes)).collect();
+    let differs = models != everything.models.iter().copied().collect()
+        || entries != everything.entries.iter().cloned().collect()
+        || Some(checkpoint.overflow) != everything.overflow
+        || Some(checkpoint.alpha) != everything.alpha;
+    if differs {
+        return Err(format!(
+            "{worker:?} was told that all of this is safe, and the state has {checkpoint:?}"
+        )
+        .into());
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_worker_was_told_is_safe_is_in_the_state() {
+    crate::runs::hold("acknowledged checkpoints");
+}
+
+mod planted {
+    use std::sync::Arc;
+
+    use millrace_cluster_state::Command;
+    use millrace_types::{Bytes, DataId, Epoch, NodeDelta, Portion, SyncBatch, SyncPart};
+
+    use super::check;
+    use crate::history::{Acknowledged, History, WorkerEnd};
+    use crate::planted::{applied, commands, init, name, registration};
+    use crate::replay;
+
+    fn delta(counter: u64) -> NodeDelta {
+        let id = DataId { home: name("n1"), epoch: Epoch(1), counter };
+        NodeDelta { entries: vec![(id, Bytes(1))], ..NodeDelta::default() }
+    }
+
+    fn batch(seq: u64) -> SyncBatch {
+        SyncBatch { epoch: Epoch(1), seq, part: SyncPart::Full(Portion::Only), delta: delta(seq) }
+    }
+
+    /// A node whose batch 1 was taken, and of which 1 is sent as it is and 2 too.
+    fn history(acknowledged: u64) -> History {
+        let sync = Command::SyncNode { node: name("n1"), batch: batch(1) };
+        let entries = vec![commands(1, 0, vec![init()]), commands(1, 1, vec![registration("n1"), sync])];
+        let mut history = History { applied: applied(entries), ..History::default() };
+        for seq in [1, 2] {
+            history.sent.insert((name("n1"), Epoch(1), seq), Arc::new(batch(seq)));
+        }
+        let acknowledged = Acknowledged { node: name("n1"), epoch: Epoch(1), seq: acknowledged };
+        history.acknowledged.push(acknowledged);
+        let mut last = None;
+        replay::each(&history, |_, _, state| {
+            last = Some(state.clone());
+            Ok(())
+        })
+        .unwrap();
+        history.ends = [(1, last.unwrap())].into();
+        history
+    }
+
+    #[test]
+    fn an_acknowledgement_of_what_was_not_taken_is_noticed() {
+        assert!(check(&history(1)).is_ok());
+        assert!(check(&history(2)).is_err());
+        let mut other = history(1);
+        other.sent.insert((name("n1"), Epoch(1), 1), Arc::new(batch(3)));
+        assert!(check(&other).is_err(), "another batch of that number");
+    }
+
+    #[test]
+    fn a_state_without_what_is_safe_is_noticed() {
+        let mut lost = history(1);
+        let mut before = None;
+        replay::each(&lost, |index, _, state| {
+            before = before.take().or((index == 0).then(|| state.clone()));
+            Ok(())
+        })
+        .unwrap();
+        lost.ends = [(1, before.unwrap())].into();
+        assert!(check(&lost).is_ok(), "the node is not there");
+        let holds = |counter| {
+            let everything =
+                NodeDelta { alpha: Some(Default::default()), overflow: Some(0), ..delta(counter) };
+            let worker = WorkerEnd {
+                node: name("n1"),
+                epoch: Some(Epoch(1)),
+                settled: true,
+                everything,
+                serves: [].into(),
+            };
+            check(&History { workers: vec![worker], ..history(1) }).is_ok()
+        };
+        assert!(holds(1));
+        assert!(!holds(2));
+    }
+}

@@ -1,0 +1,83 @@
+//! Stub workers: processes of machines of their own, that hold a stream to every controller and say
+//! and obey what the real ones do. What they checkpoint, and when, is decided by the real workers'
+//! core ([`millrace_policy::checkpoint`]); they have no GPUs, models or requests, and make up what
+//! they hold.
+//!
+//! Two machines claim the same name: one of them has it at a time.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`process`] | what one process knows and does |
+//! | [`session`] | its stream to one controller |
+
+mod process;
+mod session;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use millrace_types::NodeName;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::group::Outside;
+pub(crate) use process::Process;
+
+/// Machines that run a worker.
+pub(crate) const MACHINES: u64 = 4;
+/// Names that they claim: fewer.
+const NAMES: u64 = 3;
+/// How often a process looks at what there is to do.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long a process that left in order stays to see its goodbyes off.
+const GOODBYE: Duration = Duration::from_millis(400);
+
+pub(crate) fn host(machine: u64) -> String {
+    format!("w{machine}")
+}
+
+/// The node that a machine claims to be.
+pub(crate) fn name(machine: u64) -> NodeName {
+    NodeName::new(&format!("n{}", machine % NAMES)).unwrap()
+}
+
+/// A machine's worker, as it is started each time.
+#[derive(Clone)]
+pub(crate) struct Worker {
+    pub(crate) machine: u64,
+    pub(crate) seed: u64,
+    pub(crate) starts: Rc<Cell<u64>>,
+    pub(crate) outside: Rc<Outside>,
+}
+
+impl Worker {
+    /// One process, until it leaves.
+    pub(crate) async fn run(self) -> turmoil::Result {
+        let Self { machine, seed, starts, outside } = self;
+        outside.formed().await;
+        let start = starts.get();
+        starts.set(start + 1);
+        let mut rng = StdRng::seed_from_u64(seed ^ machine.rotate_left(40) ^ start.rotate_left(24));
+        // Not all at once.
+        sleep(Duration::from_millis(rng.random_range(0..300))).await;
+        let instance = format!("{}-{start}", host(machine));
+        let process = Rc::new(Process::new(machine, instance, rng.random(), Rc::clone(&outside)));
+        outside.processes.borrow_mut().insert(machine, Rc::clone(&process));
+        let mut sessions = JoinSet::new();
+        for controller in outside.members() {
+            sessions.spawn_local(session::run(Rc::clone(&process), controller, rng.random()));
+        }
+        while !outside.leaves(machine) {
+            process.until_awake().await;
+            process.look();
+            sleep(LOOK_EVERY).await;
+        }
+        process.say_goodbye();
+        sleep(GOODBYE).await;
+        outside.processes.borrow_mut().remove(&machine);
+        Ok(())
+    }
+}
