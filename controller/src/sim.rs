@@ -229,6 +229,12 @@ impl Watch {
         (raft.state == ServerState::Leader).then_some(raft.current_term)
     }
 
+    /// What Raft says of itself, for people.
+    #[must_use]
+    pub fn status(&self) -> String {
+        self.raft.borrow().to_string()
+    }
+
     /// Why it takes no part any more, if so.
     #[must_use]
     pub fn halted(&self) -> Option<String> {

@@ -470,7 +470,20 @@ impl Run {
     }
 
     fn fail(&self, what: &str) -> ! {
-        panic!("seed {}: {what}; faults:\n{}", self.history.seed, self.history.faults.join("\n"))
+        let outside = &self.outside;
+        let watches = outside.watches.borrow();
+        let controllers: Vec<_> =
+            watches.iter().map(|(id, watch)| format!("controller {id}: {}", watch.status())).collect();
+        panic!(
+            "seed {}: {what}; entered: {:?}, regrouped: {}, retired: {:?}, last word: {:?}\n{}\nfaults:\n{}",
+            self.history.seed,
+            outside.entered.borrow(),
+            outside.regrouped.get(),
+            outside.retired.get(),
+            outside.last_word.borrow(),
+            controllers.join("\n"),
+            self.history.faults.join("\n")
+        )
     }
 
     fn note(&mut self, what: &str) {
