@@ -10,7 +10,7 @@ use millrace_policy::core::Core;
 use millrace_policy::dispatch::{self, Dispatch};
 use millrace_policy::fabric::{self, Cargo, Fabric};
 use millrace_policy::gpu::{self, Gpu};
-use millrace_policy::ids::{BatchId, Generation, RequestKey, RunId, TransferId};
+use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::memory::{BLOCK, MemoryMap};
 use millrace_policy::placement;
 use millrace_policy::router::{self, Candidate, Held};
@@ -38,8 +38,8 @@ fn step<'a, C: Core>(
 /// A node of eight GPUs, each running one request with the next handed ahead, and `queued` more
 /// requests waiting.
 fn busy_node(queued: u64) -> (Dispatch, u64) {
-    let gpu = dispatch::GpuConfig { memory: Bytes::gib(16), host_rate: BytesPerSec::gb(12) };
-    let config = dispatch::Config { gpus: vec![gpu; GPUS as usize], queue_max: 100_000 };
+    let gpu = dispatch::GpuConfig::new(Bytes::gib(16), BytesPerSec::gb(12));
+    let config = dispatch::Config::new(vec![gpu; GPUS as usize], 100_000);
     let mut node = Dispatch::new(&config);
     let mut actions = Vec::new();
     for model in (0..64).map(ModelId) {
@@ -58,7 +58,9 @@ fn busy_node(queued: u64) -> (Dispatch, u64) {
 
 fn enqueue(key: u64) -> dispatch::Event {
     let attempts = Attempts::new(3, Idempotent::Yes);
-    dispatch::Event::Enqueue { key: RequestKey(key), model: ModelId((key % 64) as u32), attempts }
+    let model = (key % 64) as u32;
+    let (function, model) = (FunctionIndex(model), ModelId(model));
+    dispatch::Event::Enqueue { key: RequestKey(key), function, model, attempts }
 }
 
 fn dispatch_one(c: &mut Criterion) {

@@ -15,6 +15,7 @@ use crate::actors::function::{self, Arrival};
 use crate::actors::node;
 use crate::actors::work::Work;
 use crate::clock::Clock;
+use crate::control::checkpoint::Scores;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::request::{Completion, Invocation};
 use crate::seams::Mailbox;
@@ -187,6 +188,12 @@ impl NodeHandle {
         self.directory.post(node::Message::Retire { key, reply });
         // Without a node there is nothing left to retire.
         replied.await.unwrap_or(());
+    }
+
+    /// What functions go by, with their scores elsewhere and before: the order of the queue may
+    /// depend on it.
+    pub(crate) fn tell_scores(&self, scores: Scores) {
+        self.directory.post(node::Message::Scores(scores));
     }
 
     /// What the node looks like now.

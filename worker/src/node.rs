@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
+use millrace_policy::dispatch::PolicyConfig;
 use millrace_types::topology::Topology;
 
 pub use crate::actors::driven::SharedTrace;
@@ -27,13 +28,16 @@ pub struct NodeConfig {
     pub requests_max: u32,
     /// Requests that one function may have in flight.
     pub in_flight_max: u32,
+    /// Which request goes to which GPU.
+    pub dispatch: PolicyConfig,
 }
 
 impl NodeConfig {
     /// A node with these GPUs and the default limits.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
-        Self { topology, requests_max: REQUESTS_MAX, in_flight_max: IN_FLIGHT_MAX }
+        let dispatch = PolicyConfig::default();
+        Self { topology, requests_max: REQUESTS_MAX, in_flight_max: IN_FLIGHT_MAX, dispatch }
     }
 }
 

@@ -133,6 +133,10 @@ impl Registry {
         self.by_key.get(key).copied()
     }
 
+    pub(crate) fn indexed(&self) -> impl Iterator<Item = (FunctionIndex, &Hosted)> {
+        self.functions.iter().map(|(&index, hosted)| (index, hosted))
+    }
+
     pub(crate) fn functions(&self) -> impl Iterator<Item = &Hosted> {
         self.functions.values()
     }

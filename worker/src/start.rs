@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::topology::Topology;
@@ -16,6 +17,7 @@ use tokio::task::JoinSet;
 use tonic::transport::server::TcpIncoming;
 
 use crate::clock::MonotonicClock;
+use crate::control::checkpoint::Scores;
 use crate::control::desired::Desired;
 use crate::control::{self, Control, telemetry};
 use crate::data_dir::{self, DataDir};
@@ -54,6 +56,8 @@ pub struct WorkerConfig {
     pub host_memory: Bytes,
     /// The program that is an executor.
     pub executor: ExecutorCommand,
+    /// Which request goes to which GPU.
+    pub dispatch: PolicyConfig,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
     /// Whether faults may be injected.
@@ -122,7 +126,7 @@ pub struct Worker {
     control: Control,
     server: Option<Server>,
     actors: ActorThread,
-    // Host tier and telemetry: they end when these are dropped.
+    // Host tier, telemetry and scores: they end when these are dropped.
     tasks: Vec<JoinSet<()>>,
 }
 
@@ -182,9 +186,11 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let mut telemetry_task = JoinSet::new();
     telemetry_task.spawn(telemetry::publish(node.clone(), view.models.clone(), desired_now, telemetry_now));
+    let mut scores_task = JoinSet::new();
+    scores_task.spawn(tell_scores(control.scores(), node.clone()));
     let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
     let server = serve(grpc(&service, config.limits), incoming);
-    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), "worker started");
+    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, "worker started");
     Ok(Worker {
         addr,
         node,
@@ -193,7 +199,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         control,
         server: Some(server),
         actors,
-        tasks: vec![host_tier, telemetry_task],
+        tasks: vec![host_tier, telemetry_task, scores_task],
     })
 }
 
@@ -283,6 +289,13 @@ impl Server {
     }
 }
 
+/// Passes on what functions go by, about once a second.
+async fn tell_scores(mut scores: watch::Receiver<Scores>, node: NodeHandle) {
+    while scores.changed().await.is_ok() {
+        node.tell_scores(Arc::clone(&scores.borrow_and_update()));
+    }
+}
+
 fn grpc(service: &WorkerService, limits: Limits) -> WorkerServer<WorkerService> {
     let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
     WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes)
@@ -342,7 +355,8 @@ struct ActorThread {
 
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
-        let node_config = NodeConfig::new(config.topology.clone());
+        let dispatch = config.dispatch;
+        let node_config = NodeConfig { dispatch, ..NodeConfig::new(config.topology.clone()) };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -19,19 +19,19 @@ use std::sync::Arc;
 use millrace_policy::admission::{self, Admission};
 use millrace_policy::attempts::Idempotent;
 use millrace_policy::core::Core as _;
-use millrace_policy::dispatch::{self, Dispatch};
+use millrace_policy::dispatch::{self, Dispatch, Objective};
 use millrace_policy::fabric::{Fabric, link::Link as LinkCore};
 use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Reason, RevisionKey};
+use millrace_types::{Bytes, FunctionKey, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, SloCounts};
 use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
 use crate::actors::executor::{self, Executor};
-use crate::actors::function::{self, Function};
+use crate::actors::function::{self, Function, ScoresTold, counts};
 use crate::actors::gpu::{self, Gpu};
 use crate::actors::link::{self, Link};
 use crate::actors::node::{self, Node};
@@ -146,22 +146,25 @@ impl Supervisor {
 
     fn start_node(self: &Rc<Self>) {
         let topology = &self.config.topology;
-        let rate = |link: &LinkId| topology.links[link.0 as usize].rate;
-        let gpu = |gpu: &millrace_types::topology::Gpu| dispatch::GpuConfig {
-            memory: gpu.memory,
-            host_rate: gpu.host_path.iter().map(rate).min().unwrap_or(BytesPerSec(0)),
-        };
-        let gpus = topology.gpus.iter().map(gpu).collect();
-        let mut dispatch = Dispatch::new(&dispatch::Config { gpus, queue_max: self.config.requests_max });
-        for (model, memory, prepared) in self.registry.borrow().models() {
+        // Without the links between GPUs: the fabric copies models from the host alone.
+        let config = dispatch::Config::of(topology, self.config.requests_max)
+            .with_policy(self.config.dispatch, self.seed);
+        let mut dispatch = Dispatch::new(&config);
+        let registry = self.registry.borrow();
+        // What is installed gives out no request.
+        let mut tell = |event| dispatch.on_event(self.clock.now(), event, &mut Vec::new());
+        for (model, memory, prepared) in registry.models() {
             let weights = prepared.weights_bytes;
-            // Installing gives out no request.
-            dispatch.on_event(
-                self.clock.now(),
-                dispatch::Event::Install { model, memory, weights },
-                &mut Vec::new(),
-            );
+            tell(dispatch::Event::Install { model, memory, weights });
         }
+        if self.wants_scores() {
+            for (function, hosted) in registry.indexed() {
+                let objective = hosted.config.slo.as_ref().map(dispatch::Objective::of);
+                tell(dispatch::Event::Objective { function, objective });
+                tell(dispatch::Event::Score { function, counts: counts(&hosted.score.get()) });
+            }
+        }
+        drop(registry);
         let node = Node::new(
             self.drive(dispatch, CoreId::Dispatch),
             self.drive(Fabric::new(topology), CoreId::Fabric),
@@ -240,7 +243,9 @@ impl Supervisor {
             idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
         };
         let core = self.drive(Admission::new(config), CoreId::Admission(index));
-        let actor = Function::new(index, key.clone(), core, Rc::clone(&hosted.score), self.node.clone());
+        let told = if self.wants_scores() { ScoresTold::Yes } else { ScoresTold::No };
+        let actor =
+            Function::new(index, key.clone(), core, (Rc::clone(&hosted.score), told), self.node.clone());
         let sleeper = Sleeper::core(CoreId::Admission(index));
         let mailbox = self.spawn(actor, Who::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());
@@ -331,6 +336,28 @@ impl Supervisor {
             self.gpus.iter().for_each(|gpu| gpu.post(gpu::Message::Remove(model)));
         }
         Some(removed)
+    }
+
+    /// Whether dispatch depends on how functions score.
+    pub(crate) fn wants_scores(&self) -> bool {
+        matches!(self.config.dispatch, dispatch::PolicyConfig::Torpor(_))
+    }
+
+    /// A function's objective.
+    pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
+        let registry = self.registry.borrow();
+        let index = registry.index_of(key)?;
+        let slo = registry.function(index)?.config.slo;
+        Some((index, slo.as_ref().map(Objective::of)))
+    }
+
+    /// What each function here has scored since it is.
+    pub(crate) fn scored(&self) -> Vec<(FunctionIndex, FunctionKey, SloCounts)> {
+        let registry = self.registry.borrow();
+        let scored = registry
+            .indexed()
+            .map(|(index, hosted)| (index, hosted.config.key.function.clone(), counts(&hosted.score.get())));
+        scored.collect()
     }
 
     pub(crate) fn model_of(&self, key: &RevisionKey) -> Option<ModelId> {

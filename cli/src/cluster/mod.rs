@@ -15,7 +15,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
-use millrace_worker::start::{Worker, WorkerConfig};
+use millrace_worker::start::{PolicyConfig, Worker, WorkerConfig};
 
 use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) topology: Topology,
     /// The most host memory that one worker's models may take.
     pub(crate) host_memory: Bytes,
+    /// Which request goes to which of its GPUs.
+    pub(crate) dispatch: PolicyConfig,
     /// Whether faults may be injected.
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
@@ -146,6 +148,7 @@ async fn start_workers(
             controllers: vec![reachable(controller).to_string()],
             topology: plan.topology.clone(),
             host_memory: plan.host_memory,
+            dispatch: plan.dispatch,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,

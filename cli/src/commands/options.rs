@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::Address;
 use millrace_device::topology::{DEFAULT_PRESET, Description, names};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
+use millrace_worker::start::{POLICIES, PolicyConfig};
 
 use crate::failure::Failure;
 
@@ -27,6 +29,9 @@ pub(crate) struct Machine {
     /// The most host memory that one worker's models may take.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
+    /// Which request goes to which GPU.
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = policy_parser())]
+    pub(crate) dispatch: PolicyConfig,
 }
 
 /// How a server serves, and stops.
@@ -67,6 +72,7 @@ impl Machine {
             words.extend(["--gpu-memory".to_owned(), memory.get().to_string()]);
         }
         words.extend(["--host-memory".to_owned(), self.host_memory.get().to_string()]);
+        words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
         words
     }
 }
@@ -121,6 +127,11 @@ pub(crate) fn advertised(
     }
 }
 
+/// Refuses what is no policy's name with all that are.
+fn policy_parser() -> impl TypedValueParser<Value = PolicyConfig> {
+    PossibleValuesParser::new(POLICIES.map(|(name, _)| name)).try_map(|name| name.parse::<PolicyConfig>())
+}
+
 /// A preset with its number of GPUs and memory changed.
 pub(crate) fn topology(
     name: &str,
@@ -168,7 +179,9 @@ mod tests {
     fn options_typed_again_are_the_same() {
         let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--topology", "a10x4", "--grace", "1m 5s"];
         for typed in [&line[..1], &line[..]] {
-            for more in [&[][..], &["--insecure", "--allow-faults", "--host-memory", "1GiB"]] {
+            for more in
+                [&[][..], &["--insecure", "--allow-faults", "--host-memory", "1GiB", "--dispatch", "lalb-o3"]]
+            {
                 let first = Line::parse_from(typed.iter().chain(more));
                 let words = [first.machine.words(), first.manners.words()].concat();
                 let again = Line::parse_from(std::iter::once("x".to_owned()).chain(words));
@@ -194,6 +207,17 @@ mod tests {
         assert!(parsed(&[]).check_exposed("127.0.0.1:1".parse().unwrap()).is_ok());
         assert!(parsed(&[]).check_exposed(everywhere).unwrap_err().hint.unwrap().contains("--insecure"));
         assert!(parsed(&["--insecure"]).check_exposed(everywhere).is_ok());
+    }
+
+    #[test]
+    fn a_policy_has_one_of_the_names() {
+        let chosen =
+            |name: &str| Line::try_parse_from(["x", "--dispatch", name]).map(|it| it.machine.dispatch);
+        for (name, policy) in POLICIES {
+            assert_eq!(chosen(name).unwrap(), policy);
+        }
+        let refused = chosen("lifo").unwrap_err().to_string();
+        assert!(refused.contains("fifo, lb, lalb, lalb-o3, torpor, random"), "{refused}");
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl Args {
             executor_threads: threads.map_or_else(|| executor_threads(topology.gpus.len()), Ok)?,
             topology,
             host_memory: self.machine.host_memory,
+            dispatch: self.machine.dispatch,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             faults: self.manners.faults(),

@@ -1,23 +1,62 @@
-//! What the dispatcher knows of each GPU: who is on it, which models it holds, and when it is
-//! likely to be free.
+//! What the dispatcher knows of one GPU: who is on it, which models it holds, and what it loads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use millrace_types::{Bytes, BytesPerSec, Incarnation, ModelId, Timestamp};
+use millrace_types::{BytesPerSec, Incarnation, Timestamp};
 
+use super::config::GpuConfig;
+use super::models::{Models, Slot};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
+
+/// How much bringing a model disturbs the copies of GPUs beside it (T22, T23), least first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Loading {
+    /// Nothing is brought.
+    #[default]
+    Nothing,
+    /// It comes from another GPU.
+    FromPeer,
+    /// From the host, hidden behind the run even at half the link.
+    Light,
+    /// Slowed down a little by another.
+    Medium,
+    /// Slowed down much.
+    Heavy,
+}
+
+/// A model is light where half the link slows a run with its load by less than this, in percent.
+const LIGHT_BELOW: u32 = 110;
+/// And heavy from this on.
+const HEAVY_FROM: u32 = 150;
+
+impl Loading {
+    /// The class of a model that comes from the host: by how much a run that overlaps its load
+    /// takes longer with half the link than without a load, max(2 · load, run) / run. With the
+    /// paper's figures (table 4, at 12 GB/s) DenseNet-201 is light, Inception-v3 medium, ResNet-152
+    /// and Bert-qa heavy. What never ran counts as heavy.
+    pub(super) fn of(load: Duration, run: Option<Duration>) -> Self {
+        let Some(run) = run.filter(|run| !run.is_zero()) else { return Self::Heavy };
+        let slowed = (load * 2).max(run) * 100;
+        match () {
+            () if slowed < run * LIGHT_BELOW => Self::Light,
+            () if slowed < run * HEAVY_FROM => Self::Medium,
+            () => Self::Heavy,
+        }
+    }
+}
 
 /// A request on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) request: Waiting,
-    pub(super) rank: SizeRank,
     /// When its turn began.
     pub(super) since: Timestamp,
     /// What bringing its model was expected to take.
     pub(super) swap: Duration,
+    /// How that disturbs others, while it is under way.
+    pub(super) loading: Loading,
     /// Whether it was asked back.
     pub(super) recalled: bool,
     /// Whether anybody still waits for it.
@@ -30,23 +69,28 @@ pub(super) struct Gpu {
     pub(super) executor: Option<Incarnation>,
     pub(super) rank: SizeRank,
     pub(super) host_rate: BytesPerSec,
+    pub(super) kind: u32,
     pub(super) running: Option<Held>,
     /// Handed over ahead: each starts as soon as the one before it ends. At most
     /// [`AHEAD_MAX`](super::AHEAD_MAX).
     pub(super) ahead: VecDeque<Held>,
+    /// Requests it was given so far.
+    pub(super) dispatched: u64,
     /// The models on it or on their way to it, and their blocks.
-    resident: BTreeMap<ModelId, u32>,
+    resident: BTreeMap<Slot, u32>,
     resident_blocks: u64,
 }
 
 impl Gpu {
-    pub(super) fn new(rank: SizeRank, host_rate: BytesPerSec) -> Self {
+    pub(super) fn new(config: &GpuConfig, rank: SizeRank) -> Self {
         Self {
             executor: None,
             rank,
-            host_rate,
+            host_rate: config.host_rate,
+            kind: config.kind,
             running: None,
             ahead: VecDeque::new(),
+            dispatched: 0,
             resident: BTreeMap::new(),
             resident_blocks: 0,
         }
@@ -72,39 +116,60 @@ impl Gpu {
         self.ahead.iter().filter(|held| held.recalled).count()
     }
 
-    pub(super) fn holds(&self, model: ModelId) -> bool {
+    /// What it loads for the request whose turn it is.
+    pub(super) fn loading(&self) -> Loading {
+        self.running.as_ref().map_or(Loading::Nothing, |held| held.loading)
+    }
+
+    pub(super) fn holds(&self, model: Slot) -> bool {
         self.resident.contains_key(&model)
+    }
+
+    pub(super) fn resident(&self) -> impl Iterator<Item = Slot> {
+        self.resident.keys().copied()
     }
 
     pub(super) fn resident_blocks(&self) -> u64 {
         self.resident_blocks
     }
 
-    pub(super) fn add_resident(&mut self, model: ModelId, blocks: u32) {
+    pub(super) fn add_resident(&mut self, model: Slot, blocks: u32) {
         if self.resident.insert(model, blocks).is_none() {
             self.resident_blocks += u64::from(blocks);
         }
     }
 
-    pub(super) fn remove_resident(&mut self, model: ModelId) {
+    pub(super) fn remove_resident(&mut self, model: Slot) {
         if let Some(blocks) = self.resident.remove(&model) {
             self.resident_blocks -= u64::from(blocks);
         }
     }
 
-    pub(super) fn clear_resident(&mut self) {
-        self.resident.clear();
-        self.resident_blocks = 0;
+    /// What bringing a model here from the host would take, on a free link.
+    pub(super) fn load_time(&self, models: &Models, model: Slot) -> Duration {
+        let profiled = models.load_time(model, self.kind);
+        profiled.unwrap_or_else(|| self.host_rate.time_for(models.get(model).weights))
     }
 
-    /// What bringing a model here would take, on a free link.
-    pub(super) fn swap_time(&self, model: ModelId, weights: Bytes) -> Duration {
-        if self.holds(model) { Duration::ZERO } else { self.host_rate.time_for(weights) }
+    /// The same, nothing where it is here already.
+    pub(super) fn swap_time(&self, models: &Models, model: Slot) -> Duration {
+        if self.holds(model) { Duration::ZERO } else { self.load_time(models, model) }
+    }
+
+    /// What a request here takes from the beginning of its turn, where that is known.
+    pub(super) fn takes(&self, models: &Models, held: &Held) -> Option<Duration> {
+        Some(held.swap + models.run_time(held.request.model, self.kind)?)
     }
 
     /// The request of this key, where it is here.
     pub(super) fn held_mut(&mut self, key: RequestKey) -> Option<&mut Held> {
         self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
+    }
+
+    /// A model has arrived.
+    pub(super) fn loaded(&mut self, model: Slot) {
+        let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
+        here.filter(|held| held.request.model == model).for_each(|held| held.loading = Loading::Nothing);
     }
 
     /// Takes a request off; the next one's turn begins when the running one goes.
@@ -125,4 +190,24 @@ pub(super) enum Expected {
     At(Timestamp),
     /// A model never ran, or what runs should have ended before now.
     Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// T23, with the paper's run times (table 4, GPU remoting) and weights at 12 GB/s.
+    #[test]
+    fn models_are_light_or_heavy_by_what_half_the_link_costs_them() {
+        let class = |megabytes: u64, run_ms| {
+            let load = Duration::from_micros(megabytes * 1000 / 12);
+            Loading::of(load, Some(Duration::from_millis(run_ms)))
+        };
+        assert_eq!(class(80, 28), Loading::Light, "DenseNet-201");
+        assert_eq!(class(57, 25), Loading::Light, "DenseNet-169");
+        assert_eq!(class(108, 14), Loading::Medium, "Inception-v3");
+        assert_eq!(class(241, 17), Loading::Heavy, "ResNet-152");
+        assert_eq!(class(1340, 43), Loading::Heavy, "Bert-qa");
+        assert_eq!(Loading::of(Duration::ZERO, None), Loading::Heavy, "who knows");
+    }
 }

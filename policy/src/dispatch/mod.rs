@@ -1,7 +1,21 @@
 //! Which request goes to which GPU. One core of the Node actor.
 //!
-//! First come first served over a bounded queue. The oldest request goes to an idle GPU: one that
-//! holds its model or is loading it, else the emptiest. Where none is idle, it is handed ahead to a
+//! One code path for every policy: a bounded queue, who may wait in it at all, what becomes of a
+//! request that lost its GPU, handing ahead and asking back. What is chosen in config
+//! ([`PolicyConfig`]) is the order in which requests wait and which goes where:
+//!
+//! | name | first | to | ahead |
+//! |---|---|---|---|
+//! | `fifo` | the oldest | an idle holder, else the emptiest idle GPU | yes, see below |
+//! | `lb` | the oldest | the GPU that has been idle longest (L18) | no |
+//! | `lalb`, `lalb-o3` | a hit, at most so many times past older ones, else the oldest | an idle holder, the own queue of a busy one, or a miss (L09 to L14) | from a GPU's own queue |
+//! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
+//! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
+//!
+//! To come: `unified`, which orders by the probability of still being in time, and the baselines
+//! that bind early. Each is another [`policy::Policy`].
+//!
+//! **Handing ahead** (`fifo`). Where no GPU is idle, the oldest request is handed ahead to a
 //! busy GPU that has no next one yet: one that holds its model, else the one that is likely to be
 //! free first; so a GPU never waits for a message. A GPU that falls idle with nothing in the queue
 //! asks a next one back from a busy neighbour.
@@ -13,66 +27,56 @@
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
 //!
+//! **Cost** (L16). A decision of any policy costs the logarithm of what waits, the models on one
+//! GPU and the GPUs that hold one model, whatever the number of requests (`benches/dispatch.rs`).
+//!
 //! ```text
-//! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel
-//! ──────────────────────────────────────►│       ├──────────────────────────► Gpu
+//! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel, Pin, Unpin
+//! ──────────────────────────────────────►│       ├──────────────────────────────────► Gpu
 //! Up, Down, Ended, Returned, Evicted     │       │  Fail
-//! ──────────────────────────────────────►│       ├──────────────────────────► Function
-//!                                        └───────┘
+//! ──────────────────────────────────────►│       ├──────────────────────────────────► Function
+//! Objective, Score, Forget, Profile      │       │
+//! ──────────────────────────────────────►└───────┘
 //! ```
 
+mod arrival;
+mod config;
+mod fleet;
 mod gpus;
+mod lalb;
+mod models;
+mod policy;
 mod protocol;
 mod queue;
+mod torpor;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
 
-pub use self::protocol::{Action, Event, Return};
+pub use self::config::{
+    ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, GpuConfig, OVERTAKES_MAX, Order, POLICIES, PeerLink,
+    PolicyConfig, TorporConfig, UnknownPolicy, WINDOW_MAX,
+};
+pub use self::policy::Stats;
+pub use self::protocol::{Action, Event, Objective, Return};
 
-use self::gpus::{Expected, Gpu, Held};
-use self::queue::{Queue, SizeRank, Waiting};
-use crate::attempts::{Loss, Progress, Verdict};
+use self::fleet::Fleet;
+use self::gpus::{Expected, Held, Loading};
+use self::models::{Models, Slot};
+use self::policy::{Decision, Entry, Policy, View};
+use self::queue::{SizeRank, Waiting};
+use crate::attempts::{Attempts, Loss, Progress, Verdict};
 use crate::core::Core;
 use crate::gpu::SLOTS_MAX;
-use crate::ids::RequestKey;
+use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::blocks_for;
 
 /// What asking a request back costs: below that it is left where it is, and a run is not yet late.
 pub const RECALL_COST: Duration = Duration::from_micros(200);
 /// Requests a GPU has been handed ahead, at most.
 pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
-
-/// What a GPU is, for dispatch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GpuConfig {
-    /// Its memory.
-    pub memory: Bytes,
-    /// How fast models come from the host.
-    pub host_rate: BytesPerSec,
-}
-
-/// What a node is, for dispatch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
-    /// Its GPUs, in index order.
-    pub gpus: Vec<GpuConfig>,
-    /// Requests that may wait. Those that come back from a lost GPU may exceed it by
-    /// [`SLOTS_MAX`] for each.
-    pub queue_max: u32,
-}
-
-#[derive(Debug)]
-struct Model {
-    blocks: u32,
-    weights: Bytes,
-    /// `None`: no GPU is large enough.
-    rank: Option<SizeRank>,
-    /// How long a run takes, smoothed over the last ones.
-    run_time: Option<Duration>,
-}
 
 #[derive(Debug, Clone, Copy)]
 enum Turn {
@@ -82,7 +86,7 @@ enum Turn {
 
 #[derive(Debug, Clone, Copy)]
 enum Place {
-    Queued(SizeRank),
+    Queued { request: Waiting, reserved: Option<GpuIndex> },
     On(GpuIndex),
 }
 
@@ -92,13 +96,16 @@ pub struct Dispatch {
     queue_max: u32,
     /// The GPUs' sizes in blocks, smallest first, each once.
     sizes: Vec<u32>,
-    gpus: Vec<Gpu>,
-    models: BTreeMap<ModelId, Model>,
-    queue: Queue,
+    fleet: Fleet,
+    models: Models,
+    policy: Box<dyn Policy>,
     places: BTreeMap<RequestKey, Place>,
+    queued: usize,
+    /// How many requests wait for a GPU alone, by it and their model.
+    pins: BTreeMap<(GpuIndex, Slot), u32>,
     /// When to look again whether an idle GPU should ask for a neighbour's next request.
     look_again: Option<Timestamp>,
-    fronts: Vec<(SizeRank, Waiting)>,
+    stats: Stats,
 }
 
 impl Dispatch {
@@ -110,14 +117,19 @@ impl Dispatch {
         sizes.sort_unstable();
         sizes.dedup();
         let rank = |gpu| SizeRank(sizes.partition_point(|&other| other < size(gpu)));
+        let ranks: Vec<SizeRank> = config.gpus.iter().map(rank).collect();
+        let (policy, idle_order) =
+            policy::policy(&config.policy, sizes.len(), config.gpus.len(), config.seed);
         Self {
             queue_max: config.queue_max,
-            gpus: config.gpus.iter().map(|gpu| Gpu::new(rank(gpu), gpu.host_rate)).collect(),
-            models: BTreeMap::new(),
-            queue: Queue::new(sizes.len()),
+            fleet: Fleet::new(config, &ranks, idle_order),
+            models: Models::default(),
+            policy,
             places: BTreeMap::new(),
+            queued: 0,
+            pins: BTreeMap::new(),
             look_again: None,
-            fronts: Vec::new(),
+            stats: Stats::default(),
             sizes,
         }
     }
@@ -125,7 +137,7 @@ impl Dispatch {
     /// Requests that wait.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.queued
     }
 
     /// Whether a request waits or is on a GPU.
@@ -140,42 +152,66 @@ impl Dispatch {
         self.places.len()
     }
 
-    fn gpu(&mut self, gpu: GpuIndex) -> &mut Gpu {
-        &mut self.gpus[gpu.0 as usize]
+    /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Loaded`]:
+    /// others need not be told.
+    #[must_use]
+    pub fn wants_scores(&self) -> bool {
+        self.policy.scores()
+    }
+
+    /// What it has counted so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.stats;
+        self.policy.count(&mut stats);
+        stats
     }
 
     fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let blocks = blocks_for(memory.max(weights));
         let rank = self.sizes.partition_point(|&size| size < blocks);
         let rank = (rank < self.sizes.len()).then_some(SizeRank(rank));
-        let run_time = self.models.get(&model).and_then(|model| model.run_time);
-        self.models.insert(model, Model { blocks, weights, rank, run_time });
+        self.models.install(model, blocks, weights, rank);
     }
 
-    fn enqueue(&mut self, request: Waiting, actions: &mut Vec<Action>) {
-        let refuse = match self.models.get(&request.model) {
+    fn enqueue(
+        &mut self,
+        key: RequestKey,
+        function: FunctionIndex,
+        model: ModelId,
+        attempts: Attempts,
+        actions: &mut Vec<Action>,
+    ) {
+        let found = self.models.installed(model).map(|model| (model, self.models.get(model).rank));
+        let refuse = match found {
             None => Reason::FunctionNotReady,
-            Some(Model { rank: None, .. }) => Reason::NoGpuMemory,
-            Some(_) if self.queue.len() >= self.queue_max as usize => Reason::QueueFull,
-            Some(&Model { rank: Some(rank), .. }) => return self.queue_up(rank, request),
+            Some((_, None)) => Reason::NoGpuMemory,
+            Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
+            Some((model, Some(rank))) => {
+                self.models.used(model);
+                return self.queue_up(Waiting { key, function, model, rank, attempts }, Entry::New);
+            }
         };
-        actions.push(Action::Fail { key: request.key, reason: refuse, may_have_executed: false });
+        actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
     }
 
-    fn queue_up(&mut self, rank: SizeRank, request: Waiting) {
-        self.places.insert(request.key, Place::Queued(rank));
-        self.queue.insert(rank, request);
+    fn queue_up(&mut self, request: Waiting, entry: Entry) {
+        self.places.insert(request.key, Place::Queued { request, reserved: None });
+        self.queued += 1;
+        self.policy.push(request, entry);
     }
 
     fn withdraw(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
         match self.places.get(&key).copied() {
-            Some(Place::Queued(rank)) => {
-                self.queue.remove(rank, key);
-                self.places.remove(&key);
+            Some(Place::Queued { request, reserved }) => {
+                self.policy.remove(&request);
+                self.unpin(&request, reserved, actions);
+                self.gone(&request);
+                self.queued -= 1;
             }
             Some(Place::On(gpu)) => {
-                if let Some(held) = self.gpu(gpu).held_mut(key) {
-                    held.withdrawn = true;
+                let withdraw = |held: &mut Held| held.withdrawn = true;
+                if self.fleet.change(gpu, |it| it.held_mut(key).map(withdraw)).is_some() {
                     actions.push(Action::Cancel { gpu, key });
                 }
             }
@@ -183,19 +219,49 @@ impl Dispatch {
         }
     }
 
+    /// A request is not this node's any more.
+    fn gone(&mut self, request: &Waiting) {
+        self.places.remove(&request.key);
+        self.models.unused(request.model);
+    }
+
+    /// A request waits for a GPU alone.
+    fn reserve(&mut self, request: &Waiting, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        let reserved = Some(gpu);
+        self.places.insert(request.key, Place::Queued { request: *request, reserved });
+        let waiting = self.pins.entry((gpu, request.model)).or_default();
+        *waiting += 1;
+        if *waiting == 1 {
+            actions.push(Action::Pin { gpu, model: self.models.get(request.model).id });
+        }
+    }
+
+    /// It does no longer.
+    fn unpin(&mut self, request: &Waiting, gpu: Option<GpuIndex>, actions: &mut Vec<Action>) {
+        let Some(gpu) = gpu else { return };
+        let pin = (gpu, request.model);
+        if let Some(waiting) = self.pins.get_mut(&pin) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.pins.remove(&pin);
+                actions.push(Action::Unpin { gpu, model: self.models.get(request.model).id });
+            }
+        }
+    }
+
     /// Takes a request off a GPU.
     fn take_off(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Held> {
-        let held = self.gpu(gpu).remove(now, key)?;
-        self.places.remove(&key);
+        let held = self.fleet.change(gpu, |it| it.remove(now, key))?;
+        self.policy.freed(gpu);
         Some(held)
     }
 
     fn ended(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, ran: Option<Duration>) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
-        if let (Some(ran), Some(model)) = (ran, self.models.get_mut(&held.request.model)) {
-            // A quarter of the new, three of the old: settles within a few runs, shrugs off one.
-            model.run_time = Some(model.run_time.map_or(ran, |old| (old * 3 + ran) / 4));
+        if let Some(ran) = ran {
+            self.models.ran(held.request.model, self.fleet.get(gpu).kind, ran);
         }
+        self.gone(&held.request);
     }
 
     fn returned(
@@ -208,132 +274,122 @@ impl Dispatch {
     ) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
         match why {
-            Return::Recalled if held.withdrawn => {}
-            Return::Recalled => self.queue_up(held.rank, held.request),
-            Return::Failed(progress) => self.lost(held, Loss::Failed(progress), actions),
+            Return::Recalled if held.withdrawn => self.gone(&held.request),
+            Return::Recalled => self.queue_up(held.request, Entry::Back),
+            Return::Failed(progress) => self.lost(&held, Loss::Failed(progress), actions),
         }
     }
 
-    fn lost(&mut self, held: Held, loss: Loss, actions: &mut Vec<Action>) {
+    fn lost(&mut self, held: &Held, loss: Loss, actions: &mut Vec<Action>) {
+        let request = held.request;
         if held.withdrawn {
-            return;
+            return self.gone(&request);
         }
-        match held.request.attempts.after(loss) {
-            Verdict::Again(attempts) => self.queue_up(held.rank, Waiting { attempts, ..held.request }),
+        match request.attempts.after(loss) {
+            Verdict::Again(attempts) => self.queue_up(Waiting { attempts, ..request }, Entry::Back),
             Verdict::Refuse { reason, may_have_executed } => {
-                actions.push(Action::Fail { key: held.request.key, reason, may_have_executed });
+                self.gone(&request);
+                actions.push(Action::Fail { key: request.key, reason, may_have_executed });
             }
         }
     }
 
     fn down(&mut self, gpu: GpuIndex, progress: impl Fn(&Held, Turn) -> Progress, actions: &mut Vec<Action>) {
-        let gone = self.gpu(gpu);
-        gone.executor = None;
-        gone.clear_resident();
-        let running = gone.running.take().map(|held| (held, Turn::Running));
-        let ahead = std::mem::take(&mut gone.ahead).into_iter().map(|held| (held, Turn::Next));
+        let (running, ahead, resident) = self.fleet.change(gpu, |gone| {
+            gone.executor = None;
+            let resident: Vec<Slot> = gone.resident().collect();
+            resident.iter().for_each(|&model| gone.remove_resident(model));
+            (gone.running.take(), std::mem::take(&mut gone.ahead), resident)
+        });
+        resident.into_iter().for_each(|model| self.models.left(model, gpu));
+        let running = running.map(|held| (held, Turn::Running));
+        let ahead = ahead.into_iter().map(|held| (held, Turn::Next));
         for (held, turn) in running.into_iter().chain(ahead) {
-            self.places.remove(&held.request.key);
-            self.lost(held, Loss::Died(progress(&held, turn)), actions);
+            self.lost(&held, Loss::Died(progress(&held, turn)), actions);
         }
+        for request in self.policy.lost(gpu) {
+            self.places.insert(request.key, Place::Queued { request, reserved: None });
+        }
+        // The GPU keeps nothing, so there is nothing to unpin.
+        self.pins.retain(|&(pinned, _), _| pinned != gpu);
     }
 
     /// Gives out what can be given out.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        while let Some((rank, request, gpu)) = self.match_one(now) {
-            self.assign(now, rank, request, gpu, actions);
+        while self.queued > 0 {
+            let view = View { now, fleet: &self.fleet, models: &self.models };
+            match self.policy.decide(&view) {
+                None => break,
+                Some(Decision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
+                Some(Decision::Assign { request, gpu, over }) => {
+                    self.assign(now, request, gpu, over, actions);
+                }
+            }
         }
-        self.recall(now, actions);
-    }
-
-    /// The oldest request that can go somewhere, and where.
-    fn match_one(&mut self, now: Timestamp) -> Option<(SizeRank, Waiting, GpuIndex)> {
-        if self.queue.len() == 0 {
-            return None;
+        if self.policy.recalls() {
+            self.recall(now, actions);
         }
-        let mut fronts = std::mem::take(&mut self.fronts);
-        self.queue.fronts(&mut fronts);
-        let place = |&(rank, request): &(SizeRank, Waiting)| {
-            let gpu = self.idle_gpu(rank, request.model).or_else(|| self.busy_gpu(now, rank, &request))?;
-            Some((rank, request, gpu))
-        };
-        let found = fronts.iter().find_map(place);
-        self.fronts = fronts;
-        found
-    }
-
-    fn indexed(&self) -> impl Iterator<Item = (GpuIndex, &Gpu)> {
-        (0..).map(GpuIndex).zip(&self.gpus)
-    }
-
-    fn idle_gpu(&self, rank: SizeRank, model: ModelId) -> Option<GpuIndex> {
-        let idle = self.indexed().filter(|(_, gpu)| gpu.idle() && gpu.rank >= rank);
-        let best = idle.min_by_key(|(_, gpu)| (!gpu.holds(model), gpu.resident_blocks()))?;
-        Some(best.0)
-    }
-
-    fn busy_gpu(&self, now: Timestamp, rank: SizeRank, request: &Waiting) -> Option<GpuIndex> {
-        if request.attempts.suspect() {
-            return None;
-        }
-        let busy = self.indexed().filter(|(_, gpu)| gpu.takes_ahead() && gpu.rank >= rank);
-        let turns = busy.map(|(index, gpu)| (index, gpu, self.expected_free(now, gpu, gpu.ahead.len())));
-        let takers = turns.filter(|(_, gpu, turn)| {
-            let soon = *turn <= Expected::At(now + RECALL_COST);
-            gpu.ahead.is_empty() || (soon && gpu.ahead.len() < AHEAD_MAX && gpu.holds(request.model))
-        });
-        let best = takers.min_by_key(|&(_, gpu, turn)| (!gpu.holds(request.model), turn))?;
-        Some(best.0)
-    }
-
-    /// When a GPU is through with what it runs and the first `ahead` that it was handed ahead.
-    fn expected_free(&self, now: Timestamp, gpu: &Gpu, ahead: usize) -> Expected {
-        let takes = |held: &Held| Some(held.swap + self.models.get(&held.request.model)?.run_time?);
-        let running = gpu.running.as_ref().and_then(|held| Some(held.since + takes(held)?));
-        let Some(free) = running.filter(|&free| free + RECALL_COST > now) else { return Expected::Unknown };
-        let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(takes).sum();
-        rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
     }
 
     fn assign(
         &mut self,
         now: Timestamp,
-        rank: SizeRank,
         request: Waiting,
         to: GpuIndex,
+        over: Option<BytesPerSec>,
         actions: &mut Vec<Action>,
     ) {
-        let Waiting { key, model, attempts } = request;
-        self.queue.remove(rank, key);
-        self.places.insert(key, Place::On(to));
-        let (blocks, weights) = self.models.get(&model).map_or((0, Bytes::ZERO), |m| (m.blocks, m.weights));
-        let gpu = self.gpu(to);
+        let Waiting { key, model: slot, attempts, .. } = request;
+        self.queued -= 1;
+        let before = self.places.insert(key, Place::On(to));
+        let model = self.models.get(slot);
+        let (id, blocks, weights) = (model.id, model.blocks, model.weights);
+        let gpu = self.fleet.get(to);
         let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
-        let swap = gpu.swap_time(model, weights);
-        gpu.add_resident(model, blocks);
-        let held = Held { request, rank, since: now, swap, recalled: false, withdrawn: false };
-        if gpu.running.is_none() {
-            gpu.running = Some(held);
-        } else {
-            gpu.ahead.push_back(held);
+        let hit = gpu.holds(slot);
+        self.stats.hits += u64::from(hit);
+        self.stats.misses += u64::from(!hit);
+        self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
+        let (swap, loading) = match over {
+            _ if hit => (Duration::ZERO, Loading::Nothing),
+            Some(rate) => (rate.time_for(weights), Loading::FromPeer),
+            None => {
+                let load = gpu.load_time(&self.models, slot);
+                (load, Loading::of(load, self.models.run_time(slot, gpu.kind)))
+            }
+        };
+        self.models.held_by(slot, to);
+        let held = Held { request, since: now, swap, loading, recalled: false, withdrawn: false };
+        self.fleet.change(to, |gpu| {
+            gpu.add_resident(slot, blocks);
+            gpu.dispatched += 1;
+            if gpu.running.is_none() {
+                gpu.running = Some(held);
+            } else {
+                gpu.ahead.push_back(held);
+            }
+        });
+        actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt: attempts.lost + 1 });
+        // After the assignment, so that the model is never without a reason to stay.
+        if let Some(Place::Queued { reserved, .. }) = before {
+            self.unpin(&request, reserved, actions);
         }
-        actions.push(Action::Assign { gpu: to, key, model, incarnation, attempt: attempts.lost + 1 });
     }
 
     /// Asks a next request back for each GPU that is idle, where that serves it sooner.
     fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         self.look_again = None;
-        if !self.gpus.iter().any(|gpu| gpu.askable().is_some()) {
+        if self.fleet.askable().next().is_none() || !self.fleet.any_idle() {
             return;
         }
-        let coming = self.gpus.iter().map(Gpu::asked).sum();
-        let idle: Vec<GpuIndex> =
-            self.indexed().filter(|(_, gpu)| gpu.idle()).map(|(index, _)| index).skip(coming).collect();
-        for to in idle {
+        let coming = self.fleet.asked();
+        for to in self.fleet.all_idle().into_iter().skip(coming) {
             let Some((from, place)) = self.recall_from(now, to) else { continue };
-            let asked = &mut self.gpu(from).ahead[place];
-            asked.recalled = true;
-            let key = asked.request.key;
+            let key = self.fleet.change(from, |gpu| {
+                let asked = &mut gpu.ahead[place];
+                asked.recalled = true;
+                asked.request.key
+            });
             actions.push(Action::Recall { gpu: from, key });
         }
     }
@@ -343,18 +399,20 @@ impl Dispatch {
     fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
         let mut best: Option<(Expected, GpuIndex, usize)> = None;
         let mut look_again: Option<Timestamp> = None;
-        let idle = &self.gpus[to.0 as usize];
-        for (from, gpu) in self.indexed() {
-            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].rank <= idle.rank) else {
+        let idle = self.fleet.get(to);
+        for from in self.fleet.askable() {
+            let gpu = self.fleet.get(from);
+            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].request.rank <= idle.rank)
+            else {
                 continue;
             };
             let model = gpu.ahead[place].request.model;
-            let weights = self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights);
-            let there = Expected::At(now + idle.swap_time(model, weights) + RECALL_COST);
-            let turn = self.expected_free(now, gpu, place);
+            let there = Expected::At(now + idle.swap_time(&self.models, model) + RECALL_COST);
+            let expected = |ahead| self.fleet.expected_free(&self.models, now, from, ahead);
+            let turn = expected(place);
             if turn > there {
                 best = best.max(Some((turn, from, place)));
-            } else if let Expected::At(at) = self.expected_free(now, gpu, 0) {
+            } else if let Expected::At(at) = expected(0) {
                 // Should what runs take longer than expected, the idle GPU takes over after all.
                 let late = at + RECALL_COST;
                 look_again = Some(look_again.map_or(late, |other| other.min(late)));
@@ -374,16 +432,25 @@ impl Core for Dispatch {
     type Action = Action;
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        self.policy.tick(now, &self.models);
         match event {
             Event::Install { model, memory, weights } => self.install(model, memory, weights),
-            Event::Remove { model } => {
-                self.models.remove(&model);
+            Event::Remove { model } => self.models.remove(model),
+            Event::Profile { model, kind, load, run } => self.models.profile(model, kind, load, run),
+            Event::Objective { function, objective } => {
+                self.policy.objective(function, objective);
+                self.policy.tick(now, &self.models);
             }
-            Event::Enqueue { key, model, attempts } => {
-                self.enqueue(Waiting { key, model, attempts }, actions)
+            Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
+            Event::Forget { function } => self.policy.forget(function),
+            Event::Enqueue { key, function, model, attempts } => {
+                self.enqueue(key, function, model, attempts, actions);
             }
             Event::Withdraw { key } => self.withdraw(key, actions),
-            Event::Up { gpu, incarnation } => self.gpu(gpu).executor = Some(incarnation),
+            Event::Up { gpu, incarnation } => {
+                self.fleet.change(gpu, |it| it.executor = Some(incarnation));
+                self.policy.freed(gpu);
+            }
             Event::Down { gpu, lost } => {
                 // What the GPU says nothing about was still on its way there.
                 let said = |key| lost.iter().find(|(lost, _)| *lost == key).map(|&(_, progress)| progress);
@@ -398,9 +465,17 @@ impl Core for Dispatch {
             }
             Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
+            Event::Loaded { gpu, model } => {
+                if let Some(model) = self.models.slot(model) {
+                    self.fleet.change(gpu, |it| it.loaded(model));
+                }
+            }
             Event::Evicted { gpu, models } => {
                 for model in models {
-                    self.gpu(gpu).remove_resident(model);
+                    if let Some(model) = self.models.slot(model) {
+                        self.fleet.change(gpu, |it| it.remove_resident(model));
+                        self.models.left(model, gpu);
+                    }
                 }
             }
             Event::Tick => {}
@@ -409,7 +484,7 @@ impl Core for Dispatch {
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        self.look_again
+        [self.look_again, self.policy.next_wake()].into_iter().flatten().min()
     }
 }
 

@@ -2,10 +2,44 @@
 
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Slo, SloCounts};
 
 use crate::attempts::{Attempts, Progress};
-use crate::ids::RequestKey;
+use crate::ids::{FunctionIndex, RequestKey};
+
+/// A function's objective, as far as the order of the queue depends on it. Whole numbers: what
+/// cores are told is hashed to compare runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Objective {
+    /// The share of requests to be served in time, in billionths, strictly between 0 and 10^9:
+    /// at 1 the required request count is infinite (T18).
+    share: u32,
+}
+
+impl Objective {
+    /// The whole, in billionths.
+    pub const ONE: u32 = 1_000_000_000;
+
+    /// Takes a share in billionths. `None` unless it is strictly between none and all.
+    #[must_use]
+    pub const fn from_billionths(share: u32) -> Option<Self> {
+        if share > 0 && share < Self::ONE { Some(Self { share }) } else { None }
+    }
+
+    /// Rounds an objective's share to billionths, and into what is allowed.
+    #[must_use]
+    pub fn of(slo: &Slo) -> Self {
+        let billionths = (slo.percentile * f64::from(Self::ONE)).round();
+        // Clamped, so that it fits; not-a-number becomes the least.
+        Self { share: billionths.clamp(1.0, f64::from(Self::ONE - 1)) as u32 }
+    }
+
+    /// The share in billionths.
+    #[must_use]
+    pub const fn billionths(self) -> u32 {
+        self.share
+    }
+}
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,10 +58,43 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// What runs and copies of a model take on one kind of GPU, as a profile has it (L15). Runs
+    /// are learned in any case; what a load takes is else told by the link's rate.
+    Profile {
+        /// Which.
+        model: ModelId,
+        /// On GPUs of this [kind](super::GpuConfig::kind).
+        kind: u32,
+        /// From the host.
+        load: Duration,
+        /// A run.
+        run: Duration,
+    },
+    /// What a function is held to; `None`: nothing.
+    Objective {
+        /// Which.
+        function: FunctionIndex,
+        /// What.
+        objective: Option<Objective>,
+    },
+    /// What a function scored, all in all: m of n requests in time (T17).
+    Score {
+        /// Which.
+        function: FunctionIndex,
+        /// Cumulative. What falls below the last one begins anew.
+        counts: SloCounts,
+    },
+    /// A function is gone.
+    Forget {
+        /// Which.
+        function: FunctionIndex,
+    },
     /// A request wants to run.
     Enqueue {
         /// Its key.
         key: RequestKey,
+        /// Whose it is.
+        function: FunctionIndex,
         /// Its model.
         model: ModelId,
         /// Its record.
@@ -75,6 +142,13 @@ pub enum Event {
         /// Why.
         why: Return,
     },
+    /// All of a model's weights have arrived on a GPU: its links are free again.
+    Loaded {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
+    },
     /// Models are no longer on a GPU.
     Evicted {
         /// Which GPU.
@@ -117,6 +191,20 @@ pub enum Action {
         gpu: GpuIndex,
         /// Which request.
         key: RequestKey,
+    },
+    /// Requests wait for this model on this GPU: evict others first.
+    Pin {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
+    },
+    /// They do no longer.
+    Unpin {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
     },
     /// Tell a GPU that nobody waits for a request any more.
     Cancel {

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attempts::{Attempts, Idempotent};
-use millrace_types::Incarnation;
+use millrace_types::{Incarnation, SloCounts};
+
+mod lalb;
+mod torpor;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
@@ -12,6 +15,8 @@ const B: ModelId = ModelId(1);
 const LARGE: ModelId = ModelId(2);
 /// Fits no GPU.
 const HUGE: ModelId = ModelId(3);
+
+const F: FunctionIndex = FunctionIndex(0);
 
 const MS: u64 = 1_000_000;
 
@@ -25,13 +30,21 @@ const fn gpu(index: u32) -> GpuIndex {
 }
 
 fn node(memories_mib: &[u64]) -> Node {
-    let config = |&mib: &u64| GpuConfig { memory: Bytes::mib(mib), host_rate: BytesPerSec(1_000_000_000) };
+    node_with(PolicyConfig::Fifo, memories_mib)
+}
+
+fn node_with(policy: PolicyConfig, memories_mib: &[u64]) -> Node {
+    let config = |&mib: &u64| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000));
     let gpus: Vec<_> = memories_mib.iter().map(config).collect();
-    let mut node = Node { dispatch: Dispatch::new(&Config { gpus, queue_max: 4 }), now: Timestamp(MS) };
+    node_of(&Config::new(gpus, 4).with_policy(policy, 1))
+}
+
+fn node_of(config: &Config) -> Node {
+    let mut node = Node { dispatch: Dispatch::new(config), now: Timestamp(MS) };
     for (model, mib) in [(A, 8), (B, 8), (LARGE, 48), (HUGE, 4096)] {
         node.step(Event::Install { model, memory: Bytes::mib(mib), weights: Bytes::mib(mib) });
     }
-    for index in 0..memories_mib.len() as u32 {
+    for index in 0..config.gpus.len() as u32 {
         node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) });
     }
     node
@@ -46,7 +59,7 @@ impl Node {
 
     fn enqueue(&mut self, key: u64, model: ModelId) -> Vec<Action> {
         let attempts = Attempts::new(3, Idempotent::Yes);
-        self.step(Event::Enqueue { key: RequestKey(key), model, attempts })
+        self.step(Event::Enqueue { key: RequestKey(key), function: F, model, attempts })
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<Action> {
@@ -293,7 +306,7 @@ fn a_request_still_on_its_way_to_a_dying_gpu_loses_no_attempt() {
 fn a_gpu_that_cannot_tell_is_taken_to_have_run_what_it_had() {
     let mut node = node(&[64]);
     let attempts = Attempts::new(3, Idempotent::No);
-    node.step(Event::Enqueue { key: RequestKey(1), model: A, attempts });
+    node.step(Event::Enqueue { key: RequestKey(1), function: F, model: A, attempts });
     node.enqueue(2, A);
     assert_eq!(node.step(Event::Reset { gpu: gpu(0) }), [fail(1, Reason::ExecutorLost, true)]);
     assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [again(0, 2, A, 2)]);
@@ -319,6 +332,9 @@ enum Step {
     GiveBack(usize),
     Down(u32),
     Up(u32),
+    Loaded(usize),
+    Evict { gpu: u32, model: u32 },
+    Score { model: u32, in_time: bool },
     Pass,
 }
 
@@ -330,8 +346,21 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::GiveBack),
         1 => (0..3u32).prop_map(Step::Down),
         3 => (0..3u32).prop_map(Step::Up),
+        2 => any::<usize>().prop_map(Step::Loaded),
+        2 => (0..3u32, 0..3u32).prop_map(|(gpu, model)| Step::Evict { gpu, model }),
+        2 => (0..3u32, any::<bool>()).prop_map(|(model, in_time)| Step::Score { model, in_time }),
         1 => Just(Step::Pass),
     ]
+}
+
+fn policy() -> impl Strategy<Value = PolicyConfig> {
+    let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
+    let artifact =
+        TorporConfig { alpha: AlphaRule::Artifact, counts: Counts::Last(8), ..TorporConfig::default() };
+    let arrival = TorporConfig { order: Order::Arrival, ..TorporConfig::default() };
+    let others = [artifact, arrival].map(PolicyConfig::Torpor);
+    let named = POLICIES.map(|(_, policy)| policy);
+    prop::sample::select([&named[..], &limits, &others].concat())
 }
 
 /// The world around the dispatcher: who is on which GPU, as its actions say.
@@ -340,6 +369,7 @@ struct World {
     waiting: BTreeSet<RequestKey>,
     on: BTreeMap<RequestKey, GpuIndex>,
     up: BTreeSet<u32>,
+    pinned: BTreeSet<(GpuIndex, ModelId)>,
 }
 
 impl World {
@@ -353,6 +383,8 @@ impl World {
                     let here = self.on.values().filter(|&&on| on == gpu).count();
                     assert!(here <= SLOTS_MAX, "{gpu} has {here}");
                 }
+                Action::Pin { gpu, model } => assert!(self.pinned.insert((gpu, model)), "pinned twice"),
+                Action::Unpin { gpu, model } => assert!(self.pinned.remove(&(gpu, model)), "was not pinned"),
                 Action::Fail { key, .. } => assert!(self.waiting.remove(&key), "{key} failed after its end"),
                 Action::Cancel { gpu, key } | Action::Recall { gpu, key } => {
                     assert_eq!(self.on.get(&key), Some(&gpu));
@@ -370,9 +402,15 @@ impl World {
 proptest! {
     #[test]
     fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_one_waits(
+        policy in policy(),
         steps in prop::collection::vec(step(), 1..200)
     ) {
-        let mut node = node(&[16, 64, 64]);
+        let mut node = node_with(policy, &[16, 64, 64]);
+        for model in 0..3 {
+            let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
+            node.step(Event::Objective { function: FunctionIndex(model), objective });
+        }
+        let mut scores = [SloCounts::default(); 3];
         let mut world = World { up: (0..3).collect(), ..World::default() };
         let mut next_key = 0;
         for step in steps {
@@ -383,7 +421,7 @@ proptest! {
                     let key = RequestKey(next_key);
                     world.waiting.insert(key);
                     let attempts = Attempts::new(3, Idempotent::Yes);
-                    Event::Enqueue { key, model: ModelId(model), attempts }
+                    Event::Enqueue { key, function: FunctionIndex(model), model: ModelId(model), attempts }
                 }
                 Step::Withdraw(number) => {
                     let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
@@ -405,6 +443,7 @@ proptest! {
                 }
                 Step::Down(index) => {
                     world.up.remove(&index);
+                    world.pinned.retain(|(gpu, _)| gpu.0 != index);
                     let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
                     for key in &lost {
                         world.on.remove(key);
@@ -419,15 +458,54 @@ proptest! {
                     }
                     Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }
                 }
-                Step::Pass => Event::Tick,
+                Step::Loaded(number) => {
+                    let Some((_, gpu)) = world.pick(number) else { continue };
+                    Event::Loaded { gpu, model: ModelId(number as u32 % 3) }
+                }
+                Step::Evict { gpu, model } => {
+                    Event::Evicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }
+                }
+                Step::Score { model, in_time } => {
+                    let counts = &mut scores[model as usize];
+                    *counts = counts.plus(SloCounts { m: u64::from(in_time), n: 1 });
+                    Event::Score { function: FunctionIndex(model), counts: *counts }
+                }
+                Step::Pass => {
+                    node.now = node.now + Duration::from_secs(30);
+                    Event::Tick
+                }
             };
+            let queued = shared_queue(&node.dispatch);
             let actions = node.step(event);
             world.take(&actions);
+            lalb::check_order(policy, &queued, &node.dispatch);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
             let idle = |index: &&u32| !world.on.values().any(|on| on.0 == **index);
             let large_idle = world.up.iter().filter(idle).any(|&index| index > 0);
-            prop_assert!(!large_idle || world.waiting.is_empty(), "a GPU idles while a request waits");
+            let waits = !shared_queue(&node.dispatch).is_empty();
+            prop_assert!(!large_idle || !waits, "a GPU idles while a request waits");
         }
+        prop_assert!(node.dispatch.stats().overtaken_max <= lalb::limit(policy).unwrap_or(0));
+        // All are answered once every GPU is up and works on.
+        for index in 0..3 {
+            if world.up.insert(index) {
+                world.take(&node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }));
+            }
+        }
+        while let Some((key, gpu)) = world.pick(0) {
+            world.on.remove(&key);
+            world.take(&node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }));
+        }
+        prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
     }
+}
+
+/// The requests that wait for no GPU in particular.
+fn shared_queue(dispatch: &Dispatch) -> BTreeMap<RequestKey, Waiting> {
+    let waits = |(&key, place): (&RequestKey, &Place)| match *place {
+        Place::Queued { request, reserved: None } => Some((key, request)),
+        _ => None,
+    };
+    dispatch.places.iter().filter_map(waits).collect()
 }

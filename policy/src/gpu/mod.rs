@@ -22,6 +22,7 @@ mod serve;
 mod settle;
 mod slots;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
@@ -86,6 +87,9 @@ pub struct Gpu {
     health: Health,
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
+    /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
+    /// that what runs here never waits for them.
+    pinned: BTreeSet<ModelId>,
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
@@ -102,6 +106,7 @@ impl Gpu {
             health: Health::Starting,
             incarnation: None,
             memory: MemoryMap::new(memory),
+            pinned: BTreeSet::new(),
             programs: Programs::default(),
             slots: Slots::default(),
             moving: Vec::new(),
@@ -179,6 +184,7 @@ impl Gpu {
             self.slots.drain();
             self.moving.clear();
             self.memory.clear();
+            self.pinned.clear();
             self.programs.forget_all();
             actions.push(Action::Down { lost });
         }
@@ -221,7 +227,16 @@ impl Core for Gpu {
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Install { model, memory, weights } => self.programs.install(model, memory, weights),
-            Event::Remove { model } => self.programs.remove(model),
+            Event::Remove { model } => {
+                self.pinned.remove(&model);
+                self.programs.remove(model);
+            }
+            Event::Pin { model } => {
+                self.pinned.insert(model);
+            }
+            Event::Unpin { model } => {
+                self.pinned.remove(&model);
+            }
             // One that was meant for an executor that is gone is taken back by the node itself.
             Event::Assign { key, model, incarnation } if self.incarnation == Some(incarnation) => {
                 self.slots.push(Slot::new(key, model));

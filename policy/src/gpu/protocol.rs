@@ -28,6 +28,16 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// Requests wait for this model here: others are evicted first.
+    Pin {
+        /// Which.
+        model: ModelId,
+    },
+    /// They do no longer.
+    Unpin {
+        /// Which.
+        model: ModelId,
+    },
     /// A request is to run here, after the one that does.
     Assign {
         /// Which.

@@ -87,7 +87,12 @@ impl Gpu {
         let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
         let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
         let pinned: Vec<_> = sent.chain(self.moving.iter().map(|moving| moving.model)).collect();
-        let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, &pinned)?;
+        let spared: Vec<_> = pinned.iter().chain(&self.pinned).copied().collect();
+        let evicted = match self.memory.map(now, model, shape.blocks, shape.chunks, &spared) {
+            // Those that wait elsewhere wait a little longer.
+            Err(Shortage::Pinned) => self.memory.map(now, model, shape.blocks, shape.chunks, &pinned)?,
+            evicted => evicted?,
+        };
         self.totals.swaps += 1;
         self.totals.evictions += evicted.len() as u64;
         for &Evicted { model, generation } in &evicted {

@@ -221,6 +221,34 @@ fn room_is_made_by_evicting_what_was_used_longest_ago() {
 }
 
 #[test]
+fn a_pinned_model_is_spared_while_others_make_room() {
+    let resident = || {
+        let mut bench = Bench::running_a();
+        bench.run_done(1, 500);
+        for (place, model) in [(2, B), (3, C)] {
+            bench.now = Timestamp(bench.now.0 + 1_000);
+            bench.assign(place, model);
+            bench.arrive(model, place, place);
+            bench.run_done(place, 500);
+        }
+        bench
+    };
+    let evicted_by = |bench: &mut Bench| {
+        let actions = bench.assign(5, LARGE);
+        actions.into_iter().find(|action| matches!(action, Action::Evicted { .. }))
+    };
+    // A was used longest ago, but only all three together make room for LARGE.
+    let mut bench = resident();
+    bench.step(Event::Pin { model: A });
+    assert_eq!(evicted_by(&mut bench), Some(evicted(&[A, B, C])), "rather than that nothing runs");
+    let mut bench = resident();
+    bench.step(Event::Pin { model: A });
+    bench.step(Event::Install { model: ModelId(40), memory: Bytes::mib(20), weights: Bytes::mib(2) });
+    let actions = bench.assign(5, ModelId(40));
+    assert_eq!(actions.iter().find(|action| matches!(action, Action::Evicted { .. })), Some(&evicted(&[B])));
+}
+
+#[test]
 fn what_never_fits_is_refused() {
     let mut bench = bench();
     let failed = Action::Failed { key: RequestKey(1), reason: Reason::NoGpuMemory, may_have_executed: false };

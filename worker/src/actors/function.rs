@@ -15,7 +15,7 @@ use millrace_policy::admission::{Action, Admission, Event, Score};
 use millrace_policy::gpu::Spent;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Tensor;
-use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, Timestamp};
+use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::actors::driven::Driven;
@@ -77,6 +77,20 @@ enum Carried {
     Detail(Option<String>),
 }
 
+/// Whether the Node is told what a function scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScoresTold {
+    /// After each request that counts: the order of its queue depends on it.
+    Yes,
+    /// Never.
+    No,
+}
+
+/// What of a score its objective is held against (T17).
+pub(crate) fn counts(score: &Score) -> SloCounts {
+    SloCounts { m: score.in_time, n: score.scored }
+}
+
 /// The actor.
 pub(crate) struct Function {
     index: FunctionIndex,
@@ -87,6 +101,7 @@ pub(crate) struct Function {
     /// does not live to tell.
     before: Score,
     score: Rc<Cell<Score>>,
+    told: ScoresTold,
     node: Slot<node::Message>,
 }
 
@@ -95,10 +110,11 @@ impl Function {
         index: FunctionIndex,
         key: RevisionKey,
         admission: Driven<Admission>,
-        score: Rc<Cell<Score>>,
+        (score, told): (Rc<Cell<Score>>, ScoresTold),
         node: Slot<node::Message>,
     ) -> Self {
-        Self { index, key, admission, callers: BTreeMap::new(), before: score.get(), score, node }
+        let before = score.get();
+        Self { index, key, admission, callers: BTreeMap::new(), before, score, told, node }
     }
 
     fn invoke(&mut self, now: Timestamp, Arrival { work, answer, permit }: Arrival) {
@@ -114,7 +130,11 @@ impl Function {
 
     fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
         let actions = self.admission.step(now, event);
-        self.score.set(self.before.plus(self.admission.core.score()));
+        let score = self.before.plus(self.admission.core.score());
+        let before = self.score.replace(score);
+        if self.told == ScoresTold::Yes && counts(&before) != counts(&score) {
+            self.node.post(node::Message::Scored { function: self.index, counts: counts(&score) });
+        }
         for &action in &actions {
             match action {
                 Action::Enqueue { key, attempts } => {

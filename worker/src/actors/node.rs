@@ -16,13 +16,14 @@ use millrace_policy::fabric::{self, Cargo, Fabric, link as link_core};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
-use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp};
+use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 use tracing::Span;
 
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gpu, link};
+use crate::control::checkpoint::Scores;
 use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::seams::Behaviour;
@@ -45,6 +46,10 @@ pub(crate) enum Message {
     Ended { gpu: GpuIndex, key: RequestKey, ran: Option<Duration> },
     /// A request came back from a GPU.
     Returned { gpu: GpuIndex, key: RequestKey, why: Return },
+    /// A function has scored so much since it is here.
+    Scored { function: FunctionIndex, counts: SloCounts },
+    /// What functions go by, with their scores elsewhere and before.
+    Scores(Scores),
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
     /// Weights want to go to a GPU.
@@ -91,6 +96,10 @@ pub(crate) struct Node {
     dispatch: Driven<Dispatch>,
     fabric: Driven<Fabric>,
     entries: BTreeMap<RequestKey, Entry>,
+    /// What functions scored elsewhere and before, where their scores matter.
+    bases: BTreeMap<FunctionIndex, SloCounts>,
+    /// The model of each transfer under way, where it matters when they arrive.
+    moving: BTreeMap<TransferId, ModelId>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
     /// GPUs whose executors have not stopped for good.
@@ -104,14 +113,23 @@ impl Node {
         supervisor: Rc<Supervisor>,
     ) -> Self {
         let alive = supervisor.gpu_indices().collect();
-        Self { dispatch, fabric, entries: BTreeMap::new(), supervisor, stopping: Vec::new(), alive }
+        Self {
+            dispatch,
+            fabric,
+            entries: BTreeMap::new(),
+            bases: BTreeMap::new(),
+            moving: BTreeMap::new(),
+            supervisor,
+            stopping: Vec::new(),
+            alive,
+        }
     }
 
     fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
-        let (key, model) = (work.key, work.model);
+        let (key, function, model) = (work.key, work.function, work.model);
         let queue = Some(tracing::info_span!(parent: &work.span, "queue"));
         self.entries.insert(key, Entry { work, queue });
-        self.dispatch(now, dispatch::Event::Enqueue { key, model, attempts });
+        self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts });
     }
 
     fn dispatch(&mut self, now: Timestamp, event: dispatch::Event) {
@@ -124,6 +142,12 @@ impl Node {
                     let work = Arc::clone(&entry.work);
                     work.home.post(function::Message::Dispatched(key));
                     self.supervisor.gpu(gpu).post(gpu::Message::Assign { work, incarnation, attempt });
+                }
+                dispatch::Action::Pin { gpu, model } => {
+                    self.supervisor.gpu(gpu).post(gpu::Message::Event(GpuEvent::Pin { model }));
+                }
+                dispatch::Action::Unpin { gpu, model } => {
+                    self.supervisor.gpu(gpu).post(gpu::Message::Event(GpuEvent::Unpin { model }));
                 }
                 dispatch::Action::Recall { gpu, key } => {
                     self.supervisor.gpu(gpu).post(gpu::Message::Recall(key));
@@ -166,6 +190,7 @@ impl Node {
 
     fn fabric(&mut self, now: Timestamp, event: fabric::Event) {
         let mut actions = self.fabric.step(now, event);
+        let mut arrived = Vec::new();
         for action in actions.drain(..) {
             let (link, event) = match action {
                 fabric::Action::Grant { link, grant } => (link, link_core::Event::Grant(grant)),
@@ -179,6 +204,7 @@ impl Node {
                     continue;
                 }
                 fabric::Action::Ended { gpu, transfer, outcome } => {
+                    arrived.extend(self.moving.remove(&transfer).map(|model| (gpu, model)));
                     let ended = GpuEvent::TransferEnded { transfer, outcome };
                     self.supervisor.gpu(gpu).post(gpu::Message::Event(ended));
                     continue;
@@ -187,6 +213,9 @@ impl Node {
             self.supervisor.link(link).post(link::Message::Event(event));
         }
         self.fabric.done(actions);
+        for (gpu, model) in arrived {
+            self.dispatch(now, dispatch::Event::Loaded { gpu, model });
+        }
     }
 
     fn install(
@@ -195,14 +224,47 @@ impl Node {
         function: FunctionConfig,
         prepared: Arc<PreparedModel>,
     ) -> Result<(), InstallError> {
+        let key = function.key.clone();
         if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
             let weights = prepared.weights_bytes;
             self.dispatch(now, dispatch::Event::Install { model, memory, weights });
         }
+        if self.dispatch.core.wants_scores()
+            && let Some((function, objective)) = self.supervisor.objective_of(&key)
+        {
+            self.dispatch(now, dispatch::Event::Objective { function, objective });
+        }
         Ok(())
     }
 
+    fn scored(&mut self, now: Timestamp, function: FunctionIndex, here: SloCounts) {
+        let base = self.bases.get(&function).copied().unwrap_or_default();
+        self.dispatch(now, dispatch::Event::Score { function, counts: base.plus(here) });
+    }
+
+    /// Scores with what was counted elsewhere and before, which those from here are added to.
+    fn scores(&mut self, now: Timestamp, scores: &Scores) {
+        if !self.dispatch.core.wants_scores() {
+            return;
+        }
+        for (function, key, here) in self.supervisor.scored() {
+            let Some(all) = scores.get(&key) else { continue };
+            let (known, seen) = (self.bases.get(&function).copied().unwrap_or_default(), all.since(here));
+            // What was scored here since they were put together is missing from them: the most
+            // that was ever left over is nearest.
+            let base = SloCounts { m: known.m.max(seen.m), n: known.n.max(seen.n) };
+            if base != known {
+                self.bases.insert(function, base);
+                self.scored(now, function, here);
+            }
+        }
+    }
+
     fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
+        self.bases.remove(&function);
+        if self.dispatch.core.wants_scores() {
+            self.dispatch(now, dispatch::Event::Forget { function });
+        }
         if let Some(Removed::WithModel(model)) = self.supervisor.remove(function) {
             self.dispatch(now, dispatch::Event::Remove { model });
         }
@@ -271,8 +333,13 @@ impl Behaviour for Node {
                     self.entries.remove(&key);
                 }
             }
+            Message::Scored { function, counts } => self.scored(now, function, counts),
+            Message::Scores(scores) => self.scores(now, &scores),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks } => {
+                if self.dispatch.core.wants_scores() {
+                    self.moving.insert(transfer, cargo.model);
+                }
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks });
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),

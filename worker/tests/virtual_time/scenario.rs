@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_policy::dispatch::PolicyConfig;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -41,6 +42,7 @@ pub(crate) struct FunctionModel {
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
     pub(crate) topology: Topology,
+    pub(crate) dispatch: PolicyConfig,
     /// Each function has a model of its own, of the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
@@ -86,7 +88,8 @@ impl Scenario {
         let mut happenings: Vec<_> = happenings.into_iter().collect();
         number(&mut happenings);
         let end = at + Duration::from_secs(40);
-        Self { seed, topology: topology(), functions, copy_fails_every: Some(23), happenings, end }
+        let dispatch = PolicyConfig::default();
+        Self { seed, topology: topology(), dispatch, functions, copy_fails_every: Some(23), happenings, end }
     }
 
     pub(crate) fn behaviour(&self) -> Behaviour {

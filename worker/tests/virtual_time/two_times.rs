@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 use millrace_policy::trace::{CoreId, Fold};
 use millrace_types::Reason;
 
@@ -43,6 +44,33 @@ fn actors_and_a_bare_heap_do_the_same() {
         println!("seed {seed}: {events} events");
         assert_eq!(first_difference(&bare, &actors), None, "seed {seed}");
         assert_eq!(bare, actors, "seed {seed}");
+    }
+}
+
+/// The policies whose decisions need nothing but requests and GPUs: what else is told to the others
+/// comes through messages that the bare driver has not.
+#[test]
+fn every_policy_that_needs_no_scores_does_the_same_in_both() {
+    for (name, dispatch) in POLICIES {
+        if matches!(dispatch, PolicyConfig::Torpor(_)) {
+            continue;
+        }
+        let scenario = Scenario { dispatch, ..Scenario::draw(42) };
+        let bare = bare::run(&scenario);
+        let (actors, _) = actors::run(&scenario);
+        assert_eq!(first_difference(&bare, &actors), None, "{name}");
+        assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
+    }
+}
+
+#[test]
+fn the_policies_that_need_scores_answer_every_request_the_same_each_time() {
+    for name in ["torpor", "random"] {
+        let scenario = Scenario { dispatch: name.parse().unwrap(), ..Scenario::draw(42) };
+        let (first, _) = actors::run(&scenario);
+        assert_eq!(first.endings.len(), scenario.requests(), "{name}: a request was never answered");
+        let (again, _) = actors::run(&scenario);
+        assert_eq!(first_difference(&first, &again), None, "{name}");
     }
 }
 

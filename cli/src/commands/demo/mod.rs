@@ -11,6 +11,7 @@ use std::time::Duration;
 use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
+use millrace_worker::start::PolicyConfig;
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -81,6 +82,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         workers: NonZeroU32::MIN,
         topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
         host_memory: HOST_MEMORY,
+        dispatch: PolicyConfig::default(),
         faults: Faults::Refuse,
         insecure: false,
         artifacts: None,

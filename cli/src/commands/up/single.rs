@@ -43,6 +43,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         workers: args.workers(),
         topology: args.machine.topology()?,
         host_memory: args.machine.host_memory,
+        dispatch: args.machine.dispatch,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
         artifacts: config.artifacts.clone(),

@@ -84,7 +84,6 @@ impl<'a> Node<'a> {
                 idempotent: if function.idempotent { Idempotent::Yes } else { Idempotent::No },
             })
         };
-        let rate = |gpu: &millrace_types::topology::Gpu| topology.links[gpu.host_path[0].0 as usize].rate;
         let place = |gpu: &millrace_types::topology::Gpu| Place {
             gpu: gpu::Gpu::new(gpu.index, gpu.memory),
             life: Lifecycle::new(
@@ -99,13 +98,8 @@ impl<'a> Node<'a> {
             started: Incarnation(0),
         };
         let gpus = topology.gpus.iter();
-        let dispatch = dispatch::Config {
-            gpus: gpus
-                .clone()
-                .map(|gpu| dispatch::GpuConfig { memory: gpu.memory, host_rate: rate(gpu) })
-                .collect(),
-            queue_max: REQUESTS_MAX,
-        };
+        let dispatch =
+            dispatch::Config::of(topology, REQUESTS_MAX).with_policy(scenario.dispatch, scenario.seed);
         Self {
             scenario,
             now: Timestamp::ZERO,

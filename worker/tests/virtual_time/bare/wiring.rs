@@ -81,7 +81,8 @@ impl Node<'_> {
             match action {
                 admission::Action::Enqueue { key, attempts } => {
                     let model = ModelId(function.0);
-                    self.mail.push_back(Mail::Dispatch(dispatch::Event::Enqueue { key, model, attempts }));
+                    let event = dispatch::Event::Enqueue { key, function, model, attempts };
+                    self.mail.push_back(Mail::Dispatch(event));
                 }
                 admission::Action::Answer { key } => {
                     let (gpu, attempts) = (gpu.unwrap(), self.requests[&key].attempt);
@@ -108,6 +109,12 @@ impl Node<'_> {
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Assign { key, model, incarnation }));
+                }
+                dispatch::Action::Pin { gpu, model } => {
+                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
+                }
+                dispatch::Action::Unpin { gpu, model } => {
+                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Unpin { model }));
                 }
                 dispatch::Action::Recall { gpu, key } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Recall { key }));

@@ -1,0 +1,226 @@
+//! What one decision of each dispatch policy costs with 100, 10,000 and 1,000,000 requests waiting
+//! (L16). Criterion's means hide the tail, so besides them this prints the quantiles of single
+//! decisions, and how they grow with the queue.
+//!
+//! A decision is what happens when a request ends on a GPU: the GPU is free, and the policy looks
+//! for the next. As many requests come as go, so that the queue keeps its length; what that costs
+//! is told apart. Models are evicted as they would be, so that each GPU holds [`HELD`] of them.
+//!
+//! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
+//! their number.
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use millrace_policy::attempts::{Attempts, Idempotent};
+use millrace_policy::core::Core;
+use millrace_policy::dispatch::{
+    Action, AlphaRule, Config, Dispatch, Event, GpuConfig, Objective, POLICIES, PeerLink, PolicyConfig,
+    TorporConfig,
+};
+use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, SloCounts, Timestamp};
+
+/// Models that each GPU holds.
+const HELD: usize = 20;
+const QUEUED: [u64; 3] = [100, 10_000, 1_000_000];
+const WARM_UP: usize = 20_000;
+const SAMPLES: usize = 200_000;
+
+fn count(name: &str, usual: u32) -> u32 {
+    let given = std::env::var(name).ok();
+    given.map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// A domain in overload: every GPU at work and `queued` more requests waiting.
+struct Domain {
+    dispatch: Dispatch,
+    functions: u32,
+    now: u64,
+    key: u64,
+    draws: u64,
+    /// What each GPU has, and the models on it, last used last.
+    on: Vec<VecDeque<RequestKey>>,
+    held: Vec<VecDeque<ModelId>>,
+    scores: Vec<SloCounts>,
+    actions: Vec<Action>,
+}
+
+impl Domain {
+    fn new(policy: PolicyConfig, gpus: u32, functions: u32, queued: u64) -> Self {
+        let gpu = GpuConfig::new(Bytes::gib(8), BytesPerSec::gb(12));
+        let pairs = (0..gpus / 2).map(|pair| vec![GpuIndex(2 * pair), GpuIndex(2 * pair + 1)]);
+        let peer = |pair: u32| PeerLink {
+            a: GpuIndex(2 * pair),
+            b: GpuIndex(2 * pair + 1),
+            rate: BytesPerSec::gb(48),
+        };
+        let config = Config {
+            switches: pairs.collect(),
+            peers: (0..gpus / 2).map(peer).collect(),
+            ..Config::new(vec![gpu; gpus as usize], 2_000_000).with_policy(policy, 1)
+        };
+        let mut domain = Self {
+            dispatch: Dispatch::new(&config),
+            functions,
+            now: 0,
+            key: 0,
+            draws: 1,
+            on: vec![VecDeque::new(); gpus as usize],
+            held: vec![VecDeque::new(); gpus as usize],
+            scores: vec![SloCounts::default(); functions as usize],
+            actions: Vec::new(),
+        };
+        for index in 0..functions {
+            let size = Bytes::mib(50 + u64::from(index % 300));
+            let (model, function) = (ModelId(index), FunctionIndex(index));
+            domain.tell(Event::Install { model, memory: size, weights: size });
+            let load = BytesPerSec::gb(12).time_for(size);
+            let run = Duration::from_millis(5 + u64::from(index % 40));
+            domain.tell(Event::Profile { model, kind: 0, load, run });
+            let objective = Objective::from_billionths(980_000_000);
+            domain.tell(Event::Objective { function, objective });
+        }
+        for gpu in (0..gpus).map(GpuIndex) {
+            domain.tell(Event::Up { gpu, incarnation: Incarnation(1) });
+        }
+        while (domain.dispatch.queued() as u64) < queued {
+            domain.arrive();
+        }
+        domain
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.now += 1000;
+        self.actions.clear();
+        self.dispatch.on_event(Timestamp(self.now), event, &mut self.actions);
+        for action in &self.actions {
+            if let Action::Assign { gpu, key, model, .. } = *action {
+                let place = gpu.0 as usize;
+                self.on[place].push_back(key);
+                self.held[place].retain(|&held| held != model);
+                self.held[place].push_back(model);
+            }
+        }
+    }
+
+    /// SplitMix64.
+    fn draw(&mut self, below: u32) -> u32 {
+        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z >> 32) * u64::from(below) >> 32) as u32
+    }
+
+    /// Half of all requests go to a hundredth of the functions.
+    fn arrive(&mut self) {
+        let popular = self.draw(2) == 0;
+        let index = self.draw(if popular { (self.functions / 100).max(1) } else { self.functions });
+        self.key += 1;
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let (function, model) = (FunctionIndex(index), ModelId(index));
+        self.tell(Event::Enqueue { key: RequestKey(self.key), function, model, attempts });
+    }
+
+    /// Brings the domain to where the next decision is due, and says which.
+    fn next(&mut self) -> Event {
+        // A score changes with each request that ends.
+        let index = self.draw(self.functions);
+        let in_time = u64::from(self.draw(100) < 97);
+        let counts = &mut self.scores[index as usize];
+        *counts = counts.plus(SloCounts { m: in_time, n: 1 });
+        let counts = *counts;
+        self.tell(Event::Score { function: FunctionIndex(index), counts });
+        let place = loop {
+            let place = self.draw(self.on.len() as u32);
+            if !self.on[place as usize].is_empty() {
+                break place;
+            }
+        };
+        let gpu = GpuIndex(place);
+        if self.held[place as usize].len() > HELD {
+            let models = self.held[place as usize].pop_front().into_iter().collect();
+            self.tell(Event::Evicted { gpu, models });
+        }
+        let key = self.on[place as usize].pop_front().expect("it has one");
+        Event::Ended { gpu, key, ran: Some(Duration::from_millis(10)) }
+    }
+
+    /// Makes a decision, and fills up what left the queue.
+    fn decide(&mut self, decided: &mut Vec<u64>, arrived: &mut Vec<u64>) {
+        let queued = self.dispatch.queued();
+        let event = self.next();
+        decided.push(timed(|| self.tell(event)));
+        while self.dispatch.queued() < queued {
+            arrived.push(timed(|| self.arrive()));
+        }
+    }
+}
+
+// A bench measures time.
+#[allow(clippy::disallowed_methods)]
+fn timed(work: impl FnOnce()) -> u64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_nanos() as u64
+}
+
+/// The 50th and 99th percentile and the largest.
+fn quantiles(mut nanos: Vec<u64>) -> [u64; 3] {
+    nanos.sort_unstable();
+    [nanos[nanos.len() / 2], nanos[nanos.len() * 99 / 100], nanos[nanos.len() - 1]]
+}
+
+fn policies() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
+    let artifact = TorporConfig { alpha: AlphaRule::Artifact, ..TorporConfig::default() };
+    POLICIES.into_iter().chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))])
+}
+
+fn histogram(_: &mut Criterion) {
+    let (gpus, functions) = (count("GPUS", 8), count("FUNCTIONS", 1000));
+    println!("single decisions, {gpus} GPUs of {HELD} models, {functions} functions; nanoseconds");
+    println!(
+        "{:<18} {:>9} {:>9} {:>9} {:>9} {:>12} {:>12} {:>9}",
+        "policy", "queued", "p50", "p99", "largest", "p99 / first", "enqueue p50", "p99"
+    );
+    for (name, policy) in policies() {
+        let mut first = None;
+        for queued in QUEUED {
+            let mut domain = Domain::new(policy, gpus, functions, queued);
+            let (mut decided, mut arrived) = (Vec::new(), Vec::new());
+            for _ in 0..WARM_UP {
+                domain.decide(&mut decided, &mut arrived);
+            }
+            decided.clear();
+            arrived.clear();
+            while decided.len() < SAMPLES {
+                domain.decide(&mut decided, &mut arrived);
+            }
+            let ([p50, p99, largest], [came50, came99, _]) = (quantiles(decided), quantiles(arrived));
+            let ratio = p99 as f64 / *first.get_or_insert(p99) as f64;
+            println!(
+                "{name:<18} {queued:>9} {p50:>9} {p99:>9} {largest:>9} {ratio:>12.2} {came50:>12} {came99:>9}"
+            );
+        }
+    }
+}
+
+fn means(c: &mut Criterion) {
+    for (name, policy) in policies() {
+        let mut domain = Domain::new(policy, 8, 1000, 10_000);
+        let (mut decided, mut arrived) = (Vec::new(), Vec::new());
+        c.bench_function(&format!("dispatch/{name}: a request ends and one comes, 10,000 queued"), |b| {
+            b.iter(|| {
+                domain.decide(&mut decided, &mut arrived);
+                decided.clear();
+                arrived.clear();
+                black_box(&domain.actions);
+            });
+        });
+    }
+}
+
+criterion_group!(benches, histogram, means);
+criterion_main!(benches);

@@ -1,0 +1,110 @@
+//! The policies that take the oldest request first.
+
+use millrace_types::GpuIndex;
+
+use super::gpus::Expected;
+use super::policy::{Decision, Entry, Policy, View};
+use super::queue::{Lines, Waiting};
+use super::{AHEAD_MAX, RECALL_COST};
+
+/// Ours: to an idle GPU that holds the model, else to the emptiest; where none is idle, ahead to a
+/// busy one.
+#[derive(Debug)]
+pub(super) struct Fifo {
+    lines: Lines,
+    fronts: Vec<Waiting>,
+}
+
+impl Fifo {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { lines: Lines::new(ranks), fronts: Vec::new() }
+    }
+}
+
+impl Policy for Fifo {
+    fn push(&mut self, request: Waiting, _entry: Entry) {
+        self.lines.insert(request);
+    }
+
+    fn remove(&mut self, request: &Waiting) {
+        self.lines.remove(request);
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+        self.lines.fronts(&mut self.fronts);
+        let place = |request: &Waiting| idle_gpu(view, request).or_else(|| busy_gpu(view, request));
+        let (request, gpu) = self.fronts.iter().find_map(|request| Some((*request, place(request)?)))?;
+        self.lines.remove(&request);
+        Some(Decision::Assign { request, gpu, over: None })
+    }
+
+    fn recalls(&self) -> bool {
+        true
+    }
+}
+
+/// The emptiest idle GPU that holds a model.
+fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+    let holders = view.models.get(request.model).holders.iter().copied();
+    let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
+    idle.min_by_key(|&gpu| view.fleet.get(gpu).resident_blocks())
+}
+
+fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+    let any = view.fleet.first_idle(request.rank)?;
+    Some(idle_holder(view, request).unwrap_or(any))
+}
+
+fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+    if request.attempts.suspect() {
+        return None;
+    }
+    let turn = |gpu: GpuIndex| {
+        let ahead = view.fleet.get(gpu).ahead.len();
+        (view.fleet.expected_free(view.models, view.now, gpu, ahead), gpu)
+    };
+    let holders = view.models.get(request.model).holders.iter().copied();
+    let takers = holders.filter(|&gpu| {
+        let gpu = view.fleet.get(gpu);
+        gpu.takes_ahead() && gpu.rank >= request.rank && gpu.ahead.len() < AHEAD_MAX
+    });
+    let soon = Expected::At(view.now + RECALL_COST);
+    let turns = takers.map(turn).filter(|&(turn, gpu)| turn <= soon || view.fleet.get(gpu).ahead.is_empty());
+    let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
+    turns.min().or_else(|| free().map(turn).min()).map(|(_, gpu)| gpu)
+}
+
+/// The baseline of the LALB paper (L18): to any idle GPU, wherever the model is. Nothing is handed
+/// ahead: loading a model while another runs would be more than the paper's baseline does.
+#[derive(Debug)]
+pub(super) struct Lb {
+    lines: Lines,
+    fronts: Vec<Waiting>,
+}
+
+impl Lb {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { lines: Lines::new(ranks), fronts: Vec::new() }
+    }
+}
+
+impl Policy for Lb {
+    fn push(&mut self, request: Waiting, _entry: Entry) {
+        self.lines.insert(request);
+    }
+
+    fn remove(&mut self, request: &Waiting) {
+        self.lines.remove(request);
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+        if !view.fleet.any_idle() {
+            return None;
+        }
+        self.lines.fronts(&mut self.fronts);
+        let place = |request: &Waiting| Some((*request, view.fleet.first_idle(request.rank)?));
+        let (request, gpu) = self.fronts.iter().find_map(place)?;
+        self.lines.remove(&request);
+        Some(Decision::Assign { request, gpu, over: None })
+    }
+}

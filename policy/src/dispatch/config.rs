@@ -1,0 +1,299 @@
+//! What a dispatcher is: its GPUs, the links between them, and how it decides.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use millrace_types::topology::{LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+
+/// What a GPU is, for dispatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuConfig {
+    /// Its memory.
+    pub memory: Bytes,
+    /// How fast models come from the host.
+    pub host_rate: BytesPerSec,
+    /// Which type it is: what is learned of a model's runs on one holds for all of its kind (L21).
+    pub kind: u32,
+}
+
+impl GpuConfig {
+    /// A GPU of kind 0.
+    #[must_use]
+    pub const fn new(memory: Bytes, host_rate: BytesPerSec) -> Self {
+        Self { memory, host_rate, kind: 0 }
+    }
+}
+
+/// A direct link between two GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerLink {
+    /// One end.
+    pub a: GpuIndex,
+    /// The other.
+    pub b: GpuIndex,
+    /// Its rate in each direction.
+    pub rate: BytesPerSec,
+}
+
+/// What a node is, for dispatch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Its GPUs, in index order.
+    pub gpus: Vec<GpuConfig>,
+    /// GPUs whose copies from the host slow each other down: each PCIe switch's.
+    pub switches: Vec<Vec<GpuIndex>>,
+    /// The links that models may be copied over from one GPU to another.
+    pub peers: Vec<PeerLink>,
+    /// Requests that may wait. Those that come back from a lost GPU may exceed it by
+    /// [`SLOTS_MAX`](crate::gpu::SLOTS_MAX) for each.
+    pub queue_max: u32,
+    /// How it decides.
+    pub policy: PolicyConfig,
+    /// What a policy that draws lots begins with.
+    pub seed: u64,
+}
+
+impl Config {
+    /// GPUs that share no link, first come first served.
+    #[must_use]
+    pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
+        let (switches, peers) = (Vec::new(), Vec::new());
+        Self { gpus, switches, peers, queue_max, policy: PolicyConfig::default(), seed: 0 }
+    }
+
+    /// A machine's GPUs, and which of them share a link to the host. Models are taken to come from
+    /// the host alone: for copies between GPUs add [`Self::with_peers`].
+    #[must_use]
+    pub fn of(topology: &Topology, queue_max: u32) -> Self {
+        let mut kinds: Vec<&str> = topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let rate = |gpu: &millrace_types::topology::Gpu| {
+            let rates = gpu.host_path.iter().map(|link| topology.links[link.0 as usize].rate);
+            rates.min().unwrap_or(BytesPerSec(0))
+        };
+        let gpu = |gpu: &millrace_types::topology::Gpu| GpuConfig {
+            memory: gpu.memory,
+            host_rate: rate(gpu),
+            kind: kinds.partition_point(|&kind| kind < gpu.gpu_type.as_str()) as u32,
+        };
+        let gpus = topology.gpus.iter().map(gpu).collect();
+        let under = |link: u32| {
+            let crosses = |gpu: &&millrace_types::topology::Gpu| gpu.host_path.iter().any(|it| it.0 == link);
+            topology.gpus.iter().filter(crosses).map(|gpu| gpu.index).collect::<Vec<_>>()
+        };
+        let switches = (0..topology.links.len() as u32).map(under).filter(|gpus| gpus.len() > 1).collect();
+        Self { switches, ..Self::new(gpus, queue_max) }
+    }
+
+    /// The same with models copied between GPUs where the topology joins them directly.
+    #[must_use]
+    pub fn with_peers(mut self, topology: &Topology) -> Self {
+        let peers = topology.links.iter().filter_map(|link| match link.kind {
+            LinkKind::NvLink { a, b } => Some(PeerLink { a, b, rate: link.rate }),
+            LinkKind::Pcie | LinkKind::PcieUplink => None,
+        });
+        self.peers = peers.collect();
+        self
+    }
+
+    /// The same with another policy.
+    #[must_use]
+    pub fn with_policy(self, policy: PolicyConfig, seed: u64) -> Self {
+        Self { policy, seed, ..self }
+    }
+}
+
+/// Times a waiting request may be overtaken by default (L14).
+pub const OVERTAKES_MAX: u32 = 25;
+
+/// How requests are ordered and given to GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum PolicyConfig {
+    /// The oldest first, handed ahead to busy GPUs. Ours.
+    #[default]
+    Fifo,
+    /// The oldest first, to the GPU that has been idle longest, wherever its model is (L18).
+    Lb,
+    /// Locality and load balance (L03, L09 to L14): a request may be overtaken so many times. At 0
+    /// it is `lalb`, else `lalb-o3`.
+    Lalb {
+        /// So many.
+        overtakes_max: u32,
+    },
+    /// By required request counts, onto the GPU with least interference (T17 to T22), or at random.
+    Torpor(TorporConfig),
+}
+
+/// The parts of Torpor's policy, each of which its paper also takes out (T28).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TorporConfig {
+    /// Who is first.
+    pub order: Order,
+    /// Where it goes.
+    pub choice: Choice,
+    /// What counts.
+    pub counts: Counts,
+    /// How many are prioritised.
+    pub alpha: AlphaRule,
+    /// How often that is adjusted.
+    pub period: Duration,
+}
+
+impl Default for TorporConfig {
+    fn default() -> Self {
+        Self {
+            order: Order::Required,
+            choice: Choice::Interference,
+            counts: Counts::Cumulative,
+            alpha: AlphaRule::Paper,
+            period: ALPHA_PERIOD,
+        }
+    }
+}
+
+/// How often alpha is adjusted by default: the artifact's 20 times 2 s. The paper gives no period.
+pub const ALPHA_PERIOD: Duration = Duration::from_secs(40);
+
+/// Which request is first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// By its function's group and required request count (T21), then by age.
+    Required,
+    /// By age (Torpor-FIFO).
+    Arrival,
+}
+
+/// Which idle GPU a request goes to, where none holds its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// Next to a busy holder, else where loading disturbs least (T22).
+    Interference,
+    /// Any (Torpor-Random).
+    Random,
+}
+
+/// Which requests count for a function's score.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counts {
+    /// All there ever were.
+    Cumulative,
+    /// The last so many, at most [`WINDOW_MAX`].
+    Last(u32),
+}
+
+/// The most requests of a function that are remembered one by one.
+pub const WINDOW_MAX: u32 = 4096;
+
+/// How alpha follows the share of functions that comply (T20).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AlphaRule {
+    /// As in appendix A.3: absolute differences, groups always up to date.
+    Paper,
+    /// As in the released prototype: relative differences from the last adjusted ratio, a creep
+    /// upwards when steady, groups renewed every 2 s, counts weighted by mean run time.
+    Artifact,
+}
+
+/// Every name, with what it stands for.
+pub const POLICIES: [(&str, PolicyConfig); 6] = [
+    ("fifo", PolicyConfig::Fifo),
+    ("lb", PolicyConfig::Lb),
+    ("lalb", PolicyConfig::Lalb { overtakes_max: 0 }),
+    ("lalb-o3", PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX }),
+    ("torpor", PolicyConfig::Torpor(TORPOR)),
+    ("random", PolicyConfig::Torpor(TorporConfig { choice: Choice::Random, ..TORPOR })),
+];
+
+const TORPOR: TorporConfig = TorporConfig {
+    order: Order::Required,
+    choice: Choice::Interference,
+    counts: Counts::Cumulative,
+    alpha: AlphaRule::Paper,
+    period: ALPHA_PERIOD,
+};
+
+/// A name that stands for no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("dispatch policy {0:?} is not known: use one of {names}", names = names().join(", "))]
+pub struct UnknownPolicy(pub String);
+
+fn names() -> [&'static str; POLICIES.len()] {
+    POLICIES.map(|(name, _)| name)
+}
+
+impl FromStr for PolicyConfig {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        let known = POLICIES.iter().find(|(name, _)| *name == text);
+        known.map(|&(_, policy)| policy).ok_or_else(|| UnknownPolicy(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PolicyConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fifo => "fifo",
+            Self::Lb => "lb",
+            Self::Lalb { overtakes_max: 0 } => "lalb",
+            Self::Lalb { .. } => "lalb-o3",
+            Self::Torpor(TorporConfig { choice: Choice::Random, .. }) => "random",
+            Self::Torpor(_) => "torpor",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millrace_types::topology::{Gpu, Link, LinkId};
+
+    #[test]
+    fn every_policy_is_read_by_the_name_it_is_shown_by() {
+        for (name, policy) in POLICIES {
+            assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
+        }
+        assert_eq!(PolicyConfig::default().to_string(), "fifo");
+        let refused = "lifo".parse::<PolicyConfig>().unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "dispatch policy \"lifo\" is not known: use one of fifo, lb, lalb, lalb-o3, torpor, random"
+        );
+        assert_eq!(TORPOR, TorporConfig::default());
+    }
+
+    #[test]
+    fn a_topology_says_who_shares_a_switch_and_who_is_joined() {
+        let gpu = |index: u32, gpu_type: &str| Gpu {
+            index: GpuIndex(index),
+            gpu_type: gpu_type.to_owned(),
+            memory: Bytes::gib(1),
+            host_path: vec![LinkId(index), LinkId(3 + index / 2)],
+        };
+        let link = |kind, gb| Link { kind, rate: BytesPerSec::gb(gb) };
+        let (pcie, uplink) = (link(LinkKind::Pcie, 12), link(LinkKind::PcieUplink, 10));
+        let (a, b) = (GpuIndex(0), GpuIndex(2));
+        let topology = Topology {
+            name: "test".to_owned(),
+            gpus: vec![gpu(0, "b"), gpu(1, "b"), gpu(2, "a")],
+            links: vec![
+                pcie.clone(),
+                pcie.clone(),
+                pcie,
+                uplink.clone(),
+                uplink,
+                link(LinkKind::NvLink { a, b }, 48),
+            ],
+        };
+        let config = Config::of(&topology, 7);
+        assert_eq!(config.switches, [[GpuIndex(0), GpuIndex(1)]]);
+        assert_eq!(config.peers, []);
+        let kinds: Vec<_> = config.gpus.iter().map(|gpu| (gpu.host_rate, gpu.kind)).collect();
+        assert_eq!(kinds, [1, 1, 0].map(|kind| (BytesPerSec::gb(10), kind)));
+        let peers = config.with_peers(&topology).peers;
+        assert_eq!(peers, [PeerLink { a, b, rate: BytesPerSec::gb(48) }]);
+    }
+}

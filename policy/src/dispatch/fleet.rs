@@ -1,0 +1,253 @@
+//! All GPUs of the dispatch domain, indexed so that a decision looks at no more of them than it
+//! has to (L16): the idle ones in the policy's order, those with room behind what they run, the
+//! neighbours of each.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
+
+use super::RECALL_COST;
+use super::config::Config;
+use super::gpus::{Expected, Gpu, Held};
+use super::models::Models;
+use super::queue::SizeRank;
+
+/// Which idle GPU is first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IdleOrder {
+    /// The one with most free memory.
+    Emptiest,
+    /// The one that has been idle longest.
+    Longest,
+    /// The one that was given most requests: the LALB paper's "sorted by frequency".
+    MostUsed,
+    /// The one whose neighbours load least, then the one with most free memory (T22).
+    Calmest,
+}
+
+/// What the indexes say of a GPU.
+#[derive(Debug, Clone, Copy, Default)]
+struct Noted {
+    idle: Option<u64>,
+    /// Its place in `listed`, while it is idle.
+    listed: usize,
+    asked: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Fleet {
+    gpus: Vec<Gpu>,
+    order: IdleOrder,
+    noted: Vec<Noted>,
+    /// The idle ones in order, by rank.
+    idle: Vec<BTreeSet<(u64, GpuIndex)>>,
+    /// The same in no order that means anything, to draw one at random.
+    listed: Vec<Vec<GpuIndex>>,
+    /// Those at work, with nobody waiting behind, where somebody may.
+    free_ahead: BTreeSet<GpuIndex>,
+    /// Those with a request that could be asked back.
+    askable: BTreeSet<GpuIndex>,
+    asked: usize,
+    idled: u64,
+    /// Those whose copies from the host share a link.
+    neighbours: Vec<Vec<GpuIndex>>,
+    /// Those with a direct link, fastest first.
+    peers: Vec<Vec<(BytesPerSec, GpuIndex)>>,
+}
+
+impl Fleet {
+    pub(super) fn new(config: &Config, ranks: &[SizeRank], order: IdleOrder) -> Self {
+        let count = config.gpus.len();
+        let mut neighbours = vec![Vec::new(); count];
+        for switch in &config.switches {
+            for &gpu in switch {
+                neighbours[gpu.0 as usize].extend(switch.iter().copied().filter(|&other| other != gpu));
+            }
+        }
+        for gpus in &mut neighbours {
+            gpus.sort_unstable();
+            gpus.dedup();
+        }
+        let mut peers = vec![Vec::new(); count];
+        for link in &config.peers {
+            peers[link.a.0 as usize].push((link.rate, link.b));
+            peers[link.b.0 as usize].push((link.rate, link.a));
+        }
+        peers
+            .iter_mut()
+            .for_each(|links| links.sort_unstable_by_key(|&(rate, gpu)| (u64::MAX - rate.0, gpu)));
+        let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
+        Self {
+            gpus: config.gpus.iter().zip(ranks).map(|(gpu, &rank)| Gpu::new(gpu, rank)).collect(),
+            order,
+            noted: vec![Noted::default(); count],
+            idle: vec![BTreeSet::new(); classes],
+            listed: vec![Vec::new(); classes],
+            free_ahead: BTreeSet::new(),
+            askable: BTreeSet::new(),
+            asked: 0,
+            idled: 0,
+            neighbours,
+            peers,
+        }
+    }
+
+    pub(super) fn get(&self, gpu: GpuIndex) -> &Gpu {
+        &self.gpus[gpu.0 as usize]
+    }
+
+    /// Changes a GPU and brings the indexes up to date.
+    pub(super) fn change<T>(&mut self, gpu: GpuIndex, change: impl FnOnce(&mut Gpu) -> T) -> T {
+        let it = &mut self.gpus[gpu.0 as usize];
+        let before = it.loading();
+        let result = change(it);
+        let after = it.loading();
+        self.note(gpu);
+        if self.order == IdleOrder::Calmest && before != after {
+            for place in 0..self.neighbours[gpu.0 as usize].len() {
+                self.note(self.neighbours[gpu.0 as usize][place]);
+            }
+        }
+        result
+    }
+
+    fn note(&mut self, index: GpuIndex) {
+        let gpu = &self.gpus[index.0 as usize];
+        let (rank, noted) = (gpu.rank.0, self.noted[index.0 as usize]);
+        let key = gpu.idle().then(|| self.idle_key(index, noted.idle));
+        if key != noted.idle {
+            if let Some(before) = noted.idle {
+                self.idle[rank].remove(&(before, index));
+            }
+            if let Some(key) = key {
+                self.idle[rank].insert((key, index));
+            }
+            match (noted.idle, key) {
+                (None, Some(_)) => {
+                    self.noted[index.0 as usize].listed = self.listed[rank].len();
+                    self.listed[rank].push(index);
+                    self.idled += 1;
+                }
+                (Some(_), None) => {
+                    self.listed[rank].swap_remove(noted.listed);
+                    if let Some(&moved) = self.listed[rank].get(noted.listed) {
+                        self.noted[moved.0 as usize].listed = noted.listed;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let gpu = &self.gpus[index.0 as usize];
+        let asked = gpu.asked();
+        self.asked = self.asked - noted.asked + asked;
+        (self.noted[index.0 as usize].idle, self.noted[index.0 as usize].asked) = (key, asked);
+        let put = |set: &mut BTreeSet<GpuIndex>, belongs| {
+            if belongs { set.insert(index) } else { set.remove(&index) }
+        };
+        put(&mut self.free_ahead, gpu.takes_ahead() && gpu.ahead.is_empty());
+        put(&mut self.askable, gpu.askable().is_some());
+    }
+
+    fn idle_key(&self, index: GpuIndex, before: Option<u64>) -> u64 {
+        let gpu = &self.gpus[index.0 as usize];
+        match self.order {
+            IdleOrder::Emptiest => gpu.resident_blocks(),
+            IdleOrder::Longest => before.unwrap_or(self.idled),
+            IdleOrder::MostUsed => u64::MAX - gpu.dispatched,
+            IdleOrder::Calmest => {
+                let beside = self.neighbours[index.0 as usize].iter();
+                let loading = beside.map(|&other| self.get(other).loading()).max().unwrap_or_default();
+                // No GPU has 2^56 blocks.
+                ((loading as u64) << 56) | gpu.resident_blocks()
+            }
+        }
+    }
+
+    /// Whether a GPU is idle and large enough.
+    pub(super) fn takes_now(&self, gpu: GpuIndex, rank: SizeRank) -> bool {
+        let gpu = self.get(gpu);
+        gpu.idle() && gpu.rank >= rank
+    }
+
+    pub(super) fn any_idle(&self) -> bool {
+        self.idle.iter().any(|idle| !idle.is_empty())
+    }
+
+    /// The first idle GPU of at least this rank.
+    pub(super) fn first_idle(&self, rank: SizeRank) -> Option<GpuIndex> {
+        let firsts = self.idle.iter().skip(rank.0).filter_map(|idle| idle.first());
+        firsts.min().map(|&(_, gpu)| gpu)
+    }
+
+    /// Idle GPUs of at least this rank.
+    pub(super) fn idle_count(&self, rank: SizeRank) -> usize {
+        self.listed.iter().skip(rank.0).map(Vec::len).sum()
+    }
+
+    /// One of them, by number.
+    pub(super) fn nth_idle(&self, rank: SizeRank, mut number: usize) -> Option<GpuIndex> {
+        for listed in self.listed.iter().skip(rank.0) {
+            match listed.get(number) {
+                Some(&gpu) => return Some(gpu),
+                None => number -= listed.len(),
+            }
+        }
+        None
+    }
+
+    /// Every idle GPU, in index order.
+    pub(super) fn all_idle(&self) -> Vec<GpuIndex> {
+        let mut idle: Vec<_> = self.listed.iter().flatten().copied().collect();
+        idle.sort_unstable();
+        idle
+    }
+
+    pub(super) fn free_ahead(&self) -> impl Iterator<Item = GpuIndex> {
+        self.free_ahead.iter().copied()
+    }
+
+    pub(super) fn askable(&self) -> impl Iterator<Item = GpuIndex> {
+        self.askable.iter().copied()
+    }
+
+    /// Requests that were asked back and have not come yet.
+    pub(super) fn asked(&self) -> usize {
+        self.asked
+    }
+
+    /// GPUs with a direct link to this one, fastest first.
+    pub(super) fn peers(&self, gpu: GpuIndex) -> &[(BytesPerSec, GpuIndex)] {
+        &self.peers[gpu.0 as usize]
+    }
+
+    /// When a GPU is through with what it runs and the first `ahead` that it was handed ahead.
+    pub(super) fn expected_free(
+        &self,
+        models: &Models,
+        now: Timestamp,
+        gpu: GpuIndex,
+        ahead: usize,
+    ) -> Expected {
+        let gpu = self.get(gpu);
+        let takes = |held: &Held| gpu.takes(models, held);
+        let running = gpu.running.as_ref().and_then(|held| Some(held.since + takes(held)?));
+        let Some(free) = running.filter(|&free| free + RECALL_COST > now) else { return Expected::Unknown };
+        let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(takes).sum();
+        rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
+    }
+
+    /// How long until a GPU is through with all it has been given, as far as is known. What takes
+    /// longer than expected is taken to end at any moment, until it has taken twice as long: then
+    /// it is unknown.
+    pub(super) fn backlog(&self, models: &Models, now: Timestamp, gpu: GpuIndex) -> Option<Duration> {
+        let gpu = self.get(gpu);
+        let Some(running) = &gpu.running else { return Some(Duration::ZERO) };
+        let (takes, elapsed) = (gpu.takes(models, running)?, now.since(running.since));
+        if elapsed > takes * 2 {
+            return None;
+        }
+        let rest: Option<Duration> = gpu.ahead.iter().map(|held| gpu.takes(models, held)).sum();
+        Some(takes.saturating_sub(elapsed) + rest?)
+    }
+}

@@ -1,0 +1,185 @@
+//! What the dispatcher knows of each model: its size, who holds it, and what loading and running
+//! it take on each kind of GPU.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, ModelId};
+
+use super::queue::SizeRank;
+
+/// A model's place in [`Models`], found in constant time. Given again once nobody refers to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Slot(pub(super) u32);
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Cost {
+    load: Option<Duration>,
+    /// How long a run takes, smoothed over the last ones.
+    run: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) id: ModelId,
+    pub(super) blocks: u32,
+    pub(super) weights: Bytes,
+    /// `None`: no GPU is large enough.
+    pub(super) rank: Option<SizeRank>,
+    /// The GPUs it is on, or on its way to.
+    pub(super) holders: BTreeSet<GpuIndex>,
+    installed: bool,
+    /// Requests that refer to it.
+    users: u32,
+    /// By kind of GPU.
+    costs: Vec<Cost>,
+}
+
+/// Every model that is installed or still referred to.
+#[derive(Debug, Default)]
+pub(super) struct Models {
+    slots: Vec<Model>,
+    free: Vec<Slot>,
+    by_id: BTreeMap<ModelId, Slot>,
+}
+
+impl Models {
+    pub(super) fn install(&mut self, id: ModelId, blocks: u32, weights: Bytes, rank: Option<SizeRank>) {
+        if let Some(&slot) = self.by_id.get(&id) {
+            let model = self.get_mut(slot);
+            (model.blocks, model.weights, model.rank, model.installed) = (blocks, weights, rank, true);
+            return;
+        }
+        let (holders, costs) = (BTreeSet::new(), Vec::new());
+        let model = Model { id, blocks, weights, rank, holders, installed: true, users: 0, costs };
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot.0 as usize] = model;
+                slot
+            }
+            None => {
+                self.slots.push(model);
+                Slot(self.slots.len() as u32 - 1)
+            }
+        };
+        self.by_id.insert(id, slot);
+    }
+
+    pub(super) fn remove(&mut self, id: ModelId) {
+        if let Some(&slot) = self.by_id.get(&id) {
+            self.get_mut(slot).installed = false;
+            self.free_if_unused(slot);
+        }
+    }
+
+    /// A model that may be asked for.
+    pub(super) fn installed(&self, id: ModelId) -> Option<Slot> {
+        self.slot(id).filter(|&slot| self.get(slot).installed)
+    }
+
+    pub(super) fn slot(&self, id: ModelId) -> Option<Slot> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> &Model {
+        &self.slots[slot.0 as usize]
+    }
+
+    fn get_mut(&mut self, slot: Slot) -> &mut Model {
+        &mut self.slots[slot.0 as usize]
+    }
+
+    pub(super) fn used(&mut self, slot: Slot) {
+        self.get_mut(slot).users += 1;
+    }
+
+    pub(super) fn unused(&mut self, slot: Slot) {
+        self.get_mut(slot).users -= 1;
+        self.free_if_unused(slot);
+    }
+
+    pub(super) fn held_by(&mut self, slot: Slot, gpu: GpuIndex) {
+        self.get_mut(slot).holders.insert(gpu);
+    }
+
+    pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) {
+        self.get_mut(slot).holders.remove(&gpu);
+        self.free_if_unused(slot);
+    }
+
+    fn free_if_unused(&mut self, slot: Slot) {
+        let model = self.get(slot);
+        if !model.installed && model.users == 0 && model.holders.is_empty() {
+            let id = model.id;
+            self.by_id.remove(&id);
+            self.free.push(slot);
+        }
+    }
+
+    fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
+        let (costs, kind) = (&mut self.get_mut(slot).costs, kind as usize);
+        if costs.len() <= kind {
+            costs.resize(kind + 1, Cost::default());
+        }
+        &mut costs[kind]
+    }
+
+    pub(super) fn ran(&mut self, slot: Slot, kind: u32, ran: Duration) {
+        let cost = self.cost_mut(slot, kind);
+        // A quarter of the new, three of the old: settles within a few runs, shrugs off one.
+        cost.run = Some(cost.run.map_or(ran, |old| (old * 3 + ran) / 4));
+    }
+
+    pub(super) fn profile(&mut self, id: ModelId, kind: u32, load: Duration, run: Duration) {
+        if let Some(slot) = self.slot(id) {
+            *self.cost_mut(slot, kind) = Cost { load: Some(load), run: Some(run) };
+        }
+    }
+
+    /// What a run takes on this kind of GPU, where that is known.
+    pub(super) fn run_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
+        self.get(slot).costs.get(kind as usize)?.run
+    }
+
+    /// What a load takes according to a profile.
+    pub(super) fn load_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
+        self.get(slot).costs.get(kind as usize)?.load
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_given_again_only_when_nobody_refers_to_it() {
+        let mut models = Models::default();
+        models.install(ModelId(7), 1, Bytes(1), None);
+        let slot = models.installed(ModelId(7)).unwrap();
+        models.used(slot);
+        models.held_by(slot, GpuIndex(3));
+        models.remove(ModelId(7));
+        assert_eq!((models.installed(ModelId(7)), models.slot(ModelId(7))), (None, Some(slot)));
+        models.unused(slot);
+        models.install(ModelId(8), 1, Bytes(1), None);
+        assert_ne!(models.installed(ModelId(8)), Some(slot), "a GPU still has it");
+        models.left(slot, GpuIndex(3));
+        assert_eq!(models.slot(ModelId(7)), None);
+        models.install(ModelId(9), 1, Bytes(1), None);
+        assert_eq!(models.installed(ModelId(9)), Some(slot));
+        assert_eq!(models.run_time(slot, 0), None, "what was learned is another's");
+    }
+
+    #[test]
+    fn each_kind_of_gpu_has_costs_of_its_own() {
+        let mut models = Models::default();
+        models.install(ModelId(1), 1, Bytes(1), None);
+        let slot = models.installed(ModelId(1)).unwrap();
+        let ms = Duration::from_millis;
+        models.ran(slot, 1, ms(8));
+        models.ran(slot, 1, ms(16));
+        assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(10))));
+        models.profile(ModelId(1), 0, ms(30), ms(4));
+        assert_eq!((models.load_time(slot, 0), models.load_time(slot, 1)), (Some(ms(30)), None));
+    }
+}

@@ -1,0 +1,131 @@
+//! The seam between the one code path of dispatch and the ways to decide. A policy keeps the
+//! requests that wait, in its own order, and says which goes where next; everything else (who may
+//! wait at all, what becomes of a request that lost its GPU, asking requests back) is the same for
+//! all and in [`Dispatch`](super::Dispatch).
+
+use std::fmt;
+
+use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
+
+use super::fleet::{Fleet, IdleOrder};
+use super::models::Models;
+use super::protocol::Objective;
+use super::queue::Waiting;
+use super::{PolicyConfig, arrival, lalb, torpor};
+use crate::ids::FunctionIndex;
+
+/// What a policy sees when it decides.
+pub(super) struct View<'a> {
+    pub(super) now: Timestamp,
+    pub(super) fleet: &'a Fleet,
+    pub(super) models: &'a Models,
+}
+
+/// How a request came to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// It is new.
+    New,
+    /// It comes back from a GPU.
+    Back,
+}
+
+/// What a policy wants done with a request, which it does not keep any more.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// Give it to a GPU, ahead of its turn if that is at work.
+    Assign {
+        request: Waiting,
+        gpu: GpuIndex,
+        /// The direct link its model comes over, where not from the host.
+        over: Option<BytesPerSec>,
+    },
+    /// It has to wait for this GPU alone: the policy keeps it in that GPU's own queue.
+    Reserve { request: Waiting, gpu: GpuIndex },
+}
+
+/// What policies count (L17).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Stats {
+    /// Requests given to a GPU that held their model.
+    pub hits: u64,
+    /// And to one that did not.
+    pub misses: u64,
+    /// Of those, while another GPU held it.
+    pub false_misses: u64,
+    /// Requests bound to a busy GPU.
+    pub reserved: u64,
+    /// Times a request left the queue before older ones that fit the same GPUs.
+    pub passed: u64,
+    /// Times the most overtaken request was overtaken: by another that left the queue before it.
+    pub overtaken_max: u64,
+    /// The same as the LALB paper counts: also once for every look for a hit that found none.
+    pub visits_max: u64,
+    /// The share of required request counts that is prioritised (A.3).
+    pub alpha: Option<f64>,
+}
+
+/// A way to decide.
+pub(super) trait Policy: fmt::Debug {
+    /// Takes a request in.
+    fn push(&mut self, request: Waiting, entry: Entry);
+
+    /// Lets a request go that nobody waits for any more.
+    fn remove(&mut self, request: &Waiting);
+
+    /// The next decision that can be carried out now.
+    fn decide(&mut self, view: &View<'_>) -> Option<Decision>;
+
+    /// Whether requests that were handed ahead may be asked back.
+    fn recalls(&self) -> bool {
+        false
+    }
+
+    /// A GPU has room for another request.
+    fn freed(&mut self, _gpu: GpuIndex) {}
+
+    /// A GPU is lost: what waited for it alone waits with the others again. Gives those.
+    fn lost(&mut self, _gpu: GpuIndex) -> Vec<Waiting> {
+        Vec::new()
+    }
+
+    /// Whether it wants to be told objectives and scores.
+    fn scores(&self) -> bool {
+        false
+    }
+
+    fn objective(&mut self, _function: FunctionIndex, _objective: Option<Objective>) {}
+
+    fn score(&mut self, _models: &Models, _function: FunctionIndex, _counts: SloCounts) {}
+
+    fn forget(&mut self, _function: FunctionIndex) {}
+
+    /// Time has passed.
+    fn tick(&mut self, _now: Timestamp, _models: &Models) {}
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        None
+    }
+
+    /// Adds what it counts itself.
+    fn count(&self, _stats: &mut Stats) {}
+}
+
+/// A policy and the order in which it wants the idle GPUs.
+pub(super) fn policy(
+    config: &PolicyConfig,
+    ranks: usize,
+    gpus: usize,
+    seed: u64,
+) -> (Box<dyn Policy>, IdleOrder) {
+    match *config {
+        PolicyConfig::Fifo => (Box::new(arrival::Fifo::new(ranks)), IdleOrder::Emptiest),
+        PolicyConfig::Lb => (Box::new(arrival::Lb::new(ranks)), IdleOrder::Longest),
+        PolicyConfig::Lalb { overtakes_max } => {
+            (Box::new(lalb::Lalb::new(ranks, gpus, overtakes_max)), IdleOrder::MostUsed)
+        }
+        PolicyConfig::Torpor(config) => {
+            (Box::new(torpor::Torpor::new(config, ranks, seed)), IdleOrder::Calmest)
+        }
+    }
+}

@@ -1,0 +1,226 @@
+use super::*;
+use crate::dispatch::gpus::Gpu;
+
+const LALB: PolicyConfig = PolicyConfig::Lalb { overtakes_max: 0 };
+const O3: PolicyConfig = PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX };
+
+pub(super) fn limit(policy: PolicyConfig) -> Option<u64> {
+    match policy {
+        PolicyConfig::Lalb { overtakes_max } => Some(overtakes_max.into()),
+        _ => None,
+    }
+}
+
+/// Without out-of-order dispatch no request leaves the queue while an older one that fits the same
+/// GPU stays (L11).
+pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) {
+    if limit(policy) != Some(0) {
+        return;
+    }
+    for (key, gpu) in left(before, after) {
+        let stays = shared_queue(after).into_values();
+        let rank = after.fleet.get(gpu).rank;
+        let passed = stays.filter(|old| old.key < key && old.rank <= rank && before.contains_key(&old.key));
+        assert_eq!(passed.map(|old| old.key).collect::<Vec<_>>(), [], "{key} went before them");
+    }
+}
+
+/// Who left the shared queue for which GPU.
+fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
+    let to = |&key: &RequestKey| match *after.places.get(&key)? {
+        Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
+        Place::Queued { reserved: None, .. } => None,
+    };
+    before.keys().filter_map(to).collect()
+}
+
+/// Loading A or B takes 60 ms and running them 100 ms.
+fn profiled(policy: PolicyConfig, memories_mib: &[u64]) -> Node {
+    let mut node = node_with(policy, memories_mib);
+    let (load, run) = (Duration::from_millis(60), Duration::from_millis(100));
+    for model in [A, B] {
+        node.step(Event::Profile { model, kind: 0, load, run });
+    }
+    node
+}
+
+impl Node {
+    fn after_ms(&mut self, ms: u64) {
+        self.now = self.now + Duration::from_millis(ms);
+    }
+
+    fn to(&mut self, key: u64, model: ModelId) -> Option<GpuIndex> {
+        self.enqueue(key, model);
+        match *self.dispatch.places.get(&RequestKey(key))? {
+            Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some(gpu),
+            Place::Queued { reserved: None, .. } => None,
+        }
+    }
+}
+
+/// L12: GPU 0 holds A and has run a request of it for so long, GPU 1 is idle. Where goes the next?
+fn goes_to(elapsed_ms: u64) -> GpuIndex {
+    let mut node = profiled(LALB, &[64, 64]);
+    node.enqueue(1, A);
+    node.ended(0, 1, 100);
+    node.enqueue(2, A);
+    node.after_ms(elapsed_ms);
+    node.to(3, A).unwrap()
+}
+
+#[test]
+fn a_busy_holder_gets_a_request_only_if_strictly_sooner_than_a_load() {
+    assert_eq!(goes_to(40), gpu(1), "60 ms of waiting and 60 of loading: a miss");
+    assert_eq!(goes_to(41), gpu(0), "59 ms: a move");
+    assert_eq!(goes_to(130), gpu(0), "it should have ended, so it will at any moment");
+    assert_eq!(goes_to(201), gpu(1), "or it hangs");
+}
+
+#[test]
+fn of_several_busy_holders_the_one_that_finishes_first_gets_it() {
+    let mut node = profiled(LALB, &[64, 64, 64]);
+    for key in [1, 2] {
+        assert_eq!(node.to(key, A), Some(gpu(key as u32 - 1)));
+        node.after_ms(50);
+    }
+    for index in [0, 1] {
+        node.ended(index, u64::from(index) + 1, 100);
+    }
+    for key in [3, 4] {
+        node.to(key, A);
+        node.after_ms(15);
+    }
+    // Idle GPU 2 lacks A. Of the holders, GPU 0 has run for 75 ms and GPU 1 for 60.
+    node.after_ms(45);
+    assert_eq!(node.to(5, A), Some(gpu(0)));
+    assert_eq!(node.to(6, A), Some(gpu(1)), "GPU 0 has one waiting");
+    assert_eq!(node.to(7, A), Some(gpu(2)), "both have: a miss, and a replica (L13)");
+}
+
+/// L10, and the model stays while requests wait for it.
+#[test]
+fn a_gpus_own_queue_comes_before_the_shared_one_and_pins_its_model() {
+    let mut node = profiled(LALB, &[64, 64]);
+    node.to(1, A);
+    // From now on a load takes so long that waiting is always better.
+    let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
+    node.step(Event::Profile { model: A, kind: 0, load, run });
+    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "handed ahead");
+    let pin = Action::Pin { gpu: gpu(0), model: A };
+    assert_eq!(node.enqueue(3, A), [pin], "it waits for GPU 0");
+    assert_eq!(node.enqueue(4, A), []);
+    assert_eq!(node.dispatch.queued(), 2);
+    assert_eq!(node.enqueue(5, B), [assign(1, 5, B)]);
+    assert_eq!(node.enqueue(6, LARGE), []);
+    assert_eq!(node.ended(0, 1, 100), [assign(0, 3, A)]);
+    assert_eq!(node.step(Event::Withdraw { key: RequestKey(4) }), [Action::Unpin { gpu: gpu(0), model: A }]);
+    assert_eq!(node.ended(0, 2, 100), []);
+    assert_eq!(node.ended(0, 3, 100), [assign(0, 6, LARGE)], "only then the shared queue");
+}
+
+#[test]
+fn what_waits_for_a_gpu_waits_with_the_others_again_when_it_is_lost() {
+    let mut node = profiled(O3, &[64, 64]);
+    node.to(1, A);
+    // From now on a load takes so long that waiting is always better.
+    let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
+    node.step(Event::Profile { model: A, kind: 0, load, run });
+    (2..=3).for_each(|key| drop(node.enqueue(key, A)));
+    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [again(1, 1, A, 2)], "a suspect, alone");
+    assert_eq!(node.ended(1, 1, 100), [assign(1, 2, A)], "in their old order");
+}
+
+/// L11: any queued model that the idle GPU holds is a hit.
+#[test]
+fn an_idle_gpu_takes_a_hit_from_behind_out_of_order_only() {
+    for (policy, expected) in [(O3, assign(0, 4, A)), (LALB, assign(0, 3, B))] {
+        let mut node = profiled(policy, &[64]);
+        node.enqueue(1, A);
+        node.enqueue(3, B);
+        node.enqueue(4, A);
+        let given = node.ended(0, 1, 100);
+        assert_eq!(given, [expected], "{policy}");
+    }
+}
+
+/// Alg. 2 l.4-6: a request whose model another idle GPU holds goes there.
+#[test]
+fn a_request_goes_to_whichever_idle_gpu_holds_its_model() {
+    let mut node = profiled(LALB, &[64, 64]);
+    node.enqueue(1, A);
+    node.enqueue(2, B);
+    node.ended(0, 1, 100);
+    node.ended(1, 2, 100);
+    assert_eq!(node.to(3, B), Some(gpu(1)));
+    assert_eq!(node.to(4, A), Some(gpu(0)));
+}
+
+/// L14: the oldest is overtaken as often as is allowed and then goes first.
+#[test]
+fn a_request_is_overtaken_up_to_the_limit_and_no_more() {
+    for limit in [0, 1, 2, 3] {
+        let mut node = profiled(PolicyConfig::Lalb { overtakes_max: limit }, &[64]);
+        let first = 1;
+        node.enqueue(first, A);
+        node.enqueue(2, B);
+        let mut running = first;
+        for overtaken in 0..=u64::from(limit) {
+            let hit = 3 + overtaken;
+            node.enqueue(hit, A);
+            let next = if overtaken < u64::from(limit) { assign(0, hit, A) } else { assign(0, 2, B) };
+            assert_eq!(node.ended(0, running, 100), [next], "overtaken {overtaken} times of {limit}");
+            running = hit;
+        }
+        let stats = node.dispatch.stats();
+        assert_eq!((stats.overtaken_max, stats.passed), (limit.into(), limit.into()));
+    }
+}
+
+/// What the paper's counter adds: looks that find no hit make everybody's count go up.
+#[test]
+fn visits_also_count_looks_that_found_nothing() {
+    let mut node = profiled(O3, &[64, 64]);
+    node.enqueue(1, LARGE);
+    node.enqueue(2, LARGE);
+    (3..=5).for_each(|key| drop(node.enqueue(key, [A, B][key as usize % 2])));
+    node.ended(0, 1, 100);
+    node.ended(1, 2, 100);
+    let stats = node.dispatch.stats();
+    assert_eq!((stats.overtaken_max, stats.visits_max), (0, 2));
+}
+
+proptest! {
+    /// L14 against a count kept from outside: who stays while a younger one leaves is overtaken.
+    #[test]
+    fn no_request_is_overtaken_more_than_the_limit(
+        limit in 0..5u32,
+        steps in prop::collection::vec((0..12u32, 0..8u32), 1..300)
+    ) {
+        let config = Config::new(vec![GpuConfig::new(Bytes::mib(16), BytesPerSec::gb(1)); 3], 1000);
+        let mut node = node_of(&config.with_policy(PolicyConfig::Lalb { overtakes_max: limit }, 1));
+        for model in (0..8).map(ModelId) {
+            node.step(Event::Install { model, memory: Bytes::mib(8), weights: Bytes::mib(8) });
+        }
+        let mut overtaken: BTreeMap<RequestKey, u64> = BTreeMap::new();
+        for (key, (what, model)) in (1..).zip(steps) {
+            node.now = node.now + Duration::from_millis(3);
+            let before = shared_queue(&node.dispatch);
+            let running = |gpu: &Gpu| gpu.running.map(|held| held.request.key);
+            let busy = (0..3).map(gpu).find_map(|gpu| Some((gpu, running(node.dispatch.fleet.get(gpu))?)));
+            match busy.filter(|_| what < 5) {
+                Some((gpu, key)) => {
+                    node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(u64::from(model) + 1)) });
+                    node.step(Event::Evicted { gpu, models: vec![ModelId(model)] });
+                }
+                None => drop(node.enqueue(key, ModelId(model))),
+            }
+            let leavers = left(&before, &node.dispatch);
+            for &key in shared_queue(&node.dispatch).keys().filter(|key| before.contains_key(key)) {
+                *overtaken.entry(key).or_default() += leavers.iter().filter(|(left, _)| *left > key).count() as u64;
+            }
+            let most = overtaken.values().max().copied().unwrap_or(0);
+            prop_assert!(most <= limit.into(), "{overtaken:?}");
+        }
+        prop_assert!(node.dispatch.stats().overtaken_max <= limit.into());
+    }
+}

@@ -1,0 +1,233 @@
+use super::*;
+use crate::dispatch::gpus::Loading;
+use millrace_types::Slo;
+
+fn torpor(config: TorporConfig) -> PolicyConfig {
+    PolicyConfig::Torpor(config)
+}
+
+/// Torpor's server (T22): GPUs 0 and 1, and 2 and 3, share a switch; NVLinks as in the artifact.
+fn server(config: TorporConfig) -> Node {
+    let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(12));
+    let peer = |(a, b, gb)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(gb) };
+    let links = [(0, 3, 48), (1, 2, 48), (2, 3, 48), (0, 1, 24), (0, 2, 24), (1, 3, 24)];
+    let config = Config {
+        switches: vec![vec![gpu(0), gpu(1)], vec![gpu(2), gpu(3)]],
+        peers: links.map(peer).to_vec(),
+        ..Config::new(vec![gpu_config; 4], 100).with_policy(torpor(config), 1)
+    };
+    node_of(&config)
+}
+
+impl Node {
+    fn request(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let function = FunctionIndex(function);
+        self.step(Event::Enqueue { key: RequestKey(key), function, model, attempts })
+    }
+
+    fn held_to(&mut self, function: u32, share: f64, counts: (u64, u64)) {
+        let slo = Slo { deadline: Duration::from_millis(80), percentile: share };
+        let (function, objective) = (FunctionIndex(function), Some(Objective::of(&slo)));
+        self.step(Event::Objective { function, objective });
+        self.step(Event::Score { function, counts: counts.into() });
+    }
+
+    fn class(&mut self, model: ModelId, load_ms: u64, run_ms: u64) {
+        let (load, run) = (Duration::from_millis(load_ms), Duration::from_millis(run_ms));
+        self.step(Event::Profile { model, kind: 0, load, run });
+    }
+
+    fn loaded(&mut self, index: u32, model: ModelId) {
+        self.step(Event::Loaded { gpu: gpu(index), model });
+    }
+
+    /// The order in which one GPU takes what waits.
+    fn drain(&mut self, mut running: u64) -> Vec<u64> {
+        let mut order = Vec::new();
+        while let [Action::Assign { key, .. }] = self.ended(0, running, 5)[..] {
+            running = key.0;
+            order.push(key.0);
+        }
+        order
+    }
+}
+
+/// With p = 0.9, (0.9 n - m) / 0.1: functions 1 to 5 have 40, 10, 0, -50 and 20 due.
+fn queue_of(config: TorporConfig) -> Node {
+    let mut node = node_with(torpor(config), &[64]);
+    node.dispatch.queue_max = 100;
+    for (function, m) in [(1, 86), (2, 89), (3, 90), (4, 95), (5, 88)] {
+        node.held_to(function, 0.9, (m, 100));
+    }
+    node
+}
+
+/// T21 with every function prioritised, and with alpha as low as it gets.
+#[test]
+fn the_prioritised_go_by_most_due_first_and_the_others_by_least() {
+    let mut node = queue_of(TorporConfig::default());
+    let fill = |node: &mut Node, from: u64| {
+        node.request(from, 9, A);
+        for function in 1..=6 {
+            node.request(from + function, function as u32, A);
+        }
+        node.request(from + 7, 1, A);
+    };
+    fill(&mut node, 100);
+    // 3 just meets its objective and 6 has none: the same, so by age.
+    assert_eq!(node.drain(100), [101, 107, 105, 102, 103, 106, 104]);
+
+    // Alpha falls by half for each period in which the share of compliant functions falls.
+    for function in [3, 4] {
+        node.now = node.now + ALPHA_PERIOD;
+        let counts = SloCounts { m: 0, n: 100 };
+        node.step(Event::Score { function: FunctionIndex(function), counts });
+        node.now = node.now + ALPHA_PERIOD;
+        node.step(Event::Tick);
+    }
+    // 3 and 4 have 1000 due each, of 2070 in all, and alpha is at its floor of one in five.
+    fill(&mut node, 200);
+    assert_eq!(node.dispatch.stats().alpha, Some(0.2));
+    assert_eq!(node.drain(200), [201, 207, 205, 202, 206, 203, 204]);
+}
+
+#[test]
+fn torpor_fifo_goes_by_age_alone() {
+    let mut node = queue_of(TorporConfig { order: Order::Arrival, ..TorporConfig::default() });
+    for key in 1..=5 {
+        node.request(key, key as u32, A);
+    }
+    assert_eq!(node.drain(1), [2, 3, 4, 5]);
+}
+
+/// T22, as a decision table: what each GPU does, and where a request goes that nobody holds.
+#[test]
+fn a_load_goes_where_the_neighbour_disturbs_it_least() {
+    let place = |doing: [Option<(u64, bool)>; 4]| {
+        let mut node = server(TorporConfig::default());
+        // Every GPU is made busy in turn with a model of its own, which comes from the host; then
+        // those that should be idle are freed.
+        for index in 0..4 {
+            let model = ModelId(30 + index);
+            node.step(Event::Install { model, memory: Bytes::mib(8), weights: Bytes::mib(8) });
+            let (load_ms, loaded) = doing[index as usize].unwrap_or((1, true));
+            node.class(model, load_ms, 100);
+            force(&mut node, index, u64::from(index) + 1, model);
+            if loaded {
+                node.loaded(index, model);
+            }
+        }
+        for index in 0..4 {
+            if doing[index as usize].is_none() {
+                node.ended(index, u64::from(index) + 1, 5);
+            }
+        }
+        let Action::Assign { gpu, .. } = node.request(50, 0, A)[..][0] else { panic!("not given") };
+        gpu.0
+    };
+    // How long each loads for a run of 100 ms, and whether that is over.
+    let (light, medium, heavy) = (Some((1, false)), Some((60, false)), Some((200, false)));
+    let runs = Some((200, true));
+    assert_eq!(place([heavy, None, runs, None]), 3, "a neighbour that only runs, before one that loads");
+    assert_eq!(place([heavy, None, light, None]), 3, "a light one before a heavy one");
+    assert_eq!(place([medium, None, heavy, None]), 1);
+    assert_eq!(place([light, None, medium, None]), 1);
+    assert_eq!(place([heavy, None, heavy, heavy]), 1, "any, if there is no other");
+}
+
+/// Has a GPU run a model, whatever the policy would say: only it is idle.
+fn force(node: &mut Node, index: u32, key: u64, model: ModelId) {
+    let down: Vec<u32> = (0..4).filter(|&other| other != index).collect();
+    let idle: Vec<u32> =
+        down.into_iter().filter(|&other| node.dispatch.fleet.get(gpu(other)).idle()).collect();
+    for &other in &idle {
+        node.step(Event::Down { gpu: gpu(other), lost: Vec::new() });
+    }
+    assert_eq!(node.request(key, 0, model), [assign(index, key, model)]);
+    for other in idle {
+        node.step(Event::Up { gpu: gpu(other), incarnation: Incarnation(1) });
+    }
+}
+
+/// T22: the hit, then the fastest NVLink from a busy holder, then the host.
+#[test]
+fn a_copy_comes_over_the_fastest_nvlink_from_a_busy_holder() {
+    let mut node = server(TorporConfig::default());
+    force(&mut node, 0, 1, A);
+    node.loaded(0, A);
+    assert_eq!(node.request(2, 0, A), [assign(3, 2, A)], "0-3 is a fast pair");
+    let copied = node.dispatch.fleet.get(gpu(3));
+    assert_eq!(copied.loading(), Loading::FromPeer);
+    assert_eq!(copied.running.unwrap().swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
+    assert_eq!(node.request(3, 0, A), [assign(2, 3, A)], "3-2 is fast, 0-1 is not");
+    node.ended(3, 2, 5);
+    assert_eq!(node.request(4, 0, A), [assign(3, 4, A)], "the holder that is idle");
+    assert_eq!(node.dispatch.stats().hits, 1);
+    assert_eq!(node.dispatch.stats().false_misses, 2);
+}
+
+#[test]
+fn a_peer_that_is_slower_than_the_host_is_left_alone() {
+    let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(12));
+    let peers = vec![PeerLink { a: gpu(0), b: gpu(1), rate: BytesPerSec::gb(12) }];
+    let policy = torpor(TorporConfig::default());
+    let mut node = node_of(&Config { peers, ..Config::new(vec![gpu_config; 2], 9).with_policy(policy, 1) });
+    assert_eq!(node.request(1, 0, A), [assign(0, 1, A)]);
+    assert_eq!(node.request(2, 0, A), [assign(1, 2, A)]);
+    assert_eq!(
+        node.dispatch.fleet.get(gpu(1)).running.unwrap().swap,
+        BytesPerSec::gb(12).time_for(Bytes::mib(8))
+    );
+}
+
+#[test]
+fn random_draws_the_same_gpus_from_the_same_seed_and_all_of_them() {
+    let draws = |seed| {
+        let gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(12)); 4];
+        let mut node = node_of(&Config::new(gpus, 9).with_policy("random".parse().unwrap(), seed));
+        let mut draws = Vec::new();
+        for key in 1..=40 {
+            let Action::Assign { gpu, .. } = node.request(key, 0, B)[..][0] else { panic!("one is idle") };
+            draws.push(gpu.0);
+            node.ended(gpu.0, key, 1);
+            node.step(Event::Evicted { gpu, models: vec![B] });
+        }
+        draws
+    };
+    assert_eq!(draws(5), draws(5));
+    assert_ne!(draws(5), draws(6));
+    assert_eq!(draws(5).into_iter().collect::<BTreeSet<_>>(), (0..4).collect());
+}
+
+#[test]
+fn the_artifact_regroups_every_two_seconds() {
+    let mut node = queue_of(TorporConfig { alpha: AlphaRule::Artifact, ..TorporConfig::default() });
+    node.step(Event::Tick);
+    node.now = node.dispatch.next_wake().unwrap();
+    node.step(Event::Tick);
+    node.request(1, 9, A);
+    node.request(2, 3, A);
+    node.request(3, 4, A);
+    let late = SloCounts { m: 0, n: 1000 };
+    node.step(Event::Score { function: FunctionIndex(4), counts: late });
+    assert_eq!(node.drain(1), [2, 3], "as they stood");
+    node.request(4, 9, A);
+    node.request(5, 3, A);
+    node.request(6, 4, A);
+    node.now = node.dispatch.next_wake().unwrap();
+    node.step(Event::Tick);
+    assert_eq!(node.drain(4), [6, 5], "4 has most due now");
+}
+
+#[test]
+fn a_function_that_is_gone_counts_no_more() {
+    let mut node = queue_of(TorporConfig::default());
+    for function in 1..=5 {
+        node.step(Event::Forget { function: FunctionIndex(function) });
+    }
+    node.now = node.now + ALPHA_PERIOD;
+    node.step(Event::Tick);
+    assert_eq!(node.dispatch.next_wake(), None, "nobody has an objective");
+    assert_eq!(node.dispatch.stats().alpha, Some(1.0));
+}

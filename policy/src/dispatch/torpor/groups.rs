@@ -1,0 +1,143 @@
+//! Which functions are prioritised (T19, appendix A.3): sorted by required request count, the
+//! largest k of which the first k come to at most alpha times the sum of all. Kept up to date: a
+//! function that changes costs the logarithm of their number, and what it moves across the border.
+
+use std::collections::BTreeSet;
+
+use super::required::Required;
+use crate::ids::FunctionIndex;
+
+/// Alpha is a share in billionths.
+pub(super) const ALPHA_ONE: u64 = 1_000_000_000;
+
+#[derive(Debug)]
+pub(super) struct Groups {
+    alpha: u64,
+    high: BTreeSet<(Required, FunctionIndex)>,
+    low: BTreeSet<(Required, FunctionIndex)>,
+    /// What is due of the high ones, and of all.
+    high_due: i128,
+    due: i128,
+}
+
+impl Groups {
+    /// No function, and all of what is due prioritised.
+    pub(super) fn new() -> Self {
+        Self { alpha: ALPHA_ONE, high: BTreeSet::new(), low: BTreeSet::new(), high_due: 0, due: 0 }
+    }
+
+    pub(super) fn insert(&mut self, required: Required, function: FunctionIndex) {
+        self.due += required.due();
+        if self.low.first().is_none_or(|&first| (required, function) < first) {
+            self.high.insert((required, function));
+            self.high_due += required.due();
+        } else {
+            self.low.insert((required, function));
+        }
+    }
+
+    pub(super) fn remove(&mut self, required: Required, function: FunctionIndex) {
+        if self.high.remove(&(required, function)) {
+            self.high_due -= required.due();
+        } else if !self.low.remove(&(required, function)) {
+            return;
+        }
+        self.due -= required.due();
+    }
+
+    pub(super) fn is_high(&self, required: Required, function: FunctionIndex) -> bool {
+        self.high.contains(&(required, function))
+    }
+
+    pub(super) fn set_alpha(&mut self, alpha: u64) {
+        self.alpha = alpha.min(ALPHA_ONE);
+    }
+
+    /// Puts the border where it belongs, and adds those that crossed it to `moved`.
+    pub(super) fn settle(&mut self, moved: &mut Vec<FunctionIndex>) {
+        let within =
+            |high: i128, due: i128, alpha: u64| high * i128::from(ALPHA_ONE) <= i128::from(alpha) * due;
+        while !within(self.high_due, self.due, self.alpha)
+            && let Some((required, function)) = self.high.pop_last()
+        {
+            self.high_due -= required.due();
+            self.low.insert((required, function));
+            moved.push(function);
+        }
+        while let Some(&(required, function)) = self.low.first()
+            && within(self.high_due + required.due(), self.due, self.alpha)
+        {
+            self.low.pop_first();
+            self.high_due += required.due();
+            self.high.insert((required, function));
+            moved.push(function);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn function(index: usize) -> FunctionIndex {
+        FunctionIndex(index as u32)
+    }
+
+    fn groups(required: &[i128], alpha: u64) -> Groups {
+        let mut groups = Groups::new();
+        groups.set_alpha(alpha);
+        for (index, &required) in required.iter().enumerate() {
+            groups.insert(Required(required), function(index));
+            groups.settle(&mut Vec::new());
+        }
+        groups
+    }
+
+    fn high(groups: &Groups, required: &[i128]) -> Vec<usize> {
+        let is_high = |index: &usize| groups.is_high(Required(required[*index]), function(*index));
+        (0..required.len()).filter(is_high).collect()
+    }
+
+    /// T19, T21 and the readings: what has nothing due is always high.
+    #[test]
+    fn alpha_draws_the_border_of_the_paper() {
+        let required = [30, -5, 10, 0, 20];
+        let high = |alpha| high(&groups(&required, alpha), &required);
+        assert_eq!(high(ALPHA_ONE), [0, 1, 2, 3, 4], "at 1 all");
+        assert_eq!(high(0), [1, 3], "at 0 those with nothing due");
+        assert_eq!(high(ALPHA_ONE / 2), [1, 2, 3, 4], "30 of 60 is within half");
+        assert_eq!(high(ALPHA_ONE / 2 - 1), [1, 2, 3]);
+        assert_eq!(self::high(&groups(&[-3, 0], 0), &[-3, 0]), [0, 1], "nothing is due");
+    }
+
+    proptest! {
+        /// However it came about, the border is where the definition puts it.
+        #[test]
+        fn the_border_is_the_largest_k_within_alpha(
+            changes in prop::collection::vec((0..12usize, -50..50i128, 0..=4u64), 1..60)
+        ) {
+            let mut groups = Groups::new();
+            let mut now = [None::<i128>; 12];
+            for (index, required, quarters) in changes {
+                if let Some(before) = now[index].replace(required) {
+                    groups.remove(Required(before), function(index));
+                }
+                groups.insert(Required(required), function(index));
+                let alpha = ALPHA_ONE / 4 * quarters;
+                groups.set_alpha(alpha);
+                groups.settle(&mut Vec::new());
+                let mut sorted: Vec<_> =
+                    now.iter().enumerate().filter_map(|(index, it)| Some((Required((*it)?), function(index)))).collect();
+                sorted.sort();
+                let due: i128 = sorted.iter().map(|(required, _)| required.due()).sum();
+                let mut sum = 0;
+                for (required, function) in sorted {
+                    sum += required.due();
+                    let within = sum * i128::from(ALPHA_ONE) <= i128::from(alpha) * due;
+                    prop_assert_eq!(groups.is_high(required, function), within);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! How many requests in a row a function has to serve in time to meet its objective: Torpor's
+//! required request count (T18), (pn - m) / (1 - p), for m of n requests in time and a share p.
+
+use std::collections::VecDeque;
+
+use millrace_types::SloCounts;
+
+use crate::dispatch::config::{Counts, WINDOW_MAX};
+use crate::dispatch::protocol::Objective;
+
+/// A required request count in millionths: whole numbers, so that sums do not depend on their
+/// order. Negative where more requests could be late; none is due at zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Required(pub(super) i128);
+
+const MILLION: i128 = 1_000_000;
+/// Beyond 10^12 requests one is as bad as the other, and products of sums stay within 128 bits.
+const REQUIRED_MAX: i128 = 1_000_000_000_000 * MILLION;
+
+impl Required {
+    pub(super) fn of(counts: SloCounts, objective: Objective) -> Self {
+        let one = i128::from(Objective::ONE);
+        let (m, n) = (i128::from(counts.m), i128::from(counts.n));
+        let share = i128::from(objective.billionths());
+        Self(((share * n - one * m) * MILLION / (one - share)).clamp(-REQUIRED_MAX, REQUIRED_MAX))
+    }
+
+    /// The same times so many thousandths.
+    pub(super) fn weighted(self, thousandths: u64) -> Self {
+        let weighted = self.0.saturating_mul(thousandths.into()) / 1000;
+        Self(weighted.clamp(-REQUIRED_MAX, REQUIRED_MAX))
+    }
+
+    /// What it adds to sums.
+    pub(super) fn due(self) -> i128 {
+        self.0.max(0)
+    }
+}
+
+/// The counts that an objective is held against: all, or those of the last requests.
+#[derive(Debug)]
+pub(super) struct Tally {
+    all: SloCounts,
+    /// Whether each of the last requests was in time, oldest first.
+    last: VecDeque<bool>,
+    window: Option<usize>,
+    in_time: u64,
+}
+
+impl Tally {
+    pub(super) fn new(counts: Counts) -> Self {
+        let window = match counts {
+            Counts::Cumulative => None,
+            Counts::Last(last) => Some(last.clamp(1, WINDOW_MAX) as usize),
+        };
+        Self { all: SloCounts::default(), last: VecDeque::new(), window, in_time: 0 }
+    }
+
+    /// Takes the counts as they now are. Of requests that are told together the late ones are taken
+    /// to have come first; counts that fell begin anew.
+    pub(super) fn update(&mut self, counts: SloCounts) {
+        let began_anew = counts.n < self.all.n || counts.m < self.all.m;
+        if began_anew {
+            self.last.clear();
+            self.in_time = 0;
+        }
+        let since = if began_anew { counts } else { counts.since(self.all) };
+        self.all = counts;
+        let Some(window) = self.window else { return };
+        // More than the window holds: as many of each as their share of it.
+        let fits = since.n.min(window as u64);
+        let in_time = (u128::from(since.m.min(since.n)) * u128::from(fits)) / u128::from(since.n.max(1));
+        for number in 0..fits {
+            self.push(u128::from(fits - number) <= in_time, window);
+        }
+    }
+
+    fn push(&mut self, in_time: bool, window: usize) {
+        if self.last.len() == window {
+            self.in_time -= u64::from(self.last.pop_front() == Some(true));
+        }
+        self.last.push_back(in_time);
+        self.in_time += u64::from(in_time);
+    }
+
+    pub(super) fn counts(&self) -> SloCounts {
+        match self.window {
+            None => self.all,
+            Some(_) => SloCounts { m: self.in_time, n: self.last.len() as u64 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P98: u32 = 980_000_000;
+
+    fn required(m: u64, n: u64) -> i128 {
+        Required::of(SloCounts { m, n }, Objective::from_billionths(P98).unwrap()).0
+    }
+
+    /// T18.
+    #[test]
+    fn the_required_request_count_is_the_papers() {
+        assert_eq!(required(97, 100), 50 * MILLION);
+        assert_eq!(required(99, 100), -50 * MILLION);
+        assert_eq!(required(98, 100), 0);
+        assert_eq!(required(0, 0), 0);
+        assert_eq!(required(0, u64::MAX), REQUIRED_MAX);
+        assert_eq!(Objective::from_billionths(Objective::ONE), None, "at 1 it is infinite");
+    }
+
+    #[test]
+    fn a_window_forgets_what_was_long_ago() {
+        let mut tally = Tally::new(Counts::Last(4));
+        let mut told = |m, n| {
+            tally.update(SloCounts { m, n });
+            (tally.counts().m, tally.counts().n)
+        };
+        assert_eq!(told(1, 2), (1, 2));
+        assert_eq!(told(3, 4), (3, 4));
+        assert_eq!(told(3, 5), (3, 4), "the first was late too");
+        assert_eq!(told(3, 7), (1, 4));
+        assert_eq!(told(753, 1007), (3, 4), "750 of 1000");
+        assert_eq!(told(1, 1), (1, 1), "a function that was made anew");
+    }
+}
