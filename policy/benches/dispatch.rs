@@ -111,7 +111,7 @@ impl Domain {
         self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z >> 32) * u64::from(below) >> 32) as u32
+        (((z >> 32) * u64::from(below)) >> 32) as u32
     }
 
     /// Half of all requests go to a hundredth of the functions.

@@ -166,13 +166,13 @@ impl Lalb {
     fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
         let request = self.take(from, key)?;
         let lines = self.lines.iter_mut().take(to.0 + 1);
-        let passed = lines.map(|line| line.passed_by(key)).fold(false, |any, passed| any || passed);
-        self.passed += u64::from(passed);
+        let passed = lines.filter_map(|line| line.passed_by(key).then_some(())).count();
+        self.passed += u64::from(passed > 0);
         Some(request)
     }
 
     /// The next of a GPU's own queue, where that has room.
-    fn from_own_queue(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn next_reserved(&mut self, view: &View<'_>) -> Option<Decision> {
         while let Some(gpu) = self.ready.pop_first() {
             let it = view.fleet.get(gpu);
             let own = &mut self.own[gpu.0 as usize];
@@ -317,7 +317,7 @@ impl Policy for Lalb {
     }
 
     fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
-        if let Some(decision) = self.from_own_queue(view) {
+        if let Some(decision) = self.next_reserved(view) {
             return Some(decision);
         }
         // The idle GPU that comes first of those that somebody here fits (L09).
