@@ -1,6 +1,9 @@
 //! Gives out a GPU's blocks. All memory is reserved at boot (T12), so this only keeps the books.
 
-use std::collections::BTreeMap;
+use super::config::{Arrangement, Grid, Placement};
+use super::partitions::Partitions;
+use super::pool::Pool;
+use super::runs::Runs;
 
 /// A run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,136 +14,122 @@ pub struct Run {
     pub len: u32,
 }
 
-/// Which blocks are free, as runs that never touch each other.
+impl Run {
+    /// The block after the last.
+    #[must_use]
+    pub fn end(self) -> u32 {
+        self.start + self.len
+    }
+}
+
+/// Joins runs that follow on each other, keeping their order.
+pub(super) fn join(pieces: &[Run]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for &piece in pieces {
+        match runs.last_mut() {
+            Some(last) if last.end() == piece.start => last.len += piece.len,
+            _ => runs.push(piece),
+        }
+    }
+    runs
+}
+
+/// What is free, and in what state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fragmentation {
+    /// Blocks free.
+    pub free: u32,
+    /// Of them, blocks in partitions that are partly used: the rest is in whole partitions.
+    pub stranded: u32,
+    /// Partitions that are wholly free.
+    pub whole: u32,
+    /// The longest run of free blocks.
+    pub longest: u32,
+}
+
+/// Free memory, kept as configured.
 #[derive(Debug, Clone)]
-pub struct Allocator {
-    free: BTreeMap<u32, u32>,
-    free_blocks: u32,
-    total: u32,
+pub(super) enum Allocator {
+    BestFit(Runs),
+    Partitions(Partitions),
+    Pool(Pool),
 }
 
 impl Allocator {
     /// All of `total` blocks free.
-    #[must_use]
-    pub fn new(total: u32) -> Self {
-        let free = (total > 0).then_some((0, total)).into_iter().collect();
-        Self { free, free_blocks: total, total }
+    pub(super) fn new(total: u32, grid: &Grid) -> Self {
+        match grid.arrangement {
+            Arrangement::BestFit => Self::BestFit(Runs::new(total)),
+            Arrangement::Partitions => Self::Partitions(Partitions::new(total, grid)),
+            Arrangement::Pool => Self::Pool(Pool::new(total)),
+        }
     }
 
-    /// Blocks in all.
-    #[must_use]
-    pub fn total(&self) -> u32 {
-        self.total
+    /// Takes memory for a model's pieces (in blocks, in the model's order): a run for each where
+    /// they have to be contiguous, else any runs of as much in all. `None`, and nothing taken,
+    /// where that cannot be had.
+    pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {
+        match (self, placement) {
+            (Self::BestFit(runs), Placement::Scattered) => runs.take(pieces.iter().sum()),
+            (Self::BestFit(runs), Placement::Contiguous) => runs.take_each(pieces),
+            (Self::Partitions(partitions), _) => partitions.take(pieces, placement),
+            (Self::Pool(pool), _) => pool.take(pieces),
+        }
+    }
+
+    /// Gives back what was taken.
+    ///
+    /// # Panics
+    /// When something is free already: a bug of the caller.
+    pub(super) fn give_back(&mut self, pieces: &[Run]) {
+        match self {
+            Self::BestFit(runs) => runs.give_back(pieces),
+            Self::Partitions(partitions) => partitions.give_back(pieces),
+            Self::Pool(pool) => pool.give_back(pieces),
+        }
+    }
+
+    /// Whether enough free blocks are all that [`Self::take`] needs.
+    pub(super) fn takes_any(&self, placement: Placement) -> bool {
+        placement == Placement::Scattered && !matches!(self, Self::Pool(_))
+    }
+
+    /// Notes that what one run held is in another, which was free.
+    pub(super) fn relocate(&mut self, from: Run, to: Run) {
+        if let Self::Partitions(partitions) = self {
+            partitions.mark(to);
+            partitions.give_back(&[from]);
+        }
     }
 
     /// Blocks free.
-    #[must_use]
-    pub fn free_blocks(&self) -> u32 {
-        self.free_blocks
-    }
-
-    /// Takes `blocks` blocks: one run where one is long enough (the shortest such, the lowest of
-    /// equals), else the longest runs there are. `None`, and nothing taken, where too few are free.
-    pub fn take(&mut self, blocks: u32) -> Option<Vec<Run>> {
-        if blocks > self.free_blocks {
-            return None;
-        }
-        let mut taken = Vec::new();
-        let mut left = blocks;
-        while left > 0 {
-            let fits = self.free.iter().filter(|&(_, &len)| len >= left).min_by_key(|&(_, &len)| len);
-            // The lowest of equals: the map is in order, and max_by_key would keep the last.
-            let longest = || self.free.iter().rev().max_by_key(|&(_, &len)| len);
-            let (&start, &len) = fits.or_else(longest).expect("enough blocks are free");
-            let run = Run { start, len: len.min(left) };
-            self.free.remove(&start);
-            if run.len < len {
-                self.free.insert(start + run.len, len - run.len);
-            }
-            left -= run.len;
-            taken.push(run);
-        }
-        self.free_blocks -= blocks;
-        taken.sort_unstable();
-        Some(taken)
-    }
-
-    /// Gives runs back.
-    ///
-    /// # Panics
-    /// When one is free already: a bug of the caller.
-    pub fn give_back(&mut self, runs: &[Run]) {
-        for &run in runs {
-            self.give_back_one(run);
+    pub(super) fn free_blocks(&self) -> u32 {
+        match self {
+            Self::BestFit(runs) => runs.free_blocks(),
+            Self::Partitions(partitions) => partitions.free_blocks(),
+            Self::Pool(pool) => pool.free_blocks(),
         }
     }
 
-    fn give_back_one(&mut self, Run { mut start, mut len }: Run) {
-        self.free_blocks += len;
-        if let Some((&before, &before_len)) = self.free.range(..start).next_back() {
-            assert!(before + before_len <= start, "block {start} is given back twice");
-            if before + before_len == start {
-                self.free.remove(&before);
-                (start, len) = (before, before_len + len);
-            }
+    /// What is free, by partitions of `partition` blocks.
+    pub(super) fn fragmentation(&self, total: u32, partition: u32) -> Fragmentation {
+        let free = match self {
+            Self::BestFit(runs) => runs.free().collect(),
+            Self::Partitions(partitions) => partitions.free(),
+            Self::Pool(pool) => pool.free(),
+        };
+        let mut found = Fragmentation::default();
+        for run in join(&free) {
+            found.free += run.len;
+            found.longest = found.longest.max(run.len);
+            // A short partition at the end counts as whole too.
+            let end = if run.end() == total { total.next_multiple_of(partition) } else { run.end() };
+            let whole = (end / partition).saturating_sub(run.start.div_ceil(partition));
+            let first = run.start.div_ceil(partition) * partition;
+            let held = if whole > 0 { ((first + whole * partition).min(total)) - first } else { 0 };
+            found.whole += whole;
+            found.stranded += run.len - held;
         }
-        if let Some((&after, &after_len)) = self.free.range(start..).next() {
-            assert!(start + len <= after, "block {after} is given back twice");
-            if start + len == after {
-                self.free.remove(&after);
-                len += after_len;
-            }
-        }
-        self.free.insert(start, len);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn run(start: u32, len: u32) -> Run {
-        Run { start, len }
-    }
-
-    #[test]
-    fn prefers_one_run_and_the_tightest() {
-        let mut blocks = Allocator::new(100);
-        let a = blocks.take(10).unwrap();
-        let b = blocks.take(20).unwrap();
-        let c = blocks.take(5).unwrap();
-        assert_eq!((&a[..], &b[..], &c[..]), (&[run(0, 10)][..], &[run(10, 20)][..], &[run(30, 5)][..]));
-        blocks.give_back(&a);
-        assert_eq!(blocks.take(8), Some(vec![run(0, 8)]), "the hole of ten is tighter than the rest");
-    }
-
-    #[test]
-    fn gathers_runs_where_none_is_long_enough() {
-        let mut blocks = Allocator::new(30);
-        let runs: Vec<_> = (0..6).map(|_| blocks.take(5).unwrap()).collect();
-        blocks.give_back(&runs[1]);
-        blocks.give_back(&runs[4]);
-        assert_eq!(blocks.take(8), Some(vec![run(5, 5), run(20, 3)]));
-        assert_eq!(blocks.take(3), None);
-        assert_eq!(blocks.free_blocks(), 2);
-    }
-
-    #[test]
-    fn neighbours_join_when_they_come_back() {
-        let mut blocks = Allocator::new(30);
-        let runs: Vec<_> = (0..3).map(|_| blocks.take(10).unwrap()).collect();
-        for place in [0, 2, 1] {
-            blocks.give_back(&runs[place]);
-        }
-        assert_eq!(blocks.take(30), Some(vec![run(0, 30)]));
-    }
-
-    #[test]
-    #[should_panic(expected = "given back twice")]
-    fn giving_back_twice_is_caught() {
-        let mut blocks = Allocator::new(30);
-        let a = blocks.take(10).unwrap();
-        blocks.give_back(&a);
-        blocks.give_back(&a);
+        found
     }
 }

@@ -1,19 +1,61 @@
 //! A GPU's memory map: which model holds which blocks, what of it has arrived, and who is evicted
-//! to make room. The only authority about the GPU's memory.
+//! to make room. The only authority about the GPU's memory, all of which is reserved at boot (T12).
 //!
 //! Eviction never copies back: the host copy stays authoritative, so dropping the GPU copy is all
-//! there is to it (T10). Victims are taken least recently used first, never one that is pinned.
+//! there is to it (T10). Victims are taken least recently used first, never one that is pinned. Of
+//! those, what is not needed after all stays: first what would free the fewest whole partitions,
+//! then what was used last (T13, as far as it costs no more than LRU does).
+//!
+//! | [`Arrangement`] | [`Placement::Scattered`] | [`Placement::Contiguous`] |
+//! |---|---|---|
+//! | `Partitions` (T13) | fails only for lack of blocks | can fail by shape |
+//! | `BestFit` (ours) | fails only for lack of blocks | can fail by shape |
+//! | `Pool` (Torpor-Block) | lends more than is asked for | the same |
+//!
+//! # Fragmentation
+//!
+//! Free blocks in partly used partitions are *stranded*: they serve no model that needs whole
+//! partitions. With `Partitions`, P blocks a partition, once [`MemoryMap::consolidate`] plans no
+//! more:
+//!
+//! - for each common size of s blocks, the partly used partitions have less than one partition's
+//!   slots free, that is less than P blocks, besides P mod s blocks at the end of each partition,
+//!   which are in no slot (4 of 64 for 20 MiB);
+//! - among buddies at most P - 1 blocks are free, besides the rest of each irregular piece's buddy
+//!   (less than the piece, or than `irregular_min`).
+//!
+//! Scattered memory has one size of one block, so that less than P blocks are stranded in all. What
+//! is pinned adds at most P - 1 for each partition it is in; so does an irregular piece longer than a
+//! partition (it never moves), and a last partition that is short.
+//!
+//! Consolidation is due, and its plan not empty, when a step frees a whole partition among slots, or
+//! when what is free among buddies adds up to one. A device that copies inside itself carries a plan
+//! out ([`MemoryMap::relocate`]). One that does not could only drop models; that is never better
+//! than to wait until someone needs the room, for dropping takes no time and the dropped may be
+//! asked for next: there, [`MemoryMap::map`] drops what it needs.
 
 mod allocator;
+mod bits;
 mod chunks;
+mod config;
+mod consolidate;
+mod partitions;
+mod pool;
+mod runs;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-pub use allocator::{Allocator, Run};
+pub use allocator::{Fragmentation, Run};
 pub use chunks::ChunkSet;
+pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
+pub use consolidate::Move;
+pub use pool::NativeCalls;
+
+use allocator::{Allocator, join};
 
 use crate::ids::Generation;
 
@@ -30,6 +72,9 @@ pub fn blocks_for(size: Bytes) -> u32 {
 #[derive(Debug)]
 pub struct Region {
     generation: Generation,
+    /// As they were given out, in the model's order.
+    pieces: Vec<Run>,
+    /// The same, joined where they touch.
     runs: Vec<Run>,
     blocks: u32,
     loaded: ChunkSet,
@@ -43,7 +88,7 @@ impl Region {
         self.generation
     }
 
-    /// Its blocks, in address order.
+    /// Its blocks, in the model's order.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -66,6 +111,16 @@ impl Region {
     pub fn last_used(&self) -> Timestamp {
         self.last_used
     }
+
+    fn relocate(&mut self, from: Run, to: Run) {
+        let holds = |piece: &Run| piece.start <= from.start && from.end() <= piece.end();
+        let place = self.pieces.iter().position(holds).expect("who moves holds what it leaves");
+        let piece = self.pieces[place];
+        let before = Run { start: piece.start, len: from.start - piece.start };
+        let after = Run { start: from.end(), len: piece.end() - from.end() };
+        let parts = [before, to, after].into_iter().filter(|run| run.len > 0);
+        self.pieces.splice(place..=place, parts);
+    }
 }
 
 /// A model that was evicted, and the mapping that ended.
@@ -74,6 +129,17 @@ pub struct Evicted {
     /// Which model.
     pub model: ModelId,
     /// Which mapping of it.
+    pub generation: Generation,
+}
+
+/// A model that has other blocks than before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Relocated {
+    /// Which model.
+    pub model: ModelId,
+    /// The mapping that ended.
+    pub was: Generation,
+    /// The mapping there is now.
     pub generation: Generation,
 }
 
@@ -91,6 +157,8 @@ pub enum Shortage {
 /// Which model holds what.
 #[derive(Debug)]
 pub struct MemoryMap {
+    grid: Grid,
+    total: u32,
     allocator: Allocator,
     regions: BTreeMap<ModelId, Region>,
     by_last_use: BTreeSet<(Timestamp, ModelId)>,
@@ -98,11 +166,20 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// An empty GPU of this much memory. What does not fill a block is left out.
+    /// An empty GPU of this much memory, cut up by default. What does not fill a block is left out.
     #[must_use]
     pub fn new(memory: Bytes) -> Self {
+        Self::with(memory, Grid::default())
+    }
+
+    /// An empty GPU whose memory is cut up like this.
+    #[must_use]
+    pub fn with(memory: Bytes, grid: Grid) -> Self {
+        let total = u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX);
         Self {
-            allocator: Allocator::new(u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX)),
+            allocator: Allocator::new(total, &grid),
+            grid,
+            total,
             regions: BTreeMap::new(),
             by_last_use: BTreeSet::new(),
             last_generation: Generation(0),
@@ -112,13 +189,13 @@ impl MemoryMap {
     /// Blocks in all.
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
-        self.allocator.total()
+        self.total
     }
 
-    /// Blocks taken.
+    /// Blocks taken, and lent beyond what was asked for.
     #[must_use]
     pub fn used_blocks(&self) -> u32 {
-        self.allocator.total() - self.allocator.free_blocks()
+        self.total - self.allocator.free_blocks()
     }
 
     /// A model's region, if it has one.
@@ -132,9 +209,24 @@ impl MemoryMap {
         self.regions.iter().map(|(&model, region)| (model, region))
     }
 
+    /// What is free, and in what state.
+    #[must_use]
+    pub fn fragmentation(&self) -> Fragmentation {
+        self.allocator.fragmentation(self.total, self.grid.partition)
+    }
+
+    /// What the pool asked of the native allocator; nothing in other arrangements (T12).
+    #[must_use]
+    pub fn native_calls(&self) -> NativeCalls {
+        match &self.allocator {
+            Allocator::Pool(pool) => pool.calls(),
+            Allocator::BestFit(_) | Allocator::Partitions(_) => NativeCalls::default(),
+        }
+    }
+
     /// Gives a model that has none a region of `blocks` blocks, of which `chunks` will be filled,
-    /// evicting what is least recently used and not in `pinned` until there is room. On a shortage
-    /// nothing is evicted.
+    /// evicting what is not in `pinned` until there is room. On a shortage nothing is evicted. The
+    /// model's pieces are taken to be of the common sizes ([`Grid::cut`]).
     ///
     /// # Errors
     /// [`Shortage`].
@@ -149,52 +241,137 @@ impl MemoryMap {
         chunks: u32,
         pinned: &[ModelId],
     ) -> Result<Vec<Evicted>, Shortage> {
+        if self.allocator.takes_any(self.grid.placement) {
+            return self.map_pieces(now, model, &[blocks], chunks, pinned);
+        }
+        self.map_pieces(now, model, &self.grid.cut(blocks), chunks, pinned)
+    }
+
+    /// As [`Self::map`], for a model that asks for pieces of these lengths, in blocks, in its order.
+    ///
+    /// # Errors
+    /// [`Shortage`].
+    ///
+    /// # Panics
+    /// When the model has a region: a bug of the caller.
+    pub fn map_pieces(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        pieces: &[u32],
+        chunks: u32,
+        pinned: &[ModelId],
+    ) -> Result<Vec<Evicted>, Shortage> {
         assert!(!self.regions.contains_key(&model), "model {model} is mapped already");
-        let evicted = self.make_room(blocks, pinned)?;
-        let runs = self.allocator.take(blocks).expect("room was made");
-        self.last_generation = Generation(self.last_generation.0 + 1);
-        let generation = self.last_generation;
-        let region = Region { generation, runs, blocks, loaded: ChunkSet::empty(chunks), last_used: now };
-        self.regions.insert(model, region);
+        let (evicted, pieces) = match self.allocator.take(pieces, self.grid.placement) {
+            Some(taken) => (Vec::new(), taken),
+            None => {
+                let victims = self.victims(pieces, pinned)?;
+                let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
+                let taken = self.allocator.take(pieces, self.grid.placement);
+                (evicted, taken.expect("room was made"))
+            }
+        };
+        let generation = self.next_generation();
+        let (runs, blocks) = (join(&pieces), pieces.iter().map(|run| run.len).sum());
+        let loaded = ChunkSet::empty(chunks);
+        self.regions.insert(model, Region { generation, pieces, runs, blocks, loaded, last_used: now });
         self.by_last_use.insert((now, model));
         Ok(evicted)
     }
 
-    fn make_room(&mut self, blocks: u32, pinned: &[ModelId]) -> Result<Vec<Evicted>, Shortage> {
-        if blocks > self.total_blocks() {
-            return Err(Shortage::TooLarge);
-        }
-        if blocks <= self.allocator.free_blocks() {
-            return Ok(Vec::new());
-        }
-        if blocks > self.total_blocks() - self.blocks_of(pinned) {
-            return Err(Shortage::Pinned);
-        }
-        let mut room = self.allocator.free_blocks();
-        let mut victims = Vec::new();
-        for &(_, model) in self.by_last_use.iter().filter(|(_, model)| !pinned.contains(model)) {
-            if room >= blocks {
-                break;
-            }
-            room += self.regions[&model].blocks;
-            victims.push(model);
-        }
-        Ok(victims.into_iter().filter_map(|model| self.unmap(model)).collect())
+    fn next_generation(&mut self) -> Generation {
+        self.last_generation = Generation(self.last_generation.0 + 1);
+        self.last_generation
     }
 
-    /// What these models hold together; one that is named twice counts once.
-    fn blocks_of(&self, models: &[ModelId]) -> u32 {
-        let first = |&(place, model): &(usize, &ModelId)| !models[..place].contains(model);
-        let regions =
-            models.iter().enumerate().filter(first).filter_map(|(_, model)| self.regions.get(model));
-        regions.map(Region::blocks).sum()
+    /// Whom to evict so that these pieces can be had, in this order.
+    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
+        let mut trial = self.allocator.clone();
+        let mut victims = Vec::new();
+        let mut candidates =
+            self.by_last_use.iter().map(|&(_, model)| model).filter(|model| !pinned.contains(model));
+        while !self.suffices(&trial, pieces) {
+            let Some(model) = candidates.next() else {
+                let empty = Allocator::new(self.total, &self.grid);
+                let fits = self.suffices(&empty, pieces);
+                return Err(if fits { Shortage::Pinned } else { Shortage::TooLarge });
+            };
+            trial.give_back(&self.regions[&model].pieces);
+            victims.push(model);
+        }
+        self.spare(&mut victims, pieces, trial.free_blocks());
+        Ok(victims)
+    }
+
+    /// Whether these pieces could be taken.
+    fn suffices(&self, allocator: &Allocator, pieces: &[u32]) -> bool {
+        let blocks = pieces.iter().map(|&len| u64::from(len)).sum::<u64>();
+        let enough = blocks <= allocator.free_blocks().into();
+        enough
+            && (allocator.takes_any(self.grid.placement)
+                || allocator.clone().take(pieces, self.grid.placement).is_some())
+    }
+
+    /// Takes victims back that the others make room without.
+    fn spare(&self, victims: &mut Vec<ModelId>, pieces: &[u32], free: u32) {
+        let surplus = free - pieces.iter().sum::<u32>();
+        let small = |model: &&ModelId| self.regions[model].blocks <= surplus;
+        let whole = |model: &ModelId| {
+            let mut without = self.allocator.clone();
+            without.give_back(&self.regions[model].pieces);
+            without.fragmentation(self.total, self.grid.partition).whole
+        };
+        let mut order: Vec<_> = victims.iter().enumerate().filter(|(_, model)| small(model)).collect();
+        order.sort_by_cached_key(|&(age, model)| (whole(model), Reverse(age)));
+        for model in order.into_iter().map(|(_, &model)| model).collect::<Vec<_>>() {
+            let rest: Vec<_> = victims.iter().copied().filter(|&victim| victim != model).collect();
+            let mut trial = self.allocator.clone();
+            rest.iter().for_each(|victim| trial.give_back(&self.regions[victim].pieces));
+            if self.suffices(&trial, pieces) {
+                *victims = rest;
+            }
+        }
+    }
+
+    /// Plans one step of consolidation; empty where none is due. Nothing of a model in `pinned`
+    /// moves: whoever copies a model's blocks lets nobody else read or write them meanwhile.
+    #[must_use]
+    pub fn consolidate(&self, pinned: &[ModelId]) -> Vec<Move> {
+        let Allocator::Partitions(partitions) = &self.allocator else { return Vec::new() };
+        let held =
+            self.regions.iter().map(|(&model, region)| (model, &region.pieces[..], pinned.contains(&model)));
+        consolidate::plan(partitions, held, self.grid.step)
+    }
+
+    /// Notes that these moves were made, in order. Each model that moved has a new mapping; what of
+    /// it had arrived has moved along.
+    ///
+    /// # Panics
+    /// When a move is of blocks that its model does not hold, or to some that are not free: a bug of
+    /// the caller.
+    pub fn relocate(&mut self, moves: &[Move]) -> Vec<Relocated> {
+        let mut moved = BTreeSet::new();
+        for &Move { model, from, to } in moves {
+            let region = self.regions.get_mut(&model).expect("who moves has a region");
+            region.relocate(from, to);
+            self.allocator.relocate(from, to);
+            moved.insert(model);
+        }
+        let remap = |model| {
+            let generation = self.next_generation();
+            let region = self.regions.get_mut(&model).expect("it moved");
+            region.runs = join(&region.pieces);
+            Relocated { model, was: std::mem::replace(&mut region.generation, generation), generation }
+        };
+        moved.into_iter().map(remap).collect()
     }
 
     /// Drops a model's region, if it has one.
     pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
         let region = self.regions.remove(&model)?;
         self.by_last_use.remove(&(region.last_used, model));
-        self.allocator.give_back(&region.runs);
+        self.allocator.give_back(&region.pieces);
         Some(Evicted { model, generation: region.generation })
     }
 
@@ -216,7 +393,7 @@ impl MemoryMap {
 
     /// Forgets everything: the device's contents are lost. Generations go on counting.
     pub fn clear(&mut self) {
-        self.allocator = Allocator::new(self.allocator.total());
+        self.allocator = Allocator::new(self.total, &self.grid);
         self.regions.clear();
         self.by_last_use.clear();
     }

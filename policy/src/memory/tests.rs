@@ -109,6 +109,7 @@ proptest! {
         }
         memory.clear();
         prop_assert_eq!(memory.used_blocks(), 0);
-        prop_assert_eq!(memory.allocator.take(memory.total_blocks()).unwrap().len(), 1);
+        let whole = memory.fragmentation();
+        prop_assert_eq!((whole.longest, whole.stranded), (memory.total_blocks(), 0));
     }
 }

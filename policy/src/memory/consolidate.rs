@@ -1,0 +1,206 @@
+//! Plans which blocks move so that partly used partitions become whole again (A.2). Pure: nothing
+//! moves here.
+//!
+//! **Slots.** The emptiest partition of a size is emptied into the others, fullest first, as long as
+//! they have room for all of it. It ends with less than one partition's slots free in all partly
+//! used partitions of the size, unless models that must not move are in each of them.
+//!
+//! **Buddies.** Two free buddies of the same length become one of twice that length, as in counting:
+//! what is beside the one moves into the other. It ends with at most one free buddy of each length,
+//! but for those beside what must not move, and those that are the rest of a longer piece's buddy.
+//!
+//! A step of slots is planned only if it frees a partition; buddies are joined once what is free
+//! among them adds up to one. That is what triggers consolidation: see [`super`] for the bound.
+
+use std::cmp::Reverse;
+
+use millrace_types::ModelId;
+
+use super::allocator::Run;
+use super::bits;
+use super::partitions::{Partitions, Tier};
+
+/// Blocks of a model that go elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Move {
+    /// Whose.
+    pub model: ModelId,
+    /// Where they are.
+    pub from: Run,
+    /// Where they go, as many, in the same order. Free once the moves before this one are done.
+    pub to: Run,
+}
+
+/// A model's blocks within one partition, and whether they may move.
+#[derive(Debug, Clone, Copy)]
+struct Item {
+    model: ModelId,
+    run: Run,
+    fixed: bool,
+}
+
+struct Planner {
+    partitions: Partitions,
+    items: Vec<Vec<Item>>,
+    left: u32,
+    moves: Vec<Move>,
+}
+
+/// Plans one step of at most `step` blocks. `held`: every model's runs, whether each is in one piece
+/// that has to stay so, and whether the model must not move.
+pub(super) fn plan<'a>(
+    partitions: &Partitions,
+    held: impl Iterator<Item = (ModelId, &'a [Run], bool)>,
+    step: u32,
+) -> Vec<Move> {
+    let mut items = vec![Vec::new(); partitions.parts().len()];
+    for (model, runs, pinned) in held {
+        for &run in runs {
+            let places = partitions.part_of(run.start)..=partitions.part_of(run.end().max(1) - 1);
+            // An irregular piece longer than a partition has to stay in one.
+            let long = partitions.parts()[*places.start()].tier == Tier::Buddies && places.count() > 1;
+            for run in partitions.split(run) {
+                items[partitions.part_of(run.start)].push(Item { model, run, fixed: pinned || long });
+            }
+        }
+    }
+    let mut planner = Planner { partitions: partitions.clone(), items, left: step, moves: Vec::new() };
+    for slot in planner.slot_lengths() {
+        while planner.empty_a_partition(slot) {}
+    }
+    if planner.free_among_buddies() >= partitions.len() {
+        let lengths = (0..=partitions.len().ilog2()).map(|order| 1 << order);
+        lengths.take_while(|&len| len < partitions.len()).for_each(|len| while planner.join_buddies(len) {});
+    }
+    planner.moves
+}
+
+impl Planner {
+    fn slot_lengths(&self) -> Vec<u32> {
+        let lent = |part: &super::partitions::Partition| match part.tier {
+            Tier::Slots(slot) => Some(slot),
+            _ => None,
+        };
+        let mut lengths: Vec<_> = self.partitions.parts().iter().filter_map(lent).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        lengths
+    }
+
+    /// Partly used partitions of a tier.
+    fn partly_used(&self, tier: Tier) -> Vec<usize> {
+        let parts = self.partitions.parts();
+        let of_tier = |&place: &usize| parts[place].tier == tier && self.partitions.is_partly_used(place);
+        (0..parts.len()).filter(of_tier).collect()
+    }
+
+    fn used(&self, place: usize) -> u32 {
+        self.items[place].iter().map(|item| item.run.len).sum()
+    }
+
+    fn empty_a_partition(&mut self, slot: u32) -> bool {
+        let places = self.partly_used(Tier::Slots(slot));
+        let movable = |&&place: &&usize| self.items[place].iter().all(|item| !item.fixed);
+        let Some(&victim) = places.iter().filter(movable).min_by_key(|&&place| self.used(place)) else {
+            return false;
+        };
+        let free = |place: usize| self.partitions.slots(place, slot).count_ones();
+        let mut targets: Vec<_> =
+            places.into_iter().filter(|&place| place != victim && free(place) > 0).collect();
+        targets.sort_by_key(|&place| (free(place), place));
+        let (used, room) = (self.used(victim), targets.iter().map(|&place| free(place)).sum::<u32>() * slot);
+        if room < used || self.left < used {
+            return false;
+        }
+        let mut targets = targets.into_iter();
+        let mut target = targets.next();
+        for Item { model, run, .. } in std::mem::take(&mut self.items[victim]) {
+            let mut from = run;
+            while from.len > 0 {
+                let place = target.expect("there is room for all of it");
+                let free = self.partitions.slots(place, slot).count_ones();
+                if free == 0 {
+                    target = targets.next();
+                    continue;
+                }
+                let mut taken = Vec::new();
+                self.partitions.fill(place, slot, free.min(from.len / slot), &mut taken);
+                for to in taken {
+                    self.items[place].push(Item { model, run: to, fixed: false });
+                    self.moves.push(Move { model, from: Run { start: from.start, len: to.len }, to });
+                    from = Run { start: from.start + to.len, len: from.len - to.len };
+                }
+            }
+            self.partitions.give_back(&[run]);
+        }
+        self.left -= used;
+        true
+    }
+
+    fn free_among_buddies(&self) -> u32 {
+        let free = |place: usize| self.partitions.parts()[place].free.count_ones();
+        self.partly_used(Tier::Buddies).into_iter().map(free).sum()
+    }
+
+    /// Free buddies of this length whose parents are not free: partition and first block.
+    fn holes(&self, len: u32) -> Vec<(usize, u32)> {
+        let holes = |place: usize| {
+            bits::each(bits::holes(self.partitions.parts()[place].free, len)).map(move |bit| (place, bit))
+        };
+        self.partly_used(Tier::Buddies).into_iter().flat_map(holes).collect()
+    }
+
+    /// What the buddy beside a hole holds, and how much that is, if it is all there (the last
+    /// partition may be short), all of it is inside and may move.
+    fn beside(&self, (place, hole): (usize, u32), len: u32) -> Option<(u32, Vec<usize>)> {
+        let start = self.partitions.base(place) + (hole ^ len);
+        let end = start + len;
+        if end > self.partitions.total() {
+            return None;
+        }
+        let mut inside = Vec::new();
+        for (at, item) in self.items[place].iter().enumerate() {
+            if item.run.end() <= start || item.run.start >= end {
+                continue;
+            }
+            if item.fixed || item.run.start < start || item.run.end() > end {
+                return None;
+            }
+            inside.push(at);
+        }
+        let blocks = inside.iter().map(|&at| self.items[place][at].run.len).sum();
+        (!inside.is_empty()).then_some((blocks, inside))
+    }
+
+    fn join_buddies(&mut self, len: u32) -> bool {
+        let holes = self.holes(len);
+        if holes.len() < 2 {
+            return false;
+        }
+        let beside = |&hole: &(usize, u32)| Some((self.beside(hole, len)?, hole));
+        let Some(((blocks, inside), grown)) =
+            holes.iter().filter_map(beside).min_by_key(|((blocks, _), hole)| (*blocks, *hole))
+        else {
+            return false;
+        };
+        if blocks > self.left {
+            return false;
+        }
+        // Into the fuller partition, so that the emptier one becomes whole.
+        let others = holes.iter().filter(|&&hole| hole != grown);
+        let filled = others.max_by_key(|&&(place, bit)| (self.used(place), Reverse((place, bit))));
+        let &filled = filled.expect("there are two holes");
+        let source = self.partitions.base(grown.0) + (grown.1 ^ len);
+        let goal = self.partitions.base(filled.0) + filled.1;
+        for at in inside.into_iter().rev() {
+            let Item { model, run: from, .. } = self.items[grown.0].remove(at);
+            let to = Run { start: goal + (from.start - source), len: from.len };
+            self.partitions.mark(to);
+            self.partitions.give_back(&[from]);
+            self.items[filled.0].push(Item { model, run: to, fixed: false });
+            self.moves.push(Move { model, from, to });
+        }
+        self.left -= blocks;
+        true
+    }
+}

@@ -1,0 +1,134 @@
+//! The paper's baseline Torpor-Block (§7.3): what is released is kept in one pool; a request gets a
+//! piece of the pool that is long enough, whole, and where none is, pieces are released to the
+//! native allocator until it can be asked for a new one.
+//!
+//! The native allocator has virtual memory of its own: it can always give a piece as long as it has
+//! as many blocks, wherever they are. What it costs is time, so its calls are counted.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::allocator::Run;
+use super::runs::Runs;
+
+/// Native allocations and releases so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NativeCalls {
+    /// Allocations.
+    pub allocations: u64,
+    /// Releases.
+    pub releases: u64,
+}
+
+/// A native allocation.
+type Piece = Vec<Run>;
+
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    native: Runs,
+    /// Released pieces, the oldest first.
+    cached: VecDeque<Piece>,
+    cached_blocks: u32,
+    /// Pieces in use, by the first block: a model may hold less of one than it is long.
+    lent: BTreeMap<u32, Piece>,
+    calls: NativeCalls,
+}
+
+fn len(piece: &[Run]) -> u32 {
+    piece.iter().map(|run| run.len).sum()
+}
+
+impl Pool {
+    pub(super) fn new(total: u32) -> Self {
+        Self {
+            native: Runs::new(total),
+            cached: VecDeque::new(),
+            cached_blocks: 0,
+            lent: BTreeMap::new(),
+            calls: NativeCalls::default(),
+        }
+    }
+
+    pub(super) fn free_blocks(&self) -> u32 {
+        self.native.free_blocks() + self.cached_blocks
+    }
+
+    pub(super) fn calls(&self) -> NativeCalls {
+        self.calls
+    }
+
+    pub(super) fn free(&self) -> Vec<Run> {
+        let mut free: Vec<_> = self.native.free().chain(self.cached.iter().flatten().copied()).collect();
+        free.sort_unstable();
+        free
+    }
+
+    pub(super) fn take(&mut self, lengths: &[u32]) -> Option<Vec<Run>> {
+        let mut taken = Vec::new();
+        for &wanted in lengths.iter().filter(|&&wanted| wanted > 0) {
+            let Some(piece) = self.take_one(wanted) else {
+                self.give_back(&taken);
+                return None;
+            };
+            let mut left = wanted;
+            taken.extend(piece.iter().map_while(|run| {
+                let len = run.len.min(left);
+                left -= len;
+                (len > 0).then_some(Run { start: run.start, len })
+            }));
+            self.lent.insert(piece[0].start, piece);
+        }
+        Some(taken)
+    }
+
+    fn take_one(&mut self, wanted: u32) -> Option<Piece> {
+        if let Some(place) = self.cached.iter().position(|piece| len(piece) >= wanted) {
+            let piece = self.cached.remove(place).expect("it was just found");
+            self.cached_blocks -= len(&piece);
+            return Some(piece);
+        }
+        while self.native.free_blocks() < wanted {
+            let piece = self.cached.pop_front()?;
+            self.cached_blocks -= len(&piece);
+            self.native.give_back(&piece);
+            self.calls.releases += 1;
+        }
+        self.calls.allocations += 1;
+        self.native.take(wanted)
+    }
+
+    pub(super) fn give_back(&mut self, runs: &[Run]) {
+        // A run that begins no piece is the further part of one.
+        for piece in runs.iter().filter_map(|run| self.lent.remove(&run.start)) {
+            self.cached_blocks += len(&piece);
+            self.cached.push_back(piece);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_piece_is_lent_whole_and_comes_back_whole() {
+        let mut pool = Pool::new(30);
+        let first = pool.take(&[20]).unwrap();
+        pool.give_back(&first);
+        assert_eq!(pool.take(&[5]), Some(vec![Run { start: 0, len: 5 }]));
+        assert_eq!(pool.free_blocks(), 10, "twenty are lent for five");
+        pool.give_back(&[Run { start: 0, len: 5 }]);
+        assert_eq!(pool.free_blocks(), 30);
+        assert_eq!(pool.calls(), NativeCalls { allocations: 1, releases: 0 });
+    }
+
+    #[test]
+    fn pieces_that_are_too_short_go_back_to_the_native_allocator() {
+        let mut pool = Pool::new(30);
+        let short = pool.take(&[10, 10, 10]).unwrap();
+        pool.give_back(&short);
+        assert_eq!(pool.take(&[15]).map(|runs| len(&runs)), Some(15));
+        assert_eq!(pool.calls(), NativeCalls { allocations: 4, releases: 2 });
+        assert_eq!(pool.take(&[16]), None);
+        assert_eq!(pool.free_blocks(), 15, "what was not enough is free still");
+    }
+}
