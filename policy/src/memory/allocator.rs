@@ -65,7 +65,7 @@ impl Allocator {
         }
     }
 
-    /// Takes memory for a model's pieces (in blocks, in the model's order): a run for each where
+    /// Takes memory for a model's pieces (in blocks, none of them 0, in the model's order): a run for each where
     /// they have to be contiguous, else any runs of as much in all. `None`, and nothing taken,
     /// where that cannot be had.
     pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {

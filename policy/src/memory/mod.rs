@@ -263,12 +263,13 @@ impl MemoryMap {
         pinned: &[ModelId],
     ) -> Result<Vec<Evicted>, Shortage> {
         assert!(!self.regions.contains_key(&model), "model {model} is mapped already");
-        let (evicted, pieces) = match self.allocator.take(pieces, self.grid.placement) {
+        let pieces: Vec<_> = pieces.iter().copied().filter(|&len| len > 0).collect();
+        let (evicted, pieces) = match self.allocator.take(&pieces, self.grid.placement) {
             Some(taken) => (Vec::new(), taken),
             None => {
-                let victims = self.victims(pieces, pinned)?;
+                let victims = self.victims(&pieces, pinned)?;
                 let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
-                let taken = self.allocator.take(pieces, self.grid.placement);
+                let taken = self.allocator.take(&pieces, self.grid.placement);
                 (evicted, taken.expect("room was made"))
             }
         };

@@ -146,7 +146,7 @@ impl Partitions {
     fn take_each(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
         // Longest first: short pieces must not cut up what long ones need.
         let mut sizes = BTreeMap::<u32, u32>::new();
-        for &len in pieces.iter().filter(|&&len| len > 0) {
+        for &len in pieces {
             *sizes.entry(len).or_default() += 1;
         }
         let mut taken = BTreeMap::<u32, Vec<Run>>::new();
@@ -179,7 +179,7 @@ impl Partitions {
             runs.sort_unstable_by(|one, other| other.cmp(one));
         }
         let next = |len: &u32| taken.get_mut(len).and_then(Vec::pop);
-        Some(pieces.iter().filter(|&&len| len > 0).filter_map(next).collect())
+        Some(pieces.iter().filter_map(next).collect())
     }
 
     /// Takes `count` slots, as runs of them. False, with what was taken, where there are fewer.

@@ -64,7 +64,7 @@ impl Pool {
 
     pub(super) fn take(&mut self, lengths: &[u32]) -> Option<Vec<Run>> {
         let mut taken = Vec::new();
-        for &wanted in lengths.iter().filter(|&&wanted| wanted > 0) {
+        for &wanted in lengths {
             let Some(piece) = self.take_one(wanted) else {
                 self.give_back(&taken);
                 return None;
