@@ -6,8 +6,6 @@ use proptest::prelude::*;
 use super::super::partitions::{Partitions, Tier};
 use super::*;
 
-const TOTAL: Bytes = Bytes::mib(2 * 200);
-
 #[derive(Debug, Clone)]
 enum Step {
     Map { model: u32, pieces: Vec<u32>, pinned: Vec<u32> },
@@ -22,7 +20,7 @@ fn pinned() -> impl Strategy<Value = Vec<u32>> {
 }
 
 fn piece() -> impl Strategy<Value = u32> {
-    prop_oneof![4 => Just(1u32), 4 => Just(5u32), 3 => 0..40u32]
+    prop_oneof![4 => Just(1u32), 4 => Just(5u32), 3 => 0..40u32, 6 => (1..4u32).prop_map(|order| 1 << order)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -60,8 +58,8 @@ struct Device {
 }
 
 impl Device {
-    fn new(grid: Grid) -> Self {
-        let memory = MemoryMap::with(TOTAL, grid);
+    fn new(memory: Bytes, grid: Grid) -> Self {
+        let memory = MemoryMap::with(memory, grid);
         let blocks = vec![None; memory.total_blocks() as usize];
         Self { memory, blocks, asked: BTreeMap::new() }
     }
@@ -191,7 +189,8 @@ fn check_bound(memory: &MemoryMap, partitions: &Partitions, pinned: &[ModelId]) 
         let free: u32 = places.iter().map(|&place| partitions.slots(place, slot).count_ones()).sum();
         assert!(free < len / slot || places.iter().all(|&place| fixed[place]), "{free} slots of {slot}");
     }
-    let short = if partitions.total().is_multiple_of(len) { 0 } else { len - 1 };
+    let is_short = |place: usize| partitions.base(place) + len > partitions.total();
+    let short = if partly_used(Tier::Buddies).any(is_short) { len - 1 } else { 0 };
     let stuck = partly_used(Tier::Buddies).filter(|&place| fixed[place]).count() as u32 * (len - 1);
     let free: u32 = partly_used(Tier::Buddies).map(|place| parts[place].free.count_ones()).sum();
     assert!(free <= len - 1 + rests + short + stuck, "{free} free among buddies, {rests} of them rests");
@@ -201,8 +200,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_map_and_the_memory_agree(grid in grid(), steps in prop::collection::vec(step(), 1..120)) {
-        let mut device = Device::new(grid);
+    fn the_map_and_the_memory_agree(
+        grid in grid(),
+        blocks in prop_oneof![Just(192u64), Just(200)],
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let mut device = Device::new(Bytes::mib(2 * blocks), grid);
         let ids = |models: Vec<u32>| models.into_iter().map(ModelId).collect::<Vec<_>>();
         for (at, step) in steps.into_iter().enumerate() {
             let now = Timestamp(at as u64);
