@@ -165,7 +165,7 @@ fn granted(actions: &[fabric::Action], out: &mut Vec<(TransferId, BatchId)>) {
 }
 
 fn gpu_request(c: &mut Criterion) {
-    let mut gpu = Gpu::new(GpuIndex(0), Bytes::gib(16));
+    let mut gpu = Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::gib(16)));
     let (mut actions, model, weights) = (Vec::new(), ModelId(1), Bytes::mib(2));
     step(&mut gpu, 0, gpu::Event::Install { model, memory: weights, weights }, &mut actions);
     step(&mut gpu, 0, gpu::Event::Up { incarnation: INCARNATION }, &mut actions);

@@ -5,6 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::memory;
 use millrace_types::topology::Topology;
 
 pub use crate::actors::driven::SharedTrace;
@@ -30,14 +31,16 @@ pub struct NodeConfig {
     pub in_flight_max: u32,
     /// Which request goes to which GPU.
     pub dispatch: PolicyConfig,
+    /// How its GPUs' memory is cut up.
+    pub memory: memory::Grid,
 }
 
 impl NodeConfig {
     /// A node with these GPUs and the default limits.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
-        let dispatch = PolicyConfig::default();
-        Self { topology, requests_max: REQUESTS_MAX, in_flight_max: IN_FLIGHT_MAX, dispatch }
+        let (dispatch, memory) = (PolicyConfig::default(), memory::Grid::default());
+        Self { topology, requests_max: REQUESTS_MAX, in_flight_max: IN_FLIGHT_MAX, dispatch, memory }
     }
 }
 

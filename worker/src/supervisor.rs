@@ -24,6 +24,7 @@ use millrace_policy::fabric::{Fabric, link::Link as LinkCore};
 use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
+use millrace_policy::memory::MemoryMap;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, FunctionKey, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, SloCounts};
@@ -190,7 +191,8 @@ impl Supervisor {
             executor: self.executor(index).clone(),
             directory: Arc::clone(&self.directory),
         };
-        let core = self.drive(GpuCore::new(index, hardware.memory), CoreId::Gpu(index));
+        let memory = MemoryMap::with(hardware.memory, self.config.memory.clone());
+        let core = self.drive(GpuCore::new(index, memory), CoreId::Gpu(index));
         let actor = Gpu::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));
         self.gpu(index).publish(self.spawn(actor, Who::Gpu(index), sleeper));

@@ -99,13 +99,13 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// An empty GPU without an executor.
+    /// A GPU without an executor, whose memory is empty.
     #[must_use]
-    pub fn new(gpu: GpuIndex, memory: Bytes) -> Self {
+    pub fn new(gpu: GpuIndex, memory: MemoryMap) -> Self {
         Self {
             health: Health::Starting,
             incarnation: None,
-            memory: MemoryMap::new(memory),
+            memory,
             pinned: BTreeSet::new(),
             programs: Programs::default(),
             slots: Slots::default(),

@@ -3,7 +3,7 @@ use millrace_types::Reason;
 use super::*;
 use crate::dispatch::Return;
 use crate::fabric::{Cargo, Outcome};
-use crate::memory::{Run as BlockRun, blocks_for};
+use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
@@ -20,7 +20,8 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), Bytes::mib(64)), now: Timestamp(1_000) };
+    let mut bench =
+        Bench { gpu: Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
     for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
         let weights = Bytes(BLOCK.0 * u64::from(chunks));
         assert_eq!(bench.step(Event::Install { model, memory: weights, weights }), []);
@@ -446,7 +447,8 @@ fn weights_on_their_way_are_pinned_and_cancelled_when_they_are_in_the_way() {
 
 #[test]
 fn an_executor_is_not_made_to_know_more_programs_than_it_can() {
-    let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), Bytes::mib(64)), now: Timestamp(1_000) };
+    let mut bench =
+        Bench { gpu: Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
     let models = PROGRAMS_MAX as u32 + 1;
     let mut unloaded = Vec::new();
@@ -477,4 +479,33 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
     assert_eq!(bench.gpu.memory().used_blocks(), 10);
     bench.step(Event::Arrived { model, generation: Generation(1), chunks: 0..3 });
     assert_eq!(bench.gpu.loaded(model), Bytes::mib(5));
+}
+
+#[test]
+fn a_model_whose_pieces_have_no_room_side_by_side_waits_or_evicts() {
+    let (placement, arrangement) = (Placement::Contiguous, Arrangement::Partitions);
+    let config = Config { placement, arrangement, ..Config::default() };
+    let memory = MemoryMap::with(Bytes::mib(256), config.grid().unwrap());
+    let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), memory), now: Timestamp(1_000) };
+    bench.step(Event::Up { incarnation: FIRST });
+    // In blocks of the 128: six tens; a ten and five ones; seven tens, which one partition has not.
+    let sizes = [60, 15, 70, 13].map(|blocks| Bytes(BLOCK.0 * blocks));
+    for (model, memory) in (0..).map(ModelId).zip(sizes) {
+        bench.step(Event::Install { model, memory, weights: memory });
+    }
+    let mapped = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Map { .. }));
+    assert!(mapped(&bench.assign(1, A)));
+    // B's tens would need the partition that its ones take: both run only after A is gone.
+    assert!(!mapped(&bench.assign(2, B)), "there are 68 free blocks, but not of the right shape");
+    let actions = bench.run_done(1, 100);
+    assert!(!mapped(&actions), "A's weights are still on their way");
+    let actions = bench.end_transfer(1, Outcome::Cancelled);
+    assert_eq!(actions[0], unmap(A, 1));
+    assert!(mapped(&actions));
+    // C needs both partitions for its tens.
+    bench.run_done(2, 100);
+    bench.end_transfer(2, Outcome::Complete);
+    let actions = bench.assign(3, C);
+    assert_eq!(actions[0], unmap(B, 2));
+    assert!(mapped(&actions));
 }

@@ -25,9 +25,24 @@ pub(super) fn fits(free: Word, len: u32) -> Word {
     found
 }
 
+/// For each step, its multiples below the width of a word. Looked up for every partition there is.
+const MULTIPLES: [Word; Word::BITS as usize + 1] = {
+    let mut table = [1; Word::BITS as usize + 1];
+    let mut step = 1;
+    while step < Word::BITS {
+        let mut bit = step;
+        while bit < Word::BITS {
+            table[step as usize] |= 1 << bit;
+            bit += step;
+        }
+        step += 1;
+    }
+    table
+};
+
 /// The multiples of `step` at which `step` blocks end within `len`.
 pub(super) fn multiples(step: u32, len: u32) -> Word {
-    (0..len / step).fold(0, |word, place| word | 1 << (place * step))
+    MULTIPLES[step as usize] & first(len / step * step)
 }
 
 /// Where buddies of `len` blocks (a power of two) are wholly free.

@@ -25,9 +25,9 @@ pub enum Placement {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Arrangement {
     /// Runs of blocks, the tightest that fits, else the longest. Ours.
+    #[default]
     BestFit,
     /// Two tiers: partitions of common sizes, and buddies for the rest (T13).
-    #[default]
     Partitions,
     /// One pool of released pieces over a native allocator: the paper's baseline Torpor-Block (§7.3).
     Pool,

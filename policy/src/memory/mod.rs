@@ -62,6 +62,9 @@ use crate::ids::Generation;
 /// A block: the unit of GPU memory, and the chunk in which weights travel (D12, T09).
 pub const BLOCK: Bytes = Bytes::mib(2);
 
+/// How many of those that LRU would evict are looked at again, to see whether they may stay.
+const SPARED_MAX: usize = 4;
+
 /// How many blocks hold `size`.
 #[must_use]
 pub fn blocks_for(size: Bytes) -> u32 {
@@ -317,13 +320,14 @@ impl MemoryMap {
     /// Takes victims back that the others make room without.
     fn spare(&self, victims: &mut Vec<ModelId>, pieces: &[u32], free: u32) {
         let surplus = free - pieces.iter().sum::<u32>();
-        let small = |model: &&ModelId| self.regions[model].blocks <= surplus;
+        let small = |model: &ModelId| self.regions[model].blocks <= surplus;
         let whole = |model: &ModelId| {
             let mut without = self.allocator.clone();
             without.give_back(&self.regions[model].pieces);
             without.fragmentation(self.total, self.grid.partition).whole
         };
-        let mut order: Vec<_> = victims.iter().enumerate().filter(|(_, model)| small(model)).collect();
+        let latest = victims.iter().enumerate().rev().filter(|(_, model)| small(model));
+        let mut order: Vec<_> = latest.take(SPARED_MAX).collect();
         order.sort_by_cached_key(|&(age, model)| (whole(model), Reverse(age)));
         for model in order.into_iter().map(|(_, &model)| model).collect::<Vec<_>>() {
             let rest: Vec<_> = victims.iter().copied().filter(|&victim| victim != model).collect();

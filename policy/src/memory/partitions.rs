@@ -10,8 +10,10 @@
 //! Where blocks may be scattered every block is of the one common size, 2 MiB, and any free block
 //! serves any model: no fragmentation makes a request fail. Where pieces have to be contiguous, a
 //! slot is lent to no other size, and a piece longer than a partition takes partitions side by side.
+//! Common sizes that find no slot go among the buddies rather than that someone is evicted.
 //!
-//! What the paper leaves open and is ours: the half, tightest fit, lending the rest of a buddy.
+//! What the paper leaves open and is ours: the half, tightest fit, lending the rest of a buddy, and
+//! common sizes among the buddies in need.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -135,7 +137,7 @@ impl Partitions {
                     return None;
                 }
                 let mut taken = Vec::new();
-                assert!(self.take_slots(1, blocks, &mut taken), "enough blocks are free");
+                assert_eq!(self.take_slots(1, blocks, &mut taken), 0, "enough blocks are free");
                 taken.sort_unstable();
                 Some(taken)
             }
@@ -156,14 +158,20 @@ impl Partitions {
         for (&len, &count) in sizes.iter().rev() {
             let runs = taken.entry(len).or_default();
             let had = if self.regular.contains(&len) {
-                self.take_slots(len, count, runs)
+                let left = self.take_slots(len, count, runs);
+                // Rather than evict someone.
+                (0..left).all(|_| {
+                    let start = self.tightest(0..self.parts.len(), len, len.next_power_of_two());
+                    runs.extend(start.map(|start| self.lend(Run { start, len }, &mut used)));
+                    start.is_some()
+                })
             } else {
                 (0..count).all(|_| {
                     let own = irregular_blocks * 2 >= self.len;
                     irregular_blocks -= self.buddy(len);
-                    let run = self.take_irregular(len, own, &mut used);
-                    runs.extend(run);
-                    run.is_some()
+                    let start = self.find_irregular(len, own, &used);
+                    runs.extend(start.map(|start| self.lend(Run { start, len }, &mut used)));
+                    start.is_some()
                 })
             };
             if !had {
@@ -182,8 +190,8 @@ impl Partitions {
         Some(pieces.iter().filter_map(next).collect())
     }
 
-    /// Takes `count` slots, as runs of them. False, with what was taken, where there are fewer.
-    fn take_slots(&mut self, slot: u32, count: u32, taken: &mut Vec<Run>) -> bool {
+    /// Takes `count` slots, as runs of them. Returns how many could not be had.
+    fn take_slots(&mut self, slot: u32, count: u32, taken: &mut Vec<Run>) -> u32 {
         let capacity = self.len / slot;
         let mut left = count;
         let own = u32::from(count % capacity * 2 >= capacity);
@@ -204,16 +212,16 @@ impl Partitions {
             };
             let fresh = || self.fresh(1, 1).map(|stretch| stretch.start);
             let fullest = || (0..self.parts.len()).max_by_key(|&place| self.slots(place, slot).count_ones());
-            let Some(place) = tight().or_else(fresh).or_else(fullest) else { return false };
+            let Some(place) = tight().or_else(fresh).or_else(fullest) else { return left };
             let fresh = if self.is_fresh(place) { capacity } else { 0 };
             let count = left.min(self.slots(place, slot).count_ones().max(fresh));
             if count == 0 {
-                return false;
+                return left;
             }
             self.fill(place, slot, count, taken);
             left -= count;
         }
-        true
+        0
     }
 
     /// Takes slots of one partition that has as many: out of the tightest hole that has them all,
@@ -245,34 +253,36 @@ impl Partitions {
         }
     }
 
-    /// Takes a run for an irregular piece. `used`: the partitions its model has such pieces in.
-    fn take_irregular(&mut self, len: u32, own: bool, used: &mut Vec<usize>) -> Option<Run> {
-        let fresh = |partitions: &Self, count| Some(partitions.base(partitions.fresh(count, count)?.start));
-        let start = if len > self.len {
-            fresh(self, len.div_ceil(self.len))?
+    /// Where there is room for an irregular piece. `used`: the partitions its model has such pieces in.
+    fn find_irregular(&self, len: u32, own: bool, used: &[usize]) -> Option<u32> {
+        let fresh = |count| Some(self.base(self.fresh(count, count)?.start));
+        if len > self.len {
+            return fresh(len.div_ceil(self.len));
+        }
+        let align = self.buddy(len);
+        let mine = self.tightest(used.iter().copied(), len, align);
+        let shared = || self.tightest(0..self.parts.len(), len, align);
+        if own {
+            mine.or_else(|| fresh(1)).or_else(shared)
         } else {
-            let mine = self.tightest(used.iter().copied(), len);
-            let shared = |partitions: &Self| partitions.tightest(0..partitions.parts.len(), len);
-            if own {
-                mine.or_else(|| fresh(self, 1)).or_else(|| shared(self))?
-            } else {
-                mine.or_else(|| shared(self)).or_else(|| fresh(self, 1))?
-            }
-        };
-        let run = Run { start, len };
+            mine.or_else(shared).or_else(|| fresh(1))
+        }
+    }
+
+    /// Lends a run among buddies.
+    fn lend(&mut self, run: Run, used: &mut Vec<usize>) -> Run {
         self.mark(run);
-        for place in self.part_of(start)..=self.part_of(run.end() - 1) {
+        for place in self.part_of(run.start)..=self.part_of(run.end() - 1) {
             self.parts[place].tier = Tier::Buddies;
             if !used.contains(&place) {
                 used.push(place);
             }
         }
-        Some(run)
+        run
     }
 
-    /// Where a piece fits tightest among the buddies of these partitions.
-    fn tightest(&self, places: impl Iterator<Item = usize>, len: u32) -> Option<u32> {
-        let align = self.buddy(len);
+    /// Where a piece whose buddy has `align` blocks fits tightest among the buddies of these partitions.
+    fn tightest(&self, places: impl Iterator<Item = usize>, len: u32, align: u32) -> Option<u32> {
         let find = |place: usize| {
             let part = &self.parts[place];
             let lends = part.tier == Tier::Buddies || part.tier == Tier::Unset && !self.is_fresh(place);

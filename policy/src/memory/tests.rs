@@ -50,9 +50,13 @@ fn sizes_round_up_to_blocks() {
     }
 }
 
-fn contiguous(memory: Bytes) -> MemoryMap {
-    let config = Config { placement: Placement::Contiguous, ..Config::default() };
+fn tiers(memory: Bytes, placement: Placement) -> MemoryMap {
+    let config = Config { placement, arrangement: Arrangement::Partitions, ..Config::default() };
     MemoryMap::with(memory, config.grid().unwrap())
+}
+
+fn contiguous(memory: Bytes) -> MemoryMap {
+    tiers(memory, Placement::Contiguous)
 }
 
 fn starts(memory: &MemoryMap, model: ModelId) -> Vec<u32> {
@@ -71,7 +75,7 @@ fn what_a_later_victim_makes_needless_stays() {
 #[test]
 fn of_needless_victims_the_one_that_frees_a_partition_goes() {
     // Two partitions: A has one to itself, B and C share the other.
-    let mut memory = MemoryMap::new(Bytes::mib(256));
+    let mut memory = tiers(Bytes::mib(256), Placement::Scattered);
     map(&mut memory, 1, A, 60, &[]);
     map(&mut memory, 2, B, 60, &[]);
     map(&mut memory, 3, C, 4, &[]);
@@ -118,7 +122,7 @@ fn eviction_makes_room_of_the_right_shape() {
 
 #[test]
 fn consolidation_empties_the_emptiest_partition_into_the_fullest() {
-    let mut memory = MemoryMap::new(Bytes::mib(384));
+    let mut memory = tiers(Bytes::mib(384), Placement::Scattered);
     map(&mut memory, 1, A, 40, &[]);
     map(&mut memory, 2, B, 50, &[]);
     map(&mut memory, 3, C, 64, &[]);

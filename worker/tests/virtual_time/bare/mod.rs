@@ -13,6 +13,7 @@ use millrace_policy::fabric::{self, Fabric, link};
 use millrace_policy::gpu;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_policy::lifecycle::{self, Lifecycle};
+use millrace_policy::memory::MemoryMap;
 use millrace_policy::trace::{CoreId, Trace};
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
@@ -85,7 +86,7 @@ impl<'a> Node<'a> {
             })
         };
         let place = |gpu: &millrace_types::topology::Gpu| Place {
-            gpu: gpu::Gpu::new(gpu.index, gpu.memory),
+            gpu: gpu::Gpu::new(gpu.index, MemoryMap::new(gpu.memory)),
             life: Lifecycle::new(
                 gpu.index,
                 Incarnation(u64::from(gpu.index.0) + 1),

@@ -1,0 +1,280 @@
+//! What the memory map's arrangements cost, and how they fragment (T13), against the paper's
+//! baseline Torpor-Block, a pool over a native allocator (§7.3).
+//!
+//! The workload is seeded: 220 functions over the 22 models of LALB's Table I (occupation at batch
+//! 32), asked for by Zipf's law of exponent 1, on a GPU of 25 GiB (what Torpor's artifact reserves)
+//! and of 80 GiB. Half of a model is taken to be in segments of 20 MiB and 2 MiB, as frameworks
+//! gather small tensors, and half in irregular pieces of 22 to 150 MiB: the papers do not say.
+//! Two models are pinned at any time, the one that runs and the next.
+//!
+//! Tables first (in rounds, the arrangements in turns, ratios to the pool: median and range), then
+//! criterion's benches. A native call is taken to cost 1 ms ("millisecond-level", FaaSTube §7): it is
+//! counted here, not made.
+
+#![allow(clippy::disallowed_methods, reason = "it measures")]
+
+use std::time::{Duration, Instant};
+
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use millrace_policy::memory::{Arrangement, Config, MemoryMap, Placement};
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+/// LALB's Table I: occupation in MB.
+const MODELS: [u32; 22] = [
+    1269, 1313, 1357, 1435, 1437, 1555, 1601, 1631, 1665, 1701, 1757, 1827, 1919, 2157, 2191, 2903, 3611,
+    3831, 3887, 3907, 3907, 3947,
+];
+const FUNCTIONS: u32 = 220;
+const REQUESTS: u32 = 6_000;
+/// What is left out of the figures, until the GPU is full and its models have come and gone.
+const WARM_UP: u32 = 1_000;
+const ROUNDS: usize = 5;
+const NATIVE_CALL: Duration = Duration::from_millis(1);
+/// Consolidation runs once in so many requests, where it runs.
+const CONSOLIDATE_EVERY: u32 = 16;
+
+const KINDS: [(&str, Placement, Arrangement, Moves); 7] = [
+    ("pool (Torpor-Block)", Placement::Scattered, Arrangement::Pool, Moves::Never),
+    ("best fit, scattered", Placement::Scattered, Arrangement::BestFit, Moves::Never),
+    ("two tiers, scattered", Placement::Scattered, Arrangement::Partitions, Moves::Never),
+    ("  and consolidated", Placement::Scattered, Arrangement::Partitions, Moves::Sometimes),
+    ("best fit, contiguous", Placement::Contiguous, Arrangement::BestFit, Moves::Never),
+    ("two tiers, contiguous", Placement::Contiguous, Arrangement::Partitions, Moves::Never),
+    ("  and consolidated", Placement::Contiguous, Arrangement::Partitions, Moves::Sometimes),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moves {
+    Never,
+    Sometimes,
+}
+
+/// xorshift64*: the same numbers everywhere.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * u64::from(end) >> 32) as u32
+    }
+}
+
+/// A model's pieces, in blocks of 2 MiB.
+fn pieces(function: u32) -> Vec<u32> {
+    let mut seeded = Seeded(u64::from(function) + 1);
+    let blocks = MODELS[(function % 22) as usize].div_ceil(2);
+    let (mut pieces, mut left) = (Vec::new(), blocks);
+    while left > blocks / 2 {
+        let len = (11 + seeded.below(65)).min(left);
+        pieces.push(len);
+        left -= len;
+    }
+    while left > 0 {
+        let len = if left >= 10 && seeded.below(3) > 0 { 10 } else { 1 };
+        pieces.push(len);
+        left -= len;
+    }
+    pieces
+}
+
+/// Which function each request asks for.
+fn requests(seed: u64) -> Vec<u32> {
+    let mut seeded = Seeded(seed);
+    let weights: Vec<u32> = (1..=FUNCTIONS).map(|rank| 1_000_000 / rank).collect();
+    let all = weights.iter().sum();
+    let ask = |_| {
+        let mut at = seeded.below(all);
+        // Popular models of all sizes: 7 and 220 have no common divisor.
+        let mut passes = |weight: &u32| at.checked_sub(*weight).map(|rest| at = rest).is_some();
+        weights.iter().take_while(|weight| passes(weight)).count() as u32 * 7 % FUNCTIONS
+    };
+    (0..REQUESTS).map(ask).collect()
+}
+
+fn map(memory: Bytes, placement: Placement, arrangement: Arrangement) -> MemoryMap {
+    let config = Config { placement, arrangement, ..Config::default() };
+    MemoryMap::with(memory, config.grid().expect("the sizes are the defaults"))
+}
+
+#[derive(Default)]
+struct Found {
+    took: Vec<Duration>,
+    /// The same, with native calls charged.
+    charged: Vec<Duration>,
+    plans: Vec<Duration>,
+    native: u64,
+    evicted: u32,
+    runs: u64,
+    partitions: f64,
+    whole: u64,
+    stranded: f64,
+    free: f64,
+    moved: u64,
+    short: u32,
+    misses: u32,
+}
+
+fn serve(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) -> Found {
+    let (_, placement, arrangement, consolidation) = kind;
+    let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
+    let mut map = map(memory, placement, arrangement);
+    let mut found = Found::default();
+    let mut last = ModelId(0);
+    for (at, function) in (0..).zip(requests(seed)) {
+        let (now, model) = (Timestamp(at), ModelId(function));
+        let counts = at >= u64::from(WARM_UP);
+        let pinned = [last, model];
+        last = model;
+        if map.region(model).is_some() {
+            map.touch(now, model);
+            continue;
+        }
+        found.misses += u32::from(counts);
+        let shape = &shapes[function as usize];
+        let calls = |map: &MemoryMap| map.native_calls().allocations + map.native_calls().releases;
+        let before = (calls(&map), map.regions().count());
+        let began = Instant::now();
+        let mapped = map.map_pieces(now, model, shape, 0, &pinned);
+        let took = began.elapsed();
+        let Ok(evicted) = mapped else {
+            found.short += 1;
+            continue;
+        };
+        if counts {
+            let native = calls(&map) - before.0;
+            found.took.push(took);
+            found.charged.push(took + NATIVE_CALL * native as u32);
+            found.native += native;
+            found.evicted += evicted.len() as u32;
+            let region = map.region(model).expect("it was mapped");
+            found.runs += region.runs().len() as u64;
+            let spread = |run: &millrace_policy::memory::Run| run.start / 64..=(run.end() - 1) / 64;
+            let mut partitions: Vec<_> = region.runs().iter().flat_map(spread).collect();
+            partitions.sort_unstable();
+            partitions.dedup();
+            found.partitions += partitions.len() as f64 / f64::from(region.blocks().div_ceil(64));
+            let fragmentation = map.fragmentation();
+            found.stranded += f64::from(fragmentation.stranded) / f64::from(map.total_blocks());
+            found.free += f64::from(fragmentation.free) / f64::from(map.total_blocks());
+        }
+        if consolidation == Moves::Sometimes && at.is_multiple_of(CONSOLIDATE_EVERY.into()) {
+            let began = Instant::now();
+            let moves = map.consolidate(&pinned);
+            found.plans.push(began.elapsed());
+            found.moved += moves.iter().map(|step| u64::from(step.from.len)).sum::<u64>();
+            map.relocate(&moves);
+        }
+    }
+    // What eviction frees, from the full GPU, least recently used first.
+    let mut models: Vec<_> = map.regions().map(|(model, region)| (region.last_used(), model)).collect();
+    models.sort_unstable();
+    for (_, model) in models.into_iter().take(5) {
+        let before = map.fragmentation().whole;
+        map.unmap(model);
+        found.whole += u64::from(map.fragmentation().whole - before);
+    }
+    found.took.sort_unstable();
+    found.charged.sort_unstable();
+    found.plans.sort_unstable();
+    found
+}
+
+fn at(sorted: &[Duration], share: f64) -> f64 {
+    sorted.get((sorted.len() as f64 * share) as usize).map_or(0.0, Duration::as_secs_f64) * 1e6
+}
+
+fn spread(mut values: Vec<f64>) -> String {
+    values.sort_unstable_by(f64::total_cmp);
+    format!("{:.4} ({:.4}-{:.4})", values[values.len() / 2], values[0], values[values.len() - 1])
+}
+
+fn table(memory: Bytes) {
+    println!("\n{memory}, {REQUESTS} requests of which the first {WARM_UP} do not count, {ROUNDS} rounds");
+    let round = |round: usize| {
+        let turn = |place: usize| (place + round) % KINDS.len();
+        let mut found: Vec<_> = (0..KINDS.len())
+            .map(|place| (turn(place), serve(memory, KINDS[turn(place)], round as u64 + 1)))
+            .collect();
+        found.sort_by_key(|&(kind, _)| kind);
+        found.into_iter().map(|(_, found)| found).collect::<Vec<_>>()
+    };
+    let rounds: Vec<Vec<Found>> = (0..ROUNDS).map(round).collect();
+    println!("{:24} {:>9} {:>9}  time with native calls / the pool's: p50, p99", "", "p50 us", "p99 us");
+    for (kind, (name, ..)) in KINDS.iter().enumerate() {
+        let ratio = |share: f64| {
+            spread(
+                rounds
+                    .iter()
+                    .map(|round| at(&round[kind].charged, share) / at(&round[0].charged, share))
+                    .collect(),
+            )
+        };
+        let worst = |share| rounds.iter().map(|round| at(&round[kind].took, share)).fold(0.0, f64::max);
+        println!("{name:24} {:9.2} {:9.2}  {}, {}", worst(0.5), worst(0.99), ratio(0.5), ratio(0.99));
+    }
+    println!(
+        "{:24} {:>7} {:>7} {:>7} {:>7} {:>9} {:>7} {:>8} {:>9} {:>8} {:>6} {:>8}  (a map; whole: an eviction)",
+        "",
+        "miss %",
+        "native",
+        "evicted",
+        "runs",
+        "part/min",
+        "whole",
+        "free %",
+        "strand. %",
+        "moved",
+        "short",
+        "plan us"
+    );
+    for (kind, (name, ..)) in KINDS.iter().enumerate() {
+        let sum = |value: &dyn Fn(&Found) -> f64| rounds.iter().map(|round| value(&round[kind])).sum::<f64>();
+        let maps = sum(&|found| found.took.len() as f64);
+        let mean = |value: &dyn Fn(&Found) -> f64| sum(value) / maps;
+        println!(
+            "{name:24} {:7.2} {:7.1} {:7.2} {:7.1} {:9.3} {:7.1} {:8.2} {:9.2} {:8.1} {:6} {:8.1}",
+            sum(&|found| f64::from(found.misses)) * 100.0 / (f64::from(REQUESTS - WARM_UP) * ROUNDS as f64),
+            mean(&|found| found.native as f64),
+            mean(&|found| f64::from(found.evicted)),
+            mean(&|found| found.runs as f64),
+            mean(&|found| found.partitions),
+            sum(&|found| found.whole as f64) / (5 * ROUNDS) as f64,
+            mean(&|found| found.free) * 100.0,
+            mean(&|found| found.stranded) * 100.0,
+            mean(&|found| found.moved as f64),
+            sum(&|found| f64::from(found.short)),
+            rounds.iter().map(|round| at(&round[kind].plans, 0.99)).fold(0.0, f64::max),
+        );
+    }
+}
+
+fn benches(c: &mut Criterion) {
+    table(Bytes::gib(25));
+    table(Bytes::gib(80));
+    for (name, placement, arrangement, _) in KINDS.iter().filter(|(.., moves)| *moves == Moves::Never) {
+        let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
+        let mut map = map(Bytes::gib(25), *placement, *arrangement);
+        let (mut now, mut at) = (0, 0);
+        let requests = requests(1);
+        // Each turn brings what is not there.
+        let mut bring = |map: &mut MemoryMap| {
+            now += 1;
+            while map.region(ModelId(requests[at])).is_some() {
+                at = (at + 1) % requests.len();
+            }
+            let function = requests[at];
+            map.map_pieces(Timestamp(now), ModelId(function), &shapes[function as usize], 0, &[]).is_ok()
+        };
+        for _ in 0..WARM_UP {
+            assert!(bring(&mut map), "every model fits an empty GPU");
+        }
+        c.bench_function(&format!("memory/make room and map a model of Table I, {name}"), |b| {
+            b.iter_batched(|| (), |()| bring(&mut map), BatchSize::PerIteration);
+        });
+    }
+}
+
+criterion_group!(memory, benches);
+criterion_main!(memory);
