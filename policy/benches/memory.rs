@@ -175,6 +175,23 @@ fn serve(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) 
         map.unmap(model);
         found.whole += u64::from(map.fragmentation().whole - before);
     }
+    found
+}
+
+/// The same three times over, each step's time the least of the three: whatever else the machine
+/// does falls on other steps each time.
+fn serve_quietly(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) -> Found {
+    let mut found = serve(memory, kind, seed);
+    for again in [serve(memory, kind, seed), serve(memory, kind, seed)] {
+        let times = [
+            (&mut found.took, again.took),
+            (&mut found.charged, again.charged),
+            (&mut found.plans, again.plans),
+        ];
+        for (times, again) in times {
+            times.iter_mut().zip(again).for_each(|(time, again)| *time = again.min(*time));
+        }
+    }
     found.took.sort_unstable();
     found.charged.sort_unstable();
     found.plans.sort_unstable();
@@ -195,7 +212,7 @@ fn table(memory: Bytes) {
     let round = |round: usize| {
         let turn = |place: usize| (place + round) % KINDS.len();
         let mut found: Vec<_> = (0..KINDS.len())
-            .map(|place| (turn(place), serve(memory, KINDS[turn(place)], round as u64 + 1)))
+            .map(|place| (turn(place), serve_quietly(memory, KINDS[turn(place)], round as u64 + 1)))
             .collect();
         found.sort_by_key(|&(kind, _)| kind);
         found.into_iter().map(|(_, found)| found).collect::<Vec<_>>()

@@ -12,6 +12,14 @@
 //! | `BestFit` (ours) | fails only for lack of blocks | can fail by shape |
 //! | `Pool` (Torpor-Block) | lends more than is asked for | the same |
 //!
+//! The default is `BestFit`, scattered, and not the paper's two tiers: under virtual memory
+//! management no fragmentation makes an allocation fail, and the runs it finds are fewer (each is a
+//! map operation) and found sooner; what two tiers give is whole partitions. Where pieces have to be
+//! contiguous, two tiers are faster and free more whole partitions, and hold less: with pieces of 22
+//! to 150 MiB, rests that no other piece fits. `benches/memory.rs` has the figures. With two tiers a
+//! model of several common sizes needs a partition for each, so a GPU of few partitions is too small
+//! for models that would fit it by size.
+//!
 //! # Fragmentation
 //!
 //! Free blocks in partly used partitions are *stranded*: they serve no model that needs whole
@@ -21,12 +29,12 @@
 //! - for each common size of s blocks, the partly used partitions have less than one partition's
 //!   slots free, that is less than P blocks, besides P mod s blocks at the end of each partition,
 //!   which are in no slot (4 of 64 for 20 MiB);
-//! - among buddies at most P - 1 blocks are free, besides the rest of each irregular piece's buddy
-//!   (less than the piece, or than `irregular_min`).
+//! - among buddies at most P - 1 blocks are free, besides the rest of each piece's buddy (less than
+//!   the piece; the next power of two counts, not `irregular_min`).
 //!
 //! Scattered memory has one size of one block, so that less than P blocks are stranded in all. What
 //! is pinned adds at most P - 1 for each partition it is in; so does an irregular piece longer than a
-//! partition (it never moves), and a last partition that is short.
+//! partition (it never moves), and a last partition that is short. `properties.rs` fails above that.
 //!
 //! Consolidation is due, and its plan not empty, when a step frees a whole partition among slots, or
 //! when what is free among buddies adds up to one. A device that copies inside itself carries a plan
