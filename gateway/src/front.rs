@@ -82,11 +82,8 @@ impl Front {
             let message = "too many requests wait for models already: try again soon";
             return Err(Failure::new(Reason::FunctionNotReady, message));
         };
-        let mut until = match model.availability {
-            Availability::Away(_) => deadline.min(Instant::now() + self.limits.away_max),
-            _ => deadline,
-        };
         loop {
+            let until = deadline.min(Instant::now() + self.limits.away_max);
             // Settled, or what it still waits for.
             let now = match timeout_at(until, self.backend.awaited(model)).await {
                 Ok(awaited) => awaited?,
@@ -94,8 +91,8 @@ impl Front {
             };
             match now.availability {
                 Availability::Ready => return Ok(now),
-                // It has found new workers meanwhile.
-                Availability::Preparing if until < deadline => until = deadline,
+                // It has workers, on which it is on its way.
+                Availability::Preparing if until < deadline => {}
                 _ => return Err(unavailable(&now)),
             }
         }

@@ -40,13 +40,24 @@ impl Orphans {
         let old = since.iter().filter(|(_, begun)| now - **begun >= grace);
         old.map(|(digest, _)| *digest).take(COLLECTED_PER_ROUND_MAX).collect()
     }
+
+    /// A file was asked for: its record may be on its way, and its time begins anew.
+    pub(super) fn forget(&self, digest: &Digest) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(digest);
+    }
+
+    fn watch(&self, digest: &Digest) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(digest)
+    }
 }
 
 impl Artifacts {
     /// Collects every so often until stopped.
     pub(crate) async fn collect_until(&self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(self.limits.collect_every)).await.is_some() {
-            match self.collect().await {
+            // Given up when told to stop: a round may wait for an object store that is down.
+            let Some(collected) = stop.run_until_cancelled(self.collect()).await else { return };
+            match collected {
                 Ok(0) => {}
                 Ok(collected) => tracing::info!(collected, "collected unused model files"),
                 Err(failure) => {
@@ -117,8 +128,9 @@ impl Artifacts {
 
     async fn collect_unrecorded(&self, digest: Digest) -> Result<bool, Failure> {
         let _changing = self.changing.lock(digest).await;
-        // An upload may have recorded it since the files were listed.
-        if self.replica.linearizable().await?.artifact(&digest).is_some() {
+        // Another controller may have given it to this one since the files were listed, to record it,
+        // or an upload may have recorded it.
+        if !self.orphans.watch(&digest) || self.replica.linearizable().await?.artifact(&digest).is_some() {
             return Ok(false);
         }
         let store = self.store.clone();
@@ -193,5 +205,8 @@ mod tests {
         let mut both = vec![a, b];
         both.sort_unstable();
         assert_eq!(see(&[a, b], 20), both);
+        orphans.forget(&a);
+        assert!(!orphans.watch(&a) && orphans.watch(&b));
+        assert_eq!(see(&[a, b], 29), vec![b], "its time began anew");
     }
 }

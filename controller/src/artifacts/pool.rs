@@ -148,14 +148,27 @@ impl Artifacts {
         let Some(bucket) = &self.shared else { return Ok(()) };
         let state = self.replica.state();
         let outside = state.artifacts().filter(|artifact| !artifact.in_store());
-        for artifact in outside.take(MOVED_PER_ROUND_MAX) {
-            let held = Held { digest: artifact.digest, bytes: artifact.bytes };
-            self.obtain(held).await?;
-            self.put(bucket, held.digest).await?;
-            let caller = Caller("controller".into());
-            self.record_holder(caller, artifact, ControllerId::OBJECT_STORE).await?;
+        let (mut moved, mut missed) = (0, Ok(()));
+        for artifact in outside {
+            if moved == MOVED_PER_ROUND_MAX {
+                break;
+            }
+            match self.move_one(bucket, artifact).await {
+                Ok(()) => moved += 1,
+                // The others would fail as this one did.
+                Err(failure) if failure.reason == Reason::StoreUnavailable => return Err(failure),
+                // One that nobody can give must not keep the rest back.
+                Err(failure) => missed = Err(failure),
+            }
         }
-        Ok(())
+        missed
+    }
+
+    async fn move_one(&self, bucket: &Bucket, artifact: &Artifact) -> Result<(), Failure> {
+        let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        self.obtain(held).await?;
+        self.put(bucket, held.digest).await?;
+        self.record_holder(Caller("controller".into()), artifact, ControllerId::OBJECT_STORE).await
     }
 
     /// Removes files from the store that have had no record for the grace period, by this

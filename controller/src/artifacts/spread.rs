@@ -132,7 +132,10 @@ impl Artifacts {
             return Err(Failure::new(Reason::ModelTooLarge, message));
         }
         let _changing = self.changing.lock(held.digest).await;
-        self.take(held, chunks).await
+        self.take(held, chunks).await?;
+        // Whoever gave it records it next.
+        self.orphans.forget(&held.digest);
+        Ok(())
     }
 
     /// Receives, checks, and makes durable. The caller has the file's lock.

@@ -112,6 +112,11 @@ impl Outlook {
         self.shortages.borrow().clone()
     }
 
+    /// The same, as they change.
+    pub(crate) fn shortage_changes(&self) -> watch::Receiver<Shortages> {
+        self.shortages.clone()
+    }
+
     /// How many nodes the cluster needs; `None` before the first plan.
     pub(crate) fn signal(&self) -> Option<Signal> {
         self.signal.borrow().clone()

@@ -37,6 +37,9 @@ const HANGS_MIN: Duration = SILENCE;
 /// votes are durable sooner.
 const HANDICAP: Duration = SILENCE.saturating_mul(2);
 
+/// How long a disk is taken to hang still that nothing is written to.
+const LATELY: Duration = Duration::from_secs(2);
+
 /// How a controller's disk fares, as it tells the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Disk {
@@ -44,6 +47,7 @@ pub(super) struct Disk {
     slow_for_ms: u64,
     slow_syncs: u32,
     last_ms: u64,
+    idle_ms: u64,
 }
 
 impl From<DiskHealth> for Disk {
@@ -54,6 +58,7 @@ impl From<DiskHealth> for Disk {
             slow_for_ms: millis(health.slow_for),
             slow_syncs: health.slow_syncs,
             last_ms: millis(health.last),
+            idle_ms: millis(health.idle),
         }
     }
 }
@@ -73,7 +78,9 @@ impl Disk {
     /// other.
     fn hangs(&self) -> bool {
         let hangs_min = u64::try_from(HANGS_MIN.as_millis()).unwrap_or(u64::MAX);
-        self.outstanding_ms >= hangs_min || (self.slow_syncs > 1 && self.last_ms >= hangs_min)
+        // Of a disk that nothing was written to since, nobody knows: the next write will tell.
+        let lately = self.idle_ms < u64::try_from(LATELY.as_millis()).unwrap_or(u64::MAX);
+        self.outstanding_ms >= hangs_min || (self.slow_syncs > 1 && self.last_ms >= hangs_min && lately)
     }
 
     /// What an operator should know of it.
@@ -180,10 +187,10 @@ mod tests {
     use super::*;
 
     fn disk(slow_syncs: u32, slow_for_ms: u64) -> Disk {
-        Disk { slow_syncs, slow_for_ms, last_ms: 300, outstanding_ms: 0 }
+        Disk { slow_syncs, slow_for_ms, last_ms: 300, ..FAST }
     }
 
-    const FAST: Disk = Disk { outstanding_ms: 3, slow_for_ms: 0, slow_syncs: 0, last_ms: 5 };
+    const FAST: Disk = Disk { outstanding_ms: 0, slow_for_ms: 0, slow_syncs: 0, last_ms: 5, idle_ms: 0 };
 
     #[test]
     fn only_a_disk_that_stays_slow_costs_its_leader_the_place() {
@@ -213,13 +220,15 @@ mod tests {
     #[test]
     fn a_disk_hangs_while_one_sync_does_and_between_two_that_did() {
         let hangs = |outstanding_ms, slow_syncs, last_ms| {
-            Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms }.hangs()
+            Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms, idle_ms: 0 }.hangs()
         };
         assert!(!hangs(499, 1, 5), "not yet");
         assert!(hangs(500, 1, 5));
         assert!(!hangs(0, 1, 900), "one that took long and is over");
         assert!(hangs(3, 2, 900), "the next of many");
         assert!(!hangs(250, 9, 300), "slow");
+        let idle = Disk { slow_syncs: 9, last_ms: 900, idle_ms: 2_000, ..FAST };
+        assert!(!idle.hangs(), "nothing was written since: a write has to tell");
     }
 
     #[test]

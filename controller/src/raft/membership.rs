@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::codec::check_protocol;
 use super::peers::Peer;
 use super::replica::{Leader, Replica};
-use super::route::{nobody_leads, stopped};
+use super::route::{deposed, leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
 
 /// How long a change of the group may take: two entries that a majority has.
@@ -27,7 +27,7 @@ const COPIES_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long another controller's answer about one may take: that of the leader, who asks around and
 /// makes sure that it leads.
 const FORWARD_TIMEOUT: Duration =
-    CHANGE_TIMEOUT.saturating_add(COPIES_TIMEOUT).saturating_add(Duration::from_secs(3));
+    CHANGE_TIMEOUT.saturating_add(COPIES_TIMEOUT).saturating_add(Duration::from_secs(6));
 
 type Written = Result<ClientWriteResponse<ClusterConfig>, RaftError<u64, ClientWriteError<u64, Member>>>;
 
@@ -62,7 +62,7 @@ impl Replica {
         loop {
             let tried = match self.leader() {
                 Leader::Here => self.change_here(change).await,
-                Leader::There(leader) => forward(&leader, change).await,
+                Leader::There(leader) => self.forward_change(&leader, change).await,
                 Leader::Unknown => Err(nobody_leads()),
             };
             match tried {
@@ -116,6 +116,15 @@ impl Replica {
         match tokio::time::timeout(COPIES_TIMEOUT, copied).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => kept(&self.state()),
+        }
+    }
+
+    async fn forward_change(&self, leader: &Peer, change: Change) -> Result<Members, Failure> {
+        let asked = leader
+            .call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
+        tokio::select! {
+            answer = asked => answer.map_err(|failure| leads_no_more(leader, failure)),
+            () = self.another_leads(leader.id()) => Err(deposed(leader)),
         }
     }
 
@@ -194,12 +203,6 @@ impl Replica {
             }
         }
     }
-}
-
-async fn forward(leader: &Peer, change: Change) -> Result<Members, Failure> {
-    let asked =
-        leader.call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
-    asked.await
 }
 
 /// Waits for a change of the membership.

@@ -174,7 +174,7 @@ impl Replica {
 
     /// Waits until another than this one is known to lead: a leader that vanished without a word
     /// does not answer any more.
-    async fn another_leads(&self, than: u64) {
+    pub(super) async fn another_leads(&self, than: u64) {
         let mut metrics = self.raft.server_metrics();
         let changed = metrics.wait_for(|metrics| metrics.current_leader.is_some_and(|leader| leader != than));
         if changed.await.is_err() {
@@ -252,7 +252,7 @@ async fn read_index(leader: &Peer) -> Result<Option<u64>, Failure> {
 }
 
 /// What a leader that goes down says of itself is not what the one that asked says of itself.
-fn leads_no_more(leader: &Peer, failure: Failure) -> Failure {
+pub(super) fn leads_no_more(leader: &Peer, failure: Failure) -> Failure {
     if failure.reason != Reason::ShuttingDown {
         return failure;
     }
@@ -306,7 +306,7 @@ pub(super) fn nobody_leads() -> Failure {
     Failure::new(Reason::NoLeader, message)
 }
 
-fn deposed(leader: &Peer) -> Failure {
+pub(super) fn deposed(leader: &Peer) -> Failure {
     let message = format!(
         "controller {} stopped leading before it answered: the change may have come into force",
         leader.id()

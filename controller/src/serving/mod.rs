@@ -27,7 +27,7 @@ use tokio::sync::watch;
 
 use crate::fleet::Fleet;
 use crate::fleet::readiness::{self, Readiness};
-use crate::leader::Outlook;
+use crate::leader::{Outlook, Shortages};
 use crate::raft::{self, Replica};
 use catalog::{Candidates, Catalog, Sight};
 use dispatch::Dispatch;
@@ -84,7 +84,8 @@ impl Serving {
 
     /// What readiness is made from, as it changes from now on.
     fn changes(&self) -> Changes {
-        Changes { fleet: self.fleet.changes(), state: self.replica.changes() }
+        let shortages = self.outlook.shortage_changes();
+        Changes { fleet: self.fleet.changes(), state: self.replica.changes(), shortages }
     }
 }
 
@@ -92,6 +93,7 @@ impl Serving {
 struct Changes {
     fleet: watch::Receiver<u64>,
     state: raft::Changes,
+    shortages: watch::Receiver<Shortages>,
 }
 
 impl Changes {
@@ -99,6 +101,7 @@ impl Changes {
         let changed = tokio::select! {
             changed = self.fleet.changed() => changed,
             changed = self.state.changed() => changed,
+            changed = self.shortages.changed() => changed,
         };
         changed.map_err(|_| Failure::new(Reason::ShuttingDown, "this controller is going down"))
     }

@@ -99,7 +99,7 @@ pub(crate) struct Node {
     /// What functions scored elsewhere and before, where their scores matter.
     bases: BTreeMap<FunctionIndex, SloCounts>,
     /// The model of each transfer under way, where it matters when they arrive.
-    moving: BTreeMap<TransferId, ModelId>,
+    moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
     /// GPUs whose executors have not stopped for good.
@@ -178,6 +178,8 @@ impl Node {
         for link in self.supervisor.path_links(gpu) {
             link.post(link::Message::Event(link_core::Event::Down(gpu)));
         }
+        // The fabric says nothing more of them.
+        self.moving.retain(|_, (to, _)| *to != gpu);
         self.dispatch(now, event);
         self.forget_dropped();
     }
@@ -204,7 +206,8 @@ impl Node {
                     continue;
                 }
                 fabric::Action::Ended { gpu, transfer, outcome } => {
-                    arrived.extend(self.moving.remove(&transfer).map(|model| (gpu, model)));
+                    let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model));
+                    arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
                     let ended = GpuEvent::TransferEnded { transfer, outcome };
                     self.supervisor.gpu(gpu).post(gpu::Message::Event(ended));
                     continue;
@@ -338,7 +341,7 @@ impl Behaviour for Node {
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks } => {
                 if self.dispatch.core.wants_scores() {
-                    self.moving.insert(transfer, cargo.model);
+                    self.moving.insert(transfer, (gpu, cargo.model));
                 }
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks });
             }

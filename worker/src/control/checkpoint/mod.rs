@@ -11,7 +11,7 @@
 //! One batch is on its way at a time, so nothing queues here. One that found no leader, or no
 //! answer, is sent again by the core.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,27 +191,30 @@ impl Task {
     }
 
     async fn look(&mut self) {
-        self.forget_deleted();
+        let deleted = self.deleted();
         let snapshot = self.from.node.snapshot().await;
         let events = self.seen.look(&snapshot, &self.from.models.borrow());
-        events.into_iter().for_each(|event| self.tell(event));
+        // What was scored since the last look is the one before's.
+        let stale =
+            |event: &Event| matches!(event, Event::Scored { function, .. } if deleted.contains(function));
+        events.into_iter().filter(|event| !stale(event)).for_each(|event| self.tell(event));
+        deleted.into_iter().for_each(|function| self.tell(Event::FunctionDeleted { function }));
         self.publish();
     }
 
-    /// A function that was deleted and made again is another: what the one before it scored here is
-    /// not its own. The leader dropped it with the function.
-    fn forget_deleted(&mut self) {
+    /// Functions that were deleted and made again since the last look. Each is another: what the one
+    /// before it scored here is not its own, and the leader dropped it with the function.
+    fn deleted(&mut self) -> BTreeSet<FunctionKey> {
         let created = |it: &desired::Function| (it.key.function.clone(), it.created_at_ms);
         let desired: BTreeMap<_, _> = self.from.desired.borrow().functions.iter().map(created).collect();
         if self.created.len() > CREATED_MAX {
             self.created.retain(|function, _| desired.contains_key(function));
         }
-        for (function, created) in desired {
+        let again = |(function, created): (FunctionKey, u64)| {
             let before = self.created.insert(function.clone(), created);
-            if before.is_some_and(|before| before != created) {
-                self.tell(Event::FunctionDeleted { function });
-            }
-        }
+            before.is_some_and(|before| before != created).then_some(function)
+        };
+        desired.into_iter().filter_map(again).collect()
     }
 
     async fn flush(&mut self, told: oneshot::Sender<()>) {
