@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::codec::check_protocol;
 use super::peers::Peer;
 use super::replica::{Leader, Replica};
-use super::route::{deposed, leads_no_more, nobody_leads, stopped};
+use super::route::{leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
 
 /// How long a change of the group may take: two entries that a majority has.
@@ -62,7 +62,7 @@ impl Replica {
         loop {
             let tried = match self.leader() {
                 Leader::Here => self.change_here(change).await,
-                Leader::There(leader) => self.forward_change(&leader, change).await,
+                Leader::There(leader) => forward(&leader, change).await,
                 Leader::Unknown => Err(nobody_leads()),
             };
             match tried {
@@ -116,15 +116,6 @@ impl Replica {
         match tokio::time::timeout(COPIES_TIMEOUT, copied).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => kept(&self.state()),
-        }
-    }
-
-    async fn forward_change(&self, leader: &Peer, change: Change) -> Result<Members, Failure> {
-        let asked = leader
-            .call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
-        tokio::select! {
-            answer = asked => answer.map_err(|failure| leads_no_more(leader, failure)),
-            () = self.another_leads(leader.id()) => Err(deposed(leader)),
         }
     }
 
@@ -203,6 +194,14 @@ impl Replica {
             }
         }
     }
+}
+
+/// Asks the leader, to the end: unlike a write, a change that was given up half way cannot be asked
+/// for again under a key.
+async fn forward(leader: &Peer, change: Change) -> Result<Members, Failure> {
+    let asked =
+        leader.call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
+    asked.await.map_err(|failure| leads_no_more(leader, failure))
 }
 
 /// Waits for a change of the membership.

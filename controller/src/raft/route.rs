@@ -174,7 +174,7 @@ impl Replica {
 
     /// Waits until another than this one is known to lead: a leader that vanished without a word
     /// does not answer any more.
-    pub(super) async fn another_leads(&self, than: u64) {
+    async fn another_leads(&self, than: u64) {
         let mut metrics = self.raft.server_metrics();
         let changed = metrics.wait_for(|metrics| metrics.current_leader.is_some_and(|leader| leader != than));
         if changed.await.is_err() {
@@ -306,7 +306,7 @@ pub(super) fn nobody_leads() -> Failure {
     Failure::new(Reason::NoLeader, message)
 }
 
-pub(super) fn deposed(leader: &Peer) -> Failure {
+fn deposed(leader: &Peer) -> Failure {
     let message = format!(
         "controller {} stopped leading before it answered: the change may have come into force",
         leader.id()
