@@ -32,8 +32,6 @@ enum Missed {
     Declined(Failure),
     /// The worker went away.
     Lost(Failure),
-    /// The worker's stream ended, and another can take it. The worker itself may be well.
-    Left(Failure),
 }
 
 /// What is asked of a worker.
@@ -57,8 +55,6 @@ pub(super) struct Dispatch<'a> {
     tried: Vec<Arc<Worker>>,
     /// An attempt that was lost may have run.
     may_have_executed: bool,
-    /// Workers that were lost while they may have been running it.
-    deaths: u32,
 }
 
 impl<'a> Dispatch<'a> {
@@ -71,8 +67,8 @@ impl<'a> Dispatch<'a> {
     ) -> Self {
         let demand = Demand { key, request: router::Request { weights: model.weights, run: run.estimate() } };
         let deadline = Instant::now() + invocation.timeout;
-        let (attempts, tried, may_have_executed, deaths) = (0, Vec::new(), false, 0);
-        Self { serving, model, demand, run, invocation, deadline, attempts, tried, may_have_executed, deaths }
+        let (attempts, tried, may_have_executed) = (0, Vec::new(), false);
+        Self { serving, model, demand, run, invocation, deadline, attempts, tried, may_have_executed }
     }
 
     /// Carries it out.
@@ -98,13 +94,8 @@ impl<'a> Dispatch<'a> {
                     self.attempts -= 1;
                     self.choose().ok_or(failure)?
                 }
-                Err(Missed::Left(failure)) => {
-                    self.may_have_executed |= failure.may_have_executed;
-                    self.after_loss(&worker, failure).await?
-                }
                 Err(Missed::Lost(failure)) => {
                     self.may_have_executed |= failure.may_have_executed;
-                    self.deaths += u32::from(failure.may_have_executed);
                     self.after_loss(&worker, failure).await?
                 }
             };
@@ -128,14 +119,6 @@ impl<'a> Dispatch<'a> {
         tracing::warn!(worker = %lost.name, request = %self.invocation.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
-        }
-        if self.deaths >= ATTEMPTS_MAX {
-            // It may be what ends them: it must not walk through the cluster, nor come again.
-            let message = format!(
-                "{} workers were lost while they had this request: it is given to no other; the last: {}",
-                self.deaths, failure.message
-            );
-            return Err(Failure { reason: Reason::Quarantined, message, retryable: false, ..failure });
         }
         if self.attempts >= ATTEMPTS_MAX {
             let message = format!(
@@ -172,7 +155,7 @@ impl<'a> Dispatch<'a> {
             answer = worker.calls.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
             () = self.abandoned(worker), if self.model.idempotent => {
                 let message = format!("worker {} lost its stream to this controller", worker.name);
-                Err(Missed::Left(Failure::new(Reason::NoWorker, message).after_execution()))
+                Err(Missed::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
             }
         }
     }

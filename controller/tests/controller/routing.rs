@@ -253,7 +253,7 @@ async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() 
 }
 
 #[tokio::test]
-async fn a_request_that_loses_three_workers_is_given_to_no_other() {
+async fn a_request_that_loses_every_worker_ends_after_three_attempts() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
     let mut worker = Stub::start(&cluster, "n1").await;
@@ -269,8 +269,7 @@ async fn a_request_that_loses_three_workers_is_given_to_no_other() {
     let _held = worker.call().await;
     worker.kill();
     let failure = answer_of(answering).await.unwrap_err();
-    assert_eq!((failure.reason, failure.may_have_executed), (Reason::Quarantined, true));
-    assert!(!failure.retryable, "{failure}");
+    assert_eq!((failure.reason, failure.may_have_executed), (Reason::AttemptsExhausted, true));
 }
 
 #[tokio::test]
