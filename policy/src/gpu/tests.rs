@@ -5,6 +5,8 @@ use crate::dispatch::Return;
 use crate::fabric::{Cargo, Outcome};
 use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
 
+mod failures;
+
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
 const C: ModelId = ModelId(2);
@@ -290,123 +292,6 @@ fn a_cancelled_request_goes_at_once_or_when_its_run_ends() {
     bench.assign(3, A);
     assert_eq!(bench.cancel(3), [cancel_run(2)]);
     assert_eq!(bench.step(Event::RunCancelled { run: RunId(2) }), [ended(3, None)]);
-}
-
-#[test]
-fn a_dead_executor_loses_everything_and_each_request_says_how_far_it_was() {
-    let mut bench = Bench::running_a();
-    bench.assign(2, B);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Preparing)])]);
-    assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.requests(), bench.gpu.transfers()), (0, 0, 0));
-    assert_eq!(bench.run_done(1, 500), [], "what the dead one said");
-    bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.assign(3, A), [], "meant for the one that died");
-    let again = bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2) });
-    assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
-    assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (Health::Up, 1));
-}
-
-#[test]
-fn who_had_nothing_to_read_yet_has_not_begun_and_who_only_waited_is_innocent() {
-    let mut bench = bench();
-    bench.assign(1, A);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Preparing)])]);
-    let mut bench = Bench::running_a();
-    bench.assign(2, A);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Waiting)])]);
-    let mut bench = Bench::running_a();
-    bench.assign(2, LARGE);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Waiting)])]);
-}
-
-#[test]
-fn a_run_whose_weights_went_missing_is_sent_again_and_not_for_ever() {
-    let mut bench = Bench::running_a();
-    assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(2, 1, A, 1)]);
-    assert_eq!(bench.run_failed(2, RunFailure::NotThere), [run(3, 1, A, 1)]);
-    let back = [returned(1, Return::Failed(Progress::Begun))];
-    assert_eq!(bench.run_failed(3, RunFailure::NotThere), back);
-}
-
-#[test]
-fn a_run_that_a_failed_copy_ended_is_sent_again_when_the_copy_has_come() {
-    let mut bench = bench();
-    bench.assign(1, A);
-    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..5 });
-    assert_eq!(bench.run_failed(1, RunFailure::NotThere), [], "the executor still knows of the failure");
-    let arrived = Event::Arrived { model: A, generation: Generation(1), chunks: 5..10 };
-    assert_eq!(bench.step(arrived), [run(2, 1, A, 1)]);
-}
-
-#[test]
-fn a_request_that_is_sent_again_runs_behind_the_one_that_was() {
-    let mut bench = Bench::running_a();
-    bench.assign(2, A);
-    assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(3, 1, A, 1)]);
-    assert_eq!(bench.gpu.running(), Some(RequestKey(2)));
-}
-
-#[test]
-fn a_failed_model_is_the_requests_own_fault() {
-    let mut bench = Bench::running_a();
-    let failed = Action::Failed { key: RequestKey(1), reason: Reason::ModelFailed, may_have_executed: true };
-    assert_eq!(bench.run_failed(1, RunFailure::Model), [failed, ended(1, None)]);
-}
-
-#[test]
-fn weights_that_cannot_be_brought_send_the_request_elsewhere() {
-    let mut bench = bench();
-    bench.assign(1, A);
-    assert_eq!(bench.end_transfer(1, Outcome::Failed), [cancel_run(1)]);
-    let back = bench.step(Event::RunCancelled { run: RunId(1) });
-    assert_eq!(back, [returned(1, Return::Failed(Progress::Preparing))]);
-    assert_eq!(bench.assign(2, A), [run(2, 2, A, 1), transfer(2, A, 1, 0..10)], "another try");
-}
-
-#[test]
-fn a_mapping_that_failed_is_made_again() {
-    let mut bench = bench();
-    bench.assign(1, A);
-    let failed = Event::MapFailed { model: A, generation: Generation(1) };
-    assert_eq!(bench.step(failed.clone()), [cancel_transfer(1)]);
-    assert_eq!(bench.gpu.memory().used_blocks(), 0);
-    let again = [map(A, 2, 0), run(2, 1, A, 2), transfer(2, A, 2, 0..10)];
-    assert_eq!(bench.run_failed(1, RunFailure::NotThere), again);
-    assert_eq!(bench.step(failed), [], "of the mapping before");
-}
-
-#[test]
-fn a_program_that_cannot_be_loaded_sends_its_requests_elsewhere() {
-    let mut bench = Bench::running_a();
-    bench.assign(2, B);
-    let actions = bench.step(Event::ProgramFailed { model: B });
-    assert_eq!(
-        actions,
-        [cancel_transfer(2), evicted(&[B]), returned(2, Return::Failed(Progress::Preparing))]
-    );
-    assert_eq!(bench.run_failed(2, RunFailure::NotThere), [], "comes too late");
-}
-
-#[test]
-fn a_failed_device_is_unhealthy_until_another_executor_is_up() {
-    let mut bench = Bench::running_a();
-    assert_eq!(bench.step(Event::DeviceFailed), [down(&[(1, Progress::Begun)]), Action::Replace]);
-    assert_eq!(bench.gpu.health(), Health::Unhealthy);
-    assert_eq!(bench.step(Event::Down), []);
-    assert_eq!(bench.gpu.health(), Health::Unhealthy);
-    bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.gpu.health(), Health::Up);
-}
-
-#[test]
-fn a_run_that_nobody_waits_for_and_that_does_not_end_costs_the_executor_its_life() {
-    let mut bench = Bench::running_a();
-    bench.cancel(1);
-    let hung = bench.gpu.next_wake().unwrap();
-    assert_eq!(hung, bench.now + HANG_AFTER);
-    bench.now = hung;
-    assert_eq!(bench.step(Event::Tick), [down(&[]), Action::Replace]);
-    assert_eq!(bench.gpu.next_wake(), None);
 }
 
 #[test]

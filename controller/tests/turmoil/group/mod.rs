@@ -10,38 +10,34 @@
 //! First the group forms, then things go wrong for [`ROUGH`], then all is repaired and everybody
 //! must agree.
 
-use std::cell::{Cell, RefCell};
+mod controller;
+mod notes;
+mod outside;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use millrace_cluster_state::{Command, ControllerId, ModelSummary, State, UnixMillis};
-use millrace_controller::clock::WallClock;
-use millrace_controller::sim::{Member, MemberConfig, Snapshots, Watch, World};
-use millrace_controller::{JoinAs, Start};
-use millrace_raft_store::{ClusterConfig, DataDir, Identity, LogId, LogReader, Store};
-use millrace_types::{Bytes, Digest, Epoch, NodeName, Timestamp};
-use openraft::RaftLogReader as _;
-use openraft::storage::RaftLogStorage as _;
+use millrace_cluster_state::ControllerId;
+use millrace_controller::sim::Watch;
+use millrace_raft_store::LogId;
+use millrace_types::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use tempfile::TempDir;
-use tokio::time::sleep;
-use tonic::transport::{Channel, Endpoint};
 use turmoil::Sim;
 
+use self::controller::{Controller, Reader};
+use self::notes::{Marks, log, note_applied, note_fleet, note_snapshot};
+pub(crate) use self::outside::{Outside, Regrouping};
 use crate::disk::Disk;
 use crate::faults::{Fault, Planned, plan};
-use crate::history::{
-    Acknowledged, Created, FoundLost, Heard, History, Journal, Log, Moments, NodeAnswer, RegisterAnswer,
-    RegisterAsked, Registered, Seen, Sent, Told,
-};
-use crate::network::{dial, incoming};
+use crate::history::{History, Log, Seen};
 use crate::runs::digest;
-use crate::workers::{self, Process, Worker};
-use crate::{late_news, people, placements_converge};
+use crate::workers::{self, Worker};
+use crate::{people, placements_converge};
 
 pub(crate) const CLIENT_PORT: u16 = 8080;
 pub(crate) const INTERNAL_PORT: u16 = 7070;
@@ -76,158 +72,6 @@ pub(crate) fn host(id: u64) -> String {
 }
 
 const PEOPLE: &str = "people";
-
-/// A change of the group in the midst of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Regrouping {
-    /// Who joins, as a learner.
-    pub(crate) joins: u64,
-    /// Whether it becomes a voter.
-    pub(crate) promotes: bool,
-    /// Who is removed in the end.
-    pub(crate) removes: Option<u64>,
-}
-
-/// What the hosts and the run have in common: what is seen, and what is known to all.
-pub(crate) struct Outside {
-    pub(crate) controllers: u64,
-    pub(crate) regrouping: Option<Regrouping>,
-    /// Whether who joins is to do so; who was removed; how many changes were acknowledged.
-    pub(crate) joining: Cell<bool>,
-    pub(crate) retired: Cell<Option<u64>>,
-    pub(crate) regrouped: Cell<usize>,
-    pub(crate) moments: Moments,
-    pub(crate) creations: Journal<String, Created>,
-    pub(crate) registers: Journal<RegisterAsked, RegisterAnswer>,
-    pub(crate) nodes: Journal<Command, NodeAnswer>,
-    /// The epochs that each node was given.
-    pub(crate) epochs: RefCell<BTreeMap<NodeName, BTreeSet<Epoch>>>,
-    /// The function that was created when all was well again.
-    pub(crate) last_word: RefCell<Option<String>>,
-    pub(crate) registered: RefCell<BTreeSet<Registered>>,
-    pub(crate) told: RefCell<Vec<Told>>,
-    pub(crate) sent: RefCell<Sent>,
-    pub(crate) acknowledged: RefCell<Vec<Acknowledged>>,
-    pub(crate) goodbyes: RefCell<BTreeSet<String>>,
-    /// The workers' processes that are up, by machine.
-    pub(crate) processes: RefCell<BTreeMap<u64, Rc<Process>>>,
-    /// Machines whose worker stands still, and those whose worker is to leave.
-    stalling: RefCell<BTreeSet<u64>>,
-    leaving: RefCell<BTreeSet<u64>>,
-    entered: RefCell<BTreeSet<u64>>,
-    watches: RefCell<BTreeMap<u64, Watch>>,
-    calm: Cell<bool>,
-}
-
-impl Outside {
-    fn new(controllers: u64, regrouping: Option<Regrouping>) -> Self {
-        let moments = Moments::default();
-        Self {
-            controllers,
-            regrouping,
-            joining: Cell::default(),
-            retired: Cell::default(),
-            regrouped: Cell::default(),
-            creations: Journal::new(moments.clone()),
-            registers: Journal::new(moments.clone()),
-            nodes: Journal::new(moments.clone()),
-            moments,
-            epochs: RefCell::default(),
-            last_word: RefCell::default(),
-            registered: RefCell::default(),
-            told: RefCell::default(),
-            sent: RefCell::default(),
-            acknowledged: RefCell::default(),
-            goodbyes: RefCell::default(),
-            processes: RefCell::default(),
-            stalling: RefCell::default(),
-            leaving: RefCell::default(),
-            entered: RefCell::default(),
-            watches: RefCell::default(),
-            calm: Cell::default(),
-        }
-    }
-
-    fn is_formed(&self) -> bool {
-        (1..=self.controllers).all(|id| self.has_entered(id))
-    }
-
-    /// Whether a controller ever was a member.
-    pub(crate) fn has_entered(&self, id: u64) -> bool {
-        self.entered.borrow().contains(&id)
-    }
-
-    /// Every controller that there may be.
-    pub(crate) fn members(&self) -> impl Iterator<Item = u64> + use<> {
-        (1..=self.controllers).chain(self.regrouping.map(|change| change.joins))
-    }
-
-    /// Whether a machine's worker stands still.
-    pub(crate) fn stalls(&self, machine: u64) -> bool {
-        self.stalling.borrow().contains(&machine)
-    }
-
-    /// Whether a machine's worker is to leave.
-    pub(crate) fn leaves(&self, machine: u64) -> bool {
-        self.leaving.borrow().contains(&machine)
-    }
-
-    /// Waits until all controllers are members.
-    pub(crate) async fn formed(&self) {
-        while !self.is_formed() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Whether nothing goes wrong any more, and nothing more is to be asked.
-    pub(crate) fn is_calm(&self) -> bool {
-        self.calm.get()
-    }
-
-    /// Simulated time since the beginning.
-    pub(crate) fn elapsed(&self) -> Duration {
-        turmoil::sim_elapsed().unwrap_or_default()
-    }
-}
-
-/// Simulated time as wall-clock time.
-#[derive(Debug)]
-struct SimClock;
-
-impl WallClock for SimClock {
-    fn now(&self) -> UnixMillis {
-        let elapsed = turmoil::sim_elapsed().unwrap_or_default();
-        UnixMillis(1_700_000_000_000 + u64::try_from(elapsed.as_millis()).unwrap())
-    }
-}
-
-/// Reads a log that its controller has open.
-type Reader = Arc<Mutex<Option<LogReader<State>>>>;
-
-/// The simulated network, and a disk.
-struct Simulated {
-    disk: Disk,
-    reader: Reader,
-}
-
-impl std::fmt::Debug for Simulated {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Simulated").field(&self.disk).finish_non_exhaustive()
-    }
-}
-
-impl World for Simulated {
-    fn dial(&self, endpoint: &Endpoint) -> Channel {
-        dial(endpoint)
-    }
-
-    fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, millrace_raft_store::Error> {
-        let mut store = millrace_raft_store::sim::open(dir, identity, Box::new(self.disk.clone()))?;
-        let reader = futures::executor::block_on(store.log.get_log_reader());
-        *self.reader.lock().unwrap() = Some(reader);
-        Ok(store)
-    }
-}
 
 /// A machine: what is left of a controller when its process is gone.
 struct Machine {
@@ -315,89 +159,6 @@ fn simulation(rng: &mut StdRng) -> Sim<'static> {
         .build()
 }
 
-/// The process of one controller, as it is started each time.
-#[derive(Clone)]
-struct Controller {
-    id: u64,
-    seed: u64,
-    starts: Rc<Cell<u64>>,
-    data_dir: PathBuf,
-    disk: Disk,
-    reader: Reader,
-    snapshot_every: u64,
-    outside: Rc<Outside>,
-}
-
-impl Controller {
-    async fn run(self) -> turmoil::Result {
-        let disk = self.disk.clone();
-        match self.live().await {
-            // Whatever it met, its power is gone, and so is it.
-            Err(_) if disk.is_off() => std::future::pending().await,
-            ended => ended,
-        }
-    }
-
-    async fn live(self) -> turmoil::Result {
-        let start = self.starts.get();
-        self.starts.set(start + 1);
-        let seed = self.seed ^ start.rotate_left(24);
-        let late = self.outside.regrouping.is_some_and(|change| change.joins == self.id);
-        let at = |id| format!("{}:{INTERNAL_PORT}", host(id));
-        let begin = match self.id {
-            1 => Start::Bootstrap,
-            _ if late => Start::Join { at: (1..self.id).map(at).collect(), role: JoinAs::Learner },
-            _ => Start::Join { at: vec![at(1)], role: JoinAs::Voter },
-        };
-        while late && !self.outside.joining.get() {
-            sleep(Duration::from_millis(20)).await;
-        }
-        let config = MemberConfig {
-            id: ControllerId(self.id),
-            start: begin,
-            data_dir: self.data_dir,
-            internal_address: at(self.id),
-            world: Arc::new(Simulated { disk: self.disk, reader: self.reader }),
-            snapshots: Snapshots {
-                every: self.snapshot_every,
-                kept: self.snapshot_every / 10 + 4,
-                purged_at_once: 1,
-            },
-            clock: Arc::new(SimClock),
-            seed,
-        };
-        let (internal, clients) = (incoming(INTERNAL_PORT).await?, incoming(CLIENT_PORT).await?);
-        let member = Rc::new(Member::open(config).await?);
-        self.outside.watches.borrow_mut().insert(self.id, member.watch());
-        let internal = tokio::spawn(member.serve_internal(internal));
-        let clients = tokio::spawn(member.serve_clients(clients));
-        member.enter().await?;
-        if self.id == 1 && start == 0 {
-            upload(&member, &self.outside).await?;
-        }
-        self.outside.entered.borrow_mut().insert(self.id);
-        let rng = StdRng::seed_from_u64(seed ^ self.id.rotate_left(8));
-        late_news::work(rng, Rc::clone(&member), Rc::clone(&self.outside)).await;
-        internal.await??;
-        clients.await??;
-        Ok(())
-    }
-}
-
-/// Makes the models known, as if every controller had their files.
-async fn upload(member: &Member, outside: &Outside) -> turmoil::Result {
-    for (model, weights) in [(MODEL, MODEL_WEIGHTS), (LARGE_MODEL, LARGE_MODEL_WEIGHTS)] {
-        let digest = Digest::of(model);
-        for holder in outside.members().map(ControllerId) {
-            let (inputs, outputs) = (Vec::new(), Vec::new());
-            let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
-            let known = Command::AddArtifact { digest, bytes: Bytes(7), model, holder };
-            member.propose(known).await.map_err(|failure| failure.message)?;
-        }
-    }
-    Ok(())
-}
-
 struct Run {
     sim: Sim<'static>,
     rng: StdRng,
@@ -408,16 +169,6 @@ struct Run {
     seen: BTreeMap<u64, Option<LogId>>,
     /// When each controller last heard each node, by its own clock, and the last snapshot it has.
     heard: BTreeMap<u64, Marks>,
-}
-
-/// What was last noted of a controller.
-#[derive(Debug, Default)]
-struct Marks {
-    heard: BTreeMap<NodeName, (Epoch, Timestamp)>,
-    lost: Vec<(NodeName, Epoch)>,
-    /// The last entry after which its state was digested.
-    digested: u64,
-    snapshot: Option<LogId>,
 }
 
 impl Run {
@@ -728,67 +479,6 @@ impl Run {
     }
 }
 
-/// Notes the entries that a controller has applied, unless another one did before.
-fn note_applied(history: &mut History, at: Duration, reader: &Reader, before: Option<LogId>, last: LogId) {
-    let from = before.map_or(0, |before| before.index + 1);
-    let unseen = |index: &u64| !history.applied.contains_key(index);
-    let Some(from) = (from..=last.index).find(unseen) else { return };
-    if let Some(reader) = reader.lock().unwrap().as_mut() {
-        for entry in read(reader, from..=last.index) {
-            history.applied.entry(entry.log_id.index).or_insert((at, entry));
-        }
-    }
-}
-
-/// Notes whom a controller heard, and whom it found lost.
-fn note_fleet(history: &mut History, marks: &mut Marks, at: Duration, id: u64, watch: &Watch) {
-    let heard = watch.heard().into_iter().map(|(node, epoch, heard)| (node, (epoch, heard)));
-    let heard: BTreeMap<_, _> = heard.collect();
-    for (node, now) in &heard {
-        if marks.heard.get(node).is_none_or(|last| last.1 != now.1) {
-            history.heard.push(Heard { at, controller: id, node: node.clone(), epoch: now.0 });
-        }
-    }
-    marks.heard = heard;
-    let lost = watch.found_lost();
-    if let Some(term) = watch.on_duty() {
-        for (node, epoch) in lost.iter().filter(|&found| !marks.lost.contains(found)).cloned() {
-            history.found_lost.push(FoundLost { at, controller: id, term, node, epoch });
-        }
-    }
-    marks.lost = lost;
-}
-
-/// Notes a snapshot that a controller took or was sent. Whoever was sent one has not got its last
-/// entry.
-fn note_snapshot(history: &mut History, marks: &mut Marks, reader: &Reader, watch: &Watch) {
-    let newest = watch.snapshot();
-    if std::mem::replace(&mut marks.snapshot, newest) != newest
-        && let (Some(newest), Some(reader)) = (newest, reader.lock().unwrap().as_mut())
-    {
-        history.snapshots += 1;
-        history.installed += usize::from(read(reader, newest.index..=newest.index).is_empty());
-    }
-}
-
-/// Entries of a log that its controller has open.
-fn read(
-    reader: &mut LogReader<State>,
-    range: std::ops::RangeInclusive<u64>,
-) -> Vec<openraft::Entry<ClusterConfig>> {
-    let read = futures::executor::block_on(reader.try_get_log_entries(range));
-    read.expect("an open log is read")
-}
-
 fn pairs(one: &[u64], other: &[u64]) -> Vec<(u64, u64)> {
     one.iter().flat_map(|&a| other.iter().map(move |&b| (a, b))).collect()
-}
-
-/// The log in a data directory that nobody has open.
-fn log(data_dir: &Path) -> Result<Vec<openraft::Entry<ClusterConfig>>, Box<dyn std::error::Error>> {
-    let dir = DataDir::open(data_dir)?;
-    let Some(identity) = dir.identity().cloned() else { return Ok(Vec::new()) };
-    let mut store = millrace_raft_store::open::<State>(dir, &identity)?;
-    let read = async { store.log.get_log_reader().await.try_get_log_entries(0..).await };
-    Ok(futures::executor::block_on(read)?)
 }

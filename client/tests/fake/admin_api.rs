@@ -1,0 +1,255 @@
+//! The admin API of the fake.
+
+use std::sync::atomic::Ordering;
+
+use millrace_proto::admin::{self, admin_server};
+use millrace_types::Reason;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{LOOKS_UNTIL_READY, Service, refused};
+
+#[tonic::async_trait]
+impl admin_server::Admin for Service {
+    async fn find_artifacts(
+        &self,
+        request: Request<admin::FindArtifactsRequest>,
+    ) -> Result<Response<admin::FindArtifactsResponse>, Status> {
+        let known = self.0.artifacts.lock().unwrap();
+        let found = request.into_inner().digests.into_iter().filter_map(|digest| {
+            known.get(&digest).map(|&bytes| admin::Artifact { digest: digest.clone(), bytes })
+        });
+        Ok(Response::new(admin::FindArtifactsResponse { found: found.collect() }))
+    }
+
+    async fn upload_artifact(
+        &self,
+        request: Request<Streaming<admin::UploadArtifactRequest>>,
+    ) -> Result<Response<admin::UploadArtifactResponse>, Status> {
+        let mut parts = request.into_inner();
+        let mut artifact = admin::Artifact::default();
+        let mut hasher = millrace_types::digest::Hasher::default();
+        let mut bytes = 0;
+        while let Some(part) = parts.message().await? {
+            match part.part {
+                Some(admin::upload_artifact_request::Part::Header(header)) => artifact = header,
+                Some(admin::upload_artifact_request::Part::Data(data)) => {
+                    hasher.update(&data);
+                    bytes += data.len() as u64;
+                }
+                None => {}
+            }
+        }
+        if hasher.finish().to_string() != artifact.digest || bytes != artifact.bytes {
+            return refused(Reason::DigestMismatch, "the bytes are not the header's");
+        }
+        self.0.uploads.fetch_add(1, Ordering::Relaxed);
+        self.0.artifacts.lock().unwrap().insert(artifact.digest.clone(), bytes);
+        Ok(Response::new(admin::UploadArtifactResponse { artifact: Some(artifact), model: None }))
+    }
+
+    async fn apply_function(
+        &self,
+        request: Request<admin::ApplyFunctionRequest>,
+    ) -> Result<Response<admin::ApplyFunctionResponse>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        let spec = request.spec.unwrap();
+        if spec.name == "refused" {
+            return refused(Reason::InvalidSpec, "this name is refused");
+        }
+        let mut functions = self.0.functions.lock().unwrap();
+        let before = functions.get(&spec.name);
+        let outcome = match before {
+            None => admin::ApplyOutcome::Created,
+            Some(before) if before.spec.as_ref() == Some(&spec) => admin::ApplyOutcome::Unchanged,
+            Some(_) => admin::ApplyOutcome::Configured,
+        };
+        let name = spec.name.clone();
+        let generation = before.map_or(0, |before| before.generation) + 1;
+        let artifact = admin::Artifact { digest: request.digest, bytes: 34_000 };
+        let revision = admin::Revision { number: generation, artifact: Some(artifact), ..Default::default() };
+        let function = admin::Function {
+            spec: Some(spec),
+            generation,
+            enabled: true,
+            revisions: vec![revision],
+            conditions: vec![condition(&name, 0)],
+            ..Default::default()
+        };
+        if !request.dry_run {
+            functions.insert(name, function.clone());
+        }
+        Ok(Response::new(admin::ApplyFunctionResponse { outcome: outcome.into(), function: Some(function) }))
+    }
+
+    async fn get_function(
+        &self,
+        request: Request<admin::GetFunctionRequest>,
+    ) -> Result<Response<admin::Function>, Status> {
+        let name = request.into_inner().name;
+        let Some(mut function) = self.0.functions.lock().unwrap().get(&name).cloned() else {
+            return refused(Reason::FunctionNotFound, &format!("there is no function {name:?}"));
+        };
+        let mut looks = self.0.looks.lock().unwrap();
+        let looks = looks.entry(name.clone()).or_default();
+        *looks += 1;
+        function.conditions = vec![condition(&name, *looks)];
+        Ok(Response::new(function))
+    }
+
+    async fn list_functions(
+        &self,
+        request: Request<admin::ListFunctionsRequest>,
+    ) -> Result<Response<admin::ListFunctionsResponse>, Status> {
+        self.0.pages.fetch_add(1, Ordering::Relaxed);
+        let from = request.into_inner().page_token;
+        let functions = self.0.functions.lock().unwrap();
+        let mut rest = functions.range(from..);
+        let page: Vec<_> = rest.by_ref().take(2).map(|(_, function)| function.clone()).collect();
+        let next_page_token = rest.next().map(|(name, _)| name.clone()).unwrap_or_default();
+        Ok(Response::new(admin::ListFunctionsResponse { functions: page, next_page_token }))
+    }
+
+    async fn delete_function(
+        &self,
+        request: Request<admin::DeleteFunctionRequest>,
+    ) -> Result<Response<admin::DeleteFunctionResponse>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        let mut functions = self.0.functions.lock().unwrap();
+        if !functions.contains_key(&request.name) {
+            return refused(Reason::FunctionNotFound, &format!("there is no function {:?}", request.name));
+        }
+        if !request.dry_run {
+            functions.remove(&request.name);
+        }
+        Ok(Response::new(admin::DeleteFunctionResponse {}))
+    }
+
+    async fn list_nodes(
+        &self,
+        _: Request<admin::ListNodesRequest>,
+    ) -> Result<Response<admin::ListNodesResponse>, Status> {
+        self.0.scheduling.lock().unwrap().1 += 1;
+        Ok(Response::new(admin::ListNodesResponse { nodes: vec![self.0.node()] }))
+    }
+
+    async fn get_version(
+        &self,
+        _: Request<admin::GetVersionRequest>,
+    ) -> Result<Response<admin::GetVersionResponse>, Status> {
+        Ok(Response::new(admin::GetVersionResponse { version: "fake".into(), ..Default::default() }))
+    }
+
+    async fn inject_fault(
+        &self,
+        _: Request<admin::InjectFaultRequest>,
+    ) -> Result<Response<admin::InjectFaultResponse>, Status> {
+        refused(Reason::PermissionDenied, "faults are not allowed here")
+    }
+
+    async fn set_node_scheduling(
+        &self,
+        request: Request<admin::SetNodeSchedulingRequest>,
+    ) -> Result<Response<admin::Node>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        if request.name != "node-0" {
+            return refused(Reason::NodeNotFound, &format!("there is no node {:?}", request.name));
+        }
+        *self.0.scheduling.lock().unwrap() = (request.scheduling(), 0);
+        Ok(Response::new(self.0.node()))
+    }
+
+    async fn remove_node(
+        &self,
+        request: Request<admin::RemoveNodeRequest>,
+    ) -> Result<Response<admin::RemoveNodeResponse>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        match request.name.as_str() {
+            "lost" => Ok(Response::new(admin::RemoveNodeResponse {})),
+            _ => refused(Reason::NodeState, "it is live: drain and stop it first"),
+        }
+    }
+
+    async fn get_scaling_signal(
+        &self,
+        _: Request<admin::GetScalingSignalRequest>,
+    ) -> Result<Response<admin::ScalingSignal>, Status> {
+        Err(Status::unimplemented("the fake has no planner"))
+    }
+
+    async fn lookup_data(
+        &self,
+        _: Request<admin::LookupDataRequest>,
+    ) -> Result<Response<admin::LookupDataResponse>, Status> {
+        Err(Status::unimplemented("the fake has no data"))
+    }
+
+    async fn get_cluster_status(
+        &self,
+        _: Request<admin::GetClusterStatusRequest>,
+    ) -> Result<Response<admin::ClusterStatus>, Status> {
+        Ok(Response::new(self.0.status.lock().unwrap().clone()))
+    }
+
+    async fn promote_controller(
+        &self,
+        request: Request<admin::PromoteControllerRequest>,
+    ) -> Result<Response<admin::ChangeMembershipResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.enter(&format!("promote {id}")).await?;
+        let mut status = self.0.status.lock().unwrap();
+        let Some(controller) = status.controllers.iter_mut().find(|it| it.id == id) else {
+            return refused(Reason::MembershipRefused, &format!("controller {id} is no member"));
+        };
+        controller.voter = true;
+        Ok(Response::new(members(&status)))
+    }
+
+    async fn remove_controller(
+        &self,
+        request: Request<admin::RemoveControllerRequest>,
+    ) -> Result<Response<admin::ChangeMembershipResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.enter(&format!("remove {id}")).await?;
+        let mut status = self.0.status.lock().unwrap();
+        status.controllers.retain(|it| it.id != id);
+        Ok(Response::new(members(&status)))
+    }
+
+    async fn transfer_leadership(
+        &self,
+        request: Request<admin::TransferLeadershipRequest>,
+    ) -> Result<Response<admin::TransferLeadershipResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.enter(&format!("transfer {id}")).await?;
+        let mut status = self.0.status.lock().unwrap();
+        (status.leader, status.term) = (id, status.term + 1);
+        Ok(Response::new(admin::TransferLeadershipResponse { leader: id, term: status.term }))
+    }
+}
+
+fn members(status: &admin::ClusterStatus) -> admin::ChangeMembershipResponse {
+    let member = |it: &admin::Controller| admin::Member {
+        id: it.id,
+        internal_address: it.internal_address.clone(),
+        voter: it.voter,
+    };
+    let warnings = status.warnings.clone();
+    admin::ChangeMembershipResponse { members: status.controllers.iter().map(member).collect(), warnings }
+}
+
+/// How ready a function is at its so manieth look.
+fn condition(name: &str, looks: u64) -> admin::Condition {
+    use admin::ConditionStatus::{False, True};
+    let (status, reason, message) = match name {
+        "broken" => (False, "PrepareFailed", "its weights do not fit"),
+        "never" => (False, "NoWorker", "no worker has joined"),
+        _ if looks < LOOKS_UNTIL_READY => (False, "Preparing", ""),
+        _ => (True, "Prepared", ""),
+    };
+    let (reason, message) = (reason.into(), message.into());
+    admin::Condition { r#type: "Ready".into(), status: status.into(), reason, message }
+}

@@ -1,0 +1,181 @@
+//! Whatever happens, under every policy: nothing is lost, nothing runs twice, no GPU idles in vain.
+
+use super::*;
+
+/// What a random node does next; numbers are taken modulo what there is.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Enqueue { model: u32 },
+    Withdraw(usize),
+    End(usize),
+    GiveBack(usize),
+    Down(u32),
+    Up(u32),
+    Loaded(usize),
+    Evict { gpu: u32, model: u32 },
+    Score { model: u32, in_time: bool },
+    Pass,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..3u32).prop_map(|model| Step::Enqueue { model }),
+        2 => any::<usize>().prop_map(Step::Withdraw),
+        8 => any::<usize>().prop_map(Step::End),
+        1 => any::<usize>().prop_map(Step::GiveBack),
+        1 => (0..3u32).prop_map(Step::Down),
+        3 => (0..3u32).prop_map(Step::Up),
+        2 => any::<usize>().prop_map(Step::Loaded),
+        2 => (0..3u32, 0..3u32).prop_map(|(gpu, model)| Step::Evict { gpu, model }),
+        2 => (0..3u32, any::<bool>()).prop_map(|(model, in_time)| Step::Score { model, in_time }),
+        1 => Just(Step::Pass),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = PolicyConfig> {
+    let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
+    let artifact =
+        TorporConfig { alpha: AlphaRule::Artifact, counts: Counts::Last(8), ..TorporConfig::default() };
+    let arrival = TorporConfig { order: Order::Arrival, ..TorporConfig::default() };
+    let others = [artifact, arrival].map(PolicyConfig::Torpor);
+    let named = POLICIES.map(|(_, policy)| policy);
+    prop::sample::select([&named[..], &limits, &others].concat())
+}
+
+/// The world around the dispatcher: who is on which GPU, as its actions say.
+#[derive(Default)]
+struct World {
+    waiting: BTreeSet<RequestKey>,
+    on: BTreeMap<RequestKey, GpuIndex>,
+    up: BTreeSet<u32>,
+    pinned: BTreeSet<(GpuIndex, ModelId)>,
+}
+
+impl World {
+    fn take(&mut self, actions: &[Action]) {
+        for &action in actions {
+            match action {
+                Action::Assign { gpu, key, .. } => {
+                    assert!(self.waiting.remove(&key), "{key} was given out twice");
+                    assert!(self.up.contains(&gpu.0), "{gpu} is down");
+                    self.on.insert(key, gpu);
+                    let here = self.on.values().filter(|&&on| on == gpu).count();
+                    assert!(here <= SLOTS_MAX, "{gpu} has {here}");
+                }
+                Action::Pin { gpu, model } => assert!(self.pinned.insert((gpu, model)), "pinned twice"),
+                Action::Unpin { gpu, model } => assert!(self.pinned.remove(&(gpu, model)), "was not pinned"),
+                Action::Fail { key, .. } => assert!(self.waiting.remove(&key), "{key} failed after its end"),
+                Action::Cancel { gpu, key } | Action::Recall { gpu, key } => {
+                    assert_eq!(self.on.get(&key), Some(&gpu));
+                }
+            }
+        }
+    }
+
+    fn pick(&self, number: usize) -> Option<(RequestKey, GpuIndex)> {
+        let (&key, &gpu) = self.on.iter().nth(number % self.on.len().max(1))?;
+        Some((key, gpu))
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_one_waits(
+        policy in policy(),
+        steps in prop::collection::vec(step(), 1..200)
+    ) {
+        let mut node = node_with(policy, &[16, 64, 64]);
+        for model in 0..3 {
+            let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
+            node.step(Event::Objective { function: FunctionIndex(model), objective });
+        }
+        let mut scores = [SloCounts::default(); 3];
+        let mut world = World { up: (0..3).collect(), ..World::default() };
+        let mut next_key = 0;
+        for step in steps {
+            node.now = node.now + Duration::from_micros(150);
+            let event = match step {
+                Step::Enqueue { model } => {
+                    next_key += 1;
+                    let key = RequestKey(next_key);
+                    world.waiting.insert(key);
+                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    Event::Enqueue { key, function: FunctionIndex(model), model: ModelId(model), attempts }
+                }
+                Step::Withdraw(number) => {
+                    let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
+                    world.waiting.remove(&key);
+                    Event::Withdraw { key }
+                }
+                Step::End(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.on.remove(&key);
+                    // From microseconds, of which many go ahead, to milliseconds.
+                    let ran = Duration::from_micros(1 << (number % 15));
+                    Event::Ended { gpu, key, ran: Some(ran) }
+                }
+                Step::GiveBack(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.on.remove(&key);
+                    world.waiting.insert(key);
+                    Event::Returned { gpu, key, why: Return::Failed(Progress::Preparing) }
+                }
+                Step::Down(index) => {
+                    world.up.remove(&index);
+                    world.pinned.retain(|(gpu, _)| gpu.0 != index);
+                    let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
+                    for key in &lost {
+                        world.on.remove(key);
+                        world.waiting.insert(*key);
+                    }
+                    let lost = lost.into_iter().map(|key| (key, Progress::Begun)).collect();
+                    Event::Down { gpu: gpu(index), lost }
+                }
+                Step::Up(index) => {
+                    if !world.up.insert(index) {
+                        continue;
+                    }
+                    Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }
+                }
+                Step::Loaded(number) => {
+                    let Some((_, gpu)) = world.pick(number) else { continue };
+                    Event::Loaded { gpu, model: ModelId(number as u32 % 3) }
+                }
+                Step::Evict { gpu, model } => {
+                    Event::Evicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }
+                }
+                Step::Score { model, in_time } => {
+                    let counts = &mut scores[model as usize];
+                    *counts = counts.plus(SloCounts { m: u64::from(in_time), n: 1 });
+                    Event::Score { function: FunctionIndex(model), counts: *counts }
+                }
+                Step::Pass => {
+                    node.now = node.now + Duration::from_secs(30);
+                    Event::Tick
+                }
+            };
+            let queued = shared_queue(&node.dispatch);
+            let actions = node.step(event);
+            world.take(&actions);
+            lalb::check_order(policy, &queued, &node.dispatch);
+            prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
+            prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
+            let idle = |index: &&u32| !world.on.values().any(|on| on.0 == **index);
+            let large_idle = world.up.iter().filter(idle).any(|&index| index > 0);
+            let waits = !shared_queue(&node.dispatch).is_empty();
+            prop_assert!(!large_idle || !waits, "a GPU idles while a request waits");
+        }
+        prop_assert!(node.dispatch.stats().overtaken_max <= lalb::limit(policy).unwrap_or(0));
+        // All are answered once every GPU is up and works on.
+        for index in 0..3 {
+            if world.up.insert(index) {
+                world.take(&node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }));
+            }
+        }
+        while let Some((key, gpu)) = world.pick(0) {
+            world.on.remove(&key);
+            world.take(&node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }));
+        }
+        prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
+    }
+}
