@@ -40,6 +40,8 @@ use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
 use crate::raft::{Replica, disks, duties, elections};
 
+pub use crate::serving::crowd::Crowd;
+
 /// What a member is started with.
 #[derive(Debug, Clone)]
 pub struct MemberConfig {

@@ -4,6 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`catalog`] | the models as the protocol shows them, made once per change |
+//! | `crowd` | many workers that are none, for a bench |
 //! | [`dispatch`] | one request on its way to a worker, and to another when that one is lost |
 //! | [`route`] | what the router is told of each worker |
 //! | [`runs`] | how long runs take, by what was seen |
@@ -11,6 +12,8 @@
 //! Nothing here asks who leads: with no leader and no majority, requests go where they went.
 
 mod catalog;
+#[cfg(feature = "sim")]
+pub(crate) mod crowd;
 mod dispatch;
 mod route;
 mod runs;

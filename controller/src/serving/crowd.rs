@@ -1,0 +1,128 @@
+//! A gateway among many workers, none of them real: what it costs to choose one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
+use millrace_policy::router::Request;
+use millrace_proto::worker as wire;
+use millrace_types::{
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Revision,
+    RevisionKey, TenantName, Timestamp,
+};
+
+use super::catalog::{Catalog, Sight};
+use super::route;
+use crate::connector::{Connector as _, Tcp};
+use crate::fleet::{Fleet, Worker};
+use crate::leader::Outlook;
+
+/// GPUs of a node, and models on each.
+const GPUS: usize = 8;
+const MODELS_PER_GPU: usize = 10;
+const REQUEST: Request = Request { weights: Bytes::mib(100), run: Duration::from_millis(4) };
+
+/// Functions on nodes, and what a gateway knows of them.
+#[derive(Debug)]
+pub struct Crowd {
+    state: State,
+    fleet: Fleet,
+    outlook: Outlook,
+    catalog: Catalog,
+    keys: Vec<RevisionKey>,
+}
+
+impl Crowd {
+    /// So many functions, each ready on `replicas` of the nodes. Belongs in a tokio runtime.
+    ///
+    /// # Panics
+    /// With no nodes.
+    #[must_use]
+    pub fn new(functions: usize, nodes: u64, replicas: u64) -> Self {
+        let keys: Vec<_> = (0..functions).map(key).collect();
+        let fleet = Fleet::new();
+        for node in 0..nodes {
+            let share = (0..functions)
+                .filter(|&function| (0..replicas).any(|copy| (function as u64 + copy * 7) % nodes == node));
+            fleet.attach(worker(node, share));
+        }
+        let (outlook, catalog) = (Outlook::of_a_follower(), Catalog::default());
+        Self { state: state(&keys), fleet, outlook, catalog, keys }
+    }
+
+    /// The node that a request for a function goes to; `None` where it is ready nowhere.
+    #[must_use]
+    pub fn route(&self, function: usize) -> Option<NodeName> {
+        let sight = Sight { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
+        let candidates = self.catalog.candidates(&sight, self.keys.get(function)?)?;
+        route::choose(&candidates, &REQUEST, |_| false).map(|worker| worker.name.clone())
+    }
+}
+
+fn digest(function: usize) -> Digest {
+    Digest::of(&function.to_le_bytes())
+}
+
+fn key(function: usize) -> RevisionKey {
+    let name = FunctionName::new(&format!("f{function}")).expect("a name");
+    RevisionKey { function: FunctionKey { tenant: TenantName::default(), name }, revision: Revision::FIRST }
+}
+
+fn state(keys: &[RevisionKey]) -> State {
+    let mut state = State::default();
+    let mut apply = |command| {
+        let caller = Caller("crowd".into());
+        let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };
+        state.apply(1, &proposal).expect("the crowd is in range");
+    };
+    apply(Command::InitCluster { cluster_id: ClusterId("crowd".into()) });
+    for (function, key) in keys.iter().enumerate() {
+        let (weights, inputs, outputs) = (REQUEST.weights, Vec::new(), Vec::new());
+        let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
+        let (digest, holder) = (digest(function), ControllerId(1));
+        apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
+        let spec = FunctionSpec::new(key.function.clone());
+        apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+    }
+    state
+}
+
+fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<Worker> {
+    let name = NodeName::new(&format!("n{node}")).expect("a name");
+    let calls = Tcp.connect(&name, "127.0.0.1:1").expect("it does not connect yet");
+    let hello = wire::WorkerHello { instance: name.to_string(), ..Default::default() };
+    let worker = Arc::new(Worker::new(name, hello, Epoch(node + 1), calls, Timestamp::ZERO));
+    let ready = ready.map(|function| wire::FunctionStatus {
+        name: format!("f{function}"),
+        revision: 1,
+        phase: wire::FunctionPhase::Ready.into(),
+        ..Default::default()
+    });
+    worker.report_functions(wire::FunctionStatuses { functions: ready.collect() });
+    let model =
+        |model: usize| wire::ResidentModel { digest: digest(model).to_string(), ..Default::default() };
+    let gpu = |gpu: usize| wire::GpuTelemetry {
+        health: wire::GpuHealth::Up.into(),
+        models: (0..MODELS_PER_GPU).map(|place| model(gpu * MODELS_PER_GPU + place)).collect(),
+        ..Default::default()
+    };
+    let gpus = (0..GPUS).map(gpu).collect();
+    worker.report(wire::Telemetry { epoch: node + 1, seq: 1, gpus, ..Default::default() });
+    worker
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_function_goes_to_a_node_that_is_ready_for_it() {
+        let crowd = Crowd::new(40, 20, 2);
+        for function in 0..40u64 {
+            let chosen = crowd.route(function as usize).unwrap();
+            let ready = [function % 20, (function + 7) % 20].map(|node| format!("n{node}"));
+            assert!(ready.iter().any(|name| name == chosen.as_str()), "{function} goes to {chosen}");
+        }
+        assert_eq!(crowd.route(40), None);
+    }
+}
