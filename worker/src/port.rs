@@ -5,6 +5,7 @@
 //! Two implementations: real processes (`process_port`) and a model of them in virtual time
 //! ([`modelled`]).
 
+mod links;
 pub mod model;
 pub mod modelled;
 

@@ -2,8 +2,8 @@
 //! [`super::modelled`] in virtual time, or by a bare heap of events.
 //!
 //! Three ordered streams, as in the real one: control is immediate; copies take their time at the
-//! model's rate within their windows; runs take theirs, beginning with the first bytes that arrive
-//! and ending no sooner than a quarter of the run after the last. One word is said at a time.
+//! rate they are given, within their windows; runs take theirs, beginning with the first bytes that
+//! arrive and ending no sooner than their tail after the last. One word is said at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::clock::{Sleeper, own_microsecond};
 pub struct Behaviour {
     /// From start to ready.
     pub start: Duration,
-    /// The rate of its copies.
+    /// The rate of its copies, where the links they cross have more.
     pub copy_rate: BytesPerSec,
     /// Every how many copies one fails; `None` for never.
     pub copy_fails_every: Option<u64>,
-    /// What each program does when it runs.
-    pub runs: BTreeMap<u64, RunModel>,
+    /// What each model's program does when it runs, by the model's name.
+    pub runs: BTreeMap<String, RunModel>,
 }
 
 /// What running a program does.
@@ -30,8 +30,21 @@ pub struct Behaviour {
 pub struct RunModel {
     /// How long it computes.
     pub takes: Duration,
+    /// How much of that is left when the last weights arrive, at least. All of it: nothing overlaps.
+    pub tail: Duration,
+    /// How long after the program was given memory it can begin: where each model has a process of
+    /// its own, that process's start (L05, T14).
+    pub start: Duration,
     /// How it ends.
     pub end: RunEnd,
+}
+
+impl RunModel {
+    /// A run that ends with outputs and overlaps its load but for a quarter.
+    #[must_use]
+    pub fn new(takes: Duration) -> Self {
+        Self { takes, tail: takes / 4, start: Duration::ZERO, end: RunEnd::Done }
+    }
 }
 
 /// How a run ends.
@@ -52,6 +65,8 @@ pub enum Order {
     Load {
         /// Which.
         program: u64,
+        /// Its model's name.
+        name: String,
         /// Its weights' size.
         weights: Bytes,
     },
@@ -194,7 +209,18 @@ pub enum CopyRefusal {
 #[derive(Debug)]
 struct CopyJob {
     order: CopyOrder,
-    running: Option<(Timestamp, Timestamp)>,
+    running: Option<Copying>,
+}
+
+/// A copy under way, at a rate that may change.
+#[derive(Debug, Clone, Copy)]
+struct Copying {
+    started: Timestamp,
+    /// When its rate was set, and what was left then.
+    since: Timestamp,
+    left: Bytes,
+    rate: BytesPerSec,
+    ends: Timestamp,
 }
 
 #[derive(Debug)]
@@ -206,10 +232,12 @@ struct RunJob {
     ends: Option<Timestamp>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Program {
     weights: Bytes,
+    run: RunModel,
     generation: Option<u64>,
+    mapped: Timestamp,
     loaded: Bytes,
 }
 
@@ -281,8 +309,12 @@ impl Model {
         }
         self.speaks = self.after(now);
         match order {
-            Order::Load { program, weights } => {
-                self.programs.insert(program, Program { weights, ..Program::default() });
+            Order::Load { program, name, weights } => {
+                let Some(&run) = self.behaviour.runs.get(&name) else {
+                    panic!("the scenario says nothing of model {name:?}");
+                };
+                let (generation, mapped, loaded) = (None, now, Bytes::ZERO);
+                self.programs.insert(program, Program { weights, run, generation, mapped, loaded });
                 self.say(Word::Loaded { program });
             }
             Order::Unload { program } => {
@@ -291,6 +323,7 @@ impl Model {
             Order::Map { program, generation } => {
                 if let Some(program) = self.programs.get_mut(&program) {
                     (program.generation, program.loaded) = (Some(generation), Bytes::ZERO);
+                    program.mapped = now;
                 }
             }
             Order::Unmap { program, generation } => {
@@ -315,10 +348,10 @@ impl Model {
         let life = if let Life::Starting(at) = self.life { Some(at) } else { None };
         let word = self.words.front().map(|&(at, _)| at);
         let copy = self.copies.front().map(|job| match job.running {
-            Some((_, ends)) => ends,
+            Some(copying) => copying.ends,
             None => self.own(job.order.not_before),
         });
-        let run = self.runs.front().and_then(|job| job.ends);
+        let run = self.runs.front().and_then(|job| job.ends.or_else(|| self.begins(job)));
         [life, word, copy, run].into_iter().flatten().min()
     }
 
@@ -336,6 +369,31 @@ impl Model {
             *at = (*at).max(later);
         }
         Some(word)
+    }
+
+    /// The copy under way, if any.
+    #[must_use]
+    pub fn copying(&self) -> Option<&CopyOrder> {
+        self.copies.front().filter(|job| job.running.is_some()).map(|job| &job.order)
+    }
+
+    /// Lets the copy under way go on at another rate, at most its own.
+    pub fn set_copy_rate(&mut self, now: Timestamp, rate: BytesPerSec) {
+        let rate = rate.min(self.behaviour.copy_rate);
+        let sleeper = self.sleeper;
+        let running = self.copies.front_mut().and_then(|job| job.running.as_mut());
+        let Some(copying) = running.filter(|copying| copying.rate != rate) else { return };
+        let moved = u128::from(copying.rate.0) * now.since(copying.since).as_nanos() / 1_000_000_000;
+        copying.left = Bytes(copying.left.0.saturating_sub(u64::try_from(moved).unwrap_or(u64::MAX)));
+        (copying.since, copying.rate) = (now, rate);
+        copying.ends = own_microsecond(now + rate.time_for(copying.left), sleeper);
+    }
+
+    /// When a run that only waits for its program's process can begin.
+    fn begins(&self, job: &RunJob) -> Option<Timestamp> {
+        let program = self.programs.get(&job.program)?;
+        let some = program.loaded > Bytes::ZERO || program.loaded >= program.weights;
+        (job.begun.is_none() && some).then(|| self.own(program.mapped + program.run.start))
     }
 
     fn own(&self, at: Timestamp) -> Timestamp {
@@ -376,9 +434,9 @@ impl Model {
     fn settle_copy(&mut self, now: Timestamp) -> bool {
         let Some(job) = self.copies.front() else { return false };
         match job.running {
-            Some((_, ends)) if ends > now => false,
-            Some((started, finished)) => {
-                self.end_copy(started, finished);
+            Some(copying) if copying.ends > now => false,
+            Some(copying) => {
+                self.end_copy(copying.started, copying.ends);
                 true
             }
             None if job.order.not_before > now => false,
@@ -386,8 +444,10 @@ impl Model {
                 let CopyOrder { transfer, batch, program, generation, size, not_after, .. } = job.order;
                 let mapped = self.programs.get(&program).is_some_and(|p| p.generation == Some(generation));
                 if mapped && now <= not_after {
-                    let ends = self.own(now + self.behaviour.copy_rate.time_for(size));
-                    self.copies[0].running = Some((now, ends));
+                    let rate = self.behaviour.copy_rate;
+                    let ends = self.own(now + rate.time_for(size));
+                    self.copies[0].running =
+                        Some(Copying { started: now, since: now, left: size, rate, ends });
                 } else {
                     self.copies.pop_front();
                     let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
@@ -429,12 +489,14 @@ impl Model {
             self.say(Word::RunNotThere { run });
             return true;
         };
-        let model = self.behaviour.runs[&job.program];
-        let complete = program.loaded >= program.weights;
+        let (model, complete) = (program.run, program.loaded >= program.weights);
+        let started = now >= program.mapped + model.start;
         match (begun, ends) {
-            (None, _) if complete || program.loaded > Bytes::ZERO => self.runs[0].begun = Some(now),
+            (None, _) if started && (complete || program.loaded > Bytes::ZERO) => {
+                self.runs[0].begun = Some(now);
+            }
             (Some(begun), None) if complete => {
-                let ends = (begun + model.takes).max(now + model.takes / 4);
+                let ends = (begun + model.takes).max(now + model.tail);
                 self.runs[0].ends = Some(self.own(ends));
             }
             (Some(begun), Some(ends)) if ends <= now => {

@@ -11,8 +11,10 @@ use millrace_proto::executor::{
     RunFailure, Tensor, tensor::Contents,
 };
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
 
+use super::links::Links;
 use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Order, Word};
 use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
 use crate::clock::Clock;
@@ -22,12 +24,16 @@ use crate::clock::Clock;
 #[derive(Clone)]
 pub struct ModelledMachine {
     clock: Arc<dyn Clock>,
-    places: Arc<[Mutex<Place>]>,
+    inside: Arc<Mutex<Inside>>,
+}
+
+struct Inside {
+    places: Vec<Place>,
+    links: Option<Links>,
 }
 
 /// One GPU's executor.
 struct Place {
-    gpu: GpuIndex,
     behaviour: Behaviour,
     model: Model,
     incarnation: Incarnation,
@@ -36,14 +42,22 @@ struct Place {
 }
 
 impl ModelledMachine {
-    /// One executor for each behaviour, in GPU order.
+    /// One executor for each behaviour, in GPU order. Their copies do not disturb each other.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, behaviours: Vec<Behaviour>) -> Self {
         let place = |(gpu, behaviour): (GpuIndex, Behaviour)| {
             let model = Model::new(gpu, behaviour.clone());
-            Mutex::new(Place { gpu, behaviour, model, incarnation: Incarnation(0), sink: None, armed: None })
+            Place { behaviour, model, incarnation: Incarnation(0), sink: None, armed: None }
         };
-        Self { clock, places: (0..).map(GpuIndex).zip(behaviours).map(place).collect() }
+        let places = (0..).map(GpuIndex).zip(behaviours).map(place).collect();
+        Self { clock, inside: Arc::new(Mutex::new(Inside { places, links: None })) }
+    }
+
+    /// The same with links that the copies under way share.
+    #[must_use]
+    pub fn with_links(self, topology: &Topology) -> Self {
+        self.inside().links = Some(Links::new(topology));
+        self
     }
 
     /// Kills a GPU's executor, as `kill -9` would.
@@ -51,26 +65,35 @@ impl ModelledMachine {
         self.with(gpu, |place, now| place.model.kill(now));
     }
 
-    fn place(&self, gpu: GpuIndex) -> MutexGuard<'_, Place> {
-        // A place is never left half-changed: a poisoned one is still good.
-        self.places[gpu.0 as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        // It is never left half-changed: a poisoned one is still good.
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a place and sees to it that it is woken when it next has something to do.
-    fn with(&self, gpu: GpuIndex, change: impl FnOnce(&mut Place, Timestamp)) {
-        let mut place = self.place(gpu);
-        change(&mut place, self.clock.now());
-        self.arm(&mut place);
+    /// Changes a place and sees to it that everyone is woken who has something to do.
+    fn with<T>(&self, gpu: GpuIndex, change: impl FnOnce(&mut Place, Timestamp) -> T) -> T {
+        let (now, inside) = (self.clock.now(), &mut *self.inside());
+        let result = change(&mut inside.places[gpu.0 as usize], now);
+        self.arm(&mut inside.places[gpu.0 as usize], gpu, now);
+        if let Some(links) = &mut inside.links
+            && links.set(gpu, inside.places[gpu.0 as usize].model.copying().is_some())
+        {
+            for (gpu, rate) in links.rates() {
+                let place = &mut inside.places[gpu.0 as usize];
+                place.model.set_copy_rate(now, rate);
+                self.arm(place, gpu, now);
+            }
+        }
+        result
     }
 
-    fn arm(&self, place: &mut Place) {
+    fn arm(&self, place: &mut Place, gpu: GpuIndex, now: Timestamp) {
         let Some(at) = place.model.next_wake().filter(|&at| place.armed.is_none_or(|armed| at < armed))
         else {
             return;
         };
         place.armed = Some(at);
-        let (machine, gpu) = (self.clone(), place.gpu);
-        let sleep = self.clock.sleep_for(at.since(self.clock.now()));
+        let (machine, sleep) = (self.clone(), self.clock.sleep_for(at.since(now)));
         actix_rt::spawn(async move {
             tokio::time::sleep(sleep).await;
             machine.fire(gpu, at);
@@ -78,27 +101,28 @@ impl ModelledMachine {
     }
 
     fn fire(&self, gpu: GpuIndex, armed: Timestamp) {
-        let mut place = self.place(gpu);
-        if place.armed != Some(armed) {
-            return;
-        }
-        place.armed = None;
-        if let Some(word) = place.model.wake(self.clock.now()) {
+        let said = self.with(gpu, |place, now| {
+            if place.armed != Some(armed) {
+                return None;
+            }
+            place.armed = None;
+            let word = place.model.wake(now)?;
             let event =
                 PortEvent { incarnation: place.incarnation, kind: translate(word, place.incarnation) };
-            if let Some(sink) = &place.sink {
-                sink.deliver(event);
-            }
+            Some((place.sink.clone()?, event))
+        });
+        if let Some((sink, event)) = said {
+            sink.deliver(event);
         }
-        self.arm(&mut place);
     }
 }
 
 impl Spawner for ModelledMachine {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
-        let mut place = self.place(gpu);
-        place.model = Model::new(gpu, place.behaviour.clone());
-        place.sink = Some(sink);
+        self.with(gpu, |place, _| {
+            place.model = Model::new(gpu, place.behaviour.clone());
+            place.sink = Some(sink);
+        });
         Box::new(ModelledPort { machine: self.clone(), gpu })
     }
 }
@@ -129,9 +153,11 @@ impl ExecutorPort for ModelledPort {
 
 impl Drop for ModelledPort {
     fn drop(&mut self) {
-        let mut place = self.machine.place(self.gpu);
-        place.sink = None;
-        place.model = Model::new(self.gpu, place.behaviour.clone());
+        let gpu = self.gpu;
+        self.machine.with(gpu, |place, _| {
+            place.sink = None;
+            place.model = Model::new(gpu, place.behaviour.clone());
+        });
     }
 }
 
@@ -139,7 +165,7 @@ impl Drop for ModelledPort {
 fn order(command: Command) -> Option<Order> {
     Some(match command {
         Command::LoadProgram(load) => {
-            Order::Load { program: load.program, weights: Bytes(load.weights_bytes) }
+            Order::Load { program: load.program, name: load.name, weights: Bytes(load.weights_bytes) }
         }
         Command::UnloadProgram(unload) => Order::Unload { program: unload.program },
         Command::Map(map) => Order::Map { program: map.program, generation: map.generation },

@@ -65,7 +65,7 @@ fn models_with_work_are_elsewhere_before_the_dead_executor_is_back() {
 fn a_request_that_kills_executors_is_quarantined_and_others_are_served() {
     in_virtual_time(async {
         let mut behaviour = behaviour(&[5, 5]);
-        behaviour.runs.get_mut(&0).unwrap().end = RunEnd::Aborts;
+        behaviour.runs.get_mut("model 0").unwrap().end = RunEnd::Aborts;
         let world = World::start(gpus(2), &behaviour);
         world.install(0, Bytes::mib(2)).await;
         world.install(1, Bytes::mib(2)).await;
@@ -86,7 +86,7 @@ fn a_request_that_kills_executors_is_quarantined_and_others_are_served() {
 fn on_one_gpu_a_pill_dies_twice_and_the_queue_goes_on() {
     in_virtual_time(async {
         let mut behaviour = behaviour(&[5, 5]);
-        behaviour.runs.get_mut(&0).unwrap().end = RunEnd::Aborts;
+        behaviour.runs.get_mut("model 0").unwrap().end = RunEnd::Aborts;
         let world = World::start(gpus(1), &behaviour);
         world.install(0, Bytes::mib(2)).await;
         world.install(1, Bytes::mib(2)).await;

@@ -138,7 +138,7 @@ fn a_client_that_goes_away_leaves_every_queue() {
 fn a_model_that_fails_on_its_input_fails_its_request_alone() {
     in_virtual_time(async {
         let mut behaviour = behaviour(&[5, 5]);
-        behaviour.runs.get_mut(&0).unwrap().end = RunEnd::Fails;
+        behaviour.runs.get_mut("model 0").unwrap().end = RunEnd::Fails;
         let world = World::start(gpus(1), &behaviour);
         world.install(0, Bytes::mib(2)).await;
         world.install(1, Bytes::mib(2)).await;

@@ -93,8 +93,7 @@ impl Scenario {
     }
 
     pub(crate) fn behaviour(&self) -> Behaviour {
-        let runs =
-            self.functions.iter().enumerate().map(|(program, function)| (program as u64, function.run));
+        let runs = (0..).zip(&self.functions).map(|(model, function)| (model_name(model), function.run));
         Behaviour {
             start: Duration::from_millis(8),
             copy_rate: BytesPerSec::gb(12),
@@ -106,6 +105,11 @@ impl Scenario {
     pub(crate) fn requests(&self) -> usize {
         self.happenings.iter().filter(|(_, what)| matches!(what, Happening::Arrive { .. })).count()
     }
+}
+
+/// What function `number`'s model is called.
+pub(crate) fn model_name(number: u32) -> String {
+    format!("model {number}")
 }
 
 fn number(happenings: &mut [(Timestamp, Happening)]) {
@@ -132,7 +136,7 @@ fn function(rng: &mut SmallRng, place: usize) -> FunctionModel {
     let takes = Duration::from_micros(rng.random_range(400..9_000));
     FunctionModel {
         weights: Bytes(rng.random_range(100_000..45_000_000)),
-        run: RunModel { takes, end },
+        run: RunModel { end, ..RunModel::new(takes) },
         idempotent: place % 3 != 1,
     }
 }

@@ -9,11 +9,12 @@ use millrace_types::{
     Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, RequestId, Revision,
     RevisionKey, Slo, TenantName, Timestamp,
 };
+use crate::scenario::model_name;
 use millrace_worker::clock::{Clock, VirtualClock};
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};
 use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
-use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
+use millrace_worker::port::model::{Behaviour, RunModel};
 use millrace_worker::port::modelled::ModelledMachine;
 use millrace_worker::port::{Descriptor, Spawner};
 use millrace_worker::request::{Completion, Invocation};
@@ -51,12 +52,12 @@ pub(crate) fn gpus(count: u32) -> Topology {
 
 /// Executors that take `takes` for each program, by its number.
 pub(crate) fn behaviour(takes_ms: &[u64]) -> Behaviour {
-    let run = |&ms: &u64| RunModel { takes: Duration::from_millis(ms), end: RunEnd::Done };
+    let run = |&ms: &u64| RunModel::new(Duration::from_millis(ms));
     Behaviour {
         start: START,
         copy_rate: BytesPerSec::gb(10),
         copy_fails_every: None,
-        runs: (0..).zip(takes_ms.iter().map(run)).collect(),
+        runs: (0..).map(model_name).zip(takes_ms.iter().map(run)).collect(),
     }
 }
 
@@ -134,7 +135,7 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
     };
     Arc::new(PreparedModel {
         digest: Digest::of(&[u8::try_from(number).unwrap()]),
-        name: format!("model {number}"),
+        name: model_name(u32::try_from(number).unwrap()),
         graph: memfd(),
         graph_bytes: Bytes(0),
         weights: memfd(),

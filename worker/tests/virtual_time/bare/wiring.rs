@@ -196,7 +196,7 @@ impl Node<'_> {
         match command {
             gpu::Action::LoadProgram { model } => {
                 let weights = self.scenario.functions[model.0 as usize].weights;
-                Order::Load { program: program(model), weights }
+                Order::Load { program: program(model), name: crate::scenario::model_name(model.0), weights }
             }
             gpu::Action::UnloadProgram { model } => Order::Unload { program: program(model) },
             gpu::Action::Map { model, generation, .. } => {
