@@ -36,6 +36,15 @@ impl Sleeper {
         Self(2 + gpu.0 * 4)
     }
 
+    /// The same one, at another place among those of one moment: each seed has an order of its own, 0
+    /// the usual one. What holds must hold in any order.
+    #[must_use]
+    pub const fn shuffled(self, seed: u64) -> Self {
+        // Odd factors keep any two of the places apart.
+        let (factor, shift) = ((seed % SLEEPERS) * 2 + 1, (seed / SLEEPERS) % SLEEPERS);
+        Self(((self.0 as u64 * factor + shift) % SLEEPERS) as u32)
+    }
+
     /// The actor of a core.
     #[must_use]
     pub const fn core(core: CoreId) -> Self {
@@ -76,6 +85,7 @@ impl Clock for MonotonicClock {
 #[derive(Debug, Clone, Copy)]
 pub struct VirtualClock {
     zero: tokio::time::Instant,
+    ties: u64,
 }
 
 impl VirtualClock {
@@ -85,7 +95,13 @@ impl VirtualClock {
     /// Starts at zero now. Belongs in a runtime whose time is paused.
     #[must_use]
     pub fn start() -> Self {
-        Self { zero: tokio::time::Instant::now() }
+        Self { zero: tokio::time::Instant::now(), ties: 0 }
+    }
+
+    /// The same with those of one moment in an order of their own ([`Sleeper::shuffled`]).
+    #[must_use]
+    pub fn with_ties(self, ties: u64) -> Self {
+        Self { ties, ..self }
     }
 }
 
@@ -95,7 +111,7 @@ impl Clock for VirtualClock {
     }
 
     fn wake_at(&self, at: Timestamp, sleeper: Sleeper) -> Timestamp {
-        own_microsecond(at, sleeper)
+        own_microsecond(at, sleeper.shuffled(self.ties))
     }
 
     fn sleep_for(&self, span: Duration) -> Duration {
@@ -117,6 +133,17 @@ pub fn own_microsecond(at: Timestamp, sleeper: Sleeper) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shuffled_sleepers_stay_apart() {
+        for seed in [0, 1, 77, 255, 256, 65_535, u64::MAX] {
+            let places: std::collections::BTreeSet<_> =
+                (0..256).map(|sleeper| Sleeper(sleeper).shuffled(seed)).collect();
+            assert_eq!(places.len(), 256, "seed {seed}");
+        }
+        assert_eq!(Sleeper(7).shuffled(0), Sleeper(7));
+        assert_ne!(Sleeper(7).shuffled(5), Sleeper(7));
+    }
 
     #[test]
     fn everyone_wakes_in_a_microsecond_of_their_own() {

@@ -19,7 +19,7 @@ use crate::control::checkpoint::Scores;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::request::{Completion, Invocation};
 use crate::seams::Mailbox;
-use crate::snapshot::{NodeSnapshot, SnapshotPart};
+use crate::snapshot::{Look, NodeSnapshot, SnapshotPart};
 
 /// A node's actors, seen from other threads. Cheap to clone.
 #[derive(Clone)]
@@ -198,8 +198,13 @@ impl NodeHandle {
 
     /// What the node looks like now.
     pub async fn snapshot(&self) -> NodeSnapshot {
+        self.look(Look::Whole).await
+    }
+
+    /// As much of that as is asked for.
+    pub async fn look(&self, look: Look) -> NodeSnapshot {
         let (parts, mut gathered) = mpsc::unbounded_channel();
-        self.directory.post(node::Message::Report { parts });
+        self.directory.post(node::Message::Report { look, parts });
         let mut snapshot = NodeSnapshot::default();
         // The channel closes when every actor has sent its part, or died with the sender.
         while let Some(part) = gathered.recv().await {

@@ -1,5 +1,7 @@
 //! What the host tier gives to the actors: functions, and models ready to be swapped.
 
+use std::time::Duration;
+
 use millrace_proto::executor::{Launch, TensorSpec};
 use millrace_types::{Bytes, Digest, RevisionKey, Slo};
 
@@ -40,6 +42,19 @@ pub struct FunctionConfig {
     pub idempotent: bool,
     /// GPU memory to hold for it; `None` or less than the weights: the weights' size.
     pub gpu_memory: Option<Bytes>,
+    /// What is known of its runs before the first: by type of GPU. What happens then is learned.
+    pub profiles: Vec<Profile>,
+}
+
+/// What a function takes on one type of GPU, as measured before (L15, L21).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// The GPUs' product name.
+    pub gpu_type: String,
+    /// Bringing its model from the host.
+    pub load: Duration,
+    /// A run.
+    pub run: Duration,
 }
 
 /// Why a function was not taken.

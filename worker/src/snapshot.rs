@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_policy::admission::Score;
+use millrace_policy::dispatch::Stats;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
 
@@ -22,6 +23,17 @@ pub struct NodeSnapshot {
     pub links: Vec<LinkSnapshot>,
     /// Requests in the node's queue.
     pub queued: u32,
+    /// What dispatch has counted (L17).
+    pub dispatch: Stats,
+}
+
+/// How much of a node is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// All of it.
+    Whole,
+    /// Its queue, GPUs and links: what routing reads, whatever the number of functions.
+    Machine,
 }
 
 /// How a GPU is.
@@ -127,7 +139,7 @@ pub(crate) enum SnapshotPart {
     Function(FunctionSnapshot),
     Link(LinkSnapshot),
     Past(BTreeMap<FunctionKey, Score>),
-    Queued(u32),
+    Queue { queued: u32, stats: Stats },
 }
 
 impl NodeSnapshot {
@@ -137,7 +149,7 @@ impl NodeSnapshot {
             SnapshotPart::Function(function) => self.functions.push(function),
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
-            SnapshotPart::Queued(queued) => self.queued = queued,
+            SnapshotPart::Queue { queued, stats } => (self.queued, self.dispatch) = (queued, stats),
         }
     }
 

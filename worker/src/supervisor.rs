@@ -43,7 +43,7 @@ use crate::node::{NodeConfig, NodeContext};
 use crate::port::{PortSink, Spawner};
 use crate::registry::Registry;
 use crate::seams::{self, Behaviour, Mailbox, Slot};
-use crate::snapshot::SnapshotPart;
+use crate::snapshot::{Look, SnapshotPart};
 
 pub(crate) use crate::registry::Removed;
 
@@ -367,8 +367,13 @@ impl Supervisor {
         Some(registry.function(registry.index_of(key)?)?.model)
     }
 
-    /// Has every actor below the Node send its part of a snapshot.
-    pub(crate) fn report(&self, parts: &Parts) {
+    /// The number by which dispatch knows a type of GPU.
+    pub(crate) fn kind_of(&self, gpu_type: &str) -> Option<u32> {
+        dispatch::kind_of(&self.config.topology, gpu_type)
+    }
+
+    /// Has the actors below the Node that are looked at send their parts of a snapshot.
+    pub(crate) fn report(&self, look: Look, parts: &Parts) {
         let registry = self.registry.borrow();
         // Together with the rest: a function that goes meanwhile is counted here or there, once.
         // Whoever asked may have given up.
@@ -380,8 +385,10 @@ impl Supervisor {
         for link in self.links.values() {
             link.post(link::Message::Report { parts: parts.clone() });
         }
-        for hosted in registry.functions() {
-            hosted.slot.post(function::Message::Report { parts: parts.clone() });
+        if look == Look::Whole {
+            for hosted in registry.functions() {
+                hosted.slot.post(function::Message::Report { parts: parts.clone() });
+            }
         }
     }
 

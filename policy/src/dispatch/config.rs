@@ -1,5 +1,6 @@
 //! What a dispatcher is: its GPUs, the links between them, and how it decides.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -67,9 +68,6 @@ impl Config {
     /// the host alone: for copies between GPUs add [`Self::with_peers`].
     #[must_use]
     pub fn of(topology: &Topology, queue_max: u32) -> Self {
-        let mut kinds: Vec<&str> = topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
-        kinds.sort_unstable();
-        kinds.dedup();
         let rate = |gpu: &millrace_types::topology::Gpu| {
             let rates = gpu.host_path.iter().map(|link| topology.links[link.0 as usize].rate);
             rates.min().unwrap_or(BytesPerSec(0))
@@ -77,7 +75,7 @@ impl Config {
         let gpu = |gpu: &millrace_types::topology::Gpu| GpuConfig {
             memory: gpu.memory,
             host_rate: rate(gpu),
-            kind: kinds.partition_point(|&kind| kind < gpu.gpu_type.as_str()) as u32,
+            kind: kind_of(topology, &gpu.gpu_type).unwrap_or(0),
         };
         let gpus = topology.gpus.iter().map(gpu).collect();
         let under = |link: u32| {
@@ -104,6 +102,13 @@ impl Config {
     pub fn with_policy(self, policy: PolicyConfig, seed: u64) -> Self {
         Self { policy, seed, ..self }
     }
+}
+
+/// The number by which a dispatcher knows a type of GPU of its topology: types are numbered by name.
+#[must_use]
+pub fn kind_of(topology: &Topology, gpu_type: &str) -> Option<u32> {
+    let types: BTreeSet<&str> = topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str()).collect();
+    types.into_iter().zip(0..).find(|(name, _)| *name == gpu_type).map(|(_, kind)| kind)
 }
 
 /// Times a waiting request may be overtaken by default (L14).

@@ -57,7 +57,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
     ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, GpuConfig, OVERTAKES_MAX, Order, POLICIES, PeerLink,
-    PolicyConfig, TorporConfig, UnknownPolicy, WINDOW_MAX,
+    PolicyConfig, TorporConfig, UnknownPolicy, WINDOW_MAX, kind_of,
 };
 pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Return};

@@ -25,9 +25,9 @@ use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gpu, link};
 use crate::control::checkpoint::Scores;
 use crate::handle::{FaultError, Parts};
-use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::seams::Behaviour;
-use crate::snapshot::SnapshotPart;
+use crate::snapshot::{Look, SnapshotPart};
 use crate::supervisor::{Removed, Supervisor};
 
 /// What the Node actor is told.
@@ -71,7 +71,7 @@ pub(crate) enum Message {
     /// A Function actor was started again and knows none of its requests.
     FunctionReset(FunctionIndex),
     /// Tell what the node looks like.
-    Report { parts: Parts },
+    Report { look: Look, parts: Parts },
     /// Break something.
     Inject {
         gpu: GpuIndex,
@@ -228,9 +228,15 @@ impl Node {
         prepared: Arc<PreparedModel>,
     ) -> Result<(), InstallError> {
         let key = function.key.clone();
+        let profiles = function.profiles.clone();
         if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
             let weights = prepared.weights_bytes;
             self.dispatch(now, dispatch::Event::Install { model, memory, weights });
+            for Profile { gpu_type, load, run } in profiles {
+                if let Some(kind) = self.supervisor.kind_of(&gpu_type) {
+                    self.dispatch(now, dispatch::Event::Profile { model, kind, load, run });
+                }
+            }
         }
         if self.dispatch.core.wants_scores()
             && let Some((function, objective)) = self.supervisor.objective_of(&key)
@@ -280,11 +286,12 @@ impl Node {
         }
     }
 
-    fn report(&self, parts: &Parts) {
+    fn report(&self, look: Look, parts: &Parts) {
         let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
+        let stats = self.dispatch.core.stats();
         // Whoever asked may have given up.
-        parts.send(SnapshotPart::Queued(queued)).unwrap_or_default();
-        self.supervisor.report(parts);
+        parts.send(SnapshotPart::Queue { queued, stats }).unwrap_or_default();
+        self.supervisor.report(look, parts);
     }
 
     fn inject(&self, gpu: GpuIndex, fault: Fault, function: Option<RevisionKey>) -> Result<(), FaultError> {
@@ -357,7 +364,7 @@ impl Behaviour for Node {
             }
             Message::Retired(function) => self.retired(now, function),
             Message::FunctionReset(function) => self.function_reset(now, function),
-            Message::Report { parts } => self.report(&parts),
+            Message::Report { look, parts } => self.report(look, &parts),
             Message::Inject { gpu, fault, function, reply } => {
                 drop(reply.send(self.inject(gpu, fault, function)));
             }

@@ -21,6 +21,8 @@ pub struct Behaviour {
     pub copy_rate: BytesPerSec,
     /// Every how many copies one fails; `None` for never.
     pub copy_fails_every: Option<u64>,
+    /// Its place among those who wake in one moment ([`Sleeper::shuffled`]).
+    pub ties: u64,
     /// What each model's program does when it runs, by the model's name.
     pub runs: BTreeMap<String, RunModel>,
 }
@@ -268,9 +270,10 @@ impl Model {
     /// No process yet.
     #[must_use]
     pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
+        let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
         Self {
             behaviour,
-            sleeper: Sleeper::port(gpu),
+            sleeper,
             life: Life::Absent,
             programs: BTreeMap::new(),
             copies: VecDeque::new(),

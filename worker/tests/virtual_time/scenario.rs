@@ -98,6 +98,7 @@ impl Scenario {
             start: Duration::from_millis(8),
             copy_rate: BytesPerSec::gb(12),
             copy_fails_every: self.copy_fails_every,
+            ties: 0,
             runs: runs.collect(),
         }
     }

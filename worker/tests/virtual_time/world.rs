@@ -57,6 +57,7 @@ pub(crate) fn behaviour(takes_ms: &[u64]) -> Behaviour {
         start: START,
         copy_rate: BytesPerSec::gb(10),
         copy_fails_every: None,
+        ties: 0,
         runs: (0..).map(model_name).zip(takes_ms.iter().map(run)).collect(),
     }
 }
@@ -126,6 +127,7 @@ pub(crate) fn function(number: usize) -> FunctionConfig {
         slo: Some(Slo { deadline: OBJECTIVE, percentile: 0.98 }),
         idempotent: true,
         gpu_memory: None,
+        profiles: Vec::new(),
     }
 }
 

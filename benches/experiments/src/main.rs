@@ -1,0 +1,78 @@
+//! `millrace-experiments`: runs the papers' experiments and prints the papers' figures beside ours.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use millrace_experiments::{Effort, Experiment, all};
+
+/// Runs the papers' experiments on the twin, and exits with an error unless each order of the
+/// baselines is the paper's and each figure is in its band or has a written cause.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Which: H03, H07, …, or all.
+    #[arg(required = true)]
+    experiments: Vec<String>,
+    /// How many seeds, from 1 on.
+    #[arg(long, default_value_t = Effort::FULL.seeds, value_parser = clap::value_parser!(u64).range(1..=100))]
+    seeds: u64,
+    /// A part of each workload, to see that it runs. Figures are not judged.
+    #[arg(long)]
+    short: bool,
+    /// Also write what is printed to this file.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let effort = Effort { seeds: args.seeds, short: args.short };
+    let mut output = args.output.as_ref().map(std::fs::File::create).transpose().context("--output")?;
+    let mut holds = true;
+    for Experiment { id, title, run } in chosen(&args.experiments)? {
+        let report = run(effort).with_context(|| id.to_owned())?;
+        let text = report.markdown(id, title, !effort.short);
+        print!("{text}");
+        if let Some(output) = &mut output {
+            output.write_all(text.as_bytes()).context("--output")?;
+        }
+        if !effort.short && !report.holds() {
+            eprintln!("{id}: something differs from the paper and nobody knows why");
+            holds = false;
+        }
+    }
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn chosen(names: &[String]) -> Result<Vec<Experiment>> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(all());
+    }
+    let mut chosen = Vec::new();
+    for name in names {
+        let found = all().into_iter().find(|experiment| covers(experiment.id, name));
+        let ids = || all().iter().map(|experiment| experiment.id).collect::<Vec<_>>().join(", ");
+        let Some(found) = found else { bail!("experiment {name:?} is not known: use all or one of {}", ids()) };
+        if !chosen.iter().any(|it: &Experiment| it.id == found.id) {
+            chosen.push(found);
+        }
+    }
+    Ok(chosen)
+}
+
+/// Whether an experiment has this result: H01-H04 has H03.
+fn covers(id: &str, name: &str) -> bool {
+    let number = |text: &str| text.strip_prefix(['H', 'h']).and_then(|digits| digits.parse::<u32>().ok());
+    if id.eq_ignore_ascii_case(name) {
+        return true;
+    }
+    match (id.split_once('-'), number(name)) {
+        (Some((first, last)), Some(wanted)) => {
+            number(first).zip(number(last)).is_some_and(|(first, last)| (first..=last).contains(&wanted))
+        }
+        _ => false,
+    }
+}

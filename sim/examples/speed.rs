@@ -1,0 +1,47 @@
+//! How many events a second the twin handles: a node of twelve GPUs under LALB's workload, and one of
+//! four under Torpor's. Prints events by core and the rate.
+
+use std::time::Instant;
+
+use millrace_policy::dispatch::PolicyConfig;
+use millrace_sim::models;
+use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::workload::{minutes, rates};
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+
+fn topology(gpus: u32, memory: Bytes, rate: BytesPerSec) -> Topology {
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "modelled".to_owned(),
+        memory,
+        host_path: vec![LinkId(index)],
+    };
+    let link = Link { kind: LinkKind::Pcie, rate };
+    Topology { name: "speed".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link; gpus as usize] }
+}
+
+#[expect(clippy::disallowed_methods, reason = "measures the wall clock")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let torpor = models::torpor();
+    let functions: Vec<_> =
+        (0..480).map(|place| Function::new(torpor[place % torpor.len()].clone(), None)).collect();
+    let arrivals = minutes::arrivals(&rates::by_minute(&rates::torpor(), 480, 10, 0), 1);
+    let node = NodeSpec::new(topology(4, Bytes::gib(25), models::TORPOR_PCIE), PolicyConfig::Fifo);
+    let mut scenario = Scenario::new(vec![node], functions, arrivals, 1);
+    for traced in [true, false] {
+        scenario.traced = traced;
+        let began = Instant::now();
+        let outcome = millrace_sim::run(&scenario)?;
+        let took = began.elapsed();
+        let (events, hash) = outcome.events();
+        println!(
+            "traced {traced}: {} requests, {events} events, {:.0} events/s, {took:.2?}, hash {hash:016x}, {:?}",
+            outcome.records.len(),
+            events as f64 / took.as_secs_f64(),
+            outcome.events_by_core()
+        );
+        println!("{:?}", outcome.summary(&scenario.functions));
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! What came of a run: every request, the nodes as they were left, and the sums that the papers
+//! report.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_policy::trace::{CoreId, Trace};
+use millrace_types::{GpuIndex, Reason, Timestamp};
+use millrace_worker::request::Split;
+use millrace_worker::snapshot::NodeSnapshot;
+
+use crate::scenario::Function;
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// With an answer.
+    Answered {
+        /// From which node.
+        node: usize,
+        /// Where it ran.
+        gpu: GpuIndex,
+        /// How often it was begun.
+        attempts: u32,
+        /// Where the time went.
+        split: Split,
+    },
+    /// Without.
+    Failed {
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// One request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Its place among the arrivals.
+    pub request: usize,
+    /// Its function's place.
+    pub function: u32,
+    /// When it came.
+    pub arrived: Timestamp,
+    /// When it was answered, or given up.
+    pub finished: Timestamp,
+    /// How.
+    pub ending: Ending,
+}
+
+impl Record {
+    /// From its arrival to its end.
+    #[must_use]
+    pub fn latency(&self) -> Duration {
+        self.finished.since(self.arrived)
+    }
+
+    /// Whether it was answered.
+    #[must_use]
+    pub fn answered(&self) -> bool {
+        matches!(self.ending, Ending::Answered { .. })
+    }
+}
+
+/// What came of a run.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Every request, in the order in which they came.
+    pub records: Vec<Record>,
+    /// The nodes at the end.
+    pub nodes: Vec<NodeSnapshot>,
+    /// From the first moment to the last answer.
+    pub span: Duration,
+    /// GPUs that held the most popular model, on average over time (L17).
+    pub held_of_top: f64,
+    /// Copies of functions that the control plane placed.
+    pub placements: usize,
+    /// What each node's cores saw and did, where that was traced.
+    pub traces: Vec<Trace>,
+}
+
+impl Outcome {
+    /// Events that the nodes' cores handled, and one number for all they saw and did. Zeros unless
+    /// traced.
+    #[must_use]
+    pub fn events(&self) -> (u64, u64) {
+        let events = self.traces.iter().flat_map(|trace| trace.folds().values()).map(|fold| fold.events);
+        let digests = self.traces.iter().map(Trace::digest);
+        let hash = digests.fold(0, |hash: u64, digest| hash.rotate_left(17) ^ digest);
+        (events.sum(), if self.traces.is_empty() { 0 } else { hash })
+    }
+
+    /// Events by kind of core, for whoever wonders where the time goes.
+    #[must_use]
+    pub fn events_by_core(&self) -> BTreeMap<&'static str, u64> {
+        let mut by = BTreeMap::new();
+        for (core, fold) in self.traces.iter().flat_map(|trace| trace.folds()) {
+            let name = match core {
+                CoreId::Admission(_) => "function",
+                CoreId::Dispatch => "dispatch",
+                CoreId::Fabric => "fabric",
+                CoreId::Gpu(_) => "gpu",
+                CoreId::Executor(_) => "executor",
+                CoreId::Link(_) => "link",
+            };
+            *by.entry(name).or_default() += fold.events;
+        }
+        by
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn summary(&self, functions: &[Function]) -> Summary {
+        let mut latencies: Vec<Duration> = self.answered().map(Record::latency).collect();
+        latencies.sort_unstable();
+        let seconds = || latencies.iter().map(Duration::as_secs_f64);
+        let count = latencies.len().max(1) as f64;
+        let mean = seconds().sum::<f64>() / count;
+        let variance = seconds().map(|latency| (latency - mean).powi(2)).sum::<f64>() / count;
+        let stats = self.nodes.iter().map(|node| node.dispatch);
+        let (mut dispatched, mut misses, mut false_misses) = (0, 0, 0);
+        for stats in stats {
+            dispatched += stats.hits + stats.misses;
+            misses += stats.misses;
+            false_misses += stats.false_misses;
+        }
+        let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let loads = self.gpu_loads();
+        let (met, held) = self.compliance(functions);
+        Summary {
+            requests: self.records.len() as u64,
+            failed: self.records.iter().filter(|record| !record.answered()).count() as u64,
+            mean: Duration::from_secs_f64(mean),
+            variance,
+            p50: percentile(&latencies, 50.0),
+            p98: percentile(&latencies, 98.0),
+            p99: percentile(&latencies, 99.0),
+            miss_ratio: share(misses, dispatched),
+            false_miss_ratio: share(false_misses, misses),
+            held_of_top: self.held_of_top,
+            gpu_load: loads.iter().sum::<f64>() / loads.len().max(1) as f64,
+            gpu_load_variance: normalised_variance(&loads),
+            compliant: met,
+            with_objective: held,
+        }
+    }
+
+    fn answered(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter().filter(|record| record.answered())
+    }
+
+    /// Each GPU's share of the time that it computed.
+    #[must_use]
+    pub fn gpu_loads(&self) -> Vec<f64> {
+        let gpus = self.nodes.iter().flat_map(|node| &node.gpus);
+        gpus.map(|gpu| gpu.busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)).collect()
+    }
+
+    /// Functions that met their objectives, of those that have one and were asked: m/n >= p,
+    /// recomputed from the requests (T17). What was not answered was late.
+    #[must_use]
+    pub fn compliance(&self, functions: &[Function]) -> (u64, u64) {
+        let mut counts = BTreeMap::<u32, (u64, u64)>::new();
+        for record in &self.records {
+            let Some(slo) = functions[record.function as usize].slo else { continue };
+            let (m, n) = counts.entry(record.function).or_default();
+            *n += 1;
+            *m += u64::from(record.answered() && record.latency() <= slo.deadline);
+        }
+        let met = counts.iter().filter(|(function, (m, n))| {
+            let percentile = functions[**function as usize].slo.map_or(0.0, |slo| slo.percentile);
+            *m as f64 >= percentile * *n as f64
+        });
+        (met.count() as u64, counts.len() as u64)
+    }
+
+    /// The latencies of one function's answers, in order.
+    #[must_use]
+    pub fn latencies_of(&self, wanted: impl Fn(u32) -> bool) -> Vec<Duration> {
+        let mut latencies: Vec<_> =
+            self.answered().filter(|record| wanted(record.function)).map(Record::latency).collect();
+        latencies.sort_unstable();
+        latencies
+    }
+}
+
+/// What a run comes to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Summary {
+    /// Requests.
+    pub requests: u64,
+    /// Of those, not answered.
+    pub failed: u64,
+    /// Latency of answers, on average.
+    pub mean: Duration,
+    /// Its variance, in square seconds.
+    pub variance: f64,
+    /// The latency within which half of the answers came.
+    pub p50: Duration,
+    /// 98%.
+    pub p98: Duration,
+    /// 99%.
+    pub p99: Duration,
+    /// Dispatches to a GPU without the model.
+    pub miss_ratio: f64,
+    /// Of those, while another GPU had it.
+    pub false_miss_ratio: f64,
+    /// GPUs that held the most popular model, on average.
+    pub held_of_top: f64,
+    /// The share of time that GPUs computed.
+    pub gpu_load: f64,
+    /// The variance of that between GPUs, each by the most loaded (Torpor, §7.4).
+    pub gpu_load_variance: f64,
+    /// Functions that met their objectives.
+    pub compliant: u64,
+    /// Functions that have one and were asked.
+    pub with_objective: u64,
+}
+
+impl Summary {
+    /// The share of functions that met their objectives; 1 where none has any.
+    #[must_use]
+    pub fn compliance(&self) -> f64 {
+        if self.with_objective == 0 { 1.0 } else { self.compliant as f64 / self.with_objective as f64 }
+    }
+}
+
+/// The value that so many percent of sorted ones do not exceed (nearest rank).
+#[must_use]
+pub fn percentile(sorted: &[Duration], percent: f64) -> Duration {
+    let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or_default()
+}
+
+/// The variance of values, each divided by the largest.
+fn normalised_variance(values: &[f64]) -> f64 {
+    let most = values.iter().copied().fold(0.0, f64::max);
+    if most <= 0.0 {
+        return 0.0;
+    }
+    let count = values.len() as f64;
+    let mean = values.iter().map(|value| value / most).sum::<f64>() / count;
+    values.iter().map(|value| (value / most - mean).powi(2)).sum::<f64>() / count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let sorted: Vec<_> = (1..=100).map(Duration::from_millis).collect();
+        let ms = Duration::from_millis;
+        assert_eq!(percentile(&sorted, 50.0), ms(50));
+        assert_eq!(percentile(&sorted, 98.0), ms(98));
+        assert_eq!(percentile(&sorted[..3], 98.0), ms(3));
+        assert_eq!(percentile(&[], 98.0), ms(0));
+    }
+
+    #[test]
+    fn load_variance_is_by_the_most_loaded() {
+        assert_eq!(normalised_variance(&[0.5, 0.5]), 0.0);
+        assert_eq!(normalised_variance(&[0.0, 0.5]), 0.25);
+        assert_eq!(normalised_variance(&[0.0, 0.0]), 0.0);
+    }
+}

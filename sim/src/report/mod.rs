@@ -1,0 +1,135 @@
+//! How a run is told: a table for people, CSV for programs, plots as SVG.
+
+mod plot;
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+pub use plot::{Line, PlotError, lines};
+
+use crate::outcome::{Ending, Outcome, Summary};
+
+/// A table with columns as wide as they need, the first to the left, the others to the right.
+#[must_use]
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for (column, cell) in cells.enumerate() {
+            let pad = widths[column].saturating_sub(cell.chars().count());
+            if column == 0 {
+                line.push_str(cell);
+                line.push_str(&" ".repeat(pad));
+            } else {
+                line.push_str(&" ".repeat(pad + 2));
+                line.push_str(cell);
+            }
+        }
+        line.trim_end().to_owned() + "\n"
+    };
+    let mut text = line(&mut header.iter().copied());
+    for row in rows {
+        text.push_str(&line(&mut row.iter().map(String::as_str)));
+    }
+    text
+}
+
+/// A duration with three digits that matter.
+#[must_use]
+pub fn span(of: Duration) -> String {
+    let seconds = of.as_secs_f64();
+    match () {
+        () if seconds >= 100.0 => format!("{seconds:.0} s"),
+        () if seconds >= 10.0 => format!("{seconds:.1} s"),
+        () if seconds >= 1.0 => format!("{seconds:.2} s"),
+        () if seconds >= 0.1 => format!("{:.0} ms", seconds * 1e3),
+        () => format!("{:.1} ms", seconds * 1e3),
+    }
+}
+
+/// A share in percent.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// What a summary's row says, in [`SUMMARY_HEADER`]'s order.
+pub const SUMMARY_HEADER: [&str; 10] =
+    ["policy", "requests", "failed", "mean", "p50", "p98", "p99", "misses", "GPU load", "compliant"];
+
+/// A summary as a table's row.
+#[must_use]
+pub fn summary_row(name: &str, summary: &Summary) -> Vec<String> {
+    let compliant = match summary.with_objective {
+        0 => "-".to_owned(),
+        functions => format!("{} of {functions}", summary.compliant),
+    };
+    vec![
+        name.to_owned(),
+        summary.requests.to_string(),
+        summary.failed.to_string(),
+        span(summary.mean),
+        span(summary.p50),
+        span(summary.p98),
+        span(summary.p99),
+        percent(summary.miss_ratio),
+        percent(summary.gpu_load),
+        compliant,
+    ]
+}
+
+/// Writes every request: when it came, how long it took, and where.
+///
+/// # Errors
+/// As of the writer.
+pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
+    let mut csv = csv::Writer::from_writer(to);
+    csv.write_record([
+        "request", "function", "arrived_us", "latency_us", "queue_us", "swap_us", "run_us", "node", "gpu",
+        "attempts", "error",
+    ])?;
+    for record in &outcome.records {
+        let us = |of: Duration| of.as_micros().to_string();
+        let mut row = vec![
+            record.request.to_string(),
+            record.function.to_string(),
+            (record.arrived.0 / 1000).to_string(),
+            us(record.latency()),
+        ];
+        match record.ending {
+            Ending::Answered { node, gpu, attempts, split } => {
+                row.extend([us(split.queue), us(split.swap), us(split.run)]);
+                row.extend([node.to_string(), gpu.0.to_string(), attempts.to_string(), String::new()]);
+            }
+            Ending::Failed { reason } => {
+                row.extend(std::iter::repeat_n(String::new(), 6));
+                row.push(reason.as_str().to_owned());
+            }
+        }
+        csv.write_record(row)?;
+    }
+    csv.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_they_need() {
+        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "100".to_owned()]];
+        assert_eq!(table(&["name", "n"], &rows), "name    n\na       1\nlong  100\n");
+    }
+
+    #[test]
+    fn spans_keep_three_digits() {
+        let cases = [(0.0123, "12.3 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (123.4, "123 s")];
+        for (seconds, text) in cases {
+            assert_eq!(span(Duration::from_secs_f64(seconds)), text);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Runs a scenario: starts its nodes in virtual time, installs the functions where the control
+//! plane placed them, brings the requests and the faults, and waits until everything is answered.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use millrace_policy::router::{self, Request};
+use millrace_types::{
+    BytesPerSec, Digest, GpuIndex, Reason, RequestId, Revision, RevisionKey, Timestamp,
+};
+use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
+use millrace_worker::handle::NodeHandle;
+use millrace_worker::install::{FunctionConfig, InstallError, PreparedModel, Profile};
+use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
+use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
+use millrace_worker::port::modelled::ModelledMachine;
+use millrace_worker::request::Invocation;
+use millrace_worker::snapshot::{Look, NodeSnapshot};
+use tokio::sync::Notify;
+
+use crate::control::{self, Control, digest, function_key};
+use crate::outcome::{Ending, Outcome, Record};
+use crate::router::{Router, TELEMETRY_EVERY};
+use crate::scenario::{Function, NodeSpec, Scenario};
+
+/// How long executors have to come up before the first request.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// How often it is looked at how many GPUs hold the most popular model.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Requests that a node and a function may have: more than any scenario has.
+const REQUESTS_MAX: u32 = 1 << 28;
+
+/// Why a scenario was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The control plane did not take it.
+    #[error(transparent)]
+    Control(#[from] control::Error),
+    /// A node did not take a function.
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    /// It contradicts itself.
+    #[error("the scenario does not fit: {0}")]
+    Scenario(String),
+    /// The machine does not let it.
+    #[error("no memory file for the models: {0}")]
+    Memory(#[from] std::io::Error),
+}
+
+/// Runs a scenario to its end, on this thread, which must not be running a runtime.
+///
+/// # Errors
+/// [`Error`].
+pub fn run(scenario: &Scenario) -> Result<Outcome, Error> {
+    check(scenario)?;
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let built = builder.enable_time().start_paused(true).build();
+        built.unwrap_or_else(|error| panic!("a runtime without I/O: {error}"))
+    };
+    actix::System::with_tokio_rt(runtime).block_on(World::run(scenario))
+}
+
+fn check(scenario: &Scenario) -> Result<(), Error> {
+    let wrong = |what: String| Err(Error::Scenario(what));
+    if scenario.nodes.is_empty() {
+        return wrong("it has no nodes".to_owned());
+    }
+    let functions = scenario.functions.len();
+    if let Some(arrival) = scenario.arrivals.iter().find(|arrival| arrival.function as usize >= functions) {
+        return wrong(format!("a request is for function {} of {functions}", arrival.function));
+    }
+    if !scenario.arrivals.is_sorted_by_key(|arrival| arrival.at) {
+        return wrong("its requests are not in the order in which they come".to_owned());
+    }
+    let there = |node: usize, gpu: GpuIndex| {
+        scenario.nodes.get(node).is_some_and(|it| it.topology.gpus.len() > gpu.0 as usize)
+    };
+    if let Some(fault) = scenario.faults.iter().find(|fault| !there(fault.node, fault.gpu)) {
+        return wrong(format!("a fault is for node {} GPU {}, which is not there", fault.node, fault.gpu));
+    }
+    Ok(())
+}
+
+/// One machine.
+struct Machine {
+    handle: NodeHandle,
+    executors: ModelledMachine,
+    trace: Option<SharedTrace>,
+    host_rate: BytesPerSec,
+}
+
+/// What the tasks of a run share.
+struct Shared {
+    clock: Arc<dyn Clock>,
+    machines: Vec<Machine>,
+    router: RefCell<Router>,
+    records: RefCell<Vec<Record>>,
+    /// The GPUs that held the most popular model, added up, and how often it was looked.
+    held: RefCell<(u64, u64)>,
+    answered: Notify,
+    timeout: Duration,
+    /// How long each function's runs were seen to take, as the gateway learns it.
+    runs: RefCell<BTreeMap<u32, Duration>>,
+    requests: Vec<(RevisionKey, Digest, millrace_types::Bytes)>,
+}
+
+struct World;
+
+impl World {
+    async fn run(scenario: &Scenario) -> Result<Outcome, Error> {
+        let (control, placed) = Control::set_up(&scenario.nodes, &scenario.functions)?;
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::start().with_ties(scenario.ties));
+        let mut router = Router::default();
+        let models = models(&scenario.functions)?;
+        let mut machines = Vec::new();
+        for (place, (node, functions)) in scenario.nodes.iter().zip(&placed).enumerate() {
+            let machine = start(scenario, node, place, &clock);
+            router.join(place, node.topology.gpus.len() as u32, machine.host_rate);
+            for &function in functions {
+                let config = config(scenario, node, function, machine.host_rate);
+                machine.handle.install(config, Arc::clone(&models[function])).await?;
+                router.serves(place, function as u32);
+            }
+            machines.push(machine);
+        }
+        let request = |(place, function): (usize, &Function)| {
+            (revision(place), digest(place), function.model.weights)
+        };
+        let shared = Rc::new(Shared {
+            clock,
+            machines,
+            router: RefCell::new(router),
+            records: RefCell::new(Vec::with_capacity(scenario.arrivals.len())),
+            held: RefCell::default(),
+            answered: Notify::new(),
+            timeout: scenario.timeout,
+            runs: RefCell::default(),
+            requests: scenario.functions.iter().enumerate().map(request).collect(),
+        });
+        shared.pass(WARM_UP).await;
+        let began = shared.clock.now();
+        let tasks = [
+            actix_rt::spawn(faults(Rc::clone(&shared), scenario.faults.clone(), began)),
+            actix_rt::spawn(telemetry(Rc::clone(&shared))),
+            actix_rt::spawn(look(Rc::clone(&shared), top(scenario))),
+        ];
+        bring(&shared, scenario, began).await;
+        tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        Ok(shared.outcome(began, &control).await)
+    }
+}
+
+impl Shared {
+    async fn until(&self, at: Timestamp) {
+        let wake = self.clock.wake_at(at, Sleeper::OUTSIDE);
+        tokio::time::sleep(self.clock.sleep_for(wake.since(self.clock.now()))).await;
+    }
+
+    async fn pass(&self, span: Duration) {
+        self.until(self.clock.now() + span).await;
+    }
+
+    fn note(&self, record: Record) {
+        self.records.borrow_mut().push(record);
+        self.answered.notify_one();
+    }
+
+    async fn outcome(&self, began: Timestamp, control: &Control) -> Outcome {
+        let ended = self.clock.now();
+        let mut nodes = Vec::new();
+        for machine in &self.machines {
+            nodes.push(machine.handle.snapshot().await);
+        }
+        let mut records = self.records.take();
+        records.sort_by_key(|record| record.request);
+        let traces = self.machines.iter().filter_map(|machine| machine.trace.as_ref());
+        let traces: Vec<_> =
+            traces.map(|trace| trace.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect();
+        for machine in &self.machines {
+            machine.handle.stop().await;
+        }
+        let (sum, looks) = *self.held.borrow();
+        Outcome {
+            records,
+            nodes,
+            span: ended.since(began),
+            held_of_top: if looks == 0 { 0.0 } else { sum as f64 / looks as f64 },
+            placements: control.state().placements().count(),
+            traces,
+        }
+    }
+}
+
+fn revision(place: usize) -> RevisionKey {
+    RevisionKey { function: function_key(place), revision: Revision::FIRST }
+}
+
+fn model_name(place: usize) -> String {
+    format!("m{place}")
+}
+
+/// The models as nodes are given them: names and sizes, and empty files.
+fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, Error> {
+    let fd = rustix::fs::memfd_create("simulated", rustix::fs::MemfdFlags::CLOEXEC);
+    let file: Arc<OwnedFd> = Arc::new(fd.map_err(std::io::Error::from)?);
+    let model = |(place, function): (usize, &Function)| {
+        Arc::new(PreparedModel {
+            digest: digest(place),
+            name: model_name(place),
+            graph: Arc::clone(&file),
+            graph_bytes: millrace_types::Bytes::ZERO,
+            weights: Arc::clone(&file),
+            weights_bytes: function.model.weights,
+            launches: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        })
+    };
+    Ok(functions.iter().enumerate().map(model).collect())
+}
+
+/// How long a run takes on a type of GPU.
+fn paced(scenario: &Scenario, gpu_type: &str, span: Duration) -> Duration {
+    span * scenario.pace.get(gpu_type).copied().unwrap_or(100) / 100
+}
+
+fn start(scenario: &Scenario, node: &NodeSpec, place: usize, clock: &Arc<dyn Clock>) -> Machine {
+    let behaviour = |gpu: &millrace_types::topology::Gpu| {
+        let run = |(place, function): (usize, &Function)| {
+            let model = &function.model;
+            let run = RunModel {
+                takes: paced(scenario, &gpu.gpu_type, model.run),
+                tail: paced(scenario, &gpu.gpu_type, model.tail),
+                start: model.start,
+                end: RunEnd::Done,
+            };
+            (model_name(place), run)
+        };
+        Behaviour {
+            start: scenario.executor_start,
+            // As fast as the links are.
+            copy_rate: BytesPerSec(u64::MAX),
+            copy_fails_every: None,
+            ties: scenario.ties,
+            runs: scenario.functions.iter().enumerate().map(run).collect(),
+        }
+    };
+    let behaviours = node.topology.gpus.iter().map(behaviour).collect();
+    let executors = ModelledMachine::new(Arc::clone(clock), behaviours).with_links(&node.topology);
+    let trace = scenario.traced.then(SharedTrace::default);
+    let mut config = NodeConfig::new(node.topology.clone());
+    (config.dispatch, config.memory) = (node.dispatch, node.memory.clone());
+    (config.requests_max, config.in_flight_max) = (REQUESTS_MAX, REQUESTS_MAX);
+    let seed = scenario.seed.wrapping_add(place as u64);
+    let context = NodeContext::new(seed, Box::new(executors.clone())).with_clock(Arc::clone(clock));
+    let context = match &trace {
+        Some(trace) => context.with_trace(Arc::clone(trace)),
+        None => context,
+    };
+    Machine { handle: start_here(config, context), executors, trace, host_rate: host_rate(node) }
+}
+
+/// How fast a model comes onto the first GPU of a node.
+fn host_rate(node: &NodeSpec) -> BytesPerSec {
+    let path = node.topology.gpus.first().map(|gpu| gpu.host_path.as_slice()).unwrap_or_default();
+    let rates = path.iter().map(|link| node.topology.links[link.0 as usize].rate);
+    rates.min().unwrap_or(BytesPerSec(u64::MAX))
+}
+
+fn config(scenario: &Scenario, node: &NodeSpec, place: usize, host_rate: BytesPerSec) -> FunctionConfig {
+    let function = &scenario.functions[place];
+    let load = host_rate.time_for(function.model.weights).max(function.model.start);
+    let mut types: Vec<_> = node.topology.gpus.iter().map(|gpu| gpu.gpu_type.clone()).collect();
+    types.sort_unstable();
+    types.dedup();
+    let profile = |gpu_type: String| {
+        let run = paced(scenario, &gpu_type, function.model.run);
+        Profile { gpu_type, load, run }
+    };
+    FunctionConfig {
+        key: revision(place),
+        slo: function.slo,
+        idempotent: true,
+        gpu_memory: Some(function.model.memory),
+        profiles: types.into_iter().map(profile).collect(),
+    }
+}
+
+/// The most popular function.
+fn top(scenario: &Scenario) -> Option<Digest> {
+    let mut counts = BTreeMap::<u32, u64>::new();
+    scenario.arrivals.iter().for_each(|arrival| *counts.entry(arrival.function).or_default() += 1);
+    let top = counts.into_iter().max_by_key(|&(function, count)| (count, std::cmp::Reverse(function)));
+    top.map(|(function, _)| digest(function as usize))
+}
+
+async fn faults(shared: Rc<Shared>, faults: Vec<crate::scenario::Fault>, began: Timestamp) {
+    for fault in faults {
+        shared.until(began + fault.at.since(Timestamp::ZERO)).await;
+        shared.machines[fault.node].executors.kill(fault.gpu);
+    }
+}
+
+/// Nodes say how they are, where there is more than one to choose from.
+async fn telemetry(shared: Rc<Shared>) {
+    while shared.machines.len() > 1 {
+        shared.pass(TELEMETRY_EVERY).await;
+        for (place, machine) in shared.machines.iter().enumerate() {
+            let said = machine.handle.look(Look::Machine).await;
+            shared.router.borrow_mut().hear(place, &said);
+        }
+    }
+}
+
+/// Counts how many GPUs hold the most popular model (L17).
+async fn look(shared: Rc<Shared>, top: Option<Digest>) {
+    let Some(top) = top else { return };
+    loop {
+        shared.pass(LOOK_EVERY).await;
+        let mut holders = 0;
+        for machine in &shared.machines {
+            let said = machine.handle.look(Look::Machine).await;
+            holders += holding(&said, top);
+        }
+        let mut held = shared.held.borrow_mut();
+        *held = (held.0 + holders, held.1 + 1);
+    }
+}
+
+fn holding(node: &NodeSnapshot, model: Digest) -> u64 {
+    node.gpus.iter().filter(|gpu| gpu.models.iter().any(|it| it.digest == model)).count() as u64
+}
+
+async fn bring(shared: &Rc<Shared>, scenario: &Scenario, began: Timestamp) {
+    for (request, arrival) in scenario.arrivals.iter().enumerate() {
+        let at = began + arrival.at.since(Timestamp::ZERO);
+        if at > shared.clock.now() {
+            shared.until(at).await;
+        }
+        actix_rt::spawn(ask(Rc::clone(shared), request, arrival.function));
+    }
+    while shared.records.borrow().len() < scenario.arrivals.len() {
+        shared.answered.notified().await;
+    }
+}
+
+async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
+    let arrived = shared.clock.now();
+    let (revision, digest, weights) = &shared.requests[function as usize];
+    let run = shared.runs.borrow().get(&function).copied().unwrap_or(router::RUN_GUESS);
+    let needs = Request { weights: *weights, run };
+    let node = shared.router.borrow_mut().choose(function, *digest, &needs);
+    let Some(node) = node else {
+        let ending = Ending::Failed { reason: Reason::FunctionNotReady };
+        return shared.note(Record { request, function, arrived, finished: arrived, ending });
+    };
+    let invocation = Invocation {
+        request_id: RequestId::new(&format!("r{request}")).unwrap_or_else(|| unreachable!("r and a number")),
+        attempt: 1,
+        attempts_left: 3,
+        revision: revision.clone(),
+        timeout: shared.timeout,
+        inputs: Vec::new(),
+        descriptors: Vec::new(),
+        outputs: Vec::new(),
+    };
+    let answer = shared.machines[node].handle.invoke(invocation).await;
+    let finished = shared.clock.now();
+    let ending = match answer {
+        Ok(answer) => {
+            shared.runs.borrow_mut().insert(function, answer.split.run);
+            Ending::Answered { node, gpu: answer.gpu, attempts: answer.attempts, split: answer.split }
+        }
+        Err(failure) => Ending::Failed { reason: failure.reason },
+    };
+    shared.note(Record { request, function, arrived, finished, ending });
+}

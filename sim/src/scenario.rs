@@ -1,0 +1,108 @@
+//! What is simulated: machines, functions, who asks when, and what breaks.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::memory::Grid;
+use millrace_types::topology::Topology;
+use millrace_types::{Bytes, GpuIndex, Slo, Timestamp};
+
+use crate::models::ModelFigures;
+use crate::workload::Arrival;
+
+/// One machine of the cluster.
+#[derive(Debug, Clone)]
+pub struct NodeSpec {
+    /// Its GPUs and links.
+    pub topology: Topology,
+    /// Which of its requests goes to which of its GPUs.
+    pub dispatch: PolicyConfig,
+    /// How its GPUs' memory is cut up.
+    pub memory: Grid,
+    /// Its host memory for models.
+    pub host_memory: Bytes,
+}
+
+impl NodeSpec {
+    /// A machine with this topology that dispatches so, with room for any number of models.
+    #[must_use]
+    pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
+        Self { topology, dispatch, memory: Grid::default(), host_memory: Bytes(u64::MAX / 2) }
+    }
+}
+
+/// One published function.
+#[derive(Debug, Clone)]
+pub struct Function {
+    /// Its model. Functions never share one, as the papers' do not.
+    pub model: ModelFigures,
+    /// Its objective.
+    pub slo: Option<Slo>,
+    /// On how many nodes it is kept ready.
+    pub replicas: u32,
+}
+
+impl Function {
+    /// A function of one replica.
+    #[must_use]
+    pub fn new(model: ModelFigures, slo: Option<Slo>) -> Self {
+        Self { model, slo, replicas: 1 }
+    }
+}
+
+/// Something that breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// When.
+    pub at: Timestamp,
+    /// On which machine.
+    pub node: usize,
+    /// Whose executor is killed.
+    pub gpu: GpuIndex,
+}
+
+/// All of it.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// The machines.
+    pub nodes: Vec<NodeSpec>,
+    /// What is published.
+    pub functions: Vec<Function>,
+    /// The requests, in the order in which they come; each names its function by place.
+    pub arrivals: Vec<Arrival>,
+    /// Executors that are killed.
+    pub faults: Vec<Fault>,
+    /// How much longer than its model's figures a run takes on a type of GPU, in percent of them
+    /// (L21). Types that are not named take what the figures say.
+    pub pace: BTreeMap<String, u32>,
+    /// How long clients wait.
+    pub timeout: Duration,
+    /// An executor's start.
+    pub executor_start: Duration,
+    /// Spreads what is spread at random, inside the nodes.
+    pub seed: u64,
+    /// The order of what happens in one moment: 0 the usual one.
+    pub ties: u64,
+    /// Whether events are counted and hashed; costs about a tenth of the time.
+    pub traced: bool,
+}
+
+impl Scenario {
+    /// No faults; clients wait for an hour.
+    #[must_use]
+    pub fn new(nodes: Vec<NodeSpec>, functions: Vec<Function>, arrivals: Vec<Arrival>, seed: u64) -> Self {
+        Self {
+            nodes,
+            functions,
+            arrivals,
+            faults: Vec::new(),
+            pace: BTreeMap::new(),
+            timeout: Duration::from_secs(3600),
+            executor_start: Duration::from_millis(100),
+            seed,
+            ties: 0,
+            traced: false,
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! So many requests of each function in each minute, in random order (L19: "within each minute we
+//! randomly distribute the invocations of different functions").
+
+use std::time::Duration;
+
+use millrace_types::Timestamp;
+use rand::Rng as _;
+
+use super::{Arrival, MINUTE, random};
+
+/// Requests by minute, then by function, each at a random moment of its minute.
+#[must_use]
+pub fn arrivals(minutes: &[Vec<u32>], seed: u64) -> Vec<Arrival> {
+    let mut rng = random(seed, 1);
+    let mut arrivals = Vec::new();
+    for (minute, counts) in (0u32..).zip(minutes) {
+        let begin = Timestamp::ZERO + MINUTE * minute;
+        for (function, &count) in (0u32..).zip(counts) {
+            let moment = |_| Duration::from_micros(rng.random_range(0..60_000_000));
+            arrivals.extend((0..count).map(moment).map(|after| Arrival { at: begin + after, function }));
+        }
+    }
+    arrivals.sort_unstable();
+    arrivals
+}

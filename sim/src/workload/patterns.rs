@@ -1,0 +1,122 @@
+//! Shapes of arrivals (D32): sporadic, periodic, bursty.
+
+use std::time::Duration;
+
+use millrace_types::Timestamp;
+use rand::Rng as _;
+use rand_chacha::ChaCha12Rng;
+use rand_distr::{Distribution as _, Exp};
+
+use super::{Arrival, random};
+
+/// How a function's requests come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pattern {
+    /// At random, independent of each other (Poisson).
+    Sporadic {
+        /// Between two of them, on average.
+        mean_gap: Duration,
+    },
+    /// At a beat, each a little early or late.
+    Periodic {
+        /// From one to the next.
+        period: Duration,
+        /// How early or late, at most, as a share of the period.
+        jitter: f64,
+    },
+    /// In bursts, with silence in between.
+    Bursty {
+        /// Between the beginnings of two bursts, on average.
+        mean_gap: Duration,
+        /// Requests in a burst.
+        size: u32,
+        /// Between two of a burst.
+        apart: Duration,
+    },
+}
+
+/// The requests of functions, one pattern each, over a span.
+#[must_use]
+pub fn arrivals(patterns: &[Pattern], span: Duration, seed: u64) -> Vec<Arrival> {
+    let end = Timestamp::ZERO + span;
+    let mut arrivals = Vec::new();
+    for (function, pattern) in (0u32..).zip(patterns) {
+        let mut rng = random(seed, u64::from(function) + 2);
+        let times = times(*pattern, end, &mut rng);
+        arrivals.extend(times.into_iter().filter(|&at| at < end).map(|at| Arrival { at, function }));
+    }
+    arrivals.sort_unstable();
+    arrivals
+}
+
+fn times(pattern: Pattern, end: Timestamp, rng: &mut ChaCha12Rng) -> Vec<Timestamp> {
+    let mut times = Vec::new();
+    let mut at = Timestamp::ZERO;
+    match pattern {
+        Pattern::Sporadic { mean_gap } => {
+            at = at + gap(mean_gap, rng);
+            while at < end {
+                times.push(at);
+                at = at + gap(mean_gap, rng);
+            }
+        }
+        Pattern::Periodic { period, jitter } => {
+            at = at + period.mul_f64(rng.random::<f64>());
+            while at < end {
+                let late = period.mul_f64(jitter * 2.0 * rng.random::<f64>());
+                let beat = at + late;
+                times.push(Timestamp(beat.0.saturating_sub(period.mul_f64(jitter).as_nanos() as u64)));
+                at = at + period.max(Duration::from_micros(1));
+            }
+        }
+        Pattern::Bursty { mean_gap, size, apart } => {
+            at = at + gap(mean_gap, rng);
+            while at < end {
+                times.extend((0..size).map(|number| at + apart * number));
+                at = at + gap(mean_gap, rng);
+            }
+        }
+    }
+    times
+}
+
+/// An exponential gap, at least a microsecond.
+fn gap(mean: Duration, rng: &mut ChaCha12Rng) -> Duration {
+    let rate = 1.0 / mean.as_secs_f64().max(1e-6);
+    let seconds = Exp::new(rate).map_or(0.0, |gaps| gaps.sample(rng));
+    Duration::from_secs_f64(seconds).max(Duration::from_micros(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn one(pattern: Pattern) -> Vec<Timestamp> {
+        arrivals(&[pattern], SECOND * 1000, 7).into_iter().map(|arrival| arrival.at).collect()
+    }
+
+    #[test]
+    fn each_pattern_has_its_rate_and_shape() {
+        let sporadic = one(Pattern::Sporadic { mean_gap: SECOND });
+        assert!((900..1100).contains(&sporadic.len()), "{}", sporadic.len());
+        let periodic = one(Pattern::Periodic { period: SECOND, jitter: 0.1 });
+        assert_eq!(periodic.len(), 1000);
+        let steady = |pair: &[Timestamp]| pair[1].since(pair[0]) <= SECOND.mul_f64(1.2);
+        assert!(periodic.windows(2).all(steady));
+        let apart = Duration::from_millis(1);
+        let bursty = one(Pattern::Bursty { mean_gap: SECOND * 10, size: 10, apart });
+        let close = bursty.windows(2).filter(|pair| pair[1].since(pair[0]) <= apart).count();
+        assert!(close * 10 >= bursty.len() * 8, "{close} of {}", bursty.len());
+    }
+
+    #[test]
+    fn a_function_more_changes_no_other() {
+        let pattern = Pattern::Sporadic { mean_gap: SECOND };
+        let (two, three) = ([pattern; 2], [pattern; 3]);
+        let mut more = arrivals(&three, SECOND * 60, 1);
+        more.retain(|arrival| arrival.function < 2);
+        assert_eq!(arrivals(&two, SECOND * 60, 1), more);
+    }
+}
