@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::{
     apply, autoscale, cluster, completions, controller, delete, demo, describe, get, invoke, ps, scheduling,
-    synth, up, version, worker,
+    sim, synth, up, version, worker,
 };
 use crate::failure::EXIT_CODES;
 use crate::load;
@@ -85,6 +85,7 @@ pub(crate) enum Command {
     Invoke(invoke::Args),
     Ps(ps::Args),
     Load(load::Args),
+    Sim(sim::Args),
     Cluster(cluster::Args),
     Cordon(scheduling::Cordon),
     Drain(scheduling::Drain),

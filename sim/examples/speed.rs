@@ -18,7 +18,11 @@ fn topology(gpus: u32, memory: Bytes, rate: BytesPerSec) -> Topology {
         host_path: vec![LinkId(index)],
     };
     let link = Link { kind: LinkKind::Pcie, rate };
-    Topology { name: "speed".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link; gpus as usize] }
+    Topology {
+        name: "speed".to_owned(),
+        gpus: (0..gpus).map(gpu).collect(),
+        links: vec![link; gpus as usize],
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "measures the wall clock")]

@@ -35,5 +35,5 @@ pub mod scenario;
 pub mod workload;
 
 pub use outcome::{Ending, Outcome, Record, Summary};
-pub use run::run;
+pub use run::{run, run_each};
 pub use scenario::{Function, NodeSpec, Scenario};

@@ -17,7 +17,7 @@ use millrace_types::{Bytes, BytesPerSec};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFigures {
     /// The network's name.
-    pub name: &'static str,
+    pub name: String,
     /// What is copied.
     pub weights: Bytes,
     /// What it holds on a GPU.
@@ -68,7 +68,7 @@ pub fn lalb() -> Vec<ModelFigures> {
     let figures = |&(name, megabytes, load, run): &(&'static str, u64, u64, u64)| {
         let run = Duration::from_millis(run);
         ModelFigures {
-            name,
+            name: name.to_owned(),
             weights: LALB_WEIGHTS,
             memory: Bytes(megabytes * 1_000_000),
             run,
@@ -98,15 +98,9 @@ pub fn torpor() -> Vec<ModelFigures> {
         let (run, weights) = (Duration::from_millis(run), Bytes(megabytes * 1_000_000));
         let tail = Duration::from_millis(swapped).saturating_sub(TORPOR_PCIE.time_for(weights)).min(run);
         let memory = Bytes(weights.0 + weights.0 / 10);
-        ModelFigures { name, weights, memory, run, tail, start: Duration::ZERO }
+        ModelFigures { name: name.to_owned(), weights, memory, run, tail, start: Duration::ZERO }
     };
     TORPOR.iter().map(figures).collect()
-}
-
-/// The Torpor model of this name.
-#[must_use]
-pub fn torpor_model(name: &str) -> Option<ModelFigures> {
-    torpor().into_iter().find(|model| model.name == name)
 }
 
 /// One swap alone on its link: the first bytes, then whichever is longer, and what is left after.

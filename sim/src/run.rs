@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use millrace_policy::router::{self, Request};
-use millrace_types::{
-    BytesPerSec, Digest, GpuIndex, Reason, RequestId, Revision, RevisionKey, Timestamp,
-};
+use millrace_types::{BytesPerSec, Digest, GpuIndex, Reason, RequestId, Revision, RevisionKey, Timestamp};
 use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, InstallError, PreparedModel, Profile};
@@ -63,6 +63,38 @@ pub fn run(scenario: &Scenario) -> Result<Outcome, Error> {
         built.unwrap_or_else(|error| panic!("a runtime without I/O: {error}"))
     };
     actix::System::with_tokio_rt(runtime).block_on(World::run(scenario))
+}
+
+/// Runs scenarios, as many at once as there are processors, and takes from each outcome what is
+/// wanted, in the order of the scenarios: each has a thread and a virtual time of its own.
+///
+/// # Errors
+/// As of the first that was not run.
+pub fn run_each<T: Send + Sync>(
+    scenarios: &[Scenario],
+    take: impl Fn(&Scenario, Outcome) -> T + Sync,
+) -> Result<Vec<T>, Error> {
+    let next = AtomicUsize::new(0);
+    let results: Vec<OnceLock<Result<T, Error>>> = scenarios.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        while let Some((scenario, result)) = {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            scenarios.get(place).zip(results.get(place))
+        } {
+            result.get_or_init(|| run(scenario).map(|outcome| take(scenario, outcome)));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(scenarios.len());
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    // The scope ends only when every scenario was taken and run.
+    results
+        .into_iter()
+        .map(|result| result.into_inner().unwrap_or_else(|| unreachable!("it was run")))
+        .collect()
 }
 
 fn check(scenario: &Scenario) -> Result<(), Error> {
@@ -128,9 +160,8 @@ impl World {
             }
             machines.push(machine);
         }
-        let request = |(place, function): (usize, &Function)| {
-            (revision(place), digest(place), function.model.weights)
-        };
+        let request =
+            |(place, function): (usize, &Function)| (revision(place), digest(place), function.model.weights);
         let shared = Rc::new(Shared {
             clock,
             machines,

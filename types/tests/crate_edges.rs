@@ -24,6 +24,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled"],
         "the data plane does not need the control plane's storage",
     ),
+    (
+        "millrace-sim",
+        &["millrace-controller", "millrace-gateway", "millrace-raft-store", "openraft", "sled"],
+        "it applies the replicated state directly",
+    ),
     ("millrace-executor", &["actix", "openraft", "sled"], "it is crash-only and small"),
     ("millrace-device", &["actix", "openraft", "tonic", "tokio"], "it is one GPU behind one trait"),
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),

@@ -116,7 +116,13 @@ async fn install(node: &NodeHandle) {
         inputs: Vec::new(),
         outputs: Vec::new(),
     };
-    let config = FunctionConfig { key: revision(), slo: None, idempotent: true, gpu_memory: None, profiles: Vec::new() };
+    let config = FunctionConfig {
+        key: revision(),
+        slo: None,
+        idempotent: true,
+        gpu_memory: None,
+        profiles: Vec::new(),
+    };
     node.install(config, Arc::new(model)).await.expect("it fits");
 }
 

@@ -55,7 +55,9 @@ fn chosen(names: &[String]) -> Result<Vec<Experiment>> {
     for name in names {
         let found = all().into_iter().find(|experiment| covers(experiment.id, name));
         let ids = || all().iter().map(|experiment| experiment.id).collect::<Vec<_>>().join(", ");
-        let Some(found) = found else { bail!("experiment {name:?} is not known: use all or one of {}", ids()) };
+        let Some(found) = found else {
+            bail!("experiment {name:?} is not known: use all or one of {}", ids())
+        };
         if !chosen.iter().any(|it: &Experiment| it.id == found.id) {
             chosen.push(found);
         }

@@ -85,6 +85,9 @@ fn figure_row(figure: &Figure, judged: bool) -> Vec<String> {
 
 fn order_row(order: &Order, judged: bool) -> Vec<String> {
     let agree = order.by.0.iter().filter(|by| **by >= 0.0).count();
-    let seeds = format!("{agree} of {}", order.by.0.len());
+    let mut seeds = format!("{agree} of {}", order.by.0.len());
+    if order.by.mean() < 0.0 && order.verdict() == Verdict::Inside {
+        seeds += ", a tie at 95%";
+    }
     vec![order.what.clone(), seeds, said(order.verdict(), order.cause, judged)]
 }

@@ -8,6 +8,7 @@ use millrace_policy::dispatch::{Choice, Order as QueueOrder, PolicyConfig, Torpo
 use millrace_sim::models::{self, ModelFigures, TORPOR_PCIE};
 use millrace_sim::outcome::percentile;
 use millrace_sim::report::{percent, span};
+use millrace_sim::run_each;
 use millrace_sim::scenario::{Function, NodeSpec, Scenario};
 use millrace_sim::workload::patterns::{self, Pattern};
 use millrace_sim::workload::{MINUTE, minutes, rates};
@@ -16,12 +17,16 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
 
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
-use crate::seeds::{Summaries, each};
+use crate::seeds::Summaries;
 use crate::{Effort, Experiment};
 
 /// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 4] = [
-    Experiment { id: "H08-H09", title: "Torpor: functions that meet their objectives on one node", run: compliance },
+    Experiment {
+        id: "H08-H09",
+        title: "Torpor: functions that meet their objectives on one node",
+        run: compliance,
+    },
     Experiment { id: "H10", title: "Torpor: by required request count or by age", run: deadlines },
     Experiment { id: "H11", title: "Torpor: low-frequency functions on one GPU", run: one_gpu },
     Experiment { id: "T7.3", title: "Torpor: heavy and light models", run: heaviness },
@@ -47,9 +52,10 @@ fn v100(gpus: u32) -> Topology {
     let uplinks = (0..gpus.div_ceil(2)).map(|_| link(LinkKind::PcieUplink, UPLINK));
     // The artifact's pairs (T22).
     let pairs = [(0, 3, 48), (1, 2, 48), (2, 3, 48), (0, 1, 24), (0, 2, 24), (1, 3, 24)];
-    let nvlinks = pairs.into_iter().filter(|&(a, b, _)| a < gpus && b < gpus).map(|(a, b, gb)| {
-        link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, BytesPerSec::gb(gb))
-    });
+    let nvlinks = pairs
+        .into_iter()
+        .filter(|&(a, b, _)| a < gpus && b < gpus)
+        .map(|(a, b, gb)| link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, BytesPerSec::gb(gb)));
     Topology {
         name: "v100".to_owned(),
         gpus: (0..gpus).map(gpu).collect(),
@@ -69,12 +75,7 @@ fn systems() -> Result<Vec<System>> {
     let by_age = TorporConfig { order: QueueOrder::Arrival, ..torpor };
     let at_random = TorporConfig { choice: Choice::Random, ..torpor };
     let system = |name, config| System { name, dispatch: PolicyConfig::Torpor(config) };
-    Ok(vec![
-        system("torpor", torpor),
-        system("torpor-fifo", by_age),
-        system("torpor-random", at_random),
-        System { name: "unified", dispatch: crate::lalb::policy("unified")? },
-    ])
+    Ok(vec![system("torpor", torpor), system("torpor-fifo", by_age), system("torpor-random", at_random)])
 }
 
 /// The paper's deadlines: 80 ms, and 200 ms for Bert-qa.
@@ -153,7 +154,7 @@ fn compliance(effort: Effort) -> Result<Report> {
     }
     let of = |name: &str| at_560.iter().find(|(it, _)| *it == name).map(|(_, spread)| spread.clone());
     for (first, then) in
-        [("torpor", "torpor-fifo"), ("torpor", "torpor-random"), ("torpor-fifo", "torpor-random"), ("unified", "torpor")]
+        [("torpor", "torpor-fifo"), ("torpor", "torpor-random"), ("torpor-fifo", "torpor-random")]
     {
         if let (Some(a), Some(b)) = (of(first), of(then)) {
             let what = format!("compliant of 560: {first} at least {then}");
@@ -247,7 +248,7 @@ fn one_gpu(effort: Effort) -> Result<Report> {
             Scenario::new(vec![NodeSpec::new(v100(1), torpor.dispatch)], published, arrivals, seed)
         };
         let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
-        let measured = each(&scenarios, |_, outcome| {
+        let measured = run_each(&scenarios, |_, outcome| {
             let latencies = outcome.latencies_of(|_| true);
             let throughput = latencies.len() as f64 / outcome.span.as_secs_f64();
             (throughput, percentile(&latencies, 98.0).as_secs_f64() * 1e3)
@@ -289,7 +290,8 @@ fn heaviness(effort: Effort) -> Result<Report> {
     let light = models::torpor().swap_remove(1);
     let heavy = models::torpor().swap_remove(7);
     let heavies = 80;
-    let lights = (heavies as f64 * heavy.memory.0 as f64 / 0.6 * 0.4 / light.memory.0 as f64).round() as usize;
+    let lights =
+        (heavies as f64 * heavy.memory.0 as f64 / 0.6 * 0.4 / light.memory.0 as f64).round() as usize;
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(format!(
@@ -311,16 +313,15 @@ fn heaviness(effort: Effort) -> Result<Report> {
             Scenario { timeout: MINUTE, ..Scenario::new(nodes, published.collect(), arrivals, seed) }
         };
         let scenarios: Vec<_> = (1..=effort.seeds.min(3)).map(setup).collect();
-        let tails = each(&scenarios, |scenario, outcome| {
+        let tails = run_each(&scenarios, |scenario, outcome| {
             let is = |name: &'static str| {
                 move |function: u32| scenario.functions[function as usize].model.name == name
             };
             let tail = |name| percentile(&outcome.latencies_of(is(name)), 98.0);
             (tail("densenet-201"), tail("bert-qa"), outcome.summary(&scenario.functions).miss_ratio)
         })?;
-        let mean = |of: &dyn Fn(&(Duration, Duration, f64)) -> f64| {
-            Spread(tails.iter().map(of).collect()).mean()
-        };
+        let mean =
+            |of: &dyn Fn(&(Duration, Duration, f64)) -> f64| Spread(tails.iter().map(of).collect()).mean();
         rows.push(vec![
             system.name.to_owned(),
             span(Duration::from_secs_f64(mean(&|it| it.0.as_secs_f64()))),

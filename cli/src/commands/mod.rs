@@ -13,6 +13,7 @@ pub(crate) mod invoke;
 pub(crate) mod options;
 pub(crate) mod ps;
 pub(crate) mod scheduling;
+pub(crate) mod sim;
 pub(crate) mod synth;
 mod target;
 pub(crate) mod up;
@@ -33,6 +34,7 @@ pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
+        Command::Sim(args) => sim::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Up(args) => runtime.block_on(up::run(args, &config)),
         Command::Controller(args) => runtime.block_on(controller::run(args, &config)),
@@ -66,6 +68,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         | Command::Demo(_)
         | Command::Executor
         | Command::Load(_)
+        | Command::Sim(_)
         | Command::Synth(_)
         | Command::Up(_)
         | Command::Worker(_) => Ok(()),

@@ -128,7 +128,7 @@ pub(crate) fn advertised(
 }
 
 /// Refuses what is no policy's name with all that are.
-fn policy_parser() -> impl TypedValueParser<Value = PolicyConfig> {
+pub(crate) fn policy_parser() -> impl TypedValueParser<Value = PolicyConfig> {
     PossibleValuesParser::new(POLICIES.map(|(name, _)| name)).try_map(|name| name.parse::<PolicyConfig>())
 }
 

@@ -89,8 +89,17 @@ pub fn summary_row(name: &str, summary: &Summary) -> Vec<String> {
 pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
     let mut csv = csv::Writer::from_writer(to);
     csv.write_record([
-        "request", "function", "arrived_us", "latency_us", "queue_us", "swap_us", "run_us", "node", "gpu",
-        "attempts", "error",
+        "request",
+        "function",
+        "arrived_us",
+        "latency_us",
+        "queue_us",
+        "swap_us",
+        "run_us",
+        "node",
+        "gpu",
+        "attempts",
+        "error",
     ])?;
     for record in &outcome.records {
         let us = |of: Duration| of.as_micros().to_string();
@@ -127,7 +136,8 @@ mod tests {
 
     #[test]
     fn spans_keep_three_digits() {
-        let cases = [(0.0123, "12.3 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (123.4, "123 s")];
+        let cases =
+            [(0.0123, "12.3 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (123.4, "123 s")];
         for (seconds, text) in cases {
             assert_eq!(span(Duration::from_secs_f64(seconds)), text);
         }

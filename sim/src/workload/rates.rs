@@ -57,7 +57,8 @@ mod tests {
         assert_eq!((rates.len(), rates.iter().all(|minutes| minutes.len() == 30)), (203, true));
         let mean = |minutes: &Vec<u32>| f64::from(minutes.iter().sum::<u32>()) / 30.0;
         let means: Vec<f64> = rates.iter().map(mean).collect();
-        let (least, most) = (means.iter().copied().fold(f64::MAX, f64::min), means.iter().copied().fold(0.0, f64::max));
+        let (least, most) =
+            (means.iter().copied().fold(f64::MAX, f64::min), means.iter().copied().fold(0.0, f64::max));
         assert!(least > 4.0 && most < 16.0, "{least} to {most} requests a minute");
     }
 

@@ -44,9 +44,7 @@ impl Links {
     pub(super) fn rates(&self) -> impl Iterator<Item = (GpuIndex, BytesPerSec)> {
         self.copying.iter().map(|&gpu| {
             let share = |link: &LinkId| {
-                BytesPerSec(
-                    self.rates[link.0 as usize].0 / u64::from(self.crossing[link.0 as usize].max(1)),
-                )
+                BytesPerSec(self.rates[link.0 as usize].0 / u64::from(self.crossing[link.0 as usize].max(1)))
             };
             let shares = self.paths[gpu.0 as usize].iter().map(share);
             (gpu, shares.min().unwrap_or(BytesPerSec(u64::MAX)))

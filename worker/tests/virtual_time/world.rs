@@ -4,12 +4,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::scenario::model_name;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, RequestId, Revision,
     RevisionKey, Slo, TenantName, Timestamp,
 };
-use crate::scenario::model_name;
 use millrace_worker::clock::{Clock, VirtualClock};
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};

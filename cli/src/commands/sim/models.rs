@@ -1,0 +1,105 @@
+//! The models that simulated functions take.
+
+use std::time::Duration;
+
+use millrace_sim::models::{ModelFigures, lalb, torpor};
+use millrace_types::Bytes;
+use serde::Deserialize;
+
+use crate::failure::Failure;
+
+/// Models in a file.
+const MODELS_MAX: usize = 10_000;
+
+/// A model as a file has it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    /// What is copied to a GPU.
+    weights: Bytes,
+    /// What it holds there; as much as its weights where not said.
+    memory: Option<Bytes>,
+    /// How long it computes.
+    run: String,
+    /// How much of that is left when the last weights arrive; a quarter where not said.
+    tail: Option<String>,
+    /// The start of its own process, where it has one.
+    start: Option<String>,
+}
+
+/// The models of a paper, or of a file.
+pub(super) fn read(name: &str) -> Result<Vec<ModelFigures>, Failure> {
+    match name {
+        "torpor" => Ok(torpor()),
+        "lalb" => Ok(lalb()),
+        path => {
+            let wrong = |what: String| Failure::usage(format!("--models {path}: {what}"));
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+            parse(&text).map_err(wrong)
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<ModelFigures>, String> {
+    let entries: Vec<Entry> = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    if entries.is_empty() || entries.len() > MODELS_MAX {
+        return Err(format!("it has {} models; 1 to {MODELS_MAX} can be used", entries.len()));
+    }
+    entries.into_iter().map(figures).collect()
+}
+
+fn figures(entry: Entry) -> Result<ModelFigures, String> {
+    let Entry { name, weights, memory, run, tail, start } = entry;
+    let span = |what: &str, text: &str| {
+        let parsed = humantime::parse_duration(text);
+        parsed
+            .map_err(|error| format!("model {name}: {what} {text:?}: {error}; write 12ms or 1.5s as 1500ms"))
+    };
+    let run = span("run", &run)?;
+    let tail = tail.map(|text| span("tail", &text)).transpose()?.unwrap_or(run / 4);
+    let start = start.map(|text| span("start", &text)).transpose()?.unwrap_or(Duration::ZERO);
+    if weights == Bytes::ZERO || run.is_zero() {
+        return Err(format!("model {name}: weights and run are more than nothing"));
+    }
+    let memory = memory.unwrap_or(weights).max(weights);
+    Ok(ModelFigures { name, weights, memory, run, tail, start })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_sizes_and_times_and_the_rest_has_defaults() {
+        let text = "- {name: a, weights: 100MB, run: 12ms}\n\
+                    - {name: b, weights: 1GB, memory: 2GB, run: 40ms, tail: 5ms, start: 2s}\n";
+        let ms = Duration::from_millis;
+        let a = ModelFigures {
+            name: "a".to_owned(),
+            weights: Bytes(100_000_000),
+            memory: Bytes(100_000_000),
+            run: ms(12),
+            tail: ms(3),
+            start: Duration::ZERO,
+        };
+        let b = ModelFigures {
+            name: "b".to_owned(),
+            weights: Bytes(1_000_000_000),
+            memory: Bytes(2_000_000_000),
+            run: ms(40),
+            tail: ms(5),
+            start: ms(2000),
+        };
+        assert_eq!(parse(text), Ok(vec![a, b]));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_model() {
+        let refused = |text: &str| parse(text).unwrap_err();
+        assert!(refused("[]").contains("0 models"));
+        assert!(refused("- {name: a, weights: 0B, run: 1ms}").contains("model a"));
+        assert!(refused("- {name: a, weights: 1MB, run: soon}").contains("model a: run \"soon\""));
+        assert!(refused("- {name: a, weights: 1MB, run: 1ms, size: 3}").contains("size"));
+    }
+}

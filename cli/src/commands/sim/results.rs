@@ -1,0 +1,144 @@
+//! What is printed and written of simulated runs.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
+
+use millrace_sim::Record;
+use millrace_sim::report::{Line, lines, requests_csv};
+use serde::Serialize;
+
+use super::Run;
+use crate::failure::Failure;
+use crate::output::table::{Table, col, wide};
+use crate::output::{self, Format, text};
+
+/// One policy's row, as `-o json` has it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    policy: String,
+    requests: u64,
+    failed: u64,
+    mean_ms: f64,
+    p50_ms: f64,
+    p98_ms: f64,
+    p99_ms: f64,
+    miss_ratio: f64,
+    false_miss_ratio: f64,
+    gpu_load: f64,
+    gpu_load_variance: f64,
+    compliant: u64,
+    with_objective: u64,
+}
+
+fn millis(span: Duration) -> f64 {
+    (span.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn row(run: &Run) -> Row {
+    let summary = &run.summary;
+    Row {
+        policy: run.policy.to_string(),
+        requests: summary.requests,
+        failed: summary.failed,
+        mean_ms: millis(summary.mean),
+        p50_ms: millis(summary.p50),
+        p98_ms: millis(summary.p98),
+        p99_ms: millis(summary.p99),
+        miss_ratio: summary.miss_ratio,
+        false_miss_ratio: summary.false_miss_ratio,
+        gpu_load: summary.gpu_load,
+        gpu_load_variance: summary.gpu_load_variance,
+        compliant: summary.compliant,
+        with_objective: summary.with_objective,
+    }
+}
+
+/// Prints the comparison.
+pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
+    let rows: Vec<Row> = runs.iter().map(row).collect();
+    if let Some(document) = output::document(format, &rows)? {
+        return output::print(&document);
+    }
+    let mut table = Table::new([
+        col("POLICY"),
+        col("REQUESTS"),
+        col("FAILED"),
+        col("MEAN"),
+        col("P50"),
+        col("P98"),
+        col("P99"),
+        col("MISSES"),
+        wide("FALSE-MISSES"),
+        col("GPU-LOAD"),
+        col("COMPLIANT"),
+    ]);
+    for run in runs {
+        let summary = &run.summary;
+        let compliant = match summary.with_objective {
+            0 => String::new(),
+            functions => format!("{}/{functions}", summary.compliant),
+        };
+        table.row([
+            run.policy.to_string(),
+            text::count(summary.requests),
+            text::count(summary.failed),
+            text::latency(summary.mean),
+            text::latency(summary.p50),
+            text::latency(summary.p98),
+            text::latency(summary.p99),
+            percent(summary.miss_ratio),
+            percent(summary.false_miss_ratio),
+            percent(summary.gpu_load),
+            compliant,
+        ]);
+    }
+    output::print(&table.render(format))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// Writes every request of every run, the comparison, and how latencies are distributed.
+pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
+    let wrong = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| Failure::failed(format!("cannot write {path}: {error}"))
+    };
+    fs::create_dir_all(dir).map_err(wrong(dir))?;
+    let mut written = Vec::new();
+    for run in runs {
+        let path = dir.join(format!("requests-{}.csv", run.policy));
+        let file = File::create(&path).map_err(wrong(&path))?;
+        requests_csv(&run.outcome, std::io::BufWriter::new(file)).map_err(wrong(&path))?;
+        written.push(path);
+    }
+    let path = dir.join("summary.json");
+    let rows: Vec<Row> = runs.iter().map(row).collect();
+    let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::failed(error.to_string()))?;
+    fs::write(&path, text + "\n").map_err(wrong(&path))?;
+    written.push(path);
+    let curves: Vec<Line> = runs.iter().map(curve).collect();
+    let path = dir.join("latency.svg");
+    lines(&path, "Latency of answers", ("share of answers, in percent", "latency, in ms"), &curves)
+        .map_err(|error| Failure::failed(error.to_string()))?;
+    written.push(path);
+    for path in written {
+        eprintln!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// How long the fastest so many percent took, up to 99.
+fn curve(run: &Run) -> Line {
+    let mut latencies: Vec<Duration> =
+        run.outcome.records.iter().filter(|it| it.answered()).map(Record::latency).collect();
+    latencies.sort_unstable();
+    let at = |percent: u32| {
+        let span = millrace_sim::outcome::percentile(&latencies, f64::from(percent));
+        (f64::from(percent), span.as_secs_f64() * 1e3)
+    };
+    Line { name: run.policy.to_string(), points: (1..=99).map(at).collect() }
+}

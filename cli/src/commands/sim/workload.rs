@@ -1,0 +1,120 @@
+//! Who asks when, as options say it.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_sim::workload::{Arrival, MINUTE, apportion, azure, minutes, rates, zipf};
+
+use crate::failure::Failure;
+
+/// Who asks when.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Workload")]
+pub(super) struct Workload {
+    /// A day's file of the Azure Functions trace of 2019: its most popular functions.
+    #[arg(long, value_name = "FILE", group = "shape")]
+    trace: Option<PathBuf>,
+    /// Requests by function and minute: a CSV without a header, one function a line.
+    #[arg(long, value_name = "FILE", group = "shape")]
+    rates: Option<PathBuf>,
+    /// A generated shape [default: the rates of the Torpor paper's functions].
+    #[arg(long, value_enum, value_name = "SHAPE", group = "shape")]
+    pattern: Option<Shape>,
+    /// Requests a minute of all functions together [default: as many as the file has, or 1000].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    rate: Option<u32>,
+    /// How many minutes.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1440))]
+    minutes: u32,
+    /// With --pattern zipf: the share of all requests that the most popular functions have.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.56)]
+    top_share: f64,
+    /// And how many those are.
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    top: u32,
+}
+
+/// A generated shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Shape {
+    /// Functions' popularity after Zipf, requests at random.
+    Zipf,
+    /// All functions alike, requests at random and independent.
+    Sporadic,
+    /// All functions alike, each at a beat.
+    Periodic,
+    /// All functions alike, ten requests at a time.
+    Bursty,
+}
+
+/// Requests a minute where nobody says how many.
+const RATE: u32 = 1000;
+/// Requests of a burst, and how far apart.
+const BURST: u32 = 10;
+const APART: Duration = Duration::from_millis(5);
+/// How early or late a periodic request is, by its period.
+const JITTER: f64 = 0.05;
+
+impl Workload {
+    /// How long it lasts.
+    pub(super) fn span(&self) -> Duration {
+        MINUTE * self.minutes
+    }
+
+    /// How many functions are asked, and the requests.
+    pub(super) fn arrivals(&self, functions: usize, seed: u64) -> Result<(usize, Vec<Arrival>), Failure> {
+        let minutes = self.minutes as usize;
+        if !(self.top_share > 0.0 && self.top_share < 1.0) {
+            return Err(Failure::usage("--top-share is between 0 and 1, both excluded"));
+        }
+        let open = |path: &PathBuf| {
+            File::open(path)
+                .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
+        };
+        let wrong = |path: &PathBuf| {
+            let path = path.display().to_string();
+            move |error: azure::Error| Failure::usage(format!("{path}: {error}"))
+        };
+        let counts = match (&self.trace, &self.rates, self.pattern) {
+            (Some(path), ..) => azure::read(open(path)?, minutes, functions).map_err(wrong(path))?,
+            (_, Some(path), _) => {
+                let rates = rates::read(open(path)?).map_err(wrong(path))?;
+                if rates.is_empty() {
+                    return Err(Failure::usage(format!("{}: it has no functions", path.display())));
+                }
+                rates::by_minute(&rates, functions, minutes, 0)
+            }
+            (_, _, Some(Shape::Zipf)) => {
+                let shares =
+                    zipf::shares(functions, zipf::exponent(functions, self.top as usize, self.top_share));
+                vec![apportion(self.rate.unwrap_or(RATE), &shares); minutes]
+            }
+            (_, _, Some(shape)) => return Ok((functions, self.generated(shape, functions, seed))),
+            (None, None, None) => rates::by_minute(&rates::torpor(), functions, minutes, 0),
+        };
+        let counts = match self.rate {
+            Some(rate) => azure::normalise(&counts, rate),
+            None => counts,
+        };
+        let asked = counts.iter().map(Vec::len).max().unwrap_or(0);
+        let arrivals = minutes::arrivals(&counts, seed);
+        if arrivals.is_empty() {
+            return Err(Failure::usage("the workload has no requests: ask for more minutes or functions"));
+        }
+        Ok((asked, arrivals))
+    }
+
+    fn generated(&self, shape: Shape, functions: usize, seed: u64) -> Vec<Arrival> {
+        let rate = f64::from(self.rate.unwrap_or(RATE)) / functions as f64;
+        let gap = MINUTE.div_f64(rate);
+        let pattern = match shape {
+            Shape::Zipf | Shape::Sporadic => Pattern::Sporadic { mean_gap: gap },
+            Shape::Periodic => Pattern::Periodic { period: gap, jitter: JITTER },
+            Shape::Bursty => Pattern::Bursty { mean_gap: gap * BURST, size: BURST, apart: APART },
+        };
+        patterns::arrivals(&vec![pattern; functions], self.span(), seed)
+    }
+}

@@ -1,0 +1,56 @@
+//! `millrace sim` as its users type it.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::Sandbox;
+
+#[tokio::test]
+async fn policies_are_compared_and_the_same_seed_says_the_same() {
+    let sandbox = Sandbox::new();
+    let line = "sim --functions 16 --minutes 1 --deadline 80ms --policy fifo,torpor,fifo --seed 7";
+    let run = sandbox.run(line).await;
+    assert_eq!(run.code, 0, "{run:?}");
+    let lines: Vec<&str> = run.stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "a policy that is named twice is run once: {}", run.stdout);
+    assert!(lines[0].starts_with("POLICY") && lines[0].ends_with("COMPLIANT"), "{}", lines[0]);
+    assert!(lines[1].starts_with("fifo") && lines[2].starts_with("torpor"), "{}", run.stdout);
+    assert!(run.stderr.contains("16 functions over 1m on 1 node of 4 GPUs"), "{}", run.stderr);
+    assert_eq!(sandbox.run(line).await.stdout, run.stdout);
+}
+
+#[tokio::test]
+async fn tables_and_plots_are_written_where_asked() {
+    let sandbox = Sandbox::new();
+    sandbox.write("models.yaml", "- {name: a, weights: 100MB, run: 5ms}\n");
+    sandbox
+        .write("trace.csv", "HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,30,9\no,a,g,http,10,1\n");
+    let line =
+        "sim --models models.yaml --trace trace.csv --minutes 2 --nodes 2 --policy lb --out results -o json";
+    let run = sandbox.run(line).await;
+    assert_eq!(run.code, 0, "{run:?}");
+    let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((&rows[0]["policy"], &rows[0]["requests"]), (&"lb".into(), &50.into()));
+    let read = |name: &str| std::fs::read_to_string(sandbox.path().join("results").join(name)).unwrap();
+    assert_eq!(read("requests-lb.csv").lines().count(), 51);
+    assert!(read("latency.svg").starts_with("<svg") && read("summary.json").contains("\"p99Ms\""));
+}
+
+#[tokio::test]
+async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
+    let sandbox = Sandbox::new();
+    sandbox.write("models.yaml", "- {name: huge, weights: 90GB, run: 5ms}\n");
+    sandbox.write("trace.csv", "a,b\n1,2\n");
+    for (line, code, says) in [
+        ("sim --models none.yaml", 2, "--models none.yaml"),
+        ("sim --trace trace.csv", 2, "HashOwner"),
+        ("sim --policy lifo", 2, "lalb-o3"),
+        ("sim --deadline 80ms --percentile 1", 2, "--percentile"),
+        ("sim --models models.yaml", 1, "add a node with a larger one"),
+        ("sim --trace trace.csv --pattern zipf", 2, "cannot be used with"),
+    ] {
+        let run = sandbox.run(line).await;
+        assert_eq!(run.code, code, "{line}: {run:?}");
+        assert!(run.stderr.contains(says), "{line}: {}", run.stderr);
+    }
+}

@@ -1,0 +1,172 @@
+//! What has to hold of the twin itself: it repeats itself, in this process and in another; the
+//! order of what happens in one moment changes nothing that matters; nothing is lost.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::env;
+use std::process::Command;
+use std::time::Duration;
+
+use millrace_policy::dispatch::{POLICIES, PolicyConfig};
+use millrace_sim::models::{self, TORPOR_PCIE};
+use millrace_sim::scenario::{Fault, Function, NodeSpec, Scenario};
+use millrace_sim::workload::{minutes, rates};
+use millrace_sim::{Ending, Outcome, run};
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Slo, Timestamp};
+
+/// Two GPUs under one switch and one alone.
+fn topology() -> Topology {
+    let gpu = |index: u32, path: &[u32]| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "modelled".to_owned(),
+        memory: Bytes::gib(2),
+        host_path: path.iter().copied().map(LinkId).collect(),
+    };
+    let link = |kind| Link { kind, rate: TORPOR_PCIE };
+    Topology {
+        name: "test".to_owned(),
+        gpus: vec![gpu(0, &[0, 3]), gpu(1, &[1, 3]), gpu(2, &[2])],
+        links: [LinkKind::Pcie, LinkKind::Pcie, LinkKind::Pcie, LinkKind::PcieUplink].map(link).to_vec(),
+    }
+}
+
+/// Two nodes under a minute of load, with executors that die.
+fn scenario(dispatch: PolicyConfig, seed: u64) -> Scenario {
+    let table = models::torpor();
+    let slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
+    let function = |place: usize| {
+        let replicas = 1 + (place % 2) as u32;
+        Function { replicas, ..Function::new(table[place % table.len()].clone(), Some(slo)) }
+    };
+    let functions = (0..40).map(function).collect();
+    let counts = rates::by_minute(&rates::torpor(), 40, 1, seed as usize);
+    let nodes = vec![NodeSpec::new(topology(), dispatch); 2];
+    let fault = |second: u64| Fault {
+        at: Timestamp(second * 1_000_000_000),
+        node: (second % 2) as usize,
+        gpu: GpuIndex((second % 3) as u32),
+    };
+    Scenario {
+        faults: (5..55).step_by(10).map(fault).collect(),
+        traced: true,
+        timeout: Duration::from_secs(60),
+        ..Scenario::new(nodes, functions, minutes::arrivals(&counts, seed), seed)
+    }
+}
+
+/// What holds of every run.
+fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
+    assert_eq!(outcome.records.len(), scenario.arrivals.len(), "{what}: a request was lost");
+    let mut per_gpu: BTreeMap<(usize, GpuIndex), Vec<(Timestamp, Duration)>> = BTreeMap::new();
+    for (place, record) in outcome.records.iter().enumerate() {
+        assert_eq!(record.request, place, "{what}: a request was answered twice");
+        match record.ending {
+            Ending::Answered { node, gpu, split, .. } => {
+                assert!(split.total <= record.latency() + Duration::from_millis(1), "{what}: {record:?}");
+                per_gpu.entry((node, gpu)).or_default().push((record.finished, split.run));
+            }
+            // A request that was running in two executors as they died.
+            Ending::Failed { reason } => assert!(
+                matches!(reason, Reason::Quarantined | Reason::AttemptsExhausted),
+                "{what}: {record:?}"
+            ),
+        }
+    }
+    // One at a time (T15): a GPU computed for no longer than there was time.
+    for ((node, gpu), runs) in &per_gpu {
+        let computed: Duration = runs.iter().map(|(_, run)| *run).sum();
+        assert!(computed <= outcome.span, "{what}: node {node} GPU {gpu} computed {computed:?}");
+    }
+    for node in &outcome.nodes {
+        assert_eq!(node.queued, 0, "{what}");
+        assert!(node.functions.iter().all(|function| function.in_flight == 0), "{what}");
+        // The verdict of each function by its own counts is that of the requests (T17).
+        let scored: u64 = node.functions.iter().map(|function| function.scored).sum();
+        let completed: u64 = node.functions.iter().map(|it| it.completed + it.expired).sum();
+        assert_eq!(scored, completed, "{what}");
+    }
+    let in_time: u64 = outcome.nodes.iter().flat_map(|node| &node.functions).map(|it| it.in_time).sum();
+    let slo = Duration::from_millis(200);
+    let counted = outcome.records.iter().filter(|it| it.answered() && it.latency() <= slo).count() as u64;
+    assert_eq!(in_time, counted, "{what}: m recomputed from the requests");
+}
+
+fn fingerprint(dispatch: PolicyConfig, seed: u64) -> String {
+    let outcome = run(&scenario(dispatch, seed)).unwrap();
+    let (events, hash) = outcome.events();
+    format!("{events} events, {hash:016x}")
+}
+
+const CHILD: &str = "MILLRACE_SIM_TEST_CHILD";
+
+#[test]
+fn the_same_seed_is_the_same_run_in_this_process_and_in_another() {
+    if env::var_os(CHILD).is_some() {
+        println!("fingerprint {}", fingerprint(PolicyConfig::default(), 11));
+        return;
+    }
+    let here = fingerprint(PolicyConfig::default(), 11);
+    assert_eq!(here, fingerprint(PolicyConfig::default(), 11));
+    assert_ne!(here, fingerprint(PolicyConfig::default(), 12), "another seed is another run");
+    let name = "the_same_seed_is_the_same_run_in_this_process_and_in_another";
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains(&format!("fingerprint {here}")), "{here} here, and there: {said}");
+}
+
+#[test]
+fn every_policy_answers_every_request_in_whatever_order_of_one_moment() {
+    for (name, dispatch) in POLICIES {
+        let mut latencies = Vec::new();
+        for ties in [0, 5, 0xdead_beef] {
+            let scenario = Scenario { ties, ..scenario(dispatch, 3) };
+            let outcome = run(&scenario).unwrap();
+            check(&scenario, &outcome, &format!("{name}, ties {ties}"));
+            latencies.push(outcome.summary(&scenario.functions).p50.as_secs_f64());
+        }
+        // The order of one moment is no policy: it moves the median by next to nothing.
+        let (least, most) = latencies.iter().fold((f64::MAX, 0.0_f64), |(a, b), &it| (a.min(it), b.max(it)));
+        assert!(most <= least * 1.1 + 1e-3, "{name}: {latencies:?}");
+    }
+}
+
+#[test]
+fn each_type_of_gpu_takes_its_own_time() {
+    let mut scenario = scenario(PolicyConfig::default(), 5);
+    scenario.faults.clear();
+    for gpu in &mut scenario.nodes[1].topology.gpus {
+        gpu.gpu_type = "slow".to_owned();
+    }
+    scenario.pace.insert("slow".to_owned(), 300);
+    let outcome = run(&scenario).unwrap();
+    check(&scenario, &outcome, "two types");
+    for record in &outcome.records {
+        let Ending::Answered { node, split, .. } = record.ending else { continue };
+        let takes = scenario.functions[record.function as usize].model.run;
+        let expected = if node == 1 { takes * 3 } else { takes };
+        assert!(split.run.abs_diff(expected) <= Duration::from_millis(1), "{record:?} of {expected:?}");
+    }
+}
+
+#[test]
+fn a_function_that_fits_no_gpu_is_refused_with_what_to_do() {
+    let mut scenario = scenario(PolicyConfig::default(), 1);
+    scenario.functions[7].model.memory = Bytes::gib(4);
+    let refused = run(&scenario).unwrap_err().to_string();
+    assert!(refused.contains("default/f7") && refused.contains("larger"), "{refused}");
+}
+
+#[test]
+fn a_slow_link_is_slow() {
+    let mut slow = scenario(PolicyConfig::default(), 2);
+    slow.faults.clear();
+    let fast = run(&slow).unwrap().summary(&slow.functions);
+    for link in slow.nodes.iter_mut().flat_map(|node| &mut node.topology.links) {
+        link.rate = BytesPerSec(link.rate.0 / 4);
+    }
+    let slow = run(&slow).unwrap().summary(&slow.functions);
+    assert!(slow.mean > fast.mean, "{slow:?} and {fast:?}");
+}
