@@ -3,7 +3,7 @@
 use millrace_types::GpuIndex;
 
 use super::gpus::Expected;
-use super::policy::{Decision, Entry, Policy, View};
+use super::policy::{Decision, Entry, Policy, Source, View};
 use super::queue::{Lines, Waiting};
 use super::{AHEAD_MAX, RECALL_COST};
 
@@ -35,7 +35,7 @@ impl Policy for Fifo {
         let place = |request: &Waiting| idle_gpu(view, request).or_else(|| busy_gpu(view, request));
         let (request, gpu) = self.fronts.iter().find_map(|request| Some((*request, place(request)?)))?;
         self.lines.remove(&request);
-        Some(Decision::Assign { request, gpu, over: None })
+        Some(Decision::Assign { request, gpu, source: Source::Host })
     }
 
     fn recalls(&self) -> bool {
@@ -105,6 +105,6 @@ impl Policy for Lb {
         let place = |request: &Waiting| Some((*request, view.fleet.first_idle(request.rank)?));
         let (request, gpu) = self.fronts.iter().find_map(place)?;
         self.lines.remove(&request);
-        Some(Decision::Assign { request, gpu, over: None })
+        Some(Decision::Assign { request, gpu, source: Source::Host })
     }
 }

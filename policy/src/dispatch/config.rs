@@ -64,7 +64,7 @@ impl Config {
         Self { gpus, switches, peers, queue_max, policy: PolicyConfig::default(), seed: 0 }
     }
 
-    /// A machine's GPUs, and which of them share a link to the host. Models are taken to come from
+    /// A machine's GPUs, and which of them share a link to the host. Models come from
     /// the host alone: for copies between GPUs add [`Self::with_peers`].
     #[must_use]
     pub fn of(topology: &Topology, queue_max: u32) -> Self {

@@ -121,6 +121,12 @@ impl Gpu {
         self.running.as_ref().map_or(Loading::Nothing, |held| held.loading)
     }
 
+    /// Whether a model is still on its way here, for a request that needs it.
+    pub(super) fn is_loading(&self, model: Slot) -> bool {
+        let here = self.running.iter().chain(&self.ahead);
+        here.filter(|held| held.request.model == model).any(|held| held.loading != Loading::Nothing)
+    }
+
     pub(super) fn holds(&self, model: Slot) -> bool {
         self.resident.contains_key(&model)
     }

@@ -26,7 +26,7 @@ use std::time::Duration;
 use millrace_types::GpuIndex;
 
 use super::models::Slot;
-use super::policy::{Decision, Entry, Policy, Stats, View};
+use super::policy::{Decision, Entry, Policy, Source, Stats, View};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
 
@@ -181,7 +181,7 @@ impl Lalb {
             let Some(request) = own.take(key) else { continue };
             self.reserved.remove(&key);
             self.ready.insert(gpu);
-            return Some(Decision::Assign { request, gpu, over: None });
+            return Some(Decision::Assign { request, gpu, source: Source::Host });
         }
         None
     }
@@ -221,7 +221,7 @@ impl Lalb {
         let hit = self.hit(view, gpu);
         if let Some((key, from)) = hit.filter(|hit| at_limit.is_none_or(|at_limit| hit.0 <= at_limit.0)) {
             let request = self.send(from, key, rank)?;
-            return Some(Decision::Assign { request, gpu, over: None });
+            return Some(Decision::Assign { request, gpu, source: Source::Host });
         }
         let oldest = |line: &Line| line.oldest().map(|(key, _)| key);
         let (key, from) = at_limit.or_else(|| self.first(rank, oldest))?;
@@ -253,7 +253,7 @@ impl Lalb {
             },
         };
         let request = self.send(from, key, view.fleet.get(gpu).rank)?;
-        Some(Decision::Assign { request, gpu, over: None })
+        Some(Decision::Assign { request, gpu, source: Source::Host })
     }
 
     /// The busy holder that would finish a request first, if sooner than the idle GPU.
@@ -287,7 +287,7 @@ impl Lalb {
         let request = self.send(request.rank, request.key, it.rank)?;
         self.reserves += 1;
         if self.own[gpu.0 as usize].queue.is_empty() && it.ahead.is_empty() {
-            return Some(Decision::Assign { request, gpu, over: None });
+            return Some(Decision::Assign { request, gpu, source: Source::Host });
         }
         let time = view.models.run_time(request.model, it.kind).unwrap_or_default();
         let own = &mut self.own[gpu.0 as usize];

@@ -53,7 +53,7 @@ mod torpor;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
     ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, GpuConfig, OVERTAKES_MAX, Order, POLICIES, PeerLink,
@@ -65,7 +65,7 @@ pub use self::protocol::{Action, Event, Objective, Return};
 use self::fleet::Fleet;
 use self::gpus::{Expected, Held, Loading};
 use self::models::{Models, Slot};
-use self::policy::{Decision, Entry, Policy, View};
+use self::policy::{Decision, Entry, Policy, Source, View};
 use self::queue::{SizeRank, Waiting};
 use crate::attempts::{Attempts, Loss, Progress, Verdict};
 use crate::core::Core;
@@ -321,8 +321,8 @@ impl Dispatch {
             match self.policy.decide(&view) {
                 None => break,
                 Some(Decision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
-                Some(Decision::Assign { request, gpu, over }) => {
-                    self.assign(now, request, gpu, over, actions);
+                Some(Decision::Assign { request, gpu, source }) => {
+                    self.assign(now, request, gpu, source, actions);
                 }
             }
         }
@@ -336,7 +336,7 @@ impl Dispatch {
         now: Timestamp,
         request: Waiting,
         to: GpuIndex,
-        over: Option<BytesPerSec>,
+        source: Source,
         actions: &mut Vec<Action>,
     ) {
         let Waiting { key, model: slot, attempts, .. } = request;
@@ -350,12 +350,12 @@ impl Dispatch {
         self.stats.hits += u64::from(hit);
         self.stats.misses += u64::from(!hit);
         self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
-        let (swap, loading) = match over {
-            _ if hit => (Duration::ZERO, Loading::Nothing),
-            Some(rate) => (rate.time_for(weights), Loading::FromPeer),
-            None => {
+        let (swap, loading, from) = match source {
+            _ if hit => (Duration::ZERO, Loading::Nothing, None),
+            Source::Peer { holder, rate } => (rate.time_for(weights), Loading::FromPeer, Some(holder)),
+            Source::Host => {
                 let load = gpu.load_time(&self.models, slot);
-                (load, Loading::of(load, self.models.run_time(slot, gpu.kind)))
+                (load, Loading::of(load, self.models.run_time(slot, gpu.kind)), None)
             }
         };
         self.models.held_by(slot, to);
@@ -369,7 +369,8 @@ impl Dispatch {
                 gpu.ahead.push_back(held);
             }
         });
-        actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt: attempts.lost + 1 });
+        let attempt = attempts.lost + 1;
+        actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
         // After the assignment, so that the model is never without a reason to stay.
         if let Some(Place::Queued { reserved, .. }) = before {
             self.unpin(&request, reserved, actions);

@@ -30,6 +30,17 @@ pub(super) enum Entry {
     Back,
 }
 
+/// Where a model is copied from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Host,
+    /// A GPU that holds it, over a direct link of this rate.
+    Peer {
+        holder: GpuIndex,
+        rate: BytesPerSec,
+    },
+}
+
 /// What a policy wants done with a request, which it does not keep any more.
 #[derive(Debug)]
 pub(super) enum Decision {
@@ -37,8 +48,8 @@ pub(super) enum Decision {
     Assign {
         request: Waiting,
         gpu: GpuIndex,
-        /// The direct link its model comes over, where not from the host.
-        over: Option<BytesPerSec>,
+        /// Where its model comes from, if it is not there.
+        source: Source,
     },
     /// It has to wait for this GPU alone: the policy keeps it in that GPU's own queue.
     Reserve { request: Waiting, gpu: GpuIndex },

@@ -184,6 +184,9 @@ pub enum Action {
         incarnation: Incarnation,
         /// Which attempt this is, from 1.
         attempt: u32,
+        /// The GPU to copy its model from over a direct link, where that is faster than from the
+        /// host. It holds all of it, as far as is known.
+        from: Option<GpuIndex>,
     },
     /// Ask for a request that was handed ahead; it may have begun by now.
     Recall {

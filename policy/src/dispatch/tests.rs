@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attempts::{Attempts, Idempotent};
-use millrace_types::{Incarnation, SloCounts};
+use millrace_types::{BytesPerSec, Incarnation, SloCounts};
 
 mod lalb;
 mod properties;
@@ -76,12 +76,18 @@ impl Node {
 
 fn assign(index: u32, key: u64, model: ModelId) -> Action {
     let (gpu, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
-    Action::Assign { gpu, key, model, incarnation, attempt: 1 }
+    Action::Assign { gpu, key, model, incarnation, attempt: 1, from: None }
+}
+
+/// The same, with its model copied from GPU `from`.
+fn assign_from(from: u32, index: u32, key: u64, model: ModelId) -> Action {
+    let (to, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
+    Action::Assign { gpu: to, key, model, incarnation, attempt: 1, from: Some(gpu(from)) }
 }
 
 fn again(index: u32, key: u64, model: ModelId, attempt: u32) -> Action {
     let (gpu, key, incarnation) = (gpu(index), RequestKey(key), Incarnation(1));
-    Action::Assign { gpu, key, model, incarnation, attempt }
+    Action::Assign { gpu, key, model, incarnation, attempt, from: None }
 }
 
 fn fail(key: u64, reason: Reason, may_have_executed: bool) -> Action {

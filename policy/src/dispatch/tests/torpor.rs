@@ -156,15 +156,26 @@ fn a_copy_comes_over_the_fastest_nvlink_from_a_busy_holder() {
     let mut node = server(TorporConfig::default());
     force(&mut node, 0, 1, A);
     node.loaded(0, A);
-    assert_eq!(node.request(2, 0, A), [assign(3, 2, A)], "0-3 is a fast pair");
+    assert_eq!(node.request(2, 0, A), [assign_from(0, 3, 2, A)], "0-3 is a fast pair");
     let copied = node.dispatch.fleet.get(gpu(3));
     assert_eq!(copied.loading(), Loading::FromPeer);
     assert_eq!(copied.running.unwrap().swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
-    assert_eq!(node.request(3, 0, A), [assign(2, 3, A)], "3-2 is fast, 0-1 is not");
+    node.loaded(3, A);
+    assert_eq!(node.request(3, 0, A), [assign_from(3, 2, 3, A)], "3-2 is fast, 0-1 is not");
     node.ended(3, 2, 5);
     assert_eq!(node.request(4, 0, A), [assign(3, 4, A)], "the holder that is idle");
     assert_eq!(node.dispatch.stats().hits, 1);
     assert_eq!(node.dispatch.stats().false_misses, 2);
+}
+
+#[test]
+fn a_holder_whose_own_copy_is_on_its_way_gives_none() {
+    let mut node = server(TorporConfig::default());
+    force(&mut node, 0, 1, A);
+    assert_eq!(node.request(2, 0, A), [assign(2, 2, A)], "from the host, away from what 0 loads");
+    node.loaded(0, A);
+    assert_eq!(node.request(3, 0, A), [assign_from(0, 3, 3, A)]);
+    assert_eq!(node.request(4, 0, A), [assign_from(0, 1, 4, A)], "a slow pair: 3 has it not yet");
 }
 
 #[test]

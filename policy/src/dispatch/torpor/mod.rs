@@ -16,17 +16,18 @@
 //!
 //! Not here: demoting requests that are late already. The paper does not, and its order is kept.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
+use millrace_types::{GpuIndex, SloCounts, Timestamp};
 
 use self::alpha::Alpha;
 use self::groups::{ALPHA_ONE, Groups};
 use self::required::{Required, Tally};
 use super::config::{AlphaRule, Choice, Order, TorporConfig};
 use super::models::{Models, Slot};
-use super::policy::{Decision, Entry, Policy, Stats, View};
+use super::policy::{Decision, Entry, Policy, Source, Stats, View};
 use super::protocol::Objective;
 use super::queue::{SizeRank, Waiting};
 use crate::ids::{FunctionIndex, RequestKey};
@@ -184,24 +185,27 @@ impl Torpor {
         self.fronts.iter().find(fits).map(|((.., function), _)| *function)
     }
 
-    fn choose(&mut self, view: &View<'_>, request: &Waiting) -> Option<(GpuIndex, Option<BytesPerSec>)> {
+    fn choose(&mut self, view: &View<'_>, request: &Waiting) -> Option<(GpuIndex, Source)> {
         let holders = &view.models.get(request.model).holders;
         if let Some(&hit) = holders.iter().find(|&&gpu| view.fleet.takes_now(gpu, request.rank)) {
-            return Some((hit, None));
+            return Some((hit, Source::Host));
         }
         if self.config.choice == Choice::Random {
             let number = self.lots.below(view.fleet.idle_count(request.rank));
-            return Some((view.fleet.nth_idle(request.rank, number)?, None));
+            return Some((view.fleet.nth_idle(request.rank, number)?, Source::Host));
         }
-        let from_holder = holders.iter().flat_map(|&holder| view.fleet.peers(holder));
-        let faster = from_holder.filter(|&&(rate, to)| {
+        // One whose own copy is still on its way has nothing to give yet.
+        let whole = holders.iter().copied().filter(|&gpu| !view.fleet.get(gpu).is_loading(request.model));
+        let from_holder = whole.flat_map(|holder| {
+            view.fleet.peers(holder).iter().map(move |&(rate, to)| (Reverse(rate), to, holder))
+        });
+        let faster = from_holder.filter(|&(Reverse(rate), to, _)| {
             view.fleet.takes_now(to, request.rank) && rate > view.fleet.get(to).host_rate
         });
-        // The first of equals: the lowest rate comes last.
-        if let Some(&(rate, to)) = faster.min_by_key(|&&(rate, to)| (u64::MAX - rate.0, to)) {
-            return Some((to, Some(rate)));
+        if let Some((Reverse(rate), to, holder)) = faster.min() {
+            return Some((to, Source::Peer { holder, rate }));
         }
-        Some((view.fleet.first_idle(request.rank)?, None))
+        Some((view.fleet.first_idle(request.rank)?, Source::Host))
     }
 }
 
@@ -231,9 +235,9 @@ impl Policy for Torpor {
         }
         let function = self.first(view)?;
         let request = *self.functions.get(&function)?.waiting.first_key_value()?.1;
-        let (gpu, over) = self.choose(view, &request)?;
+        let (gpu, source) = self.choose(view, &request)?;
         self.remove(&request);
-        Some(Decision::Assign { request, gpu, over })
+        Some(Decision::Assign { request, gpu, source })
     }
 
     fn scores(&self) -> bool {
