@@ -109,8 +109,10 @@ pub enum Fault<'a, R> {
     FailNextCopy,
     /// The next `map` finds no memory.
     FailNextMap,
-    /// The device is lost, as after an Xid.
+    /// The device is lost, as after an Xid: it has fallen off the bus.
     Lose,
+    /// No other device can be read any more, as when the links to them are down.
+    LosePeers,
     /// Loaded bytes of a region change.
     Corrupt(&'a R),
 }
@@ -125,7 +127,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Reserved addresses. Clones are the same region; it is released with the last.
     type Region: Clone + Debug + Send + Sync;
     /// Physical memory.
-    type Chunk: Debug + Send;
+    type Chunk: Debug + Send + Sync;
     /// A loaded model. It keeps its region.
     type Module: Debug + Send + Sync;
     /// One launch of a module, its names resolved.
@@ -226,6 +228,20 @@ pub trait Stream<D: Device + ?Sized> {
     /// [`Error::NotMapped`], [`Error::BadExtent`], [`Error::CopyFailed`], [`Error::OutOfMemory`],
     /// [`Error::Lost`].
     fn copy(&mut self, region: &D::Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error>;
+
+    /// Copies bytes of another device's memory to a device region, at most
+    /// [`Capabilities::copy_max`]: those that `peer`, which was imported, has from `offset` on. They
+    /// count as loaded as with [`Self::copy`].
+    ///
+    /// # Errors
+    /// As [`Self::copy`]; [`Error::PeerLost`].
+    fn copy_from_peer(
+        &mut self,
+        region: &D::Region,
+        peer: &D::Chunk,
+        offset: u64,
+        bytes: Range<u64>,
+    ) -> Result<(), Error>;
 
     /// Runs a kernel on these values, which are in the order of its `args`; returns what it writes,
     /// in order.

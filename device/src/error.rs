@@ -34,6 +34,9 @@ pub enum Error {
     /// A copy failed.
     #[error("copy failed: {0}")]
     CopyFailed(String),
+    /// Another device cannot be read.
+    #[error("the other GPU cannot be read: {0}")]
+    PeerLost(String),
     /// The device is gone (an Xid): nothing more will work.
     #[error("the device is lost: {0}")]
     Lost(String),

@@ -176,6 +176,30 @@ fn another_device_maps_an_exported_chunk() {
 }
 
 #[test]
+fn a_copy_from_another_device_brings_its_bytes_and_no_more() {
+    let mut there = bench();
+    there.map(&[(0, 3 * PAGE, WEIGHTS)]).unwrap();
+    there.copy(0..WEIGHTS).unwrap();
+    let exported = there.gpu.export(&there.gpu.create(Extent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
+    let mut here = bench();
+    let peer = here.gpu.import(exported.unwrap()).unwrap();
+    let module = here.module();
+    let both = here.kernel(&module, "total", 0..WEIGHTS);
+    here.map(&[(0, PAGE, WEIGHTS)]).unwrap();
+    here.stream.copy_from_peer(&here.region, &peer, 0, 0..PAGE).unwrap();
+    assert!(matches!(here.launch(&module, &both), Err(Error::NotResident(gap)) if gap == (PAGE..WEIGHTS)));
+    here.stream.copy_from_peer(&here.region, &peer, PAGE, PAGE..WEIGHTS).unwrap();
+    assert_eq!(here.launch(&module, &both).unwrap(), 211.0);
+    let past = here.stream.copy_from_peer(&here.region, &peer, PAGE, 0..WEIGHTS);
+    assert!(matches!(past, Err(Error::BadExtent { .. })), "{past:?}");
+    here.gpu.inject(Fault::LosePeers).unwrap();
+    let lost = here.stream.copy_from_peer(&here.region, &peer, 0, 0..PAGE);
+    assert!(matches!(lost, Err(Error::PeerLost(_))), "{lost:?}");
+    here.copy(0..WEIGHTS).unwrap();
+    assert_eq!(here.launch(&module, &both).unwrap(), 211.0, "the host can be read");
+}
+
+#[test]
 fn injected_faults_happen_once_and_a_lost_device_stays_lost() {
     let mut bench = bench();
     let module = bench.module();

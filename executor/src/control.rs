@@ -9,13 +9,14 @@ use millrace_device::{Device, Fault, monotonic_now};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    self as wire_messages, Copy, CopyFailure, InjectFault, LoadProgram, Map, MapFailed, ProgramFailed,
-    ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
+    self as wire_messages, AddPeer, Copy, CopyFailure, InjectFault, LoadProgram, Map, MapFailed,
+    ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
 };
 
 use crate::copies::{self, COPIES_QUEUED_MAX};
 use crate::error::Error;
 use crate::events::clip;
+use crate::peers::Peers;
 use crate::process::{Faults, PROGRAMS_MAX, Shared};
 use crate::program::Program;
 use crate::queue::Queue;
@@ -35,6 +36,7 @@ pub(crate) struct Control<D: Device> {
     shared: Arc<Shared<D>>,
     faults: Faults,
     programs: BTreeMap<u64, Arc<Program<D>>>,
+    peers: Peers<D>,
     copies: Arc<Queue<copies::Job<D>>>,
     runs: Arc<Queue<runs::Job<D>>>,
 }
@@ -42,7 +44,8 @@ pub(crate) struct Control<D: Device> {
 impl<D: Device> Control<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, faults: Faults) -> Self {
         let (copies, runs) = (Queue::new(COPIES_QUEUED_MAX), Queue::new(RUNS_QUEUED_MAX));
-        Self { shared, faults, programs: BTreeMap::new(), copies: Arc::new(copies), runs: Arc::new(runs) }
+        let (programs, peers) = (BTreeMap::new(), Peers::new());
+        Self { shared, faults, programs, peers, copies: Arc::new(copies), runs: Arc::new(runs) }
     }
 
     /// The copies that wait.
@@ -76,6 +79,8 @@ impl<D: Device> Control<D> {
                     self.copies.reconsider();
                 }
             }
+            Command::AddPeer(peer) => self.add_peer(&peer, descriptors),
+            Command::ForgetPeer(peer) => self.peers.forget(peer.gpu),
             Command::Copy(copy) => self.copy(copy),
             Command::Revoke(revoke) => {
                 let Revoke { transfer, batch } = revoke;
@@ -140,13 +145,37 @@ impl<D: Device> Control<D> {
         }
     }
 
-    fn copy(&self, message: Copy) {
+    /// A peer that cannot be taken is only not there to copy from.
+    fn add_peer(&mut self, message: &AddPeer, mut descriptors: Descriptors) {
+        let added = match descriptors.take(message.memory_fd) {
+            Ok(memory) => {
+                self.peers.add(&self.shared.device, message, memory).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = added {
+            tracing::warn!(
+                gpu = message.gpu,
+                error,
+                "another GPU's memory cannot be read: models come from the host"
+            );
+        }
+    }
+
+    fn copy(&self, mut message: Copy) {
         let (transfer, batch, id) = (message.transfer, message.batch, message.program);
         let refuse = |failure, message: String| self.say(copies::refused(transfer, batch, failure, message));
         let Some(program) = self.programs.get(&id) else {
             return refuse(CopyFailure::NotMapped, format!("program {id} is not loaded"));
         };
-        match copies::Job::new(message, Arc::clone(program)) {
+        let peer = match message.peer.take() {
+            None => None,
+            Some(source) => match self.peers.source(source) {
+                Some(source) => Some(source),
+                None => return refuse(CopyFailure::Peer, "that executor's memory is not known".to_owned()),
+            },
+        };
+        match copies::Job::new(message, Arc::clone(program), peer) {
             Err(error) => refuse(CopyFailure::Device, error.to_string()),
             Ok(job) => {
                 if self.copies.push(job).is_err() {
@@ -200,6 +229,7 @@ impl<D: Device> Control<D> {
                 self.shared.abort_on_run.store(true, Ordering::Relaxed);
                 Ok(())
             }
+            wire_messages::Fault::LosePeers => device.inject(Fault::LosePeers),
             wire_messages::Fault::Unspecified => Ok(()),
         };
         if let Err(error) = injected {

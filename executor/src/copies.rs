@@ -10,6 +10,7 @@ use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
 
 use crate::events::clip;
+use crate::peers::Source;
 use crate::process::Shared;
 use crate::program::{Program, Use};
 use crate::queue::Queue;
@@ -29,6 +30,8 @@ pub(crate) struct Job<D: Device> {
     generation: u64,
     ranges: Vec<Range<u64>>,
     window: Window,
+    /// Where they come from, where not from the host.
+    peer: Option<Source<D>>,
 }
 
 /// Why a batch was not copied.
@@ -44,13 +47,17 @@ enum Failed {
 
 impl<D: Device> Job<D> {
     /// Takes a grant for a program that is loaded.
-    pub(crate) fn new(copy: Copy, program: Arc<Program<D>>) -> Result<Self, wire::Error> {
+    pub(crate) fn new(
+        copy: Copy,
+        program: Arc<Program<D>>,
+        peer: Option<Source<D>>,
+    ) -> Result<Self, wire::Error> {
         let ranges = wire::ranges(copy.ranges)?;
         let window =
             Window { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) };
         program.expect_copy(&ranges);
         let Copy { transfer, batch, generation, .. } = copy;
-        Ok(Self { transfer, batch, program, generation, ranges, window })
+        Ok(Self { transfer, batch, program, generation, ranges, window, peer })
     }
 
     /// How long until it may start, or is to be refused.
@@ -89,6 +96,7 @@ fn failure(failed: &Failed) -> CopyFailure {
         Failed::Refused(refusal) => wire::copy_refused(refusal),
         Failed::Expired(_) => CopyFailure::Expired,
         Failed::Device(DeviceError::NotMapped(_)) => CopyFailure::NotMapped,
+        Failed::Device(DeviceError::PeerLost(_)) => CopyFailure::Peer,
         Failed::Device(_) => CopyFailure::Device,
     }
 }
@@ -107,6 +115,8 @@ fn carry_out<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream)
             job.program.check(job.generation)?;
             match copy(&job, stream, piece.clone(), &mapping) {
                 Ok(at) => finished = at,
+                // Whoever waits for these bytes goes on waiting: they are granted again from the host.
+                Err(error) if job.peer.is_some() => return Err(error.into()),
                 Err(error) => {
                     let mut lost = job.ranges[index..].to_vec();
                     lost[0].start = piece.start;
@@ -132,7 +142,10 @@ fn copy<D: Device>(
     piece: Range<u64>,
     mapping: &Use<'_, D>,
 ) -> Result<Timestamp, DeviceError> {
-    stream.copy(&job.program.region, &job.program.host, piece)?;
+    match &job.peer {
+        None => stream.copy(&job.program.region, &job.program.host, piece)?,
+        Some(peer) => peer.copy(stream, &job.program.region, piece)?,
+    }
     let at = stream.record()?.wait()?;
     mapping.loaded_more();
     Ok(at)

@@ -17,6 +17,7 @@
 //! | `runs` | the run thread |
 //! | `program` | a loaded model: its region, its launches, its residency |
 //! | `residency` | what mapping a program has, and who uses it. Pure |
+//! | `peers` | other GPUs whose memory copies may read |
 //! | `plan` | launches with their values numbered. Pure |
 //! | `wire` | what messages mean here |
 //! | `events`, `queue`, `process` | the way back, the bounded queues, the tie to the worker |
@@ -25,6 +26,7 @@ mod control;
 mod copies;
 mod error;
 mod events;
+mod peers;
 mod plan;
 mod process;
 mod program;

@@ -125,6 +125,7 @@ pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
         DeviceError::BadExtent { .. }
         | DeviceError::Busy
         | DeviceError::CopyFailed(_)
+        | DeviceError::PeerLost(_)
         | DeviceError::Lost(_)
         | DeviceError::Unsealed { .. }
         | DeviceError::Unsupported(_)

@@ -127,7 +127,8 @@ fn start(transfer: u64, gpu: u32) -> fabric::Event {
     let weights = Bytes(BLOCK.0 * 1_000_000);
     let cargo = Cargo { model: ModelId(gpu), generation: Generation(1), weights };
     let chunks = std::iter::once(0..1_000_000).collect();
-    fabric::Event::Start { transfer: TransferId(transfer), gpu: GpuIndex(gpu), cargo, chunks }
+    let from = None;
+    fabric::Event::Start { transfer: TransferId(transfer), gpu: GpuIndex(gpu), cargo, chunks, from }
 }
 
 fn fabric(c: &mut Criterion) {

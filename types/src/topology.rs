@@ -17,6 +17,17 @@ pub struct Topology {
     pub links: Vec<Link>,
 }
 
+impl Topology {
+    /// A GPU's NVLinks, and the GPU at the other end of each.
+    pub fn nvlinks_of(&self, gpu: GpuIndex) -> impl Iterator<Item = (LinkId, GpuIndex)> {
+        (0..).map(LinkId).zip(&self.links).filter_map(move |(id, link)| match link.kind {
+            LinkKind::NvLink { a, b } if a == gpu => Some((id, b)),
+            LinkKind::NvLink { a, b } if b == gpu => Some((id, a)),
+            _ => None,
+        })
+    }
+}
+
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {

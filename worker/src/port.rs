@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use millrace_proto::executor::{command, event};
-use millrace_types::{GpuIndex, Incarnation};
+use millrace_types::{Bytes, GpuIndex, Incarnation};
 
 /// A descriptor that several executors may be sent: a model's weights go to each GPU.
 pub type Descriptor = Arc<OwnedFd>;
@@ -31,8 +31,23 @@ pub trait ExecutorPort: 'static {
     /// command's `*_fd` fields count them. Dropped where there is no process any more.
     fn send(&mut self, command: command::Command, descriptors: Vec<Descriptor>);
 
+    /// The present executor's device memory, for the executors of GPUs that copy from this one. `None`
+    /// where there is no process, or none whose memory can be shared.
+    fn memory(&self) -> Option<Lent> {
+        None
+    }
+
     /// Kills the process, if there is one, with a signal it cannot ignore. Its end is reported.
     fn kill(&mut self);
+}
+
+/// A GPU's memory, lent to the executors of others.
+#[derive(Debug, Clone)]
+pub struct Lent {
+    /// Where it is.
+    pub descriptor: Descriptor,
+    /// Its size.
+    pub bytes: Bytes,
 }
 
 /// What a port heard.

@@ -74,6 +74,8 @@ pub struct GpuSnapshot {
     pub restarts: u64,
     /// Models brought onto it.
     pub swaps: u64,
+    /// Of those, the ones that came whole from another GPU.
+    pub peer_swaps: u64,
     /// Models evicted from it.
     pub evictions: u64,
     /// Time spent computing.

@@ -84,7 +84,9 @@ impl Supervisor {
         let directory = Directory::new();
         let handle = NodeHandle::new(Arc::clone(&directory), config.requests_max, Arc::clone(&clock));
         let gpus = config.topology.gpus.len();
-        let crossed = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
+        let of_host = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
+        let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
+        let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
         let supervisor = Rc::new(Self {
             node: Slot::empty(),
             gpus: (0..gpus).map(|_| Slot::empty()).collect(),
@@ -130,9 +132,11 @@ impl Supervisor {
         &self.links[&link]
     }
 
-    /// The links of a GPU's path from the host.
-    pub(crate) fn path_links(&self, gpu: GpuIndex) -> impl Iterator<Item = &Slot<link::Message>> {
-        self.config.topology.gpus[gpu.0 as usize].host_path.iter().map(|&link| self.link(link))
+    /// The links that models come to a GPU over: those of its path from the host, then its NVLinks.
+    pub(crate) fn links_to(&self, gpu: GpuIndex) -> impl Iterator<Item = &Slot<link::Message>> {
+        let host_path = self.config.topology.gpus[gpu.0 as usize].host_path.iter().copied();
+        let nvlinks = self.config.topology.nvlinks_of(gpu).map(|(link, _)| link);
+        host_path.chain(nvlinks).map(|link| self.link(link))
     }
 
     fn drive<C: millrace_policy::core::Core>(&self, core: C, id: CoreId) -> Driven<C> {
@@ -147,8 +151,8 @@ impl Supervisor {
 
     fn start_node(self: &Rc<Self>) {
         let topology = &self.config.topology;
-        // Without the links between GPUs: the fabric copies models from the host alone.
         let config = dispatch::Config::of(topology, self.config.requests_max)
+            .with_peers(topology)
             .with_policy(self.config.dispatch, self.seed);
         let mut dispatch = Dispatch::new(&config);
         let registry = self.registry.borrow();
@@ -209,10 +213,14 @@ impl Supervisor {
         let started = Box::new(move |Incarnation(started)| {
             incarnations[index.0 as usize].set(Incarnation(started + stride));
         });
-        let first_link = self.config.topology.gpus[index.0 as usize].host_path[0];
+        let topology = &self.config.topology;
+        let first_link = topology.gpus[index.0 as usize].host_path[0];
+        let issuers = std::iter::once(first_link).chain(topology.nvlinks_of(index).map(|(link, _)| link));
+        let neighbours = topology.nvlinks_of(index).map(|(_, gpu)| (gpu, self.executor(gpu).clone()));
         let peers = executor::Peers {
             gpu: self.gpu(index).clone(),
-            link: self.link(first_link).clone(),
+            links: issuers.map(|link| (link, self.link(link).clone())).collect(),
+            neighbours: neighbours.collect(),
             node: self.node.clone(),
         };
         // The port is made once the actor has an address to hear it at.

@@ -123,6 +123,7 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         executor_pid: gpu.executor_pid,
         restarts: gpu.restarts,
         swaps: gpu.swaps,
+        peer_swaps: gpu.peer_swaps,
         evictions: gpu.evictions,
         busy: Some(duration_wire(Duration::from_nanos(gpu.busy_ns))),
     }

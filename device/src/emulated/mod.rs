@@ -52,6 +52,7 @@ struct Faults {
     fail_copy: AtomicBool,
     fail_map: AtomicBool,
     lost: AtomicBool,
+    peers_lost: AtomicBool,
 }
 
 impl Faults {
@@ -167,7 +168,7 @@ impl Device for EmulatedGpu {
             Width::One => Arc::new(rten::ThreadPool::with_num_threads(1)),
             Width::Whole => Arc::clone(&self.threads),
         };
-        Ok(EmulatedStream { threads, faults: Arc::clone(&self.faults) })
+        Ok(EmulatedStream { threads, faults: Arc::clone(&self.faults), staging: Vec::new() })
     }
 
     /// On a thread of the stream's pool: a launch then need not hop to one.
@@ -181,6 +182,7 @@ impl Device for EmulatedGpu {
             Fault::FailNextCopy => self.faults.fail_copy.store(true, Ordering::Relaxed),
             Fault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
             Fault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
+            Fault::LosePeers => self.faults.peers_lost.store(true, Ordering::Relaxed),
             Fault::Corrupt(region) => return region.corrupt(),
         }
         Ok(())
@@ -192,12 +194,13 @@ impl Device for EmulatedGpu {
 pub struct EmulatedStream {
     threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
+    /// What a copy from another GPU passes through.
+    staging: Vec<u8>,
 }
 
-impl Stream<EmulatedGpu> for EmulatedStream {
-    type Event = Happened;
-
-    fn copy(&mut self, region: &Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
+impl EmulatedStream {
+    /// Whether a copy of these bytes may begin; gives how many there are.
+    fn begin_copy(&self, bytes: &Range<u64>) -> Result<u64, Error> {
         self.faults.alive()?;
         let length = bytes.end.saturating_sub(bytes.start);
         if length > COPY_MAX.get() {
@@ -207,7 +210,37 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         if self.faults.fail_copy.swap(false, Ordering::Relaxed) {
             return Err(Error::CopyFailed("this fault was injected".to_owned()));
         }
+        Ok(length)
+    }
+}
+
+impl Stream<EmulatedGpu> for EmulatedStream {
+    type Event = Happened;
+
+    fn copy(&mut self, region: &Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
+        self.begin_copy(&bytes)?;
         region.fill(host.as_slice(), bytes)
+    }
+
+    fn copy_from_peer(
+        &mut self,
+        region: &Region,
+        peer: &Chunk,
+        offset: u64,
+        bytes: Range<u64>,
+    ) -> Result<(), Error> {
+        let length = self.begin_copy(&bytes)?;
+        if self.faults.peers_lost.load(Ordering::Relaxed) {
+            return Err(Error::PeerLost("this fault was injected".to_owned()));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > peer.extent.bytes) {
+            let problem = "past the end of the other device's memory";
+            return Err(Error::BadExtent { offset, bytes: length, problem });
+        }
+        // At most COPY_MAX, so it fits. Read and not mapped: whoever has it may write to it.
+        self.staging.resize(length as usize, 0);
+        memfd::read_at(&peer.file, &mut self.staging, peer.extent.offset + offset)?;
+        region.fill_from(&self.staging, bytes)
     }
 
     fn launch(

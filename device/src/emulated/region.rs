@@ -139,12 +139,15 @@ impl Region {
             .ok()
             .zip(usize::try_from(bytes.end).ok())
             .and_then(|(start, end)| host.get(start..end))
-            .filter(|_| bytes.end <= self.bytes())
-            .ok_or(Error::BadExtent {
-                offset: bytes.start,
-                bytes: bytes.end.saturating_sub(bytes.start),
-                problem: "past the end of the region or of its host copy",
-            })?;
+            .ok_or_else(|| past_the_end(&bytes))?;
+        self.fill_from(source, bytes)
+    }
+
+    /// Copies `source` to these bytes, which are as many. They are loaded when this returns.
+    pub(super) fn fill_from(&self, source: &[u8], bytes: Range<u64>) -> Result<(), Error> {
+        if bytes.end > self.bytes() {
+            return Err(past_the_end(&bytes));
+        }
         let (fill, pieces) = self.begin_fill(bytes.clone())?;
         let mut rest = source;
         for (part, file, file_offset) in pieces {
@@ -237,6 +240,11 @@ impl Region {
         // `bind` may unwind out of a model's loader with the lock held; the state is whole then.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn past_the_end(bytes: &Range<u64>) -> Error {
+    let problem = "past the end of the region or of its host copy";
+    Error::BadExtent { offset: bytes.start, bytes: bytes.end.saturating_sub(bytes.start), problem }
 }
 
 impl State {

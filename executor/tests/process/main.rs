@@ -5,6 +5,7 @@ mod failures;
 mod handshake;
 mod limits;
 mod loading;
+mod peers;
 mod support;
 
 use std::os::fd::AsFd as _;

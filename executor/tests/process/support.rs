@@ -259,12 +259,30 @@ impl Executor {
         not_before_ns: u64,
         not_after_ns: u64,
     ) -> u64 {
-        self.batch += 1;
-        let (transfer, batch) = (1, self.batch);
         let ranges = ranges.iter().cloned().map(byte_range).collect();
-        let copy = Copy { transfer, batch, program, generation, ranges, not_before_ns, not_after_ns };
-        self.send(Command::Copy(copy));
-        batch
+        let copy = Copy { program, generation, ranges, not_before_ns, not_after_ns, ..Copy::default() };
+        self.grant_copy(copy)
+    }
+
+    fn grant_copy(&mut self, copy: Copy) -> u64 {
+        self.batch += 1;
+        self.send(Command::Copy(Copy { transfer: 1, batch: self.batch, ..copy }));
+        self.batch
+    }
+
+    /// Grants a copy of all that a program's launches read, from a peer, now.
+    pub(crate) fn grant_from(&mut self, peer: PeerSource, model: &Model, generation: u64) -> u64 {
+        let ranges = model.all().into_iter().map(byte_range).collect();
+        let not_after_ns = (monotonic_now() + Duration::from_secs(3600)).as_nanos();
+        let peer = Some(peer);
+        self.grant_copy(Copy { program: 1, generation, ranges, not_after_ns, peer, ..Copy::default() })
+    }
+
+    /// Shows it another GPU's memory, as that of GPU 1.
+    pub(crate) fn add_peer(&self, peer: &DeviceMemory, incarnation: u64) {
+        let (gpu, memory_bytes, memory_fd) = (1, peer.bytes().get(), 0);
+        let add = AddPeer { gpu, incarnation, memory_bytes, memory_fd };
+        send(&self.socket, Command::AddPeer(add), vec![peer.share().unwrap()]);
     }
 
     pub(crate) fn copied(&mut self, batch: u64) -> Result<CopyDone, (CopyFailure, String)> {

@@ -1,10 +1,11 @@
 //! One link in one direction, as the fabric books it: how many batches are out on it, and until
-//! when it is taken.
+//! when it is taken; and which of them each route crosses.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, Timestamp};
+use millrace_types::topology::{LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 /// Batches queued behind the running ones of a lane.
 const QUEUED_MAX: usize = 1;
@@ -98,7 +99,54 @@ impl Lane {
     }
 }
 
-/// The lanes that a GPU's models cross from the host, narrowest rate included.
+/// Where bytes go, and from which GPU, where not from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Route {
+    pub(super) to: GpuIndex,
+    pub(super) from: Option<GpuIndex>,
+}
+
+impl Route {
+    pub(super) fn from_host(to: GpuIndex) -> Self {
+        Self { to, from: None }
+    }
+}
+
+/// The lanes of each route of a node, and the path of each.
+///
+/// # Panics
+/// When a GPU has no path from the host: such a topology is not one.
+pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
+    let rate = |link: LinkId| topology.links[link.0 as usize].rate;
+    let mut lanes: Vec<Lane> = Vec::new();
+    let mut paths = BTreeMap::new();
+    for gpu in &topology.gpus {
+        let path_rate = gpu.host_path.iter().map(|&link| rate(link)).min();
+        let path_rate = path_rate.unwrap_or_else(|| panic!("GPU {} has no host path", gpu.index));
+        let mut crossed = Vec::with_capacity(gpu.host_path.len());
+        for &link in &gpu.host_path {
+            let lane = lanes.iter().position(|lane| lane.link == link).unwrap_or_else(|| {
+                lanes.push(Lane::new(link, rate(link)));
+                lanes.len() - 1
+            });
+            lanes[lane].crossed_by(path_rate);
+            crossed.push(lane);
+        }
+        paths.insert(Route::from_host(gpu.index), Path { lanes: crossed, rate: path_rate });
+    }
+    for (link, wire) in (0..).map(LinkId).zip(&topology.links) {
+        let LinkKind::NvLink { a, b } = wire.kind else { continue };
+        // Its directions do not share its rate.
+        for (from, to) in [(a, b), (b, a)] {
+            lanes.push(Lane::new(link, wire.rate));
+            let path = Path { lanes: vec![lanes.len() - 1], rate: wire.rate };
+            paths.insert(Route { to, from: Some(from) }, path);
+        }
+    }
+    (lanes, paths)
+}
+
+/// The lanes that bytes of a route cross, narrowest rate included.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) lanes: Vec<usize>,

@@ -9,15 +9,22 @@
 //! Who is next: the transfer that was served longest ago. A newcomer counts as served two batches
 //! ago, so it overtakes only those which were served since: nobody starves.
 //!
+//! **From another GPU** (T22, T25). A transfer that is to come from a peer asks that GPU first to
+//! lock the model where it is, and then crosses the NVLink between them, each direction of which is
+//! a lane of its own. It holds the lock until it ends, whichever way, or until the peer is lost. Where
+//! there is no such link, no lock is given, the peer goes or a copy from it fails, what is still to
+//! come takes the path from the host: a peer makes a transfer faster and never makes it fail.
+//!
 //! ```text
-//! Start, Cancel ───────────────────────► ┌────────┐ ──► Arrived, Ended          to the Gpu
-//! Done, Failed (from the path's Link) ─► │ fabric │ ──► Grant, Revoke, Carried  to the Links
-//! Down ────────────────────────────────► └────────┘
+//! Start, Cancel, Locked, NotLocked ────► ┌────────┐ ──► Arrived, Ended          to the Gpu
+//! Done, Failed (from the path's Link) ─► │ fabric │ ──► Lock, Unlock            to the peer
+//! Down ────────────────────────────────► └────────┘ ──► Grant, Revoke, Carried  to the Links
 //! ```
 
 mod lanes;
 pub mod link;
 mod protocol;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,9 +33,10 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
-pub use self::protocol::{Action, BatchFailure, Cargo, Event, Grant, Outcome};
+pub use self::protocol::{Action, BatchFailure, Cargo, Event, Grant, Outcome, PeerBlocks};
 
-use self::lanes::{Lane, Path};
+use self::lanes::{Lane, Path, Route};
+use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
@@ -41,42 +49,12 @@ pub const START_SLACK: Duration = Duration::from_millis(250);
 pub const REPORT_SLACK: Duration = Duration::from_secs(5);
 /// Failures in a row that end a transfer.
 pub const FAILURES_MAX: u32 = 3;
-/// Batches that a transfer has out: one runs, one is queued.
-const OUT_MAX: usize = 2;
-
-#[derive(Debug)]
-struct Batch {
-    id: BatchId,
-    chunks: Range<u32>,
-    /// Its name on the lanes.
-    hold: u64,
-    /// When it counts as lost.
-    give_up: Timestamp,
-    revoked: bool,
-}
-
-#[derive(Debug)]
-struct Transfer {
-    gpu: GpuIndex,
-    cargo: Cargo,
-    /// What is still to be granted, last first.
-    waiting: Vec<Range<u32>>,
-    /// What is out, in the order granted: the first runs.
-    out: Vec<Batch>,
-    next_batch: BatchId,
-    failures: u32,
-    /// When it was served last, and the grant's number to tell equals apart.
-    served: (Timestamp, u64),
-    /// How it ends once nothing is out, where that is decided already.
-    ending: Option<Outcome>,
-}
 
 /// All links of a node, towards its GPUs.
 #[derive(Debug)]
 pub struct Fabric {
     lanes: Vec<Lane>,
-    /// By GPU.
-    paths: Vec<Path>,
+    paths: BTreeMap<Route, Path>,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
 }
@@ -88,23 +66,7 @@ impl Fabric {
     /// When a GPU has no path from the host: such a topology is not one.
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
-        let rate = |link: LinkId| topology.links[link.0 as usize].rate;
-        let mut lanes: Vec<Lane> = Vec::new();
-        let mut paths = Vec::new();
-        for gpu in &topology.gpus {
-            let path_rate = gpu.host_path.iter().map(|&link| rate(link)).min();
-            let path_rate = path_rate.unwrap_or_else(|| panic!("GPU {} has no host path", gpu.index));
-            let mut crossed = Vec::with_capacity(gpu.host_path.len());
-            for &link in &gpu.host_path {
-                let lane = lanes.iter().position(|lane| lane.link == link).unwrap_or_else(|| {
-                    lanes.push(Lane::new(link, rate(link)));
-                    lanes.len() - 1
-                });
-                lanes[lane].crossed_by(path_rate);
-                crossed.push(lane);
-            }
-            paths.push(Path { lanes: crossed, rate: path_rate });
-        }
+        let (lanes, paths) = lanes::lay(topology);
         Self { lanes, paths, transfers: BTreeMap::new(), grants: 0 }
     }
 
@@ -114,26 +76,34 @@ impl Fabric {
         self.transfers.len()
     }
 
-    /// The first link of a GPU's path: its Link actor issues the path's grants.
-    fn first_link(&self, gpu: GpuIndex) -> Option<LinkId> {
-        self.paths[gpu.0 as usize].lanes.first().map(|&lane| self.lanes[lane].link)
+    /// The first link of a route's path: its Link actor issues the path's grants.
+    fn first_link(&self, route: Route) -> LinkId {
+        self.lanes[self.paths[&route].lanes[0]].link
     }
 
     fn start(
         &mut self,
         now: Timestamp,
         transfer: TransferId,
-        gpu: GpuIndex,
+        Route { to: gpu, from }: Route,
         cargo: Cargo,
         chunks: Vec<Range<u32>>,
+        actions: &mut Vec<Action>,
     ) {
+        let from = from.filter(|_| self.paths.contains_key(&Route { to: gpu, from }));
         let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS));
-        let head_start = self.paths[gpu.0 as usize].time_for(batch).saturating_mul(2);
+        let head_start = self.paths[&Route { to: gpu, from }].time_for(batch).saturating_mul(2);
         let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
-        let waiting = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
+        let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
+        let from = from.filter(|_| !waiting.is_empty());
+        if let Some(from) = from {
+            actions.push(Action::Lock { gpu: from, transfer, model: cargo.model });
+        }
         let transfer_state = Transfer {
             gpu,
             cargo,
+            source: from.map_or(Source::Host, Source::Asked),
+            locked: None,
             waiting,
             out: Vec::with_capacity(OUT_MAX),
             next_batch: BatchId(0),
@@ -144,41 +114,64 @@ impl Fabric {
         self.transfers.insert(transfer, transfer_state);
     }
 
-    /// Takes a batch that ended off its transfer and gives its chunks and its name on the lanes.
-    fn take_batch(&mut self, transfer: TransferId, batch: BatchId) -> Option<(Batch, GpuIndex)> {
+    fn locked(&mut self, transfer: TransferId, peer: PeerBlocks, actions: &mut Vec<Action>) {
+        let asked = |state: &&mut Transfer| matches!(state.source, Source::Asked(gpu) if gpu == peer.gpu);
+        match self.transfers.get_mut(&transfer).filter(asked) {
+            Some(state) => {
+                state.locked = Some(peer.gpu);
+                state.source = Source::Peer(peer);
+            }
+            // It has ended meanwhile, or goes on from the host.
+            None => actions.push(Action::Unlock { gpu: peer.gpu, transfer }),
+        }
+    }
+
+    fn not_locked(&mut self, transfer: TransferId) {
+        let asked = |state: &&mut Transfer| matches!(state.source, Source::Asked(_));
+        if let Some(state) = self.transfers.get_mut(&transfer).filter(asked) {
+            state.source = Source::Host;
+        }
+    }
+
+    /// Takes a batch that ended off its transfer.
+    fn take_batch(&mut self, transfer: TransferId, batch: BatchId) -> Option<(Batch, &mut Transfer)> {
         let state = self.transfers.get_mut(&transfer)?;
         let place = state.out.iter().position(|out| out.id == batch)?;
-        Some((state.out.remove(place), state.gpu))
+        Some((state.out.remove(place), state))
     }
 
     fn done(&mut self, transfer: TransferId, batch: BatchId, actions: &mut Vec<Action>) {
-        let Some((batch, gpu)) = self.take_batch(transfer, batch) else { return };
-        let Some(state) = self.transfers.get_mut(&transfer) else { return };
+        let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.failures = 0;
         let size = state.cargo.span(&batch.chunks).1;
         let Cargo { model, generation, .. } = state.cargo;
-        for (place, &lane) in self.paths[gpu.0 as usize].lanes.iter().enumerate() {
+        for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
                 actions.push(Action::Carried { link: self.lanes[lane].link, size });
             }
         }
+        let gpu = batch.route.to;
         actions.push(Action::Arrived { gpu, model, generation, chunks: batch.chunks });
         self.end_if_over(transfer, actions);
     }
 
     fn failed(&mut self, transfer: TransferId, batch: BatchId, why: BatchFailure, actions: &mut Vec<Action>) {
-        let Some((batch, gpu)) = self.take_batch(transfer, batch) else { return };
-        for &lane in &self.paths[gpu.0 as usize].lanes {
-            self.lanes[lane].release(batch.hold);
-        }
-        let Some(state) = self.transfers.get_mut(&transfer) else { return };
+        let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.waiting.push(batch.chunks);
-        if why == BatchFailure::Faulty {
-            state.failures += 1;
-            if state.failures >= FAILURES_MAX && state.ending.is_none() {
-                state.ending = Some(Outcome::Failed);
+        match (why, batch.route.from) {
+            (BatchFailure::NotBegun, _) => {}
+            // Whatever is wrong may be wrong with the peer alone.
+            (BatchFailure::Faulty, Some(_)) => state.source = Source::Host,
+            (BatchFailure::Faulty, None) => {
+                state.failures += 1;
+                if state.failures >= FAILURES_MAX {
+                    state.ending.get_or_insert(Outcome::Failed);
+                }
             }
+        }
+        for &lane in &self.paths[&batch.route].lanes {
+            self.lanes[lane].release(batch.hold);
         }
         self.end_if_over(transfer, actions);
     }
@@ -190,7 +183,11 @@ impl Fabric {
         }
         let outcome = if state.waiting.is_empty() { Some(Outcome::Complete) } else { state.ending };
         if let Some(outcome) = outcome {
-            actions.push(Action::Ended { gpu: state.gpu, transfer, outcome });
+            if let Some(gpu) = state.locked {
+                actions.push(Action::Unlock { gpu, transfer });
+            }
+            let from = state.source.peer();
+            actions.push(Action::Ended { gpu: state.gpu, transfer, outcome, from });
             self.transfers.remove(&transfer);
         }
     }
@@ -206,21 +203,26 @@ impl Fabric {
 
     fn revoke(&mut self, transfer: TransferId, place: usize, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        let gpu = state.gpu;
         let Some(batch) = state.out.get_mut(place).filter(|batch| !batch.revoked) else { return };
         batch.revoked = true;
-        let batch = batch.id;
-        if let Some(link) = self.first_link(gpu) {
-            actions.push(Action::Revoke { link, gpu, transfer, batch });
-        }
+        let (batch, route) = (batch.id, batch.route);
+        actions.push(Action::Revoke { link: self.first_link(route), gpu: route.to, transfer, batch });
     }
 
-    fn down(&mut self, gpu: GpuIndex) {
-        for state in self.transfers.values().filter(|state| state.gpu == gpu) {
-            for batch in &state.out {
-                for &lane in &self.paths[gpu.0 as usize].lanes {
-                    self.lanes[lane].release(batch.hold);
+    fn down(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        for (&transfer, state) in self.transfers.iter_mut() {
+            if state.gpu == gpu {
+                for batch in &state.out {
+                    for &lane in &self.paths[&batch.route].lanes {
+                        self.lanes[lane].release(batch.hold);
+                    }
                 }
+                if let Some(gpu) = state.locked {
+                    actions.push(Action::Unlock { gpu, transfer });
+                }
+            } else if state.source.peer() == Some(gpu) || state.locked == Some(gpu) {
+                // It forgot its locks. What is out from it either comes whole or fails.
+                (state.source, state.locked) = (Source::Host, None);
             }
         }
         self.transfers.retain(|_, state| state.gpu != gpu);
@@ -239,9 +241,8 @@ impl Fabric {
     /// Grants whatever can be granted, those served longest ago first.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         loop {
-            let wants = |state: &&Transfer| state.ending.is_none() && !state.waiting.is_empty();
-            let takes = |state: &&Transfer| state.out.len() < OUT_MAX && self.path_takes_more(state.gpu);
-            let candidates = self.transfers.iter().filter(|(_, state)| wants(state) && takes(state));
+            let takes = |state: &&Transfer| state.out.len() < OUT_MAX && self.path_takes_more(state.route());
+            let candidates = self.transfers.iter().filter(|(_, state)| state.wants() && takes(state));
             let Some((&next, _)) = candidates.min_by_key(|(_, state)| state.served) else { break };
             self.grant(now, next, actions);
         }
@@ -250,10 +251,10 @@ impl Fabric {
 
     /// Whether a path takes another batch: one runs on it, one is queued, and each of its lanes
     /// agrees.
-    fn path_takes_more(&self, gpu: GpuIndex) -> bool {
-        let same = self.transfers.values().filter(|state| state.gpu == gpu);
-        let out: usize = same.map(|state| state.out.len()).sum();
-        out < OUT_MAX && self.paths[gpu.0 as usize].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
+    fn path_takes_more(&self, route: Route) -> bool {
+        let batches = self.transfers.values().flat_map(|state| &state.out);
+        let out = batches.filter(|batch| batch.route == route).count();
+        out < OUT_MAX && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
     }
 
     fn grant(&mut self, now: Timestamp, transfer: TransferId, actions: &mut Vec<Action>) {
@@ -265,7 +266,8 @@ impl Fabric {
         }
         self.grants += 1;
         let hold = self.grants;
-        let path = &self.paths[state.gpu.0 as usize];
+        let route = state.route();
+        let path = &self.paths[&route];
         let size = state.cargo.span(&range).1;
         let free = path.lanes.iter().map(|&lane| self.lanes[lane].free_at()).fold(now, Timestamp::max);
         for &lane in &path.lanes {
@@ -276,24 +278,33 @@ impl Fabric {
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
         state.served = (now, hold);
-        state.out.push(Batch { id: batch, chunks: range.clone(), hold, give_up, revoked: false });
+        state.out.push(Batch { id: batch, chunks: range.clone(), route, hold, give_up, revoked: false });
+        let peer = match &state.source {
+            Source::Peer(peer) => Some(peer.of(&range)),
+            Source::Host | Source::Asked(_) => None,
+        };
         let (gpu, cargo) = (state.gpu, state.cargo);
-        let grant = Grant { transfer, batch, gpu, cargo, chunks: range, not_before: free, not_after };
-        if let Some(link) = self.first_link(gpu) {
-            actions.push(Action::Grant { link, grant });
-        }
+        let link = self.first_link(route);
+        let (not_before, chunks) = (free, range);
+        let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, not_before, not_after };
+        actions.push(Action::Grant { grant });
     }
 
     /// Takes queued batches back for transfers that have nothing out and find their path full.
     fn make_way(&mut self, actions: &mut Vec<Action>) {
         let stuck = |state: &&Transfer| {
-            state.out.is_empty() && state.ending.is_none() && !self.path_takes_more(state.gpu)
+            state.out.is_empty()
+                && state.ending.is_none()
+                && !matches!(state.source, Source::Asked(_))
+                && !self.path_takes_more(state.route())
         };
         let stuck: Vec<_> =
-            self.transfers.values().filter(stuck).map(|state| (state.gpu, state.served)).collect();
-        for (gpu, served) in stuck {
-            let in_the_way =
-                |state: &Transfer| state.out.len() == OUT_MAX && self.shares_a_full_lane(gpu, state.gpu);
+            self.transfers.values().filter(stuck).map(|state| (state.route(), state.served)).collect();
+        for (route, served) in stuck {
+            let in_the_way = |state: &Transfer| {
+                let queued = state.out.get(OUT_MAX - 1);
+                queued.is_some_and(|batch| self.shares_a_full_lane(route, batch.route))
+            };
             let mut blockers = self.transfers.iter().filter(|(_, state)| in_the_way(state));
             // One at a time: who waits needs one place.
             if blockers.clone().any(|(_, state)| state.out[OUT_MAX - 1].revoked) {
@@ -306,8 +317,8 @@ impl Fabric {
         }
     }
 
-    fn shares_a_full_lane(&self, a: GpuIndex, b: GpuIndex) -> bool {
-        let (a_lanes, b_lanes) = (&self.paths[a.0 as usize].lanes, &self.paths[b.0 as usize].lanes);
+    fn shares_a_full_lane(&self, a: Route, b: Route) -> bool {
+        let (a_lanes, b_lanes) = (&self.paths[&a].lanes, &self.paths[&b].lanes);
         a == b || a_lanes.iter().any(|lane| b_lanes.contains(lane) && !self.lanes[*lane].takes_more())
     }
 }
@@ -318,14 +329,16 @@ impl Core for Fabric {
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {
-            Event::Start { transfer, gpu, cargo, chunks } => {
-                self.start(now, transfer, gpu, cargo, chunks);
+            Event::Start { transfer, gpu, cargo, chunks, from } => {
+                self.start(now, transfer, Route { to: gpu, from }, cargo, chunks, actions);
                 self.end_if_over(transfer, actions);
             }
+            Event::Locked { transfer, peer } => self.locked(transfer, peer, actions),
+            Event::NotLocked { transfer } => self.not_locked(transfer),
             Event::Cancel { transfer } => self.cancel(transfer, actions),
             Event::Done { transfer, batch } => self.done(transfer, batch, actions),
             Event::Failed { transfer, batch, why } => self.failed(transfer, batch, why, actions),
-            Event::Down { gpu } => self.down(gpu),
+            Event::Down { gpu } => self.down(gpu, actions),
             Event::Tick => self.lose_unreported(now, actions),
         }
         self.pump(now, actions);

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
 use crate::ids::{BatchId, Generation, TransferId};
-use crate::memory::BLOCK;
+use crate::memory::{BLOCK, Run as BlockRun};
 
 /// What a transfer carries, for whoever copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,9 +28,37 @@ impl Cargo {
     }
 }
 
+/// A model's blocks on the GPU that it is copied from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PeerBlocks {
+    /// Which GPU.
+    pub gpu: GpuIndex,
+    /// The executor whose memory it is: that of a later one holds something else.
+    pub incarnation: Incarnation,
+    /// In the order of the weights.
+    pub blocks: Vec<BlockRun>,
+}
+
+impl PeerBlocks {
+    /// Those of some chunks.
+    #[must_use]
+    pub fn of(&self, chunks: &Range<u32>) -> Self {
+        let mut at = 0;
+        let part = |run: &BlockRun| {
+            let first = chunks.start.max(at) - at;
+            let last = chunks.end.min(at + run.len).saturating_sub(at);
+            at += run.len;
+            (first < last).then(|| BlockRun { start: run.start + first, len: last - first })
+        };
+        Self { blocks: self.blocks.iter().filter_map(part).collect(), ..*self }
+    }
+}
+
 /// Leave to copy one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Grant {
+    /// The link that issues it: the first of the path.
+    pub link: LinkId,
     /// Of which transfer.
     pub transfer: TransferId,
     /// Which batch of it.
@@ -41,6 +69,8 @@ pub struct Grant {
     pub cargo: Cargo,
     /// Which chunks.
     pub chunks: Range<u32>,
+    /// Where they lie on another GPU, where they do not come from the host.
+    pub peer: Option<PeerBlocks>,
     /// Not to begin before.
     pub not_before: Timestamp,
     /// Not to begin after.
@@ -60,6 +90,20 @@ pub enum Event {
         cargo: Cargo,
         /// Which chunks of it, in this order; not empty.
         chunks: Vec<Range<u32>>,
+        /// The GPU to copy them from, where not from the host.
+        from: Option<GpuIndex>,
+    },
+    /// A GPU keeps the model of a transfer where it is (T25).
+    Locked {
+        /// For which transfer.
+        transfer: TransferId,
+        /// Where it is.
+        peer: PeerBlocks,
+    },
+    /// A GPU has not all of it, or cannot keep it.
+    NotLocked {
+        /// For which transfer.
+        transfer: TransferId,
     },
     /// They are not wanted any more.
     Cancel {
@@ -82,7 +126,8 @@ pub enum Event {
         /// Why.
         why: BatchFailure,
     },
-    /// A GPU lost everything: its transfers end without another word.
+    /// A GPU lost everything: transfers to it end without another word, and those from it go on
+    /// from the host.
     Down {
         /// Which.
         gpu: GpuIndex,
@@ -116,10 +161,24 @@ pub enum Outcome {
 pub enum Action {
     /// Have the path's first link issue a batch.
     Grant {
-        /// That link.
-        link: LinkId,
         /// The batch.
         grant: Grant,
+    },
+    /// Ask a GPU to keep a model until it is unlocked, and where it is.
+    Lock {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// For which transfer.
+        transfer: TransferId,
+        /// Which model.
+        model: ModelId,
+    },
+    /// Nothing of a transfer is copied from a GPU any more.
+    Unlock {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which transfer.
+        transfer: TransferId,
     },
     /// Have the path's first link take a batch back, if it has not begun.
     Revoke {
@@ -158,5 +217,7 @@ pub enum Action {
         transfer: TransferId,
         /// How.
         outcome: Outcome,
+        /// The GPU it came from to the end, where not from the host.
+        from: Option<GpuIndex>,
     },
 }

@@ -13,16 +13,19 @@
 //! the same way while the first runs. One transfer at a time: the first request that lacks weights
 //! has the link.
 //!
+//! A model may be copied to another GPU meanwhile, and stays where it is until that is over (T25).
+//!
 //! When the executor goes, everything is lost: the map is cleared, and each request is handed back
 //! with how far it was.
 
+mod lending;
 mod programs;
 mod protocol;
 mod serve;
 mod settle;
 mod slots;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
@@ -61,6 +64,8 @@ pub enum Health {
 pub struct Totals {
     /// Models brought onto it.
     pub swaps: u64,
+    /// Of those, the ones that came whole from another GPU.
+    pub peer_swaps: u64,
     /// Models evicted to make room.
     pub evictions: u64,
     /// Time spent computing.
@@ -84,6 +89,7 @@ struct Moving {
 /// A GPU.
 #[derive(Debug)]
 pub struct Gpu {
+    index: GpuIndex,
     health: Health,
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
@@ -93,6 +99,8 @@ pub struct Gpu {
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
+    /// Models that stay where they are while other GPUs copy them, by transfer.
+    lent: BTreeMap<TransferId, ModelId>,
     last_run: RunId,
     last_transfer: TransferId,
     totals: Totals,
@@ -103,6 +111,7 @@ impl Gpu {
     #[must_use]
     pub fn new(gpu: GpuIndex, memory: MemoryMap) -> Self {
         Self {
+            index: gpu,
             health: Health::Starting,
             incarnation: None,
             memory,
@@ -110,6 +119,7 @@ impl Gpu {
             programs: Programs::default(),
             slots: Slots::default(),
             moving: Vec::new(),
+            lent: BTreeMap::new(),
             last_run: RunId(0),
             // Apart from those of the node's other GPUs.
             last_transfer: TransferId(u64::from(gpu.0) << 40),
@@ -183,6 +193,7 @@ impl Gpu {
             let lost = waited_for.filter_map(progress).collect();
             self.slots.drain();
             self.moving.clear();
+            self.lent.clear();
             self.memory.clear();
             self.pinned.clear();
             self.programs.forget_all();
@@ -238,8 +249,8 @@ impl Core for Gpu {
                 self.pinned.remove(&model);
             }
             // One that was meant for an executor that is gone is taken back by the node itself.
-            Event::Assign { key, model, incarnation } if self.incarnation == Some(incarnation) => {
-                self.slots.push(Slot::new(key, model));
+            Event::Assign { key, model, incarnation, from } if self.incarnation == Some(incarnation) => {
+                self.slots.push(Slot::new(key, model, from));
             }
             Event::Assign { .. } => {}
             Event::Recall { key } => self.recall(key, actions),
@@ -254,7 +265,11 @@ impl Core for Gpu {
                 }
             }
             Event::Arrived { model, generation, chunks } => self.arrived(model, generation, chunks),
-            Event::TransferEnded { transfer, outcome } => self.transfer_ended(transfer, outcome, actions),
+            Event::TransferEnded { transfer, outcome, from } => {
+                self.transfer_ended(transfer, outcome, from, actions);
+            }
+            Event::Lock { transfer, model } => self.lock(transfer, model, actions),
+            Event::Unlock { transfer } => self.unlock(transfer),
             Event::RunDone { run, started, finished, waited } => {
                 self.run_done(now, run, (started, finished), waited, actions);
             }

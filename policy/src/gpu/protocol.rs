@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_types::{Bytes, Incarnation, ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
 
 use crate::attempts::Progress;
 use crate::dispatch::Return;
-use crate::fabric::{Cargo, Outcome};
+use crate::fabric::{Cargo, Outcome, PeerBlocks};
 use crate::ids::{Generation, RequestKey, RunId, TransferId};
 use crate::memory::Run as BlockRun;
 
@@ -46,6 +46,8 @@ pub enum Event {
         model: ModelId,
         /// In which executor.
         incarnation: Incarnation,
+        /// The GPU to copy its model from, where not from the host.
+        from: Option<GpuIndex>,
     },
     /// The node wants it back, if it has not begun.
     Recall {
@@ -96,6 +98,20 @@ pub enum Event {
         transfer: TransferId,
         /// How.
         outcome: Outcome,
+        /// The GPU it came from to the end, where not from the host.
+        from: Option<GpuIndex>,
+    },
+    /// Another GPU wants to copy a model from here: it is to stay where it is (T25).
+    Lock {
+        /// For which transfer.
+        transfer: TransferId,
+        /// Which model.
+        model: ModelId,
+    },
+    /// It is not copied any more.
+    Unlock {
+        /// For which transfer.
+        transfer: TransferId,
     },
     /// A run ended with outputs.
     RunDone {
@@ -207,6 +223,20 @@ pub enum Action {
         cargo: Cargo,
         /// Which chunks.
         chunks: Vec<Range<u32>>,
+        /// The GPU to copy them from, where not from the host.
+        from: Option<GpuIndex>,
+    },
+    /// Fabric: a model stays where it is until it is unlocked.
+    Locked {
+        /// For which transfer.
+        transfer: TransferId,
+        /// Where.
+        peer: PeerBlocks,
+    },
+    /// Fabric: it does not.
+    NotLocked {
+        /// For which transfer.
+        transfer: TransferId,
     },
     /// Fabric: stop that.
     CancelTransfer {

@@ -32,7 +32,7 @@ impl Gpu {
     }
 
     /// Whether all of a model's weights are here.
-    fn complete(&self, model: ModelId) -> bool {
+    pub(super) fn complete(&self, model: ModelId) -> bool {
         self.memory.region(model).is_some_and(|region| region.loaded().complete())
     }
 
@@ -123,7 +123,7 @@ impl Gpu {
     /// Keeps the link busy for the first request that lacks weights.
     fn move_weights(&mut self, actions: &mut Vec<Action>) {
         let lacks = |slot: &&Slot| slot.stage != Stage::Waiting && !slot.doomed && !self.complete(slot.model);
-        let Some(model) = self.slots.iter().find(lacks).map(|slot| slot.model) else { return };
+        let Some(&Slot { model, from, .. }) = self.slots.iter().find(lacks) else { return };
         let here: Vec<_> = self
             .moving
             .iter()
@@ -142,14 +142,15 @@ impl Gpu {
         self.last_transfer = TransferId(self.last_transfer.0 + 1);
         let transfer = self.last_transfer;
         let cargo = Cargo { model, generation, weights: shape.weights };
-        actions.push(Action::Transfer { transfer, cargo, chunks: region.loaded().missing() });
+        actions.push(Action::Transfer { transfer, cargo, chunks: region.loaded().missing(), from });
         self.moving.push(Moving { transfer, model, generation, cancelled: false, counted: false });
     }
 
     /// Drops models that were removed and that nothing here uses any more.
     pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
-        let (slots, moving) = (&self.slots, &self.moving);
-        let used = |model| slots.uses(model) || moving.iter().any(|moving| moving.model == model);
+        let (slots, moving, lent) = (&self.slots, &self.moving, &self.lent);
+        let moves = |model| moving.iter().any(|moving| moving.model == model);
+        let used = |model| slots.uses(model) || moves(model) || lent.values().any(|&lent| lent == model);
         for (model, known) in self.programs.sweep(used) {
             if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
                 actions.push(Action::Unmap { model, generation });
@@ -198,7 +199,7 @@ impl Gpu {
 }
 
 /// The first `blocks` blocks of some runs.
-fn first_blocks(runs: &[BlockRun], blocks: u32) -> Vec<BlockRun> {
+pub(super) fn first_blocks(runs: &[BlockRun], blocks: u32) -> Vec<BlockRun> {
     let mut left = blocks;
     let take = |run: &BlockRun| {
         let len = run.len.min(left);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_types::{ModelId, Reason, Timestamp};
+use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 
 use super::slots::{Slot, Stage};
 use super::{Action, Gpu, Health, RunFailure, SENDS_MAX, Spent};
@@ -146,6 +146,10 @@ impl Gpu {
 
     /// Forgets a region that the executor does not have. Copies into it are refused there.
     pub(super) fn drop_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        if self.lent.values().any(|&lent| lent == model) {
+            // All of it was copied there before: who denies that is not to be relied on.
+            return self.replace(Health::Restarting, actions);
+        }
         self.slots.feed(model);
         if self.memory.unmap(model).is_some() {
             self.cancel_transfers(|moving| moving.model == model, actions);
@@ -159,10 +163,12 @@ impl Gpu {
         &mut self,
         transfer: TransferId,
         outcome: Outcome,
+        from: Option<GpuIndex>,
         actions: &mut Vec<Action>,
     ) {
         let Some(place) = self.moving.iter().position(|moving| moving.transfer == transfer) else { return };
         let ended = self.moving.remove(place);
+        self.totals.peer_swaps += u64::from(outcome == Outcome::Complete && from.is_some());
         self.slots.feed(ended.model);
         if outcome == Outcome::Failed {
             let relies = |slot: &&mut Slot| matches!(slot.stage, Stage::Sent { generation, .. } if generation == ended.generation);

@@ -1,6 +1,6 @@
 //! The requests on a GPU: the one whose turn it is and those behind it.
 
-use millrace_types::{Bytes, ModelId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
 use crate::ids::{Generation, RequestKey, RunId};
 
@@ -23,6 +23,8 @@ pub(super) enum Stage {
 pub(super) struct Slot {
     pub(super) key: RequestKey,
     pub(super) model: ModelId,
+    /// The GPU to copy its model from, where not from the host.
+    pub(super) from: Option<GpuIndex>,
     pub(super) stage: Stage,
     /// When its turn began.
     pub(super) turn: Option<Timestamp>,
@@ -41,10 +43,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn new(key: RequestKey, model: ModelId) -> Self {
+    pub(super) fn new(key: RequestKey, model: ModelId, from: Option<GpuIndex>) -> Self {
         Self {
             key,
             model,
+            from,
             stage: Stage::Waiting,
             turn: None,
             was_resident: false,

@@ -40,7 +40,7 @@ impl Bench {
     }
 
     fn assign(&mut self, key: u64, model: ModelId) -> Vec<Action> {
-        self.step(Event::Assign { key: RequestKey(key), model, incarnation: FIRST })
+        self.step(Event::Assign { key: RequestKey(key), model, incarnation: FIRST, from: None })
     }
 
     /// All of a model arrives, and its transfer ends.
@@ -52,7 +52,7 @@ impl Bench {
     }
 
     fn end_transfer(&mut self, transfer: u64, outcome: Outcome) -> Vec<Action> {
-        self.step(Event::TransferEnded { transfer: TransferId(transfer), outcome })
+        self.step(Event::TransferEnded { transfer: TransferId(transfer), outcome, from: None })
     }
 
     /// A run ends that began `ran` nanoseconds ago.
@@ -103,7 +103,7 @@ fn run(run: u64, key: u64, model: ModelId, generation: u64) -> Action {
 fn transfer(transfer: u64, model: ModelId, generation: u64, chunks: std::ops::Range<u32>) -> Action {
     let weights = Bytes(BLOCK.0 * u64::from(CHUNKS[model.0 as usize]));
     let cargo = Cargo { model, generation: Generation(generation), weights };
-    Action::Transfer { transfer: TransferId(transfer), cargo, chunks: vec![chunks] }
+    Action::Transfer { transfer: TransferId(transfer), cargo, chunks: vec![chunks], from: None }
 }
 
 fn cancel_transfer(transfer: u64) -> Action {

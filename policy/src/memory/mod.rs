@@ -49,6 +49,7 @@ mod config;
 mod consolidate;
 mod partitions;
 mod pool;
+mod region;
 mod runs;
 
 use std::cmp::Reverse;
@@ -62,6 +63,7 @@ pub use chunks::ChunkSet;
 pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
 pub use consolidate::Move;
 pub use pool::NativeCalls;
+pub use region::Region;
 
 use allocator::{Allocator, join};
 
@@ -77,61 +79,6 @@ const SPARED_MAX: usize = 4;
 #[must_use]
 pub fn blocks_for(size: Bytes) -> u32 {
     u32::try_from(size.0.div_ceil(BLOCK.0)).unwrap_or(u32::MAX)
-}
-
-/// One model's place on the GPU.
-#[derive(Debug)]
-pub struct Region {
-    generation: Generation,
-    /// As they were given out, in the model's order.
-    pieces: Vec<Run>,
-    /// The same, joined where they touch.
-    runs: Vec<Run>,
-    blocks: u32,
-    loaded: ChunkSet,
-    last_used: Timestamp,
-}
-
-impl Region {
-    /// The mapping it stands for.
-    #[must_use]
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// Its blocks, in the model's order.
-    #[must_use]
-    pub fn runs(&self) -> &[Run] {
-        &self.runs
-    }
-
-    /// How many there are.
-    #[must_use]
-    pub fn blocks(&self) -> u32 {
-        self.blocks
-    }
-
-    /// What of the weights has arrived.
-    #[must_use]
-    pub fn loaded(&self) -> &ChunkSet {
-        &self.loaded
-    }
-
-    /// When it was used last.
-    #[must_use]
-    pub fn last_used(&self) -> Timestamp {
-        self.last_used
-    }
-
-    fn relocate(&mut self, from: Run, to: Run) {
-        let holds = |piece: &Run| piece.start <= from.start && from.end() <= piece.end();
-        let place = self.pieces.iter().position(holds).expect("who moves holds what it leaves");
-        let piece = self.pieces[place];
-        let before = Run { start: piece.start, len: from.start - piece.start };
-        let after = Run { start: from.end(), len: piece.end() - from.end() };
-        let parts = [before, to, after].into_iter().filter(|run| run.len > 0);
-        self.pieces.splice(place..=place, parts);
-    }
 }
 
 /// A model that was evicted, and the mapping that ended.
@@ -287,7 +234,8 @@ impl MemoryMap {
         let generation = self.next_generation();
         let (runs, blocks) = (join(&pieces), pieces.iter().map(|run| run.len).sum());
         let loaded = ChunkSet::empty(chunks);
-        self.regions.insert(model, Region { generation, pieces, runs, blocks, loaded, last_used: now });
+        let region = Region { generation, pieces, runs, blocks, loaded, last_used: now, locks: 0 };
+        self.regions.insert(model, region);
         self.by_last_use.insert((now, model));
         Ok(evicted)
     }
@@ -301,8 +249,8 @@ impl MemoryMap {
     fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
-        let mut candidates =
-            self.by_last_use.iter().map(|&(_, model)| model).filter(|model| !pinned.contains(model));
+        let may_go = |model: &ModelId| !pinned.contains(model) && !self.regions[model].is_locked();
+        let mut candidates = self.by_last_use.iter().map(|&(_, model)| model).filter(may_go);
         while !self.suffices(&trial, pieces) {
             let Some(model) = candidates.next() else {
                 let empty = Allocator::new(self.total, &self.grid);
@@ -347,13 +295,14 @@ impl MemoryMap {
         }
     }
 
-    /// Plans one step of consolidation; empty where none is due. Nothing of a model in `pinned`
-    /// moves: whoever copies a model's blocks lets nobody else read or write them meanwhile.
+    /// Plans one step of consolidation; empty where none is due. Nothing of a model in `pinned`, or
+    /// of one that is locked, moves: whoever copies a model's blocks lets nobody else read or write them meanwhile.
     #[must_use]
     pub fn consolidate(&self, pinned: &[ModelId]) -> Vec<Move> {
         let Allocator::Partitions(partitions) = &self.allocator else { return Vec::new() };
+        let stays = |model, region: &Region| pinned.contains(model) || region.is_locked();
         let held =
-            self.regions.iter().map(|(&model, region)| (model, &region.pieces[..], pinned.contains(&model)));
+            self.regions.iter().map(|(model, region)| (*model, &region.pieces[..], stays(model, region)));
         consolidate::plan(partitions, held, self.grid.step)
     }
 
@@ -380,9 +329,30 @@ impl MemoryMap {
         moved.into_iter().map(remap).collect()
     }
 
+    /// Keeps a model where it is, neither evicted nor moved, while another GPU copies it (T25): until
+    /// it was unlocked as often as it was locked. Gives its region, if it has one.
+    pub fn lock(&mut self, model: ModelId) -> Option<&Region> {
+        let region = self.regions.get_mut(&model)?;
+        region.locks += 1;
+        Some(region)
+    }
+
+    /// Takes back one [`Self::lock`].
+    ///
+    /// # Panics
+    /// When the model is not locked: a bug of the caller.
+    pub fn unlock(&mut self, model: ModelId) {
+        let region = self.regions.get_mut(&model).expect("what is locked has a region");
+        region.locks = region.locks.checked_sub(1).expect("every unlock follows a lock");
+    }
+
     /// Drops a model's region, if it has one.
+    ///
+    /// # Panics
+    /// When the model is locked: a bug of the caller.
     pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
         let region = self.regions.remove(&model)?;
+        assert!(!region.is_locked(), "model {model} is being copied to another GPU");
         self.by_last_use.remove(&(region.last_used, model));
         self.allocator.give_back(&region.pieces);
         Some(Evicted { model, generation: region.generation })

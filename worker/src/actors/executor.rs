@@ -1,27 +1,32 @@
 //! The Executor actor, one per executor process: keeps a process alive behind its port, passes
 //! commands to it, and translates what it says.
 //!
-//! In: commands from the Gpu and the Links, the port's events. Out: commands to the port, events to
-//! the Gpu and to the link its copies came over. Bounded by what a GPU has out:
+//! In: commands from the Gpu and the Links, the port's events, the memory of GPUs with an NVLink to
+//! this one. Out: commands to the port, events to the Gpu and to the link its copies came over, this
+//! one's memory to the others. Bounded by what a GPU has out:
 //! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches, and the loads and maps for them.
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{BatchFailure, Grant, link as link_core};
+use millrace_policy::fabric::{BatchFailure, Grant, PeerBlocks, link as link_core};
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
+use millrace_policy::memory::{BLOCK, Run as BlockRun};
 use millrace_proto::executor::{
-    ByteRange, Copy, CopyFailure, Ready, Revoke, RunFailure as WireRunFailure, command::Command, event,
+    AddPeer, ByteRange, Copy, CopyFailure, Extent, ForgetPeer, PeerSource, Ready, Revoke,
+    RunFailure as WireRunFailure, command::Command, event,
 };
 use millrace_proto::{PROTOCOL_VERSION, executor as wire};
-use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
+use millrace_types::topology::LinkId;
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::actors::driven::Driven;
 use crate::actors::function::Outputs;
 use crate::actors::{gpu, link, node};
-use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind};
+use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind};
 use crate::seams::{Behaviour, Slot};
 
 /// What an Executor actor is told.
@@ -38,6 +43,12 @@ pub(crate) enum Message {
     Replace,
     /// The port heard something.
     Port(PortEvent),
+    /// A neighbour's memory: copies may read it.
+    Peer { gpu: GpuIndex, incarnation: Incarnation, memory: Lent },
+    /// A neighbour wants to know this one's.
+    PeerWanted(GpuIndex),
+    /// A neighbour has lost what it had.
+    PeerLost(GpuIndex),
     /// Keep none alive any more.
     Stop,
 }
@@ -53,16 +64,18 @@ pub(crate) struct Executor {
     port: Box<dyn ExecutorPort>,
     /// Told of every incarnation that is started.
     started: Box<dyn Fn(Incarnation)>,
-    to_gpu: Slot<gpu::Message>,
-    to_link: Slot<link::Message>,
-    to_node: Slot<node::Message>,
+    peers: Peers,
+    /// The link that issued each batch that is out: at most two for each link to this GPU.
+    out: BTreeMap<(TransferId, BatchId), LinkId>,
 }
 
 /// Where an Executor actor's words go.
 pub(crate) struct Peers {
     pub(crate) gpu: Slot<gpu::Message>,
-    /// The first link of the GPU's path, which issues its grants.
-    pub(crate) link: Slot<link::Message>,
+    /// The links that issue grants for the GPU: the first of its path from the host, its NVLinks.
+    pub(crate) links: BTreeMap<LinkId, Slot<link::Message>>,
+    /// The GPUs it has NVLinks with.
+    pub(crate) neighbours: BTreeMap<GpuIndex, Slot<Message>>,
     pub(crate) node: Slot<node::Message>,
 }
 
@@ -74,8 +87,8 @@ impl Executor {
         started: Box<dyn Fn(Incarnation)>,
         peers: Peers,
     ) -> Self {
-        let Peers { gpu: to_gpu, link: to_link, node: to_node } = peers;
-        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, to_gpu, to_link, to_node }
+        let out = BTreeMap::new();
+        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, peers, out }
     }
 
     fn step(&mut self, now: Timestamp, event: Event) {
@@ -88,22 +101,45 @@ impl Executor {
                     self.port.start(incarnation);
                 }
                 Action::Kill => {
-                    self.up = false;
+                    self.gone();
                     self.port.kill();
                 }
                 Action::Up { incarnation } => {
                     tracing::info!(gpu = self.gpu.0, %incarnation, pid = self.pid, "executor up");
                     self.up = true;
-                    self.to_gpu.post(gpu::Message::Up { incarnation, pid: self.pid });
+                    self.peers.gpu.post(gpu::Message::Up { incarnation, pid: self.pid });
+                    self.meet_neighbours(incarnation);
                 }
                 Action::Down { .. } => {
-                    self.up = false;
-                    self.to_gpu.post(gpu::Message::Event(GpuEvent::Down));
+                    self.gone();
+                    self.peers.gpu.post(gpu::Message::Event(GpuEvent::Down));
                 }
-                Action::Stopped => self.to_node.post(node::Message::ExecutorStopped(self.gpu)),
+                Action::Stopped => self.peers.node.post(node::Message::ExecutorStopped(self.gpu)),
             }
         }
         self.life.done(actions);
+    }
+
+    /// There is no process, or none that is to be listened to.
+    fn gone(&mut self) {
+        self.out.clear();
+        if std::mem::take(&mut self.up) {
+            self.peers.neighbours.values().for_each(|peer| peer.post(Message::PeerLost(self.gpu)));
+        }
+    }
+
+    /// Tells the neighbours of this process's memory, and asks them for theirs.
+    fn meet_neighbours(&self, incarnation: Incarnation) {
+        for (&neighbour, slot) in &self.peers.neighbours {
+            self.show_memory(neighbour, incarnation);
+            slot.post(Message::PeerWanted(self.gpu));
+        }
+    }
+
+    fn show_memory(&self, neighbour: GpuIndex, incarnation: Incarnation) {
+        if let (Some(slot), Some(memory)) = (self.peers.neighbours.get(&neighbour), self.port.memory()) {
+            slot.post(Message::Peer { gpu: self.gpu, incarnation, memory });
+        }
     }
 
     fn send(&mut self, command: Command, descriptors: Vec<Descriptor>) {
@@ -113,6 +149,10 @@ impl Executor {
     }
 
     fn copy(&mut self, grant: &Grant) {
+        if !self.up {
+            return;
+        }
+        self.out.insert((grant.transfer, grant.batch), grant.link);
         let (offset, size) = grant.cargo.span(&grant.chunks);
         let copy = Copy {
             transfer: grant.transfer.0,
@@ -122,6 +162,7 @@ impl Executor {
             ranges: vec![ByteRange { offset: offset.0, bytes: size.0 }],
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
+            peer: grant.peer.as_ref().map(|peer| peer_source(peer, offset)),
         };
         self.send(Command::Copy(copy), Vec::new());
     }
@@ -162,20 +203,17 @@ impl Executor {
     fn said(&mut self, event: event::Event, descriptors: Vec<OwnedFd>) {
         use event::Event as Said;
         match event {
-            Said::CopyDone(done) => self.tell_link(link_core::Event::Done {
-                transfer: TransferId(done.transfer),
-                batch: BatchId(done.batch),
-                started: Timestamp(done.started_ns),
-                finished: Timestamp(done.finished_ns),
-            }),
+            Said::CopyDone(done) => {
+                let (transfer, batch) = (TransferId(done.transfer), BatchId(done.batch));
+                let (started, finished) = (Timestamp(done.started_ns), Timestamp(done.finished_ns));
+                let event = link_core::Event::Done { transfer, batch, started, finished };
+                self.tell_link(transfer, batch, event);
+            }
             Said::CopyFailed(failed) => {
                 tracing::debug!(gpu = self.gpu.0, failure = ?failed.failure(), message = failed.message, "copy");
                 let (transfer, batch) = (TransferId(failed.transfer), BatchId(failed.batch));
-                self.tell_link(link_core::Event::Failed {
-                    transfer,
-                    batch,
-                    why: batch_failure(failed.failure()),
-                });
+                let why = batch_failure(failed.failure());
+                self.tell_link(transfer, batch, link_core::Event::Failed { transfer, batch, why });
             }
             Said::RunDone(done) => {
                 let event = GpuEvent::RunDone {
@@ -185,12 +223,12 @@ impl Executor {
                     waited: Duration::from_nanos(done.waited_ns),
                 };
                 let outputs = Outputs { tensors: done.outputs, descriptors };
-                self.to_gpu.post(gpu::Message::RunDone { event, outputs });
+                self.peers.gpu.post(gpu::Message::RunDone { event, outputs });
             }
             Said::RunFailed(failed) => {
                 let event =
                     GpuEvent::RunFailed { run: RunId(failed.run), why: run_failure(failed.failure()) };
-                self.to_gpu.post(gpu::Message::RunFailed { event, detail: failed.message });
+                self.peers.gpu.post(gpu::Message::RunFailed { event, detail: failed.message });
             }
             Said::ProgramFailed(failed) => {
                 tracing::error!(
@@ -222,7 +260,7 @@ impl Executor {
     }
 
     fn tell_gpu(&self, event: GpuEvent) {
-        self.to_gpu.post(gpu::Message::Event(event));
+        self.peers.gpu.post(gpu::Message::Event(event));
     }
 
     fn tell_gpu_of(&self, program: u64, event: impl FnOnce(ModelId) -> GpuEvent) {
@@ -232,9 +270,25 @@ impl Executor {
         }
     }
 
-    fn tell_link(&self, event: link_core::Event) {
-        self.to_link.post(link::Message::Event(event));
+    fn tell_link(&mut self, transfer: TransferId, batch: BatchId, event: link_core::Event) {
+        let issuer = self.out.remove(&(transfer, batch));
+        if let Some(link) = issuer.and_then(|link| self.peers.links.get(&link)) {
+            link.post(link::Message::Event(event));
+        }
     }
+}
+
+/// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights.
+fn peer_source(peer: &PeerBlocks, offset: Bytes) -> PeerSource {
+    let mut range_offset = offset.0;
+    let extent = |run: &BlockRun| {
+        let (device_offset, bytes) = (BLOCK.0 * u64::from(run.start), BLOCK.0 * u64::from(run.len));
+        let extent = Extent { range_offset, device_offset, bytes };
+        range_offset += bytes;
+        extent
+    };
+    let extents = peer.blocks.iter().map(extent).collect();
+    PeerSource { gpu: peer.gpu.0, incarnation: peer.incarnation.0, extents }
 }
 
 fn batch_failure(failure: CopyFailure) -> BatchFailure {
@@ -243,6 +297,7 @@ fn batch_failure(failure: CopyFailure) -> BatchFailure {
         CopyFailure::Unspecified
         | CopyFailure::StaleGeneration
         | CopyFailure::NotMapped
+        | CopyFailure::Peer
         | CopyFailure::Device => BatchFailure::Faulty,
     }
 }
@@ -276,6 +331,18 @@ impl Behaviour for Executor {
             }
             Message::Replace => self.step(now, Event::Kill),
             Message::Port(event) => self.heard(now, event),
+            Message::Peer { gpu, incarnation, memory } => {
+                let Lent { descriptor, bytes } = memory;
+                let (gpu, incarnation, memory_bytes) = (gpu.0, incarnation.0, bytes.get());
+                let peer = AddPeer { gpu, incarnation, memory_bytes, memory_fd: 0 };
+                self.send(Command::AddPeer(peer), vec![descriptor]);
+            }
+            Message::PeerWanted(gpu) if self.up => self.show_memory(gpu, self.life.core.incarnation()),
+            // It will be told when this one is up.
+            Message::PeerWanted(_) => {}
+            Message::PeerLost(gpu) => {
+                self.send(Command::ForgetPeer(ForgetPeer { gpu: gpu.0 }), Vec::new());
+            }
             Message::Stop => {
                 self.stopping = true;
                 self.send(Command::Shutdown(wire::Shutdown {}), Vec::new());

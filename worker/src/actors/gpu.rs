@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use millrace_policy::fabric;
 use millrace_policy::gpu::{Action, Event, Gpu as Core, Health};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
 use millrace_policy::memory::{BLOCK, Run as BlockRun};
@@ -38,7 +39,7 @@ pub(crate) enum Message {
     /// It will not be any more.
     Remove(ModelId),
     /// A request is to run here.
-    Assign { work: SharedWork, incarnation: Incarnation, attempt: u32 },
+    Assign { work: SharedWork, incarnation: Incarnation, attempt: u32, from: Option<GpuIndex> },
     /// The node wants it back, if it has not begun.
     Recall(RequestKey),
     /// Nobody waits for it any more.
@@ -100,10 +101,10 @@ impl Gpu {
         self.hardware.index
     }
 
-    fn assign(&mut self, now: Timestamp, work: SharedWork, incarnation: Incarnation, attempt: u32) {
-        let (key, model) = (work.key, work.model);
-        self.entries.insert(key, Entry { work, attempt, swap: None, run: None });
-        self.step(now, Event::Assign { key, model, incarnation }, Carried::Nothing);
+    fn assign(&mut self, now: Timestamp, entry: Entry, incarnation: Incarnation, from: Option<GpuIndex>) {
+        let (key, model) = (entry.work.key, entry.work.model);
+        self.entries.insert(key, entry);
+        self.step(now, Event::Assign { key, model, incarnation, from }, Carried::Nothing);
         // The core does not take what was meant for an executor that is gone.
         if !self.core.core.has(key) {
             self.entries.remove(&key);
@@ -138,10 +139,12 @@ impl Gpu {
             Action::Run { run, key, model, generation } => self.run(run, key, model, generation),
             Action::CancelRun { run } => self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new()),
             Action::Replace => self.peers.executor.post(executor::Message::Replace),
-            Action::Transfer { transfer, cargo, chunks } => {
+            Action::Transfer { transfer, cargo, chunks, from } => {
                 self.begin_swap(cargo.model);
-                self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks });
+                self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from });
             }
+            Action::Locked { transfer, peer } => self.tell_fabric(fabric::Event::Locked { transfer, peer }),
+            Action::NotLocked { transfer } => self.tell_fabric(fabric::Event::NotLocked { transfer }),
             Action::CancelTransfer { transfer } => {
                 self.peers.node.post(node::Message::CancelTransfer(transfer))
             }
@@ -180,6 +183,10 @@ impl Gpu {
                 self.models.remove(&model);
             }
         }
+    }
+
+    fn tell_fabric(&self, event: fabric::Event) {
+        self.peers.node.post(node::Message::Fabric(event));
     }
 
     fn send(&self, command: Command, descriptors: Vec<Descriptor>) {
@@ -279,6 +286,7 @@ impl Gpu {
             executor_pid: self.pid,
             restarts: totals.restarts,
             swaps: totals.swaps,
+            peer_swaps: totals.peer_swaps,
             evictions: totals.evictions,
             busy: totals.busy,
         });
@@ -314,7 +322,9 @@ impl Behaviour for Gpu {
                 self.step(now, Event::Install { model, memory, weights }, Carried::Nothing);
             }
             Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
-            Message::Assign { work, incarnation, attempt } => self.assign(now, work, incarnation, attempt),
+            Message::Assign { work, incarnation, attempt, from } => {
+                self.assign(now, Entry { work, attempt, swap: None, run: None }, incarnation, from);
+            }
             Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
             Message::Up { incarnation, pid } => {

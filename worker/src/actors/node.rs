@@ -53,10 +53,16 @@ pub(crate) enum Message {
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
     /// Weights want to go to a GPU.
-    Transfer { gpu: GpuIndex, transfer: TransferId, cargo: Cargo, chunks: Vec<Range<u32>> },
+    Transfer {
+        gpu: GpuIndex,
+        transfer: TransferId,
+        cargo: Cargo,
+        chunks: Vec<Range<u32>>,
+        from: Option<GpuIndex>,
+    },
     /// They are not wanted any more.
     CancelTransfer(TransferId),
-    /// A batch ended.
+    /// A batch ended, or a GPU says whether it locked a model.
     Fabric(fabric::Event),
     /// Serve a function.
     Install {
@@ -136,18 +142,19 @@ impl Node {
         let actions = self.dispatch.step(now, event);
         for &action in &actions {
             match action {
-                dispatch::Action::Assign { gpu, key, incarnation, attempt, .. } => {
+                dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
                     let Some(entry) = self.entries.get_mut(&key) else { continue };
                     entry.queue = None;
                     let work = Arc::clone(&entry.work);
                     work.home.post(function::Message::Dispatched(key));
-                    self.supervisor.gpu(gpu).post(gpu::Message::Assign { work, incarnation, attempt });
+                    let assign = gpu::Message::Assign { work, incarnation, attempt, from };
+                    self.supervisor.gpu(gpu).post(assign);
                 }
                 dispatch::Action::Pin { gpu, model } => {
-                    self.supervisor.gpu(gpu).post(gpu::Message::Event(GpuEvent::Pin { model }));
+                    self.tell_gpu(gpu, GpuEvent::Pin { model });
                 }
                 dispatch::Action::Unpin { gpu, model } => {
-                    self.supervisor.gpu(gpu).post(gpu::Message::Event(GpuEvent::Unpin { model }));
+                    self.tell_gpu(gpu, GpuEvent::Unpin { model });
                 }
                 dispatch::Action::Recall { gpu, key } => {
                     self.supervisor.gpu(gpu).post(gpu::Message::Recall(key));
@@ -165,6 +172,10 @@ impl Node {
         self.dispatch.done(actions);
     }
 
+    fn tell_gpu(&self, gpu: GpuIndex, event: GpuEvent) {
+        self.supervisor.gpu(gpu).post(gpu::Message::Event(event));
+    }
+
     fn withdraw(&mut self, now: Timestamp, key: RequestKey) {
         self.dispatch(now, dispatch::Event::Withdraw { key });
         // On a GPU it stays until it has ended there.
@@ -175,7 +186,7 @@ impl Node {
 
     fn down(&mut self, now: Timestamp, gpu: GpuIndex, event: dispatch::Event) {
         self.fabric(now, fabric::Event::Down { gpu });
-        for link in self.supervisor.path_links(gpu) {
+        for link in self.supervisor.links_to(gpu) {
             link.post(link::Message::Event(link_core::Event::Down(gpu)));
         }
         // The fabric says nothing more of them.
@@ -195,21 +206,27 @@ impl Node {
         let mut arrived = Vec::new();
         for action in actions.drain(..) {
             let (link, event) = match action {
-                fabric::Action::Grant { link, grant } => (link, link_core::Event::Grant(grant)),
+                fabric::Action::Grant { grant } => (grant.link, link_core::Event::Grant(grant)),
                 fabric::Action::Revoke { link, gpu, transfer, batch } => {
                     (link, link_core::Event::Revoke { gpu, transfer, batch })
                 }
                 fabric::Action::Carried { link, size } => (link, link_core::Event::Carried(size)),
                 fabric::Action::Arrived { gpu, model, generation, chunks } => {
-                    let arrived = GpuEvent::Arrived { model, generation, chunks };
-                    self.supervisor.gpu(gpu).post(gpu::Message::Event(arrived));
+                    self.tell_gpu(gpu, GpuEvent::Arrived { model, generation, chunks });
                     continue;
                 }
-                fabric::Action::Ended { gpu, transfer, outcome } => {
+                fabric::Action::Lock { gpu, transfer, model } => {
+                    self.tell_gpu(gpu, GpuEvent::Lock { transfer, model });
+                    continue;
+                }
+                fabric::Action::Unlock { gpu, transfer } => {
+                    self.tell_gpu(gpu, GpuEvent::Unlock { transfer });
+                    continue;
+                }
+                fabric::Action::Ended { gpu, transfer, outcome, from } => {
                     let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model));
                     arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
-                    let ended = GpuEvent::TransferEnded { transfer, outcome };
-                    self.supervisor.gpu(gpu).post(gpu::Message::Event(ended));
+                    self.tell_gpu(gpu, GpuEvent::TransferEnded { transfer, outcome, from });
                     continue;
                 }
             };
@@ -346,11 +363,11 @@ impl Behaviour for Node {
             Message::Scored { function, counts } => self.scored(now, function, counts),
             Message::Scores(scores) => self.scores(now, &scores),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
-            Message::Transfer { gpu, transfer, cargo, chunks } => {
+            Message::Transfer { gpu, transfer, cargo, chunks, from } => {
                 if self.dispatch.core.wants_scores() {
                     self.moving.insert(transfer, (gpu, cargo.model));
                 }
-                self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks });
+                self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from });
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),
             Message::Fabric(event) => self.fabric(now, event),

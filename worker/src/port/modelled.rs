@@ -174,6 +174,8 @@ fn order(command: Command) -> Option<Order> {
         Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
         Command::Run(run) => Order::Run { run: run.run, program: run.program, generation: run.generation },
         Command::Cancel(cancel) => Order::Cancel { run: cancel.run },
+        // Whatever a copy reads, it takes its time at the model's rate.
+        Command::AddPeer(_) | Command::ForgetPeer(_) => return None,
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
 }

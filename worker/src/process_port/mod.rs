@@ -24,7 +24,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
+use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink, Spawner};
 use connection::Connection;
 
 mod connection;
@@ -92,6 +92,8 @@ struct ProcessPort {
 #[derive(Debug)]
 struct Process {
     incarnation: Incarnation,
+    /// Its alone: what a dead executor left on its device is never seen again.
+    memory: Lent,
     connection: Rc<Connection>,
     // Names this process and never another one, even after it was reaped.
     pidfd: OwnedFd,
@@ -104,6 +106,8 @@ enum StartError {
     NoSuchGpu(GpuIndex),
     #[error("the emulated GPU's memory: {0}")]
     Memory(#[from] millrace_device::Error),
+    #[error("the emulated GPU's memory cannot be shared ({0}): raise the limit of open files (ulimit -n)")]
+    Descriptor(std::io::Error),
     #[error("its socket: {0}")]
     Socket(std::io::Error),
     #[error("{}: {error}", program.display())]
@@ -115,7 +119,8 @@ enum StartError {
 impl ProcessPort {
     fn try_start(&mut self, incarnation: Incarnation) -> Result<(), StartError> {
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
-        connection.send(self.hello(incarnation)?)?;
+        let memory = self.device_memory()?;
+        connection.send(self.hello(incarnation, &memory)?)?;
         let command = &self.settings.command;
         let failed = |error| StartError::Spawn { program: command.program.clone(), error };
         let mut child = tokio::process::Command::new(&command.program)
@@ -139,29 +144,33 @@ impl ProcessPort {
         let connection = Rc::new(connection);
         let watch = watch::Watch::new(self.gpu, incarnation, connection.clone(), self.sink.clone());
         actix_rt::spawn(watch.run(child));
-        self.process = Some(Process { incarnation, connection, pidfd });
+        self.process = Some(Process { incarnation, memory, connection, pidfd });
         Ok(())
     }
 
-    /// The first frame. It carries memory that is this incarnation's alone: what a dead executor
-    /// left on its device is never seen again, and goes with the last descriptor.
-    fn hello(&self, incarnation: Incarnation) -> Result<Frame, StartError> {
-        let Settings { memory, threads, allow_faults, .. } = &*self.settings;
-        let bytes = *memory.get(self.gpu.0 as usize).ok_or(StartError::NoSuchGpu(self.gpu))?;
-        let name = format!("millrace-gpu{}", self.gpu);
-        let memory = DeviceMemory::create(&name, bytes).and_then(|memory| memory.share());
+    fn device_memory(&self) -> Result<Lent, StartError> {
+        let bytes = self.settings.memory.get(self.gpu.0 as usize).copied();
+        let bytes = bytes.ok_or(StartError::NoSuchGpu(self.gpu))?;
+        let memory = DeviceMemory::create(&format!("millrace-gpu{}", self.gpu), bytes)?;
+        Ok(Lent { descriptor: Arc::new(memory.share()?), bytes })
+    }
+
+    /// The first frame.
+    fn hello(&self, incarnation: Incarnation, memory: &Lent) -> Result<Frame, StartError> {
+        let Settings { threads, allow_faults, .. } = &*self.settings;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.into(),
             incarnation: incarnation.0,
             gpu: self.gpu.0,
-            device_memory_bytes: bytes.get(),
+            device_memory_bytes: memory.bytes.get(),
             device_memory_fd: 0,
             threads: *threads,
             allow_faults: *allow_faults,
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
-        Ok(Frame::new(&command, vec![memory?])?)
+        let memory = memory.descriptor.try_clone().map_err(StartError::Descriptor)?;
+        Ok(Frame::new(&command, vec![memory])?)
     }
 
     fn try_send(&self, command: command::Command, descriptors: &[Descriptor]) -> Result<(), SendError> {
@@ -195,6 +204,10 @@ impl ExecutorPort for ProcessPort {
             tracing::error!(gpu = %self.gpu, incarnation, %error, "executor killed: a command cannot be sent to it");
             self.kill();
         }
+    }
+
+    fn memory(&self) -> Option<Lent> {
+        Some(self.process.as_ref()?.memory.clone())
     }
 
     fn kill(&mut self) {

@@ -11,6 +11,7 @@ mod control;
 mod controller;
 mod failures;
 mod ledger;
+mod peers;
 mod port;
 mod ports;
 mod processes;

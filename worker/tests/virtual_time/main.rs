@@ -6,6 +6,7 @@ mod actors;
 mod bare;
 mod failures;
 mod panics;
+mod peers;
 mod requests;
 mod scenario;
 mod two_times;

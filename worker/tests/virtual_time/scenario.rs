@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -90,6 +90,17 @@ impl Scenario {
         let end = at + Duration::from_secs(40);
         let dispatch = PolicyConfig::default();
         Self { seed, topology: topology(), dispatch, functions, copy_fails_every: Some(23), happenings, end }
+    }
+
+    /// The same with GPU 2 joined to both others, and a policy that copies over that.
+    pub(crate) fn joined(self) -> Self {
+        let mut topology = self.topology;
+        for (a, b) in [(0, 2), (1, 2)] {
+            let kind = LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) };
+            topology.links.push(Link { kind, rate: BytesPerSec::gb(40) });
+        }
+        let dispatch = PolicyConfig::Torpor(TorporConfig::default());
+        Self { topology, dispatch, ..self }
     }
 
     pub(crate) fn behaviour(&self) -> Behaviour {

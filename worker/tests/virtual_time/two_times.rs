@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_policy::dispatch::{POLICIES, PolicyConfig};
+use millrace_policy::dispatch::POLICIES;
 use millrace_policy::trace::{CoreId, Fold};
 use millrace_types::Reason;
 
@@ -47,14 +47,9 @@ fn actors_and_a_bare_heap_do_the_same() {
     }
 }
 
-/// The policies whose decisions need nothing but requests and GPUs: what else is told to the others
-/// comes through messages that the bare driver has not.
 #[test]
-fn every_policy_that_needs_no_scores_does_the_same_in_both() {
+fn every_policy_does_the_same_in_both() {
     for (name, dispatch) in POLICIES {
-        if matches!(dispatch, PolicyConfig::Torpor(_)) {
-            continue;
-        }
         let scenario = Scenario { dispatch, ..Scenario::draw(42) };
         let bare = bare::run(&scenario);
         let (actors, _) = actors::run(&scenario);
@@ -63,14 +58,19 @@ fn every_policy_that_needs_no_scores_does_the_same_in_both() {
     }
 }
 
+/// T22, T25: executors that die in the middle of copies between GPUs included.
 #[test]
-fn the_policies_that_need_scores_answer_every_request_the_same_each_time() {
-    for name in ["torpor", "random"] {
-        let scenario = Scenario { dispatch: name.parse().unwrap(), ..Scenario::draw(42) };
-        let (first, _) = actors::run(&scenario);
-        assert_eq!(first.endings.len(), scenario.requests(), "{name}: a request was never answered");
-        let (again, _) = actors::run(&scenario);
-        assert_eq!(first_difference(&first, &again), None, "{name}");
+fn copies_between_gpus_are_the_same_in_both_and_leave_nothing_behind() {
+    for seed in SEEDS {
+        let scenario = Scenario::draw(seed).joined();
+        let bare = bare::run(&scenario);
+        let (actors, snapshot) = actors::run(&scenario);
+        assert_eq!(first_difference(&bare, &actors), None, "seed {seed}");
+        assert_eq!(bare.endings.len(), scenario.requests(), "seed {seed}: a request was never answered");
+        let peer_swaps: u64 = snapshot.gpus.iter().map(|gpu| gpu.peer_swaps).sum();
+        println!("seed {seed}: {peer_swaps} models came from other GPUs");
+        assert!(peer_swaps > 0, "seed {seed}");
+        assert!(snapshot.links.iter().all(|link| link.outstanding == 0));
     }
 }
 

@@ -11,7 +11,8 @@ fn a_dead_executor_loses_everything_and_each_request_says_how_far_it_was() {
     assert_eq!(bench.run_done(1, 500), [], "what the dead one said");
     bench.step(Event::Up { incarnation: Incarnation(2) });
     assert_eq!(bench.assign(3, A), [], "meant for the one that died");
-    let again = bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2) });
+    let again =
+        bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2), from: None });
     assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
     assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (Health::Up, 1));
 }

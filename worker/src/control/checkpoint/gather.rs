@@ -192,6 +192,7 @@ mod tests {
             executor_pid: None,
             restarts: 0,
             swaps: 0,
+            peer_swaps: 0,
             evictions: 0,
             busy: Duration::ZERO,
         };

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use millrace_policy::admission::{self, Admission};
 use millrace_policy::attempts::Idempotent;
 use millrace_policy::core::Core as _;
-use millrace_policy::dispatch::{self, Dispatch};
+use millrace_policy::dispatch::{self, Dispatch, Objective};
 use millrace_policy::fabric::{self, Fabric, link};
 use millrace_policy::gpu;
-use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, TransferId};
 use millrace_policy::lifecycle::{self, Lifecycle};
 use millrace_policy::memory::MemoryMap;
 use millrace_policy::trace::{CoreId, Trace};
@@ -48,6 +48,8 @@ struct Place {
     gpu: gpu::Gpu,
     life: Lifecycle,
     port: Model,
+    /// The link that issued each batch that is out.
+    out: BTreeMap<(TransferId, BatchId), LinkId>,
     up: bool,
     /// Of the last executor the GPU was told of, and of the last that was started.
     told: Incarnation,
@@ -71,6 +73,8 @@ struct Node<'a> {
     mail: VecDeque<Mail>,
     heap: BinaryHeap<Reverse<(Timestamp, Source)>>,
     requests: BTreeMap<RequestKey, Request>,
+    /// What each transfer under way brings, and where.
+    moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
     endings: BTreeMap<usize, Ending>,
     trace: Trace,
 }
@@ -94,13 +98,15 @@ impl<'a> Node<'a> {
                 scenario.seed,
             ),
             port: Model::new(gpu.index, scenario.behaviour()),
+            out: BTreeMap::new(),
             up: false,
             told: Incarnation(0),
             started: Incarnation(0),
         };
         let gpus = topology.gpus.iter();
-        let dispatch =
-            dispatch::Config::of(topology, REQUESTS_MAX).with_policy(scenario.dispatch, scenario.seed);
+        let dispatch = dispatch::Config::of(topology, REQUESTS_MAX)
+            .with_peers(topology)
+            .with_policy(scenario.dispatch, scenario.seed);
         Self {
             scenario,
             now: Timestamp::ZERO,
@@ -109,10 +115,13 @@ impl<'a> Node<'a> {
             dispatch: Dispatch::new(&dispatch),
             fabric: Fabric::new(topology),
             places: gpus.clone().map(place).collect(),
-            links: gpus.flat_map(|gpu| &gpu.host_path).map(|&link| (link, link::Link::default())).collect(),
+            links: (0..topology.links.len() as u32)
+                .map(|link| (LinkId(link), link::Link::default()))
+                .collect(),
             mail: VecDeque::new(),
             heap: BinaryHeap::new(),
             requests: BTreeMap::new(),
+            moving: BTreeMap::new(),
             endings: BTreeMap::new(),
             trace: Trace::default(),
         }
@@ -127,6 +136,11 @@ impl<'a> Node<'a> {
             self.mail.push_back(Mail::Dispatch(dispatch::Event::Install { model, memory, weights }));
             for gpu in (0..GPUS).map(GpuIndex) {
                 self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Install { model, memory, weights }));
+            }
+            if self.dispatch.wants_scores() {
+                let objective = crate::world::function(model.0 as usize).slo.as_ref().map(Objective::of);
+                let function = FunctionIndex(model.0);
+                self.mail.push_back(Mail::Dispatch(dispatch::Event::Objective { function, objective }));
             }
         }
         self.deliver();

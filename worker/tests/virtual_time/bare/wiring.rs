@@ -9,7 +9,7 @@ use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId
 use millrace_policy::lifecycle;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{GpuIndex, Incarnation, ModelId};
+use millrace_types::{GpuIndex, Incarnation, ModelId, SloCounts};
 use millrace_worker::port::model::{CopyOrder, CopyRefusal, Order, Word};
 
 use super::{Node, request_of};
@@ -44,7 +44,10 @@ impl Node<'_> {
             Mail::Fabric(event) => self.fabric(event),
             Mail::Down(gpu, lost) => {
                 self.fabric(fabric::Event::Down { gpu });
-                for &link in &self.scenario.topology.gpus[gpu.0 as usize].host_path {
+                self.moving.retain(|_, (to, _)| *to != gpu);
+                let topology = &self.scenario.topology;
+                let nvlinks = topology.nvlinks_of(gpu).map(|(link, _)| link);
+                for link in topology.gpus[gpu.0 as usize].host_path.iter().copied().chain(nvlinks) {
                     self.mail.push_back(Mail::Link(link, link::Event::Down(gpu)));
                 }
                 self.dispatch(dispatch::Event::Down { gpu, lost });
@@ -76,7 +79,16 @@ impl Node<'_> {
     fn admission(&mut self, function: FunctionIndex, event: admission::Event, gpu: Option<GpuIndex>) {
         let mut actions = Vec::new();
         let core = &mut self.admissions[function.0 as usize];
+        let counts = |core: &admission::Admission| {
+            let score = core.score();
+            SloCounts { m: score.in_time, n: score.scored }
+        };
+        let before = counts(core);
         self.trace.step(CoreId::Admission(function), core, self.now, event, &mut actions);
+        let counts = counts(core);
+        if self.dispatch.wants_scores() && counts != before {
+            self.mail.push_back(Mail::Dispatch(dispatch::Event::Score { function, counts }));
+        }
         for action in actions {
             match action {
                 admission::Action::Enqueue { key, attempts } => {
@@ -104,11 +116,11 @@ impl Node<'_> {
         self.trace.step(CoreId::Dispatch, &mut self.dispatch, self.now, event, &mut actions);
         for action in actions {
             match action {
-                dispatch::Action::Assign { gpu, key, model, incarnation, attempt, .. } => {
+                dispatch::Action::Assign { gpu, key, model, incarnation, attempt, from } => {
                     self.requests.get_mut(&key).unwrap().attempt = attempt;
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Assign { key, model, incarnation }));
+                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Assign { key, model, incarnation, from }));
                 }
                 dispatch::Action::Pin { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
@@ -132,10 +144,18 @@ impl Node<'_> {
 
     fn fabric(&mut self, event: fabric::Event) {
         let mut actions = Vec::new();
+        let mut arrived = Vec::new();
+        if let fabric::Event::Start { transfer, gpu, cargo, .. } = event {
+            self.moving.insert(transfer, (gpu, cargo.model));
+        }
         self.trace.step(CoreId::Fabric, &mut self.fabric, self.now, event, &mut actions);
         for action in actions {
             self.mail.push_back(match action {
-                fabric::Action::Grant { link, grant } => Mail::Link(link, link::Event::Grant(grant)),
+                fabric::Action::Grant { grant } => Mail::Link(grant.link, link::Event::Grant(grant)),
+                fabric::Action::Lock { gpu, transfer, model } => {
+                    Mail::Gpu(gpu, gpu::Event::Lock { transfer, model })
+                }
+                fabric::Action::Unlock { gpu, transfer } => Mail::Gpu(gpu, gpu::Event::Unlock { transfer }),
                 fabric::Action::Revoke { link, gpu, transfer, batch } => {
                     Mail::Link(link, link::Event::Revoke { gpu, transfer, batch })
                 }
@@ -143,10 +163,17 @@ impl Node<'_> {
                 fabric::Action::Arrived { gpu, model, generation, chunks } => {
                     Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
                 }
-                fabric::Action::Ended { gpu, transfer, outcome } => {
-                    Mail::Gpu(gpu, gpu::Event::TransferEnded { transfer, outcome })
+                fabric::Action::Ended { gpu, transfer, outcome, from } => {
+                    let moved = self.moving.remove(&transfer);
+                    arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
+                    Mail::Gpu(gpu, gpu::Event::TransferEnded { transfer, outcome, from })
                 }
             });
+        }
+        if self.dispatch.wants_scores() {
+            for (gpu, model) in arrived {
+                self.dispatch(dispatch::Event::Loaded { gpu, model });
+            }
         }
     }
 
@@ -161,9 +188,13 @@ impl Node<'_> {
         for action in actions {
             let mail = match action {
                 gpu::Action::Replace => Mail::Life(index, lifecycle::Event::Kill),
-                gpu::Action::Transfer { transfer, cargo, chunks } => {
-                    Mail::Fabric(fabric::Event::Start { transfer, gpu: index, cargo, chunks })
+                gpu::Action::Transfer { transfer, cargo, chunks, from } => {
+                    Mail::Fabric(fabric::Event::Start { transfer, gpu: index, cargo, chunks, from })
                 }
+                gpu::Action::Locked { transfer, peer } => {
+                    Mail::Fabric(fabric::Event::Locked { transfer, peer })
+                }
+                gpu::Action::NotLocked { transfer } => Mail::Fabric(fabric::Event::NotLocked { transfer }),
                 gpu::Action::CancelTransfer { transfer } => Mail::Fabric(fabric::Event::Cancel { transfer }),
                 gpu::Action::Completed { key, spent } => Mail::Completed(key, spent, index),
                 gpu::Action::Failed { key, reason, may_have_executed } => {
@@ -225,6 +256,7 @@ impl Node<'_> {
                 }
                 lifecycle::Action::Kill => {
                     place.up = false;
+                    place.out.clear();
                     place.port.kill(self.now);
                 }
                 lifecycle::Action::Up { incarnation } => {
@@ -233,6 +265,7 @@ impl Node<'_> {
                 }
                 lifecycle::Action::Down { .. } => {
                     place.up = false;
+                    place.out.clear();
                     self.mail.push_back(Mail::Gpu(index, gpu::Event::Down));
                 }
                 lifecycle::Action::Stopped => unreachable!("nothing is stopped"),
@@ -263,6 +296,7 @@ impl Node<'_> {
         if !place.up {
             return;
         }
+        place.out.insert((grant.transfer, grant.batch), grant.link);
         let order = CopyOrder {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
@@ -276,8 +310,7 @@ impl Node<'_> {
     }
 
     fn word(&mut self, index: GpuIndex, incarnation: Incarnation, word: Word) {
-        let place = &self.places[index.0 as usize];
-        let first_link = self.scenario.topology.gpus[index.0 as usize].host_path[0];
+        let place = &mut self.places[index.0 as usize];
         let mail = match word {
             Word::Ready => Mail::Life(index, lifecycle::Event::Ready { incarnation }),
             Word::Exited => Mail::Life(index, lifecycle::Event::Exited { incarnation }),
@@ -287,7 +320,8 @@ impl Node<'_> {
             }
             Word::CopyDone { transfer, batch, started, finished, .. } => {
                 let (transfer, batch) = (TransferId(transfer), BatchId(batch));
-                Mail::Link(first_link, link::Event::Done { transfer, batch, started, finished })
+                let Some(link) = place.out.remove(&(transfer, batch)) else { return };
+                Mail::Link(link, link::Event::Done { transfer, batch, started, finished })
             }
             Word::CopyFailed { transfer, batch, why } => {
                 let why = match why {
@@ -295,7 +329,8 @@ impl Node<'_> {
                     CopyRefusal::NotMapped | CopyRefusal::Device => BatchFailure::Faulty,
                 };
                 let (transfer, batch) = (TransferId(transfer), BatchId(batch));
-                Mail::Link(first_link, link::Event::Failed { transfer, batch, why })
+                let Some(link) = place.out.remove(&(transfer, batch)) else { return };
+                Mail::Link(link, link::Event::Failed { transfer, batch, why })
             }
             Word::RunDone { run, started, finished, waited } => {
                 Mail::Gpu(index, gpu::Event::RunDone { run: RunId(run), started, finished, waited })

@@ -1,0 +1,89 @@
+//! Other GPUs of this machine whose memory copies may read (T22): handles that their executors'
+//! worker passed on.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millrace_device::{Device, Error as DeviceError, Extent, Stream as _};
+use millrace_proto::executor::{AddPeer, PeerSource};
+
+use crate::wire;
+
+/// The memory of one executor's GPU.
+#[derive(Debug)]
+struct Peer<D: Device> {
+    incarnation: u64,
+    memory: D::Chunk,
+    /// Whether its GPU has lost what it had.
+    lost: AtomicBool,
+}
+
+/// Those there are, at most one for each GPU.
+#[derive(Debug)]
+pub(crate) struct Peers<D: Device>(BTreeMap<u32, Arc<Peer<D>>>);
+
+/// What a copy reads of a peer.
+#[derive(Debug)]
+pub(crate) struct Source<D: Device> {
+    gpu: u32,
+    peer: Arc<Peer<D>>,
+    /// By place in the program's range, in order.
+    extents: Vec<(u64, Extent)>,
+}
+
+impl<D: Device> Peers<D> {
+    pub(crate) fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    pub(crate) fn add(&mut self, device: &D, message: &AddPeer, memory: OwnedFd) -> Result<(), DeviceError> {
+        let &AddPeer { gpu, incarnation, memory_bytes, .. } = message;
+        self.forget(gpu);
+        let memory = device.import((memory, Extent { offset: 0, bytes: memory_bytes }))?;
+        self.0.insert(gpu, Arc::new(Peer { incarnation, memory, lost: AtomicBool::new(false) }));
+        Ok(())
+    }
+
+    /// Copies that name it and have not begun fail.
+    pub(crate) fn forget(&mut self, gpu: u32) {
+        if let Some(peer) = self.0.remove(&gpu) {
+            peer.lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What a copy names; `None` where that executor's memory is not known.
+    pub(crate) fn source(&self, message: PeerSource) -> Option<Source<D>> {
+        let PeerSource { gpu, incarnation, extents } = message;
+        let peer = self.0.get(&gpu).filter(|peer| peer.incarnation == incarnation)?;
+        let mut extents: Vec<_> = extents.into_iter().map(wire::extent).collect();
+        extents.sort_unstable_by_key(|&(at, _)| at);
+        Some(Source { gpu, peer: Arc::clone(peer), extents })
+    }
+}
+
+impl<D: Device> Source<D> {
+    /// Copies bytes of the model that is there to the same place of a region.
+    pub(crate) fn copy(
+        &self,
+        stream: &mut D::Stream,
+        region: &D::Region,
+        bytes: Range<u64>,
+    ) -> Result<(), DeviceError> {
+        if self.peer.lost.load(Ordering::Relaxed) {
+            return Err(DeviceError::PeerLost(format!("GPU {} was lost", self.gpu)));
+        }
+        let mut at = bytes.start;
+        for (start, extent) in &self.extents {
+            let end = bytes.end.min(start.saturating_add(extent.bytes));
+            if *start <= at && at < end {
+                let offset = extent.offset.saturating_add(at - start);
+                stream.copy_from_peer(region, &self.peer.memory, offset, at..end)?;
+                at = end;
+            }
+        }
+        if at < bytes.end { Err(DeviceError::NotMapped(at..bytes.end)) } else { Ok(()) }
+    }
+}

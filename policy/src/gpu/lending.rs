@@ -1,0 +1,43 @@
+//! Models that other GPUs copy from here over a direct link (T22, T25). From when one is locked until
+//! it is unlocked it is neither evicted nor moved, so that no copy reads what has taken its place. A
+//! lock is refused where it would be in somebody's way here.
+
+use millrace_types::ModelId;
+
+use super::serve::first_blocks;
+use super::slots::Stage;
+use super::{Action, Gpu};
+use crate::fabric::PeerBlocks;
+use crate::ids::TransferId;
+
+impl Gpu {
+    pub(super) fn lock(&mut self, transfer: TransferId, model: ModelId, actions: &mut Vec<Action>) {
+        let peer = self.try_lock(model);
+        actions.push(match peer {
+            Some(peer) => {
+                self.lent.insert(transfer, model);
+                Action::Locked { transfer, peer }
+            }
+            None => Action::NotLocked { transfer },
+        });
+    }
+
+    fn try_lock(&mut self, model: ModelId) -> Option<PeerBlocks> {
+        let (incarnation, shape) = (self.incarnation?, self.programs.shape(model)?);
+        // Else a model that is copied again and again could keep a request here from its room.
+        let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
+        if waits_for_room || !self.complete(model) {
+            return None;
+        }
+        let region = self.memory.lock(model)?;
+        let blocks = first_blocks(region.runs(), shape.chunks);
+        Some(PeerBlocks { gpu: self.index, incarnation, blocks })
+    }
+
+    pub(super) fn unlock(&mut self, transfer: TransferId) {
+        // One of an executor that is gone went with it.
+        if let Some(model) = self.lent.remove(&transfer) {
+            self.memory.unlock(model);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What must hold of copies between GPUs, whatever happens in whatever order.
+
+use std::cell::Cell;
+
+use millrace_policy::fabric::BatchFailure;
+use millrace_types::ModelId;
+use proptest::prelude::*;
+
+use crate::world::{GPUS, MODELS, World};
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Assign { gpu: usize, model: u32, from: Option<usize> },
+    Deliver(usize),
+    Copy(usize),
+    FailCopy(usize),
+    LateCopy(usize),
+    Run(usize),
+    Cancel(usize),
+    Kill(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let from = prop_oneof![1 => Just(None), 4 => (0..GPUS).prop_map(Some)];
+    prop_oneof![
+        6 => (0..GPUS, 0..MODELS, from).prop_map(|(gpu, model, from)| Step::Assign { gpu, model, from }),
+        30 => any::<usize>().prop_map(Step::Deliver),
+        15 => (0..GPUS).prop_map(Step::Copy),
+        1 => (0..GPUS).prop_map(Step::FailCopy),
+        1 => (0..GPUS).prop_map(Step::LateCopy),
+        10 => (0..GPUS).prop_map(Step::Run),
+        1 => (0..GPUS).prop_map(Step::Cancel),
+        1 => (0..GPUS).prop_map(Step::Kill),
+    ]
+}
+
+/// Lets everything come to rest.
+fn drain(world: &mut World) {
+    for _ in 0..10_000 {
+        let mut busy = world.deliver(0);
+        for gpu in 0..GPUS {
+            busy |= world.copy(gpu) | world.run(gpu);
+        }
+        world.check();
+        if !busy {
+            return;
+        }
+    }
+    panic!("it never comes to rest");
+}
+
+/// T25: a source is neither evicted nor moved before its copy has ended, so that every run reads its
+/// own model, and every request ends whoever is lost.
+#[test]
+fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
+    let from_peers = Cell::new(0);
+    proptest!(ProptestConfig::with_cases(512), |(steps in prop::collection::vec(step(), 1..400))| {
+        let mut world = World::new();
+        for step in steps {
+            match step {
+                Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),
+                Step::Deliver(which) => drop(world.deliver(which)),
+                Step::Copy(gpu) => drop(world.copy(gpu)),
+                Step::FailCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::Faulty)),
+                Step::LateCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::NotBegun)),
+                Step::Run(gpu) => drop(world.run(gpu)),
+                Step::Cancel(gpu) => world.cancel(gpu),
+                Step::Kill(gpu) => world.kill(gpu),
+            }
+            world.check();
+        }
+        drain(&mut world);
+        world.check_idle();
+        from_peers.set(from_peers.get() + world.from_peers);
+    });
+    assert!(from_peers.get() > 1_000, "{} chunks came from peers: the test shows little", from_peers.get());
+}

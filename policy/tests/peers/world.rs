@@ -1,0 +1,350 @@
+//! Three GPUs joined by NVLinks, a fabric, and executors whose memory is known block by block.
+//!
+//! What one core tells another waits in a channel of the two until the test delivers it: any order
+//! that keeps each channel's own is possible. Executors do at once what they are told, except for
+//! copies and runs, which end when the test says so.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use millrace_policy::core::Core as _;
+use millrace_policy::fabric::{self, BatchFailure, Fabric, Grant};
+use millrace_policy::gpu::{self, Gpu};
+use millrace_policy::ids::{Generation, RequestKey, RunId};
+use millrace_policy::memory::{BLOCK, MemoryMap, Run as BlockRun};
+use millrace_types::topology::{Gpu as GpuOf, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
+
+pub(crate) const GPUS: usize = 3;
+pub(crate) const MODELS: u32 = 5;
+/// Room for two or three models.
+const GPU_BLOCKS: u64 = 24;
+/// Requests on one GPU at a time.
+const REQUESTS_MAX: usize = 3;
+
+pub(crate) fn chunks(model: ModelId) -> u32 {
+    [7, 9, 12, 8, 6][model.0 as usize]
+}
+
+/// A chunk of a model's weights.
+type Chunk = (ModelId, u32);
+/// What is in each block.
+type Memory = Vec<Option<Chunk>>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mail {
+    ToFabric(fabric::Event),
+    ToGpu(usize, gpu::Event),
+}
+
+/// The fabric, or a GPU with its executor.
+type Who = usize;
+const FABRIC: Who = GPUS;
+
+struct Place {
+    core: Gpu,
+    incarnation: Incarnation,
+    mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
+    copies: VecDeque<Grant>,
+    runs: VecDeque<(RunId, ModelId, Generation)>,
+}
+
+impl Place {
+    /// Whether what a copy is for is still mapped: else it is refused before it reads anything.
+    fn takes(&self, grant: &Grant) -> bool {
+        self.mapped.get(&grant.cargo.model).is_some_and(|mapped| mapped.0 == grant.cargo.generation)
+    }
+}
+
+pub(crate) struct World {
+    fabric: Fabric,
+    places: Vec<Place>,
+    /// Every incarnation's memory: a copy may still read that of one which is gone.
+    memories: BTreeMap<(usize, Incarnation), Memory>,
+    channels: BTreeMap<(Who, Who), VecDeque<Mail>>,
+    now: Timestamp,
+    last_key: u64,
+    /// Requests that were given out and have not ended.
+    pub(crate) requests: usize,
+    /// Bytes copied from peers, in chunks.
+    pub(crate) from_peers: u32,
+}
+
+fn topology() -> Topology {
+    let gpu = |index: u32| GpuOf {
+        index: GpuIndex(index),
+        gpu_type: "test".to_owned(),
+        memory: Bytes(BLOCK.0 * GPU_BLOCKS),
+        host_path: vec![LinkId(index)],
+    };
+    let link = |kind, gb| Link { kind, rate: BytesPerSec::gb(gb) };
+    let mut links = vec![link(LinkKind::Pcie, 12); GPUS];
+    for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+        links.push(link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, 48));
+    }
+    Topology { name: "test".to_owned(), gpus: (0..GPUS as u32).map(gpu).collect(), links }
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let place = |index: u32| Place {
+            core: Gpu::new(GpuIndex(index), MemoryMap::new(Bytes(BLOCK.0 * GPU_BLOCKS))),
+            incarnation: Incarnation(0),
+            mapped: BTreeMap::new(),
+            copies: VecDeque::new(),
+            runs: VecDeque::new(),
+        };
+        let mut world = Self {
+            fabric: Fabric::new(&topology()),
+            places: (0..GPUS as u32).map(place).collect(),
+            memories: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            now: Timestamp(1 << 40),
+            last_key: 0,
+            requests: 0,
+            from_peers: 0,
+        };
+        for index in 0..GPUS {
+            for model in (0..MODELS).map(ModelId) {
+                let weights = Bytes(BLOCK.0 * u64::from(chunks(model)));
+                world.gpu(index, gpu::Event::Install { model, memory: weights, weights });
+            }
+            world.start(index);
+        }
+        world
+    }
+
+    /// Starts an executor, with memory of its own.
+    fn start(&mut self, index: usize) {
+        let incarnation = Incarnation(self.places[index].incarnation.0 + 1);
+        self.places[index].incarnation = incarnation;
+        self.memories.insert((index, incarnation), vec![None; GPU_BLOCKS as usize]);
+        self.gpu(index, gpu::Event::Up { incarnation });
+    }
+
+    /// Kills an executor and starts another.
+    pub(crate) fn kill(&mut self, index: usize) {
+        let place = &mut self.places[index];
+        place.mapped.clear();
+        place.copies.clear();
+        place.runs.clear();
+        self.gpu(index, gpu::Event::Down);
+        self.start(index);
+    }
+
+    pub(crate) fn assign(&mut self, index: usize, model: ModelId, from: Option<usize>) {
+        let place = &self.places[index];
+        if place.core.requests() >= REQUESTS_MAX {
+            return;
+        }
+        let incarnation = place.incarnation;
+        self.last_key += 1;
+        self.requests += 1;
+        let (key, from) = (RequestKey(self.last_key), from.map(|from| GpuIndex(from as u32)));
+        self.gpu(index, gpu::Event::Assign { key, model, incarnation, from });
+    }
+
+    /// Nobody waits for the request whose turn it is any more.
+    pub(crate) fn cancel(&mut self, index: usize) {
+        if let Some(key) = self.places[index].core.running() {
+            self.gpu(index, gpu::Event::Cancel { key });
+        }
+    }
+
+    /// Delivers what waits longest in one of the channels that are not empty.
+    pub(crate) fn deliver(&mut self, which: usize) -> bool {
+        self.channels.retain(|_, waiting| !waiting.is_empty());
+        let count = self.channels.len().max(1);
+        let Some(waiting) = self.channels.values_mut().nth(which % count) else { return false };
+        match waiting.pop_front().unwrap() {
+            Mail::ToFabric(event) => self.fabric(event),
+            Mail::ToGpu(index, event) => self.gpu(index, event),
+        }
+        true
+    }
+
+    /// An executor carries out the first copy it was granted.
+    pub(crate) fn copy(&mut self, index: usize) -> bool {
+        let Some(grant) = self.places[index].copies.pop_front() else { return false };
+        self.now = self.now.max(grant.not_before);
+        let blocks = self.places[index].mapped.get(&grant.cargo.model);
+        let to = blocks.filter(|(generation, _)| *generation == grant.cargo.generation);
+        let Some((_, to)) = to.cloned() else {
+            self.report(index, &grant, Some(BatchFailure::Faulty));
+            return true;
+        };
+        let read = self.read(&grant);
+        self.from_peers += if grant.peer.is_some() { read.len() as u32 } else { 0 };
+        let memory = self.memories.get_mut(&(index, self.places[index].incarnation)).unwrap();
+        for (chunk, found) in grant.chunks.clone().zip(read) {
+            memory[to[chunk as usize] as usize] = found;
+        }
+        self.report(index, &grant, None);
+        true
+    }
+
+    /// What a copy reads.
+    fn read(&self, grant: &Grant) -> Vec<Option<Chunk>> {
+        let model = grant.cargo.model;
+        let Some(peer) = &grant.peer else {
+            return grant.chunks.clone().map(|chunk| Some((model, chunk))).collect();
+        };
+        let memory = &self.memories[&(peer.gpu.0 as usize, peer.incarnation)];
+        each(&peer.blocks).map(|block| memory[block as usize]).collect()
+    }
+
+    /// A copy fails.
+    pub(crate) fn fail_copy(&mut self, index: usize, why: BatchFailure) -> bool {
+        let Some(grant) = self.places[index].copies.pop_front() else { return false };
+        self.report(index, &grant, Some(why));
+        true
+    }
+
+    fn report(&mut self, index: usize, grant: &Grant, failure: Option<BatchFailure>) {
+        let (transfer, batch) = (grant.transfer, grant.batch);
+        let event = match failure {
+            None => fabric::Event::Done { transfer, batch },
+            Some(why) => fabric::Event::Failed { transfer, batch, why },
+        };
+        self.post(index, FABRIC, Mail::ToFabric(event));
+    }
+
+    /// The first run ends, if all that it reads is there.
+    pub(crate) fn run(&mut self, index: usize) -> bool {
+        let place = &mut self.places[index];
+        let Some(&(run, model, generation)) = place.runs.front() else { return false };
+        let Some((_, blocks)) = place.mapped.get(&model).filter(|mapped| mapped.0 == generation) else {
+            place.runs.pop_front();
+            self.gpu(index, gpu::Event::RunFailed { run, why: gpu::RunFailure::NotThere });
+            return true;
+        };
+        let memory = &self.memories[&(index, place.incarnation)];
+        let there = |&block: &u32| memory[block as usize].is_some();
+        if !blocks.iter().all(there) {
+            return false;
+        }
+        for (chunk, &block) in (0..).zip(blocks) {
+            assert_eq!(memory[block as usize], Some((model, chunk)), "a run reads what is not its model");
+        }
+        place.runs.pop_front();
+        let (started, finished) = (self.now, self.now);
+        self.gpu(index, gpu::Event::RunDone { run, started, finished, waited: Default::default() });
+        true
+    }
+
+    /// Whether every copy that is under way reads its own model, whoever wants its source's room.
+    pub(crate) fn check(&self) {
+        for grant in self.places.iter().flat_map(|place| place.copies.iter().filter(|it| place.takes(it))) {
+            let expected: Vec<_> =
+                grant.chunks.clone().map(|chunk| Some((grant.cargo.model, chunk))).collect();
+            assert_eq!(self.read(grant), expected, "{grant:?}");
+        }
+        for place in &self.places {
+            let memory = place.core.memory();
+            let moves = memory.consolidate(&[]);
+            let locked = |model| memory.region(model).is_some_and(|region| region.is_locked());
+            assert!(moves.iter().all(|moved| !locked(moved.model)), "{moves:?}");
+        }
+    }
+
+    /// Nothing is locked, granted or asked for any more.
+    pub(crate) fn check_idle(&self) {
+        assert_eq!((self.requests, self.fabric.in_flight()), (0, 0));
+        for place in &self.places {
+            assert_eq!((place.core.requests(), place.core.transfers(), place.copies.len()), (0, 0, 0));
+            assert!(place.core.memory().regions().all(|(_, region)| !region.is_locked()));
+        }
+    }
+
+    fn post(&mut self, from: Who, to: Who, mail: Mail) {
+        self.channels.entry((from, to)).or_default().push_back(mail);
+    }
+
+    fn fabric(&mut self, event: fabric::Event) {
+        let mut actions = Vec::new();
+        self.fabric.on_event(self.now, event, &mut actions);
+        for action in actions {
+            let (gpu, event) = match action {
+                fabric::Action::Grant { grant } => {
+                    self.places[grant.gpu.0 as usize].copies.push_back(grant);
+                    continue;
+                }
+                fabric::Action::Revoke { gpu, transfer, batch, .. } => {
+                    let place = &mut self.places[gpu.0 as usize];
+                    let named = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
+                    if let Some(found) = place.copies.iter().position(named) {
+                        let grant = place.copies.remove(found).unwrap();
+                        self.report(gpu.0 as usize, &grant, Some(BatchFailure::NotBegun));
+                    }
+                    continue;
+                }
+                fabric::Action::Carried { .. } => continue,
+                fabric::Action::Lock { gpu, transfer, model } => (gpu, gpu::Event::Lock { transfer, model }),
+                fabric::Action::Unlock { gpu, transfer } => (gpu, gpu::Event::Unlock { transfer }),
+                fabric::Action::Arrived { gpu, model, generation, chunks } => {
+                    (gpu, gpu::Event::Arrived { model, generation, chunks })
+                }
+                fabric::Action::Ended { gpu, transfer, outcome, from } => {
+                    (gpu, gpu::Event::TransferEnded { transfer, outcome, from })
+                }
+            };
+            let index = gpu.0 as usize;
+            self.post(FABRIC, index, Mail::ToGpu(index, event));
+        }
+    }
+
+    fn gpu(&mut self, index: usize, event: gpu::Event) {
+        let mut actions = Vec::new();
+        self.places[index].core.on_event(self.now, event, &mut actions);
+        for action in actions {
+            self.carry_out(index, action);
+        }
+    }
+
+    fn carry_out(&mut self, index: usize, action: gpu::Action) {
+        let gpu = GpuIndex(index as u32);
+        let to_fabric = match action {
+            gpu::Action::Transfer { transfer, cargo, chunks, from } => {
+                fabric::Event::Start { transfer, gpu, cargo, chunks, from }
+            }
+            gpu::Action::CancelTransfer { transfer } => fabric::Event::Cancel { transfer },
+            gpu::Action::Locked { transfer, peer } => fabric::Event::Locked { transfer, peer },
+            gpu::Action::NotLocked { transfer } => fabric::Event::NotLocked { transfer },
+            gpu::Action::Down { lost } => {
+                self.requests -= lost.len();
+                fabric::Event::Down { gpu }
+            }
+            executor => return self.execute(index, executor),
+        };
+        self.post(index, FABRIC, Mail::ToFabric(to_fabric));
+    }
+
+    fn execute(&mut self, index: usize, action: gpu::Action) {
+        let place = &mut self.places[index];
+        match action {
+            gpu::Action::LoadProgram { model } => self.gpu(index, gpu::Event::ProgramLoaded { model }),
+            gpu::Action::Map { model, generation, blocks } => {
+                let blocks: Vec<u32> = each(&blocks).collect();
+                // What was there is as good as gone.
+                let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
+                blocks.iter().for_each(|&block| memory[block as usize] = None);
+                place.mapped.insert(model, (generation, blocks));
+            }
+            gpu::Action::Unmap { model, .. } => {
+                place.mapped.remove(&model);
+            }
+            gpu::Action::Run { run, model, generation, .. } => place.runs.push_back((run, model, generation)),
+            gpu::Action::CancelRun { run } => {
+                if let Some(found) = place.runs.iter().position(|waiting| waiting.0 == run) {
+                    place.runs.remove(found);
+                    self.gpu(index, gpu::Event::RunCancelled { run });
+                }
+            }
+            gpu::Action::Ended { .. } | gpu::Action::Returned { .. } => self.requests -= 1,
+            _ => {}
+        }
+    }
+}
+
+fn each(runs: &[BlockRun]) -> impl Iterator<Item = u32> {
+    runs.iter().flat_map(|run| run.start..run.start + run.len)
+}

@@ -1,0 +1,155 @@
+//! Models that come from another GPU's executor (T22, T25).
+
+use std::path::Path;
+
+use millrace_model::synth;
+use millrace_proto::executor::Fault;
+use millrace_proto::status::from_status;
+use millrace_proto::worker as wire;
+use millrace_types::topology::{Link, LinkKind};
+use millrace_types::{BytesPerSec, Failure, GpuIndex};
+use millrace_worker::start::{Worker, start};
+use tokio::task::JoinHandle;
+
+use crate::controller::Controller;
+use crate::support::{Client, all_up, client, config, inject, kill_9, request, values, within};
+
+type Answer = JoinHandle<Result<wire::InvokeResponse, Failure>>;
+
+/// Less than the model's bytes by what a short last chunk may be.
+const ALMOST_ALL: u64 = 41_000_000;
+
+/// Most of its 42 MB are embeddings, so that it takes long to copy and not to run.
+fn model() -> Vec<u8> {
+    let (layers, hidden, heads, inner) = (2, 256, 4, 1024);
+    synth::bert_like(synth::Encoder { layers, hidden, heads, inner, vocabulary: 38_000, positions: 64 })
+}
+
+/// A worker with two GPUs joined by an NVLink, and the model whole on GPU 0.
+struct Joined {
+    worker: Worker,
+    controller: Controller,
+    /// What the model says, copied from the host.
+    answer: Vec<f32>,
+}
+
+async fn joined(dir: &Path) -> Joined {
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir, &[controller.addr], 2);
+    config.dispatch = "torpor".parse().unwrap();
+    let topology = &mut config.topology;
+    topology.links.iter_mut().for_each(|link| link.rate = BytesPerSec(30_000_000));
+    let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
+    topology.links.push(Link { kind, rate: BytesPerSec(40_000_000) });
+    let worker = start(config).await.unwrap();
+    all_up(&controller).await;
+    let digest = controller.publish(&model());
+    controller.desire(&[("bert", digest)]);
+    controller.ready("bert").await;
+    let answer = values(&ask(&client(&worker), 0, 1).await.unwrap().unwrap());
+    let loaded = |telemetry: &wire::Telemetry| {
+        telemetry.gpus[0].models.iter().any(|model| model.loaded_bytes > ALMOST_ALL)
+    };
+    controller.telemetry("the model on GPU 0", loaded).await;
+    Joined { worker, controller, answer }
+}
+
+/// Sends a request of so many texts, all with the same four tokens.
+fn ask(client: &Client, id: u64, texts: usize) -> Answer {
+    let tokens: Vec<u8> = [3i64, 37_999, 12, 20_000].iter().flat_map(|token| token.to_le_bytes()).collect();
+    let mut request = request("bert", id, &[]);
+    request.inputs = vec![wire::InferTensor {
+        name: "input_ids".into(),
+        datatype: "INT64".into(),
+        shape: vec![texts as i64, 4],
+        data: tokens.repeat(texts).into(),
+    }];
+    let mut client = client.clone();
+    tokio::spawn(async move {
+        let response = within("an answer", client.invoke(request)).await;
+        response.map(tonic::Response::into_inner).map_err(|status| from_status(&status))
+    })
+}
+
+impl Joined {
+    /// Has GPU 0 at work, and a second request on its way to GPU 1; gives both.
+    async fn second(&self) -> [Answer; 2] {
+        let client = client(&self.worker);
+        let first = ask(&client, 1, 2_000);
+        let busy = |telemetry: &wire::Telemetry| !telemetry.gpus[0].running.is_empty();
+        self.controller.telemetry("GPU 0 at work", busy).await;
+        [first, ask(&client, 2, 1)]
+    }
+
+    /// Waits until some of the model is on GPU 1 and not all.
+    async fn half_way(&self) -> wire::Telemetry {
+        let some = |telemetry: &wire::Telemetry| {
+            telemetry.gpus[1].models.iter().any(|model| (1..ALMOST_ALL).contains(&model.loaded_bytes))
+        };
+        self.controller.telemetry("part of the model on GPU 1", some).await
+    }
+
+    async fn check(&self, [first, second]: [Answer; 2]) {
+        assert_eq!(values(&second.await.unwrap().unwrap()), self.answer, "bit by bit");
+        let rows = values(&first.await.unwrap().unwrap());
+        for row in rows.chunks(self.answer.len()) {
+            // In a batch, sums are taken in another order.
+            assert!(row.iter().zip(&self.answer).all(|(a, b)| (a - b).abs() < 1e-3), "{row:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_from_a_peer_answers_as_one_from_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let joined = joined(dir.path()).await;
+    joined.check(joined.second().await).await;
+    let swaps = |telemetry: &wire::Telemetry| {
+        let swaps: Vec<_> = telemetry.gpus.iter().map(|gpu| (gpu.swaps, gpu.peer_swaps)).collect();
+        swaps == [(1, 0), (1, 1)]
+    };
+    joined.controller.telemetry("one swap from each source", swaps).await;
+    joined.worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let joined = joined(dir.path()).await;
+    let answers = joined.second().await;
+    let telemetry = joined.half_way().await;
+    kill_9(telemetry.gpus[0].executor_pid);
+    joined.check(answers).await;
+    let telemetry = joined.controller.latest_telemetry();
+    assert_eq!(telemetry.gpus[1].peer_swaps, 0, "it did not come whole from there: {telemetry:?}");
+    joined.worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_goes_down_in_the_middle_of_a_copy_costs_time_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let joined = joined(dir.path()).await;
+    let answers = joined.second().await;
+    joined.half_way().await;
+    inject(&mut client(&joined.worker), 1, Fault::LosePeers, "").await;
+    joined.check(answers).await;
+    assert_eq!(joined.controller.latest_telemetry().gpus[1].peer_swaps, 0);
+    joined.worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_falls_off_the_bus_is_replaced_and_costs_time_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let joined = joined(dir.path()).await;
+    let answers = joined.second().await;
+    let before = joined.half_way().await;
+    inject(&mut client(&joined.worker), 0, Fault::Xid, "").await;
+    let unhealthy = |now: &wire::Telemetry| {
+        let gpu = &now.gpus[0];
+        gpu.health() == wire::GpuHealth::Unhealthy || gpu.incarnation > before.gpus[0].incarnation
+    };
+    joined.controller.telemetry("a GPU that is unhealthy", unhealthy).await;
+    joined.check(answers).await;
+    all_up(&joined.controller).await;
+    joined.worker.shutdown().await;
+}

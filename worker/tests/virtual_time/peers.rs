@@ -1,0 +1,121 @@
+//! Models that come from another GPU over a direct link (T22, T25).
+
+use std::time::Duration;
+
+use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+use millrace_worker::node::NodeConfig;
+use millrace_worker::port::model::Behaviour;
+use millrace_worker::snapshot::NodeSnapshot;
+
+use crate::world::{START, World, behaviour, gpus, in_virtual_time, request};
+
+const NVLINK: LinkId = LinkId(2);
+
+/// Two GPUs with an NVLink of twice the rate of their links to the host.
+fn joined() -> Topology {
+    let mut topology = gpus(2);
+    let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
+    topology.links.push(Link { kind, rate: BytesPerSec::gb(20) });
+    topology
+}
+
+fn start(behaviour: &Behaviour) -> World {
+    // Not what limits the links.
+    let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour.clone() };
+    let config = NodeConfig { dispatch: "torpor".parse().unwrap(), ..NodeConfig::new(joined()) };
+    World::start_with(config, &behaviour, 1, |machine| Box::new(machine))
+}
+
+/// Nodes where GPU 0 runs function 0 for 50 ms and has all of its 40 MiB.
+async fn busy_holder() -> World {
+    let world = start(&behaviour(&[50, 5]));
+    world.install(0, Bytes::mib(40)).await;
+    world.install(1, Bytes::mib(60)).await;
+    world.pass_ms(20).await;
+    drop(world.ask(request(0)));
+    world.pass_ms(10).await;
+    world
+}
+
+fn carried(snapshot: &NodeSnapshot, link: LinkId) -> Bytes {
+    snapshot.links[link.0 as usize].carried
+}
+
+#[test]
+fn a_busy_holders_model_comes_over_the_nvlink_in_less_time_than_from_the_host() {
+    in_virtual_time(async {
+        let world = start(&behaviour(&[50]));
+        world.install(0, Bytes::mib(40)).await;
+        world.pass_ms(20).await;
+        let first = world.ask(request(0));
+        world.pass_ms(10).await;
+        let second = world.node.invoke(request(0)).await.unwrap();
+        let first = first.await.unwrap().unwrap();
+        assert_eq!((first.gpu, second.gpu), (GpuIndex(0), GpuIndex(1)));
+        assert!(second.split.swap < first.split.swap, "{:?} and {:?}", second.split, first.split);
+        let snapshot = world.node.snapshot().await;
+        assert_eq!(carried(&snapshot, NVLINK), Bytes::mib(40));
+        assert_eq!(carried(&snapshot, LinkId(1)), Bytes::ZERO);
+        let swaps: Vec<_> = snapshot.gpus.iter().map(|gpu| (gpu.swaps, gpu.peer_swaps)).collect();
+        assert_eq!(swaps, [(1, 0), (1, 1)]);
+    });
+}
+
+#[test]
+fn a_source_that_dies_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
+    in_virtual_time(async {
+        let world = busy_holder().await;
+        let asked = world.ask(request(0));
+        world.pass(Duration::from_micros(800)).await;
+        world.machine.kill(GpuIndex(0));
+        // All of it has come before the dead executor is back.
+        world.pass(START - Duration::from_millis(1)).await;
+        let snapshot = world.node.snapshot().await;
+        let (peer, host) = (carried(&snapshot, NVLINK), carried(&snapshot, LinkId(1)));
+        assert!(peer > Bytes::ZERO && host > Bytes::ZERO, "{peer} and {host}");
+        assert_eq!(peer + host, Bytes::mib(40), "nothing twice");
+        assert_eq!(snapshot.gpus[1].peer_swaps, 0, "it did not come whole from there");
+        let done = asked.await.unwrap().unwrap();
+        assert_eq!((done.gpu, done.attempts), (GpuIndex(1), 1));
+    });
+}
+
+#[test]
+fn whoever_it_was_for_dies_and_the_source_may_be_evicted_again() {
+    in_virtual_time(async {
+        let world = busy_holder().await;
+        let asked = world.ask(request(0));
+        world.pass(Duration::from_micros(800)).await;
+        world.machine.kill(GpuIndex(1));
+        asked.await.unwrap().unwrap();
+        // The other model fits only where nothing else is: on each of them in turn.
+        for gpu in [1, 0] {
+            world.pass_ms(100).await;
+            world.machine.kill(GpuIndex(gpu));
+            let done = world.node.invoke(request(1)).await.unwrap();
+            assert_eq!(done.gpu, GpuIndex(1 - gpu));
+        }
+    });
+}
+
+#[test]
+fn copies_from_a_peer_that_fail_are_made_from_the_host() {
+    in_virtual_time(async {
+        let mut failing = behaviour(&[50]);
+        // The last of the four of each.
+        failing.copy_fails_every = Some(4);
+        let world = start(&failing);
+        world.install(0, Bytes::mib(40)).await;
+        world.pass_ms(20).await;
+        let first = world.ask(request(0));
+        world.pass_ms(30).await;
+        let second = world.node.invoke(request(0)).await.unwrap();
+        first.await.unwrap().unwrap();
+        assert_eq!((second.gpu, second.attempts), (GpuIndex(1), 1));
+        let snapshot = world.node.snapshot().await;
+        let by_link = [NVLINK, LinkId(1)].map(|link| carried(&snapshot, link));
+        assert_eq!(by_link, [Bytes::mib(30), Bytes::mib(10)]);
+        assert!(snapshot.links.iter().all(|link| link.outstanding == 0));
+    });
+}
