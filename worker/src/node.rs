@@ -5,6 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::gpu::Eviction;
 use millrace_policy::memory;
 use millrace_types::topology::Topology;
 
@@ -31,6 +32,8 @@ pub struct NodeConfig {
     pub in_flight_max: u32,
     /// Which request goes to which GPU.
     pub dispatch: PolicyConfig,
+    /// Which models make room first.
+    pub eviction: Eviction,
     /// How its GPUs' memory is cut up.
     pub memory: memory::Grid,
 }
@@ -39,8 +42,10 @@ impl NodeConfig {
     /// A node with these GPUs and the default limits.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
-        let (dispatch, memory) = (PolicyConfig::default(), memory::Grid::default());
-        Self { topology, requests_max: REQUESTS_MAX, in_flight_max: IN_FLIGHT_MAX, dispatch, memory }
+        let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
+        let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
+        let memory = memory::Grid::default();
+        Self { topology, requests_max, in_flight_max, dispatch, eviction, memory }
     }
 }
 

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
+pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::topology::Topology;
@@ -58,6 +59,8 @@ pub struct WorkerConfig {
     pub executor: ExecutorCommand,
     /// Which request goes to which GPU.
     pub dispatch: PolicyConfig,
+    /// Which models make room first on a GPU.
+    pub eviction: Eviction,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
     /// Whether faults may be injected.
@@ -190,7 +193,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     scores_task.spawn(tell_scores(control.scores(), node.clone()));
     let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
     let server = serve(grpc(&service, config.limits), incoming);
-    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, "worker started");
+    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, "worker started");
     Ok(Worker {
         addr,
         node,
@@ -355,8 +358,8 @@ struct ActorThread {
 
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
-        let dispatch = config.dispatch;
-        let node_config = NodeConfig { dispatch, ..NodeConfig::new(config.topology.clone()) };
+        let (dispatch, eviction) = (config.dispatch, config.eviction);
+        let node_config = NodeConfig { dispatch, eviction, ..NodeConfig::new(config.topology.clone()) };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -153,6 +153,7 @@ impl Supervisor {
         let topology = &self.config.topology;
         let config = dispatch::Config::of(topology, self.config.requests_max)
             .with_peers(topology)
+            .with_eviction(self.config.eviction)
             .with_policy(self.config.dispatch, self.seed);
         let mut dispatch = Dispatch::new(&config);
         let registry = self.registry.borrow();
@@ -196,7 +197,8 @@ impl Supervisor {
             directory: Arc::clone(&self.directory),
         };
         let memory = MemoryMap::with(hardware.memory, self.config.memory.clone());
-        let core = self.drive(GpuCore::new(index, memory), CoreId::Gpu(index));
+        let core =
+            self.drive(GpuCore::new(index, memory).with_eviction(self.config.eviction), CoreId::Gpu(index));
         let actor = Gpu::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));
         self.gpu(index).publish(self.spawn(actor, Who::Gpu(index), sleeper));

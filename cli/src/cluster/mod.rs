@@ -15,7 +15,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
-use millrace_worker::start::{PolicyConfig, Worker, WorkerConfig};
+use millrace_worker::start::{Eviction, PolicyConfig, Worker, WorkerConfig};
 
 use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
@@ -47,6 +47,7 @@ pub(crate) struct Plan {
     pub(crate) host_memory: Bytes,
     /// Which request goes to which of its GPUs.
     pub(crate) dispatch: PolicyConfig,
+    pub(crate) eviction: Eviction,
     /// Whether faults may be injected.
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
@@ -149,6 +150,7 @@ async fn start_workers(
             topology: plan.topology.clone(),
             host_memory: plan.host_memory,
             dispatch: plan.dispatch,
+            eviction: plan.eviction,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,

@@ -10,7 +10,7 @@ use millrace_device::topology::{DEFAULT_PRESET, Description, names};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{POLICIES, PolicyConfig};
+use millrace_worker::start::{EVICTIONS, Eviction, POLICIES, PolicyConfig};
 
 use crate::failure::Failure;
 
@@ -32,6 +32,9 @@ pub(crate) struct Machine {
     /// Which request goes to which GPU.
     #[arg(long, value_name = "NAME", default_value_t, value_parser = policy_parser())]
     pub(crate) dispatch: PolicyConfig,
+    /// Which models make room first on a GPU.
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = eviction_parser())]
+    pub(crate) eviction: Eviction,
 }
 
 /// How a server serves, and stops.
@@ -73,6 +76,7 @@ impl Machine {
         }
         words.extend(["--host-memory".to_owned(), self.host_memory.get().to_string()]);
         words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
+        words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words
     }
 }
@@ -127,6 +131,11 @@ pub(crate) fn advertised(
     }
 }
 
+/// Refuses what is no order of eviction with all that are.
+fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
+    PossibleValuesParser::new(EVICTIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Eviction>())
+}
+
 /// Refuses what is no policy's name with all that are.
 pub(crate) fn policy_parser() -> impl TypedValueParser<Value = PolicyConfig> {
     PossibleValuesParser::new(POLICIES.map(|(name, _)| name)).try_map(|name| name.parse::<PolicyConfig>())
@@ -179,9 +188,19 @@ mod tests {
     fn options_typed_again_are_the_same() {
         let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--topology", "a10x4", "--grace", "1m 5s"];
         for typed in [&line[..1], &line[..]] {
-            for more in
-                [&[][..], &["--insecure", "--allow-faults", "--host-memory", "1GiB", "--dispatch", "lalb-o3"]]
-            {
+            for more in [
+                &[][..],
+                &[
+                    "--insecure",
+                    "--allow-faults",
+                    "--host-memory",
+                    "1GiB",
+                    "--dispatch",
+                    "lalb-o3",
+                    "--eviction",
+                    "torpor",
+                ],
+            ] {
                 let first = Line::parse_from(typed.iter().chain(more));
                 let words = [first.machine.words(), first.manners.words()].concat();
                 let again = Line::parse_from(std::iter::once("x".to_owned()).chain(words));
@@ -218,6 +237,17 @@ mod tests {
         }
         let refused = chosen("lifo").unwrap_err().to_string();
         assert!(refused.contains("fifo, lb, lalb, lalb-o3, torpor, random"), "{refused}");
+    }
+
+    #[test]
+    fn an_eviction_policy_has_one_of_the_names() {
+        let chosen =
+            |name: &str| Line::try_parse_from(["x", "--eviction", name]).map(|it| it.machine.eviction);
+        for (name, policy) in EVICTIONS {
+            assert_eq!(chosen(name).unwrap(), policy);
+        }
+        let refused = chosen("fifo").unwrap_err().to_string();
+        assert!(refused.contains("lru, torpor"), "{refused}");
     }
 
     #[test]

@@ -112,6 +112,7 @@ impl Args {
             topology,
             host_memory: self.machine.host_memory,
             dispatch: self.machine.dispatch,
+            eviction: self.machine.eviction,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             faults: self.manners.faults(),

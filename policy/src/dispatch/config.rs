@@ -8,6 +8,8 @@ use std::time::Duration;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
+use crate::gpu::Eviction;
+
 /// What a GPU is, for dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuConfig {
@@ -52,6 +54,8 @@ pub struct Config {
     pub queue_max: u32,
     /// How it decides.
     pub policy: PolicyConfig,
+    /// How its GPUs choose what makes room: some have to be told what others hold.
+    pub eviction: Eviction,
     /// What a policy that draws lots begins with.
     pub seed: u64,
 }
@@ -61,7 +65,8 @@ impl Config {
     #[must_use]
     pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
         let (switches, peers) = (Vec::new(), Vec::new());
-        Self { gpus, switches, peers, queue_max, policy: PolicyConfig::default(), seed: 0 }
+        let (policy, eviction) = (PolicyConfig::default(), Eviction::default());
+        Self { gpus, switches, peers, queue_max, policy, eviction, seed: 0 }
     }
 
     /// A machine's GPUs, and which of them share a link to the host. Models come from
@@ -95,6 +100,12 @@ impl Config {
         });
         self.peers = peers.collect();
         self
+    }
+
+    /// The same with GPUs that choose otherwise what makes room.
+    #[must_use]
+    pub fn with_eviction(self, eviction: Eviction) -> Self {
+        Self { eviction, ..self }
     }
 
     /// The same with another policy.

@@ -48,6 +48,7 @@ mod models;
 mod policy;
 mod protocol;
 mod queue;
+mod standings;
 mod torpor;
 
 use std::collections::BTreeMap;
@@ -69,7 +70,7 @@ use self::policy::{Decision, Entry, Policy, Source, View};
 use self::queue::{SizeRank, Waiting};
 use crate::attempts::{Attempts, Loss, Progress, Verdict};
 use crate::core::Core;
-use crate::gpu::SLOTS_MAX;
+use crate::gpu::{Eviction, SLOTS_MAX};
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::blocks_for;
 
@@ -99,6 +100,7 @@ pub struct Dispatch {
     fleet: Fleet,
     models: Models,
     policy: Box<dyn Policy>,
+    eviction: Eviction,
     places: BTreeMap<RequestKey, Place>,
     queued: usize,
     /// How many requests wait for a GPU alone, by it and their model.
@@ -125,6 +127,7 @@ impl Dispatch {
             fleet: Fleet::new(config, &ranks, idle_order),
             models: Models::default(),
             policy,
+            eviction: config.eviction,
             places: BTreeMap::new(),
             queued: 0,
             pins: BTreeMap::new(),
@@ -256,10 +259,18 @@ impl Dispatch {
         Some(held)
     }
 
-    fn ended(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, ran: Option<Duration>) {
+    fn ended(
+        &mut self,
+        now: Timestamp,
+        gpu: GpuIndex,
+        key: RequestKey,
+        ran: Option<Duration>,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
         if let Some(ran) = ran {
-            self.models.ran(held.request.model, self.fleet.get(gpu).kind, ran);
+            let (model, kind) = (held.request.model, self.fleet.get(gpu).kind);
+            self.reweigh(model, kind, actions, |models| models.ran(model, kind, ran));
         }
         self.gone(&held.request);
     }
@@ -301,7 +312,7 @@ impl Dispatch {
             resident.iter().for_each(|&model| gone.remove_resident(model));
             (gone.running.take(), std::mem::take(&mut gone.ahead), resident)
         });
-        resident.into_iter().for_each(|model| self.models.left(model, gpu));
+        resident.into_iter().for_each(|model| self.left(model, gpu, actions));
         let running = running.map(|held| (held, Turn::Running));
         let ahead = ahead.into_iter().map(|held| (held, Turn::Next));
         for (held, turn) in running.into_iter().chain(ahead) {
@@ -359,6 +370,9 @@ impl Dispatch {
             }
         };
         self.models.held_by(slot, to);
+        if !hit {
+            self.tell_standing(slot, to, actions);
+        }
         let held = Held { request, since: now, swap, loading, recalled: false, withdrawn: false };
         self.fleet.change(to, |gpu| {
             gpu.add_resident(slot, blocks);
@@ -437,7 +451,11 @@ impl Core for Dispatch {
         match event {
             Event::Install { model, memory, weights } => self.install(model, memory, weights),
             Event::Remove { model } => self.models.remove(model),
-            Event::Profile { model, kind, load, run } => self.models.profile(model, kind, load, run),
+            Event::Profile { model, kind, load, run } => {
+                if let Some(slot) = self.models.slot(model) {
+                    self.reweigh(slot, kind, actions, |models| models.profile(slot, kind, load, run));
+                }
+            }
             Event::Objective { function, objective } => {
                 self.policy.objective(function, objective);
                 self.policy.tick(now, &self.models);
@@ -464,7 +482,7 @@ impl Core for Dispatch {
                 };
                 self.down(gpu, worst, actions);
             }
-            Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran),
+            Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
             Event::Loaded { gpu, model } => {
                 if let Some(model) = self.models.slot(model) {
@@ -475,7 +493,7 @@ impl Core for Dispatch {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {
                         self.fleet.change(gpu, |it| it.remove_resident(model));
-                        self.models.left(model, gpu);
+                        self.left(model, gpu, actions);
                     }
                 }
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, ModelId};
 
 use super::queue::SizeRank;
+use crate::gpu::eviction::CopyKind;
 
 /// A model's place in [`Models`], found in constant time. Given again once nobody refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +29,8 @@ pub(super) struct Model {
     pub(super) rank: Option<SizeRank>,
     /// The GPUs it is on, or on its way to.
     pub(super) holders: BTreeSet<GpuIndex>,
+    /// The one whose copy is not to make room before the others'.
+    original: Option<GpuIndex>,
     installed: bool,
     /// Requests that refer to it.
     users: u32,
@@ -51,7 +54,8 @@ impl Models {
             return;
         }
         let (holders, costs) = (BTreeSet::new(), Vec::new());
-        let model = Model { id, blocks, weights, rank, holders, installed: true, users: 0, costs };
+        let (original, installed, users) = (None, true, 0);
+        let model = Model { id, blocks, weights, rank, holders, original, installed, users, costs };
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot.0 as usize] = model;
@@ -99,12 +103,29 @@ impl Models {
     }
 
     pub(super) fn held_by(&mut self, slot: Slot, gpu: GpuIndex) {
-        self.get_mut(slot).holders.insert(gpu);
+        let model = self.get_mut(slot);
+        model.holders.insert(gpu);
+        model.original.get_or_insert(gpu);
     }
 
-    pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) {
-        self.get_mut(slot).holders.remove(&gpu);
+    /// A GPU has it no more. Gives the one whose copy is the original from now on, where that is
+    /// another.
+    pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) -> Option<GpuIndex> {
+        let model = self.get_mut(slot);
+        model.holders.remove(&gpu);
+        let heir = if model.original == Some(gpu) {
+            model.original = model.holders.first().copied();
+            model.original
+        } else {
+            None
+        };
         self.free_if_unused(slot);
+        heir
+    }
+
+    /// What its copy on one of its holders is.
+    pub(super) fn copy_kind(&self, slot: Slot, gpu: GpuIndex) -> CopyKind {
+        if self.get(slot).original == Some(gpu) { CopyKind::Original } else { CopyKind::Replica }
     }
 
     fn free_if_unused(&mut self, slot: Slot) {
@@ -130,10 +151,8 @@ impl Models {
         cost.run = Some(cost.run.map_or(ran, |old| (old * 3 + ran) / 4));
     }
 
-    pub(super) fn profile(&mut self, id: ModelId, kind: u32, load: Duration, run: Duration) {
-        if let Some(slot) = self.slot(id) {
-            *self.cost_mut(slot, kind) = Cost { load: Some(load), run: Some(run) };
-        }
+    pub(super) fn profile(&mut self, slot: Slot, kind: u32, load: Duration, run: Duration) {
+        *self.cost_mut(slot, kind) = Cost { load: Some(load), run: Some(run) };
     }
 
     /// What a run takes on this kind of GPU, where that is known.
@@ -179,7 +198,7 @@ mod tests {
         models.ran(slot, 1, ms(8));
         models.ran(slot, 1, ms(16));
         assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(10))));
-        models.profile(ModelId(1), 0, ms(30), ms(4));
+        models.profile(slot, 0, ms(30), ms(4));
         assert_eq!((models.load_time(slot, 0), models.load_time(slot, 1)), (Some(ms(30)), None));
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Slo, SloCounts};
 
 use crate::attempts::{Attempts, Progress};
+use crate::gpu::Standing;
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// A function's objective, as far as the order of the queue depends on it. Whole numbers: what
@@ -187,6 +188,16 @@ pub enum Action {
         /// The GPU to copy its model from over a direct link, where that is faster than from the
         /// host. It holds all of it, as far as is known.
         from: Option<GpuIndex>,
+    },
+    /// Tell a GPU what a model on it, or about to come, is to the node. Only where evictions depend
+    /// on it.
+    Standing {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
+        /// As far as evicting it goes.
+        standing: Standing,
     },
     /// Ask for a request that was handed ahead; it may have begun by now.
     Recall {

@@ -8,6 +8,7 @@ use millrace_types::{BytesPerSec, Incarnation, SloCounts};
 
 mod lalb;
 mod properties;
+mod standings;
 mod torpor;
 
 const A: ModelId = ModelId(0);

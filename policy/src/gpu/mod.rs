@@ -18,6 +18,7 @@
 //! When the executor goes, everything is lost: the map is cleared, and each request is handed back
 //! with how far it was.
 
+pub mod eviction;
 mod lending;
 mod programs;
 mod protocol;
@@ -30,6 +31,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
+pub use self::eviction::{Eviction, Standing};
 pub use self::programs::PROGRAMS_MAX;
 pub use self::protocol::{Action, Event, RunFailure, Spent};
 pub use self::slots::SLOTS_MAX;
@@ -93,6 +95,7 @@ pub struct Gpu {
     health: Health,
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
+    eviction: Eviction,
     /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
     /// that what runs here never waits for them.
     pinned: BTreeSet<ModelId>,
@@ -115,6 +118,7 @@ impl Gpu {
             health: Health::Starting,
             incarnation: None,
             memory,
+            eviction: Eviction::default(),
             pinned: BTreeSet::new(),
             programs: Programs::default(),
             slots: Slots::default(),
@@ -125,6 +129,12 @@ impl Gpu {
             last_transfer: TransferId(u64::from(gpu.0) << 40),
             totals: Totals::default(),
         }
+    }
+
+    /// The same with another way to choose what makes room.
+    #[must_use]
+    pub fn with_eviction(self, eviction: Eviction) -> Self {
+        Self { eviction, ..self }
     }
 
     /// How it is.
@@ -241,6 +251,10 @@ impl Core for Gpu {
             Event::Remove { model } => {
                 self.pinned.remove(&model);
                 self.programs.remove(model);
+            }
+            Event::Standing { model, standing } => {
+                self.programs.set_standing(model, standing);
+                self.memory.rank(model, self.eviction.rank(standing));
             }
             Event::Pin { model } => {
                 self.pinned.insert(model);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
+use super::eviction::Standing;
 use crate::memory::blocks_for;
 
 /// Programs an executor is given to know at one time: what it knows and has not been asked for
@@ -34,6 +35,8 @@ pub(super) enum Known {
 struct Program {
     shape: Shape,
     known: Known,
+    /// As it was last told of.
+    standing: Standing,
     last_asked: Timestamp,
     /// No longer installed: goes as soon as nothing of it is on the GPU.
     removed: bool,
@@ -49,7 +52,8 @@ pub(super) struct Programs {
 impl Programs {
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
-        let new = Program { shape, known: Known::No, last_asked: Timestamp::ZERO, removed: false };
+        let (known, standing, last_asked) = (Known::No, Standing::default(), Timestamp::ZERO);
+        let new = Program { shape, known, standing, last_asked, removed: false };
         self.models.entry(model).or_insert(new);
     }
 
@@ -62,6 +66,16 @@ impl Programs {
 
     pub(super) fn shape(&self, model: ModelId) -> Option<Shape> {
         Some(self.models.get(&model)?.shape)
+    }
+
+    pub(super) fn standing(&self, model: ModelId) -> Standing {
+        self.models.get(&model).map_or_else(Standing::default, |program| program.standing)
+    }
+
+    pub(super) fn set_standing(&mut self, model: ModelId, standing: Standing) {
+        if let Some(program) = self.models.get_mut(&model) {
+            program.standing = standing;
+        }
     }
 
     pub(super) fn known(&self, model: ModelId) -> Known {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
 
+use super::eviction::Standing;
 use crate::attempts::Progress;
 use crate::dispatch::Return;
 use crate::fabric::{Cargo, Outcome, PeerBlocks};
@@ -27,6 +28,13 @@ pub enum Event {
     Remove {
         /// Which.
         model: ModelId,
+    },
+    /// What a model here, or about to come, is to the node.
+    Standing {
+        /// Which model.
+        model: ModelId,
+        /// As far as evicting it goes.
+        standing: Standing,
     },
     /// Requests wait for this model here: others are evicted first.
     Pin {

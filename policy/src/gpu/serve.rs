@@ -93,6 +93,7 @@ impl Gpu {
             Err(Shortage::Pinned) => self.memory.map(now, model, shape.blocks, shape.chunks, &pinned)?,
             evicted => evicted?,
         };
+        self.memory.rank(model, self.eviction.rank(self.programs.standing(model)));
         self.totals.swaps += 1;
         self.totals.evictions += evicted.len() as u64;
         for &Evicted { model, generation } in &evicted {

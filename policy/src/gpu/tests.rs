@@ -5,6 +5,7 @@ use crate::dispatch::Return;
 use crate::fabric::{Cargo, Outcome};
 use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
 
+mod eviction;
 mod failures;
 
 const A: ModelId = ModelId(0);

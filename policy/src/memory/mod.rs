@@ -63,7 +63,8 @@ pub use chunks::ChunkSet;
 pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
 pub use consolidate::Move;
 pub use pool::NativeCalls;
-pub use region::Region;
+use region::Turn;
+pub use region::{Rank, Region};
 
 use allocator::{Allocator, join};
 
@@ -119,7 +120,8 @@ pub struct MemoryMap {
     total: u32,
     allocator: Allocator,
     regions: BTreeMap<ModelId, Region>,
-    by_last_use: BTreeSet<(Timestamp, ModelId)>,
+    /// In the order in which they make room: by rank, then by last use.
+    order: BTreeSet<Turn>,
     last_generation: Generation,
 }
 
@@ -139,7 +141,7 @@ impl MemoryMap {
             grid,
             total,
             regions: BTreeMap::new(),
-            by_last_use: BTreeSet::new(),
+            order: BTreeSet::new(),
             last_generation: Generation(0),
         }
     }
@@ -234,9 +236,10 @@ impl MemoryMap {
         let generation = self.next_generation();
         let (runs, blocks) = (join(&pieces), pieces.iter().map(|run| run.len).sum());
         let loaded = ChunkSet::empty(chunks);
-        let region = Region { generation, pieces, runs, blocks, loaded, last_used: now, locks: 0 };
+        let (last_used, rank, locks) = (now, Rank::default(), 0);
+        let region = Region { generation, pieces, runs, blocks, loaded, last_used, rank, locks };
+        self.order.insert(region.turn(model));
         self.regions.insert(model, region);
-        self.by_last_use.insert((now, model));
         Ok(evicted)
     }
 
@@ -250,7 +253,7 @@ impl MemoryMap {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
         let may_go = |model: &ModelId| !pinned.contains(model) && !self.regions[model].is_locked();
-        let mut candidates = self.by_last_use.iter().map(|&(_, model)| model).filter(may_go);
+        let mut candidates = self.order.iter().map(|&(.., model)| model).filter(may_go);
         while !self.suffices(&trial, pieces) {
             let Some(model) = candidates.next() else {
                 let empty = Allocator::new(self.total, &self.grid);
@@ -273,10 +276,15 @@ impl MemoryMap {
                 || allocator.clone().take(pieces, self.grid.placement).is_some())
     }
 
-    /// Takes victims back that the others make room without.
+    /// Takes victims back that the others make room without: only of the highest rank, so that
+    /// none goes before one of a lower rank.
     fn spare(&self, victims: &mut Vec<ModelId>, pieces: &[u32], free: u32) {
         let surplus = free - pieces.iter().sum::<u32>();
-        let small = |model: &ModelId| self.regions[model].blocks <= surplus;
+        let highest = victims.iter().map(|model| self.regions[model].rank).max().unwrap_or_default();
+        let small = |model: &ModelId| {
+            let region = &self.regions[model];
+            region.blocks <= surplus && region.rank == highest
+        };
         let whole = |model: &ModelId| {
             let mut without = self.allocator.clone();
             without.give_back(&self.regions[model].pieces);
@@ -353,17 +361,26 @@ impl MemoryMap {
     pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
         let region = self.regions.remove(&model)?;
         assert!(!region.is_locked(), "model {model} is being copied to another GPU");
-        self.by_last_use.remove(&(region.last_used, model));
+        self.order.remove(&region.turn(model));
         self.allocator.give_back(&region.pieces);
         Some(Evicted { model, generation: region.generation })
     }
 
     /// Notes that a model is used.
     pub fn touch(&mut self, now: Timestamp, model: ModelId) {
+        self.reorder(model, |region| region.last_used = now);
+    }
+
+    /// Says how soon a model makes room: before all of a higher rank, whenever they were used.
+    pub fn rank(&mut self, model: ModelId, rank: Rank) {
+        self.reorder(model, |region| region.rank = rank);
+    }
+
+    fn reorder(&mut self, model: ModelId, change: impl FnOnce(&mut Region)) {
         if let Some(region) = self.regions.get_mut(&model) {
-            self.by_last_use.remove(&(region.last_used, model));
-            region.last_used = now;
-            self.by_last_use.insert((now, model));
+            self.order.remove(&region.turn(model));
+            change(region);
+            self.order.insert(region.turn(model));
         }
     }
 
@@ -378,7 +395,7 @@ impl MemoryMap {
     pub fn clear(&mut self) {
         self.allocator = Allocator::new(self.total, &self.grid);
         self.regions.clear();
-        self.by_last_use.clear();
+        self.order.clear();
     }
 }
 

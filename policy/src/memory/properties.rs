@@ -11,6 +11,7 @@ enum Step {
     Map { model: u32, pieces: Vec<u32>, pinned: Vec<u32> },
     Unmap(u32),
     Touch(u32),
+    Rank(u32, u8),
     Consolidate { pinned: Vec<u32> },
     Clear,
 }
@@ -29,6 +30,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (0..16u32, pieces, pinned()).prop_map(|(model, pieces, pinned)| Step::Map { model, pieces, pinned }),
         6 => (0..16u32).prop_map(Step::Unmap),
         3 => (0..16u32).prop_map(Step::Touch),
+        6 => (0..16u32, 0..3u8).prop_map(|(model, rank)| Step::Rank(model, rank)),
         4 => pinned().prop_map(|pinned| Step::Consolidate { pinned }),
         1 => Just(Step::Clear),
     ]
@@ -78,9 +80,17 @@ impl Device {
             pinned.iter().filter_map(|model| Some((model, self.memory.region(*model)?.blocks))).collect();
         let held: u32 = pinned_once.iter().map(|(_, blocks)| blocks).sum();
         let before: Vec<_> = self.memory.regions().map(|(model, _)| model).collect();
+        let ranks: BTreeMap<_, _> =
+            self.memory.regions().map(|(model, region)| (model, region.rank)).collect();
         match self.memory.map_pieces(now, model, pieces, blocks, pinned) {
             Ok(evicted) => {
                 assert!(evicted.iter().all(|evicted| !pinned.contains(&evicted.model)));
+                let highest = evicted.iter().map(|evicted| ranks[&evicted.model]).max();
+                let stayed = ranks.iter().filter(|(model, _)| {
+                    !pinned.contains(model) && evicted.iter().all(|evicted| evicted.model != **model)
+                });
+                // T24: nobody goes while one that should go first stays.
+                assert!(stayed.map(|(_, rank)| Some(*rank)).all(|rank| rank >= highest));
                 evicted.iter().for_each(|evicted| self.forget(evicted.model));
                 let places = places(&self.memory, model);
                 for (index, place) in places.into_iter().enumerate() {
@@ -152,7 +162,7 @@ impl Device {
         assert_eq!(memory.used_blocks() as usize, lent);
         assert!(lent >= used);
         assert_eq!(memory.fragmentation().free, memory.total_blocks() - memory.used_blocks());
-        assert_eq!(memory.by_last_use.len(), memory.regions.len());
+        assert_eq!(memory.order.len(), memory.regions.len());
     }
 }
 
@@ -220,6 +230,7 @@ proptest! {
                     device.forget(ModelId(model));
                 }
                 Step::Touch(model) => device.memory.touch(now, ModelId(model)),
+                Step::Rank(model, rank) => device.memory.rank(ModelId(model), Rank(rank)),
                 Step::Consolidate { pinned } => device.consolidate(&ids(pinned)),
                 Step::Clear => {
                     device.memory.clear();

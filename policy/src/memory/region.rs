@@ -1,10 +1,18 @@
 //! One model's place on a GPU.
 
-use millrace_types::Timestamp;
+use millrace_types::{ModelId, Timestamp};
 
 use super::allocator::Run;
 use super::chunks::ChunkSet;
 use crate::ids::Generation;
+
+/// How soon a model makes room for others: the lowest first, and of equals the one that was used
+/// longest ago.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u8);
+
+/// Where a model stands in the order in which they make room.
+pub(super) type Turn = (Rank, Timestamp, ModelId);
 
 /// One model's place on the GPU.
 #[derive(Debug)]
@@ -17,6 +25,7 @@ pub struct Region {
     pub(super) blocks: u32,
     pub(super) loaded: ChunkSet,
     pub(super) last_used: Timestamp,
+    pub(super) rank: Rank,
     /// Copies of it to other GPUs that are under way.
     pub(super) locks: u32,
 }
@@ -50,6 +59,10 @@ impl Region {
     #[must_use]
     pub fn last_used(&self) -> Timestamp {
         self.last_used
+    }
+
+    pub(super) fn turn(&self, model: ModelId) -> Turn {
+        (self.rank, self.last_used, model)
     }
 
     /// Whether it is being copied to another GPU, and has to stay where it is.

@@ -150,6 +150,9 @@ impl Node {
                     let assign = gpu::Message::Assign { work, incarnation, attempt, from };
                     self.supervisor.gpu(gpu).post(assign);
                 }
+                dispatch::Action::Standing { gpu, model, standing } => {
+                    self.tell_gpu(gpu, GpuEvent::Standing { model, standing });
+                }
                 dispatch::Action::Pin { gpu, model } => {
                     self.tell_gpu(gpu, GpuEvent::Pin { model });
                 }

@@ -15,7 +15,7 @@ use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
-use millrace_worker::start::{PolicyConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{Eviction, PolicyConfig, Worker, WorkerConfig, start};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::controller::Controller;
@@ -83,6 +83,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         host_memory: Bytes::mib(256),
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
         dispatch: PolicyConfig::default(),
+        eviction: Eviction::default(),
         executor_threads: 1,
         faults: Faults::Obey,
         seed: 1,

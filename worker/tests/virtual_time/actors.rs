@@ -16,7 +16,11 @@ pub(crate) fn run(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
 }
 
 async fn drive(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
-    let config = NodeConfig { dispatch: scenario.dispatch, ..NodeConfig::new(scenario.topology.clone()) };
+    let config = NodeConfig {
+        dispatch: scenario.dispatch,
+        eviction: scenario.eviction,
+        ..NodeConfig::new(scenario.topology.clone())
+    };
     let world = World::start_with(config, &scenario.behaviour(), scenario.seed, |machine| Box::new(machine));
     for (number, model) in scenario.functions.iter().enumerate() {
         let config = FunctionConfig { idempotent: model.idempotent, ..function(number) };

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use millrace_policy::gpu::Eviction;
 use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::Behaviour;
 use millrace_worker::snapshot::NodeSnapshot;
 
-use crate::world::{START, World, behaviour, gpus, in_virtual_time, request};
+use crate::world::{START, World, behaviour, gpus, in_virtual_time, request, revision};
 
 const NVLINK: LinkId = LinkId(2);
 
@@ -20,11 +21,14 @@ fn joined() -> Topology {
     topology
 }
 
+fn config() -> NodeConfig {
+    NodeConfig { dispatch: "torpor".parse().unwrap(), ..NodeConfig::new(joined()) }
+}
+
 fn start(behaviour: &Behaviour) -> World {
     // Not what limits the links.
     let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour.clone() };
-    let config = NodeConfig { dispatch: "torpor".parse().unwrap(), ..NodeConfig::new(joined()) };
-    World::start_with(config, &behaviour, 1, |machine| Box::new(machine))
+    World::start_with(config(), &behaviour, 1, |machine| Box::new(machine))
 }
 
 /// Nodes where GPU 0 runs function 0 for 50 ms and has all of its 40 MiB.
@@ -97,6 +101,37 @@ fn whoever_it_was_for_dies_and_the_source_may_be_evicted_again() {
             assert_eq!(done.gpu, GpuIndex(1 - gpu));
         }
     });
+}
+
+/// T24, and what it changes against LRU.
+#[test]
+fn a_replica_makes_room_before_a_last_copy_that_was_used_less_recently() {
+    let left_on_gpu_1 = |eviction: Eviction| {
+        in_virtual_time(async move {
+            let config = NodeConfig { eviction, ..config() };
+            let world = World::start_with(config, &behaviour(&[50, 5, 5]), 1, |machine| Box::new(machine));
+            let sizes = [20, 20, 40].map(Bytes::mib);
+            for (number, size) in sizes.into_iter().enumerate() {
+                world.install(number, size).await;
+            }
+            world.pass_ms(20).await;
+            let first = world.ask(request(0));
+            world.pass_ms(10).await;
+            assert_eq!(world.node.invoke(request(1)).await.unwrap().gpu, GpuIndex(1));
+            let replica = world.node.invoke(request(0)).await.unwrap();
+            assert_eq!((first.await.unwrap().unwrap().gpu, replica.gpu), (GpuIndex(0), GpuIndex(1)));
+            // GPU 0 is at work, so the third goes where the other two are.
+            drop(world.ask(request(0)));
+            world.pass_ms(1).await;
+            assert_eq!(world.node.invoke(request(2)).await.unwrap().gpu, GpuIndex(1));
+            let models = world.node.snapshot().await.gpus.remove(1).models;
+            let mut functions: Vec<_> = models.into_iter().flat_map(|model| model.functions).collect();
+            functions.sort();
+            functions
+        })
+    };
+    assert_eq!(left_on_gpu_1(Eviction::Lru), [revision(0), revision(2)]);
+    assert_eq!(left_on_gpu_1(Eviction::Torpor), [revision(1), revision(2)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
+use millrace_policy::gpu::Eviction;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -43,6 +44,7 @@ pub(crate) struct Scenario {
     pub(crate) seed: u64,
     pub(crate) topology: Topology,
     pub(crate) dispatch: PolicyConfig,
+    pub(crate) eviction: Eviction,
     /// Each function has a model of its own, of the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
@@ -88,11 +90,21 @@ impl Scenario {
         let mut happenings: Vec<_> = happenings.into_iter().collect();
         number(&mut happenings);
         let end = at + Duration::from_secs(40);
-        let dispatch = PolicyConfig::default();
-        Self { seed, topology: topology(), dispatch, functions, copy_fails_every: Some(23), happenings, end }
+        let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
+        Self {
+            seed,
+            topology: topology(),
+            dispatch,
+            eviction,
+            functions,
+            copy_fails_every: Some(23),
+            happenings,
+            end,
+        }
     }
 
-    /// The same with GPU 2 joined to both others, and a policy that copies over that.
+    /// The same with GPU 2 joined to both others, and policies that copy over that and evict by what
+    /// is there twice.
     pub(crate) fn joined(self) -> Self {
         let mut topology = self.topology;
         for (a, b) in [(0, 2), (1, 2)] {
@@ -100,7 +112,7 @@ impl Scenario {
             topology.links.push(Link { kind, rate: BytesPerSec::gb(40) });
         }
         let dispatch = PolicyConfig::Torpor(TorporConfig::default());
-        Self { topology, dispatch, ..self }
+        Self { topology, dispatch, eviction: Eviction::Torpor, ..self }
     }
 
     pub(crate) fn behaviour(&self) -> Behaviour {

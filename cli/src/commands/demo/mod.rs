@@ -11,7 +11,7 @@ use std::time::Duration;
 use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::PolicyConfig;
+use millrace_worker::start::{Eviction, PolicyConfig};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -83,6 +83,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
         host_memory: HOST_MEMORY,
         dispatch: PolicyConfig::default(),
+        eviction: Eviction::default(),
         faults: Faults::Refuse,
         insecure: false,
         artifacts: None,

@@ -44,6 +44,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         topology: args.machine.topology()?,
         host_memory: args.machine.host_memory,
         dispatch: args.machine.dispatch,
+        eviction: args.machine.eviction,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
         artifacts: config.artifacts.clone(),

@@ -1,6 +1,7 @@
 //! Whatever happens, under every policy: nothing is lost, nothing runs twice, no GPU idles in vain.
 
 use super::*;
+use crate::gpu::eviction::CopyKind;
 
 /// What a random node does next; numbers are taken modulo what there is.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +50,8 @@ struct World {
     on: BTreeMap<RequestKey, GpuIndex>,
     up: BTreeSet<u32>,
     pinned: BTreeSet<(GpuIndex, ModelId)>,
+    /// As each GPU was last told of its copy of a model.
+    copies: BTreeMap<(GpuIndex, ModelId), CopyKind>,
 }
 
 impl World {
@@ -62,6 +65,9 @@ impl World {
                     let here = self.on.values().filter(|&&on| on == gpu).count();
                     assert!(here <= SLOTS_MAX, "{gpu} has {here}");
                 }
+                Action::Standing { gpu, model, standing } => {
+                    self.copies.insert((gpu, model), standing.copy);
+                }
                 Action::Pin { gpu, model } => assert!(self.pinned.insert((gpu, model)), "pinned twice"),
                 Action::Unpin { gpu, model } => assert!(self.pinned.remove(&(gpu, model)), "was not pinned"),
                 Action::Fail { key, .. } => assert!(self.waiting.remove(&key), "{key} failed after its end"),
@@ -69,6 +75,16 @@ impl World {
                     assert_eq!(self.on.get(&key), Some(&gpu));
                 }
             }
+        }
+    }
+
+    /// T24: whoever holds a model, one of them takes its copy for the one that stays.
+    fn check_originals(&self, dispatch: &Dispatch) {
+        for model in [A, B, LARGE] {
+            let Some(slot) = dispatch.models.slot(model) else { continue };
+            let holders = &dispatch.models.get(slot).holders;
+            let originals = holders.iter().filter(|&&gpu| self.copies[&(gpu, model)] == CopyKind::Original);
+            assert_eq!(originals.count(), usize::from(!holders.is_empty()), "{model} on {holders:?}");
         }
     }
 
@@ -84,7 +100,9 @@ proptest! {
         policy in policy(),
         steps in prop::collection::vec(step(), 1..200)
     ) {
-        let mut node = node_with(policy, &[16, 64, 64]);
+        let sizes = [16, 64, 64].map(|mib| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)));
+        let config = Config::new(sizes.to_vec(), 4).with_policy(policy, 1);
+        let mut node = node_of(&config.with_eviction(Eviction::Torpor));
         for model in 0..3 {
             let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
             node.step(Event::Objective { function: FunctionIndex(model), objective });
@@ -157,6 +175,7 @@ proptest! {
             let queued = shared_queue(&node.dispatch);
             let actions = node.step(event);
             world.take(&actions);
+            world.check_originals(&node.dispatch);
             lalb::check_order(policy, &queued, &node.dispatch);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());

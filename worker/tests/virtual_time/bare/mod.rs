@@ -90,7 +90,7 @@ impl<'a> Node<'a> {
             })
         };
         let place = |gpu: &millrace_types::topology::Gpu| Place {
-            gpu: gpu::Gpu::new(gpu.index, MemoryMap::new(gpu.memory)),
+            gpu: gpu::Gpu::new(gpu.index, MemoryMap::new(gpu.memory)).with_eviction(scenario.eviction),
             life: Lifecycle::new(
                 gpu.index,
                 Incarnation(u64::from(gpu.index.0) + 1),
@@ -106,6 +106,7 @@ impl<'a> Node<'a> {
         let gpus = topology.gpus.iter();
         let dispatch = dispatch::Config::of(topology, REQUESTS_MAX)
             .with_peers(topology)
+            .with_eviction(scenario.eviction)
             .with_policy(scenario.dispatch, scenario.seed);
         Self {
             scenario,

@@ -122,6 +122,9 @@ impl Node<'_> {
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Assign { key, model, incarnation, from }));
                 }
+                dispatch::Action::Standing { gpu, model, standing } => {
+                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Standing { model, standing }));
+                }
                 dispatch::Action::Pin { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
                 }

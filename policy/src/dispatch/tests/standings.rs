@@ -1,0 +1,64 @@
+//! What GPUs are told of the models on them, so that they know which make room first (T23, T24).
+
+use super::*;
+use crate::gpu::Standing;
+use crate::gpu::eviction::{CopyKind, Weight};
+
+fn two(eviction: Eviction) -> Node {
+    let gpu = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
+    node_of(&Config::new(vec![gpu; 2], 4).with_eviction(eviction))
+}
+
+fn standing(index: u32, model: ModelId, copy: CopyKind, weight: Weight) -> Action {
+    Action::Standing { gpu: gpu(index), model, standing: Standing { copy, weight } }
+}
+
+#[test]
+fn the_first_copy_is_the_original_and_another_is_when_that_leaves() {
+    use CopyKind::{Original, Replica};
+    let heavy = |index, copy| standing(index, A, copy, Weight::Heavy);
+    let mut node = two(Eviction::Torpor);
+    assert_eq!(node.enqueue(1, A), [heavy(0, Original), assign(0, 1, A)]);
+    assert_eq!(node.enqueue(2, A), [heavy(1, Replica), assign(1, 2, A)]);
+    node.ended(0, 1, 5);
+    assert_eq!(node.enqueue(3, A), [assign(0, 3, A)], "a hit tells nothing new");
+    node.ended(0, 3, 5);
+    let evict = |index| Event::Evicted { gpu: gpu(index), models: vec![A] };
+    assert_eq!(node.step(evict(0)), [heavy(1, Original)]);
+    assert_eq!(node.enqueue(4, A), [heavy(0, Replica), assign(0, 4, A)]);
+    node.ended(0, 4, 5);
+    node.ended(1, 2, 5);
+    assert_eq!(node.down(1, &[]), [heavy(0, Original)], "lost with its GPU");
+    assert_eq!(node.step(evict(0)), [], "nobody is left to be told");
+}
+
+#[test]
+fn a_model_weighs_what_was_learned_of_its_runs() {
+    let weighs = |weight| standing(0, A, CopyKind::Original, weight);
+    let mut node = two(Eviction::Torpor);
+    node.enqueue(1, A);
+    // 8 MiB take 8.4 ms; a run of 5 ms with half the link takes three times as long.
+    assert_eq!(node.ended(0, 1, 5), []);
+    let profile = |run_ms| {
+        let (load, run) = (Duration::from_millis(8), Duration::from_millis(run_ms));
+        Event::Profile { model: A, kind: 0, load, run }
+    };
+    assert_eq!(node.step(profile(40)), [weighs(Weight::Light)]);
+    assert_eq!(node.step(profile(50)), [], "nothing new");
+    assert_eq!(node.step(profile(5)), [weighs(Weight::Heavy)]);
+    node.enqueue(2, A);
+    let ran = Some(Duration::from_secs(1));
+    assert_eq!(
+        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(2), ran }),
+        [weighs(Weight::Light)],
+        "what was learned of a run"
+    );
+}
+
+#[test]
+fn where_evictions_do_not_depend_on_it_nobody_is_told() {
+    let mut node = two(Eviction::Lru);
+    assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
+    assert_eq!(node.enqueue(2, A), [assign(1, 2, A)]);
+    assert_eq!(node.step(Event::Evicted { gpu: gpu(0), models: vec![A] }), []);
+}

@@ -1,0 +1,115 @@
+//! Which models make room first (L22): what is known of a model becomes its [`Rank`], and of equal
+//! ranks the least recently used goes first. Whatever the policy, what runs, is being copied from or
+//! to, or is pinned does not make room.
+//!
+//! | name | first to last |
+//! |---|---|
+//! | `lru` | all alike |
+//! | `torpor` | replicas, light models, the others (T24) |
+//!
+//! A replica is a copy of a model that another GPU of the node has too. Of all copies one is the
+//! original, so that two GPUs never take each other's for the one that stays. Light is a model whose
+//! load hides behind its run even at half the link (T23).
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::memory::Rank;
+
+/// How models are chosen to make room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Eviction {
+    /// The least recently used first.
+    #[default]
+    Lru,
+    /// Replicas first, then light models, then the others (T24).
+    Torpor,
+}
+
+/// Every name, with what it stands for.
+pub const EVICTIONS: [(&str, Eviction); 2] = [("lru", Eviction::Lru), ("torpor", Eviction::Torpor)];
+
+/// A model on a GPU, as far as evicting it goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Standing {
+    /// Whether the node keeps the model without this copy.
+    pub copy: CopyKind,
+    /// What bringing it again would cost others.
+    pub weight: Weight,
+}
+
+/// What a copy of a model is to the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum CopyKind {
+    /// The one that stays.
+    #[default]
+    Original,
+    /// One more.
+    Replica,
+}
+
+/// Whether loading a model disturbs others (T23).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Weight {
+    /// Hardly.
+    Light,
+    /// It does, or nobody knows.
+    #[default]
+    Heavy,
+}
+
+impl Eviction {
+    /// How soon a model makes room.
+    #[must_use]
+    pub fn rank(self, standing: Standing) -> Rank {
+        Rank(match (self, standing.copy, standing.weight) {
+            (Self::Lru, ..) | (Self::Torpor, CopyKind::Replica, _) => 0,
+            (Self::Torpor, CopyKind::Original, Weight::Light) => 1,
+            (Self::Torpor, CopyKind::Original, Weight::Heavy) => 2,
+        })
+    }
+
+    /// Whether it depends on how models stand: else nobody need say so.
+    #[must_use]
+    pub fn wants_standings(self) -> bool {
+        self == Self::Torpor
+    }
+}
+
+/// A name that stands for no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("eviction policy {0:?} is not known: use one of {names}", names = EVICTIONS.map(|(name, _)| name).join(", "))]
+pub struct UnknownEviction(pub String);
+
+impl FromStr for Eviction {
+    type Err = UnknownEviction;
+
+    fn from_str(text: &str) -> Result<Self, UnknownEviction> {
+        let known = EVICTIONS.iter().find(|(name, _)| *name == text);
+        known.map(|&(_, policy)| policy).ok_or_else(|| UnknownEviction(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Eviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lru => "lru",
+            Self::Torpor => "torpor",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_is_read_by_the_name_it_is_shown_by() {
+        for (name, policy) in EVICTIONS {
+            assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
+        }
+        assert_eq!(Eviction::default(), Eviction::Lru);
+        let refused = "fifo".parse::<Eviction>().unwrap_err().to_string();
+        assert_eq!(refused, "eviction policy \"fifo\" is not known: use one of lru, torpor");
+    }
+}

@@ -1,0 +1,170 @@
+//! Who makes room first, and who never does (T24, T25).
+
+use super::*;
+use crate::gpu::eviction::{CopyKind, Weight};
+
+const REPLICA: Standing = Standing { copy: CopyKind::Replica, weight: Weight::Heavy };
+const LIGHT: Standing = Standing { copy: CopyKind::Original, weight: Weight::Light };
+const HEAVY: Standing = Standing { copy: CopyKind::Original, weight: Weight::Heavy };
+
+/// A, B and C are resident, used in this order, and two of the 32 blocks are free.
+fn resident(eviction: Eviction) -> Bench {
+    let mut bench = bench();
+    bench.gpu = bench.gpu.with_eviction(eviction);
+    for (key, model) in [(1, A), (2, B), (3, C)] {
+        bench.now = Timestamp(bench.now.0 + 1_000);
+        bench.assign(key, model);
+        bench.arrive(model, key, key);
+        bench.run_done(key, 500);
+    }
+    bench
+}
+
+impl Bench {
+    fn stands(&mut self, model: ModelId, standing: Standing) {
+        assert_eq!(self.step(Event::Standing { model, standing }), []);
+    }
+
+    /// Whom a model of so many chunks evicts.
+    fn evicts(&mut self, chunks: u64) -> Vec<ModelId> {
+        let (model, weights) = (ModelId(50), Bytes(BLOCK.0 * chunks));
+        self.step(Event::Install { model, memory: weights, weights });
+        let evicted = |action| if let Action::Evicted { models } = action { Some(models) } else { None };
+        self.assign(9, model).into_iter().find_map(evicted).unwrap_or_default()
+    }
+
+    fn lock(&mut self, transfer: u64, model: ModelId) -> Vec<Action> {
+        self.step(Event::Lock { transfer: TransferId(transfer), model })
+    }
+
+    fn unlock(&mut self, transfer: u64) -> Vec<Action> {
+        self.step(Event::Unlock { transfer: TransferId(transfer) })
+    }
+}
+
+#[test]
+fn evicts_replicas_before_light_models_and_those_before_heavy_ones() {
+    let order = |eviction, standings: [Standing; 3]| {
+        let mut bench = resident(eviction);
+        for (model, standing) in [A, B, C].into_iter().zip(standings) {
+            bench.stands(model, standing);
+        }
+        bench.evicts(28)
+    };
+    for (standings, due) in [
+        ([HEAVY, LIGHT, REPLICA], [C, B, A]),
+        ([LIGHT, HEAVY, REPLICA], [C, A, B]),
+        ([HEAVY, LIGHT, LIGHT], [B, C, A]),
+        ([HEAVY, REPLICA, REPLICA], [B, C, A]),
+        ([HEAVY; 3], [A, B, C]),
+    ] {
+        assert_eq!(order(Eviction::Torpor, standings), due, "{standings:?}");
+        assert_eq!(order(Eviction::Lru, standings), [A, B, C], "used longest ago first");
+    }
+}
+
+#[test]
+fn a_model_that_comes_back_stands_as_it_was_last_told() {
+    let mut bench = resident(Eviction::Torpor);
+    bench.stands(C, REPLICA);
+    assert_eq!(bench.evicts(10), [C]);
+    bench.arrive_any(ModelId(50));
+    bench.now = Timestamp(bench.now.0 + 9_000);
+    bench.stands(C, LIGHT);
+    bench.assign(10, C);
+    bench.arrive_any(C);
+    assert_eq!(
+        bench.gpu.memory().region(B).map(|_| ()),
+        Some(()),
+        "A made room, the heavy one used longest ago"
+    );
+    bench.stands(B, LIGHT);
+    assert_eq!(bench.evicts_model(51, 10), [B], "light like C, and used before it");
+}
+
+impl Bench {
+    /// All of a model arrives, is run and ends.
+    fn arrive_any(&mut self, model: ModelId) {
+        let region = self.gpu.memory().region(model).unwrap();
+        let (generation, chunks) = (region.generation(), region.loaded().missing());
+        for chunks in chunks {
+            self.step(Event::Arrived { model, generation, chunks });
+        }
+        let (transfer, run) = (self.gpu.last_transfer, self.gpu.last_run);
+        self.end_transfer(transfer.0, Outcome::Complete);
+        self.run_done(run.0, 500);
+    }
+
+    fn evicts_model(&mut self, model: u32, chunks: u64) -> Vec<ModelId> {
+        let (model, weights) = (ModelId(model), Bytes(BLOCK.0 * chunks));
+        self.step(Event::Install { model, memory: weights, weights });
+        let evicted = |action| if let Action::Evicted { models } = action { Some(models) } else { None };
+        self.assign(11, model).into_iter().find_map(evicted).unwrap_or_default()
+    }
+}
+
+fn locked(transfer: u64, start: u32) -> Action {
+    let blocks = vec![BlockRun { start, len: 10 }];
+    let peer = crate::fabric::PeerBlocks { gpu: GpuIndex(0), incarnation: FIRST, blocks };
+    Action::Locked { transfer: TransferId(transfer), peer }
+}
+
+#[test]
+fn what_another_gpu_copies_makes_no_room_until_that_is_over() {
+    let mut bench = resident(Eviction::Torpor);
+    bench.stands(A, REPLICA);
+    assert_eq!(bench.lock(70, A), [locked(70, 0)]);
+    assert_eq!(bench.lock(71, A), [locked(71, 0)]);
+    assert_eq!(bench.assign(9, LARGE), [], "all three would have to go");
+    let not_locked = Action::NotLocked { transfer: TransferId(72) };
+    assert_eq!(bench.lock(72, B), [not_locked], "it would be in the way of the request that waits");
+    assert_eq!(bench.unlock(70), [], "it is copied to another still");
+    assert_eq!(bench.unlock(71)[3..4], [evicted(&[A, B, C])]);
+}
+
+#[test]
+fn a_model_that_is_not_whole_here_is_not_locked() {
+    let mut bench = bench();
+    let not_locked = |transfer| [Action::NotLocked { transfer: TransferId(transfer) }];
+    assert_eq!(bench.lock(70, A), not_locked(70), "not there");
+    bench.assign(1, A);
+    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..9 });
+    assert_eq!(bench.lock(71, A), not_locked(71), "on its way");
+    bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 9..10 });
+    assert_eq!(bench.lock(72, A), [locked(72, 0)]);
+    bench.step(Event::Down);
+    assert_eq!(bench.unlock(72), [], "it went with its executor");
+    assert_eq!(bench.lock(73, A), not_locked(73));
+}
+
+#[test]
+fn a_removed_model_stays_while_another_gpu_copies_it() {
+    let mut bench = resident(Eviction::Lru);
+    bench.lock(70, A);
+    assert_eq!(bench.step(Event::Remove { model: A }), []);
+    assert_eq!(bench.unlock(70)[..2], [unmap(A, 1), evicted(&[A])]);
+}
+
+#[test]
+fn an_executor_that_denies_a_mapping_it_has_copied_to_is_replaced() {
+    let mut bench = resident(Eviction::Lru);
+    bench.lock(70, A);
+    let denied = bench.step(Event::MapFailed { model: A, generation: Generation(1) });
+    assert_eq!(denied, [down(&[]), Action::Replace]);
+}
+
+#[test]
+fn models_that_came_whole_from_a_peer_are_counted() {
+    let mut bench = bench();
+    let from = Some(GpuIndex(1));
+    for (transfer, outcome, from) in
+        [(1, Outcome::Cancelled, from), (2, Outcome::Complete, from), (3, Outcome::Complete, None)]
+    {
+        let model = ModelId(transfer as u32 - 1);
+        bench.assign(transfer, model);
+        bench.step(Event::TransferEnded { transfer: TransferId(transfer), outcome, from });
+        bench.cancel(transfer);
+        bench.step(Event::RunCancelled { run: RunId(transfer) });
+    }
+    assert_eq!(bench.gpu.totals().peer_swaps, 1);
+}
