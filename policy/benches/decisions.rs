@@ -170,10 +170,11 @@ fn gpu_request(c: &mut Criterion) {
     let (mut actions, model, weights) = (Vec::new(), ModelId(1), Bytes::mib(2));
     step(&mut gpu, 0, gpu::Event::Install { model, memory: weights, weights }, &mut actions);
     step(&mut gpu, 0, gpu::Event::Up { incarnation: INCARNATION }, &mut actions);
-    let assign = gpu::Event::Assign { key: RequestKey(0), model, incarnation: INCARNATION };
+    let assign = gpu::Event::Assign { key: RequestKey(0), model, incarnation: INCARNATION, from: None };
     step(&mut gpu, 0, assign, &mut actions);
     step(&mut gpu, 0, gpu::Event::Arrived { model, generation: Generation(1), chunks: 0..1 }, &mut actions);
-    let done = gpu::Event::TransferEnded { transfer: TransferId(1), outcome: fabric::Outcome::Complete };
+    let done =
+        gpu::Event::TransferEnded { transfer: TransferId(1), outcome: fabric::Outcome::Complete, from: None };
     step(&mut gpu, 0, done, &mut actions);
     let (started, waited) = (Timestamp(0), Duration::ZERO);
     let done = gpu::Event::RunDone { run: RunId(1), started, finished: started, waited };
@@ -181,7 +182,7 @@ fn gpu_request(c: &mut Criterion) {
     let mut key = 0;
     let mut serve = || {
         key += 1;
-        let event = gpu::Event::Assign { key: RequestKey(key), model, incarnation: INCARNATION };
+        let event = gpu::Event::Assign { key: RequestKey(key), model, incarnation: INCARNATION, from: None };
         step(&mut gpu, key * 1000, event, &mut actions);
         let (started, finished) = (Timestamp(key * 1000), Timestamp(key * 1000 + 500));
         let waited = Duration::ZERO;

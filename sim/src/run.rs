@@ -285,7 +285,8 @@ fn start(scenario: &Scenario, node: &NodeSpec, place: usize, clock: &Arc<dyn Clo
     let executors = ModelledMachine::new(Arc::clone(clock), behaviours).with_links(&node.topology);
     let trace = scenario.traced.then(SharedTrace::default);
     let mut config = NodeConfig::new(node.topology.clone());
-    (config.dispatch, config.memory) = (node.dispatch, node.memory.clone());
+    (config.dispatch, config.eviction) = (node.dispatch, node.eviction);
+    config.memory = node.memory.clone();
     (config.requests_max, config.in_flight_max) = (REQUESTS_MAX, REQUESTS_MAX);
     let seed = scenario.seed.wrapping_add(place as u64);
     let context = NodeContext::new(seed, Box::new(executors.clone())).with_clock(Arc::clone(clock));

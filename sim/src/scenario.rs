@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::gpu::Eviction;
 use millrace_policy::memory::Grid;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Slo, Timestamp};
@@ -18,6 +19,8 @@ pub struct NodeSpec {
     pub topology: Topology,
     /// Which of its requests goes to which of its GPUs.
     pub dispatch: PolicyConfig,
+    /// Which models make room first.
+    pub eviction: Eviction,
     /// How its GPUs' memory is cut up.
     pub memory: Grid,
     /// Its host memory for models.
@@ -28,7 +31,8 @@ impl NodeSpec {
     /// A machine with this topology that dispatches so, with room for any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
-        Self { topology, dispatch, memory: Grid::default(), host_memory: Bytes(u64::MAX / 2) }
+        let (eviction, memory) = (Eviction::default(), Grid::default());
+        Self { topology, dispatch, eviction, memory, host_memory: Bytes(u64::MAX / 2) }
     }
 }
 

@@ -132,7 +132,7 @@ pub(crate) fn advertised(
 }
 
 /// Refuses what is no order of eviction with all that are.
-fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
+pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
     PossibleValuesParser::new(EVICTIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Eviction>())
 }
 

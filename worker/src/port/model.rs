@@ -127,6 +127,8 @@ pub struct CopyOrder {
     pub program: u64,
     /// To which mapping.
     pub generation: u64,
+    /// From which GPU, where not from the host.
+    pub from: Option<GpuIndex>,
     /// How much.
     pub size: Bytes,
     /// Not to begin before.

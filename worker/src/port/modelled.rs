@@ -76,7 +76,7 @@ impl ModelledMachine {
         let result = change(&mut inside.places[gpu.0 as usize], now);
         self.arm(&mut inside.places[gpu.0 as usize], gpu, now);
         if let Some(links) = &mut inside.links
-            && links.set(gpu, inside.places[gpu.0 as usize].model.copying().is_some())
+            && links.set(gpu, inside.places[gpu.0 as usize].model.copying().map(|copy| copy.from))
         {
             for (gpu, rate) in links.rates() {
                 let place = &mut inside.places[gpu.0 as usize];
@@ -186,6 +186,7 @@ fn copy_order(copy: &Copy) -> CopyOrder {
         batch: copy.batch,
         program: copy.program,
         generation: copy.generation,
+        from: copy.peer.as_ref().map(|peer| GpuIndex(peer.gpu)),
         size: copy.ranges.iter().map(|range| Bytes(range.bytes)).sum(),
         not_before: Timestamp(copy.not_before_ns),
         not_after: Timestamp(copy.not_after_ns),

@@ -12,10 +12,10 @@ use millrace_device::topology::names;
 use millrace_sim::scenario::{Function, NodeSpec, Scenario};
 use millrace_sim::{Outcome, Summary};
 use millrace_types::{Bytes, Slo};
-use millrace_worker::start::PolicyConfig;
+use millrace_worker::start::{Eviction, PolicyConfig};
 
 use self::workload::Workload;
-use crate::commands::options::{policy_parser, topology};
+use crate::commands::options::{eviction_parser, policy_parser, topology};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -51,6 +51,9 @@ pub(crate) struct Args {
     /// The policies to compare, separated by commas.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "fifo", value_parser = policy_parser())]
     policy: Vec<PolicyConfig>,
+    /// Which models make room on a GPU first.
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = eviction_parser())]
+    eviction: Eviction,
     /// The models that functions take in turn: of the Torpor paper, of the LALB paper, or a file.
     #[arg(long, value_name = "torpor|lalb|FILE", default_value = "torpor")]
     models: String,
@@ -147,7 +150,7 @@ impl Args {
         };
         // A trace may have fewer functions than are asked for.
         let functions = (0..counts).map(function).collect();
-        let node = NodeSpec::new(topology, self.policy[0]);
+        let node = NodeSpec { eviction: self.eviction, ..NodeSpec::new(topology, self.policy[0]) };
         let nodes = vec![node; self.nodes.get() as usize];
         Ok(Scenario { timeout: self.timeout, ..Scenario::new(nodes, functions, arrivals, self.seed) })
     }

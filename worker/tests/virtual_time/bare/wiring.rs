@@ -305,6 +305,8 @@ impl Node<'_> {
             batch: grant.batch.0,
             program: grant.cargo.model.0.into(),
             generation: grant.cargo.generation.0,
+            // Copies here do not share links.
+            from: None,
             size: grant.cargo.span(&grant.chunks).1,
             not_before: grant.not_before,
             not_after: grant.not_after,
