@@ -5,8 +5,8 @@
 //! cross the PCIe link is not said and makes no difference at a loading time of seconds.
 //!
 //! **Torpor** (table 4): run times with GPU remoting, and with a swap over PCIe. Sizes of the weights
-//! are those of the published models (single precision); the memory that activations take is not
-//! said, and 10% are added. How much of a run is left when the last weights arrive is what makes
+//! are those of the published models (single precision), and what a model holds: with one run at a
+//! time, activations need room once for all models, in the 7 GB that are not for them. How much of a run is left when the last weights arrive is what makes
 //! the swap as long as table 4 says at [`TORPOR_PCIE`].
 
 use std::time::Duration;
@@ -97,7 +97,7 @@ pub fn torpor() -> Vec<ModelFigures> {
     let figures = |&(name, run, swapped, megabytes): &(&'static str, u64, u64, u64)| {
         let (run, weights) = (Duration::from_millis(run), Bytes(megabytes * 1_000_000));
         let tail = Duration::from_millis(swapped).saturating_sub(TORPOR_PCIE.time_for(weights)).min(run);
-        let memory = Bytes(weights.0 + weights.0 / 10);
+        let memory = weights;
         ModelFigures { name: name.to_owned(), weights, memory, run, tail, start: Duration::ZERO }
     };
     TORPOR.iter().map(figures).collect()

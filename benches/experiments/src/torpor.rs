@@ -119,7 +119,7 @@ fn mixed(system: &System, functions: usize, (seed, effort): (u64, Effort)) -> Sc
 fn assumed() -> Vec<String> {
     [
         "Four V100 with 25 of 32 GB for models; PCIe at 10 GB/s, each switch's uplink at 11.65 GB/s, NVLink at 48 and 24 GB/s between the artifact's pairs. At these rates swaps alone take what table 4 says, and two of Bert-qa at once what table 3 says.",
-        "Weights as published (single precision) and 10% more for activations; runs take what table 4 says with GPU remoting, every time.",
+        "Models hold their weights as published (single precision); activations, one run at a time, are in the 7 GB that are left; runs take what table 4 says with GPU remoting, every time.",
         "Rates are those of the artifact's 203 functions over 30 minutes (means of 5 to 15 a minute where §7.3 says 5 to 30), in turn, from a place of the seed's; requests at random moments of their minute. Clients wait for 60 s.",
     ]
     .map(str::to_owned)
