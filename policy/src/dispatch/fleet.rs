@@ -164,6 +164,12 @@ impl Fleet {
         }
     }
 
+    /// Those with an executor.
+    pub(super) fn up(&self) -> impl Iterator<Item = GpuIndex> {
+        let gpus = (0..).map(GpuIndex).zip(&self.gpus);
+        gpus.filter(|(_, gpu)| gpu.executor.is_some()).map(|(index, _)| index)
+    }
+
     /// Whether a GPU is idle and large enough.
     pub(super) fn takes_now(&self, gpu: GpuIndex, rank: SizeRank) -> bool {
         let gpu = self.get(gpu);

@@ -139,6 +139,12 @@ impl Gpu {
         self.resident_blocks
     }
 
+    /// Blocks of the models on it that requests refer to.
+    pub(super) fn wanted_blocks(&self, models: &Models) -> u64 {
+        let wanted = self.resident.iter().filter(|(model, _)| models.get(**model).users > 0);
+        wanted.map(|(_, &blocks)| u64::from(blocks)).sum()
+    }
+
     pub(super) fn add_resident(&mut self, model: Slot, blocks: u32) {
         if self.resident.insert(model, blocks).is_none() {
             self.resident_blocks += u64::from(blocks);

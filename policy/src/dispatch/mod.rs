@@ -24,6 +24,9 @@
 //! and will begin it sooner than it could be asked back ([`RECALL_COST`]). Where runs take a few
 //! microseconds, the wake of an executor is then shared by several of them.
 //!
+//! **When a GPU is lost** ([`recovery`]) the models that requests still wait for and that no other GPU
+//! holds are brought to the others at once (T16).
+//!
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
 //!
@@ -48,6 +51,7 @@ mod models;
 mod policy;
 mod protocol;
 mod queue;
+mod recovery;
 mod standings;
 mod torpor;
 
@@ -448,6 +452,7 @@ impl Core for Dispatch {
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         self.policy.tick(now, &self.models);
+        let loses_a_gpu = matches!(event, Event::Down { .. } | Event::Reset { .. });
         match event {
             Event::Install { model, memory, weights } => self.install(model, memory, weights),
             Event::Remove { model } => self.models.remove(model),
@@ -500,6 +505,9 @@ impl Core for Dispatch {
             Event::Tick => {}
         }
         self.pump(now, actions);
+        if loses_a_gpu {
+            self.bring_homeless(actions);
+        }
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

@@ -33,7 +33,7 @@ pub(super) struct Model {
     original: Option<GpuIndex>,
     installed: bool,
     /// Requests that refer to it.
-    users: u32,
+    pub(super) users: u32,
     /// By kind of GPU.
     costs: Vec<Cost>,
 }
@@ -121,6 +121,13 @@ impl Models {
         };
         self.free_if_unused(slot);
         heir
+    }
+
+    /// Models that requests refer to and no GPU holds: all of those wait.
+    pub(super) fn homeless(&self) -> impl Iterator<Item = Slot> {
+        let homeless = |model: &Model| model.users > 0 && model.holders.is_empty();
+        let slots = (0..).map(Slot).zip(&self.slots);
+        slots.filter(move |(_, model)| homeless(model)).map(|(slot, _)| slot)
     }
 
     /// What its copy on one of its holders is.

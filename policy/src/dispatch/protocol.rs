@@ -189,6 +189,13 @@ pub enum Action {
         /// host. It holds all of it, as far as is known.
         from: Option<GpuIndex>,
     },
+    /// Have a GPU bring a model that requests wait for, though none of them goes there yet.
+    Prefetch {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
+    },
     /// Tell a GPU what a model on it, or about to come, is to the node. Only where evictions depend
     /// on it.
     Standing {

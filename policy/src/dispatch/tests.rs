@@ -8,6 +8,7 @@ use millrace_types::{BytesPerSec, Incarnation, SloCounts};
 
 mod lalb;
 mod properties;
+mod recovery;
 mod standings;
 mod torpor;
 

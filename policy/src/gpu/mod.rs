@@ -20,6 +20,7 @@
 
 pub mod eviction;
 mod lending;
+mod prefetch;
 mod programs;
 mod protocol;
 mod serve;
@@ -99,6 +100,8 @@ pub struct Gpu {
     /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
     /// that what runs here never waits for them.
     pinned: BTreeSet<ModelId>,
+    /// Models that were brought before a request that needs them, and were not used yet.
+    prefetched: BTreeSet<ModelId>,
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
@@ -120,6 +123,7 @@ impl Gpu {
             memory,
             eviction: Eviction::default(),
             pinned: BTreeSet::new(),
+            prefetched: BTreeSet::new(),
             programs: Programs::default(),
             slots: Slots::default(),
             moving: Vec::new(),
@@ -206,6 +210,7 @@ impl Gpu {
             self.lent.clear();
             self.memory.clear();
             self.pinned.clear();
+            self.prefetched.clear();
             self.programs.forget_all();
             actions.push(Action::Down { lost });
         }
@@ -250,8 +255,10 @@ impl Core for Gpu {
             Event::Install { model, memory, weights } => self.programs.install(model, memory, weights),
             Event::Remove { model } => {
                 self.pinned.remove(&model);
+                self.prefetched.remove(&model);
                 self.programs.remove(model);
             }
+            Event::Prefetch { model } => self.prefetch(model),
             Event::Standing { model, standing } => {
                 self.programs.set_standing(model, standing);
                 self.memory.rank(model, self.eviction.rank(standing));

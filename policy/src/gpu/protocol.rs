@@ -29,6 +29,11 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// Requests wait for this model and will find it here: bring it, if that is in nobody's way.
+    Prefetch {
+        /// Which.
+        model: ModelId,
+    },
     /// What a model here, or about to come, is to the node.
     Standing {
         /// Which model.

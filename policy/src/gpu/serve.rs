@@ -1,6 +1,6 @@
 //! How requests get what they need: a program, a region, weights, and their turn.
 
-use millrace_types::{Bytes, ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 use super::programs::Known;
 use super::slots::{Slot, Stage};
@@ -28,7 +28,7 @@ impl Gpu {
             }
             place += 1;
         }
-        self.move_weights(actions);
+        self.move_weights(now, actions);
     }
 
     /// Whether all of a model's weights are here.
@@ -66,6 +66,7 @@ impl Gpu {
                 }
             }
         }
+        self.prefetched.remove(&model);
         self.programs.asked(now, model);
         self.memory.touch(now, model);
         let Some(generation) = self.memory.region(model).map(|region| region.generation()) else {
@@ -83,20 +84,35 @@ impl Gpu {
 
     /// Makes the executor know a model and gives it a region.
     fn bring(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Shortage> {
+        match self.place(now, model, &self.waited_for(), actions) {
+            // Those that wait elsewhere wait a little longer.
+            Err(Shortage::Pinned) => self.place(now, model, &self.in_use(), actions),
+            placed => placed,
+        }
+    }
+
+    /// Models whose runs were sent, or whose weights are on their way.
+    pub(super) fn in_use(&self) -> Vec<ModelId> {
+        let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
+        sent.chain(self.moving.iter().map(|moving| moving.model)).collect()
+    }
+
+    /// As [`Self::bring`], where none of `spared` makes room.
+    pub(super) fn place(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        spared: &[ModelId],
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Shortage> {
         // A model that is not installed fits nowhere.
         let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
-        let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
-        let pinned: Vec<_> = sent.chain(self.moving.iter().map(|moving| moving.model)).collect();
-        let spared: Vec<_> = pinned.iter().chain(&self.pinned).copied().collect();
-        let evicted = match self.memory.map(now, model, shape.blocks, shape.chunks, &spared) {
-            // Those that wait elsewhere wait a little longer.
-            Err(Shortage::Pinned) => self.memory.map(now, model, shape.blocks, shape.chunks, &pinned)?,
-            evicted => evicted?,
-        };
+        let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, spared)?;
         self.memory.rank(model, self.eviction.rank(self.programs.standing(model)));
         self.totals.swaps += 1;
         self.totals.evictions += evicted.len() as u64;
         for &Evicted { model, generation } in &evicted {
+            self.prefetched.remove(&model);
             actions.push(Action::Unmap { model, generation });
         }
         // What a request here still needs comes back at its turn.
@@ -122,9 +138,11 @@ impl Gpu {
     }
 
     /// Keeps the link busy for the first request that lacks weights.
-    fn move_weights(&mut self, actions: &mut Vec<Action>) {
+    fn move_weights(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let lacks = |slot: &&Slot| slot.stage != Stage::Waiting && !slot.doomed && !self.complete(slot.model);
-        let Some(&Slot { model, from, .. }) = self.slots.iter().find(lacks) else { return };
+        let Some(&Slot { model, from, .. }) = self.slots.iter().find(lacks) else {
+            return self.move_prefetched(now, actions);
+        };
         let here: Vec<_> = self
             .moving
             .iter()
@@ -132,6 +150,16 @@ impl Gpu {
             .map(|moving| moving.model)
             .collect();
         self.cancel_transfers(|moving| moving.model != model && !here.contains(&moving.model), actions);
+        self.start_transfer(model, from, actions);
+    }
+
+    /// Asks for what a model lacks, unless that is on its way.
+    pub(super) fn start_transfer(
+        &mut self,
+        model: ModelId,
+        from: Option<GpuIndex>,
+        actions: &mut Vec<Action>,
+    ) {
         let (Some(region), Some(shape)) = (self.memory.region(model), self.programs.shape(model)) else {
             return;
         };

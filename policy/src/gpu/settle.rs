@@ -151,6 +151,7 @@ impl Gpu {
             return self.replace(Health::Restarting, actions);
         }
         self.slots.feed(model);
+        self.prefetched.remove(&model);
         if self.memory.unmap(model).is_some() {
             self.cancel_transfers(|moving| moving.model == model, actions);
             if !self.slots.uses(model) {
@@ -171,6 +172,8 @@ impl Gpu {
         self.totals.peer_swaps += u64::from(outcome == Outcome::Complete && from.is_some());
         self.slots.feed(ended.model);
         if outcome == Outcome::Failed {
+            // It is tried again for a request.
+            self.prefetched.remove(&ended.model);
             let relies = |slot: &&mut Slot| matches!(slot.stage, Stage::Sent { generation, .. } if generation == ended.generation);
             for slot in self.slots.iter_mut().filter(relies) {
                 slot.doomed = true;

@@ -11,6 +11,7 @@ use crate::world::{GPUS, MODELS, World};
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Assign { gpu: usize, model: u32, from: Option<usize> },
+    Prefetch { gpu: usize, model: u32 },
     Deliver(usize),
     Copy(usize),
     FailCopy(usize),
@@ -24,6 +25,7 @@ fn step() -> impl Strategy<Value = Step> {
     let from = prop_oneof![1 => Just(None), 4 => (0..GPUS).prop_map(Some)];
     prop_oneof![
         6 => (0..GPUS, 0..MODELS, from).prop_map(|(gpu, model, from)| Step::Assign { gpu, model, from }),
+        2 => (0..GPUS, 0..MODELS).prop_map(|(gpu, model)| Step::Prefetch { gpu, model }),
         30 => any::<usize>().prop_map(Step::Deliver),
         15 => (0..GPUS).prop_map(Step::Copy),
         1 => (0..GPUS).prop_map(Step::FailCopy),
@@ -59,6 +61,7 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
         for step in steps {
             match step {
                 Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),
+                Step::Prefetch { gpu, model } => world.prefetch(gpu, ModelId(model)),
                 Step::Deliver(which) => drop(world.deliver(which)),
                 Step::Copy(gpu) => drop(world.copy(gpu)),
                 Step::FailCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::Faulty)),

@@ -143,6 +143,10 @@ impl World {
         self.gpu(index, gpu::Event::Assign { key, model, incarnation, from });
     }
 
+    pub(crate) fn prefetch(&mut self, index: usize, model: ModelId) {
+        self.gpu(index, gpu::Event::Prefetch { model });
+    }
+
     /// Nobody waits for the request whose turn it is any more.
     pub(crate) fn cancel(&mut self, index: usize) {
         if let Some(key) = self.places[index].core.running() {

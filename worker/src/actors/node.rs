@@ -150,6 +150,7 @@ impl Node {
                     let assign = gpu::Message::Assign { work, incarnation, attempt, from };
                     self.supervisor.gpu(gpu).post(assign);
                 }
+                dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
                 dispatch::Action::Standing { gpu, model, standing } => {
                     self.tell_gpu(gpu, GpuEvent::Standing { model, standing });
                 }

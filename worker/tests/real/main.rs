@@ -15,6 +15,7 @@ mod peers;
 mod port;
 mod ports;
 mod processes;
+mod recovery;
 mod serving;
 mod support;
 

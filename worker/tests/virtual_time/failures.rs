@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, Reason};
 use millrace_worker::install::FunctionConfig;
+use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
 use millrace_worker::request::Invocation;
 use millrace_worker::snapshot::GpuHealth;
@@ -59,6 +60,41 @@ fn models_with_work_are_elsewhere_before_the_dead_executor_is_back() {
         let gpu = world.node.snapshot().await.gpus.remove(0);
         assert_eq!((gpu.health, gpu.restarts, gpu.incarnation), (GpuHealth::Up, 1, Incarnation(3)));
     });
+}
+
+/// T16, where nobody is free to run what the dead executor had.
+#[test]
+fn every_model_with_queued_work_is_on_another_gpu_before_the_dead_executor_is_back() {
+    for dispatch in ["fifo", "lb", "lalb", "lalb-o3", "torpor", "random"] {
+        in_virtual_time(async {
+            let mut slow_start = behaviour(&[5, 5, 5, 5, 400]);
+            slow_start.start = Duration::from_millis(200);
+            let config = NodeConfig { dispatch: dispatch.parse().unwrap(), ..NodeConfig::new(gpus(2)) };
+            let world = World::start_with(config, &slow_start, 1, |machine| Box::new(machine));
+            let mut models = Vec::new();
+            for number in 0..5 {
+                models.push(world.install(number, Bytes::mib(10)).await);
+            }
+            world.pass_ms(220).await;
+            // Both GPUs run the long one; everything else waits, behind one of them or for both.
+            let long: Vec<_> = (0..2).map(|_| world.ask(request(4))).collect();
+            world.pass_ms(10).await;
+            let waiting: Vec<_> = (0..8).map(|number| world.ask(request(number % 4))).collect();
+            world.pass_ms(10).await;
+            world.machine.kill(GpuIndex(0));
+            world.pass_ms(20).await;
+            let snapshot = world.node.snapshot().await;
+            assert_eq!(snapshot.gpus[0].health, GpuHealth::Restarting, "{dispatch}");
+            assert!(snapshot.gpus[1].running.is_some(), "{dispatch}: nothing was dispatched meanwhile");
+            for model in &models {
+                let here = snapshot.gpus[1].models.iter().find(|it| it.digest == model.digest);
+                assert_eq!(here.map(|model| model.loaded), Some(Bytes::mib(10)), "{dispatch}");
+            }
+            for answer in long.into_iter().chain(waiting) {
+                answer.await.unwrap().unwrap();
+            }
+        });
+    }
 }
 
 #[test]

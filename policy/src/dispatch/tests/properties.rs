@@ -65,6 +65,7 @@ impl World {
                     let here = self.on.values().filter(|&&on| on == gpu).count();
                     assert!(here <= SLOTS_MAX, "{gpu} has {here}");
                 }
+                Action::Prefetch { gpu, .. } => assert!(self.up.contains(&gpu.0), "{gpu} is down"),
                 Action::Standing { gpu, model, standing } => {
                     self.copies.insert((gpu, model), standing.copy);
                 }

@@ -1,5 +1,5 @@
-//! The same scenario over a bare heap of events: the same cores, wired by hand ([`wiring`]) with one
-//! queue of messages, first in first out. No actix, no tokio, no clock.
+//! The same scenario over a bare heap of events: the same cores, wired by hand ([`wiring`]) with
+//! the order in which actors take their messages. No actix, no tokio, no clock.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -258,7 +258,14 @@ impl<'a> Node<'a> {
 
     fn deliver(&mut self) {
         while let Some(mail) = self.mail.pop_front() {
+            let actor = self.actor_of(&mail);
             self.handle(mail);
+            // As an actor does: it is not done before its mailbox is empty.
+            while let Some(place) = self.mail.iter().position(|mail| self.actor_of(mail) == actor) {
+                if let Some(mail) = self.mail.remove(place) {
+                    self.handle(mail);
+                }
+            }
         }
     }
 

@@ -31,7 +31,31 @@ pub(super) enum Mail {
     Word(GpuIndex, Incarnation, Word),
 }
 
+/// Whose mailbox a message is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Actor {
+    Function(FunctionIndex),
+    Node,
+    Gpu(GpuIndex),
+    Executor(GpuIndex),
+    Link(LinkId),
+}
+
 impl Node<'_> {
+    pub(super) fn actor_of(&self, mail: &Mail) -> Actor {
+        match *mail {
+            Mail::Admission(function, _) => Actor::Function(function),
+            Mail::Completed(key, ..) => Actor::Function(self.function_of(key)),
+            Mail::Dispatch(_) | Mail::Fabric(_) | Mail::Down(..) => Actor::Node,
+            Mail::Gpu(gpu, _) => Actor::Gpu(gpu),
+            Mail::Grant(ref grant) => Actor::Executor(grant.gpu),
+            Mail::Life(gpu, _) | Mail::Order(gpu, ..) | Mail::Revoke(gpu, ..) | Mail::Word(gpu, ..) => {
+                Actor::Executor(gpu)
+            }
+            Mail::Link(link, _) => Actor::Link(link),
+        }
+    }
+
     pub(super) fn handle(&mut self, mail: Mail) {
         let now = self.now;
         match mail {
@@ -121,6 +145,9 @@ impl Node<'_> {
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Assign { key, model, incarnation, from }));
+                }
+                dispatch::Action::Prefetch { gpu, model } => {
+                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Prefetch { model }));
                 }
                 dispatch::Action::Standing { gpu, model, standing } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Standing { model, standing }));

@@ -1,0 +1,42 @@
+//! Models that are brought before any request that needs them is here (T16). They come one at a time,
+//! so that the executor is never busy with many of them when a request comes, wait for the link behind
+//! those of requests, and take no room that a request here, or another of them, relies on; until they
+//! are used they are spared as long as others make room.
+
+use millrace_types::{ModelId, Timestamp};
+
+use super::slots::Stage;
+use super::{Action, Gpu};
+
+impl Gpu {
+    pub(super) fn prefetch(&mut self, model: ModelId) {
+        // What a GPU without an executor was to bring went with it, as all that it had.
+        if self.incarnation.is_some() && !self.slots.uses(model) {
+            self.prefetched.insert(model);
+        }
+    }
+
+    /// What is in use here, and what requests elsewhere wait for.
+    pub(super) fn waited_for(&self) -> Vec<ModelId> {
+        let mut waited_for = self.in_use();
+        waited_for.extend(self.pinned.iter().chain(&self.prefetched));
+        waited_for
+    }
+
+    /// Keeps the link busy where no request needs it.
+    pub(super) fn move_prefetched(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        // A request that waits for room may need that of what is on its way.
+        let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
+        if waits_for_room || !self.moving.is_empty() {
+            return;
+        }
+        while let Some(model) = self.prefetched.iter().copied().find(|&model| !self.complete(model)) {
+            let spared = self.waited_for();
+            if self.memory.region(model).is_some() || self.place(now, model, &spared, actions).is_ok() {
+                return self.start_transfer(model, None, actions);
+            }
+            self.prefetched.remove(&model);
+            actions.push(Action::Evicted { models: vec![model] });
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Models that come before the requests that need them (T16).
+
+use super::*;
+
+impl Bench {
+    fn prefetch(&mut self, model: ModelId) -> Vec<Action> {
+        self.step(Event::Prefetch { model })
+    }
+}
+
+#[test]
+fn a_model_comes_while_another_runs_and_behind_those_of_requests() {
+    let mut bench = Bench::running_a();
+    assert_eq!(bench.prefetch(B), [load(B), map(B, 2, 10), transfer(2, B, 2, 0..10)]);
+    assert_eq!(bench.prefetch(B), [], "it is on its way");
+    let asked = bench.assign(2, C);
+    assert_eq!(asked[3..], [cancel_transfer(2), transfer(3, C, 3, 0..10)]);
+    bench.step(Event::Arrived { model: B, generation: Generation(2), chunks: 0..4 });
+    assert_eq!(bench.end_transfer(2, Outcome::Cancelled), []);
+    assert_eq!(bench.arrive(C, 3, 3), [transfer(4, B, 2, 4..10)], "the rest, when nobody needs the link");
+    assert_eq!(bench.gpu.totals().swaps, 3);
+}
+
+#[test]
+fn they_come_one_after_the_other() {
+    let mut bench = bench();
+    assert_eq!(bench.prefetch(A), [load(A), map(A, 1, 0), transfer(1, A, 1, 0..10)]);
+    assert_eq!(bench.prefetch(B), []);
+    assert_eq!(bench.prefetch(C), []);
+    assert_eq!(bench.arrive(A, 1, 1), [load(B), map(B, 2, 10), transfer(2, B, 2, 0..10)]);
+    assert_eq!(bench.arrive(B, 2, 2), [load(C), map(C, 3, 20), transfer(3, C, 3, 0..10)]);
+    assert_eq!(bench.arrive(C, 3, 3), []);
+}
+
+#[test]
+fn it_takes_no_room_that_somebody_relies_on() {
+    let mut bench = Bench::running_a();
+    bench.prefetch(B);
+    bench.arrive(B, 2, 2);
+    assert_eq!(bench.prefetch(C), [load(C), map(C, 3, 20), transfer(3, C, 3, 0..10)]);
+    bench.arrive(C, 3, 3);
+    bench.run_done(1, 500);
+    let model = ModelId(9);
+    bench.step(Event::Install { model, memory: Bytes::mib(30), weights: Bytes::mib(30) });
+    assert_eq!(bench.prefetch(model), [evicted(&[model])], "A alone does not make room");
+    assert_eq!(bench.prefetch(HUGE), [evicted(&[HUGE])]);
+    bench.assign(2, B);
+    bench.run_done(2, 500);
+    assert_eq!(bench.prefetch(model)[..3], [unmap(A, 1), unmap(B, 2), evicted(&[A, B])], "B was used");
+}
+
+#[test]
+fn a_request_that_needs_the_room_gets_it() {
+    let mut bench = bench();
+    assert_eq!(bench.prefetch(A), [load(A), map(A, 1, 0), transfer(1, A, 1, 0..10)]);
+    assert_eq!(bench.assign(1, LARGE), [cancel_transfer(1)]);
+    let room = bench.end_transfer(1, Outcome::Cancelled);
+    assert_eq!(room[..4], [unmap(A, 1), evicted(&[A]), load(LARGE), map(LARGE, 2, 0)]);
+}
+
+#[test]
+fn while_a_request_waits_for_room_nothing_is_fetched_that_it_would_stop_again() {
+    let mut bench = Bench::running_a();
+    bench.prefetch(B);
+    assert_eq!(bench.assign(2, LARGE), [cancel_transfer(2)]);
+    assert_eq!(bench.end_transfer(2, Outcome::Cancelled), []);
+}
+
+#[test]
+fn without_an_executor_nothing_comes() {
+    let mut bench = bench();
+    bench.prefetch(A);
+    assert_eq!(bench.step(Event::Down), [down(&[])]);
+    assert_eq!(bench.prefetch(B), []);
+    bench.step(Event::Up { incarnation: Incarnation(2) });
+    assert_eq!(bench.gpu.transfers(), 0, "what it was to bring went with the first");
+}
