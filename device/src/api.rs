@@ -109,6 +109,8 @@ pub enum Fault<'a, R> {
     FailNextCopy,
     /// The next `map` finds no memory.
     FailNextMap,
+    /// Memory runs out in the next launch.
+    ExhaustNextLaunch,
     /// The device is lost, as after an Xid: it has fallen off the bus.
     Lose,
     /// No other device can be read any more, as when the links to them are down.

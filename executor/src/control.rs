@@ -229,6 +229,8 @@ impl<D: Device> Control<D> {
                 self.shared.abort_on_run.store(true, Ordering::Relaxed);
                 Ok(())
             }
+            wire_messages::Fault::OffTheBus => device.inject(Fault::Lose),
+            wire_messages::Fault::OutOfMemory => device.inject(Fault::ExhaustNextLaunch),
             wire_messages::Fault::LosePeers => device.inject(Fault::LosePeers),
             wire_messages::Fault::Unspecified => Ok(()),
         };

@@ -51,6 +51,7 @@ pub struct EmulatedGpu {
 struct Faults {
     fail_copy: AtomicBool,
     fail_map: AtomicBool,
+    exhaust_launch: AtomicBool,
     lost: AtomicBool,
     peers_lost: AtomicBool,
 }
@@ -181,6 +182,7 @@ impl Device for EmulatedGpu {
         match fault {
             Fault::FailNextCopy => self.faults.fail_copy.store(true, Ordering::Relaxed),
             Fault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
+            Fault::ExhaustNextLaunch => self.faults.exhaust_launch.store(true, Ordering::Relaxed),
             Fault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
             Fault::LosePeers => self.faults.peers_lost.store(true, Ordering::Relaxed),
             Fault::Corrupt(region) => return region.corrupt(),
@@ -250,6 +252,9 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         args: Vec<Arg<'_, Value>>,
     ) -> Result<Vec<Value>, Error> {
         self.faults.alive()?;
+        if self.faults.exhaust_launch.swap(false, Ordering::Relaxed) {
+            return Err(Error::OutOfMemory("this fault was injected".to_owned()));
+        }
         let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
         let values = module.launch(kernel, args, options)?;
         // A device that is lost while a launch runs gives no results.

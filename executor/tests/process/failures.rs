@@ -169,6 +169,46 @@ fn an_xid_ends_the_device_and_whoever_waits_for_it() {
 }
 
 #[test]
+fn a_gpu_off_the_bus_is_found_out_by_whoever_uses_it_next() {
+    let (model, input) = cnn();
+    let failed = |executor: &mut Executor| {
+        let message = executor.expect(|event| match event {
+            Event::DeviceFailed(failed) => Some(failed.message),
+            _ => None,
+        });
+        assert!(message.contains("off the bus"), "{message}");
+    };
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    executor.inject(Fault::OffTheBus, 0);
+    executor.run(1, 1, 1, input);
+    assert_eq!(executor.run_failure(1), RunFailure::Device);
+    failed(&mut executor);
+    executor.said_no_more();
+
+    let mut executor = Executor::with(&model, 1);
+    executor.map(&model, 1, 1, 0);
+    executor.inject(Fault::OffTheBus, 0);
+    let batch = executor.grant(1, 1, &model.all());
+    assert_eq!(executor.copy_failure(batch), CopyFailure::Device);
+    failed(&mut executor);
+    executor.said_no_more();
+}
+
+#[test]
+fn memory_that_runs_out_fails_one_run_and_not_the_next() {
+    let (model, input) = cnn();
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    executor.inject(Fault::OutOfMemory, 0);
+    executor.run(1, 1, 1, input.clone());
+    assert_eq!(executor.run_failure(1), RunFailure::OutOfMemory);
+    executor.run(2, 1, 1, input);
+    executor.ran(2).unwrap();
+    executor.said_no_more();
+}
+
+#[test]
 fn an_injected_abort_kills_the_process_when_it_next_runs() {
     let (model, input) = cnn();
     let mut executor = Executor::with(&model, 1);
@@ -183,7 +223,14 @@ fn faults_are_ignored_where_they_are_not_allowed() {
     let (model, input) = cnn();
     let mut executor = Executor::start_with(Hello { allow_faults: false, ..hello(MEMORY) });
     executor.load(&model, 1);
-    for fault in [Fault::FailNextMap, Fault::FailNextCopy, Fault::Xid, Fault::AbortOnRun] {
+    for fault in [
+        Fault::FailNextMap,
+        Fault::FailNextCopy,
+        Fault::Xid,
+        Fault::AbortOnRun,
+        Fault::OffTheBus,
+        Fault::OutOfMemory,
+    ] {
         executor.inject(fault, 1);
     }
     executor.bring_in(&model, 1, 1);

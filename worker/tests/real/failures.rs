@@ -87,6 +87,39 @@ async fn a_request_that_kills_executors_is_quarantined_after_two() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_off_the_bus_is_found_out_by_a_request_which_is_answered_by_the_next_executor() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let mut client = client(&worker);
+    let expected = values(&invoke(&mut client, "mlp", 1, &row(1)).await.unwrap());
+    inject(&mut client, 0, Fault::OffTheBus, "").await;
+    let unhealthy = |telemetry: &wire::Telemetry| {
+        telemetry.gpus[0].health() == wire::GpuHealth::Unhealthy || telemetry.gpus[0].incarnation > 1
+    };
+    let mut second = client.clone();
+    let answer = tokio::spawn(async move { invoke(&mut second, "mlp", 2, &row(1)).await });
+    controller.telemetry("a GPU that is unhealthy", unhealthy).await;
+    assert_eq!(values(&answer.await.unwrap().unwrap()), expected);
+    assert_eq!(all_up(&controller).await.gpus[0].restarts, 1);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_copies_and_mappings_that_fail_once_cost_their_requests_time_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let mut client = client(&worker);
+    // Those of the first request, for which the model has yet to come.
+    inject(&mut client, 0, Fault::FailNextMap, "").await;
+    inject(&mut client, 0, Fault::FailNextCopy, "").await;
+    let expected = values(&invoke(&mut client, "mlp", 1, &row(1)).await.unwrap());
+    inject(&mut client, 0, Fault::OutOfMemory, "").await;
+    assert_eq!(values(&invoke(&mut client, "mlp", 2, &row(1)).await.unwrap()), expected);
+    assert_eq!(controller.latest_telemetry().gpus[0].restarts, 0);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_device_is_replaced_and_its_requests_are_answered() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
