@@ -34,7 +34,7 @@
 //! GPU and the GPUs that hold one model, whatever the number of requests (`benches/dispatch.rs`).
 //!
 //! ```text
-//! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel, Pin, Unpin
+//! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel, Prefetch, …
 //! ──────────────────────────────────────►│       ├──────────────────────────────────► Gpu
 //! Up, Down, Ended, Returned, Evicted     │       │  Fail
 //! ──────────────────────────────────────►│       ├──────────────────────────────────► Function
@@ -51,6 +51,7 @@ mod models;
 mod policy;
 mod protocol;
 mod queue;
+mod recall;
 mod recovery;
 mod standings;
 mod torpor;
@@ -68,7 +69,7 @@ pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Return};
 
 use self::fleet::Fleet;
-use self::gpus::{Expected, Held, Loading};
+use self::gpus::{Held, Loading};
 use self::models::{Models, Slot};
 use self::policy::{Decision, Entry, Policy, Source, View};
 use self::queue::{SizeRank, Waiting};
@@ -393,56 +394,6 @@ impl Dispatch {
         if let Some(Place::Queued { reserved, .. }) = before {
             self.unpin(&request, reserved, actions);
         }
-    }
-
-    /// Asks a next request back for each GPU that is idle, where that serves it sooner.
-    fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        self.look_again = None;
-        if self.fleet.askable().next().is_none() || !self.fleet.any_idle() {
-            return;
-        }
-        let coming = self.fleet.asked();
-        for to in self.fleet.all_idle().into_iter().skip(coming) {
-            let Some((from, place)) = self.recall_from(now, to) else { continue };
-            let key = self.fleet.change(from, |gpu| {
-                let asked = &mut gpu.ahead[place];
-                asked.recalled = true;
-                asked.request.key
-            });
-            actions.push(Action::Recall { gpu: from, key });
-        }
-    }
-
-    /// The request, by GPU and place, that waits longest for its turn, of the last on each GPU and
-    /// of those that `to` would serve sooner.
-    fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
-        let mut best: Option<(Expected, GpuIndex, usize)> = None;
-        let mut look_again: Option<Timestamp> = None;
-        let idle = self.fleet.get(to);
-        for from in self.fleet.askable() {
-            let gpu = self.fleet.get(from);
-            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].request.rank <= idle.rank)
-            else {
-                continue;
-            };
-            let model = gpu.ahead[place].request.model;
-            let there = Expected::At(now + idle.swap_time(&self.models, model) + RECALL_COST);
-            let expected = |ahead| self.fleet.expected_free(&self.models, now, from, ahead);
-            let turn = expected(place);
-            if turn > there {
-                best = best.max(Some((turn, from, place)));
-            } else if let Expected::At(at) = expected(0) {
-                // Should what runs take longer than expected, the idle GPU takes over after all.
-                let late = at + RECALL_COST;
-                look_again = Some(look_again.map_or(late, |other| other.min(late)));
-            }
-        }
-        if best.is_none()
-            && let Some(at) = look_again
-        {
-            self.look_again = Some(self.look_again.map_or(at, |other| other.min(at)));
-        }
-        best.map(|(_, from, place)| (from, place))
     }
 }
 
