@@ -71,7 +71,9 @@ fn soft_state(number: u64) -> NodeDelta {
     NodeDelta {
         models: own().map(|it| (copy(it), Bytes::mib(100))).collect(),
         slo: own().map(|it| (function(it), SloCounts { m: 98, n: 100 })).collect(),
-        usage: own().map(|it| (function(it), Usage { gpu_ns: 1 << 30, requests: 100 })).collect(),
+        usage: own()
+            .map(|it| (function(it), Usage { gpu_ns: 1 << 30, requests: 100, idle_ms: 1 << 20 }))
+            .collect(),
         ..NodeDelta::default()
     }
 }

@@ -1,7 +1,10 @@
 //! What outlives the node that reported it: how a function did, and what it used.
 
+use std::iter;
+use std::ops::Bound;
+
 use imbl::OrdMap;
-use millrace_types::{FunctionKey, SloCounts, TenantName, Usage};
+use millrace_types::{FunctionKey, FunctionName, SloCounts, TenantName, Usage};
 use serde::{Deserialize, Serialize};
 
 use crate::placements::first_name;
@@ -18,7 +21,40 @@ pub struct FunctionScore {
     pub unclaimed: SloCounts,
 }
 
+/// Who owes: the key under which a bill is listed, in the order of the listing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Account {
+    /// Whose functions; `None` for all tenants together that are too many to be told apart.
+    pub tenant: Option<TenantName>,
+    /// Which function; `None` for all of the tenant's that are not remembered any more.
+    pub function: Option<FunctionName>,
+}
+
+impl Account {
+    /// A function's.
+    #[must_use]
+    pub fn of(function: &FunctionKey) -> Self {
+        Self { tenant: Some(function.tenant.clone()), function: Some(function.name.clone()) }
+    }
+
+    /// A tenant's first.
+    #[must_use]
+    pub fn of_tenant(tenant: &TenantName) -> Self {
+        Self { tenant: Some(tenant.clone()), function: None }
+    }
+
+    /// A function's key, if it is one's.
+    #[must_use]
+    pub fn key(&self) -> Option<FunctionKey> {
+        Some(FunctionKey { tenant: self.tenant.clone()?, name: self.function.clone()? })
+    }
+}
+
 /// Usage over every node and epoch, of deleted functions too.
+///
+/// Nothing is ever taken off. What a deleted function used stays under its name as long as the name
+/// is remembered ([`RETIRED_MAX`](crate::RETIRED_MAX)), and is added to if a function of that name
+/// returns; after that it is part of what its tenant's forgotten functions used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bills {
     by_function: OrdMap<FunctionKey, Usage>,
@@ -65,9 +101,48 @@ impl Bills {
         self.by_function.values().fold(forgotten, |sum, usage| sum.plus(*usage))
     }
 
+    /// Every bill from an account on, in order.
+    pub(crate) fn list(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
+        let (names, tenants) = starts(from);
+        let mut functions = self.by_function.range((names, Bound::Unbounded)).peekable();
+        let mut forgotten = self.forgotten.range((tenants, Bound::Unbounded)).peekable();
+        let is_first = match from {
+            Bound::Unbounded => true,
+            Bound::Included(account) => *account == Account::default(),
+            Bound::Excluded(_) => false,
+        };
+        let others = Some(self.others).filter(|others| is_first && *others != Usage::NONE);
+        let rest = iter::from_fn(move || {
+            let function = functions.peek().map(|(key, _)| &key.tenant);
+            let gone = forgotten.next_if(|(tenant, _)| function.is_none_or(|function| *tenant <= function));
+            match gone {
+                Some((tenant, usage)) => Some((Account::of_tenant(tenant), *usage)),
+                None => functions.next().map(|(key, usage)| (Account::of(key), *usage)),
+            }
+        });
+        others.map(|usage| (Account::default(), usage)).into_iter().chain(rest)
+    }
+
     pub(crate) fn is_bounded(&self) -> bool {
         self.forgotten.len() <= FORGOTTEN_TENANTS_MAX
     }
+}
+
+/// Where the functions and the tenants begin that come from an account on.
+fn starts(from: Bound<&Account>) -> (Bound<FunctionKey>, Bound<TenantName>) {
+    let (Bound::Included(account) | Bound::Excluded(account)) = from else {
+        return (Bound::Unbounded, Bound::Unbounded);
+    };
+    let Some(tenant) = account.tenant.clone() else { return (Bound::Unbounded, Bound::Unbounded) };
+    let functions = match account.key() {
+        Some(key) => from.map(|_| key),
+        None => Bound::Included(FunctionKey { tenant: tenant.clone(), name: first_name() }),
+    };
+    let tenants = match (from, &account.function) {
+        (Bound::Included(_), None) => Bound::Included(tenant),
+        _ => Bound::Excluded(tenant),
+    };
+    (functions, tenants)
 }
 
 #[cfg(test)]
@@ -75,14 +150,57 @@ mod tests {
     use super::*;
     use crate::commands::testing::key;
 
+    fn usage(gpu_ns: u64, requests: u64) -> Usage {
+        Usage { gpu_ns, requests, idle_ms: 2 * gpu_ns }
+    }
+
+    #[test]
+    fn bills_are_listed_in_order_from_any_account_on() {
+        let name = |name: &str| FunctionName::new(name).unwrap();
+        let tenant = |name: &str| TenantName::new(name).unwrap();
+        let function = |of: &str, it: &str| FunctionKey { tenant: tenant(of), name: name(it) };
+        let mut bills = Bills { others: usage(1, 1), ..Bills::default() };
+        for (of, it) in [("a", "f"), ("b", "f"), ("b", "g"), ("d", "f")] {
+            bills.charge(&function(of, it), usage(7, 1));
+        }
+        for (of, it) in [("b", "e"), ("c", "e"), ("d", "z")] {
+            bills.charge(&function(of, it), usage(5, 1));
+            bills.forget(&function(of, it));
+        }
+        let all: Vec<_> = bills.list(Bound::Unbounded).collect();
+        let accounts: Vec<_> = all.iter().map(|(account, _)| account.clone()).collect();
+        let gone = |of| Account::of_tenant(&tenant(of));
+        let expected = [
+            Account::default(),
+            Account::of(&function("a", "f")),
+            gone("b"),
+            Account::of(&function("b", "f")),
+            Account::of(&function("b", "g")),
+            gone("c"),
+            gone("d"),
+            Account::of(&function("d", "f")),
+        ];
+        assert_eq!(accounts, expected);
+        let sum = all.iter().fold(Usage::NONE, |sum, (_, usage)| sum.plus(*usage));
+        assert_eq!(sum, bills.total());
+        for (at, account) in accounts.iter().enumerate() {
+            assert_eq!(bills.list(Bound::Included(account)).collect::<Vec<_>>(), all[at..], "{account:?}");
+            assert_eq!(
+                bills.list(Bound::Excluded(account)).collect::<Vec<_>>(),
+                all[at + 1..],
+                "{account:?}"
+            );
+        }
+    }
+
     #[test]
     fn a_tenant_owes_what_its_forgotten_functions_used() {
         let mut bills = Bills::default();
-        bills.charge(&key("f"), Usage { gpu_ns: 5, requests: 1 });
-        bills.charge(&key("g"), Usage { gpu_ns: 7, requests: 2 });
+        bills.charge(&key("f"), usage(5, 1));
+        bills.charge(&key("g"), usage(7, 2));
         bills.forget(&key("f"));
-        let all = Usage { gpu_ns: 12, requests: 3 };
-        assert_eq!((bills.of(&key("f")), bills.of(&key("g")).requests), (Usage::default(), 2));
+        let all = usage(12, 3);
+        assert_eq!((bills.of(&key("f")), bills.of(&key("g")).requests), (Usage::NONE, 2));
         assert_eq!((bills.of_tenant(&TenantName::default()), bills.total()), (all, all));
     }
 }

@@ -42,7 +42,7 @@ mod soft_invariants;
 mod soft_state;
 mod state;
 
-pub use accounts::{FORGOTTEN_TENANTS_MAX, FunctionScore};
+pub use accounts::{Account, FORGOTTEN_TENANTS_MAX, FunctionScore};
 pub use checkpoint::{Checkpoint, Knowledge, Score};
 pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
 pub use index::{LOST_ENTRIES_MAX, Located};

@@ -7,13 +7,14 @@
 use crate::invariants::Violation;
 use crate::state::State;
 
-/// The format this build writes. It reads this one and [the one before](FORMAT_READ_MIN).
+/// The format this build writes. It reads this one and [those before](FORMAT_READ_MIN).
 ///
 /// | format | since | what |
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
 /// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads 1 only would lose them |
-pub const FORMAT: u16 = 2;
+/// | 3 | 0.2.0 | idle residence in usage; a build that reads 2 only takes no such usage |
+pub const FORMAT: u16 = 3;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -83,7 +84,10 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::Usage;
+
     use super::*;
+    use crate::commands::testing::key;
     use crate::record::Scheduling;
 
     #[test]
@@ -117,6 +121,20 @@ mod tests {
         assert!(old.functions().all(|function| function.latest().spec.replicas == 1));
         assert!(old.nodes().all(|node| node.scheduling == Scheduling::Schedulable));
         assert_eq!((old.placements_len(), old.checkpoints().count()), (0, 0));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
+    }
+
+    /// `format-2.state` was written by the last build of that format: a function that is placed and
+    /// was used, and a deleted one that was.
+    #[test]
+    fn reads_bills_from_before_idle_residence_and_finds_none() {
+        let old = State::decode(include_bytes!("../tests/data/format-2.state")).unwrap();
+        let usage = |gpu_ns, requests| Usage { gpu_ns, requests, idle_ms: 0 };
+        assert_eq!(
+            (old.usage(&key("f")), old.usage(&key("gone"))),
+            (usage(7_000_000, 3), usage(5_000_000, 2))
+        );
+        assert_eq!((old.placements_len(), old.checkpoints().count()), (1, 1));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 }

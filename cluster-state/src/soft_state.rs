@@ -1,11 +1,12 @@
 //! What nodes told of themselves and what is wished of them: how it is read, and the changes that
 //! several commands share.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use millrace_types::{DataId, Epoch, FunctionKey, NodeName, SloBase, SloCounts, TenantName, Usage};
 
-use crate::accounts::FunctionScore;
+use crate::accounts::{Account, FunctionScore};
 use crate::checkpoint::{Checkpoint, Score};
 use crate::index::{Located, home_of};
 use crate::record::Placement;
@@ -117,6 +118,11 @@ impl State {
     /// What each function used, by key.
     pub fn usages(&self) -> impl Iterator<Item = (&FunctionKey, &Usage)> {
         self.bills.functions()
+    }
+
+    /// What was used, by account from `from` on: a listing's next page.
+    pub fn bills(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
+        self.bills.list(from)
     }
 
     /// What everyone used.

@@ -18,7 +18,7 @@ use crate::record::{Artifact, Cluster, Function, Node, NodeStatus};
 use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
-pub const CLUSTER_VERSION: u64 = 2;
+pub const CLUSTER_VERSION: u64 = 3;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].

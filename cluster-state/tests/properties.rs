@@ -72,6 +72,10 @@ fn copy() -> impl Strategy<Value = ModelCopy> {
     (digest(), tier).prop_map(|(digest, tier)| ModelCopy { digest, tier })
 }
 
+fn usage() -> impl Strategy<Value = Usage> {
+    (0u64..9, 0u64..9, 0u64..9).prop_map(|(gpu_ns, requests, idle_ms)| Usage { gpu_ns, requests, idle_ms })
+}
+
 fn delta() -> impl Strategy<Value = NodeDelta> {
     let few = 0..3usize;
     (
@@ -84,7 +88,7 @@ fn delta() -> impl Strategy<Value = NodeDelta> {
             (key(), (0u64..9, 0u64..20).prop_map(|(m, n)| SloCounts { m, n })),
             few.clone(),
         ),
-        prop::collection::vec((key(), (0u64..9, 0u64..9).prop_map(Usage::from)), few),
+        prop::collection::vec((key(), usage()), few),
         prop::option::of((0u32..1_000_000).prop_map(|ppm| Alpha::from_ppm(ppm).unwrap())),
     )
         .prop_map(|(models, models_gone, entries, entries_gone, slo, usage, alpha)| NodeDelta {

@@ -6,6 +6,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`admission`] | which requests a function takes, when they expire, what they score and cost |
+//! | [`residence`] | how long functions are idle in host memory, and so what they cost |
 //! | [`attempts`] | what becomes of a request that lost its GPU |
 //! | [`dispatch`] | which request goes to which GPU |
 //! | [`gpu`] | what a GPU loads, evicts and runs |
@@ -32,6 +33,7 @@ pub mod lease;
 pub mod lifecycle;
 pub mod memory;
 pub mod placement;
+pub mod residence;
 pub mod router;
 pub mod scaling;
 pub mod trace;

@@ -14,16 +14,18 @@
 //!
 //! Counters are cumulative within the node's epoch, so that a batch may be told twice. Items are
 //! stored as tuples, without field names: there are a hundred thousand of them, and what one
-//! consists of cannot change. [`NodeDelta`] around them is a map and may grow.
+//! consists of can at most be added to at its end, as [`Usage`] was. [`NodeDelta`] around them is a
+//! map and may grow.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::counts::{Alpha, SloCounts, Usage};
+use crate::counts::{Alpha, SloCounts};
 use crate::digest::Digest;
 use crate::ids::{Epoch, FunctionKey, GpuIndex, NodeName};
 use crate::units::Bytes;
+use crate::usage::Usage;
 
 /// The most index entries of one node that tier 2 names. What is beyond is counted.
 pub const INDEX_ENTRIES_PER_NODE_MAX: usize = 131_072;
@@ -33,7 +35,8 @@ pub const MODELS_PER_NODE_MAX: usize = 16_384;
 pub const SYNC_ITEMS_MAX: usize = 1_000;
 /// The most bytes of one batch, encoded: well below what a command may have.
 pub const SYNC_BYTES_MAX: usize = 96 << 10;
-/// The most a counter of requests may say. Sums over every node and epoch stay far from 2^64.
+/// The most a counter of requests, or of milliseconds, may say. Sums over every node and epoch stay
+/// far from 2^64.
 pub const COUNT_MAX: u64 = 1 << 48;
 
 /// A piece of intermediate data's cluster-wide name, never given twice: the node that made it, the
@@ -201,10 +204,16 @@ pub mod encoded {
         1 + id_len(id) + NUMBER
     }
 
-    /// A pair of counters of a function.
+    /// A function's score.
     #[must_use]
-    pub fn counters(key: &FunctionKey) -> usize {
+    pub fn score(key: &FunctionKey) -> usize {
         2 + key_len(key) + 2 * NUMBER
+    }
+
+    /// A function's usage.
+    #[must_use]
+    pub fn usage(key: &FunctionKey) -> usize {
+        2 + key_len(key) + 3 * NUMBER
     }
 }
 

@@ -1,5 +1,5 @@
-//! What nodes count and replicas agree on: scores against an objective, usage, and the share of
-//! prioritised requests. Whole numbers, so that sums are exact.
+//! What nodes count and replicas agree on: scores against an objective, and the share of prioritised
+//! requests. Whole numbers, so that sums are exact.
 
 use serde::{Deserialize, Serialize};
 
@@ -138,54 +138,6 @@ impl From<Alpha> for u32 {
     }
 }
 
-/// What a function is billed for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "(u64, u64)", into = "(u64, u64)")]
-pub struct Usage {
-    /// Time its runs held a GPU, in nanoseconds.
-    pub gpu_ns: u64,
-    /// Requests answered.
-    pub requests: u64,
-}
-
-impl From<(u64, u64)> for Usage {
-    fn from((gpu_ns, requests): (u64, u64)) -> Self {
-        Self { gpu_ns, requests }
-    }
-}
-
-impl From<Usage> for (u64, u64) {
-    fn from(usage: Usage) -> Self {
-        (usage.gpu_ns, usage.requests)
-    }
-}
-
-impl Usage {
-    /// Both, added up.
-    #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
-        Self {
-            gpu_ns: self.gpu_ns.saturating_add(other.gpu_ns),
-            requests: self.requests.saturating_add(other.requests),
-        }
-    }
-
-    /// What was used since `earlier`.
-    #[must_use]
-    pub const fn since(self, earlier: Self) -> Self {
-        Self {
-            gpu_ns: self.gpu_ns.saturating_sub(earlier.gpu_ns),
-            requests: self.requests.saturating_sub(earlier.requests),
-        }
-    }
-
-    /// The larger of each: the later of two cumulative reports, in whatever order they come.
-    #[must_use]
-    pub fn merge(self, other: Self) -> Self {
-        Self { gpu_ns: self.gpu_ns.max(other.gpu_ns), requests: self.requests.max(other.requests) }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -207,13 +159,5 @@ mod tests {
         assert_eq!(Alpha::from_ppm(1_000_000), Ok(Alpha::ONE));
         assert_eq!(Alpha::from_ppm(1_000_001), Err(AlphaError(1_000_001)));
         assert!(serde_saphyr::from_str::<Alpha>("1000001").is_err());
-    }
-
-    #[test]
-    fn cumulative_reports_merge_in_any_order() {
-        let (early, late) = (Usage { gpu_ns: 5, requests: 1 }, Usage { gpu_ns: 9, requests: 2 });
-        assert_eq!(early.merge(late), late);
-        assert_eq!(late.merge(early), late);
-        assert_eq!(late.since(early), Usage { gpu_ns: 4, requests: 1 });
     }
 }

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | [`ids`] | names and identifiers, each its own type |
 //! | [`checkpoint`] | what a worker tells the leader of its soft state |
-//! | [`counts`] | scores, usage and shares, exact |
+//! | [`counts`] | scores and shares, exact |
+//! | [`usage`] | what a function is billed for |
 //! | [`digest`] | SHA-256 content addresses |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
@@ -24,9 +25,10 @@ pub mod reason;
 pub mod tensor;
 pub mod topology;
 pub mod units;
+pub mod usage;
 
 pub use checkpoint::{DataId, ModelCopy, NodeDelta, Portion, SyncBatch, SyncPart, Tier};
-pub use counts::{Alpha, SloBase, SloCounts, Usage};
+pub use counts::{Alpha, SloBase, SloCounts};
 pub use digest::Digest;
 pub use function::{FunctionSpec, Resources, Runtime, Slo};
 pub use ids::{
@@ -36,3 +38,4 @@ pub use ids::{
 pub use reason::{Failure, Reason};
 pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};
+pub use usage::Usage;

@@ -105,9 +105,9 @@ impl Registry {
     }
 
     /// Takes a function out of the ones that take requests.
-    pub(crate) fn retire(&mut self, key: &RevisionKey) -> Option<Slot<function::Message>> {
+    pub(crate) fn retire(&mut self, key: &RevisionKey) -> Option<(FunctionIndex, Slot<function::Message>)> {
         let index = self.by_key.remove(key)?;
-        Some(self.functions.get(&index)?.slot.clone())
+        Some((index, self.functions.get(&index)?.slot.clone()))
     }
 
     /// Removes a function.

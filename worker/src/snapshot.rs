@@ -19,6 +19,9 @@ pub struct NodeSnapshot {
     /// What revisions that are gone from here have counted. Added to those that are here, nothing
     /// that a function ever counted on this node is missing.
     pub past: BTreeMap<FunctionKey, Score>,
+    /// How long each function was idle in host memory (T26), since the worker began; of those that
+    /// are gone from here too.
+    pub idle: BTreeMap<FunctionKey, Duration>,
     /// Every link that models cross, in link order.
     pub links: Vec<LinkSnapshot>,
     /// Requests in the node's queue.
@@ -142,6 +145,7 @@ pub(crate) enum SnapshotPart {
     Link(LinkSnapshot),
     Past(BTreeMap<FunctionKey, Score>),
     Queue { queued: u32, stats: Stats },
+    Idle(BTreeMap<FunctionKey, Duration>),
 }
 
 impl NodeSnapshot {
@@ -152,6 +156,7 @@ impl NodeSnapshot {
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
             SnapshotPart::Queue { queued, stats } => (self.queued, self.dispatch) = (queued, stats),
+            SnapshotPart::Idle(idle) => self.idle = idle,
         }
     }
 

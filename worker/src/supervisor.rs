@@ -11,7 +11,7 @@
 //! | Link | grants on their way | granted again when nobody reports them |
 //! | Node | every request | answered `INTERNAL`; everything below starts anew, what is installed stays |
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
+use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, FunctionKey, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, SloCounts};
@@ -71,6 +72,8 @@ pub(crate) struct Supervisor {
     links: BTreeMap<LinkId, Slot<link::Message>>,
     /// Outlives a Node actor: what is installed stays.
     registry: RefCell<Registry>,
+    /// What was idle is billed, whichever Node actor saw it.
+    residence: RefCell<Residence>,
     /// The next incarnation of each GPU's executor: numbers are not used twice.
     incarnations: Rc<[Cell<Incarnation>]>,
     ended: Cell<Option<oneshot::Sender<()>>>,
@@ -93,6 +96,7 @@ impl Supervisor {
             executors: (0..gpus).map(|_| Slot::empty()).collect(),
             links: crossed.map(|link| (link, Slot::empty())).collect(),
             registry: RefCell::new(Registry::default()),
+            residence: RefCell::default(),
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),
@@ -308,9 +312,15 @@ impl Supervisor {
         }
         self.links.keys().for_each(|&link| self.start_link(link));
         for gpu in self.gpu_indices() {
+            self.residence().lost(self.clock.now(), gpu);
             self.start_gpu(gpu);
             self.executor(gpu).post(executor::Message::Replace);
         }
+    }
+
+    /// The idle clocks. Not to be held across anything else of this node.
+    pub(crate) fn residence(&self) -> RefMut<'_, Residence> {
+        self.residence.borrow_mut()
     }
 
     /// Notes a function and starts its actor. Gives its model where that is new here.
@@ -320,8 +330,10 @@ impl Supervisor {
         prepared: &Arc<PreparedModel>,
     ) -> Result<Option<(ModelId, Bytes)>, InstallError> {
         let largest = self.config.topology.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO);
+        let function = config.key.function.clone();
         let added = self.registry.borrow_mut().add(config, prepared, largest)?;
         let Some(added) = added else { return Ok(None) };
+        self.residence().hosted(self.clock.now(), added.function, &function);
         let Some((model, memory)) = added.new_model else {
             self.start_function(added.function);
             return Ok(None);
@@ -336,7 +348,8 @@ impl Supervisor {
     /// Takes no more requests of a function. It is removed once it has answered those it has.
     pub(crate) fn retire(&self, key: &RevisionKey) {
         self.directory.withdraw_function(key);
-        if let Some(slot) = self.registry.borrow_mut().retire(key) {
+        if let Some((index, slot)) = self.registry.borrow_mut().retire(key) {
+            self.residence().retired(self.clock.now(), index);
             slot.post(function::Message::Retire);
         }
     }
@@ -344,6 +357,7 @@ impl Supervisor {
     /// Removes a function that has answered its last request, and its model if nobody else uses it.
     pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
         let removed = self.registry.borrow_mut().remove(function)?;
+        self.residence().removed(self.clock.now(), function);
         if let Removed::WithModel(model) = removed {
             self.gpus.iter().for_each(|gpu| gpu.post(gpu::Message::Remove(model)));
         }
@@ -388,6 +402,8 @@ impl Supervisor {
         // Together with the rest: a function that goes meanwhile is counted here or there, once.
         // Whoever asked may have given up.
         parts.send(SnapshotPart::Past(registry.past().clone())).unwrap_or_default();
+        let idle = self.residence().idle(self.clock.now()).map(|(key, idle)| (key.clone(), idle)).collect();
+        parts.send(SnapshotPart::Idle(idle)).unwrap_or_default();
         let users = Arc::new(registry.users());
         for gpu in &self.gpus {
             gpu.post(gpu::Message::Report { parts: parts.clone(), users: Arc::clone(&users) });

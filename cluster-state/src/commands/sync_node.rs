@@ -59,8 +59,9 @@ fn check_range(delta: &NodeDelta) -> Result<(), String> {
         }
     }
     for (function, usage) in &delta.usage {
-        if usage.requests > COUNT_MAX {
-            return Err(format!("{function} answered {} requests", usage.requests));
+        if usage.requests > COUNT_MAX || usage.idle_ms > COUNT_MAX {
+            let Usage { requests, idle_ms, .. } = usage;
+            return Err(format!("{function} answered {requests} requests and was idle for {idle_ms} ms"));
         }
     }
     Ok(())
@@ -159,7 +160,8 @@ fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey,
     state.scores.insert(function.clone(), all);
 }
 
-/// A deleted function is billed for as long as it is remembered.
+/// A deleted function is billed for as long as it is remembered: its nodes may not have told yet
+/// what it used before.
 fn bill(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, usage: Usage) {
     if !state.functions.contains_key(function) && !state.retired.contains_key(function) {
         return;

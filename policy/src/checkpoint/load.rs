@@ -55,8 +55,9 @@ impl Load {
                 Event::Scored { function: self.function(), counts: SloCounts { m, n: 1 } }
             }
             _ => {
-                let gpu_ns = self.draw(50_000_000);
-                Event::Used { function: self.function(), usage: Usage { gpu_ns, requests: 1 } }
+                let (requests, idle_ms) = (self.draw(2), self.draw(1_000));
+                let gpu_ns = requests * self.draw(50) * 1_000_000;
+                Event::Used { function: self.function(), usage: Usage { gpu_ns, requests, idle_ms } }
             }
         }
     }

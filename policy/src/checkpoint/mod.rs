@@ -200,7 +200,7 @@ impl Checkpoint {
         self.seq = 0;
         self.in_flight = None;
         self.scores.rebase(|counts, told| Some(counts.since(*told)).filter(|it| *it != SloCounts::default()));
-        self.usage.rebase(|usage, told| Some(usage.since(*told)).filter(|it| *it != Usage::default()));
+        self.usage.rebase(|usage, told| Some(usage.since(*told)).filter(|it| *it != Usage::NONE));
         self.stage = Stage::Resync;
         self.due = now;
     }
@@ -328,12 +328,12 @@ impl Checkpoint {
             Told::There(id, bytes) => delta.entries.push((id, bytes)),
             Told::Gone(id) => delta.entries_gone.push(id),
         });
-        room.fill(&mut self.scores, source, encoded::counters, |told| {
+        room.fill(&mut self.scores, source, encoded::score, |told| {
             if let Told::There(function, counts) = told {
                 delta.slo.push((function, counts));
             }
         });
-        room.fill(&mut self.usage, source, encoded::counters, |told| {
+        room.fill(&mut self.usage, source, encoded::usage, |told| {
             if let Told::There(function, usage) = told {
                 delta.usage.push((function, usage));
             }

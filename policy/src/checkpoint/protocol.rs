@@ -67,11 +67,11 @@ pub enum Event {
         /// How many since the last time this was said.
         counts: SloCounts,
     },
-    /// Requests were answered.
+    /// Requests were answered, or a function was idle for a while.
     Used {
         /// Whose.
         function: FunctionKey,
-        /// What they used, since the last time this was said.
+        /// What was used since the last time this was said.
         usage: Usage,
     },
     /// A function was deleted, and its score with it. Not one that only moved away.

@@ -243,7 +243,7 @@ fn an_epoch_that_ends_in_a_full_sync_has_still_been_told_what_came_before() {
     node.say(Event::Registered { epoch: EPOCH });
     node.acknowledge(1);
     for number in 0..2 {
-        let usage = Usage { gpu_ns: 5, requests: 1 };
+        let usage = Usage { gpu_ns: 5, requests: 1, idle_ms: 3 };
         node.say(Event::Used { function: Load::function_of(number), usage });
     }
     node.wait(1000);

@@ -146,6 +146,7 @@ impl Node {
                     let Some(entry) = self.entries.get_mut(&key) else { continue };
                     entry.queue = None;
                     let work = Arc::clone(&entry.work);
+                    self.supervisor.residence().began(now, work.function, gpu, key);
                     work.home.post(function::Message::Dispatched(key));
                     let assign = gpu::Message::Assign { work, incarnation, attempt, from };
                     self.supervisor.gpu(gpu).post(assign);
@@ -189,6 +190,7 @@ impl Node {
     }
 
     fn down(&mut self, now: Timestamp, gpu: GpuIndex, event: dispatch::Event) {
+        self.supervisor.residence().lost(now, gpu);
         self.fabric(now, fabric::Event::Down { gpu });
         for link in self.supervisor.links_to(gpu) {
             link.post(link::Message::Event(link_core::Event::Down(gpu)));
@@ -356,9 +358,11 @@ impl Behaviour for Node {
             Message::GpuReset(gpu) => self.down(now, gpu, dispatch::Event::Reset { gpu }),
             Message::Ended { gpu, key, ran } => {
                 self.entries.remove(&key);
+                self.supervisor.residence().ended(now, gpu, key);
                 self.dispatch(now, dispatch::Event::Ended { gpu, key, ran });
             }
             Message::Returned { gpu, key, why } => {
+                self.supervisor.residence().ended(now, gpu, key);
                 self.dispatch(now, dispatch::Event::Returned { gpu, key, why });
                 if !self.dispatch.core.holds(key) {
                     self.entries.remove(&key);

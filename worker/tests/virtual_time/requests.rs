@@ -53,6 +53,33 @@ fn the_first_request_swaps_and_the_second_finds_the_model_there() {
     });
 }
 
+/// Idle is what is left of a function's time here without the time its requests were on a GPU:
+/// waiting for its model, running, and the way there and back.
+#[test]
+fn a_function_is_idle_while_nothing_of_it_is_on_a_gpu() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5, 5]));
+        world.install(0, Bytes::mib(20)).await;
+        world.install(1, Bytes::mib(20)).await;
+        world.pass_ms(20).await;
+        let before = world.node.snapshot().await.idle;
+        let answer = world.node.invoke(request(0)).await.unwrap();
+        world.pass_ms(100).await;
+        let after = world.node.snapshot().await.idle;
+        let grown = |number| {
+            let function = &revision(number).function;
+            after[function].saturating_sub(before[function])
+        };
+        let (on_gpu, other) = (answer.split.total, grown(1));
+        assert_eq!(other, Duration::from_millis(100) + on_gpu, "it was idle all the time");
+        assert!(grown(0) + on_gpu >= other && grown(0) + on_gpu <= other + LATE_MAX * 4, "{after:?}");
+        world.node.retire(revision(1)).await;
+        let last = world.node.snapshot().await.idle[&revision(1).function];
+        world.pass_ms(50).await;
+        assert_eq!(world.node.snapshot().await.idle[&revision(1).function], last, "it is going");
+    });
+}
+
 #[test]
 fn a_function_that_is_not_here_is_refused() {
     in_virtual_time(async {

@@ -38,8 +38,12 @@ fn locate(log: &Log, counter: u64) -> Located {
     log.state.locate(&data(counter))
 }
 
+fn usage(gpu_ns: u64, requests: u64) -> Usage {
+    Usage { gpu_ns, requests, idle_ms: 7 * gpu_ns }
+}
+
 fn used(function: &str, gpu_ns: u64, requests: u64) -> NodeDelta {
-    NodeDelta { usage: vec![(key(function), Usage { gpu_ns, requests })], ..NodeDelta::default() }
+    NodeDelta { usage: vec![(key(function), usage(gpu_ns, requests))], ..NodeDelta::default() }
 }
 
 #[test]
@@ -159,13 +163,13 @@ fn usage_is_billed_once_and_outlives_the_node_and_the_function() {
     log.apply(sync_all("n1", 1, 1, used("f", 10, 1))).unwrap();
     log.apply(sync_all("n1", 1, 2, used("f", 30, 3))).unwrap();
     log.apply(sync_all("n1", 1, 3, used("f", 20, 2))).unwrap();
-    assert_eq!(log.state.usage(&key("f")), Usage { gpu_ns: 30, requests: 3 }, "merged by the larger");
+    assert_eq!(log.state.usage(&key("f")), usage(30, 3), "merged by the larger");
     log.apply(lost("n1", 1)).unwrap();
     log.register("n1", "a", Bytes::gib(1)).unwrap();
     log.apply(sync_all("n1", 3, 1, used("f", 5, 1))).unwrap();
     log.apply(delete("f")).unwrap();
     log.apply(sync("n1", 3, 2, DELTA, used("f", 6, 1))).unwrap();
-    let all = Usage { gpu_ns: 36, requests: 4 };
+    let all = usage(36, 4);
     assert_eq!((log.state.usage(&key("f")), log.state.usage_of_tenant(&key("f").tenant)), (all, all));
     log.apply(sync("n1", 3, 3, DELTA, used("never", 6, 1))).unwrap();
     assert_eq!(log.state.usage(&key("never")), Usage::default());

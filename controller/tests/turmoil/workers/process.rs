@@ -373,7 +373,7 @@ impl Inner {
                     millrace_proto::convert::function_key("", &function).expect("a function's name");
                 vec![
                     Event::Scored { function: function.clone(), counts: SloCounts { m: 1, n: 2 } },
-                    Event::Used { function, usage: Usage { gpu_ns: 1_000, requests: 2 } },
+                    Event::Used { function, usage: Usage { gpu_ns: 1_000, requests: 2, idle_ms: 7 } },
                 ]
             }
         }

@@ -1,12 +1,27 @@
 //! What changed on the node between two looks at it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use millrace_policy::checkpoint::Event;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, FunctionKey, ModelCopy, SloCounts, Tier, Usage};
 
 use crate::snapshot::NodeSnapshot;
+
+/// The idle residence that is told when nothing else is to be told of a function. A look at a quiet
+/// node thus gives no command, and a function at most one a minute. What a worker that dies had not
+/// told is forgiven: of this, the price of 6 s of a GPU at most.
+const IDLE_TOLD_MIN: Duration = Duration::from_secs(60);
+
+/// Whether there is another look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    /// What is too little to tell can wait for it.
+    Usual,
+    /// Everything is told: the node may go down after this one.
+    Last,
+}
 
 /// The node at the last look.
 #[derive(Debug, Default)]
@@ -30,11 +45,16 @@ impl Totals {
 
 impl Seen {
     /// Looks again, and says what is different.
-    pub(super) fn look(&mut self, snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> Vec<Event> {
+    pub(super) fn look(
+        &mut self,
+        look: Look,
+        snapshot: &NodeSnapshot,
+        host: &[wire::HostModel],
+    ) -> Vec<Event> {
         let mut events = Vec::new();
         self.models(copies(snapshot, host), &mut events);
         for (function, now) in totals(snapshot) {
-            self.count(function, now, &mut events);
+            self.count(look, function, now, &mut events);
         }
         events
     }
@@ -49,17 +69,19 @@ impl Seen {
 
     /// Counters only grow. One that seems to shrink is of an actor that died as it was asked: it
     /// will be whole again.
-    fn count(&mut self, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
+    fn count(&mut self, look: Look, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
         let last = self.totals.entry(function.clone()).or_default();
         let counts = now.counts.since(last.counts);
         if counts != SloCounts::default() {
             events.push(Event::Scored { function: function.clone(), counts });
         }
+        last.counts = now.counts.merge(last.counts);
         let usage = now.usage.since(last.usage);
-        if usage != Usage::default() {
+        let quiet = Usage { idle_ms: 0, ..usage } == Usage::NONE && usage.idle() < IDLE_TOLD_MIN;
+        if usage != Usage::NONE && (look == Look::Last || !quiet) {
+            last.usage = now.usage.merge(last.usage);
             events.push(Event::Used { function, usage });
         }
-        *last = Totals { counts: now.counts.merge(last.counts), usage: now.usage.merge(last.usage) };
     }
 }
 
@@ -88,6 +110,7 @@ fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
             usage: Usage {
                 gpu_ns: u64::try_from(function.billed.as_nanos()).unwrap_or(u64::MAX),
                 requests: function.completed,
+                idle_ms: 0,
             },
         };
         (function.key.function.clone(), totals)
@@ -95,12 +118,20 @@ fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
     let gone = snapshot.past.iter().map(|(function, score)| {
         let totals = Totals {
             counts: SloCounts { m: score.in_time, n: score.scored },
-            usage: Usage { gpu_ns: score.billed_ms.saturating_mul(1_000_000), requests: score.completed },
+            usage: Usage {
+                gpu_ns: score.billed_ms.saturating_mul(1_000_000),
+                requests: score.completed,
+                idle_ms: 0,
+            },
         };
         (function.clone(), totals)
     });
+    let idle = snapshot.idle.iter().map(|(function, idle)| {
+        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        (function.clone(), Totals { usage: Usage { idle_ms, ..Usage::NONE }, ..Totals::default() })
+    });
     let mut sums = BTreeMap::<FunctionKey, Totals>::new();
-    for (function, totals) in here.chain(gone) {
+    for (function, totals) in here.chain(gone).chain(idle) {
         let sum = sums.entry(function).or_default();
         *sum = sum.plus(totals);
     }
@@ -145,7 +176,7 @@ mod tests {
     }
 
     fn counted(m: u64, n: u64) -> [Event; 2] {
-        let usage = Usage { gpu_ns: n * 2_000_000, requests: n };
+        let usage = Usage { gpu_ns: n * 2_000_000, requests: n, idle_ms: 0 };
         [
             Event::Scored { function: key(), counts: SloCounts { m, n } },
             Event::Used { function: key(), usage },
@@ -155,21 +186,73 @@ mod tests {
     #[test]
     fn requests_are_told_once_whichever_revision_served_them_and_wherever_that_is_now() {
         let mut seen = Seen::default();
-        assert_eq!(seen.look(&node(vec![function(1, 3, 2)], None), &[]), counted(2, 3));
-        assert_eq!(seen.look(&node(vec![function(1, 3, 2)], None), &[]), []);
+        assert_eq!(seen.look(Look::Usual, &node(vec![function(1, 3, 2)], None), &[]), counted(2, 3));
+        assert_eq!(seen.look(Look::Usual, &node(vec![function(1, 3, 2)], None), &[]), []);
         let both = node(vec![function(1, 4, 3), function(2, 1, 1)], None);
-        assert_eq!(seen.look(&both, &[]), counted(2, 2));
+        assert_eq!(seen.look(Look::Usual, &both, &[]), counted(2, 2));
         // The first revision answers one more, and goes.
-        assert_eq!(seen.look(&node(vec![function(2, 1, 1)], Some(score(5, 3))), &[]), counted(0, 1));
+        assert_eq!(
+            seen.look(Look::Usual, &node(vec![function(2, 1, 1)], Some(score(5, 3))), &[]),
+            counted(0, 1)
+        );
     }
 
     #[test]
     fn an_actor_that_did_not_answer_costs_no_count_and_gives_none_twice() {
         let mut seen = Seen::default();
-        seen.look(&node(vec![function(1, 3, 2)], Some(score(10, 10))), &[]);
-        assert_eq!(seen.look(&node(Vec::new(), Some(score(10, 10))), &[]), []);
+        seen.look(Look::Usual, &node(vec![function(1, 3, 2)], Some(score(10, 10))), &[]);
+        assert_eq!(seen.look(Look::Usual, &node(Vec::new(), Some(score(10, 10))), &[]), []);
         let again = node(vec![function(1, 4, 3)], Some(score(10, 10)));
-        assert_eq!(seen.look(&again, &[]), counted(1, 1));
+        assert_eq!(seen.look(Look::Usual, &again, &[]), counted(1, 1));
+    }
+
+    fn idle(node: NodeSnapshot, ms: u64) -> NodeSnapshot {
+        NodeSnapshot { idle: [(key(), Duration::from_millis(ms))].into(), ..node }
+    }
+
+    fn used(n: u64, idle_ms: u64) -> Event {
+        let usage = Usage { gpu_ns: n * 2_000_000, requests: n, idle_ms };
+        Event::Used { function: key(), usage }
+    }
+
+    #[test]
+    fn idle_residence_is_told_with_other_usage_or_by_the_minute_or_last_of_all() {
+        let mut seen = Seen::default();
+        let quiet = |ms| idle(node(Vec::new(), Some(score(0, 0))), ms);
+        assert_eq!(seen.look(Look::Usual, &quiet(59_999), &[]), []);
+        let served = idle(node(Vec::new(), Some(score(2, 0))), 59_999);
+        assert_eq!(seen.look(Look::Usual, &served, &[])[1..], [used(2, 59_999)]);
+        let served = |ms| idle(node(Vec::new(), Some(score(2, 0))), ms);
+        assert_eq!(seen.look(Look::Usual, &served(60_500), &[]), []);
+        assert_eq!(seen.look(Look::Usual, &served(119_999), &[]), [used(0, 60_000)]);
+        assert_eq!(seen.look(Look::Last, &served(120_004), &[]), [used(0, 5)]);
+        assert_eq!(seen.look(Look::Last, &served(120_004), &[]), []);
+    }
+
+    #[test]
+    fn what_is_told_in_parts_is_what_was_used() {
+        // Looks that found the function's actor, its past or its idle clock missing among them.
+        let (mut seen, mut told) = (Seen::default(), Usage::NONE);
+        for at in 0..500_u64 {
+            let functions = if at % 7 == 3 { Vec::new() } else { vec![function(1, at / 3, 0)] };
+            let snapshot = node(functions, (at % 5 != 2).then(|| score(at / 90, 0)));
+            let snapshot = if at % 11 == 5 { snapshot } else { idle(snapshot, at * 1_234) };
+            for event in seen.look(Look::Usual, &snapshot, &[]) {
+                if let Event::Used { usage, .. } = event {
+                    told = told.plus(usage);
+                }
+            }
+            let requests = at / 3 + at / 90;
+            let most = Usage { gpu_ns: requests * 2_000_000, requests, idle_ms: at * 1_234 };
+            assert_eq!(told.merge(most), most, "never more than there was");
+        }
+        let last = idle(node(vec![function(1, 200, 0)], Some(score(9, 0))), 700_000);
+        for event in seen.look(Look::Last, &last, &[]) {
+            if let Event::Used { usage, .. } = event {
+                told = told.plus(usage);
+            }
+        }
+        assert_eq!(told, Usage { gpu_ns: 209 * 2_000_000, requests: 209, idle_ms: 700_000 });
     }
 
     fn gpu(models: &[(&[u8], u64)]) -> NodeSnapshot {
@@ -209,11 +292,11 @@ mod tests {
             Event::ModelLoaded { copy: on_host, bytes: Bytes(7) },
             Event::ModelLoaded { copy: on_gpu, bytes: Bytes(30) },
         ];
-        assert_eq!(seen.look(&gpu(&[(b"a", 10), (b"a", 20)]), &host), loaded);
+        assert_eq!(seen.look(Look::Usual, &gpu(&[(b"a", 10), (b"a", 20)]), &host), loaded);
         let swapped = [
             Event::ModelDropped { copy: on_gpu },
             Event::ModelLoaded { copy: copy(b"b", Tier::Gpu(GpuIndex(1))), bytes: Bytes(5) },
         ];
-        assert_eq!(seen.look(&gpu(&[(b"b", 5)]), &host), swapped);
+        assert_eq!(seen.look(Look::Usual, &gpu(&[(b"b", 5)]), &host), swapped);
     }
 }

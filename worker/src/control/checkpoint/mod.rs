@@ -22,7 +22,7 @@ use millrace_types::{Epoch, FunctionKey, SloBase, SloCounts, SyncBatch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
-use self::gather::Seen;
+use self::gather::{Look, Seen};
 use super::desired::{self, Desired};
 use super::leaders::{Leaders, StreamId};
 use super::registration::{Registration, Registrations};
@@ -114,7 +114,7 @@ impl Task {
                 Ok(()) = self.registration.changed() => self.registered(),
                 Ok(()) = self.from.leaders.changed() => self.led(),
                 Some(told) = self.from.flushes.recv() => self.flush(told).await,
-                _ = look.tick() => self.look().await,
+                _ = look.tick() => self.look(Look::Usual).await,
                 () = wake => self.tell(Event::Tick),
                 1.. = self.from.changes.recv_many(&mut changes, CHANGES_AT_ONCE) => {
                     changes.drain(..).for_each(|change| self.change(change));
@@ -190,10 +190,10 @@ impl Task {
         self.tell(change);
     }
 
-    async fn look(&mut self) {
+    async fn look(&mut self, look: Look) {
         let deleted = self.deleted();
         let snapshot = self.from.node.snapshot().await;
-        let events = self.seen.look(&snapshot, &self.from.models.borrow());
+        let events = self.seen.look(look, &snapshot, &self.from.models.borrow());
         // What was scored since the last look is the one before's.
         let stale =
             |event: &Event| matches!(event, Event::Scored { function, .. } if deleted.contains(function));
@@ -218,7 +218,7 @@ impl Task {
     }
 
     async fn flush(&mut self, told: oneshot::Sender<()>) {
-        self.look().await;
+        self.look(Look::Last).await;
         // Without a leader nobody will know: dropped, that is said.
         if self.leader.is_some() {
             self.flushing.push(told);

@@ -1,0 +1,477 @@
+//! Billing (T26) from a request's answer to the invoice: whatever is retried, crashes, gets lost,
+//! comes twice or in another order, a bill only grows, nothing is charged twice, and what is charged
+//! is what the answered attempts and the idle clocks say.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::time::Duration;
+
+use millrace_cluster_state::{
+    Applied, Caller, Command, ControllerId, ModelSummary, Outcome, Proposal, Refusal, State, UnixMillis,
+};
+use millrace_policy::admission::{self, Admission};
+use millrace_policy::attempts::Idempotent;
+use millrace_policy::checkpoint::{self, Checkpoint, Event};
+use millrace_policy::core::Core as _;
+use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_policy::residence::Residence;
+use millrace_types::usage::IDLE_MS_COSTS_NS;
+use millrace_types::{
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex, NodeDelta, NodeName,
+    Portion, SyncBatch, SyncPart, TenantName, Timestamp, Usage,
+};
+use proptest::prelude::*;
+
+const NODES: usize = 2;
+
+fn function() -> FunctionKey {
+    named("f")
+}
+
+fn named(name: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() }
+}
+
+fn node(at: usize) -> NodeName {
+    NodeName::new(&format!("n{at}")).unwrap()
+}
+
+/// Controllers that never fail to commit.
+struct Group {
+    state: State,
+    index: u64,
+}
+
+impl Group {
+    fn new(functions: &[&str]) -> Self {
+        let mut group = Self { state: State::default(), index: 0 };
+        group.propose(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
+        let (digest, holder) = (Digest::of(b"model"), ControllerId(1));
+        let model =
+            ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: vec![], outputs: vec![] };
+        group.propose(Command::AddArtifact { digest, bytes: Bytes(1), model, holder }).unwrap();
+        for name in functions {
+            let spec = FunctionSpec::new(named(name));
+            group.propose(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] }).unwrap();
+        }
+        group
+    }
+
+    fn propose(&mut self, command: Command) -> Outcome {
+        self.index += 1;
+        let caller = Caller("test".into());
+        let proposal = Proposal { stamp: UnixMillis(self.index), caller, idempotency: None, command };
+        self.state.apply(self.index, &proposal)
+    }
+
+    /// A new registration, whoever had the name before.
+    fn register(&mut self, at: usize, seen: Epoch) -> Epoch {
+        self.lose(at);
+        let register = Command::RegisterNode {
+            name: node(at),
+            instance: format!("i{}", self.index),
+            address: "127.0.0.1:1".into(),
+            gpus: vec![],
+            topology: "test".into(),
+            host_memory: Bytes::gib(8),
+            seen,
+        };
+        match self.propose(register).unwrap() {
+            Applied::Registered { epoch } => epoch,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn lose(&mut self, at: usize) {
+        if let Some(epoch) = self.state.node(&node(at)).map(|node| node.epoch) {
+            self.propose(Command::NodeLost { name: node(at), epoch }).unwrap();
+        }
+    }
+
+    fn charged(&self) -> Usage {
+        self.state.usage_in_all()
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Report {
+    node: usize,
+    epoch: u64,
+    seq: u64,
+    part: SyncPart,
+    usage: Vec<(&'static str, Usage)>,
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let part = prop_oneof![
+        3 => Just(SyncPart::Delta),
+        2 => Just(SyncPart::Full(Portion::Only)),
+        1 => Just(SyncPart::Full(Portion::First)),
+        1 => Just(SyncPart::Full(Portion::Last)),
+    ];
+    let usage = (0u64..50, 0u64..9, 0u64..90).prop_map(|(ms, requests, idle_ms)| Usage {
+        gpu_ns: ms * 1_000_000,
+        requests,
+        idle_ms,
+    });
+    let usage = prop::collection::vec((prop::sample::select(vec!["f", "g", "never"]), usage), 0..3);
+    (0..NODES, 1u64..5, 1u64..9, part, usage).prop_map(|(node, epoch, seq, part, usage)| Report {
+        node,
+        epoch,
+        seq,
+        part,
+        usage,
+    })
+}
+
+#[derive(Debug, Clone)]
+enum Turn {
+    Report(Report),
+    /// One that came before comes again.
+    Again(prop::sample::Index),
+    Register(usize),
+    Lose(usize),
+    Delete(&'static str),
+    /// All controllers start again from a snapshot.
+    Restart,
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        12 => report().prop_map(Turn::Report),
+        4 => any::<prop::sample::Index>().prop_map(Turn::Again),
+        3 => (0..NODES).prop_map(Turn::Register),
+        1 => (0..NODES).prop_map(Turn::Lose),
+        1 => prop::sample::select(vec!["f", "g"]).prop_map(Turn::Delete),
+        1 => Just(Turn::Restart),
+    ]
+}
+
+proptest! {
+    /// The bill is the sum over registrations of the largest that each said and that was taken;
+    /// repeats, older batches and those of registrations that are over change nothing. It never
+    /// shrinks. The bills of functions make up the whole, and so do their charges.
+    #[test]
+    fn the_bill_is_the_largest_report_of_each_registration(turns in prop::collection::vec(turn(), 0..80)) {
+        let mut group = Group::new(&["f", "g"]);
+        let mut largest = BTreeMap::<(usize, Epoch, FunctionKey), Usage>::new();
+        let mut sent = Vec::<Report>::new();
+        for turn in turns {
+            let before: BTreeMap<_, _> = group.state.bills(Bound::Unbounded).collect();
+            match turn {
+                Turn::Register(at) => { group.register(at, Epoch(0)); }
+                Turn::Lose(at) => group.lose(at),
+                Turn::Delete(name) => {
+                    group.propose(Command::DeleteFunction { key: named(name), expected: None }).ok();
+                }
+                Turn::Restart => group.state = State::decode(&group.state.encode()).unwrap(),
+                Turn::Again(_) if sent.is_empty() => {}
+                Turn::Report(_) | Turn::Again(_) => {
+                    let report = match turn {
+                        Turn::Again(index) => index.get(&sent).clone(),
+                        Turn::Report(report) => report,
+                        _ => continue,
+                    };
+                    sent.push(report.clone());
+                    let Report { node: at, epoch, seq, part, usage } = report;
+                    let usage: Vec<_> = usage.into_iter().map(|(name, usage)| (named(name), usage)).collect();
+                    let delta = NodeDelta { usage: usage.clone(), ..NodeDelta::default() };
+                    let batch = SyncBatch { epoch: Epoch(epoch), seq, part, delta };
+                    let taken = group.propose(Command::SyncNode { node: node(at), batch });
+                    if let Ok(Applied::Synced { .. }) = taken {
+                        for (function, usage) in usage.into_iter().filter(|(it, _)| *it != named("never")) {
+                            let known = largest.entry((at, Epoch(epoch), function)).or_default();
+                            *known = known.merge(usage);
+                        }
+                    }
+                }
+            }
+            let bills: BTreeMap<_, _> = group.state.bills(Bound::Unbounded).collect();
+            for (account, usage) in &before {
+                prop_assert_eq!(bills[account].merge(*usage), bills[account], "a bill never shrinks");
+            }
+            let of = |name: &str| {
+                let reports = largest.iter().filter(|((_, _, function), _)| *function == named(name));
+                reports.fold(Usage::NONE, |sum, (_, usage)| sum.plus(*usage))
+            };
+            prop_assert_eq!(group.state.usage(&named("f")), of("f"));
+            prop_assert_eq!(group.state.usage(&named("g")), of("g"));
+            let whole = group.charged();
+            prop_assert_eq!(bills.values().fold(Usage::NONE, |sum, usage| sum.plus(*usage)), whole);
+            let charges: Duration = bills.values().map(|usage| usage.charge()).sum();
+            prop_assert_eq!(charges, whole.charge());
+            let invoice = whole.gpu_ns + whole.idle_ms * IDLE_MS_COSTS_NS;
+            prop_assert_eq!(u128::from(invoice), whole.charge().as_nanos(), "1.0 * busy + 0.1 * idle");
+        }
+    }
+}
+
+/// A worker: what serves and counts, and what tells.
+struct Worker {
+    admission: Admission,
+    residence: Residence,
+    core: Checkpoint,
+    /// What of its counts the core was told.
+    looked: Usage,
+    seen: Epoch,
+    held: BTreeSet<u64>,
+}
+
+const FUNCTION: FunctionIndex = FunctionIndex(0);
+const GPU: GpuIndex = GpuIndex(0);
+
+impl Worker {
+    fn new(now: Timestamp, seen: Epoch) -> Self {
+        let config = admission::Config { in_flight_max: 64, deadline: None, idempotent: Idempotent::Yes };
+        let mut residence = Residence::default();
+        residence.hosted(now, FUNCTION, &function());
+        let core = Checkpoint::new(checkpoint::Config::default());
+        Self {
+            admission: Admission::new(config),
+            residence,
+            core,
+            looked: Usage::NONE,
+            seen,
+            held: BTreeSet::new(),
+        }
+    }
+
+    fn holds(&self, key: u64) -> bool {
+        self.held.contains(&key)
+    }
+
+    fn counted(&self, now: Timestamp) -> Usage {
+        let score = self.admission.score();
+        let idle = self.residence.idle(now).map(|(_, idle)| idle.as_millis()).sum::<u128>();
+        Usage {
+            gpu_ns: score.billed_ms * 1_000_000,
+            requests: score.completed,
+            idle_ms: u64::try_from(idle).unwrap(),
+        }
+    }
+}
+
+/// Requests, retried at another worker when theirs is lost.
+struct World {
+    group: Group,
+    workers: Vec<Worker>,
+    now: Timestamp,
+    /// What was answered: each request once, however many attempts it took.
+    answered: BTreeSet<u64>,
+    owed: Usage,
+    lose_batch: bool,
+    lose_answer: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A request goes to a worker and, at once, to its GPU.
+    Start(usize, u64),
+    /// Its run ends after so many microseconds; it may have ended before.
+    Complete(usize, u64, u64),
+    /// Its executor dies, and the next run is another attempt.
+    Crash(usize, u64),
+    Cancel(usize, u64),
+    /// The worker dies, with what it did not tell; its requests go to the other.
+    Die(usize),
+    Look(usize),
+    Wait(u16),
+    LoseBatch,
+    LoseAnswer,
+    NodeLost(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (at, key) = (0..NODES, 0u64..40);
+    prop_oneof![
+        12 => (at.clone(), key.clone()).prop_map(|(at, key)| Step::Start(at, key)),
+        12 => (at.clone(), key.clone(), 0u64..9_000).prop_map(|(at, key, us)| Step::Complete(at, key, us)),
+        2 => (at.clone(), key.clone()).prop_map(|(at, key)| Step::Crash(at, key)),
+        1 => (at.clone(), key).prop_map(|(at, key)| Step::Cancel(at, key)),
+        1 => at.clone().prop_map(Step::Die),
+        6 => at.clone().prop_map(Step::Look),
+        8 => (1u16..1_500).prop_map(Step::Wait),
+        1 => Just(Step::LoseBatch),
+        1 => Just(Step::LoseAnswer),
+        1 => at.prop_map(Step::NodeLost),
+    ]
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self {
+            group: Group::new(&["f"]),
+            workers: (0..NODES).map(|_| Worker::new(Timestamp::ZERO, Epoch(0))).collect(),
+            now: Timestamp::ZERO,
+            answered: BTreeSet::new(),
+            owed: Usage::NONE,
+            lose_batch: false,
+            lose_answer: false,
+        };
+        (0..NODES).for_each(|at| world.register(at));
+        world
+    }
+
+    fn register(&mut self, at: usize) {
+        let seen = self.workers[at].core.seen().max(self.workers[at].seen);
+        let epoch = self.group.register(at, seen);
+        self.tell(at, Event::Registered { epoch });
+    }
+
+    fn tell(&mut self, at: usize, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let mut actions = Vec::new();
+            self.workers[at].core.on_event(self.now, event, &mut actions);
+            for action in actions {
+                match action {
+                    checkpoint::Action::Send(_) if std::mem::take(&mut self.lose_batch) => {}
+                    checkpoint::Action::Send(batch) => {
+                        let answer = self.commit(at, &batch);
+                        if !std::mem::take(&mut self.lose_answer) {
+                            events.push(answer);
+                        }
+                    }
+                    checkpoint::Action::Register => self.register(at),
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, at: usize, batch: &SyncBatch) -> Event {
+        let SyncBatch { epoch, seq, .. } = *batch;
+        match self.group.propose(Command::SyncNode { node: node(at), batch: batch.clone() }) {
+            Ok(Applied::Synced { seq }) => Event::Acknowledged { epoch, seq },
+            Ok(Applied::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
+            Ok(Applied::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
+            Err(Refusal::Fenced { epoch, .. }) => Event::Fenced { epoch },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn serve(&mut self, at: usize, event: admission::Event) -> Vec<admission::Action> {
+        let mut actions = Vec::new();
+        self.workers[at].admission.on_event(self.now, event, &mut actions);
+        actions
+    }
+
+    /// A request that is held nowhere and has no answer yet goes to a worker.
+    fn start(&mut self, at: usize, key: u64) {
+        let request = RequestKey(key);
+        let held = self.answered.contains(&key) || self.workers.iter().any(|it| it.holds(key));
+        if !held {
+            let timeout = Duration::from_secs(3_600);
+            let (accepted, attempts_left) = (self.now, 3);
+            self.serve(at, admission::Event::Arrive { key: request, accepted, timeout, attempts_left });
+            self.serve(at, admission::Event::Dispatched { key: request });
+            self.workers[at].residence.began(self.now, FUNCTION, GPU, request);
+            self.workers[at].held.insert(key);
+        }
+    }
+
+    fn complete(&mut self, at: usize, key: u64, us: u64) {
+        let ran = Duration::from_micros(us);
+        let request = RequestKey(key);
+        let actions = self.serve(at, admission::Event::Completed { key: request, ran });
+        self.workers[at].residence.ended(self.now, GPU, request);
+        self.workers[at].held.remove(&key);
+        for action in actions {
+            if let admission::Action::Answer { key: RequestKey(key) } = action {
+                assert!(self.answered.insert(key), "answered once");
+                // Each answer costs the milliseconds that its attempt began.
+                self.owed.gpu_ns += us.div_ceil(1_000) * 1_000_000;
+                self.owed.requests += 1;
+            }
+        }
+    }
+
+    fn look(&mut self, at: usize) {
+        let counted = self.workers[at].counted(self.now);
+        let usage = counted.since(std::mem::replace(&mut self.workers[at].looked, counted));
+        if usage != Usage::NONE {
+            self.tell(at, Event::Used { function: function(), usage });
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        let idle = |world: &Self| world.workers.iter().map(|it| it.counted(world.now).idle_ms).sum::<u64>();
+        let before = idle(self);
+        self.now = self.now + Duration::from_millis(ms);
+        self.owed.idle_ms += idle(self) - before;
+        (0..NODES).for_each(|at| self.tell(at, Event::Tick));
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Start(at, key) => self.start(at, key),
+            Step::Complete(at, key, us) => self.complete(at, key, us),
+            Step::Crash(at, key) => {
+                // The run is lost, and so is what it cost; another begins.
+                self.workers[at].residence.ended(self.now, GPU, RequestKey(key));
+                if self.workers[at].holds(key) {
+                    self.workers[at].residence.began(self.now, FUNCTION, GPU, RequestKey(key));
+                }
+            }
+            Step::Cancel(at, key) => {
+                self.serve(at, admission::Event::Cancel { key: RequestKey(key) });
+                self.workers[at].held.remove(&key);
+            }
+            Step::Die(at) => {
+                let seen = self.workers[at].core.seen();
+                let other = (at + 1) % NODES;
+                let orphans = std::mem::replace(&mut self.workers[at], Worker::new(self.now, seen)).held;
+                self.register(at);
+                orphans.into_iter().for_each(|key| self.start(other, key));
+            }
+            Step::Look(at) => self.look(at),
+            Step::Wait(ms) => self.wait(u64::from(ms)),
+            Step::LoseBatch => self.lose_batch = true,
+            Step::LoseAnswer => self.lose_answer = true,
+            Step::NodeLost(at) => self.group.lose(at),
+        }
+    }
+
+    fn settle(&mut self) {
+        (self.lose_batch, self.lose_answer) = (false, false);
+        for _ in 0..4 {
+            self.wait(2_000);
+            (0..NODES).for_each(|at| self.look(at));
+        }
+        // Without time passing there is nothing more to tell.
+        for at in 0..NODES {
+            self.tell(at, Event::Flush);
+            self.tell(at, Event::Tick);
+            assert!(self.workers[at].core.is_settled());
+        }
+    }
+}
+
+proptest! {
+    /// What is charged is never more than what the answered attempts and the idle clocks came to,
+    /// never less than before, and exactly that where nothing untold was lost.
+    #[test]
+    fn only_answered_attempts_and_idle_time_are_charged_and_once(
+        steps in prop::collection::vec(step(), 0..120),
+    ) {
+        let mut world = World::new();
+        let mut before = Usage::NONE;
+        for step in &steps {
+            world.step(step);
+            let charged = world.group.charged();
+            prop_assert_eq!(charged.merge(world.owed), world.owed, "never more");
+            prop_assert_eq!(charged.merge(before), charged, "never less");
+            before = charged;
+        }
+        world.settle();
+        let charged = world.group.charged();
+        prop_assert_eq!(charged.merge(world.owed), world.owed);
+        let loses = |step: &Step| {
+            matches!(step, Step::Die(_) | Step::LoseBatch | Step::LoseAnswer | Step::NodeLost(_))
+        };
+        if !steps.iter().any(loses) {
+            prop_assert_eq!(charged, world.owed);
+        }
+    }
+}
