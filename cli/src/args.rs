@@ -8,8 +8,7 @@ use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::{
-    apply, autoscale, cluster, completions, controller, delete, demo, describe, get, invoke, ps, scheduling,
-    sim, synth, up, version, worker,
+    apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, get, invoke, ps, scheduling, sim, synth, up, version, worker,
 };
 use crate::failure::EXIT_CODES;
 use crate::load;
@@ -84,6 +83,7 @@ pub(crate) enum Command {
     Delete(delete::Args),
     Invoke(invoke::Args),
     Ps(ps::Args),
+    Billing(billing::Args),
     Load(load::Args),
     Sim(sim::Args),
     Cluster(cluster::Args),

@@ -161,6 +161,52 @@ node-0   0     default/echo@1   64.0 MiB   -        5s     Idle
 }
 
 #[tokio::test]
+async fn bills_come_by_function_with_totals_and_in_money() {
+    let (_server, sandbox) = cluster().await;
+    let own = "\
+TENANT    FUNCTION         REQUESTS   GPU-TIME    IDLE         CHARGE
+default   (forgotten)      1          0.001s      0.000s       0.001s
+default   digits           1000       7200.000s   36000.000s   10800.000s
+default   gone (deleted)   2          0.002s      0.000s       0.002s
+TOTAL     -                1003       7200.003s   36000.000s   10800.003s
+";
+    assert_eq!(ok(sandbox.run("billing").await), own);
+    let one = "\
+TENANT    FUNCTION   REQUESTS   GPU-TIME    IDLE         CHARGE       COST
+acme      digits     3          0.250s      10.000s      1.250s       0.0009
+default   digits     1000       7200.000s   36000.000s   10800.000s   7.5000
+TOTAL     -          1003       7200.250s   36010.000s   10801.250s   7.5009
+";
+    let line = "billing -A --function digits --price-per-gpu-hour 2.50";
+    assert_eq!(ok(sandbox.run(line).await), one);
+    let document = json_of(sandbox.run("billing --tenant acme --price-per-gpu-hour 2880 -o json").await);
+    let amount = |more: Value| {
+        let mut amount = json!({
+            "requests": 3, "busySeconds": 0.25, "idleSeconds": 10.0, "chargeGpuSeconds": 1.25, "cost": 1.0,
+        });
+        amount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        amount
+    };
+    let expected = json!({
+        "apiVersion": "millrace/v1",
+        "kind": "Billing",
+        "pricePerGpuHour": 2880.0,
+        "items": [amount(json!({"tenant": "acme", "function": "digits", "deleted": false}))],
+        "tenants": [amount(json!({"tenant": "acme"}))],
+        "total": amount(json!({})),
+    });
+    assert_eq!(document, expected);
+    assert!(
+        ok(sandbox.run("billing -A -o yaml").await).starts_with("apiVersion: millrace/v1\nkind: Billing\n")
+    );
+    let run = sandbox.run("billing --tenant nobody").await;
+    assert_eq!((run.code, run.stdout.as_str()), (0, ""));
+    assert!(run.stderr.contains("nothing was used by tenant nobody"), "{}", run.stderr);
+    let run = sandbox.run("billing --price-per-gpu-hour=-1").await;
+    assert!(run.code == 2 && run.stderr.contains("a price is a number of at least 0"), "{}", run.stderr);
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_told_apart() {
     let (_server, sandbox) = cluster().await;
     for line in

@@ -1,5 +1,6 @@
 //! The admin API, one method a call.
 
+mod billing;
 mod cluster;
 mod nodes;
 
@@ -25,7 +26,7 @@ use crate::model_file::{ModelFile, ReadFailure};
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the upload of one model may take: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Functions asked for at a time.
+/// Items asked for at a time.
 const PAGE: u32 = 500;
 
 /// A client of the admin API. Clones share their connections.

@@ -2,6 +2,7 @@
 
 pub(crate) mod apply;
 pub(crate) mod autoscale;
+pub(crate) mod billing;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod controller;
@@ -53,6 +54,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Describe(args) => describe::run(args, &session).instrument(info_span!("describe")).await,
         Command::Delete(args) => delete::run(args, &session).instrument(info_span!("delete")).await,
         Command::Invoke(args) => invoke::run(args, &session).instrument(info_span!("invoke")).await,
+        Command::Billing(args) => billing::run(args, &session).instrument(info_span!("billing")).await,
         Command::Ps(args) => ps::run(args, &session).instrument(info_span!("ps")).await,
         Command::Cordon(args) => scheduling::cordon(args, &session).instrument(info_span!("cordon")).await,
         Command::Drain(args) => scheduling::drain(args, &session).instrument(info_span!("drain")).await,

@@ -1,6 +1,7 @@
 //! What is printed: tables for people, documents for programs.
 
 pub(crate) mod answers;
+pub(crate) mod bills;
 pub(crate) mod documents;
 pub(crate) mod table;
 pub(crate) mod text;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use millrace_model::synth;
 use serde_json::Value;
 
-use crate::running::{Up, repository};
+use crate::running::{Up, eventually, repository};
 
 /// A folder with a manifest for each model put into it.
 struct Models(tempfile::TempDir);
@@ -65,6 +65,32 @@ fn a_function_is_published_invoked_listed_and_deleted() {
     assert_eq!(up.json(&["get", "functions"]), Value::Array(vec![]));
     let stderr = up.refused(3, &["invoke", "digits", "--image", &image]);
     assert!(stderr.contains("FUNCTION_NOT_FOUND"), "{stderr}");
+}
+
+#[test]
+fn what_is_answered_is_billed_and_still_owed_for_when_the_function_is_gone() {
+    let up = Up::ephemeral(&[]);
+    up.apply_digits();
+    let image = repository("examples/digits/images/digit-3.png");
+    for _ in 0..3 {
+        up.ok(&["invoke", "digits", "--image", &image]);
+    }
+    let bill = || up.json(&["billing"])["items"][0].clone();
+    eventually("three requests are billed", || bill()["requests"] == 3);
+    let owed = bill();
+    let number = |field: &str| owed[field].as_f64().unwrap();
+    let (busy, idle, charge) = (number("busySeconds"), number("idleSeconds"), number("chargeGpuSeconds"));
+    assert!(busy >= 0.003, "a millisecond begun for each request: {owed}");
+    assert!((charge - (busy + 0.1 * idle)).abs() < 1e-9, "{owed}");
+    up.ok(&["delete", "function", "digits"]);
+    let left = bill();
+    assert_eq!(
+        (&left["function"], &left["deleted"], &left["requests"]),
+        (&"digits".into(), &true.into(), &3.into())
+    );
+    assert!(left["chargeGpuSeconds"].as_f64().unwrap() >= charge, "{left}");
+    let table = up.ok(&["billing", "--price-per-gpu-hour", "2.49"]);
+    assert!(table.starts_with("TENANT    FUNCTION ") && table.contains("digits (deleted)"), "{table}");
 }
 
 #[test]

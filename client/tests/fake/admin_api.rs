@@ -1,8 +1,10 @@
 //! The admin API of the fake.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use millrace_proto::admin::{self, admin_server};
+use millrace_proto::convert::duration_wire;
 use millrace_types::Reason;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -192,6 +194,39 @@ impl admin_server::Admin for Service {
         _: Request<admin::GetClusterStatusRequest>,
     ) -> Result<Response<admin::ClusterStatus>, Status> {
         Ok(Response::new(self.0.status.lock().unwrap().clone()))
+    }
+
+    /// One function that runs, one that was deleted, and the tenant's that are forgotten; two to a
+    /// page.
+    async fn list_billing(
+        &self,
+        request: Request<admin::ListBillingRequest>,
+    ) -> Result<Response<admin::ListBillingResponse>, Status> {
+        let request = request.into_inner();
+        let after = request.page_token.parse::<usize>().unwrap_or(0);
+        let bill = |tenant: &str, function: &str, requests, busy_ms: u64, idle_s: u64| admin::Bill {
+            tenant: tenant.into(),
+            function: function.into(),
+            requests,
+            busy: Some(duration_wire(Duration::from_millis(busy_ms))),
+            idle: Some(duration_wire(Duration::from_millis(idle_s * 1_000))),
+            charge: Some(duration_wire(Duration::from_millis(busy_ms + idle_s * 100))),
+            deleted: function != "digits",
+        };
+        let all = [
+            bill("acme", "digits", 3, 250, 10),
+            bill("default", "", 1, 1, 0),
+            bill("default", "digits", 1_000, 7_200_000, 36_000),
+            bill("default", "gone", 2, 2, 0),
+        ];
+        let wanted = all.into_iter().filter(|bill| {
+            (request.tenant.is_empty() || request.tenant == bill.tenant)
+                && (request.function.is_empty() || request.function == bill.function)
+        });
+        let mut rest = wanted.skip(after).peekable();
+        let bills: Vec<_> = rest.by_ref().take(2).collect();
+        let next_page_token = rest.peek().map(|_| (after + 2).to_string()).unwrap_or_default();
+        Ok(Response::new(admin::ListBillingResponse { bills, next_page_token }))
     }
 
     async fn promote_controller(

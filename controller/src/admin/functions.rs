@@ -10,16 +10,12 @@ use millrace_proto::convert;
 use millrace_types::{Digest, Failure, FunctionKey, Reason, TenantName};
 use tonic::Request;
 
-use super::{AdminService, caller, idempotency, views};
+use super::{AdminService, caller, idempotency, invalid_name, page_size, unknown_token, views};
 use crate::raft::replica::refused;
 
 /// How long an apply waits for its model file to be copied to a majority of the controllers, which
 /// an upload ends with and a change of the group undoes.
 const COPY_PATIENCE: Duration = Duration::from_secs(10);
-/// Functions of a page when none is said.
-const PAGE_DEFAULT: usize = 100;
-/// The most functions of a page.
-const PAGE_MAX: usize = 1_000;
 
 impl AdminService {
     pub(super) async fn apply_function(
@@ -110,16 +106,11 @@ impl AdminService {
         &self,
         request: api::ListFunctionsRequest,
     ) -> Result<api::ListFunctionsResponse, Failure> {
-        let invalid =
-            |error: millrace_types::ids::NameError| Failure::new(Reason::InvalidSpec, error.to_string());
         let tenant = match request.tenant.as_str() {
             "" => None,
-            tenant => Some(TenantName::new(tenant).map_err(invalid)?),
+            tenant => Some(TenantName::new(tenant).map_err(invalid_name)?),
         };
-        let size = match request.page_size as usize {
-            0 => PAGE_DEFAULT,
-            size => size.min(PAGE_MAX),
-        };
+        let size = page_size(request.page_size);
         let after = page_token(&request.page_token)?;
         let state = self.read(request.consistency()).await?;
         let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
@@ -167,9 +158,7 @@ fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
     if token.is_empty() {
         return Ok(None);
     }
-    let bad = || {
-        Failure::new(Reason::MalformedRequest, format!("page token {token:?} was not given by this server"))
-    };
+    let bad = || Failure::new(Reason::MalformedRequest, unknown_token(token));
     let (tenant, name) = token.split_once('/').ok_or_else(bad)?;
     convert::function_key(tenant, name).map(Some).map_err(|_| bad())
 }

@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`billing`] | what was used and what it costs |
 //! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
 //! | [`functions`] | apply, get, list, delete |
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
@@ -11,6 +12,7 @@
 //! | [`data`] | where intermediate data is |
 //! | [`views`] | records as the API shows them |
 
+mod billing;
 mod cluster;
 mod data;
 mod functions;
@@ -26,6 +28,7 @@ use millrace_proto::BUILD;
 use millrace_proto::admin::admin_server::Admin;
 use millrace_proto::admin::{self as api};
 use millrace_proto::status::to_status;
+use millrace_types::ids::NameError;
 use millrace_types::{Failure, NodeName, Reason};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -38,6 +41,11 @@ use crate::raft::Replica;
 const DIGESTS_MAX: usize = 1_000;
 /// The longest idempotency key.
 const IDEMPOTENCY_KEY_LEN_MAX: usize = 128;
+
+/// Items of a page when none is said.
+const PAGE_DEFAULT: usize = 100;
+/// The most items of a page.
+const PAGE_MAX: usize = 1_000;
 
 /// What the API answers from.
 #[derive(Debug, Clone)]
@@ -78,7 +86,23 @@ fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
 }
 
 fn node_name(name: &str) -> Result<NodeName, Failure> {
-    NodeName::new(name).map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))
+    NodeName::new(name).map_err(invalid_name)
+}
+
+fn invalid_name(error: NameError) -> Failure {
+    Failure::new(Reason::InvalidSpec, error.to_string())
+}
+
+/// How many items a page has.
+fn page_size(asked: u32) -> usize {
+    match asked as usize {
+        0 => PAGE_DEFAULT,
+        size => size.min(PAGE_MAX),
+    }
+}
+
+fn unknown_token(token: &str) -> String {
+    format!("page token {token:?} was not given by this server")
 }
 
 fn answer<T>(result: Result<T, Failure>) -> Result<Response<T>, Status> {
@@ -212,6 +236,13 @@ impl Admin for AdminService {
         _request: Request<api::GetScalingSignalRequest>,
     ) -> Result<Response<api::ScalingSignal>, Status> {
         answer(self.scaling_signal())
+    }
+
+    async fn list_billing(
+        &self,
+        request: Request<api::ListBillingRequest>,
+    ) -> Result<Response<api::ListBillingResponse>, Status> {
+        answer(self.list_billing(request.into_inner()).await)
     }
 }
 

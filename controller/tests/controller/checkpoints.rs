@@ -1,11 +1,15 @@
 //! What a worker checkpoints is committed, acknowledged, and there to be asked for.
 
 use millrace_proto::admin as api;
+use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
-use millrace_types::{Bytes, DataId, Epoch, NodeDelta, NodeName, Portion, SyncBatch, SyncPart};
+use millrace_types::{
+    Bytes, DataId, Epoch, FunctionKey, FunctionName, NodeDelta, NodeName, Portion, Reason, SyncBatch,
+    SyncPart, TenantName, Usage,
+};
 
-use crate::support::{Cluster, Stub, nodes, short_lease, soon, until};
+use crate::support::{Cluster, Stub, apply, mlp, nodes, reason, short_lease, soon, until, upload};
 
 const FULL: SyncPart = SyncPart::Full(Portion::Only);
 
@@ -84,6 +88,70 @@ async fn what_belongs_to_a_registration_that_is_over_is_not_taken_and_its_data_i
     let fresh = answer(&mut worker, &batch(2, 1, FULL)).await;
     assert_eq!(fresh, wire::CheckpointAck { epoch: 2, seq: 1, full_wanted: false });
     assert_eq!(lookup(&cluster, 1).await.state(), api::DataState::Lost, "nobody has named it since");
+}
+
+fn named(name: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() }
+}
+
+async fn bills(cluster: &Cluster, request: api::ListBillingRequest) -> (Vec<api::Bill>, String) {
+    let answer = cluster.admin().list_billing(request).await.unwrap().into_inner();
+    (answer.bills, answer.next_page_token)
+}
+
+#[tokio::test]
+async fn what_a_worker_used_is_billed_by_function_and_page() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &mlp()).await.unwrap();
+    for name in ["a", "b", "c"] {
+        apply(&mut admin, name, &mlp()).await.unwrap();
+    }
+    let mut worker = attached(&cluster).await;
+    let usage = |ms: u64, requests, idle_ms| Usage { gpu_ns: ms * 1_000_000, requests, idle_ms };
+    let told = [("a", usage(7, 2, 30)), ("b", usage(1, 1, 5)), ("c", usage(0, 0, 10_000))];
+    let delta = NodeDelta {
+        usage: told.iter().map(|(name, usage)| (named(name), *usage)).collect(),
+        ..NodeDelta::default()
+    };
+    let batch = SyncBatch { epoch: Epoch(1), seq: 1, part: FULL, delta };
+    for _ in 0..2 {
+        assert_eq!(answer(&mut worker, &batch).await, ack(1, false), "said twice, charged once");
+    }
+    admin
+        .delete_function(api::DeleteFunctionRequest { name: "b".into(), ..Default::default() })
+        .await
+        .unwrap();
+    let bill = |at: usize| {
+        let (name, usage) = told[at];
+        api::Bill {
+            tenant: "default".into(),
+            function: name.into(),
+            requests: usage.requests,
+            busy: Some(duration_wire(usage.busy())),
+            idle: Some(duration_wire(usage.idle())),
+            charge: Some(duration_wire(usage.charge())),
+            deleted: name == "b",
+        }
+    };
+    let whole = api::ListBillingRequest::default();
+    assert_eq!(bills(&cluster, whole.clone()).await, (vec![bill(0), bill(1), bill(2)], String::new()));
+    let first = api::ListBillingRequest { page_size: 2, ..whole.clone() };
+    assert_eq!(bills(&cluster, first.clone()).await, (vec![bill(0), bill(1)], "default/b".into()));
+    let second = api::ListBillingRequest { page_token: "default/b".into(), ..first };
+    assert_eq!(bills(&cluster, second).await, (vec![bill(2)], String::new()));
+    let one = api::ListBillingRequest { tenant: "default".into(), function: "b".into(), ..whole.clone() };
+    assert_eq!(bills(&cluster, one).await.0, [bill(1)]);
+    let others = api::ListBillingRequest { tenant: "acme".into(), ..whole.clone() };
+    assert_eq!(bills(&cluster, others).await.0, []);
+    for bad in [
+        api::ListBillingRequest { page_token: "b".into(), ..whole.clone() },
+        api::ListBillingRequest { tenant: "No".into(), ..whole.clone() },
+        api::ListBillingRequest { function: "No".into(), ..whole },
+    ] {
+        let refused = reason(&cluster.admin().list_billing(bad).await.unwrap_err());
+        assert!(matches!(refused, Reason::MalformedRequest | Reason::InvalidSpec), "{refused:?}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,112 @@
+//! What tenants owe, by function (T26). Read from the replicated state, so it is as of the last
+//! checkpoints that were committed.
+
+use std::ops::Bound;
+
+use millrace_cluster_state::{Account, State};
+use millrace_proto::admin as api;
+use millrace_proto::convert::duration_wire;
+use millrace_types::{Failure, FunctionName, Reason, TenantName, Usage};
+
+use super::{AdminService, invalid_name, page_size, unknown_token};
+
+impl AdminService {
+    pub(super) async fn list_billing(
+        &self,
+        request: api::ListBillingRequest,
+    ) -> Result<api::ListBillingResponse, Failure> {
+        let filter = Filter::new(&request)?;
+        let after = page_token(&request.page_token)?;
+        let size = page_size(request.page_size);
+        let state = self.read(request.consistency()).await?;
+        let first = filter.tenant.as_ref().map(Account::of_tenant);
+        let from = match (&after, &first) {
+            (Some(after), _) => Bound::Excluded(after),
+            (None, Some(first)) => Bound::Included(first),
+            (None, None) => Bound::Unbounded,
+        };
+        let mut rest = state
+            .bills(from)
+            .take_while(|(account, _)| filter.takes_tenant(account))
+            .filter(|(account, _)| filter.takes_function(account))
+            .peekable();
+        let mut bills = Vec::new();
+        let mut last = None;
+        while let Some((account, usage)) = rest.next_if(|_| bills.len() < size) {
+            bills.push(bill(&state, &account, usage));
+            last = Some(account);
+        }
+        let next = last.filter(|_| rest.peek().is_some());
+        Ok(api::ListBillingResponse { next_page_token: next.map(token).unwrap_or_default(), bills })
+    }
+}
+
+/// Whose bills are wanted.
+struct Filter {
+    tenant: Option<TenantName>,
+    function: Option<FunctionName>,
+}
+
+impl Filter {
+    fn new(request: &api::ListBillingRequest) -> Result<Self, Failure> {
+        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let tenant = given(&request.tenant).map(|name| TenantName::new(&name)).transpose();
+        let function = given(&request.function).map(|name| FunctionName::new(&name)).transpose();
+        Ok(Self { tenant: tenant.map_err(invalid_name)?, function: function.map_err(invalid_name)? })
+    }
+
+    fn takes_tenant(&self, account: &Account) -> bool {
+        self.tenant.is_none() || self.tenant == account.tenant
+    }
+
+    fn takes_function(&self, account: &Account) -> bool {
+        self.function.is_none() || self.function == account.function
+    }
+}
+
+fn bill(state: &State, account: &Account, usage: Usage) -> api::Bill {
+    api::Bill {
+        tenant: account.tenant.as_ref().map(TenantName::to_string).unwrap_or_default(),
+        function: account.function.as_ref().map(FunctionName::to_string).unwrap_or_default(),
+        requests: usage.requests,
+        busy: Some(duration_wire(usage.busy())),
+        idle: Some(duration_wire(usage.idle())),
+        charge: Some(duration_wire(usage.charge())),
+        deleted: account.key().is_none_or(|key| state.function(&key).is_none()),
+    }
+}
+
+/// A token is the account of the last bill of the page before. Names have no slash.
+fn token(Account { tenant, function }: Account) -> String {
+    let tenant = tenant.map(String::from).unwrap_or_default();
+    format!("{tenant}/{}", function.map(String::from).unwrap_or_default())
+}
+
+fn page_token(token: &str) -> Result<Option<Account>, Failure> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let read = |token: &str| {
+        let (tenant, function) = token.split_once('/')?;
+        let tenant = if tenant.is_empty() { None } else { Some(TenantName::new(tenant).ok()?) };
+        let function = if function.is_empty() { None } else { Some(FunctionName::new(function).ok()?) };
+        Some(Account { tenant, function })
+    };
+    read(token).map(Some).ok_or_else(|| Failure::new(Reason::MalformedRequest, unknown_token(token)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_goes_on_after_any_account() {
+        for text in ["/", "acme/", "acme/f"] {
+            assert_eq!(page_token(text).unwrap().map(token).as_deref(), Some(text));
+        }
+        assert_eq!(page_token("").unwrap(), None);
+        for text in ["acme", "ACME/f", "acme/f/g"] {
+            assert_eq!(page_token(text).unwrap_err().reason, Reason::MalformedRequest, "{text}");
+        }
+    }
+}
