@@ -28,6 +28,11 @@ local_id!(
     "f"
 );
 local_id!(
+    /// A tenant with caps, as one worker numbers them.
+    TenantIndex(u32),
+    "tenant"
+);
+local_id!(
     /// A run as one executor is told of it. A request that is started twice has two.
     RunId(u64),
     "run"

@@ -9,6 +9,7 @@
 //! | [`residence`] | how long functions are idle in host memory, and so what they cost |
 //! | [`attempts`] | what becomes of a request that lost its GPU |
 //! | [`dispatch`] | which request goes to which GPU |
+//! | [`tenancy`] | which of a tenant's requests wait outside the queue, so that it keeps to its caps |
 //! | [`gpu`] | what a GPU loads, evicts and runs |
 //! | [`memory`] | who holds which blocks of a GPU, and who is evicted |
 //! | [`fabric`] | which bytes cross which link when |
@@ -36,4 +37,5 @@ pub mod placement;
 pub mod residence;
 pub mod router;
 pub mod scaling;
+pub mod tenancy;
 pub mod trace;

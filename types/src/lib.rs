@@ -9,6 +9,7 @@
 //! | [`usage`] | what a function is billed for |
 //! | [`digest`] | SHA-256 content addresses |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
+//! | [`tenancy`] | what a tenant may use at most |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
 //! | [`function`] | what a function is, and the checks a spec must pass |
 //! | [`manifest`] | the YAML a user writes, read strictly |
@@ -22,6 +23,7 @@ pub mod function;
 pub mod ids;
 pub mod manifest;
 pub mod reason;
+pub mod tenancy;
 pub mod tensor;
 pub mod topology;
 pub mod units;
@@ -36,6 +38,7 @@ pub use ids::{
     Revision, RevisionKey, TenantName,
 };
 pub use reason::{Failure, Reason};
+pub use tenancy::{Quota, Share};
 pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};
 pub use usage::Usage;

@@ -1,0 +1,253 @@
+//! Who of the tenants with caps may come to the queue, and when. Keeps what they have at work and
+//! what of theirs has to wait outside.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_types::tenancy::Quota;
+use millrace_types::{GpuIndex, ModelId, Timestamp};
+
+use super::window::{WINDOW, Window};
+use crate::attempts::Attempts;
+use crate::ids::{FunctionIndex, RequestKey, TenantIndex};
+
+/// A request that waits outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Parked {
+    pub(super) key: RequestKey,
+    pub(super) function: FunctionIndex,
+    pub(super) model: ModelId,
+    pub(super) attempts: Attempts,
+    /// The memory of its model.
+    pub(super) blocks: u32,
+}
+
+/// What there is to share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Whole {
+    pub(super) gpus: u32,
+    pub(super) blocks: u64,
+}
+
+/// A request that was let in.
+#[derive(Debug, Clone, Copy)]
+struct Inside {
+    tenant: TenantIndex,
+    model: ModelId,
+    on: Option<GpuIndex>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    quota: Quota,
+    /// Outside, the oldest first.
+    parked: BTreeMap<RequestKey, Parked>,
+    /// Let in.
+    inside: u32,
+    /// Of those, in the queue.
+    queued: u32,
+    /// Of each model, the requests that were let in and the blocks of one copy.
+    models: BTreeMap<ModelId, (u32, u32)>,
+    window: Window,
+    /// GPUs that work for it, and since when.
+    turns: BTreeMap<GpuIndex, Timestamp>,
+}
+
+impl Account {
+    fn blocks_max(&self, whole: Whole) -> u64 {
+        self.quota.memory_share.map_or(u64::MAX, |share| share.of(whole.blocks))
+    }
+
+    /// The memory that its models take if each request that was let in is on another GPU.
+    fn blocks(&self, whole: Whole) -> u64 {
+        let taken =
+            |&(requests, blocks): &(u32, u32)| u64::from(requests.min(whole.gpus)) * u64::from(blocks);
+        self.models.values().map(taken).sum()
+    }
+
+    fn never_fits(&self, request: &Parked, whole: Whole) -> bool {
+        u64::from(request.blocks) > self.blocks_max(whole)
+    }
+
+    /// Whether one more request keeps it within the caps that always hold.
+    fn takes(&self, request: &Parked, whole: Whole) -> bool {
+        if self.quota.is_none() {
+            return true;
+        }
+        let seats = self.quota.gpus_max.map_or(whole.gpus, |max| max.get().min(whole.gpus));
+        let copies = self.models.get(&request.model).map_or(0, |&(requests, _)| requests);
+        let more = if copies < whole.gpus { u64::from(request.blocks) } else { 0 };
+        self.inside < seats && self.blocks(whole) + more <= self.blocks_max(whole)
+    }
+
+    fn gpu_time(&mut self, now: Timestamp) -> Duration {
+        let under_way = self.turns.values().map(|&since| now.since(since).min(WINDOW)).sum::<Duration>();
+        self.window.total(now) + under_way
+    }
+
+    fn over_share(&mut self, now: Timestamp, whole: Whole) -> bool {
+        let Some(share) = self.quota.gpu_share else { return false };
+        let window = WINDOW.as_nanos() as u64 * u64::from(whole.gpus);
+        self.gpu_time(now).as_nanos() > u128::from(share.of(window))
+    }
+}
+
+/// The tenants that have caps.
+#[derive(Debug)]
+pub(super) struct Gate {
+    whole: Whole,
+    accounts: BTreeMap<TenantIndex, Account>,
+    owners: BTreeMap<FunctionIndex, TenantIndex>,
+    inside: BTreeMap<RequestKey, Inside>,
+    /// Where each request waits that waits outside.
+    parked: BTreeMap<RequestKey, TenantIndex>,
+}
+
+impl Gate {
+    pub(super) fn new(whole: Whole) -> Self {
+        Self {
+            whole,
+            accounts: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            inside: BTreeMap::new(),
+            parked: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn set(&mut self, tenant: TenantIndex, quota: Quota) {
+        self.accounts.entry(tenant).or_default().quota = quota;
+        self.accounts.retain(|_, it| !it.quota.is_none() || it.inside > 0 || !it.parked.is_empty());
+    }
+
+    pub(super) fn own(&mut self, function: FunctionIndex, tenant: Option<TenantIndex>) {
+        match tenant {
+            Some(tenant) => self.owners.insert(function, tenant),
+            None => self.owners.remove(&function),
+        };
+    }
+
+    /// Who has to keep to caps with a function's requests.
+    pub(super) fn owner(&self, function: FunctionIndex) -> Option<TenantIndex> {
+        let owner = self.owners.get(&function).copied()?;
+        self.accounts.contains_key(&owner).then_some(owner)
+    }
+
+    pub(super) fn park(&mut self, tenant: TenantIndex, request: Parked) {
+        self.parked.insert(request.key, tenant);
+        self.accounts.entry(tenant).or_default().parked.insert(request.key, request);
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    pub(super) fn holds(&self, key: RequestKey) -> bool {
+        self.parked.contains_key(&key)
+    }
+
+    /// Takes a request from outside. `None` if it is not there.
+    pub(super) fn unpark(&mut self, key: RequestKey) -> Option<Parked> {
+        let tenant = self.parked.remove(&key)?;
+        self.accounts.get_mut(&tenant)?.parked.remove(&key)
+    }
+
+    /// One that waits outside for what its tenant can never have.
+    pub(super) fn hopeless(&self) -> Option<RequestKey> {
+        let whole = self.whole;
+        let first = |account: &Account| {
+            account.parked.values().next().map(|it| (it.key, account.never_fits(it, whole)))
+        };
+        self.accounts.values().filter_map(first).find_map(|(key, never)| never.then_some(key))
+    }
+
+    /// The oldest request whose turn to come in it is, `queued` being all that wait inside.
+    /// Of each tenant the oldest comes first, whatever the others would need.
+    pub(super) fn next(&mut self, now: Timestamp, queued: usize) -> Option<RequestKey> {
+        let whole = self.whole;
+        let mut over = Vec::new();
+        let mut greedy = 0;
+        let mut best: Option<RequestKey> = None;
+        for account in self.accounts.values_mut() {
+            let first = account.parked.values().next().copied().filter(|first| account.takes(first, whole));
+            if account.over_share(now, whole) {
+                greedy += account.queued as usize;
+                over.extend(first.map(|first| first.key));
+            } else if let Some(first) = first {
+                best = Some(best.map_or(first.key, |best| best.min(first.key)));
+            }
+        }
+        // Whoever is over its share yields to those who wait and are not.
+        if best.is_none() && queued <= greedy { over.into_iter().min() } else { best }
+    }
+
+    /// The oldest that the caps which always hold let in.
+    pub(super) fn next_for_idle(&self) -> Option<RequestKey> {
+        let whole = self.whole;
+        let first = |account: &Account| {
+            account.parked.values().next().filter(|first| account.takes(first, whole)).map(|first| first.key)
+        };
+        self.accounts.values().filter_map(first).min()
+    }
+
+    /// A request was let in.
+    pub(super) fn entered(&mut self, tenant: TenantIndex, request: &Parked) {
+        let account = self.accounts.entry(tenant).or_default();
+        account.inside += 1;
+        account.queued += 1;
+        let (requests, blocks) = account.models.entry(request.model).or_default();
+        (*requests, *blocks) = (*requests + 1, request.blocks);
+        self.inside.insert(request.key, Inside { tenant, model: request.model, on: None });
+    }
+
+    /// A tenant's request that waits outside is whose.
+    pub(super) fn tenant_of(&self, key: RequestKey) -> Option<TenantIndex> {
+        self.parked.get(&key).copied()
+    }
+
+    /// A request came to a GPU, or left it.
+    pub(super) fn moved(&mut self, key: RequestKey, on: Option<GpuIndex>) {
+        let Some(inside) = self.inside.get_mut(&key) else { return };
+        let (before, tenant) = (std::mem::replace(&mut inside.on, on), inside.tenant);
+        let Some(account) = self.accounts.get_mut(&tenant) else { return };
+        match (before, on) {
+            (None, Some(_)) => account.queued -= 1,
+            (Some(_), None) => account.queued += 1,
+            _ => {}
+        }
+    }
+
+    /// A GPU begins to work for whoever a request belongs to.
+    pub(super) fn turn_began(&mut self, now: Timestamp, key: RequestKey, gpu: GpuIndex) {
+        if let Some(account) = self.inside.get(&key).and_then(|it| self.accounts.get_mut(&it.tenant)) {
+            account.turns.insert(gpu, now);
+        }
+    }
+
+    /// It no longer does.
+    pub(super) fn turn_ended(&mut self, now: Timestamp, key: RequestKey, gpu: GpuIndex) {
+        if let Some(account) = self.inside.get(&key).and_then(|it| self.accounts.get_mut(&it.tenant))
+            && let Some(since) = account.turns.remove(&gpu)
+        {
+            account.window.add(since, now);
+        }
+    }
+
+    /// Whether a request that was let in has no GPU.
+    pub(super) fn waits(&self, key: RequestKey) -> bool {
+        self.inside.get(&key).is_some_and(|inside| inside.on.is_none())
+    }
+
+    /// A request is not this node's any more.
+    pub(super) fn gone(&mut self, key: RequestKey) {
+        let Some(Inside { tenant, model, on }) = self.inside.remove(&key) else { return };
+        let Some(account) = self.accounts.get_mut(&tenant) else { return };
+        account.inside -= 1;
+        account.queued -= u32::from(on.is_none());
+        if let Some((requests, _)) = account.models.get_mut(&model) {
+            *requests -= 1;
+            if *requests == 0 {
+                account.models.remove(&model);
+            }
+        }
+    }
+}

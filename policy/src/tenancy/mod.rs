@@ -1,0 +1,255 @@
+//! Keeps tenants within their caps (L20): stands before the node's queue, and lets a tenant's
+//! requests into it only as far as its caps allow. What is beyond waits outside, so that no policy
+//! of [`crate::dispatch`] need know of tenants, and others' requests pass it by.
+//!
+//! ```text
+//!   Quota, Owner                who has caps, and whose a function is
+//!   Enqueue ─► parked ─► let in ─► Dispatch ─► Assign, …
+//!                 ▲                   │
+//!                 └── Ended, Down ◄───┘    makes room for the next
+//! ```
+//!
+//! | cap | what it bounds on this node | when it holds |
+//! |---|---|---|
+//! | `gpus_max` | GPUs that work for the tenant at once: its requests inside, each of which takes one GPU at most | always |
+//! | `memory_share` | GPU memory for the models of its requests inside, each on a GPU of its own at worst. What is only left on a GPU is anyone's to evict, and not counted | always |
+//! | `gpu_share` | GPU time in the last [`WINDOW`], swapping included | while somebody waits inside who is within theirs, or has none |
+//!
+//! So the share of time is work-conserving, and the others are hard. A tenant that is over its share
+//! is also let in where a GPU stays idle that none of those who wait can use. A tenant with any cap
+//! has one request inside for each GPU at most: what was let in is not taken back, and whoever is
+//! within their share then waits for the runs under way, not for a queue.
+//!
+//! The oldest of a tenant comes in first; one that does not fit yet holds up the younger of the same
+//! tenant. One that can never fit its tenant's share of the memory fails with `NO_GPU_MEMORY`.
+//!
+//! **Bound.** Half the node's queue ([`Config::queue_max`]) may wait outside, of all tenants with
+//! caps; beyond, requests fail with `QUEUE_FULL`. So these never fill the queue of the others.
+//!
+//! **Cost.** A decision grows with the tenants that have caps, not with what waits. Without any caps
+//! nothing is parked and nothing is counted but who is on which GPU.
+//!
+//! Not here: caps over several nodes (each keeps to them by itself), and requests that were here
+//! before their tenant had a cap: those are served as they would have been.
+
+mod gate;
+mod protocol;
+mod window;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
+
+pub use self::protocol::Event;
+pub use self::window::WINDOW;
+
+use self::gate::{Gate, Parked, Whole};
+use crate::core::Core;
+use crate::dispatch::{self, Action, Config, Dispatch};
+use crate::ids::{FunctionIndex, RequestKey};
+use crate::memory::blocks_for;
+
+/// What is on a GPU, in the order in which it came: the first has its turn.
+#[derive(Debug, Default)]
+struct OnGpu {
+    up: bool,
+    requests: VecDeque<RequestKey>,
+}
+
+/// The node's queue behind its gate.
+#[derive(Debug)]
+pub struct Tenancy {
+    dispatch: Dispatch,
+    gate: Gate,
+    gpus: Vec<OnGpu>,
+    /// The memory of each model that may be asked for.
+    models: BTreeMap<ModelId, u32>,
+    parked_max: usize,
+}
+
+impl Tenancy {
+    /// An empty queue; no GPU is up yet, and no tenant has a cap.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let gpus: Vec<_> = config.gpus.iter().map(|_| OnGpu::default()).collect();
+        let blocks = config.gpus.iter().map(|gpu| u64::from(blocks_for(gpu.memory))).sum();
+        let whole = Whole { gpus: u32::try_from(gpus.len()).unwrap_or(u32::MAX), blocks };
+        Self {
+            dispatch: Dispatch::new(config),
+            gate: Gate::new(whole),
+            gpus,
+            models: BTreeMap::new(),
+            parked_max: (config.queue_max as usize / 2).max(1),
+        }
+    }
+
+    /// The queue itself.
+    #[must_use]
+    pub fn dispatch(&self) -> &Dispatch {
+        &self.dispatch
+    }
+
+    /// Requests that wait, outside or inside.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.dispatch.queued() + self.gate.parked()
+    }
+
+    /// Of those, the ones outside.
+    #[must_use]
+    pub fn parked(&self) -> usize {
+        self.gate.parked()
+    }
+
+    /// Whether a request waits or is on a GPU.
+    #[must_use]
+    pub fn holds(&self, key: RequestKey) -> bool {
+        self.gate.holds(key) || self.dispatch.holds(key)
+    }
+
+    /// Whether a function's tenant has caps.
+    #[must_use]
+    pub fn owned(&self, function: FunctionIndex) -> bool {
+        self.gate.owner(function).is_some()
+    }
+
+    fn pass(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
+        match event {
+            dispatch::Event::Enqueue { key, function, model, attempts } => {
+                let Some(tenant) = self.gate.owner(function) else {
+                    return self.forward(now, event, actions);
+                };
+                if self.gate.parked() >= self.parked_max {
+                    let reason = Reason::QueueFull;
+                    return actions.push(Action::Fail { key, reason, may_have_executed: false });
+                }
+                // Of a model that is not here nothing is known, but dispatch refuses it.
+                let blocks = self.models.get(&model).copied().unwrap_or(0);
+                self.gate.park(tenant, Parked { key, function, model, attempts, blocks });
+            }
+            dispatch::Event::Withdraw { key } if self.gate.unpark(key).is_some() => {}
+            dispatch::Event::Withdraw { key } => {
+                self.forward(now, event, actions);
+                self.forget_unless_held(key);
+            }
+            dispatch::Event::Ended { gpu, key, .. } | dispatch::Event::Returned { gpu, key, .. } => {
+                self.left(now, gpu, key);
+                self.forward(now, event, actions);
+                self.forget_unless_held(key);
+            }
+            dispatch::Event::Down { gpu, .. } | dispatch::Event::Reset { gpu } => {
+                let lost: Vec<_> = self.gpus[gpu.0 as usize].requests.iter().copied().collect();
+                lost.iter().for_each(|&key| self.left(now, gpu, key));
+                self.gpus[gpu.0 as usize].up = false;
+                self.forward(now, event, actions);
+                lost.into_iter().for_each(|key| self.forget_unless_held(key));
+            }
+            dispatch::Event::Up { gpu, .. } => {
+                self.gpus[gpu.0 as usize].up = true;
+                self.forward(now, event, actions);
+            }
+            dispatch::Event::Install { model, memory, weights } => {
+                self.models.insert(model, blocks_for(memory.max(weights)));
+                self.forward(now, event, actions);
+            }
+            dispatch::Event::Remove { model } => {
+                self.models.remove(&model);
+                self.forward(now, event, actions);
+            }
+            event => self.forward(now, event, actions),
+        }
+    }
+
+    /// Tells dispatch, and sees what it does.
+    fn forward(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
+        let before = actions.len();
+        self.dispatch.on_event(now, event, actions);
+        for action in &actions[before..] {
+            match *action {
+                Action::Assign { gpu, key, .. } => {
+                    let requests = &mut self.gpus[gpu.0 as usize].requests;
+                    requests.push_back(key);
+                    self.gate.moved(key, Some(gpu));
+                    if requests.len() == 1 {
+                        self.gate.turn_began(now, key, gpu);
+                    }
+                }
+                Action::Fail { key, .. } => self.gate.gone(key),
+                _ => {}
+            }
+        }
+    }
+
+    fn left(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) {
+        let requests = &mut self.gpus[gpu.0 as usize].requests;
+        let Some(place) = requests.iter().position(|&on| on == key) else { return };
+        requests.remove(place);
+        if place == 0 {
+            self.gate.turn_ended(now, key, gpu);
+            if let Some(&next) = requests.front() {
+                self.gate.turn_began(now, next, gpu);
+            }
+        }
+        self.gate.moved(key, None);
+    }
+
+    fn forget_unless_held(&mut self, key: RequestKey) {
+        if !self.dispatch.holds(key) {
+            self.gate.gone(key);
+        }
+    }
+
+    /// Lets in whoever may come in now.
+    fn let_in(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        while self.gate.parked() > 0
+            && let Some(key) = self.gate.hopeless()
+        {
+            self.gate.unpark(key);
+            actions.push(Action::Fail { key, reason: Reason::NoGpuMemory, may_have_executed: false });
+        }
+        while self.gate.parked() > 0
+            && let Some(key) = self.gate.next(now, self.dispatch.queued())
+        {
+            self.enter(now, key, actions);
+        }
+        // What is idle now is of no use to those who wait inside.
+        while self.gate.parked() > 0
+            && self.gpus.iter().any(|gpu| gpu.up && gpu.requests.is_empty())
+            && let Some(key) = self.gate.next_for_idle()
+        {
+            self.enter(now, key, actions);
+            if self.gate.waits(key) {
+                return;
+            }
+        }
+    }
+
+    fn enter(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(tenant) = self.gate.tenant_of(key) else { return };
+        let Some(request) = self.gate.unpark(key) else { return };
+        self.gate.entered(tenant, &request);
+        let Parked { key, function, model, attempts, .. } = request;
+        self.forward(now, dispatch::Event::Enqueue { key, function, model, attempts }, actions);
+    }
+}
+
+impl Core for Tenancy {
+    type Event = Event;
+    type Action = Action;
+
+    fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Dispatch(event) => self.pass(now, event, actions),
+            Event::Quota { tenant, quota } => self.gate.set(tenant, quota),
+            Event::Owner { function, tenant } => self.gate.own(function, tenant),
+        }
+        self.let_in(now, actions);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.dispatch.next_wake()
+    }
+}
+
+#[cfg(test)]
+mod tests;

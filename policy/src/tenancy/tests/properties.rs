@@ -1,0 +1,203 @@
+//! Whatever happens, under every policy: no cap that always holds is ever exceeded, nothing is
+//! lost, and nothing waits outside while its tenant's caps would let it in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::dispatch::POLICIES;
+
+const GPUS: u32 = 3;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Enqueue { function: u32, model: u32 },
+    Withdraw(usize),
+    End(usize),
+    GiveBack(usize),
+    Down(u32),
+    Up(u32),
+    Pass(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        10 => (0..4u32, 0..3u32).prop_map(|(function, model)| Step::Enqueue { function, model }),
+        1 => any::<usize>().prop_map(Step::Withdraw),
+        8 => any::<usize>().prop_map(Step::End),
+        1 => any::<usize>().prop_map(Step::GiveBack),
+        1 => (0..GPUS).prop_map(Step::Down),
+        3 => (0..GPUS).prop_map(Step::Up),
+        4 => (0u16..2_000).prop_map(Step::Pass),
+    ]
+}
+
+fn caps() -> impl Strategy<Value = Quota> {
+    (0u32..5, prop::sample::select(vec![0.0, 0.05, 0.3]), prop::sample::select(vec![0.0, 0.1, 0.2, 0.5]))
+        .prop_map(|(gpus, time, memory)| quota(gpus, time, memory))
+}
+
+/// A request, as the test knows it.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    function: u32,
+    model: u32,
+    on: Option<u32>,
+}
+
+#[derive(Default)]
+struct World {
+    requests: BTreeMap<u64, Request>,
+    up: BTreeSet<u32>,
+}
+
+const fn mib(model: u32) -> u64 {
+    8 << model
+}
+
+impl World {
+    fn take(&mut self, actions: &[Action]) {
+        for action in actions {
+            match *action {
+                Action::Assign { gpu, key, .. } => {
+                    let request = self.requests.get_mut(&key.0).expect("it is known");
+                    assert!(request.on.replace(gpu.0).is_none(), "given out twice");
+                    assert!(self.up.contains(&gpu.0));
+                }
+                Action::Fail { key, .. } => {
+                    assert!(self.requests.remove(&key.0).is_some(), "failed after its end");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn pick(&self, number: usize) -> Option<(u64, u32)> {
+        let on: Vec<_> = self.requests.iter().filter_map(|(&key, it)| Some((key, it.on?))).collect();
+        on.get(number % on.len().max(1)).copied()
+    }
+
+    /// GPUs and memory that a tenant's requests take.
+    fn at_work(&self, tenant: u32) -> (usize, u64) {
+        let own = self.requests.values().filter(|it| it.function == tenant);
+        let copies: BTreeSet<_> = own.filter_map(|it| Some((it.on?, it.model))).collect();
+        let gpus: BTreeSet<_> = copies.iter().map(|(gpu, _)| gpu).collect();
+        (gpus.len(), copies.iter().map(|&(_, model)| mib(model)).sum())
+    }
+
+    fn check(&self, core: &Tenancy, caps: &[Quota; 2]) {
+        assert_eq!(core.queued(), self.requests.values().filter(|it| it.on.is_none()).count());
+        for (tenant, quota) in (0u32..).zip(caps) {
+            self.check_tenant(core, tenant, quota);
+        }
+    }
+
+    fn check_tenant(&self, core: &Tenancy, tenant: u32, quota: &Quota) {
+        let parked = |key: u64| core.gate.holds(RequestKey(key));
+        let (gpus, memory) = self.at_work(tenant);
+        let gpus_max = quota.gpus_max.map_or(GPUS, |max| max.get().min(GPUS)) as usize;
+        // In blocks of 2 MiB.
+        let memory_max = quota.memory_share.map_or(u64::MAX, |share| share.of(32 * u64::from(GPUS)) * 2);
+        assert!(gpus <= gpus_max && memory <= memory_max, "{gpus} GPUs, {memory} MiB of {quota:?}");
+        let own = |it: &Request| it.function == tenant;
+        let Some((_, first)) = self.requests.iter().find(|(key, it)| own(it) && parked(**key)) else {
+            return;
+        };
+        // Why the oldest of them is not inside.
+        let inside: Vec<_> =
+            self.requests.iter().filter(|(key, it)| own(it) && !parked(**key)).map(|(_, it)| it).collect();
+        let copies = |model| inside.iter().filter(|it| it.model == model).count().min(GPUS as usize) as u64;
+        let taken: u64 = (0..3).map(|model| copies(model) * mib(model)).sum();
+        let more = if copies(first.model) < u64::from(GPUS) { mib(first.model) } else { 0 };
+        let at_cap = inside.len() >= gpus_max || taken + more > memory_max;
+        let others = self.requests.iter().any(|(key, it)| !own(it) && it.on.is_none() && !parked(*key));
+        let yields = quota.gpu_share.is_some() && others;
+        assert!(at_cap || yields, "{first:?} of {quota:?} waits outside");
+        let idle = self.up.iter().any(|gpu| self.requests.values().all(|it| it.on != Some(*gpu)));
+        let others_wait_inside =
+            self.requests.iter().any(|(key, it)| it.on.is_none() && !parked(*key) && it.function < 2);
+        assert!(at_cap || !idle || others_wait_inside, "a GPU idles while {first:?} waits outside");
+    }
+}
+
+proptest! {
+    #[test]
+    fn caps_hold_nothing_is_lost_and_nothing_waits_outside_in_vain(
+        policy in prop::sample::select(POLICIES.map(|(_, policy)| policy).to_vec()),
+        caps in [caps(), caps()],
+        steps in prop::collection::vec(step(), 1..200),
+    ) {
+        let mut node = Node::new(policy, GPUS);
+        node.cap(A, caps[0]);
+        node.cap(B, caps[1]);
+        let mut world = World { up: (0..GPUS).collect(), ..World::default() };
+        let mut next_key = 0;
+        for step in steps {
+            node.pass_ms(1);
+            let event = match step {
+                Step::Enqueue { function, model } => {
+                    next_key += 1;
+                    world.requests.insert(next_key, Request { function, model, on: None });
+                    world.take(&node.enqueue(next_key, function, model));
+                    world.check(&node.core, &caps);
+                    continue;
+                }
+                Step::Withdraw(number) => {
+                    let waiting: Vec<_> =
+                        world.requests.iter().filter(|(_, it)| it.on.is_none()).map(|(&key, _)| key).collect();
+                    let Some(&key) = waiting.get(number % waiting.len().max(1)) else { continue };
+                    world.requests.remove(&key);
+                    dispatch::Event::Withdraw { key: RequestKey(key) }
+                }
+                Step::End(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.requests.remove(&key);
+                    let ran = Some(Duration::from_micros(1 << (number % 15)));
+                    dispatch::Event::Ended { gpu: GpuIndex(gpu), key: RequestKey(key), ran }
+                }
+                Step::GiveBack(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.requests.get_mut(&key).unwrap().on = None;
+                    let why = Return::Failed(Progress::Preparing);
+                    dispatch::Event::Returned { gpu: GpuIndex(gpu), key: RequestKey(key), why }
+                }
+                Step::Down(gpu) => {
+                    world.up.remove(&gpu);
+                    let mut lost = Vec::new();
+                    for (&key, request) in world.requests.iter_mut().filter(|(_, it)| it.on == Some(gpu)) {
+                        request.on = None;
+                        lost.push((RequestKey(key), Progress::Begun));
+                    }
+                    dispatch::Event::Down { gpu: GpuIndex(gpu), lost }
+                }
+                Step::Up(gpu) => {
+                    if !world.up.insert(gpu) {
+                        continue;
+                    }
+                    dispatch::Event::Up { gpu: GpuIndex(gpu), incarnation: Incarnation(1) }
+                }
+                Step::Pass(ms) => {
+                    node.pass_ms(u64::from(ms));
+                    dispatch::Event::Tick
+                }
+            };
+            world.take(&node.tell(event));
+            world.check(&node.core, &caps);
+        }
+        // All are answered once every GPU is up and works on.
+        for gpu in 0..GPUS {
+            if world.up.insert(gpu) {
+                let up = dispatch::Event::Up { gpu: GpuIndex(gpu), incarnation: Incarnation(1) };
+                world.take(&node.tell(up));
+            }
+        }
+        while let Some((key, gpu)) = world.pick(0) {
+            world.requests.remove(&key);
+            node.pass_ms(1);
+            world.take(&node.ended(gpu, key));
+            world.check(&node.core, &caps);
+        }
+        prop_assert_eq!((world.requests.len(), node.core.queued(), node.core.dispatch().in_flight()), (0, 0, 0));
+    }
+}

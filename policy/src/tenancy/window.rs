@@ -1,0 +1,99 @@
+//! How much GPU time a tenant took lately.
+
+use std::time::Duration;
+
+use millrace_types::Timestamp;
+
+/// How far back GPU time counts towards a share.
+pub const WINDOW: Duration = Duration::from_secs(10);
+/// The window moves on in steps of a slice, so that it costs the same however much ran in it.
+const SLICES: usize = 20;
+const SLICE_NS: u64 = WINDOW.as_nanos() as u64 / SLICES as u64;
+
+/// GPU time by slices of time, the newest of which is not over.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Window {
+    slices: [u64; SLICES],
+    /// The number of the newest slice.
+    newest: u64,
+    total: u64,
+}
+
+impl Window {
+    fn advance(&mut self, now: Timestamp) {
+        let newest = now.0 / SLICE_NS;
+        let passed = newest.saturating_sub(self.newest).min(SLICES as u64);
+        for number in (newest + 1).saturating_sub(passed)..=newest {
+            let slice = &mut self.slices[(number % SLICES as u64) as usize];
+            if passed > 0 {
+                self.total -= std::mem::take(slice);
+            }
+        }
+        self.newest = self.newest.max(newest);
+    }
+
+    /// A GPU worked for it from one moment until now. What lies before the window does not count.
+    pub(super) fn add(&mut self, from: Timestamp, now: Timestamp) {
+        self.advance(now);
+        let oldest = self.newest.saturating_sub(SLICES as u64 - 1);
+        for number in (from.0 / SLICE_NS).max(oldest)..=now.0 / SLICE_NS {
+            let begins = from.0.max(number * SLICE_NS);
+            let ends = now.0.min((number + 1) * SLICE_NS);
+            let ns = ends.saturating_sub(begins);
+            self.slices[(number % SLICES as u64) as usize] += ns;
+            self.total += ns;
+        }
+    }
+
+    /// The GPU time in the window.
+    pub(super) fn total(&mut self, now: Timestamp) -> Duration {
+        self.advance(now);
+        Duration::from_nanos(self.total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const fn at(ms: u64) -> Timestamp {
+        Timestamp(ms * 1_000_000)
+    }
+
+    #[test]
+    fn time_counts_until_the_window_has_moved_past_it() {
+        let mut window = Window::default();
+        window.add(at(1_000), at(3_000));
+        assert_eq!(window.total(at(3_000)), Duration::from_secs(2));
+        assert_eq!(window.total(at(10_900)), Duration::from_secs(2));
+        assert_eq!(window.total(at(12_000)), Duration::from_secs(1) - Duration::from_millis(500));
+        assert_eq!(window.total(at(60_000)), Duration::ZERO);
+        window.add(at(60_000), at(100_000));
+        assert!(window.total(at(100_000)) <= WINDOW, "a long run fills the window and no more");
+    }
+
+    proptest! {
+        /// Slices only blur where the window begins.
+        #[test]
+        fn the_total_is_what_lies_in_the_window_but_for_a_slice(
+            turns in prop::collection::vec((0u64..3_000, 0u64..20_000), 1..40),
+        ) {
+            let (mut window, mut now, mut intervals) = (Window::default(), 0, Vec::new());
+            for (gap, length) in turns {
+                let from = now + gap;
+                now = from + length;
+                window.add(at(from), at(now));
+                intervals.push((from, now));
+                let since = |begin: u64| {
+                    intervals.iter().map(|&(from, to): &(u64, u64)| to.saturating_sub(from.max(begin))).sum::<u64>()
+                };
+                let begin = now.saturating_sub(10_000);
+                let total = window.total(at(now)).as_millis();
+                prop_assert!(total <= u128::from(since(begin)));
+                prop_assert!(total >= u128::from(since(begin + 500)));
+            }
+        }
+    }
+}

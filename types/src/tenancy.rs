@@ -1,0 +1,135 @@
+//! What a tenant may use at most (L20). The caps hold on each node for itself: a node knows what
+//! runs on it at once and what ran there lately, and asks nobody else.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A part of a whole, in millionths: above nothing, at most all. Exact, so that replicas agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Share(NonZeroU32);
+
+/// A share that is nothing, or more than all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a share is above 0 and at most 1, such as 0.5")]
+pub struct ShareError;
+
+impl Share {
+    /// Everything.
+    pub const ALL: Self = Self(NonZeroU32::new(1_000_000).expect("a million is not zero"));
+
+    /// Takes a share in millionths.
+    ///
+    /// # Errors
+    /// [`ShareError`] for none and above all.
+    pub const fn from_ppm(ppm: u32) -> Result<Self, ShareError> {
+        match NonZeroU32::new(ppm) {
+            Some(ppm) if ppm.get() <= Self::ALL.ppm() => Ok(Self(ppm)),
+            _ => Err(ShareError),
+        }
+    }
+
+    /// Takes a share of 1, rounded to millionths, and up from less than one.
+    ///
+    /// # Errors
+    /// [`ShareError`] for none, above all and what is no number.
+    pub fn from_fraction(fraction: f64) -> Result<Self, ShareError> {
+        // Checked before it is rounded: in range, it fits.
+        let ppm = (fraction > 0.0 && fraction <= 1.0).then(|| (fraction * 1e6).round() as u32);
+        Self::from_ppm(ppm.ok_or(ShareError)?.max(1))
+    }
+
+    /// The share of 1.
+    #[must_use]
+    pub fn fraction(self) -> f64 {
+        f64::from(self.ppm()) / f64::from(Self::ALL.ppm())
+    }
+
+    /// The share in millionths.
+    #[must_use]
+    pub const fn ppm(self) -> u32 {
+        self.0.get()
+    }
+
+    /// This part of a whole, rounded down.
+    #[must_use]
+    pub fn of(self, whole: u64) -> u64 {
+        let part = u128::from(whole) * u128::from(self.ppm()) / u128::from(Self::ALL.ppm());
+        u64::try_from(part).unwrap_or(u64::MAX)
+    }
+}
+
+impl TryFrom<u32> for Share {
+    type Error = ShareError;
+    fn try_from(ppm: u32) -> Result<Self, ShareError> {
+        Self::from_ppm(ppm)
+    }
+}
+
+impl From<Share> for u32 {
+    fn from(share: Share) -> Self {
+        share.ppm()
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.fraction())
+    }
+}
+
+impl FromStr for Share {
+    type Err = ShareError;
+    fn from_str(text: &str) -> Result<Self, ShareError> {
+        Self::from_fraction(text.parse().map_err(|_| ShareError)?)
+    }
+}
+
+/// What a tenant's functions may use of one node. `None` is without a cap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Quota {
+    /// GPUs that work on its requests at once. Always kept to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus_max: Option<NonZeroU32>,
+    /// Of the GPUs' time in the last seconds. Kept to only while others wait who are within theirs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_share: Option<Share>,
+    /// Of the GPUs' memory, what the models of its requests at work take. Always kept to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_share: Option<Share>,
+}
+
+impl Quota {
+    /// No caps.
+    pub const NONE: Self = Self { gpus_max: None, gpu_share: None, memory_share: None };
+
+    /// Whether there is no cap.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self == Self::NONE
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_above_nothing_and_at_most_all() {
+        assert_eq!(Share::from_ppm(0), Err(ShareError));
+        assert_eq!(Share::from_ppm(1_000_001), Err(ShareError));
+        let half = Share::from_ppm(500_000).unwrap();
+        assert_eq!((half.of(7), half.of(u64::MAX), Share::ALL.of(u64::MAX)), (3, u64::MAX / 2, u64::MAX));
+        assert_eq!(("0.5".parse(), "1".parse()), (Ok(half), Ok(Share::ALL)));
+        assert_eq!("0.0000001".parse::<Share>().map(Share::ppm), Ok(1));
+        for none in ["", "half", "0", "-0.5", "1.01", "NaN", "inf"] {
+            assert_eq!(none.parse::<Share>(), Err(ShareError), "{none}");
+        }
+        assert_eq!((half.to_string(), Share::ALL.to_string()), ("0.5".into(), "1".into()));
+    }
+}
