@@ -8,7 +8,8 @@ use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::{
-    apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, get, invoke, ps, scheduling, sim, synth, up, version, worker,
+    apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, get, invoke, ps,
+    scheduling, sim, synth, tenant, up, version, worker,
 };
 use crate::failure::EXIT_CODES;
 use crate::load;
@@ -86,6 +87,7 @@ pub(crate) enum Command {
     Billing(billing::Args),
     Load(load::Args),
     Sim(sim::Args),
+    Tenant(tenant::Args),
     Cluster(cluster::Args),
     Cordon(scheduling::Cordon),
     Drain(scheduling::Drain),

@@ -207,6 +207,40 @@ TOTAL     -          1003       7200.250s   36010.000s   10801.250s   7.5009
 }
 
 #[tokio::test]
+async fn a_tenants_caps_are_set_shown_and_taken_away() {
+    let (_server, sandbox) = cluster().await;
+    let set = ok(sandbox.run("tenant set acme --gpus-max 2 --memory-share 0.5").await);
+    assert_eq!(set, "tenant/acme may use 2 GPUs, 0.5 of their memory of each node\n");
+    let set = ok(sandbox.run("tenant set zeta --gpu-share 0.25").await);
+    assert_eq!(set, "tenant/zeta may use 0.25 of the GPUs' time of each node\n");
+    assert_eq!(ok(sandbox.run("tenant set beta --no-caps").await), "tenant/beta has no caps\n");
+    let table = "\
+NAME   FUNCTIONS   GPUS-MAX   GPU-SHARE   MEMORY-SHARE
+acme   2           2          -           0.5
+beta   2           -          -           -
+zeta   2           -          0.25        -
+";
+    assert_eq!(ok(sandbox.run("get tenants").await), table);
+    let document = json_of(sandbox.run("get tenant acme -o json").await);
+    let expected = json!({
+        "name": "acme", "functions": 2, "gpusMax": 2, "gpuShare": null, "memoryShare": 0.5,
+        "resourceVersion": null, "updatedAt": null, "updatedBy": "anonymous",
+    });
+    assert_eq!(document["items"], json!([expected]));
+    assert_eq!(sandbox.run("get tenant nobody").await.code, 3);
+    for (line, says) in [
+        ("tenant set acme", "no cap is named"),
+        ("tenant set acme --gpus-max 0", "--gpus-max"),
+        ("tenant set acme --gpu-share 1.5", "above 0 and at most 1"),
+        ("tenant set acme --no-caps --gpus-max 1", "cannot be used with"),
+        ("delete tenant acme", "millrace tenant set NAME --no-caps"),
+    ] {
+        let run = sandbox.run(line).await;
+        assert!(run.code == 2 && run.stderr.contains(says), "{line}: {run:?}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_told_apart() {
     let (_server, sandbox) = cluster().await;
     for line in

@@ -3,6 +3,7 @@
 mod billing;
 mod cluster;
 mod nodes;
+mod tenants;
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;

@@ -7,7 +7,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, SyncBatch};
+use millrace_types::{
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, Quota, SyncBatch, TenantName,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
@@ -179,5 +181,12 @@ pub enum Command {
         digest: Digest,
         /// Who.
         holder: ControllerId,
+    },
+    /// Sets what a tenant's functions may use.
+    SetQuota {
+        /// Whose.
+        tenant: TenantName,
+        /// All of the caps; none takes those away that there are.
+        quota: Quota,
     },
 }

@@ -7,7 +7,9 @@ use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
 
 use crate::placements::PLACEMENTS_MAX;
 use crate::record::Function;
-use crate::state::{ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State};
+use crate::state::{
+    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State, TENANTS_MAX,
+};
 
 /// A broken invariant: a bug of this crate, or bytes that no build of it wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +87,7 @@ impl State {
         self.check_functions()?;
         self.check_artifacts()?;
         self.check_nodes()?;
+        self.check_tenants()?;
         self.check_versions()?;
         if self.sessions.is_consistent() { Ok(()) } else { Err(Violation::Sessions) }
     }
@@ -106,6 +109,7 @@ impl State {
             ("nodes", self.nodes.len(), NODES_MAX),
             ("retired functions", self.retired.len(), RETIRED_MAX),
             ("placements", self.placements.len(), PLACEMENTS_MAX),
+            ("tenants with caps", self.tenants.len(), TENANTS_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
             Some((what, _, _)) => Err(Violation::Unbounded(what)),
@@ -192,6 +196,19 @@ impl State {
         Ok(())
     }
 
+    fn check_tenants(&self) -> Result<(), Violation> {
+        for (name, tenant) in &self.tenants {
+            // One without caps is not kept.
+            if *name != tenant.name || tenant.quota.is_none() {
+                return Err(Violation::Misfiled(format!("tenant {name}")));
+            }
+            if tenant.changed_at > self.clock {
+                return Err(Violation::Future(format!("tenant {name}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Each change has a version of its own, so no two resources can be at the same one.
     fn check_versions(&self) -> Result<(), Violation> {
         let functions = self.functions.values().map(|it| (it.key.to_string(), it.resource_version));
@@ -201,7 +218,8 @@ impl State {
         let placements = self.placements.all();
         let placements =
             placements.map(|it| (format!("{} on {}", it.function, it.node), it.resource_version));
-        for (what, version) in functions.chain(nodes).chain(retired).chain(placements) {
+        let tenants = self.tenants.values().map(|it| (format!("tenant {}", it.name), it.resource_version));
+        for (what, version) in functions.chain(nodes).chain(retired).chain(placements).chain(tenants) {
             if version == 0 || version > self.version || !seen.insert(version) {
                 return Err(Violation::Version(what, version));
             }

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
 //! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
-//! | [`record`] | functions, artifacts, nodes and placements as they are kept |
+//! | [`record`] | functions, artifacts, nodes, placements and tenants as they are kept |
 //! | [`checkpoint`] | what a node told of its soft state |
 //! | [`index`] | tier 2 of the data index: who holds what, and what is lost |
 //! | [`invariants`] | what holds after every command |
@@ -51,11 +51,11 @@ pub use outcome::{Applied, Outcome, Refusal};
 pub use placements::PLACEMENTS_MAX;
 pub use record::{
     Artifact, Cluster, ControllerId, Function, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
-    PlacementReason, RevisionRecord, Scheduling,
+    PlacementReason, RevisionRecord, Scheduling, Tenant,
 };
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};
 pub use snapshot::{DecodeError, FORMAT};
 pub use state::{
     ARTIFACTS_MAX, CLUSTER_VERSION, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, REVISIONS_SERVED,
-    State,
+    State, TENANTS_MAX,
 };

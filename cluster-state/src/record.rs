@@ -1,11 +1,12 @@
-//! Functions, artifacts and nodes as the state keeps them.
+//! Functions, artifacts, nodes and tenants as the state keeps them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdSet;
 use millrace_types::{
-    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, Revision, TensorSpec,
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, Quota, Revision,
+    TenantName, TensorSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -256,4 +257,19 @@ impl Node {
     pub fn takes_functions(&self) -> bool {
         self.status == NodeStatus::Live && self.scheduling == Scheduling::Schedulable
     }
+}
+
+/// A tenant that has caps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tenant {
+    /// Its name.
+    pub name: TenantName,
+    /// What it may use.
+    pub quota: Quota,
+    /// The state's version at the last change.
+    pub resource_version: u64,
+    /// When that was.
+    pub changed_at: UnixMillis,
+    /// Who made it.
+    pub changed_by: Caller,
 }

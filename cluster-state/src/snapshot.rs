@@ -13,7 +13,7 @@ use crate::state::State;
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
 /// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads 1 only would lose them |
-/// | 3 | 0.2.0 | idle residence in usage; a build that reads 2 only takes no such usage |
+/// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads 2 only takes no such usage |
 pub const FORMAT: u16 = 3;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;

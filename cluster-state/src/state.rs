@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Revision, TenantName};
+use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Quota, Revision, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::{Bills, FunctionScore};
@@ -14,7 +14,7 @@ use crate::commands;
 use crate::index::Index;
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::placements::{Placements, first_name};
-use crate::record::{Artifact, Cluster, Function, Node, NodeStatus};
+use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Tenant};
 use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
@@ -29,6 +29,8 @@ pub const FUNCTIONS_MAX: usize = 100_000;
 pub const ARTIFACTS_MAX: usize = 100_000;
 /// The most nodes kept, lost ones included.
 pub const NODES_MAX: usize = 4_096;
+/// The most tenants that have caps.
+pub const TENANTS_MAX: usize = 10_000;
 /// The most deleted functions whose revision numbers are remembered.
 pub const RETIRED_MAX: usize = 10_000;
 
@@ -55,6 +57,9 @@ pub struct State {
     /// so that a number never means two models to a worker or a client.
     pub(crate) retired: OrdMap<FunctionKey, Retired>,
     pub(crate) sessions: Sessions,
+    /// Those that have caps.
+    #[serde(default)]
+    pub(crate) tenants: OrdMap<TenantName, Arc<Tenant>>,
     #[serde(default)]
     pub(crate) placements: Placements,
     /// Of live nodes only, and of none that has not said anything and was given nothing yet.
@@ -163,6 +168,7 @@ impl State {
             Command::RemoveArtifactHolder { digest, holder } => {
                 commands::remove_artifact_holder(self, *digest, *holder)
             }
+            Command::SetQuota { tenant, quota } => commands::set_quota(self, context, tenant, *quota),
         }
     }
 
@@ -258,6 +264,23 @@ impl State {
     /// Every node, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
         self.nodes.values()
+    }
+
+    /// What a tenant's functions may use.
+    #[must_use]
+    pub fn quota(&self, tenant: &TenantName) -> Quota {
+        self.tenants.get(tenant).map_or(Quota::NONE, |tenant| tenant.quota)
+    }
+
+    /// One tenant, if it has caps.
+    #[must_use]
+    pub fn tenant(&self, name: &TenantName) -> Option<&Arc<Tenant>> {
+        self.tenants.get(name)
+    }
+
+    /// Every tenant that has caps, by name.
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        self.tenants.values()
     }
 
     /// The memory of the largest GPU of any live node; `None` while there is no GPU.

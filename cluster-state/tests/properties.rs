@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_cluster_state::{
@@ -10,7 +11,8 @@ use millrace_cluster_state::{
 };
 use millrace_types::{
     Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
-    ModelCopy, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart, TenantName, Tier, Usage,
+    ModelCopy, NodeDelta, NodeName, Portion, Quota, Share, SloCounts, SyncBatch, SyncPart, TenantName, Tier,
+    Usage,
 };
 use proptest::prelude::*;
 
@@ -124,6 +126,13 @@ fn voters() -> impl Strategy<Value = Vec<ControllerId>> {
     prop_oneof![4 => Just(Vec::new()), 1 => Just(vec![ControllerId(1), ControllerId(2), ControllerId(3)])]
 }
 
+fn set_quota() -> impl Strategy<Value = Command> {
+    (key(), 0u32..3, 0u32..3).prop_map(|(key, gpus_max, share)| {
+        let (gpus_max, memory_share) = (NonZeroU32::new(gpus_max), Share::from_ppm(share * 300_000).ok());
+        Command::SetQuota { tenant: key.tenant, quota: Quota { gpus_max, memory_share, gpu_share: None } }
+    })
+}
+
 fn command() -> impl Strategy<Value = Command> {
     let expected = || prop::option::weighted(0.3, 0u64..30);
     prop_oneof![
@@ -140,6 +149,7 @@ fn command() -> impl Strategy<Value = Command> {
             digest, unused_since: UnixMillis(at),
         }),
         4 => register(),
+        2 => set_quota(),
         12 => sync(),
         5 => (key(), node_name()).prop_map(|(function, node)| Command::Place {
             function, node, reason: PlacementReason::Rebalance,

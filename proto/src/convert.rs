@@ -1,11 +1,12 @@
 //! Wire shapes to domain shapes and back, checked. The only place that does it.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_types::function::{DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
 use millrace_types::{
-    Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Reason, Resources, Runtime, Slo,
-    TenantName, TensorSpec,
+    Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Quota, Reason, Resources, Runtime, Share,
+    Slo, TenantName, TensorSpec,
 };
 
 use crate::admin;
@@ -109,6 +110,36 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
     }
 }
 
+/// Reads a tenant's caps.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] with what to write instead.
+pub fn quota(wire: &admin::Quota) -> Result<Quota, Failure> {
+    let invalid = |message: String| Failure::new(Reason::InvalidSpec, message);
+    let share = |field: &str, share: f64| {
+        Share::from_fraction(share).map_err(|error| invalid(format!("{field}: {error}")))
+    };
+    let gpus = |max: u32| {
+        let message = "gpus_max: at least 1; to stop a tenant, delete or unload its functions";
+        NonZeroU32::new(max).ok_or_else(|| invalid(message.to_owned()))
+    };
+    Ok(Quota {
+        gpus_max: wire.gpus_max.map(gpus).transpose()?,
+        gpu_share: wire.gpu_share.map(|it| share("gpu_share", it)).transpose()?,
+        memory_share: wire.memory_share.map(|it| share("memory_share", it)).transpose()?,
+    })
+}
+
+/// Writes a tenant's caps for the admin API.
+#[must_use]
+pub fn quota_wire(quota: &Quota) -> admin::Quota {
+    admin::Quota {
+        gpus_max: quota.gpus_max.map(NonZeroU32::get),
+        gpu_share: quota.gpu_share.map(Share::fraction),
+        memory_share: quota.memory_share.map(Share::fraction),
+    }
+}
+
 /// Writes a declared tensor for the admin API; free dimensions become -1.
 #[must_use]
 pub fn tensor_spec_wire(spec: &TensorSpec) -> admin::TensorSpec {
@@ -133,6 +164,26 @@ mod tests {
     #[test]
     fn a_spec_survives_the_wire() {
         assert_eq!(function_spec(function_spec_wire(&spec())), Ok(spec()));
+    }
+
+    #[test]
+    fn caps_survive_the_wire_and_what_is_none_is_refused() {
+        let half = admin::Quota { gpus_max: Some(3), gpu_share: Some(0.5), memory_share: Some(1.0) };
+        assert_eq!(quota_wire(&quota(&half).unwrap()), half);
+        assert_eq!(quota(&admin::Quota::default()), Ok(Quota::NONE));
+        for (field, bad) in [
+            ("gpus_max", admin::Quota { gpus_max: Some(0), ..half }),
+            ("gpu_share", admin::Quota { gpu_share: Some(0.0), ..half }),
+            ("gpu_share", admin::Quota { gpu_share: Some(f64::NAN), ..half }),
+            ("memory_share", admin::Quota { memory_share: Some(1.01), ..half }),
+            ("memory_share", admin::Quota { memory_share: Some(-0.5), ..half }),
+        ] {
+            let refused = quota(&bad).unwrap_err();
+            assert!(
+                refused.reason == Reason::InvalidSpec && refused.message.starts_with(field),
+                "{refused:?}"
+            );
+        }
     }
 
     #[test]

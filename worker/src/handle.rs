@@ -16,6 +16,7 @@ use crate::actors::node;
 use crate::actors::work::Work;
 use crate::clock::Clock;
 use crate::control::checkpoint::Scores;
+use crate::control::desired::Quotas;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::request::{Completion, Invocation};
 use crate::seams::Mailbox;
@@ -194,6 +195,11 @@ impl NodeHandle {
     /// depend on it.
     pub(crate) fn tell_scores(&self, scores: Scores) {
         self.directory.post(node::Message::Scores(scores));
+    }
+
+    /// What tenants may use of this node from now on; those that are not named have no caps.
+    pub fn cap(&self, quotas: Arc<Quotas>) {
+        self.directory.post(node::Message::Quotas(quotas));
     }
 
     /// What the node looks like now.

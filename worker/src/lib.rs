@@ -32,3 +32,4 @@ pub mod service;
 pub mod snapshot;
 pub mod start;
 mod supervisor;
+mod tenants;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use millrace_policy::admission::Score;
 use millrace_policy::ids::FunctionIndex;
-use millrace_types::{Bytes, Digest, FunctionKey, ModelId, RevisionKey};
+use millrace_types::{Bytes, Digest, FunctionKey, ModelId, RevisionKey, TenantName};
 
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
@@ -135,6 +135,11 @@ impl Registry {
 
     pub(crate) fn indexed(&self) -> impl Iterator<Item = (FunctionIndex, &Hosted)> {
         self.functions.iter().map(|(&index, hosted)| (index, hosted))
+    }
+
+    /// The owner of each function here.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = (FunctionIndex, &TenantName)> + Clone {
+        self.functions.iter().map(|(&index, hosted)| (index, &hosted.config.key.function.tenant))
     }
 
     pub(crate) fn functions(&self) -> impl Iterator<Item = &Hosted> {

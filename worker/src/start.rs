@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+mod passing;
+
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 use millrace_proto::worker as wire;
@@ -18,7 +20,6 @@ use tokio::task::JoinSet;
 use tonic::transport::server::TcpIncoming;
 
 use crate::clock::MonotonicClock;
-use crate::control::checkpoint::Scores;
 use crate::control::desired::Desired;
 use crate::control::{self, Control, telemetry};
 use crate::data_dir::{self, DataDir};
@@ -169,6 +170,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         desired.subscribe(),
     );
     let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
+    let quotas_now = desired.subscribe();
     let control = Control::start(
         control::Config {
             name: config.node.clone(),
@@ -189,8 +191,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let mut telemetry_task = JoinSet::new();
     telemetry_task.spawn(telemetry::publish(node.clone(), view.models.clone(), desired_now, telemetry_now));
-    let mut scores_task = JoinSet::new();
-    scores_task.spawn(tell_scores(control.scores(), node.clone()));
+    let passing = passing::start(control.scores(), quotas_now, &node);
     let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
     let server = serve(grpc(&service, config.limits), incoming);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, "worker started");
@@ -202,7 +203,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         control,
         server: Some(server),
         actors,
-        tasks: vec![host_tier, telemetry_task, scores_task],
+        tasks: vec![host_tier, telemetry_task, passing],
     })
 }
 
@@ -289,13 +290,6 @@ impl Server {
         if tokio::time::timeout(SERVER_GRACE, self.task.join_next()).await.is_err() {
             self.task.shutdown().await;
         }
-    }
-}
-
-/// Passes on what functions go by, about once a second.
-async fn tell_scores(mut scores: watch::Receiver<Scores>, node: NodeHandle) {
-    while scores.changed().await.is_ok() {
-        node.tell_scores(Arc::clone(&scores.borrow_and_update()));
     }
 }
 

@@ -11,7 +11,9 @@
 //! | Link | grants on their way | granted again when nobody reports them |
 //! | Node | every request | answered `INTERNAL`; everything below starts anew, what is installed stays |
 
-use std::cell::{Cell, RefCell, RefMut};
+mod accounts;
+
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,16 +21,17 @@ use std::sync::Arc;
 use millrace_policy::admission::{self, Admission};
 use millrace_policy::attempts::Idempotent;
 use millrace_policy::core::Core as _;
-use millrace_policy::dispatch::{self, Dispatch, Objective};
+use millrace_policy::dispatch::{self, Objective};
 use millrace_policy::fabric::{Fabric, link::Link as LinkCore};
 use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
 use millrace_policy::residence::Residence;
+use millrace_policy::tenancy::Tenancy;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, FunctionKey, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, SloCounts};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey};
 use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
@@ -38,13 +41,13 @@ use crate::actors::gpu::{self, Gpu};
 use crate::actors::link::{self, Link};
 use crate::actors::node::{self, Node};
 use crate::clock::{Clock, Sleeper};
-use crate::handle::{Directory, FunctionEntry, NodeHandle, Parts};
+use crate::handle::{Directory, FunctionEntry, NodeHandle};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::node::{NodeConfig, NodeContext};
 use crate::port::{PortSink, Spawner};
 use crate::registry::Registry;
 use crate::seams::{self, Behaviour, Mailbox, Slot};
-use crate::snapshot::{Look, SnapshotPart};
+use crate::tenants::Tenants;
 
 pub(crate) use crate::registry::Removed;
 
@@ -74,6 +77,8 @@ pub(crate) struct Supervisor {
     registry: RefCell<Registry>,
     /// What was idle is billed, whichever Node actor saw it.
     residence: RefCell<Residence>,
+    /// Caps hold, whichever Node actor keeps to them.
+    tenants: RefCell<Tenants>,
     /// The next incarnation of each GPU's executor: numbers are not used twice.
     incarnations: Rc<[Cell<Incarnation>]>,
     ended: Cell<Option<oneshot::Sender<()>>>,
@@ -97,6 +102,7 @@ impl Supervisor {
             links: crossed.map(|link| (link, Slot::empty())).collect(),
             registry: RefCell::new(Registry::default()),
             residence: RefCell::default(),
+            tenants: RefCell::default(),
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),
@@ -159,10 +165,12 @@ impl Supervisor {
             .with_peers(topology)
             .with_eviction(self.config.eviction)
             .with_policy(self.config.dispatch, self.seed);
-        let mut dispatch = Dispatch::new(&config);
+        let mut dispatch = Tenancy::new(&config);
         let registry = self.registry.borrow();
         // What is installed gives out no request.
-        let mut tell = |event| dispatch.on_event(self.clock.now(), event, &mut Vec::new());
+        let mut tell = |event: dispatch::Event| {
+            dispatch.on_event(self.clock.now(), event.into(), &mut Vec::new());
+        };
         for (model, memory, prepared) in registry.models() {
             let weights = prepared.weights_bytes;
             tell(dispatch::Event::Install { model, memory, weights });
@@ -173,6 +181,9 @@ impl Supervisor {
                 tell(dispatch::Event::Objective { function, objective });
                 tell(dispatch::Event::Score { function, counts: counts(&hosted.score.get()) });
             }
+        }
+        for event in self.tenants.borrow().again(registry.owners()) {
+            dispatch.on_event(self.clock.now(), event, &mut Vec::new());
         }
         drop(registry);
         let node = Node::new(
@@ -318,11 +329,6 @@ impl Supervisor {
         }
     }
 
-    /// The idle clocks. Not to be held across anything else of this node.
-    pub(crate) fn residence(&self) -> RefMut<'_, Residence> {
-        self.residence.borrow_mut()
-    }
-
     /// Notes a function and starts its actor. Gives its model where that is new here.
     pub(crate) fn install(
         self: &Rc<Self>,
@@ -377,15 +383,6 @@ impl Supervisor {
         Some((index, slo.as_ref().map(Objective::of)))
     }
 
-    /// What each function here has scored since it is.
-    pub(crate) fn scored(&self) -> Vec<(FunctionIndex, FunctionKey, SloCounts)> {
-        let registry = self.registry.borrow();
-        let scored = registry
-            .indexed()
-            .map(|(index, hosted)| (index, hosted.config.key.function.clone(), counts(&hosted.score.get())));
-        scored.collect()
-    }
-
     pub(crate) fn model_of(&self, key: &RevisionKey) -> Option<ModelId> {
         let registry = self.registry.borrow();
         Some(registry.function(registry.index_of(key)?)?.model)
@@ -394,28 +391,6 @@ impl Supervisor {
     /// The number by which dispatch knows a type of GPU.
     pub(crate) fn kind_of(&self, gpu_type: &str) -> Option<u32> {
         dispatch::kind_of(&self.config.topology, gpu_type)
-    }
-
-    /// Has the actors below the Node that are looked at send their parts of a snapshot.
-    pub(crate) fn report(&self, look: Look, parts: &Parts) {
-        let registry = self.registry.borrow();
-        // Together with the rest: a function that goes meanwhile is counted here or there, once.
-        // Whoever asked may have given up.
-        parts.send(SnapshotPart::Past(registry.past().clone())).unwrap_or_default();
-        let idle = self.residence().idle(self.clock.now()).map(|(key, idle)| (key.clone(), idle)).collect();
-        parts.send(SnapshotPart::Idle(idle)).unwrap_or_default();
-        let users = Arc::new(registry.users());
-        for gpu in &self.gpus {
-            gpu.post(gpu::Message::Report { parts: parts.clone(), users: Arc::clone(&users) });
-        }
-        for link in self.links.values() {
-            link.post(link::Message::Report { parts: parts.clone() });
-        }
-        if look == Look::Whole {
-            for hosted in registry.functions() {
-                hosted.slot.post(function::Message::Report { parts: parts.clone() });
-            }
-        }
     }
 
     /// Ends the node: whoever still waits is answered, and nobody finds it any more.

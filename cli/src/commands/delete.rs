@@ -48,6 +48,10 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                 Kind::Gpu => {
                     return Err(Failure::usage("GPUs go with their node").hint("millrace delete node NAME"));
                 }
+                Kind::Tenant => {
+                    return Err(Failure::usage("a tenant is its functions and its caps")
+                        .hint("delete the functions; for the caps: millrace tenant set NAME --no-caps"));
+                }
                 Kind::Scaling => {
                     return Err(Failure::usage("the scaling signal is computed, not kept")
                         .hint("look at it: millrace get scaling"));

@@ -1,4 +1,4 @@
-//! `get`: lists functions, nodes or GPUs, or shows one; shows how many nodes are needed.
+//! `get`: lists functions, nodes, GPUs or tenants, or shows one; shows how many nodes are needed.
 
 use std::time::SystemTime;
 
@@ -9,14 +9,15 @@ use millrace_types::{Digest, FunctionName};
 use crate::clock;
 use crate::commands::target::{Kind, Target};
 use crate::failure::Failure;
+use crate::output;
 use crate::output::table::{Table, col, wide};
 use crate::output::{Format, Output, document, documents, list, print, text};
 use crate::session::Session;
 
-/// List functions, nodes or GPUs, or show one; show how many nodes the cluster needs.
+/// List functions, nodes, GPUs or tenants, or show one; show how many nodes the cluster needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// functions, nodes or gpus; or one of them, such as function/digits; or scaling.
+    /// functions, nodes, gpus or tenants; or one of them, such as function/digits; or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
     target: Target,
     /// Only the one of this name; for GPUs a node's name.
@@ -43,6 +44,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         },
         Kind::Node => nodes(named(&admin, name.as_deref()).await?, name.is_some(), format),
         Kind::Gpu => gpus(&named(&admin, name.as_deref()).await?, format),
+        Kind::Tenant => tenants(&admin, name.as_deref(), format).await,
         Kind::Scaling => match name {
             Some(name) => Err(Failure::usage(format!("scaling has no names, such as {name:?}"))
                 .hint("write: millrace get scaling")),
@@ -108,6 +110,20 @@ fn gpus(nodes: &[wire::Node], format: Format) -> Result<(), Failure> {
     let all = || nodes.iter().flat_map(|node| node.gpus.iter().map(|gpu| (node.name.as_str(), gpu)));
     let documents: Vec<_> = all().map(|(node, gpu)| documents::Gpu::new(node, gpu.clone())).collect();
     list(format, &documents, &gpu_table(all()), "there are no GPUs: see 'millrace get nodes'")
+}
+
+async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<(), Failure> {
+    let mut tenants: Vec<_> = admin.tenants().try_collect().await?;
+    if let Some(name) = name {
+        tenants.retain(|tenant| tenant.name == name);
+        if tenants.is_empty() {
+            return Err(Failure::not_found(format!("tenant {name:?} has neither caps nor functions"))
+                .hint("see the others: millrace get tenants"));
+        }
+    }
+    let table = output::tenants::table(&tenants);
+    let documents: Vec<_> = tenants.into_iter().map(output::tenants::Tenant::from).collect();
+    list(format, &documents, &table, "no tenant has functions or caps")
 }
 
 fn scaling(signal: wire::ScalingSignal, format: Format) -> Result<(), Failure> {

@@ -17,6 +17,7 @@ pub(crate) mod scheduling;
 pub(crate) mod sim;
 pub(crate) mod synth;
 mod target;
+pub(crate) mod tenant;
 pub(crate) mod up;
 pub(crate) mod version;
 pub(crate) mod worker;
@@ -61,6 +62,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Uncordon(args) => {
             scheduling::uncordon(args, &session).instrument(info_span!("uncordon")).await
         }
+        Command::Tenant(args) => tenant::run(args, &session).instrument(info_span!("tenant")).await,
         Command::Cluster(args) => cluster::run(args, &session).instrument(info_span!("cluster")).await,
         Command::Autoscale(args) => autoscale::run(args, &session).await,
         Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,

@@ -11,6 +11,7 @@ pub(crate) enum Kind {
     Function,
     Node,
     Gpu,
+    Tenant,
     Scaling,
 }
 
@@ -23,7 +24,7 @@ pub(crate) struct Target {
 
 /// A word that is no kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not known here: write functions, nodes, gpus or scaling")]
+#[error("{0:?} is not known here: write functions, nodes, gpus, tenants or scaling")]
 pub(crate) struct UnknownKind(String);
 
 impl FromStr for Target {
@@ -37,6 +38,7 @@ impl FromStr for Target {
             "function" | "functions" | "fn" => Kind::Function,
             "node" | "nodes" | "no" => Kind::Node,
             "gpu" | "gpus" => Kind::Gpu,
+            "tenant" | "tenants" => Kind::Tenant,
             "scaling" => Kind::Scaling,
             other => return Err(UnknownKind(other.to_owned())),
         };

@@ -94,6 +94,25 @@ fn what_is_answered_is_billed_and_still_owed_for_when_the_function_is_gone() {
 }
 
 #[test]
+fn a_tenant_with_caps_is_served_within_them_and_one_that_cannot_be_is_told() {
+    let up = Up::ephemeral(&["--gpus", "2", "--gpu-memory", "64MiB"]);
+    up.apply_digits();
+    let image = repository("examples/digits/images/digit-3.png");
+    up.ok(&["tenant", "set", "default", "--gpus-max", "1", "--gpu-share", "0.5"]);
+    assert!(up.ok(&["invoke", "digits", "--image", &image]).contains("digit-3.png: 3 ("));
+    let tenants = up.json(&["get", "tenants"]);
+    assert_eq!((&tenants[0]["gpusMax"], &tenants[0]["functions"]), (&1.into(), &1.into()), "{tenants}");
+    // Less than any model takes: the worker says so as soon as it was told of the cap.
+    up.ok(&["tenant", "set", "default", "--memory-share", "0.000001"]);
+    eventually("the share of the memory holds", || {
+        let refused = up.run(&["invoke", "digits", "--image", &image]);
+        String::from_utf8_lossy(&refused.stderr).contains("NO_GPU_MEMORY")
+    });
+    up.ok(&["tenant", "set", "default", "--no-caps"]);
+    eventually("no cap holds any more", || up.run(&["invoke", "digits", "--image", &image]).status.success());
+}
+
+#[test]
 fn models_that_do_not_fit_together_take_turns_on_one_gpu() {
     let up = Up::ephemeral(&["--gpus", "1", "--gpu-memory", "16MiB"]);
     let models = Models::new();

@@ -229,6 +229,29 @@ impl admin_server::Admin for Service {
         Ok(Response::new(admin::ListBillingResponse { bills, next_page_token }))
     }
 
+    async fn set_tenant(
+        &self,
+        request: Request<admin::SetTenantRequest>,
+    ) -> Result<Response<admin::Tenant>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        let quota = request.quota.unwrap();
+        self.0.quotas.lock().unwrap().insert(request.name.clone(), quota);
+        Ok(Response::new(tenant(&request.name, quota)))
+    }
+
+    async fn list_tenants(
+        &self,
+        request: Request<admin::ListTenantsRequest>,
+    ) -> Result<Response<admin::ListTenantsResponse>, Status> {
+        let from = request.into_inner().page_token;
+        let quotas = self.0.quotas.lock().unwrap();
+        let mut rest = quotas.range(from..);
+        let tenants: Vec<_> = rest.by_ref().take(2).map(|(name, quota)| tenant(name, *quota)).collect();
+        let next_page_token = rest.next().map(|(name, _)| name.clone()).unwrap_or_default();
+        Ok(Response::new(admin::ListTenantsResponse { tenants, next_page_token }))
+    }
+
     async fn promote_controller(
         &self,
         request: Request<admin::PromoteControllerRequest>,
@@ -264,6 +287,11 @@ impl admin_server::Admin for Service {
         (status.leader, status.term) = (id, status.term + 1);
         Ok(Response::new(admin::TransferLeadershipResponse { leader: id, term: status.term }))
     }
+}
+
+fn tenant(name: &str, quota: admin::Quota) -> admin::Tenant {
+    let updated_by = "anonymous".to_owned();
+    admin::Tenant { name: name.into(), quota: Some(quota), functions: 2, updated_by, ..Default::default() }
 }
 
 fn members(status: &admin::ClusterStatus) -> admin::ChangeMembershipResponse {

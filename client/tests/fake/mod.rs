@@ -54,6 +54,7 @@ pub(crate) enum Break {
 struct State {
     artifacts: Mutex<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, admin::Function>>,
+    quotas: Mutex<BTreeMap<String, admin::Quota>>,
     pages: AtomicUsize,
     uploads: AtomicUsize,
     looks: Mutex<BTreeMap<String, u64>>,

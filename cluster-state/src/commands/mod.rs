@@ -14,6 +14,7 @@ mod remove_artifact_holder;
 mod remove_node;
 mod set_function_enabled;
 mod set_node_scheduling;
+mod set_quota;
 mod sync_node;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -35,6 +36,7 @@ pub(crate) use remove_artifact_holder::remove_artifact_holder;
 pub(crate) use remove_node::remove_node;
 pub(crate) use set_function_enabled::set_function_enabled;
 pub(crate) use set_node_scheduling::set_node_scheduling;
+pub(crate) use set_quota::set_quota;
 pub(crate) use sync_node::sync_node;
 pub(crate) use unplace::unplace;
 

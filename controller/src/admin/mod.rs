@@ -10,6 +10,7 @@
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
 //! | [`scaling`] | how many nodes are needed |
 //! | [`data`] | where intermediate data is |
+//! | [`tenants`] | tenants and their caps |
 //! | [`views`] | records as the API shows them |
 
 mod billing;
@@ -19,6 +20,7 @@ mod functions;
 mod nodes;
 mod scaling;
 mod scheduling;
+mod tenants;
 mod views;
 
 use std::sync::Arc;
@@ -243,6 +245,20 @@ impl Admin for AdminService {
         request: Request<api::ListBillingRequest>,
     ) -> Result<Response<api::ListBillingResponse>, Status> {
         answer(self.list_billing(request.into_inner()).await)
+    }
+
+    async fn set_tenant(
+        &self,
+        request: Request<api::SetTenantRequest>,
+    ) -> Result<Response<api::Tenant>, Status> {
+        answer(self.set_tenant(request).await)
+    }
+
+    async fn list_tenants(
+        &self,
+        request: Request<api::ListTenantsRequest>,
+    ) -> Result<Response<api::ListTenantsResponse>, Status> {
+        answer(self.list_tenants(request.into_inner()).await)
     }
 }
 

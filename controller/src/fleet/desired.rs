@@ -1,15 +1,16 @@
 //! What each worker should serve: of every enabled function placed on it the newest revision, and
 //! the one before it, which goes on serving until the newest is ready and for clients that name it
-//! (`REVISIONS_SERVED`).
+//! (`REVISIONS_SERVED`). And what tenants may use of it.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State};
+use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State, Tenant};
 use millrace_policy::lease::Member;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use millrace_types::{Epoch, NodeName, SloBase};
+use millrace_types::{Epoch, NodeName, Share, SloBase};
 
 /// What every live node should serve, as the leader of a term sees it.
 #[derive(Debug, Default)]
@@ -27,8 +28,11 @@ impl Desired {
         let nodes = live.map(|node| {
             let next = desired_state(state, node, term);
             let known = last.and_then(|last| last.of(&Member { node: node.name.clone(), epoch: node.epoch }));
-            let same = known
-                .filter(|known| known.functions == next.functions && known.scheduling == next.scheduling);
+            let same = known.filter(|known| {
+                known.functions == next.functions
+                    && known.scheduling == next.scheduling
+                    && known.quotas == next.quotas
+            });
             (node.name.clone(), (node.epoch, same.unwrap_or_else(|| Arc::new(next))))
         });
         Self { term, nodes: nodes.collect() }
@@ -52,7 +56,23 @@ fn desired_state(state: &State, node: &Node, term: u64) -> wire::DesiredState {
         index: state.applied_index(),
         functions: functions.collect(),
         scheduling: scheduling(node.scheduling).into(),
+        quotas: quotas(state, node),
     }
+}
+
+/// The caps of those tenants that have a function on the node: in its order, one tenant's follow
+/// each other.
+fn quotas(state: &State, node: &Node) -> Vec<wire::TenantQuota> {
+    let mut tenants: Vec<_> = state.placements_on(&node.name).map(|function| &function.tenant).collect();
+    tenants.dedup();
+    let capped = tenants.into_iter().filter_map(|tenant| state.tenant(tenant));
+    let quota = |tenant: &Arc<Tenant>| wire::TenantQuota {
+        tenant: tenant.name.to_string(),
+        gpus_max: tenant.quota.gpus_max.map_or(0, NonZeroU32::get),
+        gpu_share_ppm: tenant.quota.gpu_share.map_or(0, Share::ppm),
+        memory_share_ppm: tenant.quota.memory_share.map_or(0, Share::ppm),
+    };
+    capped.map(quota).collect()
 }
 
 fn scheduling(scheduling: Scheduling) -> wire::NodeScheduling {

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::attempts::{Attempts, Progress};
-use millrace_policy::dispatch::{self, Dispatch, Return};
+use millrace_policy::dispatch::{self, Return};
 use millrace_policy::fabric::{self, Cargo, Fabric, link as link_core};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
+use millrace_policy::tenancy::{self, Tenancy};
 use millrace_proto::executor::Fault;
 use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
@@ -24,6 +25,7 @@ use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gpu, link};
 use crate::control::checkpoint::Scores;
+use crate::control::desired::Quotas;
 use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::seams::Behaviour;
@@ -50,6 +52,8 @@ pub(crate) enum Message {
     Scored { function: FunctionIndex, counts: SloCounts },
     /// What functions go by, with their scores elsewhere and before.
     Scores(Scores),
+    /// What tenants may use of this node.
+    Quotas(Arc<Quotas>),
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
     /// Weights want to go to a GPU.
@@ -99,7 +103,7 @@ struct Entry {
 
 /// The actor.
 pub(crate) struct Node {
-    dispatch: Driven<Dispatch>,
+    dispatch: Driven<Tenancy>,
     fabric: Driven<Fabric>,
     entries: BTreeMap<RequestKey, Entry>,
     /// What functions scored elsewhere and before, where their scores matter.
@@ -113,11 +117,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(
-        dispatch: Driven<Dispatch>,
-        fabric: Driven<Fabric>,
-        supervisor: Rc<Supervisor>,
-    ) -> Self {
+    pub(crate) fn new(dispatch: Driven<Tenancy>, fabric: Driven<Fabric>, supervisor: Rc<Supervisor>) -> Self {
         let alive = supervisor.gpu_indices().collect();
         Self {
             dispatch,
@@ -138,8 +138,8 @@ impl Node {
         self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts });
     }
 
-    fn dispatch(&mut self, now: Timestamp, event: dispatch::Event) {
-        let actions = self.dispatch.step(now, event);
+    fn dispatch(&mut self, now: Timestamp, event: impl Into<tenancy::Event>) {
+        let actions = self.dispatch.step(now, event.into());
         for &action in &actions {
             match action {
                 dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
@@ -261,7 +261,10 @@ impl Node {
                 }
             }
         }
-        if self.dispatch.core.wants_scores()
+        if let Some((function, tenant)) = self.supervisor.capped(&key) {
+            self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
+        }
+        if self.dispatch.core.dispatch().wants_scores()
             && let Some((function, objective)) = self.supervisor.objective_of(&key)
         {
             self.dispatch(now, dispatch::Event::Objective { function, objective });
@@ -276,7 +279,7 @@ impl Node {
 
     /// Scores with what was counted elsewhere and before, which those from here are added to.
     fn scores(&mut self, now: Timestamp, scores: &Scores) {
-        if !self.dispatch.core.wants_scores() {
+        if !self.dispatch.core.dispatch().wants_scores() {
             return;
         }
         for (function, key, here) in self.supervisor.scored() {
@@ -294,8 +297,11 @@ impl Node {
 
     fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
         self.bases.remove(&function);
-        if self.dispatch.core.wants_scores() {
+        if self.dispatch.core.dispatch().wants_scores() {
             self.dispatch(now, dispatch::Event::Forget { function });
+        }
+        if self.dispatch.core.owned(function) {
+            self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
         }
         if let Some(Removed::WithModel(model)) = self.supervisor.remove(function) {
             self.dispatch(now, dispatch::Event::Remove { model });
@@ -311,7 +317,7 @@ impl Node {
 
     fn report(&self, look: Look, parts: &Parts) {
         let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
-        let stats = self.dispatch.core.stats();
+        let stats = self.dispatch.core.dispatch().stats();
         // Whoever asked may have given up.
         parts.send(SnapshotPart::Queue { queued, stats }).unwrap_or_default();
         self.supervisor.report(look, parts);
@@ -370,9 +376,12 @@ impl Behaviour for Node {
             }
             Message::Scored { function, counts } => self.scored(now, function, counts),
             Message::Scores(scores) => self.scores(now, &scores),
+            Message::Quotas(quotas) => {
+                self.supervisor.cap(quotas).into_iter().for_each(|event| self.dispatch(now, event));
+            }
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks, from } => {
-                if self.dispatch.core.wants_scores() {
+                if self.dispatch.core.dispatch().wants_scores() {
                     self.moving.insert(transfer, (gpu, cargo.model));
                 }
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from });

@@ -1,10 +1,15 @@
 //! What this worker should serve, as the leader last said, and the rule by which it obeys: a state
 //! stamped lower than, or the same as, the last one obeyed changes nothing.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, Digest, Failure, Reason, Revision, RevisionKey, Slo, SloBase};
+use millrace_types::{
+    Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Share, Slo, SloBase, TenantName,
+};
 use tokio::sync::watch;
 
 /// Where in the leader's log a desired state was made.
@@ -79,7 +84,12 @@ pub struct Desired {
     pub functions: Vec<Function>,
     /// What is wanted of the node.
     pub scheduling: Scheduling,
+    /// What tenants may use of it; those that are not named have no caps.
+    pub quotas: Arc<Quotas>,
 }
+
+/// Tenants' caps.
+pub type Quotas = BTreeMap<TenantName, Quota>;
 
 /// Obeys `state` unless it is old news. Sessions with several controllers share `obeyed`; the
 /// channel compares and replaces in one step. Says whether anything changed.
@@ -94,7 +104,8 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Resul
     }
     let scheduling = state.scheduling().into();
     let functions = state.functions.into_iter().map(function).collect::<Result<_, _>>()?;
-    let mut new = Some(Desired { stamp, functions, scheduling });
+    let quotas = Arc::new(state.quotas.into_iter().map(quota).collect::<Result<_, _>>()?);
+    let mut new = Some(Desired { stamp, functions, scheduling, quotas });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
             *last = state;
@@ -102,6 +113,18 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Resul
         }
         _ => false,
     }))
+}
+
+fn quota(wire: wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
+    let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("tenant {}: {what}", wire.tenant));
+    let share = |ppm: u32| (ppm > 0).then(|| Share::from_ppm(ppm)).transpose();
+    let quota = Quota {
+        gpus_max: NonZeroU32::new(wire.gpus_max),
+        gpu_share: share(wire.gpu_share_ppm).map_err(|error| invalid(error.to_string()))?,
+        memory_share: share(wire.memory_share_ppm).map_err(|error| invalid(error.to_string()))?,
+    };
+    let tenant = TenantName::new(&wire.tenant).map_err(|error| invalid(error.to_string()))?;
+    Ok((tenant, quota))
 }
 
 fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
@@ -176,6 +199,21 @@ mod tests {
         obey(&obeyed, moved).unwrap();
         assert_eq!(obeyed.borrow().scheduling, Scheduling::Draining);
         assert_eq!(obeyed.borrow().functions[0].slo_base, SloBase { m: -2, n: 5 });
+    }
+
+    #[test]
+    fn caps_come_with_what_is_to_be_served() {
+        let obeyed = watch::Sender::new(Desired::default());
+        let mut capped = state(1, 1, &["a"]);
+        let quota = wire::TenantQuota { tenant: "acme".into(), gpus_max: 2, ..Default::default() };
+        capped.quotas = vec![wire::TenantQuota { memory_share_ppm: 500_000, ..quota.clone() }];
+        obey(&obeyed, capped.clone()).unwrap();
+        let half = Share::from_ppm(500_000).ok();
+        let expected = Quota { gpus_max: NonZeroU32::new(2), gpu_share: None, memory_share: half };
+        assert_eq!(obeyed.borrow().quotas.get(&TenantName::new("acme").unwrap()), Some(&expected));
+        capped.index = 2;
+        capped.quotas = vec![wire::TenantQuota { gpu_share_ppm: 1_000_001, ..quota }];
+        assert!(obey(&obeyed, capped).unwrap_err().message.contains("tenant acme"));
     }
 
     #[test]

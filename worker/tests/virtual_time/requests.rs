@@ -1,9 +1,10 @@
 //! What requests are answered, when nothing dies.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Reason};
+use millrace_types::{Bytes, GpuIndex, Quota, Reason};
 use millrace_worker::install::{FunctionConfig, InstallError};
 use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
@@ -77,6 +78,35 @@ fn a_function_is_idle_while_nothing_of_it_is_on_a_gpu() {
         let last = world.node.snapshot().await.idle[&revision(1).function];
         world.pass_ms(50).await;
         assert_eq!(world.node.snapshot().await.idle[&revision(1).function], last, "it is going");
+    });
+}
+
+#[test]
+fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
+    in_virtual_time(async {
+        let world = World::start(gpus(2), &behaviour(&[5]));
+        world.install(0, Bytes::mib(20)).await;
+        world.pass_ms(20).await;
+        let tenant = revision(0).function.tenant;
+        let quota = Quota { gpus_max: NonZeroU32::new(1), ..Quota::NONE };
+        let both = async || {
+            let answers = tokio::join!(world.node.invoke(request(0)), world.node.invoke(request(0)));
+            (answers.0.unwrap(), answers.1.unwrap())
+        };
+        let (a, b) = both().await;
+        assert_ne!(a.gpu, b.gpu, "without caps each has a GPU");
+        world.node.cap(Arc::new([(tenant.clone(), quota)].into()));
+        let (a, b) = both().await;
+        let queued = a.split.queue.max(b.split.queue);
+        assert!(queued >= Duration::from_millis(5), "one waits for the other: {queued:?}");
+        // What is installed later is capped as well.
+        world.install(1, Bytes::mib(20)).await;
+        let (a, b) = tokio::join!(world.node.invoke(request(0)), world.node.invoke(request(1)));
+        let queued = a.unwrap().split.queue.max(b.unwrap().split.queue);
+        assert!(queued >= Duration::from_millis(5), "{queued:?}");
+        world.node.cap(Arc::default());
+        let (a, b) = both().await;
+        assert_ne!(a.gpu, b.gpu);
     });
 }
 

@@ -1,0 +1,67 @@
+//! `tenant set`: what a tenant may use of each node.
+
+use std::num::NonZeroU32;
+
+use millrace_types::{Quota, Share, TenantName};
+
+use crate::failure::Failure;
+use crate::output::{print, tenants};
+use crate::session::Session;
+
+const EXAMPLES: &str = "\
+Caps hold on each node for itself. What is beyond them waits; nothing is refused, except a model that
+is more than its tenant's share of the memory. All caps are set at once: one that is not named is
+taken away.
+
+Examples:
+  millrace tenant set acme --gpus-max 2                        at most two GPUs of a node at once
+  millrace tenant set acme --gpu-share 0.5 --memory-share 0.5
+  millrace tenant set acme --no-caps
+  millrace get tenants";
+
+/// Set what a tenant may use.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    Set(Set),
+}
+
+/// Set all caps of a tenant.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+struct Set {
+    /// The tenant. It need not have a function yet.
+    #[arg(value_name = "NAME")]
+    name: TenantName,
+    /// GPUs of a node that work on its requests at once: always kept to.
+    #[arg(long, value_name = "N")]
+    gpus_max: Option<NonZeroU32>,
+    /// Of the time of a node's GPUs in the last ten seconds, such as 0.5: kept to only while others
+    /// wait who are within theirs.
+    #[arg(long, value_name = "SHARE")]
+    gpu_share: Option<Share>,
+    /// Of the memory of a node's GPUs, what the models of its requests at work take: always kept to.
+    #[arg(long, value_name = "SHARE")]
+    memory_share: Option<Share>,
+    /// Take every cap away.
+    #[arg(long, conflicts_with_all = ["gpus_max", "gpu_share", "memory_share"])]
+    no_caps: bool,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let Verb::Set(Set { name, gpus_max, gpu_share, memory_share, no_caps }) = args.verb;
+    let quota = Quota { gpus_max, gpu_share, memory_share };
+    if quota.is_none() && !no_caps {
+        return Err(Failure::usage("no cap is named")
+            .hint("name --gpus-max, --gpu-share or --memory-share; or --no-caps to take them away"));
+    }
+    let set = session.admin.set_tenant(&name, &quota).await;
+    let tenant = set.map_err(|error| Failure::from(error).about(format_args!("tenant/{name}")))?;
+    print(&format!("tenant/{name} {}", tenants::caps(&tenant)))
+}

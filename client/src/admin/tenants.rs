@@ -1,0 +1,56 @@
+//! Tenants, and what they may use.
+
+use futures::stream::BoxStream;
+use millrace_proto::admin::{ListTenantsRequest, SetTenantRequest, Tenant, admin_client::AdminClient};
+use millrace_proto::convert::quota_wire;
+use millrace_types::{Quota, TenantName};
+
+use super::{Admin, CALL_TIMEOUT, PAGE, stamped};
+use crate::endpoints::Repeat;
+use crate::error::Error;
+
+impl Admin {
+    /// Sets all of a tenant's caps at once; [`Quota::NONE`] takes those away that there are.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn set_tenant(&self, name: &TenantName, quota: &Quota) -> Result<Tenant, Error> {
+        let request = SetTenantRequest {
+            name: name.to_string(),
+            quota: Some(quota_wire(quota)),
+            idempotency_key: self.endpoints.next_id(),
+        };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).set_tenant(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Every tenant that has caps or functions, by name.
+    pub fn tenants(&self) -> BoxStream<'static, Result<Tenant, Error>> {
+        let page_token = String::new();
+        let mut request =
+            ListTenantsRequest { page_size: PAGE, page_token, consistency: self.consistency.into() };
+        let endpoints = self.endpoints.clone();
+        Box::pin(async_stream::try_stream! {
+            loop {
+                let page = endpoints
+                    .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                        AdminClient::new(channel).list_tenants(stamped(request.clone(), left)).await
+                    })
+                    .await?
+                    .into_inner();
+                for tenant in page.tenants {
+                    yield tenant;
+                }
+                if page.next_page_token.is_empty() {
+                    break;
+                }
+                request.page_token = page.next_page_token;
+            }
+        })
+    }
+}

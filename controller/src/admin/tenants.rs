@@ -1,0 +1,75 @@
+//! Tenants and what they may use (L20). The caps are committed; workers are told with what they
+//! should serve.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::TryFromIntError;
+
+use millrace_cluster_state::{Command, State};
+use millrace_proto::admin as api;
+use millrace_proto::convert::{quota, quota_wire, timestamp_wire};
+use millrace_types::{Failure, Reason, TenantName};
+use tonic::Request;
+
+use super::{AdminService, caller, idempotency, invalid_name, page_size, unknown_token};
+
+impl AdminService {
+    pub(super) async fn set_tenant(
+        &self,
+        request: Request<api::SetTenantRequest>,
+    ) -> Result<api::Tenant, Failure> {
+        let caller = caller(&request)?;
+        let request = request.into_inner();
+        let tenant = TenantName::new(&request.name).map_err(invalid_name)?;
+        let quota = quota(&request.quota.unwrap_or_default())?;
+        let idempotency = idempotency(request.idempotency_key)?;
+        let command = Command::SetQuota { tenant: tenant.clone(), quota };
+        self.replica.propose(caller, idempotency, command).await?;
+        let state = self.replica.state();
+        let functions = state.functions_of(&tenant).count();
+        Ok(view(&state, &tenant, functions))
+    }
+
+    pub(super) async fn list_tenants(
+        &self,
+        request: api::ListTenantsRequest,
+    ) -> Result<api::ListTenantsResponse, Failure> {
+        let after = page_token(&request.page_token)?;
+        let size = page_size(request.page_size);
+        let state = self.read(request.consistency()).await?;
+        let mut functions = BTreeMap::<&TenantName, usize>::new();
+        for function in state.functions() {
+            *functions.entry(&function.key.tenant).or_default() += 1;
+        }
+        let capped = state.tenants().map(|tenant| &tenant.name);
+        let names: BTreeSet<_> = functions.keys().copied().chain(capped).collect();
+        let mut rest =
+            names.into_iter().filter(|name| after.as_ref().is_none_or(|after| *name > after)).peekable();
+        let mut tenants: Vec<api::Tenant> = Vec::new();
+        while let Some(name) = rest.next_if(|_| tenants.len() < size) {
+            tenants.push(view(&state, name, functions.get(name).copied().unwrap_or(0)));
+        }
+        let next = tenants.last().filter(|_| rest.peek().is_some());
+        Ok(api::ListTenantsResponse {
+            next_page_token: next.map(|tenant| tenant.name.clone()).unwrap_or_default(),
+            tenants,
+        })
+    }
+}
+
+fn view(state: &State, name: &TenantName, functions: usize) -> api::Tenant {
+    let record = state.tenant(name);
+    api::Tenant {
+        name: name.to_string(),
+        quota: Some(quota_wire(&state.quota(name))),
+        functions: functions.try_into().unwrap_or_else(|_: TryFromIntError| u32::MAX),
+        resource_version: record.map_or(0, |it| it.resource_version),
+        updated_at: record.map(|it| timestamp_wire(it.changed_at.0)),
+        updated_by: record.map(|it| it.changed_by.to_string()).unwrap_or_default(),
+    }
+}
+
+/// A token is the name of the last tenant of the page before.
+fn page_token(token: &str) -> Result<Option<TenantName>, Failure> {
+    let name = (!token.is_empty()).then(|| TenantName::new(token)).transpose();
+    name.map_err(|_| Failure::new(Reason::MalformedRequest, unknown_token(token)))
+}
