@@ -54,7 +54,8 @@ impl Dispatch {
         let load = gpu.load_time(&self.models, model);
         match Loading::of(load, self.models.run_time(model, gpu.kind)) {
             Loading::Nothing | Loading::FromPeer | Loading::Light => Weight::Light,
-            Loading::Medium | Loading::Heavy => Weight::Heavy,
+            Loading::Medium => Weight::Medium,
+            Loading::Heavy => Weight::Heavy,
         }
     }
 }

@@ -16,10 +16,10 @@ const MODELS_MAX: usize = 10_000;
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// What is copied to a GPU.
-    weights: Bytes,
+    /// What is copied to a GPU, such as 440MB.
+    weights: String,
     /// What it holds there; as much as its weights where not said.
-    memory: Option<Bytes>,
+    memory: Option<String>,
     /// How long it computes.
     run: String,
     /// How much of that is left when the last weights arrive; a quarter where not said.
@@ -56,6 +56,12 @@ fn figures(entry: Entry) -> Result<ModelFigures, String> {
         parsed
             .map_err(|error| format!("model {name}: {what} {text:?}: {error}; write 12ms or 1.5s as 1500ms"))
     };
+    let size = |what: &str, text: &str| {
+        let parsed = text.parse::<Bytes>();
+        parsed.map_err(|error| format!("model {name}: {what}: {error}"))
+    };
+    let weights = size("weights", &weights)?;
+    let memory = memory.map(|text| size("memory", &text)).transpose()?;
     let run = span("run", &run)?;
     let tail = tail.map(|text| span("tail", &text)).transpose()?.unwrap_or(run / 4);
     let start = start.map(|text| span("start", &text)).transpose()?.unwrap_or(Duration::ZERO);

@@ -20,14 +20,14 @@ fn the_first_copy_is_the_original_and_another_is_when_that_leaves() {
     let mut node = two(Eviction::Torpor);
     assert_eq!(node.enqueue(1, A), [heavy(0, Original), assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, A), [heavy(1, Replica), assign(1, 2, A)]);
-    node.ended(0, 1, 5);
+    node.ended(0, 1, 3);
     assert_eq!(node.enqueue(3, A), [assign(0, 3, A)], "a hit tells nothing new");
-    node.ended(0, 3, 5);
+    node.ended(0, 3, 3);
     let evict = |index| Event::Evicted { gpu: gpu(index), models: vec![A] };
     assert_eq!(node.step(evict(0)), [heavy(1, Original)]);
     assert_eq!(node.enqueue(4, A), [heavy(0, Replica), assign(0, 4, A)]);
-    node.ended(0, 4, 5);
-    node.ended(1, 2, 5);
+    node.ended(0, 4, 3);
+    node.ended(1, 2, 3);
     assert_eq!(node.down(1, &[]), [heavy(0, Original)], "lost with its GPU");
     assert_eq!(node.step(evict(0)), [], "nobody is left to be told");
 }
@@ -37,15 +37,16 @@ fn a_model_weighs_what_was_learned_of_its_runs() {
     let weighs = |weight| standing(0, A, CopyKind::Original, weight);
     let mut node = two(Eviction::Torpor);
     node.enqueue(1, A);
-    // 8 MiB take 8.4 ms; a run of 5 ms with half the link takes three times as long.
-    assert_eq!(node.ended(0, 1, 5), []);
+    // 8 MiB take 8.4 ms; a run of 3 ms with half the link takes more than five times as long.
+    assert_eq!(node.ended(0, 1, 3), []);
     let profile = |run_ms| {
         let (load, run) = (Duration::from_millis(8), Duration::from_millis(run_ms));
         Event::Profile { model: A, kind: 0, load, run }
     };
     assert_eq!(node.step(profile(40)), [weighs(Weight::Light)]);
     assert_eq!(node.step(profile(50)), [], "nothing new");
-    assert_eq!(node.step(profile(5)), [weighs(Weight::Heavy)]);
+    assert_eq!(node.step(profile(5)), [weighs(Weight::Medium)]);
+    assert_eq!(node.step(profile(3)), [weighs(Weight::Heavy)]);
     node.enqueue(2, A);
     let ran = Some(Duration::from_secs(1));
     assert_eq!(
