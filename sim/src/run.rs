@@ -174,6 +174,9 @@ impl World {
             requests: scenario.functions.iter().enumerate().map(request).collect(),
         });
         shared.pass(WARM_UP).await;
+        if scenario.warmed {
+            shared.warm().await;
+        }
         let began = shared.clock.now();
         let tasks = [
             actix_rt::spawn(faults(Rc::clone(&shared), scenario.faults.clone(), began)),
@@ -194,6 +197,14 @@ impl Shared {
 
     async fn pass(&self, span: Duration) {
         self.until(self.clock.now() + span).await;
+    }
+
+    /// Asks each function once, one after the other.
+    async fn warm(self: &Rc<Self>) {
+        for function in 0..self.requests.len() as u32 {
+            ask(Rc::clone(self), 0, function).await;
+        }
+        self.records.borrow_mut().clear();
     }
 
     fn note(&self, record: Record) {

@@ -80,6 +80,9 @@ pub struct Scenario {
     /// How much longer than its model's figures a run takes on a type of GPU, in percent of them
     /// (L21). Types that are not named take what the figures say.
     pub pace: BTreeMap<String, u32>,
+    /// Whether each function is asked once before the first request, in turn, as the papers warm
+    /// up theirs. These requests are not among the outcome's.
+    pub warmed: bool,
     /// How long clients wait.
     pub timeout: Duration,
     /// An executor's start.
@@ -102,6 +105,7 @@ impl Scenario {
             arrivals,
             faults: Vec::new(),
             pace: BTreeMap::new(),
+            warmed: false,
             timeout: Duration::from_secs(3600),
             executor_start: Duration::from_millis(100),
             seed,
