@@ -2,7 +2,6 @@
 //! should serve.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::TryFromIntError;
 
 use millrace_cluster_state::{Command, State};
 use millrace_proto::admin as api;
@@ -61,7 +60,7 @@ fn view(state: &State, name: &TenantName, functions: usize) -> api::Tenant {
     api::Tenant {
         name: name.to_string(),
         quota: Some(quota_wire(&state.quota(name))),
-        functions: functions.try_into().unwrap_or_else(|_: TryFromIntError| u32::MAX),
+        functions: u32::try_from(functions).unwrap_or(u32::MAX),
         resource_version: record.map_or(0, |it| it.resource_version),
         updated_at: record.map(|it| timestamp_wire(it.changed_at.0)),
         updated_by: record.map(|it| it.changed_by.to_string()).unwrap_or_default(),

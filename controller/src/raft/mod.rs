@@ -38,6 +38,8 @@ mod status;
 mod time;
 mod timing;
 mod transfer;
+// Public through `crate::sim`, where that is built.
+#[cfg_attr(not(feature = "sim"), allow(unreachable_pub))]
 pub(crate) mod world;
 
 use std::sync::Arc;

@@ -127,10 +127,11 @@ impl Tenancy {
                 let blocks = self.models.get(&model).copied().unwrap_or(0);
                 self.gate.park(tenant, Parked { key, function, model, attempts, blocks });
             }
-            dispatch::Event::Withdraw { key } if self.gate.unpark(key).is_some() => {}
             dispatch::Event::Withdraw { key } => {
-                self.forward(now, event, actions);
-                self.forget_unless_held(key);
+                if self.gate.unpark(key).is_none() {
+                    self.forward(now, event, actions);
+                    self.forget_unless_held(key);
+                }
             }
             dispatch::Event::Ended { gpu, key, .. } | dispatch::Event::Returned { gpu, key, .. } => {
                 self.left(now, gpu, key);

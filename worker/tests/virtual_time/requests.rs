@@ -84,7 +84,7 @@ fn a_function_is_idle_while_nothing_of_it_is_on_a_gpu() {
 #[test]
 fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
     in_virtual_time(async {
-        let world = World::start(gpus(2), &behaviour(&[5]));
+        let world = World::start(gpus(2), &behaviour(&[5, 5]));
         world.install(0, Bytes::mib(20)).await;
         world.pass_ms(20).await;
         let tenant = revision(0).function.tenant;
