@@ -310,8 +310,18 @@ impl Dispatch {
         for request in self.policy.lost(gpu) {
             self.places.insert(request.key, Place::Queued { request, reserved: None });
         }
-        // The GPU keeps nothing, so there is nothing to unpin.
-        self.pins.retain(|&(pinned, _), _| pinned != gpu);
+        self.unpin_all(gpu, actions);
+    }
+
+    /// Nobody waits for a lost GPU any more. It has forgotten its pins, but one that was still on its
+    /// way there as it died comes after that: the model would stay pinned in its next executor.
+    fn unpin_all(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        let models: Vec<Slot> =
+            self.pins.range((gpu, Slot::FIRST)..=(gpu, Slot::LAST)).map(|(&(_, slot), _)| slot).collect();
+        for slot in models {
+            self.pins.remove(&(gpu, slot));
+            actions.push(Action::Unpin { gpu, model: self.models.get(slot).id });
+        }
     }
 
     /// Gives out what can be given out.

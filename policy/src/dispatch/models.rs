@@ -12,6 +12,11 @@ use super::queue::SizeRank;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slot(pub(super) u32);
 
+impl Slot {
+    pub(super) const FIRST: Self = Self(0);
+    pub(super) const LAST: Self = Self(u32::MAX);
+}
+
 #[derive(Debug, Default, Clone, Copy)]
 struct Cost {
     load: Option<Duration>,

@@ -126,7 +126,8 @@ fn what_waits_for_a_gpu_waits_with_the_others_again_when_it_is_lost() {
     let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
     node.step(Event::Profile { model: A, kind: 0, load, run });
     (2..=3).for_each(|key| drop(node.enqueue(key, A)));
-    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [again(1, 1, A, 2)], "a suspect, alone");
+    let unpin = Action::Unpin { gpu: gpu(0), model: A };
+    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [unpin, again(1, 1, A, 2)], "a suspect, alone");
     assert_eq!(node.ended(1, 1, 100), [assign(1, 2, A)], "in their old order");
 }
 

@@ -122,7 +122,6 @@ proptest! {
                 }
                 Step::Down(index) => {
                     world.up.remove(&index);
-                    world.pinned.retain(|(gpu, _)| gpu.0 != index);
                     let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
                     for key in &lost {
                         world.on.remove(key);
