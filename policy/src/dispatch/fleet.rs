@@ -9,8 +9,9 @@ use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 
 use super::RECALL_COST;
 use super::config::Config;
-use super::gpus::{Expected, Gpu, Held};
-use super::models::Models;
+use super::cost::Source;
+use super::gpus::{Expected, Gpu, Held, Loading};
+use super::models::{Models, Slot};
 use super::queue::SizeRank;
 
 /// Which idle GPU is first.
@@ -209,6 +210,34 @@ impl Fleet {
 
     pub(super) fn askable(&self) -> impl Iterator<Item = GpuIndex> {
         self.askable.iter().copied()
+    }
+
+    /// Those whose copies from the host share a link with this one's.
+    pub(super) fn neighbours(&self, gpu: GpuIndex) -> &[GpuIndex] {
+        &self.neighbours[gpu.0 as usize]
+    }
+
+    /// Where a model would come from now, if not from a peer.
+    pub(super) fn source(&self, gpu: GpuIndex, model: Slot) -> Source {
+        if self.get(gpu).holds(model) {
+            return Source::Here;
+        }
+        let loads = |&other: &GpuIndex| self.get(other).loading() > Loading::FromPeer;
+        if self.neighbours(gpu).iter().any(loads) { Source::SharedHost } else { Source::Host }
+    }
+
+    /// A load from the host begins on a GPU, beside whatever its neighbours load.
+    pub(super) fn cross_loads(&mut self, gpu: GpuIndex) {
+        for &other in &self.neighbours[gpu.0 as usize] {
+            let running = self.gpus[other.0 as usize].running.as_mut();
+            let loads = running.filter(|held| held.loading > Loading::FromPeer);
+            loads.into_iter().for_each(|held| held.crossed = true);
+        }
+    }
+
+    /// What bringing a model to a GPU adds to a run now, if not from a peer; nothing where it is.
+    pub(super) fn swap_time(&self, models: &Models, gpu: GpuIndex, model: Slot) -> Duration {
+        self.get(gpu).swap_time(models, model, self.source(gpu, model))
     }
 
     /// Requests that were asked back and have not come yet.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use millrace_types::{BytesPerSec, Incarnation, Timestamp};
 
 use super::config::GpuConfig;
+use super::cost::{Cost, Source};
 use super::models::{Models, Slot};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
@@ -53,8 +54,15 @@ pub(super) struct Held {
     pub(super) request: Waiting,
     /// When its turn began.
     pub(super) since: Timestamp,
-    /// What bringing its model was expected to take.
+    /// Where its model was to come from, and what that was expected to take.
+    pub(super) source: Source,
     pub(super) swap: Duration,
+    /// Whether it was given while others were before it: its model may have come meanwhile.
+    pub(super) ahead: bool,
+    /// Whether another load began beside its own: what it takes says nothing of either kind.
+    pub(super) crossed: bool,
+    /// What its turn was expected to take.
+    pub(super) predicted: Option<Duration>,
     /// How that disturbs others, while it is under way.
     pub(super) loading: Loading,
     /// Whether it was asked back.
@@ -145,15 +153,27 @@ impl Gpu {
         }
     }
 
-    /// What bringing a model here from the host would take, on a free link.
-    pub(super) fn load_time(&self, models: &Models, model: Slot) -> Duration {
-        let profiled = models.load_time(model, self.kind);
-        profiled.unwrap_or_else(|| self.host_rate.time_for(models.get(model).weights))
+    /// What the link's rate says that bringing a model here takes.
+    pub(super) fn nominal(&self, models: &Models, model: Slot, source: Source) -> Duration {
+        let rate = if let Source::Peer(rate) = source { rate } else { self.host_rate };
+        rate.time_for(models.get(model).weights)
     }
 
-    /// The same, nothing where it is here already.
-    pub(super) fn swap_time(&self, models: &Models, model: Slot) -> Duration {
-        if self.holds(model) { Duration::ZERO } else { self.load_time(models, model) }
+    /// How long a copy from the host keeps a free link busy.
+    pub(super) fn transfer_time(&self, models: &Models, model: Slot) -> Duration {
+        let known = models.cost(model, self.kind).and_then(|cost| cost.transfer());
+        known.unwrap_or_else(|| self.nominal(models, model, Source::Host))
+    }
+
+    /// What bringing a model here adds to a run.
+    pub(super) fn swap_time(&self, models: &Models, model: Slot, source: Source) -> Duration {
+        if source == Source::Here {
+            return Duration::ZERO;
+        }
+        let nominal = self.nominal(models, model, source);
+        models
+            .cost(model, self.kind)
+            .map_or_else(|| Cost::default().swap(source, nominal), |cost| cost.swap(source, nominal))
     }
 
     /// What a request here takes from the beginning of its turn, where that is known.

@@ -263,7 +263,7 @@ impl Lalb {
         }
         let run = |kind| view.models.run_time(request.model, kind);
         let here = view.fleet.get(idle);
-        let load = here.load_time(view.models, request.model);
+        let load = view.fleet.swap_time(view.models, idle, request.model);
         let finish = |&gpu: &GpuIndex| {
             let it = view.fleet.get(gpu);
             if !it.takes_ahead() || !self.may_go(request.key, it.rank) {

@@ -41,6 +41,7 @@
 
 mod arrival;
 mod config;
+mod cost;
 mod fleet;
 mod gpus;
 mod lalb;
@@ -59,9 +60,11 @@ pub use self::config::{
     ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, GpuConfig, OVERTAKES_MAX, Order, POLICIES, PeerLink,
     PolicyConfig, TorporConfig, UnknownPolicy, WINDOW_MAX,
 };
+pub use self::cost::{Predicted, PredictionError};
 pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Return};
 
+use self::cost::{Errors, Source};
 use self::fleet::Fleet;
 use self::gpus::{Expected, Held, Loading};
 use self::models::{Models, Slot};
@@ -105,6 +108,7 @@ pub struct Dispatch {
     pins: BTreeMap<(GpuIndex, Slot), u32>,
     /// When to look again whether an idle GPU should ask for a neighbour's next request.
     look_again: Option<Timestamp>,
+    errors: Errors,
     stats: Stats,
 }
 
@@ -129,6 +133,7 @@ impl Dispatch {
             queued: 0,
             pins: BTreeMap::new(),
             look_again: None,
+            errors: Errors::default(),
             stats: Stats::default(),
             sizes,
         }
@@ -162,7 +167,7 @@ impl Dispatch {
     /// What it has counted so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut stats = self.stats;
+        let mut stats = Stats { errors: self.errors.get(), ..self.stats.clone() };
         self.policy.count(&mut stats);
         stats
     }
@@ -259,9 +264,37 @@ impl Dispatch {
     fn ended(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, ran: Option<Duration>) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
         if let Some(ran) = ran {
-            self.models.ran(held.request.model, self.fleet.get(gpu).kind, ran);
+            self.learn(&held, gpu, now.since(held.since), ran);
         }
         self.gone(&held.request);
+    }
+
+    /// Takes in what a turn took.
+    fn learn(&mut self, held: &Held, gpu: GpuIndex, turn: Duration, ran: Duration) {
+        let (gpu, model) = (self.fleet.get(gpu), held.request.model);
+        let nominal = gpu.nominal(&self.models, model, held.source);
+        let whole = !held.ahead || held.source == Source::Here;
+        if let Some(predicted) = held.predicted.filter(|_| whole) {
+            self.errors.add(gpu.kind, held.source, predicted, turn.max(ran));
+        }
+        let cost = self.models.cost_mut(model, gpu.kind);
+        cost.ran(ran);
+        // A turn shorter than its run began before we heard of it.
+        if let Some(added) = turn.checked_sub(ran).filter(|_| whole && !held.crossed) {
+            cost.swapped(held.source, added, nominal);
+        }
+    }
+
+    /// All of a model is on a GPU: its links are free again.
+    fn loaded(&mut self, now: Timestamp, gpu: GpuIndex, model: ModelId) {
+        let Some(model) = self.models.slot(model) else { return };
+        let it = self.fleet.get(gpu);
+        let its = |held: &&Held| held.request.model == model && held.loading != Loading::Nothing;
+        let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.crossed);
+        if let Some(held) = alone.filter(|held| held.source == Source::Host) {
+            self.models.cost_mut(model, it.kind).transferred(now.since(held.since));
+        }
+        self.fleet.change(gpu, |it| it.loaded(model));
     }
 
     fn returned(
@@ -353,23 +386,37 @@ impl Dispatch {
         self.queued -= 1;
         let before = self.places.insert(key, Place::On(to));
         let model = self.models.get(slot);
-        let (id, blocks, weights) = (model.id, model.blocks, model.weights);
+        let (id, blocks) = (model.id, model.blocks);
         let gpu = self.fleet.get(to);
         let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
         let hit = gpu.holds(slot);
         self.stats.hits += u64::from(hit);
         self.stats.misses += u64::from(!hit);
         self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
-        let (swap, loading) = match over {
-            _ if hit => (Duration::ZERO, Loading::Nothing),
-            Some(rate) => (rate.time_for(weights), Loading::FromPeer),
-            None => {
-                let load = gpu.load_time(&self.models, slot);
-                (load, Loading::of(load, self.models.run_time(slot, gpu.kind)))
-            }
+        let source = match over {
+            Some(rate) if !hit => Source::Peer(rate),
+            _ => self.fleet.source(to, slot),
+        };
+        let run = self.models.run_time(slot, gpu.kind);
+        let loading = match source {
+            Source::Here => Loading::Nothing,
+            Source::Peer(_) => Loading::FromPeer,
+            Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
+        };
+        let swap = gpu.swap_time(&self.models, slot, source);
+        let held = Held {
+            request,
+            since: now,
+            source,
+            swap,
+            ahead: gpu.running.is_some(),
+            crossed: false,
+            predicted: run.map(|run| swap + run),
+            loading,
+            recalled: false,
+            withdrawn: false,
         };
         self.models.held_by(slot, to);
-        let held = Held { request, since: now, swap, loading, recalled: false, withdrawn: false };
         self.fleet.change(to, |gpu| {
             gpu.add_resident(slot, blocks);
             gpu.dispatched += 1;
@@ -379,6 +426,9 @@ impl Dispatch {
                 gpu.ahead.push_back(held);
             }
         });
+        if loading > Loading::FromPeer {
+            self.fleet.cross_loads(to);
+        }
         actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt: attempts.lost + 1 });
         // After the assignment, so that the model is never without a reason to stay.
         if let Some(Place::Queued { reserved, .. }) = before {
@@ -417,7 +467,7 @@ impl Dispatch {
                 continue;
             };
             let model = gpu.ahead[place].request.model;
-            let there = Expected::At(now + idle.swap_time(&self.models, model) + RECALL_COST);
+            let there = Expected::At(now + self.fleet.swap_time(&self.models, to, model) + RECALL_COST);
             let expected = |ahead| self.fleet.expected_free(&self.models, now, from, ahead);
             let turn = expected(place);
             if turn > there {
@@ -475,11 +525,7 @@ impl Core for Dispatch {
             }
             Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
-            Event::Loaded { gpu, model } => {
-                if let Some(model) = self.models.slot(model) {
-                    self.fleet.change(gpu, |it| it.loaded(model));
-                }
-            }
+            Event::Loaded { gpu, model } => self.loaded(now, gpu, model),
             Event::Evicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {

@@ -1,11 +1,12 @@
-//! What the dispatcher knows of each model: its size, who holds it, and what loading and running
-//! it take on each kind of GPU.
+//! What the dispatcher knows of each model: its size, who holds it, and what it [costs](super::cost)
+//! on each kind of GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, ModelId};
 
+use super::cost::Cost;
 use super::queue::SizeRank;
 
 /// A model's place in [`Models`], found in constant time. Given again once nobody refers to it.
@@ -15,13 +16,6 @@ pub(super) struct Slot(pub(super) u32);
 impl Slot {
     pub(super) const FIRST: Self = Self(0);
     pub(super) const LAST: Self = Self(u32::MAX);
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Cost {
-    load: Option<Duration>,
-    /// How long a run takes, smoothed over the last ones.
-    run: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -121,7 +115,7 @@ impl Models {
         }
     }
 
-    fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
+    pub(super) fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
         let (costs, kind) = (&mut self.get_mut(slot).costs, kind as usize);
         if costs.len() <= kind {
             costs.resize(kind + 1, Cost::default());
@@ -129,26 +123,20 @@ impl Models {
         &mut costs[kind]
     }
 
-    pub(super) fn ran(&mut self, slot: Slot, kind: u32, ran: Duration) {
-        let cost = self.cost_mut(slot, kind);
-        // A quarter of the new, three of the old: settles within a few runs, shrugs off one.
-        cost.run = Some(cost.run.map_or(ran, |old| (old * 3 + ran) / 4));
-    }
-
     pub(super) fn profile(&mut self, id: ModelId, kind: u32, load: Duration, run: Duration) {
         if let Some(slot) = self.slot(id) {
-            *self.cost_mut(slot, kind) = Cost { load: Some(load), run: Some(run) };
+            self.cost_mut(slot, kind).profile(load, run);
         }
+    }
+
+    /// What is known of it on this kind of GPU.
+    pub(super) fn cost(&self, slot: Slot, kind: u32) -> Option<&Cost> {
+        self.get(slot).costs.get(kind as usize)
     }
 
     /// What a run takes on this kind of GPU, where that is known.
     pub(super) fn run_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
-        self.get(slot).costs.get(kind as usize)?.run
-    }
-
-    /// What a load takes according to a profile.
-    pub(super) fn load_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
-        self.get(slot).costs.get(kind as usize)?.load
+        self.cost(slot, kind)?.run()
     }
 }
 
@@ -181,10 +169,10 @@ mod tests {
         models.install(ModelId(1), 1, Bytes(1), None);
         let slot = models.installed(ModelId(1)).unwrap();
         let ms = Duration::from_millis;
-        models.ran(slot, 1, ms(8));
-        models.ran(slot, 1, ms(16));
-        assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(10))));
+        models.cost_mut(slot, 1).ran(ms(8));
+        assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(8))));
         models.profile(ModelId(1), 0, ms(30), ms(4));
-        assert_eq!((models.load_time(slot, 0), models.load_time(slot, 1)), (Some(ms(30)), None));
+        let transfer = |kind| models.cost(slot, kind).unwrap().transfer();
+        assert_eq!((transfer(0), transfer(1)), (Some(ms(30)), None));
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 
 use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
 
+use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
 use super::models::Models;
 use super::protocol::Objective;
@@ -45,7 +46,7 @@ pub(super) enum Decision {
 }
 
 /// What policies count (L17).
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
     /// Requests given to a GPU that held their model.
     pub hits: u64,
@@ -63,6 +64,8 @@ pub struct Stats {
     pub visits_max: u64,
     /// The share of required request counts that is prioritised (A.3).
     pub alpha: Option<f64>,
+    /// How wrong the cost model was (L15).
+    pub errors: Vec<PredictionError>,
 }
 
 /// A way to decide.
