@@ -125,7 +125,58 @@ pub enum PolicyConfig {
     },
     /// By required request counts, onto the GPU with least interference (T17 to T22), or at random.
     Torpor(TorporConfig),
+    /// By estimated finish and by what can still be in time. Ours.
+    Unified(UnifiedConfig),
 }
+
+impl PolicyConfig {
+    /// Whether decisions depend on objectives and scores, and on when models have arrived.
+    #[must_use]
+    pub const fn scores(self) -> bool {
+        matches!(self, Self::Torpor(_) | Self::Unified(_))
+    }
+}
+
+/// Times a waiting request may be overtaken by default under `unified`. Ours. It is what a late
+/// request waits for at most, tens of seconds of a busy node: in a lasting overload every request
+/// comes to wait for its limit, and all would be late. The LALB paper's 25 goes with queues of a few
+/// dozen, where ours never comes near its limit.
+pub const UNIFIED_OVERTAKES_MAX: u32 = 5000;
+
+/// The same for requests without a deadline, of which none is given up. More gains nothing on average.
+pub const FREE_OVERTAKES_MAX: u32 = 1000;
+
+/// How long a request waits under `unified` rather than have its model loaded, by default. Ours, from
+/// `tests/compare`: less loads more models than needed under load, more leaves GPUs idle.
+pub const PATIENCE_PERCENT: u32 = 105;
+
+/// Our own policy's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnifiedConfig {
+    /// Times a waiting request may be overtaken.
+    pub overtakes_max: u32,
+    /// Times one without a deadline may be, unless an older one has one: at most as many.
+    pub free_overtakes_max: u32,
+    /// How long a request waits for a busy GPU that holds its model rather than have it loaded on an
+    /// idle one, in percent of the load: that costs others a GPU's time too. What is charged for
+    /// evicting others comes on top.
+    pub patience_percent: u32,
+    /// Which requests count for a function's score.
+    pub counts: Counts,
+}
+
+impl Default for UnifiedConfig {
+    fn default() -> Self {
+        UNIFIED
+    }
+}
+
+const UNIFIED: UnifiedConfig = UnifiedConfig {
+    overtakes_max: UNIFIED_OVERTAKES_MAX,
+    free_overtakes_max: FREE_OVERTAKES_MAX,
+    patience_percent: PATIENCE_PERCENT,
+    counts: Counts::Cumulative,
+};
 
 /// The parts of Torpor's policy, each of which its paper also takes out (T28).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,13 +249,14 @@ pub enum AlphaRule {
 }
 
 /// Every name, with what it stands for.
-pub const POLICIES: [(&str, PolicyConfig); 6] = [
+pub const POLICIES: [(&str, PolicyConfig); 7] = [
     ("fifo", PolicyConfig::Fifo),
     ("lb", PolicyConfig::Lb),
     ("lalb", PolicyConfig::Lalb { overtakes_max: 0 }),
     ("lalb-o3", PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX }),
     ("torpor", PolicyConfig::Torpor(TORPOR)),
     ("random", PolicyConfig::Torpor(TorporConfig { choice: Choice::Random, ..TORPOR })),
+    ("unified", PolicyConfig::Unified(UNIFIED)),
 ];
 
 const TORPOR: TorporConfig = TorporConfig {
@@ -242,6 +294,7 @@ impl fmt::Display for PolicyConfig {
             Self::Lalb { .. } => "lalb-o3",
             Self::Torpor(TorporConfig { choice: Choice::Random, .. }) => "random",
             Self::Torpor(_) => "torpor",
+            Self::Unified(_) => "unified",
         })
     }
 }
@@ -260,7 +313,8 @@ mod tests {
         let refused = "lifo".parse::<PolicyConfig>().unwrap_err().to_string();
         assert_eq!(
             refused,
-            "dispatch policy \"lifo\" is not known: use one of fifo, lb, lalb, lalb-o3, torpor, random"
+            "dispatch policy \"lifo\" is not known: use one of fifo, lb, lalb, lalb-o3, torpor, random, \
+             unified"
         );
         assert_eq!(TORPOR, TorporConfig::default());
     }

@@ -14,6 +14,9 @@ use super::gpus::{Expected, Gpu, Held, Loading};
 use super::models::{Models, Slot};
 use super::queue::SizeRank;
 
+/// What takes so many times as long as expected may take for ever.
+const OVERDUE: u32 = 2;
+
 /// Which idle GPU is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdleOrder {
@@ -25,6 +28,8 @@ pub(super) enum IdleOrder {
     MostUsed,
     /// The one whose neighbours load least, then the one with most free memory (T22).
     Calmest,
+    /// One with room, else the one whose least recently used model was used longest ago.
+    Coldest,
 }
 
 /// What the indexes say of a GPU.
@@ -162,6 +167,8 @@ impl Fleet {
                 // No GPU has 2^56 blocks.
                 ((loading as u64) << 56) | gpu.resident_blocks()
             }
+            IdleOrder::Coldest if gpu.roomy() => 0,
+            IdleOrder::Coldest => gpu.coldest().map_or(0, |(used, _)| used.0),
         }
     }
 
@@ -179,6 +186,12 @@ impl Fleet {
     pub(super) fn first_idle(&self, rank: SizeRank) -> Option<GpuIndex> {
         let firsts = self.idle.iter().skip(rank.0).filter_map(|idle| idle.first());
         firsts.min().map(|&(_, gpu)| gpu)
+    }
+
+    /// The first so many idle GPUs of at least this rank, of each rank.
+    pub(super) fn first_idles(&self, rank: SizeRank, count: usize) -> impl Iterator<Item = GpuIndex> {
+        let idle = self.idle.iter().skip(rank.0);
+        idle.flat_map(move |idle| idle.iter().take(count).map(|&(_, gpu)| gpu))
     }
 
     /// Idle GPUs of at least this rank.
@@ -266,17 +279,34 @@ impl Fleet {
         rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
     }
 
-    /// How long until a GPU is through with all it has been given, as far as is known. What takes
-    /// longer than expected is taken to end at any moment, until it has taken twice as long: then
-    /// it is unknown.
+    /// How long until a GPU is through with all it has been given, as far as is known.
     pub(super) fn backlog(&self, models: &Models, now: Timestamp, gpu: GpuIndex) -> Option<Duration> {
+        self.backlog_of(models, now, gpu, usize::MAX)
+    }
+
+    /// The same of what it runs and the first `ahead` behind that. What takes longer than expected is
+    /// taken to end at any moment, until it has taken twice as long: then it is unknown.
+    pub(super) fn backlog_of(
+        &self,
+        models: &Models,
+        now: Timestamp,
+        gpu: GpuIndex,
+        ahead: usize,
+    ) -> Option<Duration> {
         let gpu = self.get(gpu);
         let Some(running) = &gpu.running else { return Some(Duration::ZERO) };
         let (takes, elapsed) = (gpu.takes(models, running)?, now.since(running.since));
-        if elapsed > takes * 2 {
+        if elapsed > takes * OVERDUE {
             return None;
         }
-        let rest: Option<Duration> = gpu.ahead.iter().map(|held| gpu.takes(models, held)).sum();
+        let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(|held| gpu.takes(models, held)).sum();
         Some(takes.saturating_sub(elapsed) + rest?)
+    }
+
+    /// From when on it is not known any more when what a GPU runs will end.
+    pub(super) fn overdue_at(&self, models: &Models, gpu: GpuIndex) -> Option<Timestamp> {
+        let gpu = self.get(gpu);
+        let running = gpu.running.as_ref()?;
+        Some(running.since + gpu.takes(models, running)? * OVERDUE + RECALL_COST)
     }
 }

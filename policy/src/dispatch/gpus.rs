@@ -1,6 +1,6 @@
 //! What the dispatcher knows of one GPU: who is on it, which models it holds, and what it loads.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millrace_types::{BytesPerSec, Incarnation, Timestamp};
@@ -10,6 +10,7 @@ use super::cost::{Cost, Source};
 use super::models::{Models, Slot};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
+use crate::memory::BLOCK;
 
 /// How much bringing a model disturbs the copies of GPUs beside it (T22, T23), least first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,9 +85,12 @@ pub(super) struct Gpu {
     pub(super) ahead: VecDeque<Held>,
     /// Requests it was given so far.
     pub(super) dispatched: u64,
-    /// The models on it or on their way to it, and their blocks.
-    resident: BTreeMap<Slot, u32>,
+    /// The models on it or on their way to it, their blocks, and when each was last asked for.
+    resident: BTreeMap<Slot, (u32, Timestamp)>,
+    /// The same, longest ago first.
+    by_use: BTreeSet<(Timestamp, Slot)>,
     resident_blocks: u64,
+    blocks: u64,
 }
 
 impl Gpu {
@@ -100,7 +104,9 @@ impl Gpu {
             ahead: VecDeque::new(),
             dispatched: 0,
             resident: BTreeMap::new(),
+            by_use: BTreeSet::new(),
             resident_blocks: 0,
+            blocks: config.memory.0 / BLOCK.0,
         }
     }
 
@@ -141,16 +147,41 @@ impl Gpu {
         self.resident_blocks
     }
 
-    pub(super) fn add_resident(&mut self, model: Slot, blocks: u32) {
-        if self.resident.insert(model, blocks).is_none() {
-            self.resident_blocks += u64::from(blocks);
-        }
+    pub(super) fn add_resident(&mut self, now: Timestamp, model: Slot, blocks: u32) {
+        self.remove_resident(model);
+        self.resident.insert(model, (blocks, now));
+        self.by_use.insert((now, model));
+        self.resident_blocks += u64::from(blocks);
     }
 
     pub(super) fn remove_resident(&mut self, model: Slot) {
-        if let Some(blocks) = self.resident.remove(&model) {
+        if let Some((blocks, used)) = self.resident.remove(&model) {
+            self.by_use.remove(&(used, model));
             self.resident_blocks -= u64::from(blocks);
         }
+    }
+
+    /// Whether a quarter of its memory is free: most models fit.
+    pub(super) fn roomy(&self) -> bool {
+        self.resident_blocks * 4 <= self.blocks * 3
+    }
+
+    /// The model that was asked for longest ago, and when.
+    pub(super) fn coldest(&self) -> Option<(Timestamp, Slot)> {
+        self.by_use.first().copied()
+    }
+
+    /// What is likely to be evicted for so many blocks: the least recently used (L07), and when
+    /// each was asked for.
+    pub(super) fn victims(&self, blocks: u32) -> impl Iterator<Item = (Timestamp, Slot)> {
+        let free = self.blocks.saturating_sub(self.resident_blocks);
+        let mut lacking = u64::from(blocks).saturating_sub(free);
+        self.by_use.iter().copied().take_while(move |(_, model)| {
+            let lacked = lacking > 0;
+            let held = self.resident.get(model).map_or(0, |&(blocks, _)| blocks);
+            lacking = lacking.saturating_sub(held.into());
+            lacked
+        })
     }
 
     /// What the link's rate says that bringing a model here takes.

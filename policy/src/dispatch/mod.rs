@@ -11,9 +11,9 @@
 //! | `lalb`, `lalb-o3` | a hit, at most so many times past older ones, else the oldest | an idle holder, the own queue of a busy one, or a miss (L09 to L14) | from a GPU's own queue |
 //! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
 //! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
+//! | `unified` | what can be in time and matters most | the least estimated finish: idle holder, peer, host, behind a busy holder | what has no deadline |
 //!
-//! To come: `unified`, which orders by the probability of still being in time, and the baselines
-//! that bind early. Each is another [`policy::Policy`].
+//! Each is a [`policy::Policy`].
 //!
 //! **Handing ahead** (`fifo`). Where no GPU is idle, the oldest request is handed ahead to a
 //! busy GPU that has no next one yet: one that holds its model, else the one that is likely to be
@@ -26,6 +26,8 @@
 //!
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
+//!
+//! **What things take** is one model's word for all policies ([`cost`]).
 //!
 //! **Cost** (L16). A decision of any policy costs the logarithm of what waits, the models on one
 //! GPU and the GPUs that hold one model, whatever the number of requests (`benches/dispatch.rs`).
@@ -46,10 +48,12 @@ mod fleet;
 mod gpus;
 mod lalb;
 mod models;
+mod overtaking;
 mod policy;
 mod protocol;
 mod queue;
 mod torpor;
+mod unified;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,8 +61,9 @@ use std::time::Duration;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
-    ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, GpuConfig, OVERTAKES_MAX, Order, POLICIES, PeerLink,
-    PolicyConfig, TorporConfig, UnknownPolicy, WINDOW_MAX,
+    ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, FREE_OVERTAKES_MAX, GpuConfig, OVERTAKES_MAX, Order,
+    PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig,
+    UnknownPolicy, WINDOW_MAX,
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::policy::Stats;
@@ -181,6 +186,7 @@ impl Dispatch {
 
     fn enqueue(
         &mut self,
+        now: Timestamp,
         key: RequestKey,
         function: FunctionIndex,
         model: ModelId,
@@ -194,7 +200,8 @@ impl Dispatch {
             Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
             Some((model, Some(rank))) => {
                 self.models.used(model);
-                return self.queue_up(Waiting { key, function, model, rank, attempts }, Entry::New);
+                let request = Waiting { key, function, model, rank, attempts, arrived: now };
+                return self.queue_up(request, Entry::New);
             }
         };
         actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
@@ -418,7 +425,7 @@ impl Dispatch {
         };
         self.models.held_by(slot, to);
         self.fleet.change(to, |gpu| {
-            gpu.add_resident(slot, blocks);
+            gpu.add_resident(now, slot, blocks);
             gpu.dispatched += 1;
             if gpu.running.is_none() {
                 gpu.running = Some(held);
@@ -467,14 +474,13 @@ impl Dispatch {
                 continue;
             };
             let model = gpu.ahead[place].request.model;
-            let there = Expected::At(now + self.fleet.swap_time(&self.models, to, model) + RECALL_COST);
-            let expected = |ahead| self.fleet.expected_free(&self.models, now, from, ahead);
-            let turn = expected(place);
+            let view = View { now, fleet: &self.fleet, models: &self.models };
+            let there = Expected::At(now + self.policy.bringing(&view, to, model) + RECALL_COST);
+            let turn = self.policy.turn(&view, from, place);
             if turn > there {
                 best = best.max(Some((turn, from, place)));
-            } else if let Expected::At(at) = expected(0) {
+            } else if let Some(late) = self.policy.late_at(&view, from) {
                 // Should what runs take longer than expected, the idle GPU takes over after all.
-                let late = at + RECALL_COST;
                 look_again = Some(look_again.map_or(late, |other| other.min(late)));
             }
         }
@@ -504,7 +510,7 @@ impl Core for Dispatch {
             Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
             Event::Forget { function } => self.policy.forget(function),
             Event::Enqueue { key, function, model, attempts } => {
-                self.enqueue(key, function, model, attempts, actions);
+                self.enqueue(now, key, function, model, attempts, actions);
             }
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {

@@ -4,15 +4,17 @@
 //! all and in [`Dispatch`](super::Dispatch).
 
 use std::fmt;
+use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
 
 use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
-use super::models::Models;
+use super::gpus::Expected;
+use super::models::{Models, Slot};
 use super::protocol::Objective;
 use super::queue::Waiting;
-use super::{PolicyConfig, arrival, lalb, torpor};
+use super::{PolicyConfig, RECALL_COST, arrival, lalb, torpor, unified};
 use crate::ids::FunctionIndex;
 
 /// What a policy sees when it decides.
@@ -84,6 +86,24 @@ pub(super) trait Policy: fmt::Debug {
         false
     }
 
+    /// When the turn comes of the request behind so many others that a GPU was handed ahead.
+    fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
+        view.fleet.expected_free(view.models, view.now, gpu, ahead)
+    }
+
+    /// When what a GPU runs has taken so long that the turns behind it should be looked at again.
+    fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
+        match view.fleet.expected_free(view.models, view.now, gpu, 0) {
+            Expected::At(at) => Some(at + RECALL_COST),
+            Expected::Unknown => None,
+        }
+    }
+
+    /// What it takes for a request to wait rather than have its model brought to this idle GPU.
+    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Duration {
+        view.fleet.swap_time(view.models, gpu, model)
+    }
+
     /// A GPU has room for another request.
     fn freed(&mut self, _gpu: GpuIndex) {}
 
@@ -130,5 +150,6 @@ pub(super) fn policy(
         PolicyConfig::Torpor(config) => {
             (Box::new(torpor::Torpor::new(config, ranks, seed)), IdleOrder::Calmest)
         }
+        PolicyConfig::Unified(config) => (Box::new(unified::Unified::new(config, ranks)), IdleOrder::Coldest),
     }
 }

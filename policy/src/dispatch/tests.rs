@@ -10,6 +10,7 @@ mod cost;
 mod lalb;
 mod properties;
 mod torpor;
+mod unified;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);

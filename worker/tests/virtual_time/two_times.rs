@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_policy::dispatch::{POLICIES, PolicyConfig};
+use millrace_policy::dispatch::POLICIES;
 use millrace_policy::trace::{CoreId, Fold};
 use millrace_types::Reason;
 
@@ -52,7 +52,7 @@ fn actors_and_a_bare_heap_do_the_same() {
 #[test]
 fn every_policy_that_needs_no_scores_does_the_same_in_both() {
     for (name, dispatch) in POLICIES {
-        if matches!(dispatch, PolicyConfig::Torpor(_)) {
+        if dispatch.scores() {
             continue;
         }
         let scenario = Scenario { dispatch, ..Scenario::draw(42) };
@@ -65,7 +65,7 @@ fn every_policy_that_needs_no_scores_does_the_same_in_both() {
 
 #[test]
 fn the_policies_that_need_scores_answer_every_request_the_same_each_time() {
-    for name in ["torpor", "random"] {
+    for name in ["torpor", "random", "unified"] {
         let scenario = Scenario { dispatch: name.parse().unwrap(), ..Scenario::draw(42) };
         let (first, _) = actors::run(&scenario);
         assert_eq!(first.endings.len(), scenario.requests(), "{name}: a request was never answered");

@@ -6,7 +6,9 @@ const O3: PolicyConfig = PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX };
 
 pub(super) fn limit(policy: PolicyConfig) -> Option<u64> {
     match policy {
-        PolicyConfig::Lalb { overtakes_max } => Some(overtakes_max.into()),
+        PolicyConfig::Lalb { overtakes_max } | PolicyConfig::Unified(UnifiedConfig { overtakes_max, .. }) => {
+            Some(overtakes_max.into())
+        }
         _ => None,
     }
 }
@@ -26,7 +28,7 @@ pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Wa
 }
 
 /// Who left the shared queue for which GPU.
-fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
+pub(super) fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
     let to = |&key: &RequestKey| match *after.places.get(&key)? {
         Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
         Place::Queued { reserved: None, .. } => None,

@@ -34,12 +34,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn policy() -> impl Strategy<Value = PolicyConfig> {
     let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
+    let unified = [0, 2].map(|overtakes_max| {
+        let free_overtakes_max = overtakes_max.min(1);
+        PolicyConfig::Unified(UnifiedConfig { overtakes_max, free_overtakes_max, ..UnifiedConfig::default() })
+    });
     let artifact =
         TorporConfig { alpha: AlphaRule::Artifact, counts: Counts::Last(8), ..TorporConfig::default() };
     let arrival = TorporConfig { order: Order::Arrival, ..TorporConfig::default() };
     let others = [artifact, arrival].map(PolicyConfig::Torpor);
     let named = POLICIES.map(|(_, policy)| policy);
-    prop::sample::select([&named[..], &limits, &others].concat())
+    prop::sample::select([&named[..], &limits, &others, &unified].concat())
 }
 
 /// The world around the dispatcher: who is on which GPU, as its actions say.
@@ -87,6 +91,9 @@ proptest! {
         let mut node = node_with(policy, &[16, 64, 64]);
         for model in 0..3 {
             let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
+            // The third has no deadline.
+            let within = |objective: Objective| objective.within(Duration::from_millis(2));
+            let objective = if model < 2 { objective.map(within) } else { objective };
             node.step(Event::Objective { function: FunctionIndex(model), objective });
         }
         let mut scores = [SloCounts::default(); 3];

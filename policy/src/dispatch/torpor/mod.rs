@@ -33,7 +33,7 @@ use crate::ids::{FunctionIndex, RequestKey};
 
 mod alpha;
 mod groups;
-mod required;
+pub(super) mod required;
 
 /// How often the artifact renews its groups (T20).
 const REGROUP_PERIOD: Duration = Duration::from_secs(2);

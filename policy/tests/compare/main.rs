@@ -1,0 +1,81 @@
+//! Every policy against the others on workloads like the papers'.
+//!
+//! `cargo test --release -p millrace-policy --test compare -- --ignored --nocapture` prints the
+//! whole table.
+
+mod workloads;
+mod world;
+
+use millrace_policy::dispatch::POLICIES;
+
+use self::workloads::{Reading, equal, lalb, torpor};
+use self::world::{Outcome, Scenario, run};
+
+/// The mean of each figure over seeds.
+fn mean(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
+    outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64
+}
+
+fn table(name: &str, scenario: impl Fn(u64) -> Scenario, seeds: u64) {
+    println!("\n{name}");
+    println!(
+        "{:<12} {:>11} {:>11} {:>7} {:>8} {:>10} {:>10} {:>8}",
+        "policy", "mean ms", "p99 ms", "miss %", "in time", "compliant", "overtaken", "error %"
+    );
+    let only = std::env::var("POLICY").ok();
+    for (name, policy) in POLICIES {
+        if only.as_ref().is_some_and(|only| !only.split(',').any(|only| only == name)) {
+            continue;
+        }
+        let outcomes: Vec<_> = (1..=seeds).map(|seed| run(&scenario(seed), policy)).collect();
+        let overtaken = outcomes.iter().map(|outcome| outcome.stats.overtaken_max).max().unwrap_or(0);
+        let error = |outcome: &Outcome| {
+            let (sum, count) = outcome.stats.errors.iter().fold((0.0, 0), |(sum, count), error| {
+                (sum + error.percent * error.predictions as f64, count + error.predictions)
+            });
+            sum / f64::from(u32::try_from(count.max(1)).unwrap())
+        };
+        println!(
+            "{name:<12} {:>11.1} {:>11.1} {:>7.2} {:>8.4} {:>10.4} {overtaken:>10} {:>8.1}",
+            mean(&outcomes, |outcome| outcome.mean_ms),
+            mean(&outcomes, |outcome| outcome.p99_ms),
+            mean(&outcomes, |outcome| outcome.miss_ratio * 100.0),
+            mean(&outcomes, |outcome| outcome.in_time),
+            mean(&outcomes, |outcome| outcome.compliant),
+            mean(&outcomes, error),
+        );
+    }
+}
+
+#[test]
+#[ignore = "prints the whole table, for minutes"]
+fn all_policies_on_all_workloads() {
+    let wanted = |name: &str| std::env::var("ONLY").map_or(true, |only| name.contains(&only));
+    let seeds = std::env::var("SEEDS").map_or(3, |seeds| seeds.parse().unwrap());
+    for reading in [Reading::Steep, Reading::Flat] {
+        for kept in [15, 25, 35] {
+            for per_minute in [200, 325, 450] {
+                let name = format!("lalb: {kept} models, {reading:?}, {per_minute} a minute");
+                if wanted(&name) {
+                    table(&name, |seed| lalb(kept, reading, per_minute, seed), seeds);
+                }
+            }
+        }
+    }
+    for (functions, rates) in
+        [(160, (5, 30)), (480, (5, 15)), (560, (5, 15)), (480, (5, 30)), (560, (5, 30)), (640, (10, 30))]
+    {
+        let name = format!("torpor: {functions} functions, {rates:?} a minute");
+        if wanted(&name) {
+            table(&name, |seed| torpor(functions, rates, 300, seed), seeds);
+        }
+    }
+    for held in [true, false] {
+        for (functions, percent) in [(40, 90), (40, 110), (40, 150), (600, 70), (600, 110), (600, 150)] {
+            let name = format!("equal: {functions} functions, {percent}% offered, objective {held}");
+            if wanted(&name) {
+                table(&name, |seed| equal(functions, percent, held, 60, seed), seeds);
+            }
+        }
+    }
+}
