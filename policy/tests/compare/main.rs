@@ -33,7 +33,7 @@ fn table(name: &str, scenario: impl Fn(u64) -> Scenario, seeds: u64) {
             let (sum, count) = outcome.stats.errors.iter().fold((0.0, 0), |(sum, count), error| {
                 (sum + error.percent * error.predictions as f64, count + error.predictions)
             });
-            sum / f64::from(u32::try_from(count.max(1)).unwrap())
+            sum / count.max(1) as f64
         };
         println!(
             "{name:<12} {:>11.1} {:>11.1} {:>7.2} {:>8.4} {:>10.4} {overtaken:>10} {:>8.1}",
@@ -78,4 +78,59 @@ fn all_policies_on_all_workloads() {
             }
         }
     }
+}
+
+fn named(name: &str) -> millrace_policy::dispatch::PolicyConfig {
+    name.parse().expect("it is one of POLICIES")
+}
+
+/// On the mean of a few seeds, what `of` says of unified is no more than what it says of each other
+/// policy. Small differences are for the whole table and more seeds.
+fn unified_is_best(scenario: impl Fn(u64) -> Scenario, others: &[&str], of: impl Fn(&Outcome) -> f64) {
+    let scenarios: Vec<_> = (1..=3).map(scenario).collect();
+    let figure = |name: &str| {
+        let outcomes: Vec<_> = scenarios.iter().map(|scenario| run(scenario, named(name))).collect();
+        mean(&outcomes, &of)
+    };
+    let ours = figure("unified");
+    for other in others {
+        let theirs = figure(other);
+        assert!(ours <= theirs, "{ours} and {theirs} of {other}");
+    }
+}
+
+/// The LALB paper's workload, on both readings.
+#[test]
+fn at_lalbs_load_unified_beats_out_of_order_dispatch() {
+    for reading in [Reading::Steep, Reading::Flat] {
+        let scenario = |seed| lalb(35, reading, 325, seed);
+        let others = ["lalb", "lalb-o3"];
+        unified_is_best(scenario, &others, |outcome| outcome.mean_ms);
+        unified_is_best(scenario, &others, |outcome| outcome.miss_ratio);
+    }
+}
+
+#[test]
+fn at_torpors_load_unified_keeps_more_functions_compliant() {
+    let late = |outcome: &Outcome| 1.0 - outcome.compliant;
+    unified_is_best(|seed| torpor(560, (5, 15), 60, seed), &["fifo", "torpor", "lalb-o3"], late);
+}
+
+/// All functions equal and more offered than can be served: nothing to choose but hits.
+#[test]
+fn in_homogeneous_overload_unified_is_no_worse_than_fifo() {
+    for held in [true, false] {
+        let scenario = |seed| equal(40, 120, held, 6, seed);
+        unified_is_best(scenario, &["fifo"], |outcome| outcome.mean_ms);
+        unified_is_best(scenario, &["fifo"], |outcome| 1.0 - outcome.in_time);
+    }
+}
+
+#[test]
+fn the_same_scenario_ends_the_same() {
+    let outcome = || {
+        let outcome = run(&torpor(80, (5, 30), 20, 3), named("unified"));
+        (outcome.mean_ms.to_bits(), outcome.p99_ms.to_bits(), outcome.stats)
+    };
+    assert_eq!(outcome(), outcome());
 }

@@ -117,6 +117,7 @@ pub(crate) fn lalb(kept: usize, reading: Reading, per_minute: u64, seed: u64) ->
         peers: Vec::new(),
         models: (0..kept).map(model).collect(),
         functions: (0..kept as u32).map(function).collect(),
+        light_first: false,
         arrivals,
     }
 }
@@ -141,6 +142,7 @@ fn server(models: Vec<Model>, functions: Vec<Function>, arrivals: Vec<(u64, u32)
         peers: links.map(peer).to_vec(),
         models,
         functions,
+        light_first: true,
         arrivals,
     }
 }

@@ -1,8 +1,8 @@
 //! A bare heap of events around one dispatcher: GPUs with memory, links that are shared, loads that
 //! overlap the run before them. No clock, no randomness but the seed's.
 //!
-//! What is modelled: a GPU holds models, evicts the least recently used, brings one at a time, and
-//! runs one request at a time; a load from the host has its link alone or shares it evenly with the
+//! What is modelled: a GPU holds models, evicts as the scenario says, brings one at a time, and runs
+//! one request at a time; a load from the host has its link alone or shares it evenly with the
 //! neighbours'; a run ends after its own time and not before what is left to compute once the last
 //! weights are there. What is not: messages take no time, nothing fails.
 
@@ -46,6 +46,9 @@ pub(crate) struct Scenario {
     pub(crate) peers: Vec<PeerLink>,
     pub(crate) models: Vec<Model>,
     pub(crate) functions: Vec<Function>,
+    /// Whether replicas are evicted first, then light models, then heavy ones (T24); else the least
+    /// recently used.
+    pub(crate) light_first: bool,
     /// When requests come and whose they are, in order.
     pub(crate) arrivals: Vec<(u64, u32)>,
 }
@@ -61,8 +64,6 @@ pub(crate) struct Outcome {
     /// Functions that meet their objective, of those with one.
     pub(crate) compliant: f64,
     pub(crate) stats: Stats,
-    /// How many were answered; all that came, unless one was lost.
-    pub(crate) answered: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,6 +113,10 @@ pub(crate) struct World<'a> {
     gpus: Vec<Gpu>,
     due: BinaryHeap<Reverse<(u64, u64, Due)>>,
     sequence: u64,
+    /// How many GPUs each model is on.
+    holders: BTreeMap<u32, u32>,
+    /// When it is woken.
+    wakes: BTreeSet<u64>,
     events: VecDeque<Event>,
     swaps: u64,
     came: Vec<(u64, u32)>,
@@ -136,6 +141,8 @@ pub(crate) fn run(scenario: &Scenario, policy: PolicyConfig) -> Outcome {
         gpus: scenario.gpus.iter().map(gpu).collect(),
         due: BinaryHeap::new(),
         sequence: 0,
+        holders: BTreeMap::new(),
+        wakes: BTreeSet::new(),
         events: VecDeque::new(),
         swaps: 0,
         came: scenario.arrivals.clone(),
@@ -186,7 +193,10 @@ impl World<'_> {
                 Due::Loaded { gpu, stamp } if self.gpus[gpu].stamp == stamp => self.loaded(gpu),
                 Due::Ends { gpu, stamp } if self.gpus[gpu].stamp == stamp => self.ends(gpu),
                 Due::Loaded { .. } | Due::Ends { .. } => {}
-                Due::Wake => self.events.push_back(Event::Tick),
+                Due::Wake => {
+                    self.wakes.remove(&at);
+                    self.events.push_back(Event::Tick);
+                }
             }
             self.deliver();
         }
@@ -211,8 +221,10 @@ impl World<'_> {
                 self.act(action);
             }
         }
-        if let Some(at) = self.dispatch.next_wake() {
-            self.schedule(at.0, Due::Wake);
+        if let Some(Timestamp(at)) = self.dispatch.next_wake()
+            && self.wakes.insert(at.max(self.now))
+        {
+            self.schedule(at, Due::Wake);
         }
     }
 
@@ -288,10 +300,11 @@ impl World<'_> {
         if it.load.is_some() {
             return;
         }
-        let Some(slot) = it.slots.iter().find(|slot| !it.arrived.contains_key(&slot.model)) else { return };
-        let model = slot.model;
+        let lacks = |slot: &Slot| !it.arrived.contains_key(&slot.model);
+        let Some(place) = it.slots.iter().position(lacks) else { return };
+        let model = it.slots[place].model;
         let size = self.scenario.models[model as usize].memory.0;
-        if !self.make_room(gpu, size) {
+        if !self.make_room(gpu, place, size) {
             return;
         }
         let from_peer = self.copies && self.peer_holds(gpu, model);
@@ -307,16 +320,24 @@ impl World<'_> {
         self.schedule_load(gpu);
     }
 
-    /// Evicts the least recently used, those that are pinned last.
-    fn make_room(&mut self, gpu: usize, size: u64) -> bool {
+    /// Evicts what no request before this one needs, those that are pinned last.
+    fn make_room(&mut self, gpu: usize, place: usize, size: u64) -> bool {
         let it = &mut self.gpus[gpu];
         let mut gone = Vec::new();
         while it.taken + size > it.memory {
-            let wanted = |model: &u32| it.slots.iter().any(|slot| slot.model == *model);
+            let wanted = |model: &u32| it.slots.iter().take(place).any(|slot| slot.model == *model);
             let spare = it.arrived.keys().filter(|model| !wanted(model));
-            let key = |model: &&u32| (it.pinned.contains(model), it.used.get(model).copied());
+            let spares = |model: u32| {
+                let of = self.scenario.models[model as usize];
+                let replica = self.holders.get(&model).is_some_and(|&holders| holders > 1);
+                let heavy = of.load * 2 * 100 >= of.run * 110;
+                if self.scenario.light_first { (!replica, heavy) } else { (false, false) }
+            };
+            let key =
+                |model: &&u32| (it.pinned.contains(model), spares(**model), it.used.get(model).copied());
             let Some(&victim) = spare.min_by_key(key) else { break };
             it.arrived.remove(&victim);
+            *self.holders.entry(victim).or_default() -= 1;
             it.used.remove(&victim);
             it.taken -= self.scenario.models[victim as usize].memory.0;
             gone.push(ModelId(victim));
@@ -366,6 +387,7 @@ impl World<'_> {
         let it = &mut self.gpus[gpu];
         let Some(load) = it.load.take() else { return };
         it.arrived.insert(load.model, (self.now, load.from_peer));
+        *self.holders.entry(load.model).or_default() += 1;
         it.used.insert(load.model, self.now);
         let (index, model) = (GpuIndex(gpu as u32), ModelId(load.model));
         self.events.push_back(Event::Loaded { gpu: index, model });
@@ -397,6 +419,7 @@ impl World<'_> {
     fn outcome(mut self) -> Outcome {
         self.latencies.sort_unstable();
         let answered = self.latencies.len();
+        assert_eq!(answered, self.came.len(), "a request is lost");
         assert_eq!((self.dispatch.queued(), self.dispatch.in_flight()), (0, 0), "a request is stuck");
         let ms = |nanos: u64| nanos as f64 / 1e6;
         let sum: u64 = self.latencies.iter().sum();
@@ -415,7 +438,6 @@ impl World<'_> {
             in_time: all.m as f64 / all.n.max(1) as f64,
             compliant: held.iter().filter(complies).count() as f64 / held.len().max(1) as f64,
             stats: self.dispatch.stats(),
-            answered,
         }
     }
 }
