@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(chosen(name).unwrap(), policy);
         }
         let refused = chosen("lifo").unwrap_err().to_string();
-        assert!(refused.contains("fifo, lb, lalb, lalb-o3, torpor, random, unified"), "{refused}");
+        assert!(refused.contains("fifo, lb, lalb, lalb-o3, torpor, random, unified, native, infless-ka, nonswap, simpleswap"), "{refused}");
     }
 
     #[test]

@@ -13,6 +13,9 @@
 //! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
 //! | `unified` | what can be in time and matters most | the least estimated finish: idle holder, peer, host, behind a busy holder | what has no deadline |
 //!
+//! | `native`, `nonswap`, `infless-ka` | the oldest of those bound to a GPU | that one ([`bound`], T28) | no |
+//! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
+//!
 //! Each is a [`policy::Policy`].
 //!
 //! **Handing ahead** (`fifo`). Where no GPU is idle, the oldest request is handed ahead to a
@@ -42,6 +45,7 @@
 //! ```
 
 mod arrival;
+mod bound;
 mod config;
 mod cost;
 mod fleet;
@@ -61,9 +65,9 @@ use std::time::Duration;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
-    ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, FREE_OVERTAKES_MAX, GpuConfig, OVERTAKES_MAX, Order,
-    PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig,
-    UnknownPolicy, WINDOW_MAX,
+    ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
+    GpuConfig, KEEP_ALIVE, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig,
+    RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, UnknownPolicy, WINDOW_MAX,
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::policy::Stats;
@@ -127,8 +131,7 @@ impl Dispatch {
         sizes.dedup();
         let rank = |gpu| SizeRank(sizes.partition_point(|&other| other < size(gpu)));
         let ranks: Vec<SizeRank> = config.gpus.iter().map(rank).collect();
-        let (policy, idle_order) =
-            policy::policy(&config.policy, sizes.len(), config.gpus.len(), config.seed);
+        let (policy, idle_order) = policy::policy(config, sizes.len());
         Self {
             queue_max: config.queue_max,
             fleet: Fleet::new(config, &ranks, idle_order),
@@ -371,6 +374,12 @@ impl Dispatch {
             match self.policy.decide(&view) {
                 None => break,
                 Some(Decision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
+                Some(Decision::Refuse { request, reason }) => {
+                    self.queued -= 1;
+                    self.gone(&request);
+                    let may_have_executed = request.attempts.deaths > 0;
+                    actions.push(Action::Fail { key: request.key, reason, may_have_executed });
+                }
                 Some(Decision::Assign { request, gpu, over }) => {
                     self.assign(now, request, gpu, over, actions);
                 }

@@ -6,15 +6,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
+use millrace_types::{BytesPerSec, GpuIndex, Reason, SloCounts, Timestamp};
 
+use super::config::Config;
 use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
 use super::gpus::Expected;
 use super::models::{Models, Slot};
 use super::protocol::Objective;
 use super::queue::Waiting;
-use super::{PolicyConfig, RECALL_COST, arrival, lalb, torpor, unified};
+use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
 use crate::ids::FunctionIndex;
 
 /// What a policy sees when it decides.
@@ -45,6 +46,8 @@ pub(super) enum Decision {
     },
     /// It has to wait for this GPU alone: the policy keeps it in that GPU's own queue.
     Reserve { request: Waiting, gpu: GpuIndex },
+    /// Nothing will ever run it here.
+    Refuse { request: Waiting, reason: Reason },
 }
 
 /// What policies count (L17).
@@ -135,13 +138,9 @@ pub(super) trait Policy: fmt::Debug {
 }
 
 /// A policy and the order in which it wants the idle GPUs.
-pub(super) fn policy(
-    config: &PolicyConfig,
-    ranks: usize,
-    gpus: usize,
-    seed: u64,
-) -> (Box<dyn Policy>, IdleOrder) {
-    match *config {
+pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrder) {
+    let (gpus, seed) = (config.gpus.len(), config.seed);
+    match config.policy {
         PolicyConfig::Fifo => (Box::new(arrival::Fifo::new(ranks)), IdleOrder::Emptiest),
         PolicyConfig::Lb => (Box::new(arrival::Lb::new(ranks)), IdleOrder::Longest),
         PolicyConfig::Lalb { overtakes_max } => {
@@ -151,5 +150,8 @@ pub(super) fn policy(
             (Box::new(torpor::Torpor::new(config, ranks, seed)), IdleOrder::Calmest)
         }
         PolicyConfig::Unified(config) => (Box::new(unified::Unified::new(config, ranks)), IdleOrder::Coldest),
+        PolicyConfig::Bound(bound) => {
+            (Box::new(bound::Early::new(bound, ranks, &config.gpus)), IdleOrder::Emptiest)
+        }
     }
 }

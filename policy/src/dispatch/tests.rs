@@ -6,6 +6,7 @@ use super::*;
 use crate::attempts::{Attempts, Idempotent};
 use millrace_types::{Incarnation, SloCounts};
 
+mod bound;
 mod cost;
 mod lalb;
 mod properties;

@@ -19,8 +19,8 @@ fn mean(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
 fn table(name: &str, scenario: impl Fn(u64) -> Scenario, seeds: u64) {
     println!("\n{name}");
     println!(
-        "{:<12} {:>11} {:>11} {:>7} {:>8} {:>10} {:>10} {:>8}",
-        "policy", "mean ms", "p99 ms", "miss %", "in time", "compliant", "overtaken", "error %"
+        "{:<12} {:>11} {:>11} {:>7} {:>8} {:>10} {:>10} {:>8} {:>7}",
+        "policy", "mean ms", "p99 ms", "miss %", "in time", "compliant", "overtaken", "error %", "served"
     );
     let only = std::env::var("POLICY").ok();
     for (name, policy) in POLICIES {
@@ -36,13 +36,14 @@ fn table(name: &str, scenario: impl Fn(u64) -> Scenario, seeds: u64) {
             sum / count.max(1) as f64
         };
         println!(
-            "{name:<12} {:>11.1} {:>11.1} {:>7.2} {:>8.4} {:>10.4} {overtaken:>10} {:>8.1}",
+            "{name:<12} {:>11.1} {:>11.1} {:>7.2} {:>8.4} {:>10.4} {overtaken:>10} {:>8.1} {:>7.0}",
             mean(&outcomes, |outcome| outcome.mean_ms),
             mean(&outcomes, |outcome| outcome.p99_ms),
             mean(&outcomes, |outcome| outcome.miss_ratio * 100.0),
             mean(&outcomes, |outcome| outcome.in_time),
             mean(&outcomes, |outcome| outcome.compliant),
             mean(&outcomes, error),
+            mean(&outcomes, |outcome| outcome.served as f64),
         );
     }
 }
@@ -124,6 +125,22 @@ fn in_homogeneous_overload_unified_is_no_worse_than_fifo() {
         unified_is_best(scenario, &["fifo"], |outcome| outcome.mean_ms);
         unified_is_best(scenario, &["fifo"], |outcome| 1.0 - outcome.in_time);
     }
+}
+
+/// Torpor's figure 10 (§7.3): 160 functions on four GPUs.
+#[test]
+fn what_binds_early_serves_part_of_the_functions_that_late_binding_serves() {
+    let scenario = torpor(160, (5, 30), 60, 1);
+    let figures = |name: &str| {
+        let outcome = run(&scenario, named(name));
+        (outcome.served, (outcome.compliant * 160.0).round() as usize)
+    };
+    let (served, _) = figures("native");
+    assert!((60..=80).contains(&served), "the paper has 72: {served}");
+    let (served, compliant) = figures("infless-ka");
+    assert!(served > 80 && compliant < 20, "the paper has 112 and 7: {served} and {compliant}");
+    let (served, compliant) = figures("unified");
+    assert!(served == 160 && compliant >= 155, "{served} and {compliant}");
 }
 
 #[test]

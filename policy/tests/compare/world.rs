@@ -57,6 +57,8 @@ pub(crate) struct Scenario {
 pub(crate) struct Outcome {
     pub(crate) mean_ms: f64,
     pub(crate) p99_ms: f64,
+    /// Functions with a request that was answered.
+    pub(crate) served: usize,
     /// Loads and copies by requests.
     pub(crate) miss_ratio: f64,
     /// Requests served in time, of those with an objective.
@@ -120,6 +122,8 @@ pub(crate) struct World<'a> {
     events: VecDeque<Event>,
     swaps: u64,
     came: Vec<(u64, u32)>,
+    refused: usize,
+    served: BTreeSet<u32>,
     latencies: Vec<u64>,
     scores: Vec<SloCounts>,
 }
@@ -146,6 +150,8 @@ pub(crate) fn run(scenario: &Scenario, policy: PolicyConfig) -> Outcome {
         events: VecDeque::new(),
         swaps: 0,
         came: scenario.arrivals.clone(),
+        refused: 0,
+        served: BTreeSet::new(),
         latencies: Vec::new(),
         scores: vec![SloCounts::default(); scenario.functions.len()],
     };
@@ -184,7 +190,7 @@ impl World<'_> {
 
     fn run(&mut self) {
         // A policy may want to be woken for ever.
-        while self.latencies.len() < self.came.len()
+        while self.latencies.len() + self.refused < self.came.len()
             && let Some(Reverse((at, _, due))) = self.due.pop()
         {
             self.now = at;
@@ -252,7 +258,13 @@ impl World<'_> {
             }
             Action::Pin { gpu, model } => drop(self.gpus[gpu.0 as usize].pinned.insert(model.0)),
             Action::Unpin { gpu, model } => drop(self.gpus[gpu.0 as usize].pinned.remove(&model.0)),
-            Action::Cancel { .. } | Action::Fail { .. } => panic!("nobody gave up: {action:?}"),
+            Action::Fail { key, .. } => {
+                self.refused += 1;
+                let (_, function) = self.came[key.0 as usize];
+                let score = &mut self.scores[function as usize];
+                *score = score.plus(SloCounts { m: 0, n: 1 });
+            }
+            Action::Cancel { .. } => panic!("nobody gave up: {action:?}"),
         }
     }
 
@@ -405,6 +417,7 @@ impl World<'_> {
         let (at, function) = self.came[slot.key as usize];
         let latency = self.now - at;
         self.latencies.push(latency);
+        self.served.insert(function);
         if let Some((deadline, _)) = self.scenario.functions[function as usize].objective {
             let in_time = u64::from(u128::from(latency) <= deadline.as_nanos());
             let score = &mut self.scores[function as usize];
@@ -419,7 +432,7 @@ impl World<'_> {
     fn outcome(mut self) -> Outcome {
         self.latencies.sort_unstable();
         let answered = self.latencies.len();
-        assert_eq!(answered, self.came.len(), "a request is lost");
+        assert_eq!(answered + self.refused, self.came.len(), "a request is lost");
         assert_eq!((self.dispatch.queued(), self.dispatch.in_flight()), (0, 0), "a request is stuck");
         let ms = |nanos: u64| nanos as f64 / 1e6;
         let sum: u64 = self.latencies.iter().sum();
@@ -437,6 +450,7 @@ impl World<'_> {
             miss_ratio: self.swaps as f64 / answered.max(1) as f64,
             in_time: all.m as f64 / all.n.max(1) as f64,
             compliant: held.iter().filter(complies).count() as f64 / held.len().max(1) as f64,
+            served: self.served.len(),
             stats: self.dispatch.stats(),
         }
     }

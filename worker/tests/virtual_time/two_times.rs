@@ -65,7 +65,7 @@ fn every_policy_that_needs_no_scores_does_the_same_in_both() {
 
 #[test]
 fn the_policies_that_need_scores_answer_every_request_the_same_each_time() {
-    for name in ["torpor", "random", "unified"] {
+    for name in ["torpor", "random", "unified", "native", "infless-ka", "nonswap", "simpleswap"] {
         let scenario = Scenario { dispatch: name.parse().unwrap(), ..Scenario::draw(42) };
         let (first, _) = actors::run(&scenario);
         assert_eq!(first.endings.len(), scenario.requests(), "{name}: a request was never answered");
