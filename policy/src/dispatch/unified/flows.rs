@@ -249,24 +249,35 @@ impl Flows {
         firsts.into_iter().filter_map(|&(_, id)| self.candidate(id, now)).collect()
     }
 
-    /// The oldest few of those that are late.
-    pub(super) fn oldest_late(&self, rank: SizeRank, count: usize) -> Vec<Candidate> {
-        let lines = self.late.iter().take(rank.0 + 1);
-        let mut firsts: Vec<_> = lines.flat_map(|line| line.iter().take(count)).collect();
-        firsts.sort_unstable();
-        firsts.truncate(count);
-        firsts.into_iter().filter_map(|&(_, id)| self.late_candidate(id)).collect()
+    /// The first of a class that can be in time.
+    pub(super) fn first(&self, rank: SizeRank, class: Class, now: Timestamp) -> Option<Candidate> {
+        let from = if class == Class::Free { Timestamp::ZERO } else { now };
+        let from = (from, (FunctionIndex(0), Slot::FIRST));
+        let lines = self.due.iter().take(rank.0 + 1);
+        let &(_, id) = lines.filter_map(|line| line[class as usize].range(from..).next()).min()?;
+        self.candidate(id, now)
     }
 
-    /// The first for a model: of those in time by class, else the oldest late one.
-    pub(super) fn first_of(&self, model: Slot, now: Timestamp) -> Option<Candidate> {
-        let of_model = self.of_model.get(model.0 as usize)?;
-        let due = of_model.due.iter().take(SETTLED_MAX);
-        let mut due = due.filter(|(class, latest, _)| *class == Class::Free || *latest >= now);
-        if let Some(&(.., function)) = due.next() {
-            return self.candidate((function, model), now);
-        }
-        let &(_, function) = of_model.late.first()?;
-        self.late_candidate((function, model))
+    /// The oldest of those that are late.
+    pub(super) fn oldest_late(&self, rank: SizeRank) -> Option<Candidate> {
+        let &(_, id) = self.late.iter().take(rank.0 + 1).filter_map(BTreeSet::first).min()?;
+        self.late_candidate(id)
+    }
+
+    /// The most pressing request for any of some models: of those in time by class, else the oldest
+    /// late one.
+    pub(super) fn first_of(&self, models: impl Iterator<Item = Slot>, now: Timestamp) -> Option<Candidate> {
+        let standing = |model: Slot| {
+            let of_model = self.of_model.get(model.0 as usize)?;
+            let due = of_model.due.iter().take(SETTLED_MAX);
+            let mut due = due.filter(|(class, latest, _)| *class == Class::Free || *latest >= now);
+            if let Some(&(class, latest, function)) = due.next() {
+                return Some((false, class, latest.0, (function, model)));
+            }
+            let &(RequestKey(key), function) = of_model.late.first()?;
+            Some((true, Class::Hopeless, key, (function, model)))
+        };
+        let (late, .., id) = models.filter_map(standing).min()?;
+        if late { self.late_candidate(id) } else { self.candidate(id, now) }
     }
 }

@@ -43,10 +43,10 @@ use crate::ids::FunctionIndex;
 
 /// A function is hopeless when it is more late requests beyond its objective than this.
 const RESCUED_MAX: i128 = 1;
-/// Requests of a class that are looked at for one that suits a GPU.
-const LOOKED_AT_MAX: usize = 4;
-/// Busy GPUs that are looked at for one to bring a model to ahead of its turn.
-const AHEAD_LOOKS_MAX: usize = 8;
+/// Requests that are looked at for one whose model is worth bringing to a GPU ahead of its turn.
+const LOOKED_AT_MAX: usize = 2;
+/// Busy GPUs that are looked at for that when a request comes.
+const AHEAD_LOOKS_MAX: usize = 2;
 
 #[derive(Debug)]
 struct Function {
@@ -95,35 +95,20 @@ impl Unified {
 
     /// The most pressing request whose model a GPU holds.
     fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
-        let resident = view.fleet.get(gpu).resident();
-        let hits = resident.filter_map(|model| self.flows.first_of(model, view.now));
-        hits.min_by_key(|hit| {
-            (hit.late, if hit.late { Class::Endangered } else { hit.class }, hit.latest, hit.request.key)
-        })
+        self.flows.first_of(view.fleet.get(gpu).resident(), view.now)
     }
 
-    /// The requests that may go to a GPU that holds none of their models, the most pressing first: of
-    /// each class the first few, and one of the next class before it where it can wait for that.
-    fn misses(&self, view: &View<'_>, gpu: GpuIndex) -> Vec<Candidate> {
+    /// The most pressing request of all that fit a GPU; or the first that is safe, where the first that
+    /// is endangered can wait for it.
+    fn most_pressing(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
         let rank = view.fleet.get(gpu).rank;
-        let mut all: Vec<Candidate> = Vec::new();
-        for class in CLASSES {
-            all.extend(self.flows.firsts(rank, class, view.now, LOOKED_AT_MAX));
-            if all.len() >= LOOKED_AT_MAX {
-                break;
-            }
-        }
-        if let Some(safe) = all.iter().position(|candidate| candidate.class == Class::Safe)
-            && safe > 0
-            && self.can_wait(view, gpu, &all[0], self.takes(view, gpu, &all[safe]))
-        {
-            let first = all.remove(safe);
-            all.insert(0, first);
-        }
-        if all.len() < LOOKED_AT_MAX {
-            all.extend(self.flows.oldest_late(rank, LOOKED_AT_MAX - all.len()));
-        }
-        all
+        let first_of = |class| self.flows.first(rank, class, view.now);
+        let Some(first) = CLASSES.into_iter().find_map(first_of) else {
+            return self.flows.oldest_late(rank);
+        };
+        let safe = (first.class == Class::Endangered).then(|| first_of(Class::Safe)).flatten();
+        let before = safe.filter(|safe| self.can_wait(view, gpu, &first, self.takes(view, gpu, safe)));
+        Some(before.unwrap_or(first))
     }
 
     /// How long a GPU is kept by a request.
@@ -152,8 +137,7 @@ impl Unified {
             return self.place(view, gpu, &request);
         }
         let hit = self.hit(view, gpu);
-        let misses = self.misses(view, gpu);
-        let first = misses.first().copied();
+        let first = self.most_pressing(view, gpu);
         match (hit, first) {
             (Some(hit), Some(first))
                 if hit.late <= first.late
@@ -183,11 +167,9 @@ impl Unified {
         if let Some(hit) = self.hit(view, gpu) {
             return (left <= RECALL_COST).then(|| self.assign(view, &hit.request, gpu, None));
         }
-        let misses = self.misses(view, gpu);
-        let suits = |candidate: &&Candidate| {
-            candidate.class == Class::Free && self.worth_bringing(view, gpu, left, &candidate.request)
-        };
-        let request = misses.iter().find(suits)?.request;
+        let free = self.flows.firsts(it.rank, Class::Free, view.now, LOOKED_AT_MAX);
+        let suits = |candidate: &&Candidate| self.worth_bringing(view, gpu, left, &candidate.request);
+        let request = free.iter().find(suits)?.request;
         Some(self.assign(view, &request, gpu, None))
     }
 }

@@ -13,7 +13,7 @@ use crate::dispatch::queue::Waiting;
 
 /// Idle GPUs that are compared for a load, and holders of a model that are looked at: more make no
 /// difference worth the time.
-const COMPARED_MAX: usize = 16;
+const COMPARED_MAX: usize = 8;
 /// What a load is charged where it evicts the last copy of another model, in percent: that one is
 /// brought back, and what it then evicts, and so on.
 const EVICTING_PERCENT: u32 = 180;
