@@ -66,7 +66,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
     ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
-    GpuConfig, KEEP_ALIVE, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig,
+    GpuConfig, KEEP_ALIVE, Late, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig,
     RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, UnknownPolicy, WINDOW_MAX,
 };
 pub use self::cost::{Predicted, PredictionError};
@@ -175,7 +175,8 @@ impl Dispatch {
     /// What it has counted so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut stats = Stats { errors: self.errors.get(), ..self.stats.clone() };
+        let top_copies = self.models.top().map_or(0, |model| model.holders.len());
+        let mut stats = Stats { errors: self.errors.get(), top_copies, ..self.stats.clone() };
         self.policy.count(&mut stats);
         stats
     }
@@ -432,7 +433,7 @@ impl Dispatch {
             recalled: false,
             withdrawn: false,
         };
-        self.models.held_by(slot, to);
+        self.models.given(slot, to);
         self.fleet.change(to, |gpu| {
             gpu.add_resident(now, slot, blocks);
             gpu.dispatched += 1;

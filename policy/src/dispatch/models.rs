@@ -28,6 +28,8 @@ pub(super) struct Model {
     /// The GPUs it is on, or on its way to.
     pub(super) holders: BTreeSet<GpuIndex>,
     installed: bool,
+    /// Requests of it that went to a GPU.
+    given: u64,
     /// Requests that refer to it.
     users: u32,
     /// By kind of GPU.
@@ -40,6 +42,8 @@ pub(super) struct Models {
     slots: Vec<Model>,
     free: Vec<Slot>,
     by_id: BTreeMap<ModelId, Slot>,
+    /// The one that was asked for most.
+    top: Option<Slot>,
 }
 
 impl Models {
@@ -50,7 +54,7 @@ impl Models {
             return;
         }
         let (holders, costs) = (BTreeSet::new(), Vec::new());
-        let model = Model { id, blocks, weights, rank, holders, installed: true, users: 0, costs };
+        let model = Model { id, blocks, weights, rank, holders, installed: true, given: 0, users: 0, costs };
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot.0 as usize] = model;
@@ -97,8 +101,19 @@ impl Models {
         self.free_if_unused(slot);
     }
 
-    pub(super) fn held_by(&mut self, slot: Slot, gpu: GpuIndex) {
-        self.get_mut(slot).holders.insert(gpu);
+    /// A request of it goes to a GPU, and it too, unless it is there.
+    pub(super) fn given(&mut self, slot: Slot, gpu: GpuIndex) {
+        let model = self.get_mut(slot);
+        model.holders.insert(gpu);
+        model.given += 1;
+        if self.top().is_none_or(|top| self.get(slot).given > top.given) {
+            self.top = Some(slot);
+        }
+    }
+
+    /// The model that was asked for most.
+    pub(super) fn top(&self) -> Option<&Model> {
+        self.top.map(|slot| self.get(slot))
     }
 
     pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) {
@@ -112,6 +127,7 @@ impl Models {
             let id = model.id;
             self.by_id.remove(&id);
             self.free.push(slot);
+            self.top = self.top.filter(|&top| top != slot);
         }
     }
 
@@ -150,7 +166,7 @@ mod tests {
         models.install(ModelId(7), 1, Bytes(1), None);
         let slot = models.installed(ModelId(7)).unwrap();
         models.used(slot);
-        models.held_by(slot, GpuIndex(3));
+        models.given(slot, GpuIndex(3));
         models.remove(ModelId(7));
         assert_eq!((models.installed(ModelId(7)), models.slot(ModelId(7))), (None, Some(slot)));
         models.unused(slot);

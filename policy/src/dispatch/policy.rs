@@ -67,6 +67,8 @@ pub struct Stats {
     pub overtaken_max: u64,
     /// The same as the LALB paper counts: also once for every look for a hit that found none.
     pub visits_max: u64,
+    /// GPUs that hold the model that was asked for most, or to which it is on its way.
+    pub top_copies: usize,
     /// The share of required request counts that is prioritised (A.3).
     pub alpha: Option<f64>,
     /// How wrong the cost model was (L15).
