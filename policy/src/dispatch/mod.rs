@@ -51,11 +51,13 @@ mod cost;
 mod fleet;
 mod gpus;
 mod lalb;
+mod learn;
 mod models;
 mod overtaking;
 mod policy;
 mod protocol;
 mod queue;
+mod recall;
 mod torpor;
 mod unified;
 
@@ -75,7 +77,7 @@ pub use self::protocol::{Action, Event, Objective, Return};
 
 use self::cost::{Errors, Source};
 use self::fleet::Fleet;
-use self::gpus::{Expected, Held, Loading};
+use self::gpus::{Held, Loading};
 use self::models::{Models, Slot};
 use self::policy::{Decision, Entry, Policy, View};
 use self::queue::{SizeRank, Waiting};
@@ -280,34 +282,6 @@ impl Dispatch {
         self.gone(&held.request);
     }
 
-    /// Takes in what a turn took.
-    fn learn(&mut self, held: &Held, gpu: GpuIndex, turn: Duration, ran: Duration) {
-        let (gpu, model) = (self.fleet.get(gpu), held.request.model);
-        let nominal = gpu.nominal(&self.models, model, held.source);
-        let whole = !held.ahead || held.source == Source::Here;
-        if let Some(predicted) = held.predicted.filter(|_| whole) {
-            self.errors.add(gpu.kind, held.source, predicted, turn.max(ran));
-        }
-        let cost = self.models.cost_mut(model, gpu.kind);
-        cost.ran(ran);
-        // A turn shorter than its run began before we heard of it.
-        if let Some(added) = turn.checked_sub(ran).filter(|_| whole && !held.crossed) {
-            cost.swapped(held.source, added, nominal);
-        }
-    }
-
-    /// All of a model is on a GPU: its links are free again.
-    fn loaded(&mut self, now: Timestamp, gpu: GpuIndex, model: ModelId) {
-        let Some(model) = self.models.slot(model) else { return };
-        let it = self.fleet.get(gpu);
-        let its = |held: &&Held| held.request.model == model && held.loading != Loading::Nothing;
-        let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.crossed);
-        if let Some(held) = alone.filter(|held| held.source == Source::Host) {
-            self.models.cost_mut(model, it.kind).transferred(now.since(held.since));
-        }
-        self.fleet.change(gpu, |it| it.loaded(model));
-    }
-
     fn returned(
         &mut self,
         now: Timestamp,
@@ -451,55 +425,6 @@ impl Dispatch {
         if let Some(Place::Queued { reserved, .. }) = before {
             self.unpin(&request, reserved, actions);
         }
-    }
-
-    /// Asks a next request back for each GPU that is idle, where that serves it sooner.
-    fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        self.look_again = None;
-        if self.fleet.askable().next().is_none() || !self.fleet.any_idle() {
-            return;
-        }
-        let coming = self.fleet.asked();
-        for to in self.fleet.all_idle().into_iter().skip(coming) {
-            let Some((from, place)) = self.recall_from(now, to) else { continue };
-            let key = self.fleet.change(from, |gpu| {
-                let asked = &mut gpu.ahead[place];
-                asked.recalled = true;
-                asked.request.key
-            });
-            actions.push(Action::Recall { gpu: from, key });
-        }
-    }
-
-    /// The request, by GPU and place, that waits longest for its turn, of the last on each GPU and
-    /// of those that `to` would serve sooner.
-    fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
-        let mut best: Option<(Expected, GpuIndex, usize)> = None;
-        let mut look_again: Option<Timestamp> = None;
-        let idle = self.fleet.get(to);
-        for from in self.fleet.askable() {
-            let gpu = self.fleet.get(from);
-            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].request.rank <= idle.rank)
-            else {
-                continue;
-            };
-            let model = gpu.ahead[place].request.model;
-            let view = View { now, fleet: &self.fleet, models: &self.models };
-            let there = Expected::At(now + self.policy.bringing(&view, to, model) + RECALL_COST);
-            let turn = self.policy.turn(&view, from, place);
-            if turn > there {
-                best = best.max(Some((turn, from, place)));
-            } else if let Some(late) = self.policy.late_at(&view, from) {
-                // Should what runs take longer than expected, the idle GPU takes over after all.
-                look_again = Some(look_again.map_or(late, |other| other.min(late)));
-            }
-        }
-        if best.is_none()
-            && let Some(at) = look_again
-        {
-            self.look_again = Some(self.look_again.map_or(at, |other| other.min(at)));
-        }
-        best.map(|(_, from, place)| (from, place))
     }
 }
 

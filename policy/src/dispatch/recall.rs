@@ -1,0 +1,58 @@
+//! Asking back what was handed ahead, for a GPU that is idle.
+
+use millrace_types::{GpuIndex, Timestamp};
+
+use super::gpus::Expected;
+use super::policy::View;
+use super::{Action, Dispatch, RECALL_COST};
+
+impl Dispatch {
+    /// Asks a next request back for each GPU that is idle, where that serves it sooner.
+    pub(super) fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        self.look_again = None;
+        if self.fleet.askable().next().is_none() || !self.fleet.any_idle() {
+            return;
+        }
+        let coming = self.fleet.asked();
+        for to in self.fleet.all_idle().into_iter().skip(coming) {
+            let Some((from, place)) = self.recall_from(now, to) else { continue };
+            let key = self.fleet.change(from, |gpu| {
+                let asked = &mut gpu.ahead[place];
+                asked.recalled = true;
+                asked.request.key
+            });
+            actions.push(Action::Recall { gpu: from, key });
+        }
+    }
+
+    /// The request, by GPU and place, that waits longest for its turn, of the last on each GPU and
+    /// of those that `to` would serve sooner.
+    fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
+        let mut best: Option<(Expected, GpuIndex, usize)> = None;
+        let mut look_again: Option<Timestamp> = None;
+        let idle = self.fleet.get(to);
+        for from in self.fleet.askable() {
+            let gpu = self.fleet.get(from);
+            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].request.rank <= idle.rank)
+            else {
+                continue;
+            };
+            let model = gpu.ahead[place].request.model;
+            let view = View { now, fleet: &self.fleet, models: &self.models };
+            let there = Expected::At(now + self.policy.bringing(&view, to, model) + RECALL_COST);
+            let turn = self.policy.turn(&view, from, place);
+            if turn > there {
+                best = best.max(Some((turn, from, place)));
+            } else if let Some(late) = self.policy.late_at(&view, from) {
+                // Should what runs take longer than expected, the idle GPU takes over after all.
+                look_again = Some(look_again.map_or(late, |other| other.min(late)));
+            }
+        }
+        if best.is_none()
+            && let Some(at) = look_again
+        {
+            self.look_again = Some(self.look_again.map_or(at, |other| other.min(at)));
+        }
+        best.map(|(_, from, place)| (from, place))
+    }
+}
