@@ -45,9 +45,8 @@ impl Policy for Fifo {
 
 /// The emptiest idle GPU that holds a model.
 fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
-    let holders = view.models.get(request.model).holders.iter().copied();
-    let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
-    idle.min_by_key(|&gpu| view.fleet.get(gpu).resident_blocks())
+    let holders = &view.models.get(request.model).holders;
+    view.fleet.idle_holder(holders, request.rank, |gpu| view.fleet.get(gpu).resident_blocks())
 }
 
 fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {

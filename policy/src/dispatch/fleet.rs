@@ -178,6 +178,23 @@ impl Fleet {
         gpu.idle() && gpu.rank >= rank
     }
 
+    /// The least by `key` of the idle GPUs that hold a model and are large enough, the first in index
+    /// order of equals. Looks at the holders or at the idle ones, whichever are fewer: in overload
+    /// hundreds may hold a model and one be idle.
+    pub(super) fn idle_holder<K: Ord>(
+        &self,
+        holders: &BTreeSet<GpuIndex>,
+        rank: SizeRank,
+        key: impl Fn(GpuIndex) -> K,
+    ) -> Option<GpuIndex> {
+        if holders.len() <= self.idle_count(rank) {
+            let idle = holders.iter().copied().filter(|&gpu| self.takes_now(gpu, rank));
+            return idle.min_by_key(|&gpu| (key(gpu), gpu));
+        }
+        let idle = self.listed.iter().skip(rank.0).flatten().copied();
+        idle.filter(|gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
+    }
+
     pub(super) fn any_idle(&self) -> bool {
         self.idle.iter().any(|idle| !idle.is_empty())
     }

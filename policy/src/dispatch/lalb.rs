@@ -132,10 +132,9 @@ impl Lalb {
     ) -> Option<Decision> {
         let request = self.ages.get(from, key)?;
         let holders = &view.models.get(request.model).holders;
-        let free = |gpu: &GpuIndex| {
-            view.fleet.takes_now(*gpu, from) && self.ages.may_go(key, view.fleet.get(*gpu).rank)
-        };
-        let other_idle = holders.iter().copied().find(free);
+        // Those where an older one is at its limit come last, and are left out.
+        let held_up = |gpu: GpuIndex| !self.ages.may_go(key, view.fleet.get(gpu).rank);
+        let other_idle = view.fleet.idle_holder(holders, from, held_up).filter(|&gpu| !held_up(gpu));
         let busy = || self.busy_holder(view, &request, idle);
         let gpu = match other_idle {
             Some(gpu) => gpu,

@@ -219,7 +219,7 @@ impl Torpor {
 
     fn choose(&mut self, view: &View<'_>, request: &Waiting) -> Option<(GpuIndex, Option<BytesPerSec>)> {
         let holders = &view.models.get(request.model).holders;
-        if let Some(&hit) = holders.iter().find(|&&gpu| view.fleet.takes_now(gpu, request.rank)) {
+        if let Some(hit) = view.fleet.idle_holder(holders, request.rank, |_| ()) {
             return Some((hit, None));
         }
         if self.config.choice == Choice::Random {

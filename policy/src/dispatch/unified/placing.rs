@@ -49,7 +49,11 @@ impl Unified {
             view.fleet.takes_now(gpu, request.rank) && self.ages.may_go(request.key, view.fleet.get(gpu).rank)
         };
         let holders = || view.models.get(request.model).holders.iter().copied();
-        if let Some(hit) = holders().find(|&gpu| fits(gpu)) {
+        // Those where an older one is at its limit come last, and are left out.
+        let all = &view.models.get(request.model).holders;
+        if let Some(hit) =
+            view.fleet.idle_holder(all, request.rank, |gpu| !fits(gpu)).filter(|&gpu| fits(gpu))
+        {
             return Some(self.assign(view, request, hit, None));
         }
         let others = view.fleet.first_idles(request.rank, COMPARED_MAX).chain([idle]);
