@@ -175,7 +175,9 @@ fn quantiles(mut nanos: Vec<u64>) -> [u64; 3] {
 
 fn policies() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
     let artifact = TorporConfig { alpha: AlphaRule::Artifact, ..TorporConfig::default() };
-    POLICIES.into_iter().chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))])
+    // The others refuse what finds no room: no queue of theirs grows.
+    let late = POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early());
+    late.chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))])
 }
 
 fn histogram(_: &mut Criterion) {

@@ -116,7 +116,7 @@ impl Outcome {
         let count = latencies.len().max(1) as f64;
         let mean = seconds().sum::<f64>() / count;
         let variance = seconds().map(|latency| (latency - mean).powi(2)).sum::<f64>() / count;
-        let stats = self.nodes.iter().map(|node| node.dispatch);
+        let stats = self.nodes.iter().map(|node| &node.dispatch);
         let (mut dispatched, mut misses, mut false_misses) = (0, 0, 0);
         for stats in stats {
             dispatched += stats.hits + stats.misses;

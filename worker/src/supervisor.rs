@@ -372,7 +372,7 @@ impl Supervisor {
 
     /// Whether dispatch depends on how functions score.
     pub(crate) fn wants_scores(&self) -> bool {
-        matches!(self.config.dispatch, dispatch::PolicyConfig::Torpor(_))
+        self.config.dispatch.scores()
     }
 
     /// A function's objective.

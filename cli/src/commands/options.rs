@@ -236,7 +236,12 @@ mod tests {
             assert_eq!(chosen(name).unwrap(), policy);
         }
         let refused = chosen("lifo").unwrap_err().to_string();
-        assert!(refused.contains("fifo, lb, lalb, lalb-o3, torpor, random"), "{refused}");
+        assert!(
+            refused.contains(
+                "fifo, lb, lalb, lalb-o3, torpor, random, unified, native, infless-ka, nonswap, simpleswap"
+            ),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use millrace_types::GpuIndex;
 
 use super::gpus::Expected;
-use super::policy::{Decision, Entry, Policy, Source, View};
+use super::policy::{Decision, Entry, Policy, Route, View};
 use super::queue::{Lines, Waiting};
 use super::{AHEAD_MAX, RECALL_COST};
 
@@ -35,7 +35,7 @@ impl Policy for Fifo {
         let place = |request: &Waiting| idle_gpu(view, request).or_else(|| busy_gpu(view, request));
         let (request, gpu) = self.fronts.iter().find_map(|request| Some((*request, place(request)?)))?;
         self.lines.remove(&request);
-        Some(Decision::Assign { request, gpu, source: Source::Host })
+        Some(Decision::Assign { request, gpu, over: Route::Host })
     }
 
     fn recalls(&self) -> bool {
@@ -45,9 +45,8 @@ impl Policy for Fifo {
 
 /// The emptiest idle GPU that holds a model.
 fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
-    let holders = view.models.get(request.model).holders.iter().copied();
-    let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
-    idle.min_by_key(|&gpu| view.fleet.get(gpu).resident_blocks())
+    let holders = &view.models.get(request.model).holders;
+    view.fleet.idle_holder(holders, request.rank, |gpu| view.fleet.get(gpu).resident_blocks())
 }
 
 fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
@@ -105,6 +104,6 @@ impl Policy for Lb {
         let place = |request: &Waiting| Some((*request, view.fleet.first_idle(request.rank)?));
         let (request, gpu) = self.fronts.iter().find_map(place)?;
         self.lines.remove(&request);
-        Some(Decision::Assign { request, gpu, source: Source::Host })
+        Some(Decision::Assign { request, gpu, over: Route::Host })
     }
 }

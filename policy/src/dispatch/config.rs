@@ -141,7 +141,97 @@ pub enum PolicyConfig {
     },
     /// By required request counts, onto the GPU with least interference (T17 to T22), or at random.
     Torpor(TorporConfig),
+    /// By estimated finish and by what can still be in time. Ours.
+    Unified(UnifiedConfig),
+    /// Each function on a GPU of its own choice before anything runs (T28).
+    Bound(BoundConfig),
 }
+
+/// A baseline that binds functions to GPUs. What it says of the device is assumed: dispatch sees
+/// neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BoundConfig {
+    /// For how long.
+    pub binding: Binding,
+    /// GPU memory that each function holds besides its model: a runtime of its own.
+    pub runtime: Bytes,
+    /// From binding a function until its first request may run.
+    pub cold_start: Duration,
+}
+
+/// How long a function stays bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Binding {
+    /// Until it is gone.
+    ForGood,
+    /// Until none of its requests was given out for so long.
+    KeepAlive(Duration),
+}
+
+/// What a function's own runtime is taken to hold. Torpor's node runs 72 functions natively in 128 GB
+/// (§7.3), of models that average 270 MB.
+pub const RUNTIME_MEMORY: Bytes = Bytes(1_500_000_000);
+/// How long a cold start is taken to last: the shortest of the paper's table 1.
+pub const COLD_START: Duration = Duration::from_secs(8);
+/// How long a function without requests stays bound. The paper gives none; its functions are asked
+/// for every 2 to 12 s.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+impl PolicyConfig {
+    /// Whether decisions depend on objectives and scores, and on when models have arrived.
+    #[must_use]
+    pub const fn scores(self) -> bool {
+        matches!(self, Self::Torpor(_) | Self::Unified(_) | Self::Bound(_))
+    }
+
+    /// Whether a request may have to wait for one GPU while another idles, or be refused since others
+    /// hold the memory.
+    #[must_use]
+    pub const fn binds_early(self) -> bool {
+        matches!(self, Self::Bound(_))
+    }
+}
+
+/// Times a waiting request may be overtaken by default under `unified`. Ours. It is what a late
+/// request waits for at most, tens of seconds of a busy node: in a lasting overload every request
+/// comes to wait for its limit, and all would be late. The LALB paper's 25 goes with queues of a few
+/// dozen, where ours never comes near its limit.
+pub const UNIFIED_OVERTAKES_MAX: u32 = 5000;
+
+/// The same for requests without a deadline, of which none is given up. More gains nothing on average.
+pub const FREE_OVERTAKES_MAX: u32 = 1000;
+
+/// How long a request waits under `unified` rather than have its model loaded, by default. Ours, from
+/// `tests/compare`: less loads more models than needed under load, more leaves GPUs idle.
+pub const PATIENCE_PERCENT: u32 = 105;
+
+/// Our own policy's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnifiedConfig {
+    /// Times a waiting request may be overtaken.
+    pub overtakes_max: u32,
+    /// Times one without a deadline may be, unless an older one has one: at most as many.
+    pub free_overtakes_max: u32,
+    /// How long a request waits for a busy GPU that holds its model rather than have it loaded on an
+    /// idle one, in percent of the load: that costs others a GPU's time too. What is charged for
+    /// evicting others comes on top.
+    pub patience_percent: u32,
+    /// Which requests count for a function's score.
+    pub counts: Counts,
+}
+
+impl Default for UnifiedConfig {
+    fn default() -> Self {
+        UNIFIED
+    }
+}
+
+const UNIFIED: UnifiedConfig = UnifiedConfig {
+    overtakes_max: UNIFIED_OVERTAKES_MAX,
+    free_overtakes_max: FREE_OVERTAKES_MAX,
+    patience_percent: PATIENCE_PERCENT,
+    counts: Counts::Cumulative,
+};
 
 /// The parts of Torpor's policy, each of which its paper also takes out (T28).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -156,6 +246,17 @@ pub struct TorporConfig {
     pub alpha: AlphaRule,
     /// How often that is adjusted.
     pub period: Duration,
+    /// What becomes of requests that are late already.
+    pub late: Late,
+}
+
+/// What becomes of a request whose deadline has passed while it waited: serving it raises no score.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Late {
+    /// It keeps its turn, as in the paper.
+    Keep,
+    /// It waits for all that are not late. Ours.
+    Demote,
 }
 
 impl Default for TorporConfig {
@@ -166,6 +267,7 @@ impl Default for TorporConfig {
             counts: Counts::Cumulative,
             alpha: AlphaRule::Paper,
             period: ALPHA_PERIOD,
+            late: Late::Keep,
         }
     }
 }
@@ -214,14 +316,33 @@ pub enum AlphaRule {
 }
 
 /// Every name, with what it stands for.
-pub const POLICIES: [(&str, PolicyConfig); 6] = [
+pub const POLICIES: [(&str, PolicyConfig); 11] = [
     ("fifo", PolicyConfig::Fifo),
     ("lb", PolicyConfig::Lb),
     ("lalb", PolicyConfig::Lalb { overtakes_max: 0 }),
     ("lalb-o3", PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX }),
     ("torpor", PolicyConfig::Torpor(TORPOR)),
     ("random", PolicyConfig::Torpor(TorporConfig { choice: Choice::Random, ..TORPOR })),
+    ("unified", PolicyConfig::Unified(UNIFIED)),
+    ("native", PolicyConfig::Bound(BoundConfig { runtime: RUNTIME_MEMORY, ..NONSWAP })),
+    (
+        "infless-ka",
+        PolicyConfig::Bound(BoundConfig {
+            binding: Binding::KeepAlive(KEEP_ALIVE),
+            runtime: RUNTIME_MEMORY,
+            cold_start: COLD_START,
+        }),
+    ),
+    ("nonswap", PolicyConfig::Bound(NONSWAP)),
+    (
+        "simpleswap",
+        PolicyConfig::Torpor(TorporConfig { order: Order::Arrival, choice: Choice::Random, ..TORPOR }),
+    ),
 ];
+
+/// Whoever is bound for good is taken to have been started before anybody asks.
+const NONSWAP: BoundConfig =
+    BoundConfig { binding: Binding::ForGood, runtime: Bytes::ZERO, cold_start: Duration::ZERO };
 
 const TORPOR: TorporConfig = TorporConfig {
     order: Order::Required,
@@ -229,6 +350,7 @@ const TORPOR: TorporConfig = TorporConfig {
     counts: Counts::Cumulative,
     alpha: AlphaRule::Paper,
     period: ALPHA_PERIOD,
+    late: Late::Keep,
 };
 
 /// A name that stands for no policy.
@@ -256,8 +378,13 @@ impl fmt::Display for PolicyConfig {
             Self::Lb => "lb",
             Self::Lalb { overtakes_max: 0 } => "lalb",
             Self::Lalb { .. } => "lalb-o3",
+            Self::Torpor(TorporConfig { order: Order::Arrival, choice: Choice::Random, .. }) => "simpleswap",
             Self::Torpor(TorporConfig { choice: Choice::Random, .. }) => "random",
             Self::Torpor(_) => "torpor",
+            Self::Unified(_) => "unified",
+            Self::Bound(BoundConfig { binding: Binding::KeepAlive(_), .. }) => "infless-ka",
+            Self::Bound(BoundConfig { runtime: Bytes::ZERO, .. }) => "nonswap",
+            Self::Bound(_) => "native",
         })
     }
 }
@@ -276,7 +403,8 @@ mod tests {
         let refused = "lifo".parse::<PolicyConfig>().unwrap_err().to_string();
         assert_eq!(
             refused,
-            "dispatch policy \"lifo\" is not known: use one of fifo, lb, lalb, lalb-o3, torpor, random"
+            "dispatch policy \"lifo\" is not known: use one of fifo, lb, lalb, lalb-o3, torpor, random, \
+             unified, native, infless-ka, nonswap, simpleswap"
         );
         assert_eq!(TORPOR, TorporConfig::default());
     }

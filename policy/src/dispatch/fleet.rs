@@ -9,9 +9,13 @@ use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 
 use super::RECALL_COST;
 use super::config::Config;
-use super::gpus::{Expected, Gpu, Held};
-use super::models::Models;
+use super::cost::Source;
+use super::gpus::{Expected, Gpu, Held, Loading};
+use super::models::{Models, Slot};
 use super::queue::SizeRank;
+
+/// What takes so many times as long as expected may take for ever.
+const OVERDUE: u32 = 2;
 
 /// Which idle GPU is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(super) enum IdleOrder {
     MostUsed,
     /// The one whose neighbours load least, then the one with most free memory (T22).
     Calmest,
+    /// One with room, else the one whose least recently used model was used longest ago.
+    Coldest,
 }
 
 /// What the indexes say of a GPU.
@@ -161,6 +167,8 @@ impl Fleet {
                 // No GPU has 2^56 blocks.
                 ((loading as u64) << 56) | gpu.resident_blocks()
             }
+            IdleOrder::Coldest if gpu.roomy() => 0,
+            IdleOrder::Coldest => gpu.coldest().map_or(0, |(used, _)| used.0),
         }
     }
 
@@ -176,6 +184,23 @@ impl Fleet {
         gpu.idle() && gpu.rank >= rank
     }
 
+    /// The least by `key` of the idle GPUs that hold a model and are large enough, the first in index
+    /// order of equals. Looks at the holders or at the idle ones, whichever are fewer: in overload
+    /// hundreds may hold a model and one be idle.
+    pub(super) fn idle_holder<K: Ord>(
+        &self,
+        holders: &BTreeSet<GpuIndex>,
+        rank: SizeRank,
+        key: impl Fn(GpuIndex) -> K,
+    ) -> Option<GpuIndex> {
+        if holders.len() <= self.idle_count(rank) {
+            let idle = holders.iter().copied().filter(|&gpu| self.takes_now(gpu, rank));
+            return idle.min_by_key(|&gpu| (key(gpu), gpu));
+        }
+        let idle = self.listed.iter().skip(rank.0).flatten().copied();
+        idle.filter(|gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
+    }
+
     pub(super) fn any_idle(&self) -> bool {
         self.idle.iter().any(|idle| !idle.is_empty())
     }
@@ -184,6 +209,12 @@ impl Fleet {
     pub(super) fn first_idle(&self, rank: SizeRank) -> Option<GpuIndex> {
         let firsts = self.idle.iter().skip(rank.0).filter_map(|idle| idle.first());
         firsts.min().map(|&(_, gpu)| gpu)
+    }
+
+    /// The first so many idle GPUs of at least this rank, of each rank.
+    pub(super) fn first_idles(&self, rank: SizeRank, count: usize) -> impl Iterator<Item = GpuIndex> {
+        let idle = self.idle.iter().skip(rank.0);
+        idle.flat_map(move |idle| idle.iter().take(count).map(|&(_, gpu)| gpu))
     }
 
     /// Idle GPUs of at least this rank.
@@ -217,6 +248,34 @@ impl Fleet {
         self.askable.iter().copied()
     }
 
+    /// Those whose copies from the host share a link with this one's.
+    pub(super) fn neighbours(&self, gpu: GpuIndex) -> &[GpuIndex] {
+        &self.neighbours[gpu.0 as usize]
+    }
+
+    /// Where a model would come from now, if not from a peer.
+    pub(super) fn source(&self, gpu: GpuIndex, model: Slot) -> Source {
+        if self.get(gpu).holds(model) {
+            return Source::Here;
+        }
+        let loads = |&other: &GpuIndex| self.get(other).loading() > Loading::FromPeer;
+        if self.neighbours(gpu).iter().any(loads) { Source::SharedHost } else { Source::Host }
+    }
+
+    /// A load from the host begins on a GPU, beside whatever its neighbours load.
+    pub(super) fn cross_loads(&mut self, gpu: GpuIndex) {
+        for &other in &self.neighbours[gpu.0 as usize] {
+            let running = self.gpus[other.0 as usize].running.as_mut();
+            let loads = running.filter(|held| held.loading > Loading::FromPeer);
+            loads.into_iter().for_each(|held| held.crossed = true);
+        }
+    }
+
+    /// What bringing a model to a GPU adds to a run now, if not from a peer; nothing where it is.
+    pub(super) fn swap_time(&self, models: &Models, gpu: GpuIndex, model: Slot) -> Duration {
+        self.get(gpu).swap_time(models, model, self.source(gpu, model))
+    }
+
     /// Requests that were asked back and have not come yet.
     pub(super) fn asked(&self) -> usize {
         self.asked
@@ -243,17 +302,34 @@ impl Fleet {
         rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
     }
 
-    /// How long until a GPU is through with all it has been given, as far as is known. What takes
-    /// longer than expected is taken to end at any moment, until it has taken twice as long: then
-    /// it is unknown.
+    /// How long until a GPU is through with all it has been given, as far as is known.
     pub(super) fn backlog(&self, models: &Models, now: Timestamp, gpu: GpuIndex) -> Option<Duration> {
+        self.backlog_of(models, now, gpu, usize::MAX)
+    }
+
+    /// The same of what it runs and the first `ahead` behind that. What takes longer than expected is
+    /// taken to end at any moment, until it has taken twice as long: then it is unknown.
+    pub(super) fn backlog_of(
+        &self,
+        models: &Models,
+        now: Timestamp,
+        gpu: GpuIndex,
+        ahead: usize,
+    ) -> Option<Duration> {
         let gpu = self.get(gpu);
         let Some(running) = &gpu.running else { return Some(Duration::ZERO) };
         let (takes, elapsed) = (gpu.takes(models, running)?, now.since(running.since));
-        if elapsed > takes * 2 {
+        if elapsed > takes * OVERDUE {
             return None;
         }
-        let rest: Option<Duration> = gpu.ahead.iter().map(|held| gpu.takes(models, held)).sum();
+        let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(|held| gpu.takes(models, held)).sum();
         Some(takes.saturating_sub(elapsed) + rest?)
+    }
+
+    /// From when on it is not known any more when what a GPU runs will end.
+    pub(super) fn overdue_at(&self, models: &Models, gpu: GpuIndex) -> Option<Timestamp> {
+        let gpu = self.get(gpu);
+        let running = gpu.running.as_ref()?;
+        Some(running.since + gpu.takes(models, running)? * OVERDUE + RECALL_COST)
     }
 }

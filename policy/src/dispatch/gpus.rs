@@ -1,14 +1,16 @@
 //! What the dispatcher knows of one GPU: who is on it, which models it holds, and what it loads.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millrace_types::{BytesPerSec, Incarnation, Timestamp};
 
 use super::config::GpuConfig;
+use super::cost::{Cost, Source};
 use super::models::{Models, Slot};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
+use crate::memory::BLOCK;
 
 /// How much bringing a model disturbs the copies of GPUs beside it (T22, T23), least first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,8 +55,15 @@ pub(super) struct Held {
     pub(super) request: Waiting,
     /// When its turn began.
     pub(super) since: Timestamp,
-    /// What bringing its model was expected to take.
+    /// Where its model was to come from, and what that was expected to take.
+    pub(super) source: Source,
     pub(super) swap: Duration,
+    /// Whether it was given while others were before it: its model may have come meanwhile.
+    pub(super) ahead: bool,
+    /// Whether another load began beside its own: what it takes says nothing of either kind.
+    pub(super) crossed: bool,
+    /// What its turn was expected to take.
+    pub(super) predicted: Option<Duration>,
     /// How that disturbs others, while it is under way.
     pub(super) loading: Loading,
     /// Whether it was asked back.
@@ -76,9 +85,12 @@ pub(super) struct Gpu {
     pub(super) ahead: VecDeque<Held>,
     /// Requests it was given so far.
     pub(super) dispatched: u64,
-    /// The models on it or on their way to it, and their blocks.
-    resident: BTreeMap<Slot, u32>,
+    /// The models on it or on their way to it, their blocks, and when each was last asked for.
+    resident: BTreeMap<Slot, (u32, Timestamp)>,
+    /// The same, longest ago first.
+    by_use: BTreeSet<(Timestamp, Slot)>,
     resident_blocks: u64,
+    blocks: u64,
 }
 
 impl Gpu {
@@ -92,7 +104,9 @@ impl Gpu {
             ahead: VecDeque::new(),
             dispatched: 0,
             resident: BTreeMap::new(),
+            by_use: BTreeSet::new(),
             resident_blocks: 0,
+            blocks: config.memory.0 / BLOCK.0,
         }
     }
 
@@ -142,30 +156,67 @@ impl Gpu {
     /// Blocks of the models on it that requests refer to.
     pub(super) fn wanted_blocks(&self, models: &Models) -> u64 {
         let wanted = self.resident.iter().filter(|(model, _)| models.get(**model).users > 0);
-        wanted.map(|(_, &blocks)| u64::from(blocks)).sum()
+        wanted.map(|(_, &(blocks, _))| u64::from(blocks)).sum()
     }
 
-    pub(super) fn add_resident(&mut self, model: Slot, blocks: u32) {
-        if self.resident.insert(model, blocks).is_none() {
-            self.resident_blocks += u64::from(blocks);
-        }
+    pub(super) fn add_resident(&mut self, now: Timestamp, model: Slot, blocks: u32) {
+        self.remove_resident(model);
+        self.resident.insert(model, (blocks, now));
+        self.by_use.insert((now, model));
+        self.resident_blocks += u64::from(blocks);
     }
 
     pub(super) fn remove_resident(&mut self, model: Slot) {
-        if let Some(blocks) = self.resident.remove(&model) {
+        if let Some((blocks, used)) = self.resident.remove(&model) {
+            self.by_use.remove(&(used, model));
             self.resident_blocks -= u64::from(blocks);
         }
     }
 
-    /// What bringing a model here from the host would take, on a free link.
-    pub(super) fn load_time(&self, models: &Models, model: Slot) -> Duration {
-        let profiled = models.load_time(model, self.kind);
-        profiled.unwrap_or_else(|| self.host_rate.time_for(models.get(model).weights))
+    /// Whether a quarter of its memory is free: most models fit.
+    pub(super) fn roomy(&self) -> bool {
+        self.resident_blocks * 4 <= self.blocks * 3
     }
 
-    /// The same, nothing where it is here already.
-    pub(super) fn swap_time(&self, models: &Models, model: Slot) -> Duration {
-        if self.holds(model) { Duration::ZERO } else { self.load_time(models, model) }
+    /// The model that was asked for longest ago, and when.
+    pub(super) fn coldest(&self) -> Option<(Timestamp, Slot)> {
+        self.by_use.first().copied()
+    }
+
+    /// What is likely to be evicted for so many blocks: the least recently used (L07), and when
+    /// each was asked for.
+    pub(super) fn victims(&self, blocks: u32) -> impl Iterator<Item = (Timestamp, Slot)> {
+        let free = self.blocks.saturating_sub(self.resident_blocks);
+        let mut lacking = u64::from(blocks).saturating_sub(free);
+        self.by_use.iter().copied().take_while(move |(_, model)| {
+            let lacked = lacking > 0;
+            let held = self.resident.get(model).map_or(0, |&(blocks, _)| blocks);
+            lacking = lacking.saturating_sub(held.into());
+            lacked
+        })
+    }
+
+    /// What the link's rate says that bringing a model here takes.
+    pub(super) fn nominal(&self, models: &Models, model: Slot, source: Source) -> Duration {
+        let rate = if let Source::Peer(rate) = source { rate } else { self.host_rate };
+        rate.time_for(models.get(model).weights)
+    }
+
+    /// How long a copy from the host keeps a free link busy.
+    pub(super) fn transfer_time(&self, models: &Models, model: Slot) -> Duration {
+        let known = models.cost(model, self.kind).and_then(|cost| cost.transfer());
+        known.unwrap_or_else(|| self.nominal(models, model, Source::Host))
+    }
+
+    /// What bringing a model here adds to a run.
+    pub(super) fn swap_time(&self, models: &Models, model: Slot, source: Source) -> Duration {
+        if source == Source::Here {
+            return Duration::ZERO;
+        }
+        let nominal = self.nominal(models, model, source);
+        models
+            .cost(model, self.kind)
+            .map_or_else(|| Cost::default().swap(source, nominal), |cost| cost.swap(source, nominal))
     }
 
     /// What a request here takes from the beginning of its turn, where that is known.

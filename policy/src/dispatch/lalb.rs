@@ -12,13 +12,7 @@
 //!
 //! What waits in a GPU's own queue is handed ahead to it, one at a time, and not asked back: the
 //! GPU holds its model, so nothing is loaded sooner than in the paper, and no message is waited for.
-//! Its model is pinned there until it has gone.
-//!
-//! **Overtaking.** A request is overtaken when a younger one that fits the same GPUs leaves the
-//! queue before it. Whoever is overtaken, all older ones are too, so no request was overtaken more
-//! often than the oldest, and only that one's count is needed: it is the sum of marks that each
-//! request that passes leaves on the one just before it, and a request that goes hands its marks to
-//! the one before it. One that comes back from a lost GPU is not overtaken any more.
+//! Its model is pinned there until it has gone. Who may not be [overtaken](super::overtaking) any more goes next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,71 +20,10 @@ use std::time::Duration;
 use millrace_types::GpuIndex;
 
 use super::models::Slot;
-use super::policy::{Decision, Entry, Policy, Source, Stats, View};
+use super::overtaking::Ages;
+use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::queue::{SizeRank, Waiting};
 use crate::ids::RequestKey;
-
-#[derive(Debug)]
-struct Queued {
-    request: Waiting,
-    /// Requests that passed this one and no younger one that waits now.
-    marks: u64,
-    /// Fruitless looks before it came.
-    looks: u64,
-}
-
-/// The requests of one size class, by age.
-#[derive(Debug, Default)]
-struct Line {
-    queued: BTreeMap<RequestKey, Queued>,
-    /// Times the oldest was overtaken: the sum of marks.
-    marks: u64,
-    /// Those that came back.
-    back: BTreeSet<RequestKey>,
-}
-
-impl Line {
-    fn before(&mut self, key: RequestKey) -> Option<&mut Queued> {
-        self.queued.range_mut(..key).next_back().map(|(_, queued)| queued)
-    }
-
-    /// Takes a request out, and says what the oldest's counts were, where it was that.
-    fn take(&mut self, key: RequestKey) -> Option<(Waiting, Option<Overtaken>)> {
-        let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
-        let gone = self.queued.remove(&key)?;
-        self.back.remove(&key);
-        match self.before(key) {
-            Some(before) => before.marks += gone.marks,
-            None => self.marks -= gone.marks,
-        }
-        Some((gone.request, counts))
-    }
-
-    /// A request of this age leaves for a GPU that all in this line fit.
-    fn passed_by(&mut self, key: RequestKey) -> bool {
-        let Some(before) = self.before(key) else { return false };
-        before.marks += 1;
-        self.marks += 1;
-        true
-    }
-
-    fn oldest(&self) -> Option<(RequestKey, Overtaken)> {
-        let (&key, queued) = self.queued.first_key_value()?;
-        Some((key, Overtaken { times: self.marks, looks: queued.looks }))
-    }
-
-    /// The oldest that may not be overtaken again.
-    fn at_limit(&self, limit: u64) -> Option<RequestKey> {
-        let oldest = self.oldest().filter(|(_, overtaken)| overtaken.times >= limit);
-        oldest.map(|(key, _)| key).into_iter().chain(self.back.first().copied()).min()
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Overtaken {
-    times: u64,
-    looks: u64,
-}
 
 /// Requests that wait for one GPU.
 #[derive(Debug, Default)]
@@ -110,37 +43,28 @@ impl Own {
 
 #[derive(Debug)]
 pub(super) struct Lalb {
-    limit: u64,
-    lines: Vec<Line>,
-    /// Of each model, by its slot, who waits for it in [`Self::lines`].
+    limit: u32,
+    ages: Ages,
+    /// Of each model, by its slot, who waits for it in [`Self::ages`].
     by_model: Vec<BTreeSet<RequestKey>>,
     own: Vec<Own>,
     /// Which GPU's own queue a request is in.
     reserved: BTreeMap<RequestKey, GpuIndex>,
     /// GPUs that may have room for the next of their own queue.
     ready: BTreeSet<GpuIndex>,
-    /// Times an idle GPU looked through the whole queue and found no hit.
-    looks: u64,
-    passed: u64,
     reserves: u64,
-    overtaken_max: u64,
-    visits_max: u64,
 }
 
 impl Lalb {
     pub(super) fn new(ranks: usize, gpus: usize, limit: u32) -> Self {
         Self {
-            limit: limit.into(),
-            lines: (0..ranks).map(|_| Line::default()).collect(),
+            limit,
+            ages: Ages::new(ranks),
             by_model: Vec::new(),
             own: (0..gpus).map(|_| Own::default()).collect(),
             reserved: BTreeMap::new(),
             ready: BTreeSet::new(),
-            looks: 0,
-            passed: 0,
             reserves: 0,
-            overtaken_max: 0,
-            visits_max: 0,
         }
     }
 
@@ -152,22 +76,10 @@ impl Lalb {
         &mut self.by_model[place]
     }
 
-    fn take(&mut self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
-        let (request, counts) = self.lines[rank.0].take(key)?;
-        self.waiting_for(request.model).remove(&key);
-        if let Some(Overtaken { times, looks }) = counts {
-            self.overtaken_max = self.overtaken_max.max(times);
-            self.visits_max = self.visits_max.max(times + self.looks - looks);
-        }
-        Some(request)
-    }
-
-    /// Takes a request that goes to a GPU of this rank, past all older ones that fit it too.
+    /// Takes a request that goes to a GPU of this rank.
     fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
-        let request = self.take(from, key)?;
-        let lines = self.lines.iter_mut().take(to.0 + 1);
-        let passed = lines.filter_map(|line| line.passed_by(key).then_some(())).count();
-        self.passed += u64::from(passed > 0);
+        let request = self.ages.send(from, key, to)?;
+        self.waiting_for(request.model).remove(&key);
         Some(request)
     }
 
@@ -181,7 +93,7 @@ impl Lalb {
             let Some(request) = own.take(key) else { continue };
             self.reserved.remove(&key);
             self.ready.insert(gpu);
-            return Some(Decision::Assign { request, gpu, source: Source::Host });
+            return Some(Decision::Assign { request, gpu, over: Route::Host });
         }
         None
     }
@@ -194,39 +106,18 @@ impl Lalb {
         Some((key, view.models.get(model).rank?))
     }
 
-    /// The oldest of those that fit GPUs of this rank, by what is asked of each line.
-    fn first(
-        &self,
-        rank: SizeRank,
-        of: impl Fn(&Line) -> Option<RequestKey>,
-    ) -> Option<(RequestKey, SizeRank)> {
-        let lines = self.lines.iter().take(rank.0 + 1).enumerate();
-        lines.filter_map(|(rank, line)| Some((of(line)?, SizeRank(rank)))).min()
-    }
-
-    /// The oldest of those that may not be overtaken again.
-    fn at_limit(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
-        self.first(rank, |line| line.at_limit(self.limit))
-    }
-
-    /// Whether a request may go to a GPU of this rank: no older one that fits it is at its limit.
-    fn may_go(&self, key: RequestKey, rank: SizeRank) -> bool {
-        self.at_limit(rank).is_none_or(|(oldest, _)| key <= oldest)
-    }
-
     /// What an idle GPU takes, or what has to go elsewhere first (algorithm 1).
     fn for_gpu(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
         let rank = view.fleet.get(gpu).rank;
-        let at_limit = self.at_limit(rank);
+        let at_limit = self.ages.at_limit(rank);
         let hit = self.hit(view, gpu);
         if let Some((key, from)) = hit.filter(|hit| at_limit.is_none_or(|at_limit| hit.0 <= at_limit.0)) {
             let request = self.send(from, key, rank)?;
-            return Some(Decision::Assign { request, gpu, source: Source::Host });
+            return Some(Decision::Assign { request, gpu, over: Route::Host });
         }
-        let oldest = |line: &Line| line.oldest().map(|(key, _)| key);
-        let (key, from) = at_limit.or_else(|| self.first(rank, oldest))?;
+        let (key, from) = at_limit.or_else(|| self.ages.oldest(rank))?;
         if at_limit.is_none() {
-            self.looks += 1;
+            self.ages.looked();
         }
         self.balance(view, gpu, key, from)
     }
@@ -239,11 +130,11 @@ impl Lalb {
         key: RequestKey,
         from: SizeRank,
     ) -> Option<Decision> {
-        let request = self.lines[from.0].queued.get(&key)?.request;
+        let request = self.ages.get(from, key)?;
         let holders = &view.models.get(request.model).holders;
-        let free =
-            |gpu: &GpuIndex| view.fleet.takes_now(*gpu, from) && self.may_go(key, view.fleet.get(*gpu).rank);
-        let other_idle = holders.iter().copied().find(free);
+        // Those where an older one is at its limit come last, and are left out.
+        let held_up = |gpu: GpuIndex| !self.ages.may_go(key, view.fleet.get(gpu).rank);
+        let other_idle = view.fleet.idle_holder(holders, from, held_up).filter(|&gpu| !held_up(gpu));
         let busy = || self.busy_holder(view, &request, idle);
         let gpu = match other_idle {
             Some(gpu) => gpu,
@@ -253,7 +144,7 @@ impl Lalb {
             },
         };
         let request = self.send(from, key, view.fleet.get(gpu).rank)?;
-        Some(Decision::Assign { request, gpu, source: Source::Host })
+        Some(Decision::Assign { request, gpu, over: Route::Host })
     }
 
     /// The busy holder that would finish a request first, if sooner than the idle GPU.
@@ -263,10 +154,10 @@ impl Lalb {
         }
         let run = |kind| view.models.run_time(request.model, kind);
         let here = view.fleet.get(idle);
-        let load = here.load_time(view.models, request.model);
+        let load = view.fleet.swap_time(view.models, idle, request.model);
         let finish = |&gpu: &GpuIndex| {
             let it = view.fleet.get(gpu);
-            if !it.takes_ahead() || !self.may_go(request.key, it.rank) {
+            if !it.takes_ahead() || !self.ages.may_go(request.key, it.rank) {
                 return None;
             }
             let wait = view.fleet.backlog(view.models, view.now, gpu)? + self.own[gpu.0 as usize].time;
@@ -287,7 +178,7 @@ impl Lalb {
         let request = self.send(request.rank, request.key, it.rank)?;
         self.reserves += 1;
         if self.own[gpu.0 as usize].queue.is_empty() && it.ahead.is_empty() {
-            return Some(Decision::Assign { request, gpu, source: Source::Host });
+            return Some(Decision::Assign { request, gpu, over: Route::Host });
         }
         let time = view.models.run_time(request.model, it.kind).unwrap_or_default();
         let own = &mut self.own[gpu.0 as usize];
@@ -301,18 +192,17 @@ impl Lalb {
 
 impl Policy for Lalb {
     fn push(&mut self, request: Waiting, entry: Entry) {
-        let line = &mut self.lines[request.rank.0];
-        line.queued.insert(request.key, Queued { request, marks: 0, looks: self.looks });
-        if entry == Entry::Back {
-            line.back.insert(request.key);
-        }
+        self.ages.insert(request, entry, self.limit);
         self.waiting_for(request.model).insert(request.key);
     }
 
     fn remove(&mut self, request: &Waiting) {
         match self.reserved.remove(&request.key) {
             Some(gpu) => drop(self.own[gpu.0 as usize].take(request.key)),
-            None => drop(self.take(request.rank, request.key)),
+            None => {
+                self.ages.take(request.rank, request.key);
+                self.waiting_for(request.model).remove(&request.key);
+            }
         }
     }
 
@@ -321,8 +211,7 @@ impl Policy for Lalb {
             return Some(decision);
         }
         // The idle GPU that comes first of those that somebody here fits (L09).
-        let smallest = self.lines.iter().position(|line| !line.queued.is_empty())?;
-        let gpu = view.fleet.first_idle(SizeRank(smallest))?;
+        let gpu = view.fleet.first_idle(self.ages.smallest()?)?;
         self.for_gpu(view, gpu)
     }
 
@@ -341,8 +230,7 @@ impl Policy for Lalb {
     }
 
     fn count(&self, stats: &mut Stats) {
-        (stats.passed, stats.reserved) = (self.passed, self.reserves);
-        stats.overtaken_max = self.overtaken_max;
-        stats.visits_max = self.visits_max;
+        self.ages.count(stats);
+        stats.reserved = self.reserves;
     }
 }

@@ -11,9 +11,12 @@
 //! | `lalb`, `lalb-o3` | a hit, at most so many times past older ones, else the oldest | an idle holder, the own queue of a busy one, or a miss (L09 to L14) | from a GPU's own queue |
 //! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
 //! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
+//! | `unified` | what can be in time and matters most | the least estimated finish: idle holder, peer, host, behind a busy holder | what has no deadline |
 //!
-//! To come: `unified`, which orders by the probability of still being in time, and the baselines
-//! that bind early. Each is another [`policy::Policy`].
+//! | `native`, `nonswap`, `infless-ka` | the oldest of those bound to a GPU | that one ([`bound`], T28) | no |
+//! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
+//!
+//! Each is a [`policy::Policy`].
 //!
 //! **Handing ahead** (`fifo`). Where no GPU is idle, the oldest request is handed ahead to a
 //! busy GPU that has no next one yet: one that holds its model, else the one that is likely to be
@@ -30,6 +33,8 @@
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
 //!
+//! **What things take** is one model's word for all policies ([`cost`]).
+//!
 //! **Cost** (L16). A decision of any policy costs the logarithm of what waits, the models on one
 //! GPU and the GPUs that hold one model, whatever the number of requests (`benches/dispatch.rs`).
 //!
@@ -43,11 +48,15 @@
 //! ```
 
 mod arrival;
+mod bound;
 mod config;
+mod cost;
 mod fleet;
 mod gpus;
 mod lalb;
+mod learn;
 mod models;
+mod overtaking;
 mod policy;
 mod protocol;
 mod queue;
@@ -55,6 +64,7 @@ mod recall;
 mod recovery;
 mod standings;
 mod torpor;
+mod unified;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -62,16 +72,19 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
-    ALPHA_PERIOD, AlphaRule, Choice, Config, Counts, GpuConfig, OVERTAKES_MAX, Order, POLICIES, PeerLink,
-    PolicyConfig, TorporConfig, UnknownPolicy, WINDOW_MAX, kind_of,
+    ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
+    GpuConfig, KEEP_ALIVE, Late, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig,
+    RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, UnknownPolicy, WINDOW_MAX, kind_of,
 };
+pub use self::cost::{Predicted, PredictionError};
 pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Return};
 
+use self::cost::{Errors, Source};
 use self::fleet::Fleet;
 use self::gpus::{Held, Loading};
 use self::models::{Models, Slot};
-use self::policy::{Decision, Entry, Policy, Source, View};
+use self::policy::{Decision, Entry, Policy, Route, View};
 use self::queue::{SizeRank, Waiting};
 use crate::attempts::{Attempts, Loss, Progress, Verdict};
 use crate::core::Core;
@@ -112,6 +125,7 @@ pub struct Dispatch {
     pins: BTreeMap<(GpuIndex, Slot), u32>,
     /// When to look again whether an idle GPU should ask for a neighbour's next request.
     look_again: Option<Timestamp>,
+    errors: Errors,
     stats: Stats,
 }
 
@@ -125,8 +139,7 @@ impl Dispatch {
         sizes.dedup();
         let rank = |gpu| SizeRank(sizes.partition_point(|&other| other < size(gpu)));
         let ranks: Vec<SizeRank> = config.gpus.iter().map(rank).collect();
-        let (policy, idle_order) =
-            policy::policy(&config.policy, sizes.len(), config.gpus.len(), config.seed);
+        let (policy, idle_order) = policy::policy(config, sizes.len());
         Self {
             queue_max: config.queue_max,
             fleet: Fleet::new(config, &ranks, idle_order),
@@ -137,6 +150,7 @@ impl Dispatch {
             queued: 0,
             pins: BTreeMap::new(),
             look_again: None,
+            errors: Errors::default(),
             stats: Stats::default(),
             sizes,
         }
@@ -170,7 +184,8 @@ impl Dispatch {
     /// What it has counted so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut stats = self.stats;
+        let top_copies = self.models.top().map_or(0, |model| model.holders.len());
+        let mut stats = Stats { errors: self.errors.get(), top_copies, ..self.stats.clone() };
         self.policy.count(&mut stats);
         stats
     }
@@ -184,6 +199,7 @@ impl Dispatch {
 
     fn enqueue(
         &mut self,
+        now: Timestamp,
         key: RequestKey,
         function: FunctionIndex,
         model: ModelId,
@@ -197,7 +213,8 @@ impl Dispatch {
             Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
             Some((model, Some(rank))) => {
                 self.models.used(model);
-                return self.queue_up(Waiting { key, function, model, rank, attempts }, Entry::New);
+                let request = Waiting { key, function, model, rank, attempts, arrived: now };
+                return self.queue_up(request, Entry::New);
             }
         };
         actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
@@ -274,8 +291,7 @@ impl Dispatch {
     ) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
         if let Some(ran) = ran {
-            let (model, kind) = (held.request.model, self.fleet.get(gpu).kind);
-            self.reweigh(model, kind, actions, |models| models.ran(model, kind, ran));
+            self.learn(&held, gpu, now.since(held.since), ran, actions);
         }
         self.gone(&held.request);
     }
@@ -326,8 +342,18 @@ impl Dispatch {
         for request in self.policy.lost(gpu) {
             self.places.insert(request.key, Place::Queued { request, reserved: None });
         }
-        // The GPU keeps nothing, so there is nothing to unpin.
-        self.pins.retain(|&(pinned, _), _| pinned != gpu);
+        self.unpin_all(gpu, actions);
+    }
+
+    /// Nobody waits for a lost GPU any more. It has forgotten its pins, but one that was still on its
+    /// way there as it died comes after that: the model would stay pinned in its next executor.
+    fn unpin_all(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        let models: Vec<Slot> =
+            self.pins.range((gpu, Slot::FIRST)..=(gpu, Slot::LAST)).map(|(&(_, slot), _)| slot).collect();
+        for slot in models {
+            self.pins.remove(&(gpu, slot));
+            actions.push(Action::Unpin { gpu, model: self.models.get(slot).id });
+        }
     }
 
     /// Gives out what can be given out.
@@ -337,8 +363,14 @@ impl Dispatch {
             match self.policy.decide(&view) {
                 None => break,
                 Some(Decision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
-                Some(Decision::Assign { request, gpu, source }) => {
-                    self.assign(now, request, gpu, source, actions);
+                Some(Decision::Refuse { request, reason }) => {
+                    self.queued -= 1;
+                    self.gone(&request);
+                    let may_have_executed = request.attempts.deaths > 0;
+                    actions.push(Action::Fail { key: request.key, reason, may_have_executed });
+                }
+                Some(Decision::Assign { request, gpu, over }) => {
+                    self.assign(now, request, gpu, over, actions);
                 }
             }
         }
@@ -352,35 +384,49 @@ impl Dispatch {
         now: Timestamp,
         request: Waiting,
         to: GpuIndex,
-        source: Source,
+        over: Route,
         actions: &mut Vec<Action>,
     ) {
         let Waiting { key, model: slot, attempts, .. } = request;
         self.queued -= 1;
         let before = self.places.insert(key, Place::On(to));
         let model = self.models.get(slot);
-        let (id, blocks, weights) = (model.id, model.blocks, model.weights);
+        let (id, blocks) = (model.id, model.blocks);
         let gpu = self.fleet.get(to);
         let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
         let hit = gpu.holds(slot);
         self.stats.hits += u64::from(hit);
         self.stats.misses += u64::from(!hit);
         self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
-        let (swap, loading, from) = match source {
-            _ if hit => (Duration::ZERO, Loading::Nothing, None),
-            Source::Peer { holder, rate } => (rate.time_for(weights), Loading::FromPeer, Some(holder)),
-            Source::Host => {
-                let load = gpu.load_time(&self.models, slot);
-                (load, Loading::of(load, self.models.run_time(slot, gpu.kind)), None)
-            }
+        let (source, from) = match over {
+            Route::Peer { holder, rate } if !hit => (Source::Peer(rate), Some(holder)),
+            Route::Host | Route::Peer { .. } => (self.fleet.source(to, slot), None),
         };
-        self.models.held_by(slot, to);
+        let run = self.models.run_time(slot, gpu.kind);
+        let loading = match source {
+            Source::Here => Loading::Nothing,
+            Source::Peer(_) => Loading::FromPeer,
+            Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
+        };
+        let swap = gpu.swap_time(&self.models, slot, source);
+        let held = Held {
+            request,
+            since: now,
+            source,
+            swap,
+            ahead: gpu.running.is_some(),
+            crossed: false,
+            predicted: run.map(|run| swap + run),
+            loading,
+            recalled: false,
+            withdrawn: false,
+        };
+        self.models.given(slot, to);
         if !hit {
             self.tell_standing(slot, to, actions);
         }
-        let held = Held { request, since: now, swap, loading, recalled: false, withdrawn: false };
         self.fleet.change(to, |gpu| {
-            gpu.add_resident(slot, blocks);
+            gpu.add_resident(now, slot, blocks);
             gpu.dispatched += 1;
             if gpu.running.is_none() {
                 gpu.running = Some(held);
@@ -388,6 +434,9 @@ impl Dispatch {
                 gpu.ahead.push_back(held);
             }
         });
+        if loading > Loading::FromPeer {
+            self.fleet.cross_loads(to);
+        }
         let attempt = attempts.lost + 1;
         actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
         // After the assignment, so that the model is never without a reason to stay.
@@ -409,7 +458,9 @@ impl Core for Dispatch {
             Event::Remove { model } => self.models.remove(model),
             Event::Profile { model, kind, load, run } => {
                 if let Some(slot) = self.models.slot(model) {
-                    self.reweigh(slot, kind, actions, |models| models.profile(slot, kind, load, run));
+                    let before = self.weights(slot, kind);
+                    self.models.profile(slot, kind, load, run);
+                    self.reweighed(slot, before, actions);
                 }
             }
             Event::Objective { function, objective } => {
@@ -419,7 +470,7 @@ impl Core for Dispatch {
             Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
             Event::Forget { function } => self.policy.forget(function),
             Event::Enqueue { key, function, model, attempts } => {
-                self.enqueue(key, function, model, attempts, actions);
+                self.enqueue(now, key, function, model, attempts, actions);
             }
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {
@@ -440,11 +491,7 @@ impl Core for Dispatch {
             }
             Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
-            Event::Loaded { gpu, model } => {
-                if let Some(model) = self.models.slot(model) {
-                    self.fleet.change(gpu, |it| it.loaded(model));
-                }
-            }
+            Event::Loaded { gpu, model } => self.loaded(now, gpu, model, actions),
             Event::Evicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {
@@ -457,7 +504,7 @@ impl Core for Dispatch {
         }
         self.pump(now, actions);
         if loses_a_gpu {
-            self.bring_homeless(actions);
+            self.bring_homeless(now, actions);
         }
     }
 

@@ -1,11 +1,12 @@
-//! What the dispatcher knows of each model: its size, who holds it, and what loading and running
-//! it take on each kind of GPU.
+//! What the dispatcher knows of each model: its size, who holds it, and what it [costs](super::cost)
+//! on each kind of GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, ModelId};
 
+use super::cost::Cost;
 use super::queue::SizeRank;
 use crate::gpu::eviction::CopyKind;
 
@@ -13,11 +14,9 @@ use crate::gpu::eviction::CopyKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slot(pub(super) u32);
 
-#[derive(Debug, Default, Clone, Copy)]
-struct Cost {
-    load: Option<Duration>,
-    /// How long a run takes, smoothed over the last ones.
-    run: Option<Duration>,
+impl Slot {
+    pub(super) const FIRST: Self = Self(0);
+    pub(super) const LAST: Self = Self(u32::MAX);
 }
 
 #[derive(Debug)]
@@ -32,6 +31,8 @@ pub(super) struct Model {
     /// The one whose copy is not to make room before the others'.
     original: Option<GpuIndex>,
     installed: bool,
+    /// Requests of it that went to a GPU.
+    given: u64,
     /// Requests that refer to it.
     pub(super) users: u32,
     /// By kind of GPU.
@@ -44,6 +45,8 @@ pub(super) struct Models {
     slots: Vec<Model>,
     free: Vec<Slot>,
     by_id: BTreeMap<ModelId, Slot>,
+    /// The one that was asked for most.
+    top: Option<Slot>,
 }
 
 impl Models {
@@ -54,8 +57,8 @@ impl Models {
             return;
         }
         let (holders, costs) = (BTreeSet::new(), Vec::new());
-        let (original, installed, users) = (None, true, 0);
-        let model = Model { id, blocks, weights, rank, holders, original, installed, users, costs };
+        let (original, installed, given, users) = (None, true, 0, 0);
+        let model = Model { id, blocks, weights, rank, holders, original, installed, given, users, costs };
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot.0 as usize] = model;
@@ -108,6 +111,20 @@ impl Models {
         model.original.get_or_insert(gpu);
     }
 
+    /// A request of it goes to a GPU, and it too, unless it is there.
+    pub(super) fn given(&mut self, slot: Slot, gpu: GpuIndex) {
+        self.held_by(slot, gpu);
+        self.get_mut(slot).given += 1;
+        if self.top().is_none_or(|top| self.get(slot).given > top.given) {
+            self.top = Some(slot);
+        }
+    }
+
+    /// The model that was asked for most.
+    pub(super) fn top(&self) -> Option<&Model> {
+        self.top.map(|slot| self.get(slot))
+    }
+
     /// A GPU has it no more. Gives the one whose copy is the original from now on, where that is
     /// another.
     pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) -> Option<GpuIndex> {
@@ -141,10 +158,11 @@ impl Models {
             let id = model.id;
             self.by_id.remove(&id);
             self.free.push(slot);
+            self.top = self.top.filter(|&top| top != slot);
         }
     }
 
-    fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
+    pub(super) fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
         let (costs, kind) = (&mut self.get_mut(slot).costs, kind as usize);
         if costs.len() <= kind {
             costs.resize(kind + 1, Cost::default());
@@ -152,24 +170,18 @@ impl Models {
         &mut costs[kind]
     }
 
-    pub(super) fn ran(&mut self, slot: Slot, kind: u32, ran: Duration) {
-        let cost = self.cost_mut(slot, kind);
-        // A quarter of the new, three of the old: settles within a few runs, shrugs off one.
-        cost.run = Some(cost.run.map_or(ran, |old| (old * 3 + ran) / 4));
+    pub(super) fn profile(&mut self, slot: Slot, kind: u32, load: Duration, run: Duration) {
+        self.cost_mut(slot, kind).profile(load, run);
     }
 
-    pub(super) fn profile(&mut self, slot: Slot, kind: u32, load: Duration, run: Duration) {
-        *self.cost_mut(slot, kind) = Cost { load: Some(load), run: Some(run) };
+    /// What is known of it on this kind of GPU.
+    pub(super) fn cost(&self, slot: Slot, kind: u32) -> Option<&Cost> {
+        self.get(slot).costs.get(kind as usize)
     }
 
     /// What a run takes on this kind of GPU, where that is known.
     pub(super) fn run_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
-        self.get(slot).costs.get(kind as usize)?.run
-    }
-
-    /// What a load takes according to a profile.
-    pub(super) fn load_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
-        self.get(slot).costs.get(kind as usize)?.load
+        self.cost(slot, kind)?.run()
     }
 }
 
@@ -183,7 +195,7 @@ mod tests {
         models.install(ModelId(7), 1, Bytes(1), None);
         let slot = models.installed(ModelId(7)).unwrap();
         models.used(slot);
-        models.held_by(slot, GpuIndex(3));
+        models.given(slot, GpuIndex(3));
         models.remove(ModelId(7));
         assert_eq!((models.installed(ModelId(7)), models.slot(ModelId(7))), (None, Some(slot)));
         models.unused(slot);
@@ -202,10 +214,10 @@ mod tests {
         models.install(ModelId(1), 1, Bytes(1), None);
         let slot = models.installed(ModelId(1)).unwrap();
         let ms = Duration::from_millis;
-        models.ran(slot, 1, ms(8));
-        models.ran(slot, 1, ms(16));
-        assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(10))));
+        models.cost_mut(slot, 1).ran(ms(8));
+        assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(8))));
         models.profile(slot, 0, ms(30), ms(4));
-        assert_eq!((models.load_time(slot, 0), models.load_time(slot, 1)), (Some(ms(30)), None));
+        let transfer = |kind| models.cost(slot, kind).unwrap().transfer();
+        assert_eq!((transfer(0), transfer(1)), (Some(ms(30)), None));
     }
 }

@@ -4,14 +4,18 @@
 //! all and in [`Dispatch`](super::Dispatch).
 
 use std::fmt;
+use std::time::Duration;
 
-use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
+use millrace_types::{BytesPerSec, GpuIndex, Reason, SloCounts, Timestamp};
 
+use super::config::Config;
+use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
-use super::models::Models;
+use super::gpus::Expected;
+use super::models::{Models, Slot};
 use super::protocol::Objective;
 use super::queue::Waiting;
-use super::{PolicyConfig, arrival, lalb, torpor};
+use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
 use crate::ids::FunctionIndex;
 
 /// What a policy sees when it decides.
@@ -32,7 +36,7 @@ pub(super) enum Entry {
 
 /// Where a model is copied from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum Route {
     Host,
     /// A GPU that holds it, over a direct link of this rate.
     Peer {
@@ -49,14 +53,16 @@ pub(super) enum Decision {
         request: Waiting,
         gpu: GpuIndex,
         /// Where its model comes from, if it is not there.
-        source: Source,
+        over: Route,
     },
     /// It has to wait for this GPU alone: the policy keeps it in that GPU's own queue.
     Reserve { request: Waiting, gpu: GpuIndex },
+    /// Nothing will ever run it here.
+    Refuse { request: Waiting, reason: Reason },
 }
 
 /// What policies count (L17).
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
     /// Requests given to a GPU that held their model.
     pub hits: u64,
@@ -72,8 +78,12 @@ pub struct Stats {
     pub overtaken_max: u64,
     /// The same as the LALB paper counts: also once for every look for a hit that found none.
     pub visits_max: u64,
+    /// GPUs that hold the model that was asked for most, or to which it is on its way.
+    pub top_copies: usize,
     /// The share of required request counts that is prioritised (A.3).
     pub alpha: Option<f64>,
+    /// How wrong the cost model was (L15).
+    pub errors: Vec<PredictionError>,
 }
 
 /// A way to decide.
@@ -90,6 +100,24 @@ pub(super) trait Policy: fmt::Debug {
     /// Whether requests that were handed ahead may be asked back.
     fn recalls(&self) -> bool {
         false
+    }
+
+    /// When the turn comes of the request behind so many others that a GPU was handed ahead.
+    fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
+        view.fleet.expected_free(view.models, view.now, gpu, ahead)
+    }
+
+    /// When what a GPU runs has taken so long that the turns behind it should be looked at again.
+    fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
+        match view.fleet.expected_free(view.models, view.now, gpu, 0) {
+            Expected::At(at) => Some(at + RECALL_COST),
+            Expected::Unknown => None,
+        }
+    }
+
+    /// What it takes for a request to wait rather than have its model brought to this idle GPU.
+    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Duration {
+        view.fleet.swap_time(view.models, gpu, model)
     }
 
     /// A GPU has room for another request.
@@ -123,13 +151,9 @@ pub(super) trait Policy: fmt::Debug {
 }
 
 /// A policy and the order in which it wants the idle GPUs.
-pub(super) fn policy(
-    config: &PolicyConfig,
-    ranks: usize,
-    gpus: usize,
-    seed: u64,
-) -> (Box<dyn Policy>, IdleOrder) {
-    match *config {
+pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrder) {
+    let (gpus, seed) = (config.gpus.len(), config.seed);
+    match config.policy {
         PolicyConfig::Fifo => (Box::new(arrival::Fifo::new(ranks)), IdleOrder::Emptiest),
         PolicyConfig::Lb => (Box::new(arrival::Lb::new(ranks)), IdleOrder::Longest),
         PolicyConfig::Lalb { overtakes_max } => {
@@ -137,6 +161,10 @@ pub(super) fn policy(
         }
         PolicyConfig::Torpor(config) => {
             (Box::new(torpor::Torpor::new(config, ranks, seed)), IdleOrder::Calmest)
+        }
+        PolicyConfig::Unified(config) => (Box::new(unified::Unified::new(config, ranks)), IdleOrder::Coldest),
+        PolicyConfig::Bound(bound) => {
+            (Box::new(bound::Early::new(bound, ranks, &config.gpus)), IdleOrder::Emptiest)
         }
     }
 }

@@ -15,6 +15,8 @@ pub struct Objective {
     /// The share of requests to be served in time, in billionths, strictly between 0 and 10^9:
     /// at 1 the required request count is infinite (T18).
     share: u32,
+    /// Within how long. Without, nothing of it can be said before a request has ended.
+    deadline: Option<Duration>,
 }
 
 impl Objective {
@@ -24,21 +26,34 @@ impl Objective {
     /// Takes a share in billionths. `None` unless it is strictly between none and all.
     #[must_use]
     pub const fn from_billionths(share: u32) -> Option<Self> {
-        if share > 0 && share < Self::ONE { Some(Self { share }) } else { None }
+        if share > 0 && share < Self::ONE { Some(Self { share, deadline: None }) } else { None }
     }
 
-    /// Rounds an objective's share to billionths, and into what is allowed.
+    /// The same share, of requests answered within so long of when they came.
+    #[must_use]
+    pub const fn within(self, deadline: Duration) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+
+    /// An objective's deadline, and its share rounded to billionths and into what is allowed.
     #[must_use]
     pub fn of(slo: &Slo) -> Self {
         let billionths = (slo.percentile * f64::from(Self::ONE)).round();
         // Clamped, so that it fits; not-a-number becomes the least.
-        Self { share: billionths.clamp(1.0, f64::from(Self::ONE - 1)) as u32 }
+        let share = billionths.clamp(1.0, f64::from(Self::ONE - 1)) as u32;
+        Self { share, deadline: Some(slo.deadline) }
     }
 
     /// The share in billionths.
     #[must_use]
     pub const fn billionths(self) -> u32 {
         self.share
+    }
+
+    /// Within how long of its arrival a request should be answered.
+    #[must_use]
+    pub const fn deadline(self) -> Option<Duration> {
+        self.deadline
     }
 }
 

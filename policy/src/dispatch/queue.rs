@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use millrace_types::Timestamp;
+
 use super::models::Slot;
 use crate::attempts::Attempts;
 use crate::ids::{FunctionIndex, RequestKey};
@@ -18,6 +20,8 @@ pub(super) struct Waiting {
     pub(super) model: Slot,
     pub(super) rank: SizeRank,
     pub(super) attempts: Attempts,
+    /// When it came to this node's queue.
+    pub(super) arrived: Timestamp,
 }
 
 /// Requests by the order in which the worker accepted them, in one line per size class, so that a

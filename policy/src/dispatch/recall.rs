@@ -1,8 +1,9 @@
-//! Asking requests back that were handed ahead, where another GPU serves them sooner.
+//! Asking back what was handed ahead, for a GPU that is idle.
 
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::gpus::Expected;
+use super::policy::View;
 use super::{Action, Dispatch, RECALL_COST};
 
 impl Dispatch {
@@ -37,14 +38,13 @@ impl Dispatch {
                 continue;
             };
             let model = gpu.ahead[place].request.model;
-            let there = Expected::At(now + idle.swap_time(&self.models, model) + RECALL_COST);
-            let expected = |ahead| self.fleet.expected_free(&self.models, now, from, ahead);
-            let turn = expected(place);
+            let view = View { now, fleet: &self.fleet, models: &self.models };
+            let there = Expected::At(now + self.policy.bringing(&view, to, model) + RECALL_COST);
+            let turn = self.policy.turn(&view, from, place);
             if turn > there {
                 best = best.max(Some((turn, from, place)));
-            } else if let Expected::At(at) = expected(0) {
+            } else if let Some(late) = self.policy.late_at(&view, from) {
                 // Should what runs take longer than expected, the idle GPU takes over after all.
-                let late = at + RECALL_COST;
                 look_again = Some(look_again.map_or(late, |other| other.min(late)));
             }
         }

@@ -8,12 +8,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use millrace_types::GpuIndex;
+use millrace_types::{GpuIndex, Timestamp};
 
 use super::{Action, Dispatch};
 
 impl Dispatch {
-    pub(super) fn bring_homeless(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn bring_homeless(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let homeless: Vec<_> = self.models.homeless().collect();
         let room = |index: GpuIndex| {
             let gpu = self.fleet.get(index);
@@ -29,7 +29,7 @@ impl Dispatch {
             };
             *left -= u64::from(blocks);
             self.models.held_by(slot, gpu);
-            self.fleet.change(gpu, |it| it.add_resident(slot, blocks));
+            self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
             self.tell_standing(slot, gpu, actions);
             actions.push(Action::Prefetch { gpu, model: id });
         }

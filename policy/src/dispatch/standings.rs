@@ -5,7 +5,7 @@
 use millrace_types::GpuIndex;
 
 use super::gpus::Loading;
-use super::models::{Models, Slot};
+use super::models::Slot;
 use super::{Action, Dispatch};
 use crate::gpu::Standing;
 use crate::gpu::eviction::Weight;
@@ -26,23 +26,20 @@ impl Dispatch {
         }
     }
 
-    /// Learns something of a model on one kind of GPU, and tells those that hold it if it weighs
-    /// otherwise now.
-    pub(super) fn reweigh(
-        &mut self,
-        model: Slot,
-        kind: u32,
-        actions: &mut Vec<Action>,
-        learn: impl FnOnce(&mut Models),
-    ) {
+    /// What a model weighs on each GPU of a kind that holds it, where anybody wants to know: before
+    /// something is learned of it.
+    pub(super) fn weights(&self, model: Slot, kind: u32) -> Vec<(GpuIndex, Weight)> {
         if !self.eviction.wants_standings() {
-            return learn(&mut self.models);
+            return Vec::new();
         }
         let holders = self.models.get(model).holders.iter().copied();
-        let of_kind: Vec<_> = holders.filter(|&gpu| self.fleet.get(gpu).kind == kind).collect();
-        let before: Vec<_> = of_kind.iter().map(|&gpu| self.weight(model, gpu)).collect();
-        learn(&mut self.models);
-        for (gpu, before) in of_kind.into_iter().zip(before) {
+        let of_kind = holders.filter(|&gpu| self.fleet.get(gpu).kind == kind);
+        of_kind.map(|gpu| (gpu, self.weight(model, gpu))).collect()
+    }
+
+    /// Tells those where it weighs otherwise now.
+    pub(super) fn reweighed(&self, model: Slot, before: Vec<(GpuIndex, Weight)>, actions: &mut Vec<Action>) {
+        for (gpu, before) in before {
             if self.weight(model, gpu) != before {
                 self.tell_standing(model, gpu, actions);
             }
@@ -51,7 +48,7 @@ impl Dispatch {
 
     fn weight(&self, model: Slot, gpu: GpuIndex) -> Weight {
         let gpu = self.fleet.get(gpu);
-        let load = gpu.load_time(&self.models, model);
+        let load = gpu.transfer_time(&self.models, model);
         match Loading::of(load, self.models.run_time(model, gpu.kind)) {
             Loading::Nothing | Loading::FromPeer | Loading::Light => Weight::Light,
             Loading::Medium => Weight::Medium,

@@ -6,11 +6,14 @@ use super::*;
 use crate::attempts::{Attempts, Idempotent};
 use millrace_types::{BytesPerSec, Incarnation, SloCounts};
 
+mod bound;
+mod cost;
 mod lalb;
 mod properties;
 mod recovery;
 mod standings;
 mod torpor;
+mod unified;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);

@@ -253,6 +253,18 @@ fn a_pinned_model_is_spared_while_others_make_room() {
     assert_eq!(actions.iter().find(|action| matches!(action, Action::Evicted { .. })), Some(&evicted(&[B])));
 }
 
+/// What the node sent before it knew of the end, and what it sends once it does.
+#[test]
+fn a_pin_that_comes_after_the_executors_end_goes_with_the_unpin_that_follows() {
+    let mut bench = Bench::running_a();
+    bench.step(Event::Down);
+    bench.step(Event::Pin { model: A });
+    bench.step(Event::Up { incarnation: Incarnation(2) });
+    assert_eq!(bench.gpu.pinned, BTreeSet::from([A]), "it cannot tell that the pin is old");
+    bench.step(Event::Unpin { model: A });
+    assert_eq!(bench.gpu.pinned, BTreeSet::new());
+}
+
 #[test]
 fn what_never_fits_is_refused() {
     let mut bench = bench();

@@ -6,7 +6,9 @@ const O3: PolicyConfig = PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX };
 
 pub(super) fn limit(policy: PolicyConfig) -> Option<u64> {
     match policy {
-        PolicyConfig::Lalb { overtakes_max } => Some(overtakes_max.into()),
+        PolicyConfig::Lalb { overtakes_max } | PolicyConfig::Unified(UnifiedConfig { overtakes_max, .. }) => {
+            Some(overtakes_max.into())
+        }
         _ => None,
     }
 }
@@ -26,7 +28,7 @@ pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Wa
 }
 
 /// Who left the shared queue for which GPU.
-fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
+pub(super) fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
     let to = |&key: &RequestKey| match *after.places.get(&key)? {
         Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
         Place::Queued { reserved: None, .. } => None,
@@ -126,7 +128,8 @@ fn what_waits_for_a_gpu_waits_with_the_others_again_when_it_is_lost() {
     let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
     node.step(Event::Profile { model: A, kind: 0, load, run });
     (2..=3).for_each(|key| drop(node.enqueue(key, A)));
-    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [again(1, 1, A, 2)], "a suspect, alone");
+    let unpin = Action::Unpin { gpu: gpu(0), model: A };
+    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [unpin, again(1, 1, A, 2)], "a suspect, alone");
     assert_eq!(node.ended(1, 1, 100), [assign(1, 2, A)], "in their old order");
 }
 

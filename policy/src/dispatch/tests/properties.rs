@@ -35,12 +35,21 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn policy() -> impl Strategy<Value = PolicyConfig> {
     let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
+    let unified = [0, 2].map(|overtakes_max| {
+        let free_overtakes_max = overtakes_max.min(1);
+        PolicyConfig::Unified(UnifiedConfig { overtakes_max, free_overtakes_max, ..UnifiedConfig::default() })
+    });
+    let bound = [Binding::ForGood, Binding::KeepAlive(Duration::from_millis(1))].map(|binding| {
+        let (runtime, cold_start) = (Bytes::mib(4), Duration::from_micros(700));
+        PolicyConfig::Bound(BoundConfig { binding, runtime, cold_start })
+    });
     let artifact =
         TorporConfig { alpha: AlphaRule::Artifact, counts: Counts::Last(8), ..TorporConfig::default() };
     let arrival = TorporConfig { order: Order::Arrival, ..TorporConfig::default() };
-    let others = [artifact, arrival].map(PolicyConfig::Torpor);
+    let demoting = TorporConfig { late: Late::Demote, ..TorporConfig::default() };
+    let others = [artifact, arrival, demoting].map(PolicyConfig::Torpor);
     let named = POLICIES.map(|(_, policy)| policy);
-    prop::sample::select([&named[..], &limits, &others].concat())
+    prop::sample::select([&named[..], &limits, &others, &unified, &bound].concat())
 }
 
 /// The world around the dispatcher: who is on which GPU, as its actions say.
@@ -106,6 +115,9 @@ proptest! {
         let mut node = node_of(&config.with_eviction(Eviction::Torpor));
         for model in 0..3 {
             let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
+            // The third has no deadline.
+            let within = |objective: Objective| objective.within(Duration::from_millis(2));
+            let objective = if model < 2 { objective.map(within) } else { objective };
             node.step(Event::Objective { function: FunctionIndex(model), objective });
         }
         let mut scores = [SloCounts::default(); 3];
@@ -141,7 +153,6 @@ proptest! {
                 }
                 Step::Down(index) => {
                     world.up.remove(&index);
-                    world.pinned.retain(|(gpu, _)| gpu.0 != index);
                     let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
                     for key in &lost {
                         world.on.remove(key);
@@ -183,7 +194,7 @@ proptest! {
             let idle = |index: &&u32| !world.on.values().any(|on| on.0 == **index);
             let large_idle = world.up.iter().filter(idle).any(|&index| index > 0);
             let waits = !shared_queue(&node.dispatch).is_empty();
-            prop_assert!(!large_idle || !waits, "a GPU idles while a request waits");
+            prop_assert!(policy.binds_early() || !large_idle || !waits, "a GPU idles while a request waits");
         }
         prop_assert!(node.dispatch.stats().overtaken_max <= lalb::limit(policy).unwrap_or(0));
         // All are answered once every GPU is up and works on.
@@ -192,9 +203,20 @@ proptest! {
                 world.take(&node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }));
             }
         }
-        while let Some((key, gpu)) = world.pick(0) {
-            world.on.remove(&key);
-            world.take(&node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }));
+        loop {
+            let event = match (world.pick(0), node.dispatch.next_wake()) {
+                (Some((key, gpu)), _) => {
+                    world.on.remove(&key);
+                    Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }
+                }
+                // A cold start, or a keep-alive that holds the memory.
+                (None, Some(at)) if !world.waiting.is_empty() => {
+                    node.now = node.now.max(at);
+                    Event::Tick
+                }
+                (None, _) => break,
+            };
+            world.take(&node.step(event));
         }
         prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
     }

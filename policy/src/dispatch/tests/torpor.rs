@@ -242,3 +242,30 @@ fn a_function_that_is_gone_counts_no_more() {
     assert_eq!(node.dispatch.next_wake(), None, "nobody has an objective");
     assert_eq!(node.dispatch.stats().alpha, Some(1.0));
 }
+
+/// MECHANISMS section 2, "003 late requests".
+#[test]
+fn late_requests_keep_their_turn_or_wait_for_all_others() {
+    let order = |late| {
+        let mut node = queue_of(TorporConfig { late, ..TorporConfig::default() });
+        node.request(1, 9, A);
+        // 1 has most due. Its deadline of 80 ms passes for the first of its requests.
+        node.request(2, 1, A);
+        node.now = node.now + Duration::from_millis(40);
+        node.request(3, 5, A);
+        node.request(4, 1, A);
+        node.now = node.now + Duration::from_millis(41);
+        node.drain(1)
+    };
+    assert_eq!(order(Late::Keep), [2, 4, 3]);
+    assert_eq!(order(Late::Demote), [4, 3, 2]);
+}
+
+#[test]
+fn the_copies_of_the_model_asked_for_most_are_told() {
+    let mut node = server(TorporConfig::default());
+    for (key, model) in [(1, B), (2, A), (3, A)] {
+        node.request(key, 0, model);
+    }
+    assert_eq!(node.dispatch.stats().top_copies, 2);
+}

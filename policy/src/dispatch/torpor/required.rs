@@ -11,35 +11,40 @@ use crate::dispatch::protocol::Objective;
 /// A required request count in millionths: whole numbers, so that sums do not depend on their
 /// order. Negative where more requests could be late; none is due at zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Required(pub(super) i128);
+pub(in crate::dispatch) struct Required(pub(in crate::dispatch) i128);
 
 const MILLION: i128 = 1_000_000;
 /// Beyond 10^12 requests one is as bad as the other, and products of sums stay within 128 bits.
 const REQUIRED_MAX: i128 = 1_000_000_000_000 * MILLION;
 
 impl Required {
-    pub(super) fn of(counts: SloCounts, objective: Objective) -> Self {
+    pub(in crate::dispatch) fn of(counts: SloCounts, objective: Objective) -> Self {
         let one = i128::from(Objective::ONE);
         let (m, n) = (i128::from(counts.m), i128::from(counts.n));
         let share = i128::from(objective.billionths());
         Self(((share * n - one * m) * MILLION / (one - share)).clamp(-REQUIRED_MAX, REQUIRED_MAX))
     }
 
+    /// What one more late request adds: p / (1 - p).
+    pub(in crate::dispatch) fn one_late(objective: Objective) -> Self {
+        Self::of(SloCounts { m: 0, n: 1 }, objective)
+    }
+
     /// The same times so many thousandths.
-    pub(super) fn weighted(self, thousandths: u64) -> Self {
+    pub(in crate::dispatch) fn weighted(self, thousandths: u64) -> Self {
         let weighted = self.0.saturating_mul(thousandths.into()) / 1000;
         Self(weighted.clamp(-REQUIRED_MAX, REQUIRED_MAX))
     }
 
     /// What it adds to sums.
-    pub(super) fn due(self) -> i128 {
+    pub(in crate::dispatch) fn due(self) -> i128 {
         self.0.max(0)
     }
 }
 
 /// The counts that an objective is held against: all, or those of the last requests.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(in crate::dispatch) struct Tally {
     all: SloCounts,
     /// Whether each of the last requests was in time, oldest first.
     last: VecDeque<bool>,
@@ -48,7 +53,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn new(counts: Counts) -> Self {
+    pub(in crate::dispatch) fn new(counts: Counts) -> Self {
         let window = match counts {
             Counts::Cumulative => None,
             Counts::Last(last) => Some(last.clamp(1, WINDOW_MAX) as usize),
@@ -58,7 +63,7 @@ impl Tally {
 
     /// Takes the counts as they now are. Of requests that are told together the late ones are taken
     /// to have come first; counts that fell begin anew.
-    pub(super) fn update(&mut self, counts: SloCounts) {
+    pub(in crate::dispatch) fn update(&mut self, counts: SloCounts) {
         let began_anew = counts.n < self.all.n || counts.m < self.all.m;
         if began_anew {
             self.last.clear();
@@ -83,7 +88,7 @@ impl Tally {
         self.in_time += u64::from(in_time);
     }
 
-    pub(super) fn counts(&self) -> SloCounts {
+    pub(in crate::dispatch) fn counts(&self) -> SloCounts {
         match self.window {
             None => self.all,
             Some(_) => SloCounts { m: self.in_time, n: self.last.len() as u64 },

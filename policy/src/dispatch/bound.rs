@@ -1,0 +1,264 @@
+//! The baselines that bind early (T28): a function is bound to a GPU, and its requests wait for that
+//! one alone, whatever the others do.
+//!
+//! | name | bound | holds | without room |
+//! |---|---|---|---|
+//! | `native` | for good | its model and a runtime of its own | refused |
+//! | `nonswap` | for good | its model | refused |
+//! | `infless-ka` | until it was not asked for so long (keep-alive) | its model and a runtime of its own | waits |
+//!
+//! A function is bound when it is first asked for, to the GPU with most room, and can run there once
+//! its cold start is over. A GPU runs one request at a time, the oldest of those bound to it.
+//!
+//! Torpor's paper names these baselines and gives no more of them than that (§7.3, §7.4). What a
+//! runtime holds and how long a cold start takes belongs to the device and its framework, which
+//! dispatch does not see: [`BoundConfig`] carries both as assumptions. The model is copied after the
+//! cold start, as any other is. INFless sets lifespans by each function's history: ours is one for
+//! all, counted from when the last request was given out. `simpleswap`, the paper's third, binds late:
+//! it is `torpor` by age onto any idle GPU.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_types::{GpuIndex, Reason, Timestamp};
+
+use super::config::{Binding, BoundConfig, GpuConfig};
+use super::models::Models;
+use super::policy::{Decision, Entry, Policy, Route, View};
+use super::queue::{Lines, Waiting};
+use crate::ids::{FunctionIndex, RequestKey};
+use crate::memory::{BLOCK, blocks_for};
+
+#[derive(Debug)]
+struct Bound {
+    gpu: GpuIndex,
+    blocks: u64,
+    /// When its cold start is over.
+    ready: Timestamp,
+    /// Its requests, while it is not.
+    cold: BTreeMap<RequestKey, Waiting>,
+    /// Its requests that wait for the GPU.
+    waiting: usize,
+    /// When its keep-alive ends, while none waits.
+    expires: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+pub(super) struct Early {
+    config: BoundConfig,
+    functions: BTreeMap<FunctionIndex, Bound>,
+    /// Requests of functions that are not bound.
+    unbound: Lines,
+    fronts: Vec<Waiting>,
+    /// What waits for each GPU.
+    own: Vec<BTreeMap<RequestKey, Waiting>>,
+    /// Blocks that are bound to nobody, and the same with most first.
+    room: Vec<u64>,
+    /// All blocks of the largest GPU.
+    largest: u64,
+    by_room: BTreeSet<(Reverse<u64>, GpuIndex)>,
+    /// Functions in their cold start.
+    starting: BTreeSet<(Timestamp, FunctionIndex)>,
+    expiring: BTreeSet<(Timestamp, FunctionIndex)>,
+    /// GPUs that may have room for the next request bound to them.
+    ready: BTreeSet<GpuIndex>,
+}
+
+impl Early {
+    pub(super) fn new(config: BoundConfig, ranks: usize, gpus: &[GpuConfig]) -> Self {
+        let room: Vec<u64> = gpus.iter().map(|gpu| gpu.memory.0 / BLOCK.0).collect();
+        let by_room = (0..).map(GpuIndex).zip(&room).map(|(gpu, &room)| (Reverse(room), gpu));
+        Self {
+            config,
+            functions: BTreeMap::new(),
+            unbound: Lines::new(ranks),
+            fronts: Vec::new(),
+            own: vec![BTreeMap::new(); gpus.len()],
+            by_room: by_room.collect(),
+            largest: room.iter().copied().max().unwrap_or(0),
+            room,
+            starting: BTreeSet::new(),
+            expiring: BTreeSet::new(),
+            ready: BTreeSet::new(),
+        }
+    }
+
+    fn set_room(&mut self, gpu: GpuIndex, change: impl FnOnce(u64) -> u64) {
+        let room = &mut self.room[gpu.0 as usize];
+        self.by_room.remove(&(Reverse(*room), gpu));
+        *room = change(*room);
+        self.by_room.insert((Reverse(*room), gpu));
+    }
+
+    fn unbind(&mut self, function: FunctionIndex) -> Option<Bound> {
+        let bound = self.functions.remove(&function)?;
+        self.starting.remove(&(bound.ready, function));
+        bound.expires.map(|at| self.expiring.remove(&(at, function)));
+        self.set_room(bound.gpu, |room| room + bound.blocks);
+        Some(bound)
+    }
+
+    /// Ends cold starts and keep-alives that are over.
+    fn elapse(&mut self, now: Timestamp) {
+        while let Some((_, function)) = self.starting.first().copied().filter(|&(at, _)| at <= now) {
+            self.starting.pop_first();
+            if let Some(bound) = self.functions.get_mut(&function) {
+                self.own[bound.gpu.0 as usize].append(&mut bound.cold);
+                self.ready.insert(bound.gpu);
+            }
+        }
+        while let Some((_, function)) = self.expiring.first().copied().filter(|&(at, _)| at <= now) {
+            self.unbind(function);
+        }
+    }
+
+    /// Binds the oldest request's function, or refuses it.
+    fn bind(&mut self, view: &View<'_>) -> Option<Decision> {
+        let mut fronts = std::mem::take(&mut self.fronts);
+        self.unbound.fronts(&mut fronts);
+        let refused = fronts.iter().find_map(|request| self.bind_one(view, request));
+        self.fronts = fronts;
+        refused
+    }
+
+    fn bind_one(&mut self, view: &View<'_>, request: &Waiting) -> Option<Decision> {
+        if !self.functions.contains_key(&request.function) {
+            let model = u64::from(view.models.get(request.model).blocks);
+            let blocks = model + u64::from(blocks_for(self.config.runtime));
+            let fits = |&&(Reverse(room), gpu): &&(Reverse<u64>, GpuIndex)| {
+                room >= blocks && view.fleet.get(gpu).rank >= request.rank
+            };
+            let up = |gpu: GpuIndex| view.fleet.get(gpu).executor.is_some();
+            let with_room: Vec<GpuIndex> = self
+                .by_room
+                .iter()
+                .take_while(|(Reverse(room), _)| *room >= blocks)
+                .filter(fits)
+                .map(|&(_, gpu)| gpu)
+                .collect();
+            let Some(&gpu) = with_room.iter().find(|&&gpu| up(gpu)) else {
+                // What is bound for good makes no room; a GPU that is down may come back with some.
+                let full = with_room.is_empty() && self.config.binding == Binding::ForGood;
+                let hopeless = full || blocks > self.largest;
+                if !hopeless {
+                    return None;
+                }
+                self.unbound.remove(request);
+                return Some(Decision::Refuse { request: *request, reason: Reason::NoGpuMemory });
+            };
+            let ready = view.now + self.config.cold_start;
+            let bound = Bound { gpu, blocks, ready, cold: BTreeMap::new(), waiting: 0, expires: None };
+            self.functions.insert(request.function, bound);
+            self.starting.insert((ready, request.function));
+            self.set_room(gpu, |room| room - blocks);
+        }
+        self.unbound.remove(request);
+        self.push(*request, Entry::New);
+        None
+    }
+}
+
+impl Policy for Early {
+    fn push(&mut self, request: Waiting, _entry: Entry) {
+        let Some(bound) = self.functions.get_mut(&request.function) else {
+            return self.unbound.insert(request);
+        };
+        bound.waiting += 1;
+        if let Some(at) = bound.expires.take() {
+            self.expiring.remove(&(at, request.function));
+        }
+        if self.starting.contains(&(bound.ready, request.function)) {
+            bound.cold.insert(request.key, request);
+        } else {
+            self.own[bound.gpu.0 as usize].insert(request.key, request);
+            self.ready.insert(bound.gpu);
+        }
+    }
+
+    fn remove(&mut self, request: &Waiting) {
+        self.unbound.remove(request);
+        let Some(bound) = self.functions.get_mut(&request.function) else { return };
+        let here =
+            self.own[bound.gpu.0 as usize].remove(&request.key).or_else(|| bound.cold.remove(&request.key));
+        bound.waiting -= usize::from(here.is_some());
+        if let Binding::KeepAlive(keep_alive) = self.config.binding
+            && bound.waiting == 0
+            && bound.expires.is_none()
+        {
+            // Nobody says what time it is: as if it had not been asked for since it was ready.
+            let at = bound.ready + keep_alive;
+            bound.expires = Some(at);
+            self.expiring.insert((at, request.function));
+        }
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+        if let Some(refused) = self.bind(view) {
+            return Some(refused);
+        }
+        // Functions without a cold start are ready at once.
+        self.elapse(view.now);
+        while let Some(gpu) = self.ready.pop_first() {
+            if !view.fleet.get(gpu).idle() {
+                continue;
+            }
+            let Some((_, request)) = self.own[gpu.0 as usize].pop_first() else { continue };
+            if let (Some(bound), Binding::KeepAlive(keep_alive)) =
+                (self.functions.get_mut(&request.function), self.config.binding)
+            {
+                bound.waiting -= 1;
+                if bound.waiting == 0 {
+                    let at = view.now + keep_alive;
+                    bound.expires = Some(at);
+                    self.expiring.insert((at, request.function));
+                }
+            }
+            return Some(Decision::Assign { request, gpu, over: Route::Host });
+        }
+        None
+    }
+
+    fn freed(&mut self, gpu: GpuIndex) {
+        self.ready.insert(gpu);
+    }
+
+    fn lost(&mut self, gpu: GpuIndex) -> Vec<Waiting> {
+        let on = self.functions.iter().filter(|(_, bound)| bound.gpu == gpu);
+        for function in on.map(|(&function, _)| function).collect::<Vec<_>>() {
+            if let Some(bound) = self.unbind(function) {
+                bound.cold.into_values().for_each(|request| self.unbound.insert(request));
+            }
+        }
+        let waiting = std::mem::take(&mut self.own[gpu.0 as usize]);
+        waiting.into_values().for_each(|request| self.unbound.insert(request));
+        Vec::new()
+    }
+
+    /// It wants to hear of functions that are gone.
+    fn scores(&self) -> bool {
+        true
+    }
+
+    fn forget(&mut self, function: FunctionIndex) {
+        // What still waits of it binds it again.
+        if let Some(bound) = self.unbind(function) {
+            bound.cold.into_values().for_each(|request| self.unbound.insert(request));
+            let own = &mut self.own[bound.gpu.0 as usize];
+            let (its, others) =
+                std::mem::take(own).into_iter().partition(|(_, request)| request.function == function);
+            *own = others;
+            let its: BTreeMap<RequestKey, Waiting> = its;
+            its.into_values().for_each(|request| self.unbound.insert(request));
+        }
+    }
+
+    /// Also when nobody waits, or it would want to be woken at once for ever.
+    fn tick(&mut self, now: Timestamp, _models: &Models) {
+        self.elapse(now);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        let firsts = [self.starting.first(), self.expiring.first()];
+        firsts.into_iter().flatten().map(|&(at, _)| at).min()
+    }
+}

@@ -1,0 +1,175 @@
+//! The order of age, and how often requests are overtaken (L14).
+//!
+//! A request is overtaken when a younger one that fits the same GPUs leaves the queue before it.
+//! Whoever is overtaken, all older ones are too, so no request was overtaken more often than the
+//! oldest, and only that one's count is needed: it is the sum of marks that each request that passes
+//! leaves on the one just before it, and a request that goes hands its marks to the one before it.
+//! One that comes back from a GPU is not overtaken any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::policy::{Entry, Stats};
+use super::queue::{SizeRank, Waiting};
+use crate::ids::RequestKey;
+
+#[derive(Debug)]
+struct Queued {
+    request: Waiting,
+    /// How often it may be overtaken.
+    limit: u64,
+    /// Requests that passed this one and no younger one that waits now.
+    marks: u64,
+    /// Fruitless looks before it came.
+    looks: u64,
+}
+
+/// The requests of one size class, by age.
+#[derive(Debug, Default)]
+struct Line {
+    queued: BTreeMap<RequestKey, Queued>,
+    /// Times the oldest was overtaken: the sum of marks.
+    marks: u64,
+    /// Those that came back.
+    back: BTreeSet<RequestKey>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Overtaken {
+    times: u64,
+    looks: u64,
+}
+
+impl Line {
+    fn before(&mut self, key: RequestKey) -> Option<&mut Queued> {
+        self.queued.range_mut(..key).next_back().map(|(_, queued)| queued)
+    }
+
+    /// Takes a request out, and says what the oldest's counts were, where it was that.
+    fn take(&mut self, key: RequestKey) -> Option<(Waiting, Option<Overtaken>)> {
+        let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
+        let gone = self.queued.remove(&key)?;
+        self.back.remove(&key);
+        match self.before(key) {
+            Some(before) => before.marks += gone.marks,
+            None => self.marks -= gone.marks,
+        }
+        Some((gone.request, counts))
+    }
+
+    /// A request of this age leaves for a GPU that all in this line fit.
+    fn passed_by(&mut self, key: RequestKey) -> bool {
+        let Some(before) = self.before(key) else { return false };
+        before.marks += 1;
+        self.marks += 1;
+        true
+    }
+
+    fn oldest(&self) -> Option<(RequestKey, Overtaken)> {
+        let (&key, queued) = self.queued.first_key_value()?;
+        Some((key, Overtaken { times: self.marks, looks: queued.looks }))
+    }
+
+    /// The oldest that may not be overtaken again.
+    fn at_limit(&self) -> Option<RequestKey> {
+        let oldest = self.queued.first_key_value().filter(|(_, queued)| self.marks >= queued.limit);
+        oldest.map(|(&key, _)| key).into_iter().chain(self.back.first().copied()).min()
+    }
+}
+
+/// Everybody who waits, by size class and age.
+#[derive(Debug)]
+pub(super) struct Ages {
+    lines: Vec<Line>,
+    /// Times an idle GPU looked through the whole queue and found no hit.
+    looks: u64,
+    passed: u64,
+    overtaken_max: u64,
+    visits_max: u64,
+}
+
+impl Ages {
+    pub(super) fn new(ranks: usize) -> Self {
+        let lines = (0..ranks).map(|_| Line::default()).collect();
+        Self { lines, looks: 0, passed: 0, overtaken_max: 0, visits_max: 0 }
+    }
+
+    /// Takes in a request that may be overtaken so often: while an older one is in its size class
+    /// that may be more often, as often as that.
+    pub(super) fn insert(&mut self, request: Waiting, entry: Entry, limit: u32) {
+        let line = &mut self.lines[request.rank.0];
+        let queued = Queued { request, limit: limit.into(), marks: 0, looks: self.looks };
+        line.queued.insert(request.key, queued);
+        if entry == Entry::Back {
+            line.back.insert(request.key);
+        }
+    }
+
+    pub(super) fn get(&self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
+        Some(self.lines[rank.0].queued.get(&key)?.request)
+    }
+
+    /// Whether a request came back.
+    pub(super) fn is_back(&self, request: &Waiting) -> bool {
+        self.lines[request.rank.0].back.contains(&request.key)
+    }
+
+    /// Takes a request out that goes nowhere.
+    pub(super) fn take(&mut self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
+        let (request, counts) = self.lines[rank.0].take(key)?;
+        if let Some(Overtaken { times, looks }) = counts {
+            self.overtaken_max = self.overtaken_max.max(times);
+            self.visits_max = self.visits_max.max(times + self.looks - looks);
+        }
+        Some(request)
+    }
+
+    /// Takes a request that goes to a GPU of this rank, past all older ones that fit it too.
+    pub(super) fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
+        let request = self.take(from, key)?;
+        let lines = self.lines.iter_mut().take(to.0 + 1);
+        let passed = lines.filter_map(|line| line.passed_by(key).then_some(())).count();
+        self.passed += u64::from(passed > 0);
+        Some(request)
+    }
+
+    /// An idle GPU looked through all and found no hit.
+    pub(super) fn looked(&mut self) {
+        self.looks += 1;
+    }
+
+    /// The oldest of those that fit GPUs of this rank, by what is asked of each line.
+    fn first(
+        &self,
+        rank: SizeRank,
+        of: impl Fn(&Line) -> Option<RequestKey>,
+    ) -> Option<(RequestKey, SizeRank)> {
+        let lines = self.lines.iter().take(rank.0 + 1).enumerate();
+        lines.filter_map(|(rank, line)| Some((of(line)?, SizeRank(rank)))).min()
+    }
+
+    /// The oldest that fits GPUs of this rank.
+    pub(super) fn oldest(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
+        self.first(rank, |line| line.oldest().map(|(key, _)| key))
+    }
+
+    /// The oldest of those that may not be overtaken again.
+    pub(super) fn at_limit(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
+        self.first(rank, Line::at_limit)
+    }
+
+    /// Whether a request may go to a GPU of this rank: no older one that fits it is at its limit.
+    pub(super) fn may_go(&self, key: RequestKey, rank: SizeRank) -> bool {
+        self.at_limit(rank).is_none_or(|(oldest, _)| key <= oldest)
+    }
+
+    /// The smallest size class in which somebody waits.
+    pub(super) fn smallest(&self) -> Option<SizeRank> {
+        self.lines.iter().position(|line| !line.queued.is_empty()).map(SizeRank)
+    }
+
+    pub(super) fn count(&self, stats: &mut Stats) {
+        stats.passed = self.passed;
+        stats.overtaken_max = self.overtaken_max;
+        stats.visits_max = self.visits_max;
+    }
+}

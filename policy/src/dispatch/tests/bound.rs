@@ -1,0 +1,78 @@
+use super::*;
+
+/// GPUs of 64 MiB, and a runtime of 20 MiB for each function.
+fn early(binding: Binding, cold_ms: u64, gpus: usize) -> Node {
+    let cold_start = Duration::from_millis(cold_ms);
+    let policy = PolicyConfig::Bound(BoundConfig { binding, runtime: Bytes::mib(20), cold_start });
+    let gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(1)); gpus];
+    node_of(&Config::new(gpus, 100).with_policy(policy, 1))
+}
+
+impl Node {
+    fn of_function(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let function = FunctionIndex(function);
+        self.step(Event::Enqueue { key: RequestKey(key), function, model, attempts })
+    }
+
+    fn at_wake(&mut self) -> Vec<Action> {
+        self.now = self.dispatch.next_wake().unwrap();
+        self.step(Event::Tick)
+    }
+}
+
+#[test]
+fn a_bound_function_waits_for_its_gpu_while_others_idle() {
+    let mut node = early(Binding::ForGood, 0, 2);
+    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
+    assert_eq!(node.of_function(2, 1, A), [], "GPU 1 is idle");
+    assert_eq!(node.of_function(3, 2, A), [assign(1, 3, A)], "where there is most room");
+    assert_eq!(node.ended(0, 1, 5), [assign(0, 2, A)]);
+}
+
+#[test]
+fn what_finds_no_room_among_those_bound_for_good_is_refused() {
+    let mut node = early(Binding::ForGood, 0, 1);
+    for function in 1..=2 {
+        node.of_function(function.into(), function, A);
+    }
+    // 28 MiB each.
+    assert_eq!(node.of_function(3, 3, B), [fail(3, Reason::NoGpuMemory, false)]);
+    assert_eq!(node.step(Event::Forget { function: FunctionIndex(1) }), []);
+    assert_eq!(node.of_function(4, 3, B), [], "one is gone: there is room");
+    assert_eq!(node.dispatch.queued(), 2);
+}
+
+#[test]
+fn a_cold_start_comes_before_the_first_request_only() {
+    let mut node = early(Binding::ForGood, 50, 1);
+    assert_eq!(node.of_function(1, 1, A), []);
+    assert_eq!(node.of_function(2, 1, A), []);
+    assert_eq!(node.dispatch.next_wake(), Some(node.now + Duration::from_millis(50)));
+    assert_eq!(node.at_wake(), [assign(0, 1, A)]);
+    assert_eq!(node.ended(0, 1, 5), [assign(0, 2, A)]);
+    assert_eq!(node.ended(0, 2, 5), []);
+    assert_eq!(node.of_function(3, 1, A), [assign(0, 3, A)]);
+}
+
+#[test]
+fn a_keep_alive_that_ends_makes_room_and_costs_another_cold_start() {
+    let mut node = early(Binding::KeepAlive(Duration::from_millis(100)), 50, 1);
+    node.of_function(1, 1, A);
+    node.of_function(2, 2, A);
+    assert_eq!(node.at_wake(), [assign(0, 1, A)]);
+    assert_eq!(node.ended(0, 1, 5), [assign(0, 2, A)]);
+    node.ended(0, 2, 5);
+    assert_eq!(node.of_function(3, 3, B), [], "no room");
+    assert_eq!(node.at_wake(), [], "those that were not asked for went");
+    assert_eq!(node.at_wake(), [assign(0, 3, B)], "50 ms later");
+}
+
+#[test]
+fn functions_of_a_lost_gpu_are_bound_anew() {
+    let mut node = early(Binding::ForGood, 0, 2);
+    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
+    assert_eq!(node.of_function(2, 1, A), []);
+    assert_eq!(node.down(0, &[(1, Progress::Waiting)]), [assign(1, 1, A)]);
+    assert_eq!(node.ended(1, 1, 5), [assign(1, 2, A)]);
+}

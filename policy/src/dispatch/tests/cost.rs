@@ -1,0 +1,76 @@
+//! What dispatch learns from what GPUs say, and how wrong it was (L15, L21).
+
+use super::*;
+use crate::dispatch::PredictionError;
+use crate::dispatch::cost::Source;
+
+/// Two GPUs of a kind each under one switch, and a third of another kind.
+fn two_kinds() -> Node {
+    let of = |kind| GpuConfig { kind, ..GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(1)) };
+    let gpus = vec![of(0), of(0), of(1)];
+    let switches = vec![vec![gpu(0), gpu(1)]];
+    node_of(&Config { switches, ..Config::new(gpus, 100).with_policy(PolicyConfig::Lb, 1) })
+}
+
+impl Node {
+    fn swap_ms(&self, index: u32, source: Source) -> u128 {
+        let slot = self.dispatch.models.slot(A).unwrap();
+        self.dispatch.fleet.get(gpu(index)).swap_time(&self.dispatch.models, slot, source).as_millis()
+    }
+
+    /// The GPU runs A for 5 ms in a turn of so many.
+    fn turn(&mut self, index: u32, key: u64, turn_ms: u64) {
+        self.now = self.now + Duration::from_millis(turn_ms);
+        self.ended(index, key, 5);
+    }
+}
+
+#[test]
+fn a_swap_is_what_a_turn_took_beyond_its_run_on_gpus_of_its_kind() {
+    let mut node = two_kinds();
+    assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
+    assert_eq!(node.swap_ms(0, Source::Host), 8, "8 MiB at 1 GB/s");
+    node.turn(0, 1, 7);
+    assert_eq!(node.swap_ms(0, Source::Host), 2, "the rest was hidden behind the run");
+    assert_eq!(node.swap_ms(1, Source::Host), 2, "the same kind");
+    assert_eq!(node.swap_ms(2, Source::Host), 8, "another");
+    assert_eq!(node.swap_ms(0, Source::SharedHost), 4, "a guess");
+}
+
+#[test]
+fn a_load_beside_another_is_learned_apart_and_one_that_was_crossed_not_at_all() {
+    let mut node = two_kinds();
+    assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
+    assert_eq!(node.enqueue(2, A), [assign(1, 2, A)]);
+    node.turn(0, 1, 17);
+    assert_eq!(node.swap_ms(0, Source::Host), 8, "GPU 1 began to load beside it");
+    node.turn(1, 2, 4);
+    assert_eq!(node.swap_ms(0, Source::SharedHost), 16);
+}
+
+#[test]
+fn the_error_of_what_was_predicted_is_told_by_kind() {
+    let mut node = two_kinds();
+    node.enqueue(1, A);
+    node.turn(0, 1, 13);
+    assert_eq!(node.dispatch.stats().errors, [], "nothing was predicted: it had never run");
+    for (key, index) in [(2, 1), (3, 2), (4, 0)] {
+        assert_eq!(node.enqueue(key, A), [assign(index, key, A)]);
+        node.turn(index, key, 10);
+    }
+    // GPU 1 loads for 8 and runs for 5 ms, it was said. Of runs on GPU 2's kind nothing was known.
+    let error = |turn, percent| PredictionError { kind: 0, turn, predictions: 1, percent };
+    assert_eq!(node.dispatch.stats().errors, [error(Predicted::Run, 50.0), error(Predicted::Load, 30.0)]);
+}
+
+#[test]
+fn how_long_the_link_is_busy_is_learned_from_arrivals() {
+    let mut node = two_kinds();
+    node.enqueue(1, A);
+    node.now = node.now + Duration::from_millis(6);
+    node.step(Event::Loaded { gpu: gpu(0), model: A });
+    node.turn(0, 1, 1);
+    let slot = node.dispatch.models.slot(A).unwrap();
+    let transfer = node.dispatch.fleet.get(gpu(1)).transfer_time(&node.dispatch.models, slot);
+    assert_eq!((transfer, node.swap_ms(1, Source::Host)), (Duration::from_millis(6), 2));
+}

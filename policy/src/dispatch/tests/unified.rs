@@ -1,0 +1,238 @@
+use super::*;
+use crate::dispatch::gpus::Gpu;
+
+fn unified(overtakes_max: u32) -> PolicyConfig {
+    let free_overtakes_max = overtakes_max.min(FREE_OVERTAKES_MAX);
+    PolicyConfig::Unified(UnifiedConfig { overtakes_max, free_overtakes_max, ..UnifiedConfig::default() })
+}
+
+/// GPUs without links between them. Loading A or B takes 60 ms and running them 100 ms.
+fn profiled(memories_mib: &[u64]) -> Node {
+    let config = |&mib: &u64| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000));
+    let gpus: Vec<_> = memories_mib.iter().map(config).collect();
+    with_profiles(&Config::new(gpus, 100).with_policy(unified(UNIFIED_OVERTAKES_MAX), 1))
+}
+
+fn with_profiles(config: &Config) -> Node {
+    let mut node = node_of(config);
+    for model in [A, B, LARGE] {
+        let (load, run) = (Duration::from_millis(60), Duration::from_millis(100));
+        node.step(Event::Profile { model, kind: 0, load, run });
+    }
+    node
+}
+
+impl Node {
+    fn wait_ms(&mut self, ms: u64) {
+        self.now = self.now + Duration::from_millis(ms);
+    }
+
+    /// A function whose requests should be answered within so long, 90% of them.
+    fn bound(&mut self, function: u32, deadline_ms: u64, (m, n): (u64, u64)) {
+        let function = FunctionIndex(function);
+        let objective = Objective::from_billionths(900_000_000).unwrap();
+        let objective = Some(objective.within(Duration::from_millis(deadline_ms)));
+        self.step(Event::Objective { function, objective });
+        self.step(Event::Score { function, counts: SloCounts { m, n } });
+    }
+
+    fn ask(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
+        let attempts = Attempts::new(3, Idempotent::Yes);
+        let function = FunctionIndex(function);
+        self.step(Event::Enqueue { key: RequestKey(key), function, model, attempts })
+    }
+}
+
+/// GPU 0 holds A and has run it for so long, GPU 1 is idle. Loading is charged with 5% more.
+#[test]
+fn a_request_waits_for_a_busy_holder_while_that_is_sooner_than_a_load_is_worth() {
+    let goes_to = |elapsed_ms| {
+        let mut node = profiled(&[64, 64]);
+        node.ask(1, 0, A);
+        node.wait_ms(elapsed_ms);
+        let Action::Assign { gpu, .. } = node.ask(2, 0, A)[..][0] else { panic!("it goes somewhere") };
+        gpu.0
+    };
+    // A turn with its load takes 160 ms, and 60 ms of loading are charged as 63.
+    assert_eq!(goes_to(97), 1);
+    assert_eq!(goes_to(98), 0);
+    assert_eq!(goes_to(200), 0, "it will end at any moment");
+    assert_eq!(goes_to(321), 1, "or it hangs");
+}
+
+#[test]
+fn what_waits_behind_a_holder_is_asked_back_when_another_is_free_first() {
+    let mut node = profiled(&[64, 64, 64]);
+    node.ask(1, 0, A);
+    node.ask(2, 0, A);
+    node.wait_ms(100);
+    assert_eq!(node.ask(3, 0, A), [assign(0, 3, A)], "sooner than GPU 2 could load it");
+    node.wait_ms(1);
+    let recall = Action::Recall { gpu: gpu(0), key: RequestKey(3) };
+    assert_eq!(node.ended(1, 2, 100), [recall], "GPU 1 holds A too");
+    let back = Event::Returned { gpu: gpu(0), key: RequestKey(3), why: Return::Recalled };
+    assert_eq!(node.step(back), [assign(1, 3, A)]);
+}
+
+#[test]
+fn a_copy_comes_from_a_peer_where_that_beats_the_host_and_waiting() {
+    let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
+    let peers = vec![PeerLink { a: gpu(0), b: gpu(2), rate: BytesPerSec::gb(48) }];
+    let policy = unified(UNIFIED_OVERTAKES_MAX);
+    let config = Config { peers, ..Config::new(vec![gpu_config; 3], 9).with_policy(policy, 1) };
+    let mut node = with_profiles(&config);
+    assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
+    assert_eq!(node.ask(2, 0, A), [assign(2, 2, A)]);
+    let copied = node.dispatch.fleet.get(gpu(2)).running.unwrap();
+    assert_eq!(copied.swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
+}
+
+#[test]
+fn a_load_keeps_clear_of_a_neighbour_that_loads() {
+    let gpu_config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
+    let switches = vec![vec![gpu(0), gpu(1)], vec![gpu(2)]];
+    let policy = unified(UNIFIED_OVERTAKES_MAX);
+    let config = Config { switches, ..Config::new(vec![gpu_config; 3], 9).with_policy(policy, 1) };
+    let mut node = with_profiles(&config);
+    assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
+    assert_eq!(node.ask(2, 0, B), [assign(2, 2, B)]);
+    assert_eq!(node.ask(3, 0, LARGE), [assign(1, 3, LARGE)], "if there is no other");
+}
+
+/// One GPU, which runs A for function 9 until the requests that wait are looked at.
+fn queue(waiting: &[(u32, ModelId)], bound: impl Fn(&mut Node), waits_ms: u64) -> Vec<u64> {
+    let mut node = profiled(&[64]);
+    bound(&mut node);
+    for (key, model) in [(1001, A), (1002, B)] {
+        node.ask(key, 9, model);
+        node.wait_ms(160);
+        node.ended(0, key, 100);
+    }
+    node.ask(1000, 9, A);
+    for (key, &(function, model)) in (1..).zip(waiting) {
+        node.ask(key, function, model);
+    }
+    node.wait_ms(waits_ms);
+    let (mut order, mut running) = (Vec::new(), 1000);
+    while let [Action::Assign { key, .. }, ..] = node.ended(0, running, 100)[..] {
+        running = key.0;
+        order.push(key.0);
+    }
+    order
+}
+
+#[test]
+fn the_endangered_go_first_and_the_hopeless_after_those_without_a_deadline() {
+    let bound = |node: &mut Node| {
+        // (0.9 n - m) / 0.1, and one more late request adds 9: -100, -5, 9 and 10.
+        for (function, counts) in [(1, (100, 100)), (2, (95, 105)), (3, (90, 101)), (4, (89, 100))] {
+            node.bound(function, 5_000, counts);
+        }
+    };
+    let waiting = [(4, A), (9, A), (1, A), (2, A), (3, A)];
+    assert_eq!(queue(&waiting, bound, 100), [4, 5, 3, 2, 1]);
+}
+
+#[test]
+fn within_a_class_the_least_slack_is_first() {
+    let bound = |node: &mut Node| {
+        node.bound(1, 5_000, (0, 0));
+        node.bound(2, 3_000, (0, 0));
+    };
+    assert_eq!(queue(&[(1, A), (1, A), (2, A)], bound, 100), [3, 1, 2]);
+}
+
+/// MECHANISMS section 2, "003 late requests".
+#[test]
+fn a_request_that_cannot_be_in_time_is_demoted_behind_all_that_can() {
+    let bound = |node: &mut Node| node.bound(1, 250, (0, 0));
+    // Request 1 has 250 ms, of which 150 are over and the next run takes 100.
+    assert_eq!(queue(&[(1, A), (9, A)], bound, 150), [1, 2]);
+    assert_eq!(queue(&[(1, A), (9, A)], bound, 151), [2, 1]);
+}
+
+#[test]
+fn a_hit_goes_before_the_most_pressing_where_that_can_wait() {
+    let order = |deadline_ms| queue(&[(1, LARGE), (9, A)], |node| node.bound(1, deadline_ms, (0, 0)), 100);
+    // LARGE takes 60 ms of loading and 100 of running, after 100 of waiting and 100 of the hit.
+    assert_eq!(order(360), [2, 1]);
+    assert_eq!(order(359), [1, 2]);
+    assert_eq!(order(200), [2, 1], "late in any case");
+}
+
+#[test]
+fn a_late_request_is_overtaken_up_to_the_limit_and_no_more() {
+    for limit in [0, 1, 3] {
+        let mut node = node_with(unified(limit), &[64]);
+        node.bound(1, 1, (0, 0));
+        node.enqueue(1, A);
+        node.wait_ms(10);
+        node.ended(0, 1, 10);
+        node.enqueue(2, A);
+        node.ask(3, 1, A);
+        node.wait_ms(5);
+        let mut running = 2;
+        for overtaken in 0..=u64::from(limit) {
+            let key = 4 + overtaken;
+            node.enqueue(key, A);
+            let next = if overtaken < u64::from(limit) { key } else { 3 };
+            assert_eq!(node.ended(0, running, 10), [assign(0, next, A)], "{overtaken} times of {limit}");
+            running = next;
+        }
+        assert_eq!(node.dispatch.stats().overtaken_max, limit.into());
+    }
+}
+
+#[test]
+fn a_model_is_brought_while_another_runs_for_what_has_no_deadline() {
+    let mut node = profiled(&[64]);
+    node.bound(1, 5_000, (0, 0));
+    node.ask(1, 0, A);
+    assert_eq!(node.ask(2, 1, B), [], "it may yet be overtaken by one more pressing");
+    assert_eq!(node.ask(3, 0, LARGE), [assign(0, 3, LARGE)]);
+}
+
+proptest! {
+    /// L14 against a count kept from outside, where some are late, some never, and all are scored.
+    #[test]
+    fn no_request_is_overtaken_more_than_the_limit(
+        limit in 0..5u32,
+        steps in prop::collection::vec((0..12u32, 0..8u32), 1..300)
+    ) {
+        let config = Config::new(vec![GpuConfig::new(Bytes::mib(16), BytesPerSec::gb(1)); 3], 1000);
+        let mut node = node_of(&config.with_policy(unified(limit), 1));
+        for model in (0..8).map(ModelId) {
+            node.step(Event::Install { model, memory: Bytes::mib(8), weights: Bytes::mib(8) });
+        }
+        for function in 0..6 {
+            node.bound(function, 5 + 10 * u64::from(function), (0, 0));
+        }
+        let mut scores = [SloCounts::default(); 8];
+        let mut overtaken: BTreeMap<RequestKey, u64> = BTreeMap::new();
+        for (key, (what, model)) in (1..).zip(steps) {
+            node.wait_ms(3);
+            let before = shared_queue(&node.dispatch);
+            let running = |gpu: &Gpu| gpu.running.map(|held| held.request.key);
+            let busy = (0..3).map(gpu).find_map(|gpu| Some((gpu, running(node.dispatch.fleet.get(gpu))?)));
+            match busy.filter(|_| what < 5) {
+                Some((gpu, key)) => {
+                    let ran = Some(Duration::from_millis(u64::from(model) + 1));
+                    node.step(Event::Ended { gpu, key, ran });
+                    node.step(Event::Evicted { gpu, models: vec![ModelId(model)] });
+                    let score = &mut scores[model as usize];
+                    *score = score.plus(SloCounts { m: u64::from(what % 2), n: 1 });
+                    let counts = *score;
+                    node.step(Event::Score { function: FunctionIndex(model), counts });
+                }
+                None => drop(node.ask(key, model, ModelId(model))),
+            }
+            let leavers = lalb::left(&before, &node.dispatch);
+            for &key in shared_queue(&node.dispatch).keys().filter(|key| before.contains_key(key)) {
+                *overtaken.entry(key).or_default() += leavers.iter().filter(|(left, _)| *left > key).count() as u64;
+            }
+            let most = overtaken.values().max().copied().unwrap_or(0);
+            prop_assert!(most <= limit.into(), "{overtaken:?}");
+        }
+        prop_assert!(node.dispatch.stats().overtaken_max <= limit.into());
+    }
+}

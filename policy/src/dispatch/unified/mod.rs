@@ -1,0 +1,278 @@
+//! Our own policy: the least estimated finish, for what can still be in time first.
+//!
+//! **Where.** For each request the ends are compared that it would have on an idle GPU that holds its
+//! model, on one to which the model comes from a peer, from the host over a free or a shared link,
+//! and behind what a busy holder has to do ([`placing`]). A load is charged for more than its time:
+//! for the GPU it keeps from others, and for what it evicts.
+//!
+//! **Which** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by their
+//! required request counts (T18): what is one late request away from missing its objective goes before
+//! what can afford one, and what cannot be rescued comes after both. Within a class the least slack
+//! goes first. A request that can no longer be in time is demoted behind all that can, whatever its
+//! function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit before the most
+//! pressing request where that one can wait for it, so locality costs no deadline.
+//!
+//! **Ahead.** Where no GPU is idle and a busy one will find nothing it holds, its next model is
+//! brought while it runs; but only for requests without a deadline, since it binds early, and a more
+//! pressing one may come. What was handed ahead is asked back by a GPU that falls idle and would
+//! begin it sooner.
+//!
+//! **Overtaking** is bounded as in LALB (L14): who has been [overtaken](super::overtaking) as often as
+//! is allowed goes next, late or not, so a demoted request is not starved. A late request may be more
+//! often than one that has no deadline.
+
+mod flows;
+mod placing;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use millrace_types::{GpuIndex, SloCounts, Timestamp};
+
+use self::flows::{CLASSES, Candidate, Class, Flows};
+use super::RECALL_COST;
+use super::config::UnifiedConfig;
+use super::gpus::Expected;
+use super::models::{Models, Slot};
+use super::overtaking::Ages;
+use super::policy::{Decision, Entry, Policy, Route, Stats, View};
+use super::protocol::Objective;
+use super::queue::Waiting;
+use super::torpor::required::{Required, Tally};
+use crate::ids::FunctionIndex;
+
+/// A function is hopeless when it is more late requests beyond its objective than this.
+const RESCUED_MAX: i128 = 1;
+/// Requests that are looked at for one whose model is worth bringing to a GPU ahead of its turn.
+const LOOKED_AT_MAX: usize = 2;
+/// Busy GPUs that are looked at for that when a request comes.
+const AHEAD_LOOKS_MAX: usize = 2;
+
+#[derive(Debug)]
+struct Function {
+    objective: Option<Objective>,
+    tally: Tally,
+    class: Class,
+}
+
+#[derive(Debug)]
+pub(super) struct Unified {
+    config: UnifiedConfig,
+    functions: BTreeMap<FunctionIndex, Function>,
+    ages: Ages,
+    flows: Flows,
+    /// Busy GPUs that may take a request ahead.
+    ready: BTreeSet<GpuIndex>,
+    /// Whether a request came since all others were looked at.
+    fresh: bool,
+}
+
+impl Unified {
+    pub(super) fn new(config: UnifiedConfig, ranks: usize) -> Self {
+        Self {
+            config,
+            functions: BTreeMap::new(),
+            ages: Ages::new(ranks),
+            flows: Flows::new(ranks),
+            ready: BTreeSet::new(),
+            fresh: false,
+        }
+    }
+
+    fn classify(&mut self, index: FunctionIndex) {
+        let Some(function) = self.functions.get_mut(&index) else { return };
+        function.class = class(function.objective, &function.tally);
+        let class = function.class;
+        self.flows.reclass(index, class);
+    }
+
+    /// Takes a request that goes to a GPU.
+    fn send(&mut self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) {
+        self.ages.send(request.rank, request.key, view.fleet.get(gpu).rank);
+        self.flows.remove(request);
+        self.ready.insert(gpu);
+    }
+
+    /// The most pressing request whose model a GPU holds.
+    fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
+        self.flows.first_of(view.fleet.get(gpu).resident(), view.now)
+    }
+
+    /// The most pressing request of all that fit a GPU; or the first that is safe, where the first that
+    /// is endangered can wait for it.
+    fn most_pressing(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
+        let rank = view.fleet.get(gpu).rank;
+        let first_of = |class| self.flows.first(rank, class, view.now);
+        let Some(first) = CLASSES.into_iter().find_map(first_of) else {
+            return self.flows.oldest_late(rank);
+        };
+        let safe = (first.class == Class::Endangered).then(|| first_of(Class::Safe)).flatten();
+        let before = safe.filter(|safe| self.can_wait(view, gpu, &first, self.takes(view, gpu, safe)));
+        Some(before.unwrap_or(first))
+    }
+
+    /// How long a GPU is kept by a request.
+    fn takes(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate) -> Duration {
+        let model = candidate.request.model;
+        let run = view.models.run_time(model, view.fleet.get(gpu).kind).unwrap_or_default();
+        view.fleet.swap_time(view.models, gpu, model) + run
+    }
+
+    /// Whether a request is still in time here if another keeps the GPU for so long before it; or is
+    /// not in any case, so that it is no use to hurry.
+    fn can_wait(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate, other: Duration) -> bool {
+        if candidate.late || candidate.class >= Class::Free {
+            return true;
+        }
+        let swap = view.fleet.swap_time(view.models, gpu, candidate.request.model);
+        let begins = view.now + swap;
+        begins + other <= candidate.latest || begins > candidate.latest
+    }
+
+    /// What an idle GPU takes, or what has to go elsewhere first.
+    fn for_idle(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
+        let rank = view.fleet.get(gpu).rank;
+        if let Some((key, from)) = self.ages.at_limit(rank) {
+            let request = self.ages.get(from, key)?;
+            return self.place(view, gpu, &request);
+        }
+        let hit = self.hit(view, gpu);
+        let first = self.most_pressing(view, gpu);
+        match (hit, first) {
+            (Some(hit), Some(first))
+                if hit.late <= first.late
+                    && self.can_wait(view, gpu, &first, self.takes(view, gpu, &hit)) =>
+            {
+                Some(self.assign(view, &hit.request, gpu, Route::Host))
+            }
+            (Some(hit), None) => Some(self.assign(view, &hit.request, gpu, Route::Host)),
+            (_, Some(first)) => self.place(view, gpu, &first.request),
+            (None, None) => None,
+        }
+    }
+
+    /// What a busy GPU is brought ahead of its turn.
+    fn for_busy(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
+        let it = view.fleet.get(gpu);
+        if !it.takes_ahead() || !it.ahead.is_empty() {
+            return None;
+        }
+        let left = view.fleet.backlog(view.models, view.now, gpu)?;
+        let limit = self.ages.at_limit(it.rank).and_then(|(key, from)| self.ages.get(from, key));
+        if let Some(request) = limit {
+            return self
+                .worth_bringing(view, gpu, left, &request)
+                .then(|| self.assign(view, &request, gpu, Route::Host));
+        }
+        if let Some(hit) = self.hit(view, gpu) {
+            return (left <= RECALL_COST).then(|| self.assign(view, &hit.request, gpu, Route::Host));
+        }
+        let free = self.flows.firsts(it.rank, Class::Free, view.now, LOOKED_AT_MAX);
+        let suits = |candidate: &&Candidate| self.worth_bringing(view, gpu, left, &candidate.request);
+        let request = free.iter().find(suits)?.request;
+        Some(self.assign(view, &request, gpu, Route::Host))
+    }
+}
+
+fn class(objective: Option<Objective>, tally: &Tally) -> Class {
+    let Some(objective) = objective.filter(|objective| objective.deadline().is_some()) else {
+        return Class::Free;
+    };
+    let required = Required::of(tally.counts(), objective);
+    let late = Required::one_late(objective);
+    match () {
+        () if required.0 + late.0 <= 0 => Class::Safe,
+        () if required.0 <= late.0 * RESCUED_MAX => Class::Endangered,
+        () => Class::Hopeless,
+    }
+}
+
+impl Policy for Unified {
+    fn push(&mut self, request: Waiting, entry: Entry) {
+        let function = self.functions.get(&request.function);
+        let class = function.map_or(Class::Free, |function| function.class);
+        let deadline = function.and_then(|function| function.objective?.deadline());
+        let limit =
+            if deadline.is_some() { self.config.overtakes_max } else { self.config.free_overtakes_max };
+        self.ages.insert(request, entry, limit);
+        self.flows.insert(request, class, deadline);
+        self.fresh = true;
+    }
+
+    fn remove(&mut self, request: &Waiting) {
+        self.ages.take(request.rank, request.key);
+        self.flows.remove(request);
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+        let functions = &self.functions;
+        let deadline = |function| functions.get(&function).and_then(|it: &Function| it.objective?.deadline());
+        self.flows.settle(view.now, view.models, deadline);
+        let smallest = self.ages.smallest()?;
+        if let Some(gpu) = view.fleet.first_idle(smallest) {
+            return self.for_idle(view, gpu);
+        }
+        if std::mem::take(&mut self.fresh) {
+            self.ready.extend(view.fleet.free_ahead().take(AHEAD_LOOKS_MAX));
+        }
+        while let Some(gpu) = self.ready.pop_first() {
+            if let Some(decision) = self.for_busy(view, gpu) {
+                return Some(decision);
+            }
+        }
+        None
+    }
+
+    fn recalls(&self) -> bool {
+        true
+    }
+
+    /// A run that takes a little longer than expected is no reason to load a model elsewhere.
+    fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
+        let backlog = view.fleet.backlog_of(view.models, view.now, gpu, ahead);
+        backlog.map_or(Expected::Unknown, |backlog| Expected::At(view.now + backlog))
+    }
+
+    fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
+        view.fleet.overdue_at(view.models, gpu)
+    }
+
+    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Duration {
+        self.charge(view, gpu, model).cost
+    }
+
+    fn freed(&mut self, gpu: GpuIndex) {
+        self.ready.insert(gpu);
+    }
+
+    fn scores(&self) -> bool {
+        true
+    }
+
+    fn objective(&mut self, function: FunctionIndex, objective: Option<Objective>) {
+        let counts = self.config.counts;
+        let it = self.functions.entry(function).or_insert_with(|| Function {
+            objective: None,
+            tally: Tally::new(counts),
+            class: Class::Free,
+        });
+        it.objective = objective;
+        self.classify(function);
+    }
+
+    fn score(&mut self, _models: &Models, function: FunctionIndex, counts: SloCounts) {
+        if let Some(it) = self.functions.get_mut(&function) {
+            it.tally.update(counts);
+            self.classify(function);
+        }
+    }
+
+    fn forget(&mut self, function: FunctionIndex) {
+        self.functions.remove(&function);
+        self.flows.reclass(function, Class::Free);
+    }
+
+    fn count(&self, stats: &mut Stats) {
+        self.ages.count(stats);
+    }
+}
