@@ -245,7 +245,7 @@ fn reduction(
     Figure { what, paper: format!("-{:.2}%", paper * 100.0), ours, unit: Unit::Percent, band, cause: None }
 }
 
-const LATENCY_POLICIES: [&str; 3] = ["lb", "lalb", "lalb-o3"];
+const LATENCY_POLICIES: [&str; 4] = ["lb", "lalb", "lalb-o3", "unified"];
 
 fn latency(effort: Effort) -> Result<Report> {
     let grid = Grid::run(&LATENCY_POLICIES, &[15, 25, 35], Arrangement::OneDomain, effort)?;
@@ -264,7 +264,7 @@ fn latency(effort: Effort) -> Result<Report> {
     let mut orders = Vec::new();
     for functions in [15, 25, 35] {
         for reading in Reading::ALL {
-            for (first, then) in [("lalb", "lb"), ("lalb-o3", "lalb")] {
+            for (first, then) in [("lalb", "lb"), ("lalb-o3", "lalb"), ("unified", "lalb-o3")] {
                 // Where all fits, O3 has nothing to improve: the paper's text says so of 15.
                 if functions == 15 && then == "lalb" {
                     continue;

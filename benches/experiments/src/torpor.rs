@@ -88,6 +88,7 @@ fn systems() -> Result<Vec<System>> {
         system("torpor-fifo", by_age, Eviction::Torpor),
         system("torpor-random", at_random, Eviction::Torpor),
         system("torpor-lru", torpor, Eviction::Lru),
+        System { name: "unified", dispatch: crate::lalb::policy("unified")?, eviction: Eviction::Torpor },
     ])
 }
 
@@ -166,9 +167,14 @@ fn compliance(effort: Effort) -> Result<Report> {
         }
     }
     let of = |name: &str| at_560.iter().find(|(it, _)| *it == name).map(|(_, spread)| spread.clone());
-    for (first, then) in
-        [("torpor", "torpor-fifo"), ("torpor", "torpor-random"), ("torpor-fifo", "torpor-random")]
-    {
+    for (first, then) in [
+        ("torpor", "torpor-fifo"),
+        ("torpor", "torpor-random"),
+        ("torpor-fifo", "torpor-random"),
+        ("torpor", "torpor-lru"),
+        ("torpor-lru", "torpor-random"),
+        ("unified", "torpor"),
+    ] {
         if let (Some(a), Some(b)) = (of(first), of(then)) {
             let what = format!("compliant of 560: {first} at least {then}");
             report.orders.push(Order { what, by: a.less(&b), cause: None });
