@@ -10,6 +10,7 @@
 
 pub mod figures;
 pub mod lalb;
+pub mod ours;
 pub mod report;
 pub mod seeds;
 pub mod torpor;
@@ -47,5 +48,5 @@ pub struct Experiment {
 /// Every experiment, in the order of their names.
 #[must_use]
 pub fn all() -> Vec<Experiment> {
-    lalb::EXPERIMENTS.into_iter().chain(torpor::EXPERIMENTS).collect()
+    lalb::EXPERIMENTS.into_iter().chain(torpor::EXPERIMENTS).chain(ours::EXPERIMENTS).collect()
 }

@@ -22,15 +22,36 @@ struct Args {
     /// A part of each workload, to see that it runs. Figures are not judged.
     #[arg(long)]
     short: bool,
-    /// Also write what is printed to this file.
+    /// Also write what is printed to this file, with what it is.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
+
+const COMMAND: &str =
+    "Made by `cargo run --release -p millrace-experiments -- all --output docs/experiments.md`";
+
+/// What `docs/experiments.md` begins with.
+const HEAD: &str = "\
+# Experiments
+
+The papers' experiments on Millrace's twin (`sim/`): the workers' real actors and policies in virtual
+time, over modelled GPUs and links that run at the papers' figures. What the papers do not say is
+assumed, and each experiment says what. These are simulations: they show what the policies do with the
+figures, not how fast any machine is.
+
+Each figure of a paper has a band that was declared for it; where ours is outside, the cause is given.
+An order of baselines agrees unless, with the seeds paired, the opposite holds at 95%. The command
+fails where something differs and nobody knows why. Where the paper leaves two readings open, a figure
+names the one it is for, and the tables have both.
+";
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let effort = Effort { seeds: args.seeds, short: args.short };
     let mut output = args.output.as_ref().map(std::fs::File::create).transpose().context("--output")?;
+    if let Some(output) = &mut output {
+        write!(output, "{HEAD}\n{}, {} seeds.\n\n", COMMAND, effort.seeds).context("--output")?;
+    }
     let mut holds = true;
     for Experiment { id, title, run } in chosen(&args.experiments)? {
         let report = run(effort).with_context(|| id.to_owned())?;

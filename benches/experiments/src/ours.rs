@@ -1,0 +1,84 @@
+//! What `unified` has to hold against every other policy, beyond the papers' experiments: equal
+//! functions in overload, where the papers' own rules lose to the oldest first.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use millrace_policy::gpu::Eviction;
+use millrace_sim::models;
+use millrace_sim::report::percent;
+use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::workload::MINUTE;
+use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_types::Slo;
+
+use crate::figures::{Order, Unit};
+use crate::report::Report;
+use crate::seeds::Summaries;
+use crate::torpor::v100;
+use crate::{Effort, Experiment};
+
+/// The experiments of this module.
+pub const EXPERIMENTS: [Experiment; 1] =
+    [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];
+
+const FUNCTIONS: usize = 200;
+const DEADLINE: Duration = Duration::from_millis(200);
+
+/// Equal functions of ResNet-50 at more and more of what four GPUs compute.
+fn overload(effort: Effort) -> Result<Report> {
+    let model = models::torpor().swap_remove(4);
+    let loads: &[u32] = if effort.short { &[110] } else { &[60, 90, 100, 105, 110, 130] };
+    let mut report = Report::default();
+    report.assumed.push(format!(
+        "{FUNCTIONS} functions of ResNet-50 (9 ms), all alike, requests at random moments, deadline 200 ms at 98%, for 5 minutes on the Torpor node; the load is what runs alone would take of four GPUs, so that above about 90% there is no way to be in time for all."
+    ));
+    let mut rows = Vec::new();
+    for &load in loads {
+        let mut in_time = Vec::new();
+        for name in ["fifo", "lalb-o3", "torpor", "unified"] {
+            let dispatch = crate::lalb::policy(name)?;
+            let setup = |seed: u64| {
+                let slo = Slo { deadline: DEADLINE, percentile: 0.98 };
+                let functions = vec![Function::new(model.clone(), Some(slo)); FUNCTIONS];
+                let rate = 4.0 / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
+                let mean_gap = Duration::from_secs_f64(1.0 / rate);
+                let span = MINUTE * if effort.short { 1 } else { 5 };
+                let arrivals = patterns::arrivals(&[Pattern::Sporadic { mean_gap }; FUNCTIONS], span, seed);
+                let node = NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(4), dispatch) };
+                Scenario {
+                    timeout: MINUTE,
+                    warmed: true,
+                    ..Scenario::new(vec![node], functions, arrivals, seed)
+                }
+            };
+            let scenarios: Vec<_> = (1..=effort.seeds.min(3)).map(setup).collect();
+            let measured = millrace_sim::run_each(&scenarios, |scenario, outcome| {
+                let met = outcome.records.iter().filter(|it| it.answered() && it.latency() <= DEADLINE);
+                let share = met.count() as f64 / outcome.records.len().max(1) as f64;
+                (share, outcome.summary(&scenario.functions))
+            })?;
+            let (shares, summaries): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
+            let (shares, summaries) = (crate::figures::Spread(shares), Summaries(summaries));
+            rows.push(vec![
+                format!("{load}%"),
+                name.to_owned(),
+                percent(shares.mean()),
+                percent(summaries.spread(millrace_sim::Summary::compliance).mean()),
+                Unit::Millis.show(summaries.mean_ms().mean()),
+                Unit::Millis.show(summaries.spread(|it| it.p99.as_secs_f64() * 1e3).mean()),
+            ]);
+            in_time.push((name, shares));
+        }
+        let of = |name: &str| in_time.iter().find(|(it, _)| *it == name).map(|(_, it)| it.clone());
+        for other in ["fifo", "lalb-o3", "torpor"] {
+            if let (Some(ours), Some(theirs)) = (of("unified"), of(other)) {
+                let what = format!("requests in time: unified at least {other}, load {load}%");
+                report.orders.push(Order { what, by: ours.less(&theirs), cause: None });
+            }
+        }
+    }
+    let header = ["load", "policy", "requests in time", "functions that comply", "mean latency", "p99"];
+    report.tables.push((String::new(), header.map(String::from).to_vec(), rows));
+    Ok(report)
+}

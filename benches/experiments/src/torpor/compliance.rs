@@ -1,0 +1,131 @@
+//! H08 to H10: functions that meet their objectives on one node, against Torpor with one of its parts
+//! taken out (T28).
+
+use std::time::Duration;
+
+use anyhow::Result;
+use millrace_sim::models;
+use millrace_sim::report::percent;
+use millrace_sim::scenario::{Function, Scenario};
+use millrace_sim::workload::{MINUTE, minutes, rates};
+use millrace_types::Slo;
+
+use super::{PERCENTILE, assumed, minutes_of, mixed, systems};
+use crate::Effort;
+use crate::figures::{Figure, Order, Spread, Unit};
+use crate::report::Report;
+use crate::seeds::Summaries;
+
+pub(super) fn compliance(effort: Effort) -> Result<Report> {
+    let counts: &[usize] = if effort.short { &[560] } else { &[320, 480, 520, 560] };
+    let mut rows = Vec::new();
+    let mut report = Report { assumed: assumed(), ..Report::default() };
+    let mut at_560: Vec<(&str, Spread)> = Vec::new();
+    for system in systems()? {
+        for &functions in counts {
+            let summaries = Summaries::of(effort.seeds, |seed| mixed(&system, functions, (seed, effort)))?;
+            let compliant = summaries.spread(millrace_sim::Summary::compliance);
+            rows.push(vec![
+                system.name.to_owned(),
+                functions.to_string(),
+                format!("{} ± {}", percent(compliant.mean()), percent(compliant.half())),
+                Unit::Millis.show(summaries.mean_ms().mean()),
+                Unit::Millis.show(summaries.spread(|it| it.p98.as_secs_f64() * 1e3).mean()),
+                percent(summaries.spread(|it| it.miss_ratio).mean()),
+                percent(summaries.spread(|it| it.gpu_load).mean()),
+            ]);
+            let figure = |what: String, paper: &str, ours, band| Figure {
+                what,
+                paper: paper.to_owned(),
+                ours,
+                unit: Unit::Percent,
+                band,
+                cause: None,
+            };
+            if functions == 480 && matches!(system.name, "torpor" | "unified") {
+                let what = format!("H08 compliant of 480, {}", system.name);
+                report.figures.push(figure(what, "100%", compliant.clone(), 0.995..=1.0));
+            }
+            if functions == 560 {
+                if matches!(system.name, "torpor" | "unified") {
+                    let what = format!("H09 compliant of 560, {}", system.name);
+                    report.figures.push(figure(what, "over 80%", compliant.clone(), 0.80..=1.0));
+                }
+                at_560.push((system.name, compliant));
+            }
+        }
+    }
+    let of = |name: &str| at_560.iter().find(|(it, _)| *it == name).map(|(_, spread)| spread.clone());
+    for (first, then) in [
+        ("torpor", "torpor-fifo"),
+        ("torpor", "torpor-random"),
+        ("torpor-fifo", "torpor-random"),
+        ("torpor", "torpor-lru"),
+        ("torpor-lru", "torpor-random"),
+        ("unified", "torpor"),
+    ] {
+        if let (Some(a), Some(b)) = (of(first), of(then)) {
+            let what = format!("compliant of 560: {first} at least {then}");
+            report.orders.push(Order { what, by: a.less(&b), cause: None });
+        }
+    }
+    let header = ["system", "functions", "compliant", "mean latency", "p98", "misses", "GPUs computing"];
+    report.tables.push(("One node, 15 minutes:".to_owned(), header.map(String::from).to_vec(), rows));
+    Ok(report)
+}
+
+/// 560 functions of ResNet-152 at several deadlines and loads.
+pub(super) fn deadlines(effort: Effort) -> Result<Report> {
+    let systems: Vec<_> =
+        systems()?.into_iter().filter(|it| !matches!(it.name, "torpor-random" | "torpor-lru")).collect();
+    let mut rows = Vec::new();
+    let mut report = Report { assumed: assumed(), ..Report::default() };
+    report.assumed.push(
+        "The paper does not say at which rates; at the artifact's, four GPUs are at about 60% and nobody is late, so rates are also raised until they are not enough."
+            .to_owned(),
+    );
+    let loads: &[u32] = if effort.short { &[150] } else { &[100, 140, 160, 180] };
+    let model = models::torpor().swap_remove(6);
+    for &load in loads {
+        for deadline in [60, 70, 80] {
+            let mut compliant = Vec::new();
+            for system in &systems {
+                let setup = |seed: u64| {
+                    let slo = Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE };
+                    let functions = vec![Function::new(model.clone(), Some(slo)); 560];
+                    let first = usize::try_from(seed * 31).unwrap_or(0);
+                    let mut counts = rates::by_minute(&rates::torpor(), 560, minutes_of(effort), first);
+                    counts.iter_mut().flatten().for_each(|count| *count = (*count * load).div_ceil(100));
+                    let arrivals = minutes::arrivals(&counts, seed);
+                    let nodes = vec![system.node(4)];
+                    Scenario {
+                        timeout: MINUTE,
+                        warmed: true,
+                        ..Scenario::new(nodes, functions, arrivals, seed)
+                    }
+                };
+                let summaries = Summaries::of(effort.seeds.min(5), setup)?;
+                let share = summaries.spread(millrace_sim::Summary::compliance);
+                rows.push(vec![
+                    format!("{load}%"),
+                    format!("{deadline} ms"),
+                    system.name.to_owned(),
+                    format!("{} ± {}", percent(share.mean()), percent(share.half())),
+                    Unit::Millis.show(summaries.spread(|it| it.p98.as_secs_f64() * 1e3).mean()),
+                    percent(summaries.spread(|it| it.gpu_load).mean()),
+                ]);
+                compliant.push((system.name, share));
+            }
+            let of = |name: &str| compliant.iter().find(|(it, _)| *it == name).map(|(_, it)| it.clone());
+            for ours in ["torpor", "unified"] {
+                if let (Some(ours_at), Some(fifo)) = (of(ours), of("torpor-fifo")) {
+                    let what = format!("{ours} at least torpor-fifo, {deadline} ms, rates at {load}%");
+                    report.orders.push(Order { what, by: ours_at.less(&fifo), cause: None });
+                }
+            }
+        }
+    }
+    let header = ["rates", "deadline", "system", "compliant", "p98", "GPUs computing"];
+    report.tables.push(("560 ResNet-152:".to_owned(), header.map(String::from).to_vec(), rows));
+    Ok(report)
+}

@@ -1,0 +1,152 @@
+//! The Torpor paper's experiments: a node of four V100 (two under each PCIe switch, NVLink between
+//! them), and six such nodes.
+
+//!
+//! | module | experiments |
+//! |---|---|
+//! | [`early`] | H07, H12, H15: against functions that are bound to GPUs |
+//! | [`compliance`] | H08 to H10: against Torpor's own parts taken out |
+//! | [`kinds`] | H11 and the text's: one GPU, heavy and light models |
+
+mod compliance;
+mod early;
+mod kinds;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use millrace_policy::dispatch::{Choice, Order as QueueOrder, PolicyConfig, TorporConfig};
+use millrace_policy::gpu::Eviction;
+use millrace_sim::models::{self, ModelFigures, TORPOR_PCIE};
+use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::workload::{MINUTE, minutes, rates};
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
+
+use crate::{Effort, Experiment};
+
+/// The experiments of this module.
+pub const EXPERIMENTS: [Experiment; 7] = [
+    Experiment {
+        id: "H07",
+        title: "Torpor against early binding: functions that run and that comply",
+        run: early::early,
+    },
+    Experiment {
+        id: "H08-H09",
+        title: "Torpor: functions that meet their objectives on one node",
+        run: compliance::compliance,
+    },
+    Experiment {
+        id: "H10",
+        title: "Torpor: by required request count or by age",
+        run: compliance::deadlines,
+    },
+    Experiment { id: "H11", title: "Torpor: low-frequency functions on one GPU", run: kinds::one_gpu },
+    Experiment {
+        id: "H12",
+        title: "Torpor: load balancing of high-frequency functions",
+        run: early::balance,
+    },
+    Experiment { id: "H15", title: "Torpor: six nodes and 1000 functions", run: early::cluster },
+    Experiment { id: "T7.3", title: "Torpor: heavy and light models", run: kinds::heaviness },
+];
+
+/// What of a V100's 32 GB holds models (T12, the artifact's).
+const GPU_MEMORY: Bytes = Bytes::gib(25);
+/// A PCIe switch's uplink: what table 3 says of two Bert-qa that are swapped at once.
+const UPLINK: BytesPerSec = BytesPerSec(11_650_000_000);
+/// Requests of a function that have to be in time.
+const PERCENTILE: f64 = 0.98;
+
+/// So many of the four GPUs of table 4's machine.
+pub(crate) fn v100(gpus: u32) -> Topology {
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "V100".to_owned(),
+        memory: GPU_MEMORY,
+        host_path: vec![LinkId(index), LinkId(gpus + index / 2)],
+    };
+    let link = |kind, rate| Link { kind, rate };
+    let own = (0..gpus).map(|_| link(LinkKind::Pcie, TORPOR_PCIE));
+    let uplinks = (0..gpus.div_ceil(2)).map(|_| link(LinkKind::PcieUplink, UPLINK));
+    // The artifact's pairs (T22).
+    let pairs = [(0, 3, 48), (1, 2, 48), (2, 3, 48), (0, 1, 24), (0, 2, 24), (1, 3, 24)];
+    let nvlinks = pairs
+        .into_iter()
+        .filter(|&(a, b, _)| a < gpus && b < gpus)
+        .map(|(a, b, gb)| link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, BytesPerSec::gb(gb)));
+    Topology {
+        name: "v100".to_owned(),
+        gpus: (0..gpus).map(gpu).collect(),
+        links: own.chain(uplinks).chain(nvlinks).collect(),
+    }
+}
+
+/// A system that is compared.
+#[derive(Debug, Clone)]
+struct System {
+    name: &'static str,
+    dispatch: PolicyConfig,
+    eviction: Eviction,
+}
+
+impl System {
+    fn node(&self, gpus: u32) -> NodeSpec {
+        NodeSpec { eviction: self.eviction, ..NodeSpec::new(v100(gpus), self.dispatch) }
+    }
+}
+
+fn systems() -> Result<Vec<System>> {
+    let torpor = TorporConfig::default();
+    let by_age = TorporConfig { order: QueueOrder::Arrival, ..torpor };
+    let at_random = TorporConfig { choice: Choice::Random, ..torpor };
+    let system = |name, config, eviction| System { name, dispatch: PolicyConfig::Torpor(config), eviction };
+    Ok(vec![
+        system("torpor", torpor, Eviction::Torpor),
+        system("torpor-fifo", by_age, Eviction::Torpor),
+        system("torpor-random", at_random, Eviction::Torpor),
+        system("torpor-lru", torpor, Eviction::Lru),
+        System { name: "unified", dispatch: crate::lalb::policy("unified")?, eviction: Eviction::Torpor },
+    ])
+}
+
+/// The paper's deadlines: 80 ms, and 200 ms for Bert-qa.
+fn slo(model: &ModelFigures) -> Slo {
+    let deadline = if model.name == "bert-qa" { 200 } else { 80 };
+    Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE }
+}
+
+fn minutes_of(effort: Effort) -> usize {
+    if effort.short { 1 } else { 15 }
+}
+
+/// So many functions over the eight models in turn, at the rates of the paper's artifact.
+fn mixed(system: &System, functions: usize, (seed, effort): (u64, Effort)) -> Scenario {
+    let table = models::torpor();
+    let model = |place: usize| table[place % table.len()].clone();
+    let published = (0..functions).map(model).map(|model| {
+        let slo = slo(&model);
+        Function::new(model, Some(slo))
+    });
+    let first = usize::try_from(seed * 31).unwrap_or(0);
+    let counts = rates::by_minute(&rates::torpor(), functions, minutes_of(effort), first);
+    let arrivals = minutes::arrivals(&counts, seed);
+    let nodes = vec![system.node(4)];
+    Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(nodes, published.collect(), arrivals, seed) }
+}
+
+fn assumed() -> Vec<String> {
+    [
+        "Four V100 with 25 of 32 GB for models; PCIe at 10 GB/s, each switch's uplink at 11.65 GB/s, NVLink at 48 and 24 GB/s between the artifact's pairs. At these rates swaps alone take what table 4 says, and two of Bert-qa at once what table 3 says.",
+        "Models hold their weights as published (single precision); activations, one run at a time, are in the 7 GB that are left; runs take what table 4 says with GPU remoting, every time.",
+        "Rates are those of the artifact's 203 functions over 30 minutes (means of 5 to 15 a minute where §7.3 says 5 to 30), in turn, from a place of the seed's; requests at random moments of their minute. Every function is asked once before; clients wait for 60 s.",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// A system by the name of its dispatch policy.
+fn named(name: &'static str, eviction: Eviction) -> Result<System> {
+    Ok(System { name, dispatch: crate::lalb::policy(name)?, eviction })
+}
