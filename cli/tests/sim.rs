@@ -46,7 +46,7 @@ async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
         ("sim --trace trace.csv", 2, "HashOwner"),
         ("sim --policy lifo", 2, "lalb-o3"),
         ("sim --deadline 80ms --percentile 1", 2, "--percentile"),
-        ("sim --models models.yaml", 1, "add a node with a larger one"),
+        ("sim --models models.yaml", 1, "use a smaller model, or add a worker with larger GPUs"),
         ("sim --trace trace.csv --pattern zipf", 2, "cannot be used with"),
     ] {
         let run = sandbox.run(line).await;

@@ -19,14 +19,9 @@ const PLANS_MAX: usize = 10_000;
 /// Why a cluster was not set up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The state did not take a command.
-    #[error("the replicated state refuses {what}: {why}")]
-    Refused {
-        /// What was proposed.
-        what: String,
-        /// Why.
-        why: Refusal,
-    },
+    /// The state did not take a command. Says what to do.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// A function has no node.
     #[error("function {function} cannot be placed: {why}")]
     Unplaced {
@@ -100,8 +95,7 @@ impl Control {
         self.index += 1;
         let caller = Caller("sim".into());
         let proposal = Proposal { stamp: UnixMillis(self.index), caller, idempotency: None, command };
-        let what = || format!("{:?}", proposal.command);
-        self.state.apply(self.index, &proposal).map_err(|why| Error::Refused { what: what(), why })
+        Ok(self.state.apply(self.index, &proposal)?)
     }
 
     fn place(&mut self) -> Result<(), Error> {
