@@ -11,6 +11,7 @@ const EXAMPLES: &str = "\
 Examples:
   millrace-chaos list
   millrace-chaos run leader-kill --seed 7
+  millrace-chaos run executor-storm --rounds 30 --dispatch torpor --eviction torpor
   millrace-chaos run all -o json > report.jsonl
 
 Exit codes:
@@ -49,6 +50,15 @@ pub(crate) struct Run {
     /// How many faults [default: as many as the scenario says].
     #[arg(long, value_name = "N")]
     rounds: Option<NonZeroU32>,
+    /// How many functions `executor-storm` has [default: 200].
+    #[arg(long, value_name = "N")]
+    functions: Option<NonZeroU32>,
+    /// The dispatch policy of the workers, as of 'millrace up' [default: its own].
+    #[arg(long, value_name = "NAME")]
+    dispatch: Option<String>,
+    /// The eviction policy of the workers, as of 'millrace up' [default: its own].
+    #[arg(long, value_name = "NAME")]
+    eviction: Option<String>,
     /// The binary to test [default: beside this one, or in target/].
     #[arg(long, value_name = "PATH", env = "MILLRACE_BINARY")]
     pub(crate) millrace: Option<PathBuf>,
@@ -81,6 +91,17 @@ impl Run {
 
     pub(crate) fn rounds(&self) -> Option<u32> {
         self.rounds.map(NonZeroU32::get)
+    }
+
+    pub(crate) fn functions(&self) -> Option<u32> {
+        self.functions.map(NonZeroU32::get)
+    }
+
+    /// The policies that were named, as words for a worker, which refuses what it does not know.
+    pub(crate) fn policies(&self) -> Vec<String> {
+        let flags = [("--dispatch", &self.dispatch), ("--eviction", &self.eviction)];
+        let words = flags.into_iter().flat_map(|(flag, name)| Some([flag.to_owned(), name.clone()?]));
+        words.flatten().collect()
     }
 
     pub(crate) fn keep(&self) -> Keep {

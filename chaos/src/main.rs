@@ -53,7 +53,8 @@ fn play(run: &Run) -> anyhow::Result<ExitCode> {
         None => u64::from(getrandom::u32().map_err(|error| anyhow::anyhow!("no randomness: {error}"))?),
     };
     let echo = if run.output == Output::Text { Echo::Print } else { Echo::Silent };
-    let options = Options { seed, program, rounds: run.rounds(), echo, keep: run.keep() };
+    let (rounds, functions, policies) = (run.rounds(), run.functions(), run.policies());
+    let options = Options { seed, program, rounds, functions, policies, echo, keep: run.keep() };
     // Everything runs on this thread but what the runtime's own threads carry: processes are tied to
     // the thread that starts them, and this one ends last.
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;

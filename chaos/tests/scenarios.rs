@@ -54,6 +54,23 @@ fn a_leader_that_is_killed_costs_nothing_that_was_promised() {
 }
 
 #[test]
+fn an_executor_that_is_killed_on_a_node_that_swaps_leaves_nothing_behind() {
+    let Some(report) = run(&["executor-storm", "--functions", "80"]) else { return };
+    let expected = [
+        "executors come back",
+        "the worker's own memory is flat",
+        "the shared memory it mapped is flat",
+        "its open files are flat",
+        "no shared memory is left behind",
+        "nobody is left behind",
+        "no idempotent request is lost",
+        "every answer is right",
+        "no process outlives its parent",
+    ];
+    assert_eq!(verdicts(&report), expected.map(|name| (name, "pass")));
+}
+
+#[test]
 fn a_damaged_store_is_refused_or_does_no_harm() {
     let Some(report) = run(&["torn-store"]) else { return };
     assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");

@@ -5,6 +5,7 @@ mod faults;
 mod part;
 mod ports;
 mod status;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,11 +22,10 @@ pub(crate) use self::part::{descendants, is_alive, signal};
 use self::ports::Ports;
 pub use self::status::Wanted;
 pub(crate) use self::status::{until, until_within};
+pub use self::usage::Usage;
+pub(crate) use self::usage::shared_memory;
 use crate::proxy::{Front, Network, Party};
 use crate::timeline::Timeline;
-
-/// Each worker: one small GPU, so that a cluster of several starts in seconds.
-const WORKER_SIZE: [&str; 6] = ["--gpus", "1", "--gpu-memory", "256MiB", "--host-memory", "512MiB"];
 
 /// Each controller: so few entries between two snapshots that a short run has some, gives up the log
 /// before them and sends them to who was away.
@@ -42,6 +42,26 @@ pub struct Plan {
     pub links: Links,
     /// Whether controllers serve the fault service.
     pub injection: Injection,
+    /// What each worker has.
+    pub machine: Machine,
+}
+
+/// What a worker has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// One small GPU, so that a cluster of several workers starts in seconds.
+    OneGpu,
+    /// Four GPUs that hold less than host memory does: models are swapped all the time.
+    FourGpus,
+}
+
+impl Machine {
+    fn words(self) -> [&'static str; 6] {
+        match self {
+            Self::OneGpu => ["--gpus", "1", "--gpu-memory", "256MiB", "--host-memory", "512MiB"],
+            Self::FourGpus => ["--gpus", "4", "--gpu-memory", "128MiB", "--host-memory", "3GiB"],
+        }
+    }
 }
 
 /// How processes reach each other.
@@ -63,6 +83,8 @@ pub struct Cluster {
     pub network: Network,
     links: Links,
     injection: Injection,
+    /// The words that every worker is started with.
+    worker_words: Vec<String>,
     controllers: BTreeMap<u64, Controller>,
     workers: BTreeMap<String, Worker>,
     /// Below them: fronts outlive the processes that connect to them.
@@ -105,18 +127,22 @@ impl Cluster {
             network: Network::default(),
             links,
             injection: Injection::Off,
+            worker_words: Vec::new(),
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
             fronts: Vec::new(),
         }
     }
 
-    /// Starts every process of a plan, and waits until all of it is up.
+    /// Starts every process of a plan, and waits until all of it is up. Workers also get the words of
+    /// their `policies`.
     ///
     /// # Errors
     /// When a process ends or the cluster is not up in time, with what its log says.
-    pub async fn start(&mut self, plan: Plan) -> anyhow::Result<()> {
+    pub async fn start(&mut self, plan: Plan, policies: &[String]) -> anyhow::Result<()> {
         self.injection = plan.injection;
+        self.worker_words = plan.machine.words().map(str::to_owned).to_vec();
+        self.worker_words.extend_from_slice(policies);
         for id in 1..=plan.controllers {
             self.add_controller(id, None).await?;
         }
@@ -177,7 +203,7 @@ impl Cluster {
         words.extend(["--controllers".to_owned(), controllers.join(",")]);
         words.extend(["--listen".to_owned(), listen.to_string()]);
         words.extend(["--advertise".to_owned(), advertised.to_string()]);
-        words.extend(WORKER_SIZE.map(str::to_owned));
+        words.extend_from_slice(&self.worker_words);
         let recipe = self.recipe(name.to_owned(), Vec::new(), words);
         let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
         self.workers.insert(name.to_owned(), Worker { recipe, running: Some(running) });
@@ -404,6 +430,15 @@ impl Cluster {
         let worker = self.worker_mut(name)?;
         worker.running = Some(must_run(&worker.recipe, worker.recipe.start(named).await?)?);
         Ok(())
+    }
+
+    /// The pid of a worker that runs.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn worker_pid(&self, name: &str) -> anyhow::Result<u32> {
+        let running = self.workers.get(name).and_then(|it| it.running.as_ref());
+        Ok(running.with_context(|| format!("{name} does not run"))?.pid)
     }
 
     /// The pids of all processes that run, executors included.

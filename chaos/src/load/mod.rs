@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::admin::read_all;
 pub use self::availability::Availability;
 use self::keys::Keys;
-pub use self::targets::{Target, Targets};
+pub use self::targets::{Network, Target, Targets};
 use crate::history::History;
 use crate::oracle::requests::Request;
 use crate::timeline::Timeline;
@@ -36,6 +36,18 @@ use crate::timeline::Timeline;
 /// How many clients of each kind. Few: the processes of the cluster share this machine with them.
 const WRITERS: u32 = 3;
 const REQUESTERS: u32 = 4;
+/// How many where nobody else asks anything.
+const REQUESTERS_ALONE: u32 = 16;
+
+/// Which clients there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mix {
+    /// All of the table above.
+    Everything,
+    /// Requesters, and more of them. Functions are neither made nor changed, so that what a worker
+    /// holds has no reason to grow.
+    Requests,
+}
 
 /// How long clients may take to end once told: a request's last try, and an admin call's.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
@@ -79,6 +91,7 @@ impl Load {
     pub fn start(
         addresses: &[Address],
         targets: &Targets,
+        mix: Mix,
         timeline: &Timeline,
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
@@ -109,18 +122,24 @@ impl Load {
             addresses.rotate_left(first % len);
             addresses
         };
-        for writer in 0..WRITERS as usize {
-            tasks.spawn(admin::write(client(from(writer))?, keys.clone(), history.clone()));
+        let requesters = match mix {
+            Mix::Everything => REQUESTERS,
+            Mix::Requests => REQUESTERS_ALONE,
+        };
+        if mix == Mix::Everything {
+            for writer in 0..WRITERS as usize {
+                tasks.spawn(admin::write(client(from(writer))?, keys.clone(), history.clone()));
+            }
+            for address in addresses {
+                tasks.spawn(admin::read(client(vec![address.clone()])?, keys.clone(), history.clone()));
+            }
+            tasks.spawn(probe::run(client(addresses.to_vec())?, targets.model, writes.clone()));
         }
-        for address in addresses {
-            tasks.spawn(admin::read(client(vec![address.clone()])?, keys.clone(), history.clone()));
-        }
-        for requester in 0..REQUESTERS as usize {
+        for requester in 0..requesters as usize {
             let (targets, answers) = (targets.clone(), answers.clone());
             let asks = requester::run(client(from(requester))?, targets, answers, requests.clone());
             tasks.spawn(asks);
         }
-        tasks.spawn(probe::run(client(addresses.to_vec())?, targets.model, writes.clone()));
         Ok(Self { stop, tasks, history, requests, writes, answers })
     }
 

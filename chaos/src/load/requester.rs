@@ -27,9 +27,9 @@ pub(super) async fn run(
 ) {
     let inference = Inference::new(client.endpoints.clone());
     while client.think(THINK_MS).await {
-        let function = targets.functions[client.rng.random_range(0..targets.functions.len())].name.clone();
-        let example = &targets.examples[client.rng.random_range(0..targets.examples.len())];
-        let request = ask(&mut client, &inference, function, example).await;
+        let function = &targets.functions[client.rng.random_range(0..targets.functions.len())];
+        let example = &function.examples[client.rng.random_range(0..function.examples.len())];
+        let request = ask(&mut client, &inference, function.name.clone(), example).await;
         if request.how == Ended::Right {
             answers.worked(request.begun);
         }

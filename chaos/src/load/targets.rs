@@ -1,5 +1,7 @@
 //! The functions that requests are for, and what each has to answer.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -16,28 +18,46 @@ use tokio::process::Command;
 use super::keys;
 use crate::cluster::until;
 
-/// Different inputs, each with its answer.
-const INPUTS: usize = 8;
+/// Different inputs of each function, each with its answer.
+const INPUTS: usize = 4;
 
 /// The function that [`Targets::poke`] writes.
 const POKED: &str = "poked";
 
-/// A function that stays.
+/// A function that is to stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// Its name.
     pub name: String,
     /// The nodes that keep its model.
     pub replicas: u32,
+    /// Its model, which others may have too.
+    pub network: Network,
 }
 
-/// The functions that stay, all of one model.
+/// A model, as `millrace synth` writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Network {
+    /// Its kind. It has one FP32 input.
+    pub kind: &'static str,
+    /// Where its weights begin: another seed is another file, which answers otherwise.
+    pub seed: u64,
+}
+
+/// The functions that stay.
 #[derive(Debug, Clone)]
 pub struct Targets {
+    /// The model of one of them.
     pub(super) model: Digest,
-    pub(super) functions: Arc<Vec<Target>>,
-    pub(super) examples: Arc<Vec<Example>>,
+    pub(super) functions: Arc<Vec<Function>>,
     pokes: Arc<AtomicU64>,
+}
+
+/// A function that stays.
+#[derive(Debug)]
+pub(super) struct Function {
+    pub(super) name: String,
+    pub(super) examples: Vec<Example>,
 }
 
 /// An input and its answer, from before any fault.
@@ -56,37 +76,34 @@ impl Targets {
         program: &Path,
         root: &Path,
         endpoints: Endpoints,
-        functions: Vec<Target>,
+        targets: Vec<Target>,
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let admin = Admin::new(endpoints.clone());
-        let file = write_model(program, root).await?;
-        admin.upload(&file, |_| {}).await.context("the model is not taken")?;
-        for Target { name, replicas } in &functions {
+        let mut models = BTreeMap::new();
+        for &Target { ref name, replicas, network } in &targets {
+            let digest = match models.entry(network) {
+                Entry::Occupied(uploaded) => *uploaded.get(),
+                Entry::Vacant(new) => *new.insert(upload(network, program, root, &admin).await?),
+            };
             let mut spec = keys::spec(name, 0);
-            spec.replicas = *replicas;
-            admin.apply(&spec, file.digest(), ApplyOptions::default()).await?;
+            spec.replicas = replicas;
+            admin.apply(&spec, digest, ApplyOptions::default()).await?;
         }
+        let model = *models.values().next().context("there is a function to ask")?;
         let inference = Inference::new(endpoints);
-        for Target { name, .. } in &functions {
-            until(&format!("{name} is ready"), async || match inference.model_ready(name, "").await {
+        let mut functions = Vec::new();
+        for Target { name, .. } in targets {
+            until(&format!("{name} is ready"), async || match inference.model_ready(&name, "").await {
                 Ok(true) => None,
                 Ok(false) => Some("it is not".to_owned()),
                 Err(error) => Some(error.to_string()),
             })
             .await?;
+            let examples = examples(&name, &inference, rng).await?;
+            functions.push(Function { name, examples });
         }
-        let first = functions.first().context("there is a function to ask")?;
-        let metadata = inference.model_metadata(&first.name, "").await?;
-        let [input] = metadata.inputs.as_slice() else { bail!("the model has one input") };
-        let mut examples = Vec::new();
-        for _ in 0..INPUTS {
-            let input = random_input(&input.name, &input.shape, rng)?;
-            let answer = inference.infer(InferRequest::new(&first.name, vec![input.clone()])).await?;
-            examples.push(Example { input, outputs: answer.outputs });
-        }
-        let (functions, examples) = (Arc::new(functions), Arc::new(examples));
-        Ok(Self { model: file.digest(), functions, examples, pokes: Arc::default() })
+        Ok(Self { model, functions: Arc::new(functions), pokes: Arc::default() })
     }
 
     /// Their names.
@@ -107,7 +124,8 @@ impl Targets {
     /// # Errors
     /// When it is answered otherwise than before.
     pub async fn try_ask(&self, name: &str, endpoints: Endpoints) -> anyhow::Result<Result<(), Error>> {
-        let example = self.examples.first().context("there is an example")?;
+        let function = self.functions.iter().find(|it| it.name == name);
+        let example = function.and_then(|it| it.examples.first()).context("there is an example")?;
         let request = InferRequest::new(name, vec![example.input.clone()]);
         let answer = match Inference::new(endpoints).infer(request).await {
             Ok(answer) => answer,
@@ -129,16 +147,34 @@ impl Targets {
     }
 }
 
-/// The cluster's own generator of models writes one: 64 inputs, two layers.
-async fn write_model(program: &Path, root: &Path) -> anyhow::Result<ModelFile> {
-    let path = root.join("model.onnx");
+/// What a function answers to some inputs.
+async fn examples(name: &str, inference: &Inference, rng: &mut StdRng) -> anyhow::Result<Vec<Example>> {
+    let metadata = inference.model_metadata(name, "").await?;
+    let [input] = metadata.inputs.as_slice() else { bail!("the model has one input") };
+    let mut examples = Vec::new();
+    for _ in 0..INPUTS {
+        let input = random_input(&input.name, &input.shape, rng)?;
+        let answer = inference.infer(InferRequest::new(name, vec![input.clone()])).await?;
+        examples.push(Example { input, outputs: answer.outputs });
+    }
+    Ok(examples)
+}
+
+/// Has the cluster's own generator of models write one, and uploads it.
+async fn upload(network: Network, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<Digest> {
+    let Network { kind, seed } = network;
+    let path = root.join(format!("{kind}-{seed}.onnx"));
     let mut command = Command::new(program);
-    command.args(["synth", "mlp", "--out"]).arg(&path).stdin(Stdio::null());
+    command.args(["synth", kind, "--seed", &seed.to_string(), "--out"]).arg(&path).stdin(Stdio::null());
     let output = command.output().await.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
         bail!("'millrace synth' fails: {}", String::from_utf8_lossy(&output.stderr));
     }
-    Ok(ModelFile::open(&path)?)
+    let file = ModelFile::open(&path)?;
+    admin.upload(&file, |_| {}).await.context("the model is not taken")?;
+    // The cluster has it now, and hundreds of them are gigabytes.
+    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    Ok(file.digest())
 }
 
 fn random_input(name: &str, shape: &[i64], rng: &mut StdRng) -> anyhow::Result<Tensor> {

@@ -30,7 +30,7 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 
 impl Stage {
     /// Waits until a GPU has another executor than the one of this pid.
-    async fn executor_back(&self, node: &str, gpu: u32, than: u32) -> anyhow::Result<()> {
+    pub(super) async fn executor_back(&self, node: &str, gpu: u32, than: u32) -> anyhow::Result<()> {
         let admin = self.cluster.admin()?;
         until(&format!("GPU {gpu} of {node} has an executor"), async || {
             let nodes = match admin.nodes().await {

@@ -6,6 +6,7 @@ mod all_controllers_kill;
 mod clock_jump;
 mod damage;
 mod executor_kill;
+mod executor_storm;
 mod follower_kill;
 mod full_disk;
 mod leader_kill;
@@ -22,7 +23,8 @@ use std::time::Duration;
 use futures::future::LocalBoxFuture;
 
 use self::stage::Stage;
-use crate::cluster::{Injection, Links, Plan};
+use crate::cluster::{Injection, Links, Machine, Plan};
+use crate::load::{Mix, Target};
 use crate::report::{Report, Verdict};
 use crate::timeline::Echo;
 
@@ -35,6 +37,8 @@ pub struct Scenario {
     /// How many faults one run has unless said otherwise.
     pub rounds: u32,
     plan: Plan,
+    functions: fn(&Options) -> Vec<Target>,
+    mix: Mix,
     /// Why this machine cannot run it, if it cannot.
     skipped: fn() -> Option<String>,
     play: for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, anyhow::Result<()>>,
@@ -49,6 +53,10 @@ pub struct Options {
     pub program: PathBuf,
     /// How many faults; `None` for the scenario's own number.
     pub rounds: Option<u32>,
+    /// How many functions `executor-storm` has; `None` for its own number.
+    pub functions: Option<u32>,
+    /// What workers are started with besides: which policies.
+    pub policies: Vec<String>,
     /// Where events go as they happen.
     pub echo: Echo,
     /// What becomes of the processes' folders and logs.
@@ -82,9 +90,16 @@ pub(crate) const WRITES_RESUME: Promise =
 pub(crate) const PLACED_AGAIN: Promise =
     Promise { within: Duration::from_secs(3), source: "DESIGN §7, worker: new placement < lease + 1 s" };
 
-const GROUP: Plan = Plan { controllers: 3, workers: 2, links: Links::Direct, injection: Injection::Off };
+const GROUP: Plan = Plan {
+    controllers: 3,
+    workers: 2,
+    links: Links::Direct,
+    injection: Injection::Off,
+    machine: Machine::OneGpu,
+};
 const PROXIED: Plan = Plan { links: Links::Proxied, ..GROUP };
 const INJECTED: Plan = Plan { injection: Injection::On, ..GROUP };
+const NODE: Plan = Plan { controllers: 1, workers: 1, machine: Machine::FourGpus, ..GROUP };
 
 /// Every scenario.
 pub const ALL: &[Scenario] = &[
@@ -93,6 +108,8 @@ pub const ALL: &[Scenario] = &[
         about: "kill -9 the leading controller under load, and start it again",
         rounds: 3,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(leader_kill::play(stage)),
     },
@@ -101,6 +118,8 @@ pub const ALL: &[Scenario] = &[
         about: "kill -9 a controller that does not lead, and start it again",
         rounds: 3,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(follower_kill::play(stage)),
     },
@@ -109,6 +128,8 @@ pub const ALL: &[Scenario] = &[
         about: "kill -9 a worker under requests, see its functions placed elsewhere, and start it again",
         rounds: 2,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(worker_kill::play(stage)),
     },
@@ -117,14 +138,28 @@ pub const ALL: &[Scenario] = &[
         about: "kill -9 executors, the processes that own a GPU, under requests",
         rounds: 4,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(executor_kill::play(stage)),
+    },
+    Scenario {
+        name: "executor-storm",
+        about: "kill -9 an executor every 10 s on a node of four GPUs that swaps hundreds of functions",
+        rounds: 6,
+        plan: NODE,
+        functions: executor_storm::functions,
+        mix: Mix::Requests,
+        skipped: never,
+        play: |stage| Box::pin(executor_storm::play(stage)),
     },
     Scenario {
         name: "all-controllers-kill",
         about: "kill -9 every controller at once, and start them again over their folders",
         rounds: 2,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(all_controllers_kill::play(stage)),
     },
@@ -133,6 +168,8 @@ pub const ALL: &[Scenario] = &[
         about: "cut the leader, a follower, a worker and everybody off, and slow the links, through proxies",
         rounds: 5,
         plan: PROXIED,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(partition::play(stage)),
     },
@@ -141,6 +178,8 @@ pub const ALL: &[Scenario] = &[
         about: "kill -9 a controller, cut, flip or zero what it stored, start it, replace it if it refuses",
         rounds: 5,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(torn_store::play(stage)),
     },
@@ -149,6 +188,8 @@ pub const ALL: &[Scenario] = &[
         about: "fill the disk of the leader, then of a follower, and free it again (needs a tmpfs)",
         rounds: 2,
         plan: GROUP,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: small_disk::not_allowed,
         play: |stage| Box::pin(full_disk::play(stage)),
     },
@@ -157,6 +198,8 @@ pub const ALL: &[Scenario] = &[
         about: "move the clock of the leader, then of a follower that leads next, by up to two days, ahead and back",
         rounds: 4,
         plan: INJECTED,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(clock_jump::play(stage)),
     },
@@ -165,6 +208,8 @@ pub const ALL: &[Scenario] = &[
         about: "stall the disk of a follower, then let the leader's hang, or be slow, until another leads",
         rounds: 2,
         plan: INJECTED,
+        functions: stage::two,
+        mix: Mix::Everything,
         skipped: never,
         play: |stage| Box::pin(stalled_disk::play(stage)),
     },

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::{ALLOWANCE, Keep, Options, Promise, Scenario};
 use crate::cluster::{Cluster, Wanted, is_alive, until, until_within};
 use crate::history::{Operation, Seen};
-use crate::load::{Load, Target, Targets, read_all};
+use crate::load::{Load, Mix, Network, Target, Targets, read_all};
 use crate::oracle::{acknowledged, linearizable, requests};
 use crate::report::{Check, Report, Verdict};
 use crate::timeline::{Timeline, seconds};
@@ -29,6 +29,13 @@ pub(super) const EVERYWHERE: &str = "everywhere";
 /// A function on one worker.
 pub(super) const ALONE: &str = "alone";
 
+/// The functions of a group: one model, on every worker and on one.
+pub(super) fn two(_: &Options) -> Vec<Target> {
+    let network = Network { kind: "mlp", seed: 1 };
+    let target = |name: &str, replicas| Target { name: name.to_owned(), replicas, network };
+    vec![target(EVERYWHERE, super::GROUP.workers), target(ALONE, 1)]
+}
+
 /// A cluster under load.
 pub(crate) struct Stage {
     pub(super) rng: StdRng,
@@ -38,6 +45,7 @@ pub(crate) struct Stage {
     pub(super) targets: Targets,
     pub(super) rounds: u32,
     pub(super) checks: Vec<Check>,
+    mix: Mix,
     workers: usize,
     /// How long each thing that was promised took, in each round.
     took: BTreeMap<&'static str, (Promise, Vec<Duration>)>,
@@ -53,11 +61,8 @@ impl Stage {
         let plan = scenario.plan;
         let mut cluster = Cluster::new(&options.program, folder.path(), plan.links, timeline.clone());
         let started = async {
-            cluster.start(plan).await?;
-            let functions = vec![
-                Target { name: EVERYWHERE.to_owned(), replicas: plan.workers },
-                Target { name: ALONE.to_owned(), replicas: 1 },
-            ];
+            cluster.start(plan, &options.policies).await?;
+            let functions = (scenario.functions)(options);
             let endpoints = Endpoints::new(cluster.addresses())?;
             Targets::publish(&options.program, folder.path(), endpoints, functions, &mut rng).await
         };
@@ -68,12 +73,18 @@ impl Stage {
                 return Err(error.context(format!("logs are in {}", kept.display())));
             }
         };
-        let load = Load::start(&cluster.addresses(), &targets, &timeline, &mut rng)?;
-        timeline.did("published two functions, and began to write, read and request");
+        let mix = scenario.mix;
+        let load = Load::start(&cluster.addresses(), &targets, mix, &timeline, &mut rng)?;
+        let begun = match mix {
+            Mix::Everything => "write, read and request",
+            Mix::Requests => "request",
+        };
+        timeline.did(format!("published {} functions, and began to {begun}", targets.names().count()));
         let rounds = options.rounds.unwrap_or(scenario.rounds);
         let (checks, took) = (Vec::new(), BTreeMap::new());
         let workers = plan.workers as usize;
-        let stage = Self { rng, timeline, cluster, load, targets, rounds, checks, workers, took, folder };
+        let stage =
+            Self { rng, timeline, cluster, load, targets, rounds, checks, mix, workers, took, folder };
         stage.calm().await;
         Ok(stage)
     }
@@ -247,6 +258,13 @@ impl Stage {
     }
 
     async fn judge(&mut self) {
+        if self.mix == Mix::Everything {
+            self.judge_writes().await;
+        }
+        self.checks.extend(requests::check(&self.load.requests()));
+    }
+
+    async fn judge_writes(&mut self) {
         let histories = self.load.history.by_key();
         match self.last().await {
             Ok((last, reads)) => {
@@ -263,7 +281,6 @@ impl Stage {
                 self.checks.push(linearizable::check(&histories));
             }
         }
-        self.checks.extend(requests::check(&self.load.requests()));
     }
 
     /// What every function is at the end, and the same as reads of each: the last of its history.

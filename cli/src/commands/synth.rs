@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use millrace_model::synth::{self, Encoder};
+use millrace_model::synth::{Encoder, Seeded};
 use millrace_types::manifest::API_VERSION;
 
 use crate::failure::Failure;
@@ -13,7 +13,8 @@ const EXAMPLES: &str = "\
 Examples:
   millrace synth resnet50
   millrace synth bert --layers 4 --out small.onnx --function > small.yaml
-  millrace synth mlp --function | millrace apply -f -";
+  millrace synth mlp --function | millrace apply -f -
+  millrace synth tiny-cnn --seed 7 --out seventh.onnx";
 
 /// Write an ONNX network with random weights: always the same for the same options.
 #[derive(Debug, clap::Args)]
@@ -24,6 +25,9 @@ pub(crate) struct Args {
     /// Where to write it [default: NETWORK.onnx].
     #[arg(short, long, global = true, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Where its random weights begin: another number gives another file, which answers otherwise.
+    #[arg(long, global = true, value_name = "N", default_value_t = Seeded::default().0)]
+    seed: u64,
     /// Also print a manifest of a function with it.
     #[arg(long, global = true)]
     function: bool,
@@ -66,7 +70,7 @@ struct Dimensions {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let (name, onnx) = args.network.build()?;
+    let (name, onnx) = args.network.build(Seeded(args.seed))?;
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.onnx")));
     std::fs::write(&out, &onnx)
         .map_err(|error| Failure::usage(format!("cannot write {}: {error}", out.display())))?;
@@ -76,13 +80,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Network {
     /// The network's name and its file.
-    fn build(&self) -> Result<(&'static str, Vec<u8>), Failure> {
+    fn build(&self, seeded: Seeded) -> Result<(&'static str, Vec<u8>), Failure> {
         Ok(match self {
-            Self::Mlp => ("mlp", synth::mlp()),
-            Self::TinyCnn => ("tiny-cnn", synth::tiny_cnn()),
-            Self::Transformer => ("transformer", synth::transformer_block()),
-            Self::Resnet50 => ("resnet50", synth::resnet50_like()),
-            Self::Bert(dimensions) => ("bert", synth::bert_like(dimensions.encoder()?)),
+            Self::Mlp => ("mlp", seeded.mlp()),
+            Self::TinyCnn => ("tiny-cnn", seeded.tiny_cnn()),
+            Self::Transformer => ("transformer", seeded.transformer_block()),
+            Self::Resnet50 => ("resnet50", seeded.resnet50_like()),
+            Self::Bert(dimensions) => ("bert", seeded.bert_like(dimensions.encoder()?)),
         })
     }
 }
@@ -119,6 +123,13 @@ mod tests {
         let path = "some where/it's: a \"file\".onnx";
         let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path))).unwrap().remove(0);
         assert_eq!((read.spec.key.name.as_str(), read.model_file.as_str()), ("tiny-cnn", path));
+    }
+
+    #[test]
+    fn a_seed_gives_its_own_weights_and_the_same_each_time() {
+        let build = |seed| Network::Mlp.build(Seeded(seed)).unwrap().1;
+        assert_eq!(build(7), build(7));
+        assert_ne!(build(7), build(8));
     }
 
     #[test]

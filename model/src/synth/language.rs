@@ -1,6 +1,6 @@
 //! Transformer encoders.
 
-use super::SEED;
+use super::Seeded;
 use super::network::{Attribute, Network, Size};
 
 /// The dimensions of an encoder.
@@ -29,46 +29,48 @@ impl Encoder {
         Self { layers: 4, hidden: 128, heads: 4, inner: 512, vocabulary: 3_000, positions: 64 };
 }
 
-/// A BERT-like encoder: embeds `input_ids` INT64 [N, S] (from 0 to the vocabulary's size), runs its
-/// layers, and gives `y` FP32 [N, hidden], the first token's vector through a dense layer and tanh.
-/// S may be up to `positions`; there is no padding mask.
-#[must_use]
-pub fn bert_like(encoder: Encoder) -> Vec<u8> {
-    let Encoder { layers, hidden, vocabulary, positions, .. } = encoder;
-    let mut net = Network::new("bert-like", SEED);
-    let ids = net.int64_input("input_ids", &[Size::Named("N"), Size::Named("S")]);
-    let words = net.scaled_weight("embedding.words", &[vocabulary, hidden], 1.0);
-    let places = net.scaled_weight("embedding.positions", &[positions, hidden], 1.0);
-    let word = net.node("Gather", &[&words, &ids], "embedding.word", &[]);
-    let length = [Attribute::Int("start", 1), Attribute::Int("end", 2)];
-    let length = net.node("Shape", &[&ids], "embedding.length", &length);
-    let zero = net.int64s("embedding.zero", &[0]);
-    let place = net.node("Slice", &[&places, &zero, &length, &zero], "embedding.position", &[]);
-    let sum = net.node("Add", &[&word, &place], "embedding.sum", &[]);
-    let mut value = normalize(&mut net, &sum, "embedding", hidden, "embedding.out");
-    for layer in 0..layers {
-        value = block(&mut net, encoder, &format!("layer{layer}"), &value, &format!("layer{layer}.out"));
+impl Seeded {
+    /// A BERT-like encoder: embeds `input_ids` INT64 [N, S] (from 0 to the vocabulary's size), runs its
+    /// layers, and gives `y` FP32 [N, hidden], the first token's vector through a dense layer and tanh.
+    /// S may be up to `positions`; there is no padding mask.
+    #[must_use]
+    pub fn bert_like(self, encoder: Encoder) -> Vec<u8> {
+        let Encoder { layers, hidden, vocabulary, positions, .. } = encoder;
+        let mut net = Network::new("bert-like", self.0);
+        let ids = net.int64_input("input_ids", &[Size::Named("N"), Size::Named("S")]);
+        let words = net.scaled_weight("embedding.words", &[vocabulary, hidden], 1.0);
+        let places = net.scaled_weight("embedding.positions", &[positions, hidden], 1.0);
+        let word = net.node("Gather", &[&words, &ids], "embedding.word", &[]);
+        let length = [Attribute::Int("start", 1), Attribute::Int("end", 2)];
+        let length = net.node("Shape", &[&ids], "embedding.length", &length);
+        let zero = net.int64s("embedding.zero", &[0]);
+        let place = net.node("Slice", &[&places, &zero, &length, &zero], "embedding.position", &[]);
+        let sum = net.node("Add", &[&word, &place], "embedding.sum", &[]);
+        let mut value = normalize(&mut net, &sum, "embedding", hidden, "embedding.out");
+        for layer in 0..layers {
+            value = block(&mut net, encoder, &format!("layer{layer}"), &value, &format!("layer{layer}.out"));
+        }
+        let first = net.int64s("pooler.index", &[0]);
+        let first = net.node("Gather", &[&value, &first], "pooler.gather", &[Attribute::Int("axis", 1)]);
+        let first = net.node("Flatten", &[&first], "pooler.first", &[]);
+        let pooled = dense(&mut net, "pooler", &first, (hidden, hidden));
+        net.node("Tanh", &[&pooled], "y", &[]);
+        net.float_output("y", &[Size::Named("N"), Size::Fixed(hidden)]);
+        net.finish()
     }
-    let first = net.int64s("pooler.index", &[0]);
-    let first = net.node("Gather", &[&value, &first], "pooler.gather", &[Attribute::Int("axis", 1)]);
-    let first = net.node("Flatten", &[&first], "pooler.first", &[]);
-    let pooled = dense(&mut net, "pooler", &first, (hidden, hidden));
-    net.node("Tanh", &[&pooled], "y", &[]);
-    net.float_output("y", &[Size::Named("N"), Size::Fixed(hidden)]);
-    net.finish()
-}
 
-/// One encoder layer by itself, 384 wide with 6 heads: `x` FP32 [N, S, 384] to `y` of the same
-/// shape, with weights for several launches.
-#[must_use]
-pub fn transformer_block() -> Vec<u8> {
-    let encoder = Encoder { layers: 1, hidden: 384, heads: 6, inner: 1536, vocabulary: 0, positions: 0 };
-    let mut net = Network::new("transformer-block", SEED);
-    let shape = [Size::Named("N"), Size::Named("S"), Size::Fixed(encoder.hidden)];
-    let x = net.float_input("x", &shape);
-    block(&mut net, encoder, "layer0", &x, "y");
-    net.float_output("y", &shape);
-    net.finish()
+    /// One encoder layer by itself, 384 wide with 6 heads: `x` FP32 [N, S, 384] to `y` of the same
+    /// shape, with weights for several launches.
+    #[must_use]
+    pub fn transformer_block(self) -> Vec<u8> {
+        let encoder = Encoder { layers: 1, hidden: 384, heads: 6, inner: 1536, vocabulary: 0, positions: 0 };
+        let mut net = Network::new("transformer-block", self.0);
+        let shape = [Size::Named("N"), Size::Named("S"), Size::Fixed(encoder.hidden)];
+        let x = net.float_input("x", &shape);
+        block(&mut net, encoder, "layer0", &x, "y");
+        net.float_output("y", &shape);
+        net.finish()
+    }
 }
 
 /// Attention and feed-forward network, each added to its input and normalized, as in BERT.

@@ -14,29 +14,68 @@ mod network;
 mod random;
 mod vision;
 
-pub use language::{Encoder, bert_like, transformer_block};
-pub use vision::{resnet50_like, tiny_cnn};
+pub use language::Encoder;
 
 use network::{Network, Size};
 
-/// What every network here starts its random numbers from.
-const SEED: u64 = 42;
+/// The networks with weights from a seed: another seed gives another file of the same shape, whose
+/// answers differ. The functions of this module are those of [`Seeded::default`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seeded(pub u64);
 
-/// A perceptron with one hidden layer, 64-64-64: small enough that a request costs more than the
-/// model.
+impl Default for Seeded {
+    fn default() -> Self {
+        Self(42)
+    }
+}
+
+impl Seeded {
+    /// A perceptron with one hidden layer, 64-64-64: small enough that a request costs more than the
+    /// model.
+    #[must_use]
+    pub fn mlp(self) -> Vec<u8> {
+        let mut net = Network::new("mlp", self.0);
+        let shape = [Size::Named("N"), Size::Fixed(64)];
+        let x = net.float_input("x", &shape);
+        let layer = |net: &mut Network, input: &str, name: &str, output: &str| {
+            let weight = net.weight(&format!("{name}.weight"), &[64, 64], 64);
+            let bias = net.scaled_weight(&format!("{name}.bias"), &[64], 0.01);
+            net.node("Gemm", &[input, &weight, &bias], output, &[])
+        };
+        let hidden = layer(&mut net, &x, "hidden", "hidden");
+        let active = net.node("Relu", &[&hidden], "active", &[]);
+        layer(&mut net, &active, "last", "y");
+        net.float_output("y", &shape);
+        net.finish()
+    }
+}
+
+/// [`Seeded::mlp`] of the usual seed.
 #[must_use]
 pub fn mlp() -> Vec<u8> {
-    let mut net = Network::new("mlp", SEED);
-    let shape = [Size::Named("N"), Size::Fixed(64)];
-    let x = net.float_input("x", &shape);
-    let layer = |net: &mut Network, input: &str, name: &str, output: &str| {
-        let weight = net.weight(&format!("{name}.weight"), &[64, 64], 64);
-        let bias = net.scaled_weight(&format!("{name}.bias"), &[64], 0.01);
-        net.node("Gemm", &[input, &weight, &bias], output, &[])
-    };
-    let hidden = layer(&mut net, &x, "hidden", "hidden");
-    let active = net.node("Relu", &[&hidden], "active", &[]);
-    layer(&mut net, &active, "last", "y");
-    net.float_output("y", &shape);
-    net.finish()
+    Seeded::default().mlp()
+}
+
+/// [`Seeded::tiny_cnn`] of the usual seed.
+#[must_use]
+pub fn tiny_cnn() -> Vec<u8> {
+    Seeded::default().tiny_cnn()
+}
+
+/// [`Seeded::transformer_block`] of the usual seed.
+#[must_use]
+pub fn transformer_block() -> Vec<u8> {
+    Seeded::default().transformer_block()
+}
+
+/// [`Seeded::resnet50_like`] of the usual seed.
+#[must_use]
+pub fn resnet50_like() -> Vec<u8> {
+    Seeded::default().resnet50_like()
+}
+
+/// [`Seeded::bert_like`] of the usual seed.
+#[must_use]
+pub fn bert_like(encoder: Encoder) -> Vec<u8> {
+    Seeded::default().bert_like(encoder)
 }

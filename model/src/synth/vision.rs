@@ -1,6 +1,6 @@
 //! Residual convolutional networks.
 
-use super::SEED;
+use super::Seeded;
 use super::network::{Attribute, Network, Size};
 
 /// What batch normalization multiplies the end of a residual branch by: small, so that activations
@@ -90,46 +90,49 @@ fn image_input(net: &mut Network, side: usize) -> String {
     net.float_input("x", &[Size::Named("N"), Size::Fixed(3), Size::Fixed(side), Size::Fixed(side)])
 }
 
-/// A network with ResNet-50's layers and 25.6 million parameters; batch normalization is left in
-/// its own nodes.
-#[must_use]
-pub fn resnet50_like() -> Vec<u8> {
-    let mut net = Network::new("resnet50-like", SEED);
-    let x = image_input(&mut net, 224);
-    let stem = Conv { name: "stem", from: 3, to: 64, kernel: 7, stride: 2, scale: 1.0 };
-    let stem = stem.add_rectified(&mut net, &x);
-    let pool = [
-        Attribute::Ints("kernel_shape", &[3, 3]),
-        Attribute::Ints("strides", &[2, 2]),
-        Attribute::Ints("pads", &[1; 4]),
-    ];
-    let mut value = net.node("MaxPool", &[&stem], "stem.pool", &pool);
-    let mut from = 64;
-    for (stage, (inner, blocks)) in [(64, 3), (128, 4), (256, 6), (512, 3)].into_iter().enumerate() {
-        for block in 0..blocks {
-            let name = format!("stage{stage}.block{block}");
-            let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-            value = Bottleneck { name: &name, from, inner, stride }.add(&mut net, &value);
-            from = inner * Bottleneck::EXPANSION;
+impl Seeded {
+    /// A network with ResNet-50's layers and 25.6 million parameters; batch normalization is left in
+    /// its own nodes.
+    #[must_use]
+    pub fn resnet50_like(self) -> Vec<u8> {
+        let mut net = Network::new("resnet50-like", self.0);
+        let x = image_input(&mut net, 224);
+        let stem = Conv { name: "stem", from: 3, to: 64, kernel: 7, stride: 2, scale: 1.0 };
+        let stem = stem.add_rectified(&mut net, &x);
+        let pool = [
+            Attribute::Ints("kernel_shape", &[3, 3]),
+            Attribute::Ints("strides", &[2, 2]),
+            Attribute::Ints("pads", &[1; 4]),
+        ];
+        let mut value = net.node("MaxPool", &[&stem], "stem.pool", &pool);
+        let mut from = 64;
+        for (stage, (inner, blocks)) in [(64, 3), (128, 4), (256, 6), (512, 3)].into_iter().enumerate() {
+            for block in 0..blocks {
+                let name = format!("stage{stage}.block{block}");
+                let stride = if stage > 0 && block == 0 { 2 } else { 1 };
+                value = Bottleneck { name: &name, from, inner, stride }.add(&mut net, &value);
+                from = inner * Bottleneck::EXPANSION;
+            }
         }
+        classify(&mut net, &value, from, 1000);
+        net.finish()
     }
-    classify(&mut net, &value, from, 1000);
-    net.finish()
-}
 
-/// A residual network that runs in milliseconds but has weights for several launches.
-#[must_use]
-pub fn tiny_cnn() -> Vec<u8> {
-    let mut net = Network::new("tiny-cnn", SEED);
-    let x = image_input(&mut net, 32);
-    let stem = Conv { name: "stem", from: 3, to: 64, kernel: 3, stride: 4, scale: 1.0 };
-    let mut value = stem.add_rectified(&mut net, &x);
-    let mut from = 64;
-    for block in 0..3 {
-        let stride = if block == 0 { 2 } else { 1 };
-        value = Bottleneck { name: &format!("block{block}"), from, inner: 192, stride }.add(&mut net, &value);
-        from = 192 * Bottleneck::EXPANSION;
+    /// A residual network that runs in milliseconds but has weights for several launches.
+    #[must_use]
+    pub fn tiny_cnn(self) -> Vec<u8> {
+        let mut net = Network::new("tiny-cnn", self.0);
+        let x = image_input(&mut net, 32);
+        let stem = Conv { name: "stem", from: 3, to: 64, kernel: 3, stride: 4, scale: 1.0 };
+        let mut value = stem.add_rectified(&mut net, &x);
+        let mut from = 64;
+        for block in 0..3 {
+            let stride = if block == 0 { 2 } else { 1 };
+            value =
+                Bottleneck { name: &format!("block{block}"), from, inner: 192, stride }.add(&mut net, &value);
+            from = 192 * Bottleneck::EXPANSION;
+        }
+        classify(&mut net, &value, from, 10);
+        net.finish()
     }
-    classify(&mut net, &value, from, 10);
-    net.finish()
 }

@@ -1,0 +1,77 @@
+//! What a process takes of this machine, from /proc.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+use anyhow::Context as _;
+
+/// The unit of `st_blocks`.
+const BLOCK: u64 = 512;
+
+/// What one process takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Resident bytes of its own: heap and stacks.
+    pub private: u64,
+    /// Resident bytes of shared memory it mapped.
+    pub shared: u64,
+    /// Open file descriptors.
+    pub fds: u64,
+}
+
+impl Usage {
+    /// What a process takes now.
+    ///
+    /// # Errors
+    /// When it ended.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let ended = || format!("process {pid} ended");
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).with_context(ended)?;
+        let fds = fs::read_dir(format!("/proc/{pid}/fd")).with_context(ended)?.count() as u64;
+        Ok(Self { private: field(&status, "RssAnon:")?, shared: field(&status, "RssShmem:")?, fds })
+    }
+}
+
+/// A size in /proc/PID/status.
+fn field(status: &str, name: &str) -> anyhow::Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("/proc shows no {name}"))? * 1024)
+}
+
+/// The shared memory that some processes hold through descriptors: each file once, by its name, with
+/// how many there are and the bytes they take.
+pub(crate) fn shared_memory(pids: &[u32]) -> BTreeMap<String, (u64, u64)> {
+    let mut files = BTreeMap::new();
+    for pid in pids {
+        // A process may end meanwhile, and a descriptor close: neither holds anything then.
+        for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            let Ok(file) = fs::metadata(entry.path()) else { continue };
+            if let Some(name) = target.to_string_lossy().strip_prefix("/memfd:") {
+                let name = name.trim_end_matches(" (deleted)").to_owned();
+                files.insert(file.ino(), (name, file.blocks() * BLOCK));
+            }
+        }
+    }
+    let mut names: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for (name, bytes) in files.into_values() {
+        let (count, total) = names.entry(name).or_default();
+        (*count, *total) = (*count + 1, *total + bytes);
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_takes_memory_and_descriptors() {
+        let usage = Usage::of(std::process::id()).unwrap();
+        assert!(usage.private > 0 && usage.fds >= 3, "{usage:?}");
+        assert!(field("RssAnon:\t   12 kB\n", "RssShmem:").is_err());
+        assert_eq!(field("RssAnon:\t   12 kB\n", "RssAnon:").unwrap(), 12 * 1024);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a process takes does not grow: a line through its samples rises by no more than noise. The
+//! first fifth of them is left out: caches fill, and the allocator finds its size.
+
+use std::time::Duration;
+
+use crate::cluster::Usage;
+use crate::report::Check;
+
+/// Samples that span less are too few to tell a leak from a start.
+const JUDGED_FROM: Duration = Duration::from_secs(60);
+const MIB: u64 = 1024 * 1024;
+
+/// What a process took at some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// Since the timeline began.
+    pub at: Duration,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// Something that may not grow, and by how much a line through it may rise all the same: so many
+/// hundredths of its level, or so much where that is more.
+struct Series {
+    name: &'static str,
+    of: fn(&Usage) -> u64,
+    hundredths: u64,
+    at_least: u64,
+    unit: u64,
+    symbol: &'static str,
+}
+
+const SERIES: [Series; 3] = [
+    Series {
+        name: "the worker's own memory is flat",
+        of: |usage| usage.private,
+        hundredths: 5,
+        at_least: 4 * MIB,
+        unit: MIB,
+        symbol: " MiB",
+    },
+    Series {
+        name: "the shared memory it mapped is flat",
+        of: |usage| usage.shared,
+        hundredths: 1,
+        at_least: 4 * MIB,
+        unit: MIB,
+        symbol: " MiB",
+    },
+    Series {
+        name: "its open files are flat",
+        of: |usage| usage.fds,
+        hundredths: 2,
+        at_least: 4,
+        unit: 1,
+        symbol: "",
+    },
+];
+
+/// Judges samples in the order of their times.
+#[must_use]
+pub fn check(samples: &[Sample]) -> Vec<Check> {
+    SERIES.iter().map(|series| series.check(samples)).collect()
+}
+
+impl Series {
+    fn check(&self, samples: &[Sample]) -> Check {
+        let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
+            return Check::fail(self.name, "no sample was taken", Vec::new());
+        };
+        let judged = &samples[samples.len() / 5..];
+        let show = |value: f64| format!("{:.1}{}", value / self.unit as f64, self.symbol);
+        let value = |sample: &Sample| (self.of)(&sample.usage) as f64;
+        let max = samples.iter().map(value).fold(0.0, f64::max);
+        let seen = format!("first {}, last {}, most {}", show(value(first)), show(value(last)), show(max));
+        let span = last.at - first.at;
+        if span < JUDGED_FROM {
+            return Check::pass(self.name, format!("{seen}; {} are too short to judge", seconds(span)));
+        }
+        let (level, rise) =
+            line(&judged.iter().map(|it| (it.at.as_secs_f64(), value(it))).collect::<Vec<_>>());
+        let allowed = (level * self.hundredths as f64 / 100.0).max(self.at_least as f64);
+        let detail = format!(
+            "{seen}; a line through the last {} rises by {}, fails beyond {}",
+            seconds(last.at - judged[0].at),
+            show(rise),
+            show(allowed)
+        );
+        let table = || samples.iter().map(|it| format!("{:>9.3}  {:?}", it.at.as_secs_f64(), it.usage));
+        Check::of(self.name, detail, if rise > allowed { table().collect() } else { Vec::new() })
+    }
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{:.0} s", span.as_secs_f64())
+}
+
+/// The mean of points, and how much the line of least squares rises from the first to the last.
+fn line(points: &[(f64, f64)]) -> (f64, f64) {
+    let count = points.len().max(1) as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let (x, y) = (mean(|it| it.0), mean(|it| it.1));
+    let spread: f64 = points.iter().map(|it| (it.0 - x).powi(2)).sum();
+    let together: f64 = points.iter().map(|it| (it.0 - x) * (it.1 - y)).sum();
+    let slope = if spread > 0.0 { together / spread } else { 0.0 };
+    let span = points.last().map_or(0.0, |it| it.0) - points.first().map_or(0.0, |it| it.0);
+    (y, slope * span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Verdict;
+
+    /// The verdict over own memory in MiB, a sample a second.
+    fn verdict(seconds: u64, private: impl Fn(u64) -> u64) -> Verdict {
+        let sample = |second| Sample {
+            at: Duration::from_secs(second),
+            usage: Usage { private: private(second) * MIB, shared: 0, fds: 20 },
+        };
+        let checks = check(&(0..=seconds).map(sample).collect::<Vec<_>>());
+        assert!(checks[1..].iter().all(|it| it.verdict == Verdict::Pass), "{checks:?}");
+        checks[0].verdict
+    }
+
+    #[test]
+    fn growth_is_told_from_noise_and_from_a_start() {
+        assert_eq!(verdict(300, |_| 200), Verdict::Pass, "constant");
+        assert_eq!(verdict(300, |second| 200 + second % 7 * 20), Verdict::Pass, "noise");
+        assert_eq!(verdict(300, |second| 50 + second.min(55) * 5), Verdict::Pass, "a start");
+        assert_eq!(verdict(300, |second| 200 + second / 10), Verdict::Fail, "a leak");
+        assert_eq!(verdict(30, |second| 200 + second * 10), Verdict::Pass, "too short to judge");
+    }
+
+    #[test]
+    fn no_sample_proves_nothing() {
+        assert!(check(&[]).iter().all(|it| it.verdict == Verdict::Fail));
+    }
+}
