@@ -72,7 +72,7 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
     lines.push("Conditions:".to_owned());
     lines.extend(function.conditions.iter().map(condition_line));
     lines.push("Resident on:".to_owned());
-    lines.extend(resident_lines(&spec, nodes));
+    lines.extend(resident_lines(function, &spec, nodes));
     lines.join("\n")
 }
 
@@ -118,7 +118,7 @@ fn condition_line(condition: &wire::Condition) -> String {
         .to_owned()
 }
 
-fn resident_lines(spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String> {
+fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String> {
     let prefix = format!("{}/{}@", spec.tenant, spec.name);
     let mut lines = Vec::new();
     for (node, gpu, model) in ps::residents(nodes) {
@@ -129,7 +129,10 @@ fn resident_lines(spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String
         }));
     }
     if lines.is_empty() {
-        lines.push("  no GPU: it is swapped in when a request comes".to_owned());
+        lines.push(match readiness(function) {
+            "True" => "  no GPU: it is swapped in when a request comes".to_owned(),
+            _ => "  no GPU".to_owned(),
+        });
     }
     lines
 }

@@ -24,7 +24,9 @@ pub(crate) struct Target {
 
 /// A word that is no kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not known here: write functions, nodes, gpus, tenants or scaling")]
+#[error(
+    "{0:?} is not known here: write functions, nodes, gpus, tenants or scaling; one function is function/NAME"
+)]
 pub(crate) struct UnknownKind(String);
 
 impl FromStr for Target {

@@ -170,6 +170,43 @@ fn a_model_larger_than_every_gpu_is_refused_with_both_sizes() {
 }
 
 #[test]
+fn a_model_that_no_host_memory_is_left_for_says_so_until_there_is_some() {
+    let up = Up::ephemeral(&["--gpus", "1", "--host-memory", "12MiB"]);
+    let models = Models::new();
+    up.ok(&["apply", "-f", &models.function("first", &synth::tiny_cnn())]);
+    let second = models.function("second", &synth::transformer_block());
+    let stderr = up.refused(5, &["apply", "-f", &second, "--wait=1s"]);
+    assert!(stderr.contains("of host memory") && stderr.contains("--host-memory"), "{stderr}");
+    // Refused with the reason, at once.
+    let x = format!("{:?}", [[[0.5; 384]]]);
+    let stderr = up.refused(1, &["invoke", "second", "--json", &x]);
+    assert!(stderr.contains("FUNCTION_NOT_READY") && stderr.contains("of host memory"), "{stderr}");
+    // What fits beside the first is served, and the second once the first has gone.
+    up.ok(&["apply", "-f", &models.function("third", &synth::mlp())]);
+    up.ok(&["delete", "function/first"]);
+    up.ok(&["apply", "-f", &second]);
+    up.ok(&["invoke", "second", "--json", &x]);
+}
+
+#[test]
+fn an_objective_below_the_time_of_a_run_is_told_with_what_was_measured() {
+    let up = Up::ephemeral(&["--gpus", "1"]);
+    let models = Models::new();
+    let slo = "  slo: {deadline: 1ms, percentile: 0.5}\n";
+    up.ok(&["apply", "-f", &models.manifest("slow", "slow.onnx", &synth::resnet50_like(), slo)]);
+    assert!(up.ok(&["describe", "function/slow"]).contains("NoRequests"));
+    let picture = models.path("x.json");
+    std::fs::write(&picture, format!("{:?}", vec![vec![vec![vec![0.5; 224]; 224]; 3]; 1])).unwrap();
+    let picture = format!("@{}", picture.display());
+    up.ok(&["invoke", "slow", "--json", &picture]);
+    // Counts come with the worker's next checkpoint.
+    eventually("the objective is known to be missed, and why", || {
+        let told = up.ok(&["describe", "function/slow"]);
+        told.contains("RunsTooLong") && told.contains("0 of 1 requests") && told.contains("slo.deadline")
+    });
+}
+
+#[test]
 fn the_load_generator_measures_both_protocols() {
     let up = Up::ephemeral(&[]);
     up.ok(&["apply", "-f", &Models::new().function("mlp", &synth::mlp())]);

@@ -7,6 +7,7 @@
 //! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
 //! | [`functions`] | apply, get, list, delete |
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
+//! | [`objective`] | whether a function is answered as its SLO asks |
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
 //! | [`scaling`] | how many nodes are needed |
 //! | [`data`] | where intermediate data is |
@@ -18,6 +19,7 @@ mod cluster;
 mod data;
 mod functions;
 mod nodes;
+mod objective;
 mod scaling;
 mod scheduling;
 mod tenants;

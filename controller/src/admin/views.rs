@@ -8,6 +8,7 @@ use millrace_proto::admin as api;
 use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire};
 use millrace_types::{Bytes, Digest};
 
+use super::objective;
 use crate::fleet::Workers;
 use crate::fleet::readiness::{self, Readiness};
 use crate::leader::Shortages;
@@ -21,13 +22,17 @@ pub(super) fn function(
     shortages: &Shortages,
 ) -> api::Function {
     let ready = readiness::of_revision(state, function, function.latest(), workers, shortages);
+    let mut conditions = vec![ready_condition(&ready), placed_condition(state, function, shortages)];
+    let (score, usage) = (state.score(&function.key), state.usage(&function.key));
+    let slo = function.latest().spec.slo.as_ref();
+    conditions.extend(slo.map(|slo| objective::condition(slo, score.total, usage)));
     api::Function {
         spec: Some(function_spec_wire(&function.latest().spec)),
         generation: function.generation().get(),
         resource_version: function.resource_version,
         enabled: function.enabled,
         revisions: revisions.iter().map(|it| revision(state, it)).collect(),
-        conditions: vec![ready_condition(&ready), placed_condition(state, function, shortages)],
+        conditions,
         created_at: Some(timestamp_wire(function.created_at.0)),
         updated_at: Some(timestamp_wire(function.updated_at.0)),
         updated_by: function.updated_by.to_string(),

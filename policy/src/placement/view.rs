@@ -184,7 +184,7 @@ pub enum Why {
     },
     /// No node has room for its models.
     #[error(
-        "its models need {needs} of host memory and no node has more than {free} left: add a node, or remove functions"
+        "its models need {needs} of host memory and no node has more than {free} left: add a node, give workers more (--host-memory), or remove functions"
     )]
     HostMemory {
         /// What its models need, where none of them is.

@@ -1,0 +1,84 @@
+//! The condition "Objective": whether a function is answered as its SLO asks, by what its nodes
+//! counted. It is a fact about the past, over every revision: it changes nothing.
+
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_types::{Slo, SloCounts, Usage};
+
+/// What each answered request is billed beyond its run at most: a run counts in whole milliseconds.
+const ROUNDED_UP_MAX: Duration = Duration::from_millis(1);
+
+/// The condition of a function that has an SLO.
+pub(super) fn condition(slo: &Slo, counts: SloCounts, usage: Usage) -> api::Condition {
+    let (status, reason, message) = judge(slo, counts, usage);
+    api::Condition { r#type: "Objective".into(), status: status.into(), reason: reason.into(), message }
+}
+
+fn judge(
+    slo: &Slo,
+    SloCounts { m, n }: SloCounts,
+    usage: Usage,
+) -> (api::ConditionStatus, &'static str, String) {
+    let Slo { deadline, percentile } = slo;
+    if n == 0 {
+        return (api::ConditionStatus::Unknown, "NoRequests", "no request was counted yet".to_owned());
+    }
+    // Each was judged by the deadline of its time.
+    let share = format!("{:.4}", percentile * 100.0);
+    let share = share.trim_end_matches('0').trim_end_matches('.');
+    let seen =
+        format!("{m} of {n} requests so far were in time (asked for now: {share}% within {deadline:?})");
+    if m as f64 >= percentile * n as f64 {
+        return (api::ConditionStatus::True, "Met", seen);
+    }
+    // The billed mean less its rounding: what the runs took at least.
+    let run = Duration::from_nanos(usage.gpu_ns.checked_div(usage.requests).unwrap_or(0));
+    match run.saturating_sub(ROUNDED_UP_MAX) > *deadline {
+        true => (
+            api::ConditionStatus::False,
+            "RunsTooLong",
+            format!(
+                "{seen}: its runs alone took {:?} on average, which no dispatch makes shorter: allow more time (slo.deadline), or apply a faster model",
+                Duration::from_millis(u64::try_from(run.as_millis()).unwrap_or(u64::MAX))
+            ),
+        ),
+        false => (
+            api::ConditionStatus::False,
+            "Missed",
+            format!(
+                "{seen}: where that goes on, they wait or are swapped in for too long: see 'millrace ps', add GPUs or allow more time"
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLO: Slo = Slo { deadline: Duration::from_millis(3), percentile: 0.98 };
+
+    fn judged(m: u64, n: u64, mean_ms: u64) -> (api::ConditionStatus, &'static str, String) {
+        let usage = Usage { gpu_ns: n * mean_ms * 1_000_000, requests: n, idle_ms: 0 };
+        judge(&SLO, SloCounts { m, n }, usage)
+    }
+
+    #[test]
+    fn an_objective_is_unknown_met_missed_or_below_the_run_itself() {
+        use api::ConditionStatus::{False, True, Unknown};
+        let reasons = [judged(0, 0, 0), judged(98, 100, 4), judged(97, 100, 4), judged(0, 100, 5)];
+        let reasons = reasons.map(|(status, reason, _)| (status, reason));
+        let expected = [(Unknown, "NoRequests"), (True, "Met"), (False, "Missed"), (False, "RunsTooLong")];
+        assert_eq!(reasons, expected);
+    }
+
+    #[test]
+    fn a_message_says_what_was_counted_and_what_to_do() {
+        assert_eq!(
+            judged(98, 100, 1).2,
+            "98 of 100 requests so far were in time (asked for now: 98% within 3ms)"
+        );
+        assert!(judged(0, 100, 5).2.contains("5ms on average"), "{:?}", judged(0, 100, 5));
+    }
+}
