@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use millrace_client::messages::Gpu;
 use rand::seq::IndexedRandom as _;
 use rustix::process::Signal;
 
@@ -42,6 +43,9 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     for _ in 0..stage.rounds {
         let nodes = stage.cluster.admin()?.nodes().await?;
         let gpus = nodes.iter().flat_map(|node| &node.gpus).collect::<Vec<_>>();
+        let count = |of: fn(&Gpu) -> u64| gpus.iter().map(|gpu| of(gpu)).sum::<u64>();
+        let (swaps, evictions) = (count(|gpu| gpu.swaps), count(|gpu| gpu.evictions));
+        stage.timeline.saw(format!("{swaps} swaps and {evictions} evictions so far"));
         let gpu = gpus.choose(&mut stage.rng).context("the node has a GPU")?;
         let (index, pid) = (gpu.index, gpu.executor_pid);
         stage.fault();

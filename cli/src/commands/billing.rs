@@ -49,7 +49,9 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
     if billing.is_empty() {
         let whose = tenant.map_or("anyone".to_owned(), |tenant| format!("tenant {tenant}"));
-        eprintln!("nothing was used by {whose}: with -A every tenant is shown");
+        eprintln!(
+            "nothing was used by {whose} yet, as far as workers have told (once a second): with -A every tenant is shown"
+        );
         return Ok(());
     }
     print(&billing.table().render(args.output.output))
