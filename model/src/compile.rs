@@ -8,7 +8,7 @@ use millrace_types::TensorSpec;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::cut::{Launch, Step};
+use crate::cut::{Grouping, Launch, Step};
 use crate::error::{ModelError, UnsupportedOperator};
 use crate::layout::{Layout, Placement};
 use crate::onnx::{GraphProto, ModelProto, NodeProto, TensorType, TypeProto};
@@ -72,6 +72,15 @@ pub enum WriteError {
 /// # Errors
 /// [`ModelError`] for the first thing that keeps the model from being served.
 pub fn compile(onnx: &Bytes) -> Result<Compiled, ModelError> {
+    compile_grouped(onnx, Grouping::default())
+}
+
+/// As [`compile`], cut as `grouping` says. The weights lie in the same places whatever it is: only the
+/// launches differ.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, ModelError> {
     wire::check(onnx)?;
     let mut model = ModelProto::decode(onnx.clone())
         .map_err(|error| ModelError::NotOnnx { reason: format!("it does not decode: {error}") })?;
@@ -85,7 +94,7 @@ pub fn compile(onnx: &Bytes) -> Result<Compiled, ModelError> {
     let signature = signature::read(&graph)?;
     let reads = arrange::prune(&mut graph, arranged.reads)?;
     let layout = layout::place(&mut graph, &reads, onnx);
-    let launches = cut_graph(&graph, reads, &layout);
+    let launches = cut_graph(&graph, reads, &layout, grouping);
     forget_claims(&mut graph);
     let summary = Summary {
         inputs: signature.inputs,
@@ -186,7 +195,12 @@ fn forget_claims(graph: &mut GraphProto) {
     }
 }
 
-fn cut_graph(graph: &GraphProto, reads: Vec<Vec<String>>, layout: &Layout) -> Vec<Launch> {
+fn cut_graph(
+    graph: &GraphProto,
+    reads: Vec<Vec<String>>,
+    layout: &Layout,
+    grouping: Grouping,
+) -> Vec<Launch> {
     let constants: HashSet<&str> = graph.initializer.iter().map(|weight| weight.name()).collect();
     let mut steps: Vec<Step> = graph
         .node
@@ -206,7 +220,7 @@ fn cut_graph(graph: &GraphProto, reads: Vec<Vec<String>>, layout: &Layout) -> Ve
         last.reads.extend(inputs.filter(|input| outputs.contains(input)));
         last.weights.extend(&layout.outputs);
     }
-    cut::launches(&steps, &outputs, &layout.placements)
+    cut::launches(&steps, &outputs, &layout.placements, grouping)
 }
 
 fn producer(model: &ModelProto) -> String {

@@ -8,6 +8,7 @@
 //! residual blocks that is the end of a block, where one value is live.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,34 @@ use crate::layout::{ALIGNMENT, Placement};
 pub const GROUP_BYTES: u64 = 2 << 20;
 /// Launches of one model at most; a large model's launches grow instead.
 pub const MAX_LAUNCHES: usize = 64;
+
+/// How finely a model is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grouping {
+    /// New weights that a launch reads, about.
+    pub bytes: u64,
+    /// Launches at most: beyond, groups grow instead.
+    pub launches_max: NonZeroUsize,
+}
+
+impl Grouping {
+    /// A launch for every step that reads new weights: what groups are compared with (T08).
+    pub const PER_PARAMETER: Self = Self { bytes: 1, launches_max: NonZeroUsize::MAX };
+
+    /// The size of a group of a model with `total` bytes of weights. Each launch but the last reads at
+    /// least half of it.
+    fn target(self, total: u64) -> u64 {
+        let launches_max = u64::try_from(self.launches_max.get()).unwrap_or(u64::MAX);
+        self.bytes.max(total.div_ceil((launches_max / 2).max(1)))
+    }
+}
+
+impl Default for Grouping {
+    fn default() -> Self {
+        let launches_max = NonZeroUsize::new(MAX_LAUNCHES).unwrap_or(NonZeroUsize::MIN);
+        Self { bytes: GROUP_BYTES, launches_max }
+    }
+}
 
 /// A part of a model that runs by itself once its weights are there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,13 +72,16 @@ pub(crate) struct Step {
     pub(crate) weights: Vec<usize>,
 }
 
-/// Cuts `steps`, in the order in which they run, into at most [`MAX_LAUNCHES`] launches. `outputs`
-/// are the model's; one that no step makes is written by the last launch.
-pub(crate) fn launches(steps: &[Step], outputs: &[String], placements: &[Placement]) -> Vec<Launch> {
+/// Cuts `steps`, in the order in which they run, into launches. `outputs` are the model's; one that no
+/// step makes is written by the last launch.
+pub(crate) fn launches(
+    steps: &[Step],
+    outputs: &[String],
+    placements: &[Placement],
+    grouping: Grouping,
+) -> Vec<Launch> {
     let total: u64 = placements.iter().map(|weight| weight.bytes).sum();
-    // Each launch but the last reads at least half the target.
-    let target = GROUP_BYTES.max(total.div_ceil(MAX_LAUNCHES as u64 / 2));
-    let cuts = choose(&candidates(steps, placements), total, target);
+    let cuts = choose(&candidates(steps, placements), total, grouping.target(total));
     let mut bounds = vec![0];
     bounds.extend(cuts);
     bounds.push(steps.len());
@@ -241,7 +273,30 @@ mod tests {
     fn cut(steps: &[&str], outputs: &[&str], mib: &[u64]) -> Vec<Launch> {
         let steps: Vec<Step> = steps.iter().map(|text| step(text)).collect();
         let outputs: Vec<String> = outputs.iter().map(ToString::to_string).collect();
-        launches(&steps, &outputs, &placements(mib))
+        launches(&steps, &outputs, &placements(mib), Grouping::default())
+    }
+
+    #[test]
+    fn per_parameter_every_step_with_new_weights_is_a_launch_and_no_other() {
+        let steps: Vec<Step> = ["x>a:0", "a>b:", "b>c:1,2", "c>d:0", "d>y:3"].map(step).into();
+        let sizes = [1; 4];
+        let cut = launches(&steps, &["y".to_owned()], &placements(&sizes), Grouping::PER_PARAMETER);
+        let reads: Vec<_> = cut.iter().map(|launch| launch.reads.clone()).collect();
+        assert_eq!(reads[0], [0..MIB]);
+        assert_eq!(reads.len(), 3, "{cut:?}");
+        assert_eq!(reads[2].last(), Some(&(3 * MIB..4 * MIB)));
+    }
+
+    #[test]
+    fn a_bound_on_launches_makes_groups_grow() {
+        let texts: Vec<String> = (0..40).map(|i| format!("v{i}>v{}:{i}", i + 1)).collect();
+        let steps: Vec<Step> = texts.iter().map(|text| step(text)).collect();
+        for max in [1, 2, 5, 16] {
+            let launches_max = NonZeroUsize::new(max).unwrap();
+            let grouping = Grouping { bytes: 1, launches_max };
+            let cut = launches(&steps, &["v40".to_owned()], &placements(&[1; 40]), grouping);
+            assert!(cut.len() <= max, "{} launches of at most {max}", cut.len());
+        }
     }
 
     /// A launch that reads one range of whole MiB, or nothing.

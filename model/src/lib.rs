@@ -29,8 +29,8 @@ mod tests;
 mod wire;
 
 pub use arrange::{MAX_CHAIN, MAX_NODES};
-pub use compile::{Compiled, Summary, WriteError, compile};
-pub use cut::{GROUP_BYTES, Launch, MAX_LAUNCHES};
+pub use compile::{Compiled, Summary, WriteError, compile, compile_grouped};
+pub use cut::{GROUP_BYTES, Grouping, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
 pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, Placement, WEIGHTS_FILE};
 pub use signature::{MAX_IR_VERSION, MAX_OPSET, MAX_TENSORS, MIN_IR_VERSION, MIN_OPSET};
