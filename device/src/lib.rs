@@ -7,6 +7,7 @@
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
 //! | [`topology`] | presets of GPUs and links | worker, sim |
 //! | [`clock`] | CLOCK_MONOTONIC and the windows of grants | both |
+//! | [`probe`] | how fast copies are, by their size | executor |
 //! | [`ranges`] | sets of byte ranges: what of a model is loaded | both |
 //!
 //! This is the only crate with unsafe code, in `map` (address space) and `pod` (elements as bytes),
@@ -25,6 +26,7 @@ mod map;
 mod memfd;
 pub mod memory;
 mod pod;
+pub mod probe;
 pub mod ranges;
 pub mod topology;
 

@@ -17,6 +17,7 @@ mod arrange;
 mod compile;
 mod constants;
 mod cut;
+pub mod elbow;
 mod error;
 mod layout;
 mod onnx;

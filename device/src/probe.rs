@@ -1,0 +1,111 @@
+//! Measures how fast a device copies, by the size of a copy: the curve whose elbow is the size of a
+//! group (T09). Each copy is waited for before the next, as the executor does.
+//!
+//! The caller keeps the books: it names an extent of the device's memory that nothing else uses.
+//! What comes out is of this moment: on a machine that does other work, or before memory was touched,
+//! the figures are that work's too. Nothing here decides anything.
+
+use std::num::NonZeroU32;
+
+use crate::api::{Device, Event as _, Extent, Stream as _, Width};
+use crate::clock::monotonic_now;
+use crate::error::Error;
+use crate::memory::HostRegion;
+
+/// The smallest copy that is measured.
+const SMALLEST: u64 = 4096;
+
+/// How fast copies of one size were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyRate {
+    /// Of one copy.
+    pub bytes: u64,
+    /// The median of the rounds.
+    pub bytes_per_s: u64,
+}
+
+/// Copies from the host to all of `extent`, in copies of 4 KiB, of 8 KiB, and so on up to what one
+/// copy may move or the extent holds; `rounds` times, sizes in turns. One round before that is not
+/// counted: in it memory is touched for the first time. Sizes come in order.
+///
+/// # Errors
+/// Those of the device: a bad extent, memory that ran out, a lost device.
+pub fn copy_rates<D: Device>(device: &D, extent: Extent, rounds: NonZeroU32) -> Result<Vec<CopyRate>, Error> {
+    let host = HostRegion::from_bytes("millrace-probe", &vec![0xA5; extent.bytes as usize])?;
+    let region = device.reserve(host.bytes())?;
+    device.map(&region, vec![(0, device.create(extent)?)])?;
+    let mut stream = device.stream(Width::One)?;
+    let most = device.capabilities().copy_max.get().min(extent.bytes);
+    let sizes: Vec<u64> = std::iter::successors(Some(SMALLEST), |size| Some(size * 2))
+        .take_while(|&size| size <= most)
+        .collect();
+    let mut nanos = vec![Vec::with_capacity(rounds.get() as usize); sizes.len()];
+    for round in 0..=rounds.get() {
+        for (&size, nanos) in sizes.iter().zip(&mut nanos) {
+            let began = monotonic_now();
+            for start in (0..extent.bytes).step_by(size as usize) {
+                stream.copy(&region, &host, start..extent.bytes.min(start + size))?;
+                stream.record()?.wait()?;
+            }
+            if round > 0 {
+                nanos.push(monotonic_now().since(began).as_nanos().max(1));
+            }
+        }
+    }
+    device.unmap(&region)?;
+    let rate = |(bytes, mut nanos): (u64, Vec<u128>)| {
+        nanos.sort_unstable();
+        let median = nanos[nanos.len() / 2];
+        let bytes_per_s = u128::from(extent.bytes) * 1_000_000_000 / median;
+        CopyRate { bytes, bytes_per_s: u64::try_from(bytes_per_s).unwrap_or(u64::MAX) }
+    };
+    Ok(sizes.into_iter().zip(nanos).map(rate).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use millrace_types::Bytes;
+
+    use super::*;
+    use crate::emulated::EmulatedGpu;
+    use crate::memory::DeviceMemory;
+
+    fn gpu(bytes: Bytes) -> (DeviceMemory, EmulatedGpu) {
+        let memory = DeviceMemory::create("probe", bytes).unwrap();
+        let gpu = EmulatedGpu::new(memory.share().unwrap(), bytes, NonZeroUsize::MIN).unwrap();
+        (memory, gpu)
+    }
+
+    #[test]
+    fn sizes_double_up_to_what_one_copy_moves_and_the_extent_is_free_again() {
+        let (_memory, gpu) = gpu(Bytes::mib(8));
+        let extent = Extent { offset: 0, bytes: 4 << 20 };
+        let rates = copy_rates(&gpu, extent, NonZeroU32::MIN).unwrap();
+        let sizes: Vec<u64> = rates.iter().map(|rate| rate.bytes).collect();
+        assert_eq!(sizes, (12..=21).map(|power| 1 << power).collect::<Vec<u64>>());
+        assert!(rates.iter().all(|rate| rate.bytes_per_s > 0));
+        let region = gpu.reserve(Bytes::mib(4)).unwrap();
+        gpu.map(&region, vec![(0, gpu.create(extent).unwrap())]).unwrap();
+    }
+
+    #[test]
+    fn a_probe_writes_nowhere_but_its_extent() {
+        let (memory, gpu) = gpu(Bytes::mib(4));
+        let extent = Extent { offset: 1 << 20, bytes: 1 << 20 };
+        copy_rates(&gpu, extent, NonZeroU32::MIN).unwrap();
+        let mut bytes = vec![0; 4 << 20];
+        memory.read_at(0, &mut bytes).unwrap();
+        let written = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| at);
+        let written: Vec<usize> = written.collect();
+        assert_eq!((written.first(), written.last()), (Some(&(1 << 20)), Some(&((2 << 20) - 1))));
+    }
+
+    #[test]
+    fn an_extent_past_the_end_is_refused() {
+        let (_memory, gpu) = gpu(Bytes::mib(1));
+        let extent = Extent { offset: 0, bytes: 2 << 20 };
+        assert!(matches!(copy_rates(&gpu, extent, NonZeroU32::MIN), Err(Error::BadExtent { .. })));
+    }
+}

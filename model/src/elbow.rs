@@ -1,0 +1,125 @@
+//! Picks the size of a group from measured transfers (T09). Pure: whoever has the hardware measures.
+//!
+//! The rule: the smallest size at which transfers reach [`PLATEAU_PERCENT`] of the best throughput of
+//! the curve. Torpor names the elbow (§4.3) and gives its place, about 2 MB, but no rule; this one
+//! needs nothing of a model and nothing of the hardware but the curve. Where a transfer costs a fixed
+//! time `t` and then moves bytes at a rate `r`, it is at `9·t·r`: 12 GB/s of PCIe and 10 to 37 µs give
+//! 1 to 4 MB.
+
+/// One point of a curve: how fast transfers of a size are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Throughput {
+    /// The size of a transfer.
+    pub bytes: u64,
+    /// How fast such transfers were, one after another.
+    pub bytes_per_s: u64,
+}
+
+/// What of the best throughput is enough, in percent: beyond, growing groups gain a tenth at most and
+/// cost what they delay.
+pub const PLATEAU_PERCENT: u64 = 90;
+
+/// The elbow of a curve, whatever the order of its points; of none where nothing was transferred.
+///
+/// The plateau is the best point and not the last: transfers that outgrow a cache get slower again.
+#[must_use]
+pub fn elbow(curve: &[Throughput]) -> Option<u64> {
+    let best = curve.iter().map(|point| point.bytes_per_s).max().filter(|&best| best > 0)?;
+    let enough = u128::from(best) * u128::from(PLATEAU_PERCENT);
+    let reaches = |point: &&Throughput| u128::from(point.bytes_per_s) * 100 >= enough;
+    curve.iter().filter(reaches).map(|point| point.bytes).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZES: std::ops::RangeInclusive<u32> = 12..=25;
+
+    /// Powers of two from 4 KiB to 32 MiB over a link with a fixed cost for each transfer.
+    fn curve(cost_ns: u64, rate: u64) -> Vec<Throughput> {
+        let point = |power: u32| {
+            let bytes = 1u64 << power;
+            let ns = cost_ns + bytes * 1_000_000_000 / rate;
+            Throughput { bytes, bytes_per_s: bytes * 1_000_000_000 / ns.max(1) }
+        };
+        SIZES.map(point).collect()
+    }
+
+    /// The V100 of T09: PCIe 3.0 at 12 GB/s; the cost of a transfer is assumed, the paper gives none.
+    #[test]
+    fn the_elbow_of_a_v100_is_between_one_and_four_megabytes() {
+        for cost_us in [10, 15, 20, 25] {
+            let elbow = elbow(&curve(cost_us * 1000, 12_000_000_000)).unwrap();
+            assert!((1 << 20..=4 << 20).contains(&elbow), "{cost_us} µs: {elbow}");
+        }
+    }
+
+    #[test]
+    fn a_curve_without_throughput_has_no_elbow() {
+        assert_eq!(elbow(&[]), None);
+        assert_eq!(elbow(&[Throughput { bytes: 1, bytes_per_s: 0 }]), None);
+    }
+
+    #[test]
+    fn a_curve_that_falls_again_has_its_elbow_before_its_best() {
+        let points = [(1, 10), (2, 80), (4, 92), (8, 100), (16, 70), (32, 60)];
+        let points = points.map(|(bytes, bytes_per_s)| Throughput { bytes, bytes_per_s });
+        assert_eq!(elbow(&points), Some(4));
+    }
+
+    proptest! {
+        /// One size smaller is too slow, and no larger one is much faster.
+        #[test]
+        fn the_elbow_reaches_the_plateau_and_nothing_smaller_does(
+            points in prop::collection::vec((1u64..1 << 30, 1u64..1 << 40), 1..20),
+        ) {
+            let points: Vec<_> =
+                points.into_iter().map(|(bytes, bytes_per_s)| Throughput { bytes, bytes_per_s }).collect();
+            let at = elbow(&points).unwrap();
+            let best = points.iter().map(|point| point.bytes_per_s).max().unwrap();
+            let enough = |point: &Throughput| point.bytes_per_s as f64 >= 0.9 * best as f64 * (1.0 - 1e-9);
+            prop_assert!(points.iter().any(|point| point.bytes == at && enough(point)));
+            prop_assert!(!points.iter().any(|point| point.bytes < at && point.bytes_per_s as f64 > 0.9 * best as f64 * (1.0 + 1e-9)));
+        }
+
+        #[test]
+        fn the_elbow_depends_on_neither_the_order_nor_the_unit_of_the_points(
+            cost_us in 1u64..100, gb in 1u64..64, rotate in 0usize..14, scale in 2u64..1000,
+        ) {
+            let points = curve(cost_us * 1000, gb * 1_000_000_000);
+            let expected = elbow(&points);
+            let mut turned = points.clone();
+            turned.rotate_left(rotate);
+            prop_assert_eq!(elbow(&turned), expected);
+            let scaled: Vec<_> = points
+                .iter()
+                .map(|point| Throughput { bytes_per_s: point.bytes_per_s * scale, ..*point })
+                .collect();
+            prop_assert_eq!(elbow(&scaled), expected);
+        }
+
+        #[test]
+        fn dearer_transfers_never_make_smaller_groups(cost_us in 1u64..50, more in 0u64..50, gb in 1u64..64) {
+            let at = |cost_us: u64| elbow(&curve(cost_us * 1000, gb * 1_000_000_000)).unwrap();
+            prop_assert!(at(cost_us + more) >= at(cost_us));
+        }
+
+        /// Each point measured wrongly by up to 3% either way moves the elbow by one size at most.
+        #[test]
+        fn noise_moves_the_elbow_by_one_size_at_most(
+            cost_us in 1u64..50, gb in 1u64..32, noise in prop::collection::vec(970u64..=1030, 14),
+        ) {
+            let points = curve(cost_us * 1000, gb * 1_000_000_000);
+            let noisy: Vec<_> = points
+                .iter()
+                .zip(noise)
+                .map(|(point, noise)| Throughput { bytes_per_s: point.bytes_per_s / 1000 * noise, ..*point })
+                .collect();
+            let (clean, noisy) = (elbow(&points).unwrap(), elbow(&noisy).unwrap());
+            prop_assert!(noisy <= clean * 2 && clean <= noisy * 2, "{} and {}", clean, noisy);
+        }
+    }
+}
