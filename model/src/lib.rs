@@ -22,6 +22,7 @@ mod error;
 mod layout;
 mod onnx;
 pub mod operators;
+pub mod order;
 mod signature;
 pub mod synth;
 mod tensors;

@@ -1,0 +1,175 @@
+//! The order in which an opaque program first reads its memory, recorded on its first run (T06).
+//! Pure: whoever runs the program says what each launch is about to read.
+//!
+//! An opaque program's launches do not declare what they read. What their arguments point at is seen
+//! when they are issued, as an API that is redirected sees it (Torpor §4.3, §4.4), too late to copy in
+//! the right order. So the first run waits for everything before its launches and records; later swaps
+//! copy in the recorded order, and launches wait only for what they read. Places are blocks from the
+//! start of the program's region: where the region is, and on which GPU, is nothing to them.
+//!
+//! ```text
+//!              every launch waits for everything
+//! Unknown ──────────────────────────────────────► Recorded ◄───────────┐
+//!              end of the run                        │                 │ end of the run
+//!                                                    └─► unexpected ───┘
+//!                                                    waits for everything, records from there on
+//! ```
+//! A run that reads as recorded is followed by comparing numbers and writes nothing. What an earlier
+//! behaviour read and this one does not stays in the record: a program that goes one way or another
+//! settles, since each new recording moves some block to an earlier launch and none to a later one.
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+
+/// A launch that reads a block first; this one: none did yet.
+const NEVER: u32 = u32::MAX;
+
+/// What is known of the order in which a program reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadOrder {
+    bytes: u64,
+    block: NonZeroU64,
+    record: Option<Record>,
+}
+
+/// One recorded order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Record {
+    /// Blocks in the order of first use.
+    blocks: Vec<u32>,
+    /// By block: the launch that reads it first.
+    first_use: Vec<u32>,
+}
+
+/// One run, as far as it has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    next: u32,
+    /// None while the run reads as recorded.
+    recording: Option<Record>,
+}
+
+/// What a launch has to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// All of the program's memory: what comes when is not known.
+    Everything,
+    /// What it reads.
+    Reads,
+}
+
+impl ReadOrder {
+    /// Of a program with `bytes` of memory, of which nothing is known, in blocks of `block` bytes.
+    #[must_use]
+    pub fn unknown(bytes: u64, block: NonZeroU64) -> Self {
+        Self { bytes, block, record: None }
+    }
+
+    /// Whether a run was recorded.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Begins a run.
+    #[must_use]
+    pub fn begin(&self) -> Trace {
+        let recording = self
+            .record
+            .is_none()
+            .then(|| Record { blocks: Vec::new(), first_use: vec![NEVER; self.block_count() as usize] });
+        Trace { next: 0, recording }
+    }
+
+    /// The run's next launch is about to read these bytes, which are within the program's memory.
+    pub fn on_launch(&self, trace: &mut Trace, reads: &[Range<u64>]) -> Wait {
+        let launch = trace.next;
+        trace.next += 1;
+        if trace.recording.is_none() {
+            if let Some(record) = &self.record
+                && self.blocks(reads).all(|block| record.first_use[block as usize] <= launch)
+            {
+                return Wait::Reads;
+            }
+            trace.recording = self.record.as_ref().map(|record| record.before(launch));
+        }
+        if let Some(recording) = &mut trace.recording {
+            self.blocks(reads).for_each(|block| recording.read(block, launch));
+        }
+        Wait::Everything
+    }
+
+    /// The run is over. Returns the order in which to copy from now on, if it was recorded anew.
+    pub fn end(&mut self, trace: Trace) -> Option<Vec<Range<u64>>> {
+        let mut recording = trace.recording?;
+        if let Some(before) = &self.record {
+            recording.keep(before);
+        }
+        self.record = Some(recording);
+        Some(self.copy_order())
+    }
+
+    /// All of the program's memory in the order in which to copy it: as recorded, what nothing was
+    /// seen to read last. Neighbours are joined.
+    #[must_use]
+    pub fn copy_order(&self) -> Vec<Range<u64>> {
+        let recorded = self.record.iter().flat_map(|record| record.blocks.iter().copied());
+        let unread = |&block: &u32| {
+            self.record.as_ref().is_none_or(|record| record.first_use[block as usize] == NEVER)
+        };
+        let mut order: Vec<Range<u64>> = Vec::new();
+        for block in recorded.chain((0..self.block_count()).filter(unread)) {
+            let start = u64::from(block) * self.block.get();
+            let end = (start + self.block.get()).min(self.bytes);
+            match order.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => order.push(start..end),
+            }
+        }
+        order
+    }
+
+    fn block_count(&self) -> u32 {
+        u32::try_from(self.bytes.div_ceil(self.block.get())).unwrap_or(NEVER)
+    }
+
+    /// The blocks in which these bytes lie, in order.
+    fn blocks<'a>(&'a self, reads: &'a [Range<u64>]) -> impl Iterator<Item = u32> + 'a {
+        let block = self.block.get();
+        let read = reads.iter().filter(|read| !read.is_empty());
+        read.flat_map(move |read| (read.start / block) as u32..read.end.div_ceil(block) as u32)
+    }
+}
+
+impl Record {
+    /// What was recorded of the launches before this one.
+    fn before(&self, launch: u32) -> Self {
+        let earlier = |block: &u32| self.first_use[*block as usize] < launch;
+        let blocks: Vec<u32> = self.blocks.iter().copied().filter(earlier).collect();
+        let first_use = self.first_use.iter().map(|&first| if first < launch { first } else { NEVER });
+        Self { blocks, first_use: first_use.collect() }
+    }
+
+    fn read(&mut self, block: u32, launch: u32) {
+        let first = &mut self.first_use[block as usize];
+        if *first == NEVER {
+            *first = launch;
+            self.blocks.push(block);
+        }
+    }
+
+    /// Adds what an older record has and this one has not, or has later: behind what this one reads in
+    /// the same launch.
+    fn keep(&mut self, older: &Self) {
+        let missing = older.blocks.iter().filter(|&&block| self.first_use[block as usize] == NEVER);
+        self.blocks.extend(missing);
+        for (first, &older) in self.first_use.iter_mut().zip(&older.first_use) {
+            *first = (*first).min(older);
+        }
+        // Stable: within a launch the order of the newer record stays, then the older one's.
+        self.blocks.sort_by_key(|&block| self.first_use[block as usize]);
+    }
+}
+
+#[cfg(test)]
+mod tests;
