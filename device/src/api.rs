@@ -19,7 +19,7 @@ use bytes::Bytes as Buffer;
 use millrace_types::{Bytes, DataType, Timestamp};
 
 use crate::error::Error;
-use crate::memory::HostRegion;
+use crate::memory::{Access, HostRegion};
 
 /// What a device can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub enum Fault<'a, R> {
 ///
 /// The virtual memory calls are CUDA's: `reserve` is cuMemAddressReserve, `create` cuMemCreate,
 /// `export` and `import` cuMemExportToShareableHandle and its counterpart (POSIX descriptors), `map`
-/// cuMemMap with cuMemSetAccess, `import_host` mmap with cuMemHostRegister, `load` and `kernel`
+/// cuMemMap with cuMemSetAccess, `import_host` mmap, with cuMemHostRegister where access is direct, `load` and `kernel`
 /// cuModuleLoadData and cuModuleGetFunction, `stream` cuStreamCreate.
 pub trait Device: Debug + Send + Sync + 'static {
     /// Reserved addresses. Clones are the same region; it is released with the last.
@@ -186,7 +186,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Unsealed`], [`Error::Os`].
-    fn import_host(&self, file: OwnedFd, bytes: Bytes) -> Result<HostRegion, Error>;
+    fn import_host(&self, file: OwnedFd, bytes: Bytes, access: Access) -> Result<HostRegion, Error>;
 
     /// Loads a model against a region that is not mapped. Loading may be slow; it moves no weights.
     ///

@@ -35,5 +35,5 @@ pub use api::{
 };
 pub use clock::{Start, Window, monotonic_now};
 pub use error::Error;
-pub use memory::{DeviceMemory, HostRegion, HostRegionBuilder, Pinned};
+pub use memory::{Access, DeviceMemory, HostRegion, HostRegionBuilder, Pinned};
 pub use ranges::RangeSet;

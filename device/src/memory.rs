@@ -116,8 +116,17 @@ impl HostRegionBuilder {
                 reason: format!("{} could not be locked ({errno}): raise the limit (ulimit -l)", self.bytes),
             },
         };
-        Ok(HostRegion { file: self.file, mapping, pinned })
+        Ok(HostRegion { file: self.file, mapping, pinned, access: Access::Direct })
     }
+}
+
+/// How a device reaches host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// By itself: it is registered with the driver, which keeps it in place (T07).
+    Direct,
+    /// Through a buffer of the driver's, by one copy more: it is ordinary, pageable memory.
+    Buffered,
 }
 
 /// A model's weights, or any bytes that executors read: a sealed memfd. The authoritative copy:
@@ -127,6 +136,7 @@ pub struct HostRegion {
     file: OwnedFd,
     mapping: ReadMapping,
     pinned: Pinned,
+    access: Access,
 }
 
 impl HostRegion {
@@ -144,11 +154,11 @@ impl HostRegion {
     ///
     /// # Errors
     /// [`Error::Unsealed`] when its size is not `bytes` or it could still change.
-    pub fn receive(file: OwnedFd, bytes: Bytes) -> Result<Self, Error> {
+    pub fn receive(file: OwnedFd, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let mapping = ReadMapping::of_sealed(&file, bytes.get())?;
         // The process that made it pins it; locking the same pages twice gains nothing.
         let pinned = Pinned::Pageable { reason: "pinned by its owner, if at all".to_owned() };
-        Ok(Self { file, mapping, pinned })
+        Ok(Self { file, mapping, pinned, access })
     }
 
     /// Its bytes.
@@ -167,6 +177,12 @@ impl HostRegion {
     #[must_use]
     pub fn pinned(&self) -> &Pinned {
         &self.pinned
+    }
+
+    /// How a device reaches it.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
     }
 
     /// A descriptor to send to an executor.
@@ -204,7 +220,7 @@ mod tests {
         let shared = region.share().unwrap();
         assert!(rustix::io::pwrite(&shared, b"x", 0).is_err());
         assert!(rustix::fs::ftruncate(&shared, 0).is_err());
-        let received = HostRegion::receive(shared, Bytes(6)).unwrap();
+        let received = HostRegion::receive(shared, Bytes(6), Access::Direct).unwrap();
         assert_eq!(received.as_slice(), b"word!?");
     }
 

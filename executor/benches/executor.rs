@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use millrace_device::emulated::{EmulatedGpu, EmulatedStream, Kernel, Module, Region, Value};
 use millrace_device::{
-    Arg, Code, Contents, Device, DeviceMemory, Event as _, Extent, HostRegion, HostTensor, KernelSpec,
-    Stream as _, monotonic_now,
+    Access, Arg, Code, Contents, Device, DeviceMemory, Event as _, Extent, HostRegion, HostTensor,
+    KernelSpec, Stream as _, monotonic_now,
 };
 use millrace_model::WEIGHTS_FILE;
 use millrace_model::synth::{self, Encoder};
@@ -211,7 +211,8 @@ fn copying() {
     let mut target = vec![0u8; bytes.len()];
     let host = HostRegion::from_bytes("bench", &bytes).unwrap();
     for _ in 0..ROUNDS {
-        let mut bench = Bench::new(HostRegion::receive(host.share().unwrap(), host.bytes()).unwrap());
+        let mut bench =
+            Bench::new(HostRegion::receive(host.share().unwrap(), host.bytes(), Access::Direct).unwrap());
         bench.map(2 * MIB);
         fresh.push(timed(|| bench.copy()).0);
         bench.unmap();
@@ -238,8 +239,10 @@ struct Loaded {
 
 impl Loaded {
     fn new(model: &Model) -> Self {
-        let mut bench =
-            Bench::new(HostRegion::receive(model.weights.share().unwrap(), model.weights.bytes()).unwrap());
+        let mut bench = Bench::new(
+            HostRegion::receive(model.weights.share().unwrap(), model.weights.bytes(), Access::Direct)
+                .unwrap(),
+        );
         let code =
             Code { graph: model.compiled.graph.clone(), weights_name: WEIGHTS_FILE, weights: &bench.host };
         let (time, module) = timed(|| bench.gpu.load(&bench.region, code).unwrap());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_device::{Code, Device, Error as DeviceError, Extent, HostRegion};
+use millrace_device::{Access, Code, Device, Error as DeviceError, Extent, HostRegion};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LoadProgram, Unmapped};
 use millrace_types::Bytes;
@@ -61,9 +61,11 @@ impl<D: Device> Program<D> {
         mut descriptors: Descriptors,
     ) -> Result<Self, LoadError> {
         let device = &shared.device;
-        let graph = device.import_host(descriptors.take(message.graph_fd)?, Bytes(message.graph_bytes))?;
+        let graph = descriptors.take(message.graph_fd)?;
+        let graph = device.import_host(graph, Bytes(message.graph_bytes), Access::Direct)?;
         let weights: OwnedFd = descriptors.take(message.weights_fd)?;
-        let host = device.import_host(weights, Bytes(message.weights_bytes))?;
+        let access = if message.weights_pageable { Access::Buffered } else { Access::Direct };
+        let host = device.import_host(weights, Bytes(message.weights_bytes), access)?;
         let inputs = message.inputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let outputs = message.outputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let launches = message.launches.into_iter().map(wire::launch).collect::<Result<_, _>>()?;

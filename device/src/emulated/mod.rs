@@ -28,7 +28,7 @@ use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::map::page;
 use crate::memfd;
-use crate::memory::HostRegion;
+use crate::memory::{Access, HostRegion};
 
 pub use module::{Kernel, Module};
 pub use region::Region;
@@ -150,8 +150,8 @@ impl Device for EmulatedGpu {
         region.missing(bytes)
     }
 
-    fn import_host(&self, file: OwnedFd, bytes: Bytes) -> Result<HostRegion, Error> {
-        HostRegion::receive(file, bytes)
+    fn import_host(&self, file: OwnedFd, bytes: Bytes, access: Access) -> Result<HostRegion, Error> {
+        HostRegion::receive(file, bytes, access)
     }
 
     fn load(&self, region: &Region, code: Code<'_>) -> Result<Module, Error> {
@@ -196,7 +196,7 @@ impl Device for EmulatedGpu {
 pub struct EmulatedStream {
     threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
-    /// What a copy from another GPU passes through.
+    /// What a copy from another GPU, or from pageable memory, passes through.
     staging: Vec<u8>,
 }
 
@@ -220,8 +220,17 @@ impl Stream<EmulatedGpu> for EmulatedStream {
     type Event = Happened;
 
     fn copy(&mut self, region: &Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
-        self.begin_copy(&bytes)?;
-        region.fill(host.as_slice(), bytes)
+        let length = self.begin_copy(&bytes)?;
+        let source = region::part(host.as_slice(), &bytes)?;
+        match host.access() {
+            Access::Direct => region.fill_from(source, bytes),
+            Access::Buffered => {
+                // At most COPY_MAX, so it fits.
+                self.staging.resize(length as usize, 0);
+                self.staging.copy_from_slice(source);
+                region.fill_from(&self.staging, bytes)
+            }
+        }
     }
 
     fn copy_from_peer(

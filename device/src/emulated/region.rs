@@ -133,16 +133,6 @@ impl Region {
         self.state().loaded.first_gap(bytes)
     }
 
-    /// Copies bytes of `host` to the same place here. They are loaded when this returns.
-    pub(super) fn fill(&self, host: &[u8], bytes: Range<u64>) -> Result<(), Error> {
-        let source = usize::try_from(bytes.start)
-            .ok()
-            .zip(usize::try_from(bytes.end).ok())
-            .and_then(|(start, end)| host.get(start..end))
-            .ok_or_else(|| past_the_end(&bytes))?;
-        self.fill_from(source, bytes)
-    }
-
     /// Copies `source` to these bytes, which are as many. They are loaded when this returns.
     pub(super) fn fill_from(&self, source: &[u8], bytes: Range<u64>) -> Result<(), Error> {
         if bytes.end > self.bytes() {
@@ -240,6 +230,12 @@ impl Region {
         // `bind` may unwind out of a model's loader with the lock held; the state is whole then.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// These bytes of a host copy.
+pub(super) fn part<'a>(host: &'a [u8], bytes: &Range<u64>) -> Result<&'a [u8], Error> {
+    let ends = usize::try_from(bytes.start).ok().zip(usize::try_from(bytes.end).ok());
+    ends.and_then(|(start, end)| host.get(start..end)).ok_or_else(|| past_the_end(bytes))
 }
 
 fn past_the_end(bytes: &Range<u64>) -> Error {

@@ -1,9 +1,10 @@
 //! Models come, run while they come, go, and come back elsewhere.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use millrace_device::monotonic_now;
-use millrace_model::synth;
+use millrace_model::{Grouping, synth};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::*;
@@ -65,6 +66,41 @@ fn answers_come_from_the_device_copy_and_a_new_copy_heals_it() {
         executor.bring_in(&model, 1, 2);
         executor.run(3, 1, 2, input);
         assert_eq!(executor.ran(3).unwrap().bytes(), before);
+    }
+}
+
+#[test]
+fn a_model_answers_the_same_however_finely_it_is_cut() {
+    let onnx = bytes::Bytes::from(synth::tiny_cnn());
+    let one = Grouping { bytes: u64::MAX, launches_max: NonZeroUsize::MIN };
+    let [whole, fine] = [one, Grouping::PER_PARAMETER].map(|grouping| {
+        let model = Model::grouped(&onnx, grouping);
+        let mut executor = Executor::with(&model, 1);
+        executor.map(&model, 1, 1, 0);
+        executor.run(1, 1, 1, x(&[2, 3, 32, 32]));
+        let grants = model.compiled.weights.iter().map(|weight| weight.offset..weight.offset + weight.bytes);
+        for range in grants.collect::<Vec<_>>() {
+            let batch = executor.grant(1, 1, &[range]);
+            executor.copied(batch).unwrap();
+        }
+        (model.compiled.launches.len(), executor.ran(1).unwrap().bytes())
+    });
+    assert_eq!(whole.0, 1);
+    assert!(fine.0 > 4, "{} launches", fine.0);
+    assert_eq!(whole.1, fine.1);
+}
+
+#[test]
+fn a_model_in_pageable_memory_answers_as_one_in_pinned_memory_does() {
+    for (mut model, input) in models() {
+        let answers = [false, true].map(|pageable| {
+            model.pageable = pageable;
+            let mut executor = Executor::with(&model, 1);
+            executor.bring_in(&model, 1, 1);
+            executor.run(1, 1, 1, input.clone());
+            executor.ran(1).unwrap().bytes()
+        });
+        assert_eq!(answers[0], answers[1]);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes as Buffer;
 use millrace_device::{DeviceMemory, HostRegion, HostRegionBuilder, monotonic_now};
-use millrace_model::Compiled;
+use millrace_model::{Compiled, Grouping};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::*;
@@ -26,6 +26,8 @@ pub(crate) struct Model {
     pub(crate) compiled: Compiled,
     pub(crate) graph: HostRegion,
     pub(crate) weights: HostRegion,
+    /// Whether the executor is to treat the weights as ordinary memory.
+    pub(crate) pageable: bool,
 }
 
 impl Model {
@@ -37,16 +39,25 @@ impl Model {
     pub(crate) fn padded(onnx: Vec<u8>, padding: u64) -> Self {
         let onnx = Buffer::from(onnx);
         let compiled = millrace_model::compile(&onnx).unwrap();
+        Self::of(compiled, &onnx, padding)
+    }
+
+    /// Cut otherwise than the worker cuts.
+    pub(crate) fn grouped(onnx: &Buffer, grouping: Grouping) -> Self {
+        Self::of(millrace_model::compile_grouped(onnx, grouping).unwrap(), onnx, 0)
+    }
+
+    fn of(compiled: Compiled, onnx: &Buffer, padding: u64) -> Self {
         let own = compiled.summary.weights_bytes;
         let mut bytes = vec![0; own as usize];
-        compiled.write_weights(&onnx, &mut bytes).unwrap();
+        compiled.write_weights(onnx, &mut bytes).unwrap();
         let mut weights = HostRegionBuilder::new("weights", Bytes(own + padding)).unwrap();
         weights.write_at(0, &bytes).unwrap();
         for offset in (own..own + padding).step_by(PAGE as usize) {
             weights.write_at(offset, &[0xAB]).unwrap();
         }
         let graph = HostRegion::from_bytes("graph", &compiled.graph).unwrap();
-        Self { compiled, graph, weights: weights.finish().unwrap() }
+        Self { compiled, graph, weights: weights.finish().unwrap(), pageable: false }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -86,6 +97,7 @@ impl Model {
             launches: launches.collect(),
             inputs: specs(&self.compiled.summary.inputs),
             outputs: specs(&self.compiled.summary.outputs),
+            weights_pageable: self.pageable,
         };
         (Command::LoadProgram(load), vec![self.graph.share().unwrap(), self.weights.share().unwrap()])
     }

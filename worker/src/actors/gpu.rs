@@ -206,6 +206,7 @@ impl Gpu {
             launches: prepared.launches.clone(),
             inputs: prepared.inputs.clone(),
             outputs: prepared.outputs.clone(),
+            weights_pageable: false,
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
         self.send(Command::LoadProgram(load), descriptors);

@@ -1,0 +1,293 @@
+//! What each part of the swap engine is worth (T07-T09, H14): `cargo bench -p millrace-executor
+//! --bench swap [-- --link-mb-per-s 1000]`.
+//!
+//! From the first grant to the answer of a model that is not on the GPU, over the socket of a real
+//! executor process: commands, grants, windows and events are those that a worker sends. The steps
+//! differ only in what a worker could ask for: how the host copy is reached, how finely the model is
+//! cut, how many bytes a grant has, and whether the run is sent before the copies or after. Like the
+//! fabric, the bench has one grant running and one queued. All steps run in turns, in an order that
+//! is rotated each round; ratios are of the same round. Nothing is asserted.
+//!
+//! The device is emulated: a copy is a write into a memfd and a launch is rten on the CPU, so that
+//! both want the same cores and the same memory. Pageable memory is modelled by the copy more that a
+//! driver makes. What is shown is the engine's own cost and overlap, not a GPU's or a PCIe link's.
+#![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
+
+#[path = "../tests/process/support.rs"]
+mod support;
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes as Buffer;
+use millrace_device::emulated::EmulatedGpu;
+use millrace_device::{Access, DeviceMemory, Extent, HostRegion, Pinned, monotonic_now, probe};
+use millrace_model::elbow::{Throughput, elbow};
+use millrace_model::synth::{self, Encoder};
+use millrace_model::{Compiled, GROUP_BYTES, Grouping};
+use millrace_proto::executor::Tensor;
+use millrace_types::{Bytes, BytesPerSec};
+
+use support::{Executor, Model, tensor, x};
+
+/// What makes this binary an executor.
+const EXECUTOR_ARGS: &[&str] = &["executor"];
+const ROUNDS: usize = 21;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// A grant of the fabric: five chunks of 2 MiB.
+const BATCH_BYTES: u64 = 10 * MIB;
+
+fn main() -> std::process::ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    match args.get(1).map(String::as_str) {
+        Some("executor") => return millrace_executor::main(),
+        // Only when benches are asked for: `cargo test --all-targets` starts this too.
+        Some(_) if args.iter().any(|arg| arg == "--bench") => {}
+        _ => return std::process::ExitCode::SUCCESS,
+    }
+    let place = args.iter().position(|arg| arg == "--link-mb-per-s");
+    let link = place.map(|place| BytesPerSec(args[place + 1].parse::<u64>().unwrap() * 1_000_000));
+    match link {
+        Some(rate) => println!("grants paced at {} MB/s", rate.0 / 1_000_000),
+        None => println!("grants not paced: copies go as fast as this machine's memory"),
+    }
+    let elbow = curves();
+    let ids: Vec<u8> = (0..128i64).flat_map(|id| (id * 97 % 30_000).to_le_bytes()).collect();
+    let ids = vec![tensor("input_ids", "INT64", &[1, 128], ids)];
+    let bert = synth::bert_like(Encoder { layers: 4, ..Encoder::BASE });
+    compare("ResNet-50-like, 224x224", synth::resnet50_like(), &x(&[1, 3, 224, 224]), (elbow, link));
+    compare("BERT-like, 4 layers, 128 tokens", bert, &ids, (elbow, link));
+    std::process::ExitCode::SUCCESS
+}
+
+/// When a run is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    CopyThenRun,
+    RunWhileCopying,
+}
+
+/// One way to swap a model in.
+struct Step {
+    name: String,
+    model: Model,
+    order: Order,
+    /// What each grant copies.
+    grants: Vec<Range<u64>>,
+}
+
+/// Measures how fast copies are by their size, in the device alone and as grants over the socket, and
+/// returns the elbow of the second: what a group costs is its grant (T09).
+fn curves() -> u64 {
+    let memory = DeviceMemory::create("bench", Bytes::mib(32)).unwrap();
+    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
+    let extent = Extent { offset: 0, bytes: memory.bytes().get() };
+    let rates = probe::copy_rates(&gpu, extent, NonZeroU32::new(5).unwrap()).unwrap();
+    let point = |rate: &probe::CopyRate| Throughput { bytes: rate.bytes, bytes_per_s: rate.bytes_per_s };
+    print_curve("copies in the device", &rates.iter().map(point).collect::<Vec<_>>());
+    let grants = grant_rates();
+    print_curve("grants over the socket", &grants)
+}
+
+/// How fast grants of a size are, one running and one queued.
+fn grant_rates() -> Vec<Throughput> {
+    const CURVE_ROUNDS: usize = 7;
+    let model = Model::padded(synth::mlp(), 32 * MIB);
+    let bytes = model.bytes();
+    let mut executor = Executor::with(&model, 1);
+    let sizes: Vec<u64> = (14..=24).map(|power| 1 << power).collect();
+    let mut times = vec![Vec::new(); sizes.len()];
+    executor.map(&model, 1, 1, 0);
+    for round in 0..=CURVE_ROUNDS {
+        for (&size, times) in sizes.iter().zip(&mut times) {
+            let began = monotonic_now();
+            let mut running = None;
+            for start in (0..bytes).step_by(size as usize) {
+                let batch = executor.grant(1, 1, &[start..bytes.min(start + size)]);
+                if let Some(before) = running.replace(batch) {
+                    executor.copied(before).unwrap();
+                }
+            }
+            executor.copied(running.unwrap()).unwrap();
+            if round > 0 {
+                times.push(monotonic_now().since(began));
+            }
+        }
+    }
+    let rate = |time: Duration| (bytes as f64 / time.as_secs_f64()) as u64;
+    sizes
+        .into_iter()
+        .zip(times)
+        .map(|(bytes, times)| Throughput { bytes, bytes_per_s: rate(median(&times)) })
+        .collect()
+}
+
+fn print_curve(name: &str, curve: &[Throughput]) -> u64 {
+    let points =
+        curve.iter().map(|point| format!("{} KiB {:.2}", point.bytes / KIB, point.bytes_per_s as f64 / 1e9));
+    let elbow = elbow(curve).unwrap();
+    println!("{name}, GB/s: {}; elbow {} KiB", points.collect::<Vec<_>>().join(", "), elbow / KIB);
+    elbow
+}
+
+fn compare(name: &str, onnx: Vec<u8>, input: &[Tensor], (elbow, link): (u64, Option<BytesPerSec>)) {
+    let steps = steps(&Buffer::from(onnx), elbow);
+    let first = &steps[0].model;
+    println!("\n{name}: {} of weights, {} tensors", first.weights.bytes(), first.compiled.weights.len());
+    match first.weights.pinned() {
+        Pinned::Locked => println!("host copy: locked"),
+        Pinned::Pageable { reason } => println!("host copy: shared, not locked: {reason}"),
+    }
+    let mut executor = Executor::start();
+    for (program, step) in (1..).zip(&steps) {
+        executor.load(&step.model, program);
+    }
+    let mut times = vec![Vec::new(); steps.len()];
+    let mut waited = vec![Vec::new(); steps.len()];
+    let mut resident = Vec::new();
+    // One round more than counted: in the first, memory is touched for the first time.
+    for round in 0..=ROUNDS as u64 {
+        for turn in 0..steps.len() {
+            let index = (turn + round as usize) % steps.len();
+            let (program, step) = (index as u64 + 1, &steps[index]);
+            executor.map(&step.model, program, round + 1, 0);
+            let (time, wait) = swap(&mut executor, step, (program, round + 1), input, link);
+            if round > 0 {
+                times[index].push(time);
+                waited[index].push(wait);
+            }
+            if index == 1 && round > 0 {
+                let before = monotonic_now();
+                executor.run(1, program, round + 1, input.to_vec());
+                executor.ran(1).unwrap();
+                resident.push(monotonic_now().since(before));
+            }
+            executor.unmap(program, round + 1);
+        }
+    }
+    println!("  resident, no swap: {}", spread(&resident));
+    println!("  {:<44} {:>34} {:>10} {:>7}", "", "grant to answer", "÷ pinned", "waited");
+    for (index, step) in steps.iter().enumerate() {
+        println!(
+            "  {:<44} {:>34} {} {:>7.1?}",
+            step.name,
+            spread(&times[index]),
+            ratio(&times[index], &times[1]),
+            median(&waited[index]),
+        );
+    }
+    println!("  each step by the one before it:");
+    for index in 1..4 {
+        println!("    {:<42} {}", steps[index].name, ratio(&times[index], &times[index - 1]));
+    }
+}
+
+/// The four steps of H14, what a worker asks for today, and other sizes of groups.
+fn steps(onnx: &Buffer, elbow: u64) -> Vec<Step> {
+    let whole = |name: &str, pageable| {
+        let mut model = Model::grouped(onnx, Grouping::default());
+        model.pageable = pageable;
+        let grants = model.all();
+        Step { name: name.to_owned(), model, order: Order::CopyThenRun, grants }
+    };
+    let pipelined = |name: String, grouping, grant_bytes| {
+        let model = Model::grouped(onnx, grouping);
+        let grants = groups(&model.compiled, grant_bytes);
+        let name = format!("{name}: {} launches, {} grants", model.compiled.launches.len(), grants.len());
+        Step { name, model, order: Order::RunWhileCopying, grants }
+    };
+    let grouped = |bytes| Grouping { bytes, launches_max: NonZeroUsize::MAX };
+    let mut steps = vec![
+        whole("pageable, copied, then run", true),
+        whole("pinned, copied, then run", false),
+        pipelined("per parameter".to_owned(), Grouping::PER_PARAMETER, 1),
+        pipelined(format!("groups at the elbow, {} KiB", elbow / KIB), grouped(elbow), elbow),
+        pipelined("a worker's cut, 10 MiB a grant".to_owned(), Grouping::default(), BATCH_BYTES),
+    ];
+    for bytes in [128 * KIB, 512 * KIB, GROUP_BYTES, 8 * MIB, 32 * MIB] {
+        steps.push(pipelined(format!("groups of {} KiB", bytes / KIB), grouped(bytes), bytes));
+    }
+    // The weights lie in the same places however a model is cut: one host copy is enough.
+    let (first, others) = steps.split_first_mut().unwrap();
+    for step in others {
+        let (file, bytes) = (first.model.weights.share().unwrap(), first.model.weights.bytes());
+        step.model.weights = HostRegion::receive(file, bytes, Access::Direct).unwrap();
+    }
+    steps
+}
+
+/// Whole parameters in order, as many together as make `bytes`.
+fn groups(compiled: &Compiled, bytes: u64) -> Vec<Range<u64>> {
+    let mut groups: Vec<Range<u64>> = Vec::new();
+    for weight in &compiled.weights {
+        let end = weight.offset + weight.bytes;
+        match groups.last_mut() {
+            Some(group) if group.end - group.start < bytes => group.end = end,
+            _ => groups.push(groups.last().map_or(0, |group| group.end)..end),
+        }
+    }
+    groups
+}
+
+/// From the first grant to the answer, and how long launches waited in that.
+fn swap(
+    executor: &mut Executor,
+    step: &Step,
+    (program, generation): (u64, u64),
+    input: &[Tensor],
+    link: Option<BytesPerSec>,
+) -> (Duration, Duration) {
+    let began = monotonic_now();
+    if step.order == Order::RunWhileCopying {
+        executor.run(1, program, generation, input.to_vec());
+    }
+    let mut free = began;
+    let mut running = None;
+    for range in &step.grants {
+        let batch = executor.grant_in(program, generation, std::slice::from_ref(range), free.0, u64::MAX);
+        if let Some(rate) = link {
+            free = free.max(monotonic_now()) + rate.time_for(Bytes(range.end - range.start));
+        }
+        if let Some(before) = running.replace(batch) {
+            executor.copied(before).unwrap();
+        }
+    }
+    if step.order == Order::CopyThenRun {
+        executor.copied(running.take().unwrap()).unwrap();
+        if free > monotonic_now() {
+            // The link is still busy with what memory was faster at.
+            std::thread::sleep(free.since(monotonic_now()));
+        }
+        executor.run(1, program, generation, input.to_vec());
+    }
+    let answer = executor.ran(1).unwrap();
+    let time = monotonic_now().since(began);
+    if let Some(batch) = running {
+        executor.copied(batch).unwrap();
+    }
+    (time, Duration::from_nanos(answer.done.waited_ns))
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Median and, after it, the quartiles.
+fn spread(times: &[Duration]) -> String {
+    let mut times = times.to_vec();
+    times.sort();
+    let at = |part: usize| times[times.len() * part / 4];
+    format!("{:.1?} ({:.1?} to {:.1?})", at(2), at(1), at(3))
+}
+
+/// Of the times of each round: median and, after it, the quartiles.
+fn ratio(times: &[Duration], by: &[Duration]) -> String {
+    let mut ratios: Vec<f64> = times.iter().zip(by).map(|(a, b)| a.as_secs_f64() / b.as_secs_f64()).collect();
+    ratios.sort_by(f64::total_cmp);
+    let at = |part: usize| ratios[ratios.len() * part / 4];
+    format!("{:.2} ({:.2} to {:.2})", at(2), at(1), at(3))
+}
