@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_device::{Access, Code, Device, Error as DeviceError, Extent, HostRegion};
+use millrace_device::{Access, Code, Device, Error as DeviceError, Extent, HostRegion, KernelSpec};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LoadProgram, Unmapped};
 use millrace_types::Bytes;
 
+use crate::opaque::{self, Opaque};
 use crate::plan::{self, Plan};
 use crate::process::Shared;
 use crate::residency::{Refusal, Residency, Unmapping};
@@ -37,6 +38,8 @@ pub(crate) struct Program<D: Device> {
     pub(crate) quick_inputs: AtomicUsize,
     /// The authoritative copy of its weights (T10).
     pub(crate) host: HostRegion,
+    /// An opaque program's, whose launches declare no reads.
+    pub(crate) opaque: Option<Opaque>,
     residency: Mutex<Residency>,
     /// Bytes were loaded, or the mapping changed.
     changed: Condvar,
@@ -49,6 +52,8 @@ pub(crate) enum LoadError {
     Message(#[from] wire::Error),
     #[error(transparent)]
     Launches(#[from] plan::Error),
+    #[error(transparent)]
+    Opaque(#[from] opaque::Error),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -70,7 +75,8 @@ impl<D: Device> Program<D> {
         let outputs = message.outputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let launches = message.launches.into_iter().map(wire::launch).collect::<Result<_, _>>()?;
         let names = |values: &[Declared]| values.iter().map(|value| value.name.clone()).collect::<Vec<_>>();
-        let plan = Plan::new(&names(&inputs), &names(&outputs), launches)?;
+        let mut plan = Plan::new(&names(&inputs), &names(&outputs), launches)?;
+        let opaque = Opaque::new(&mut plan, host.bytes(), message.opaque_block_bytes)?;
 
         let region = device.reserve(host.bytes())?;
         let code = Code {
@@ -97,6 +103,7 @@ impl<D: Device> Program<D> {
             region,
             quick_inputs: AtomicUsize::new(0),
             host,
+            opaque,
             residency,
             changed,
         })
@@ -154,6 +161,11 @@ impl<D: Device> Program<D> {
     pub(crate) fn lose(&self, message: &str) {
         self.residency().lose(message);
         self.changed.notify_all();
+    }
+
+    /// One of its launches, with reads that were not known before.
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<D::Kernel, DeviceError> {
+        self.shared.device.kernel(&self.module, spec)
     }
 
     /// Uses the mapping for a launch that reads these bytes, if they are loaded.

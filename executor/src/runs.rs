@@ -2,13 +2,15 @@
 //! whole; else launch by launch, each waiting for what it reads (T08).
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_device::{
-    Arg, Contents, Device, Error as DeviceError, Event as _, HostTensor, Stream as _, monotonic_now,
+    Arg, Contents, Device, Error as DeviceError, Event as _, HostTensor, KernelSpec, Stream as _,
+    monotonic_now,
 };
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Run, RunDone, RunFailed, RunFailure};
@@ -16,6 +18,7 @@ use millrace_proto::frames;
 use millrace_types::Timestamp;
 
 use crate::events::clip;
+use crate::opaque::Opaque;
 use crate::plan::{Slot, Step};
 use crate::process::Shared;
 use crate::program::{Program, Use};
@@ -35,6 +38,8 @@ pub(crate) struct Job<D: Device> {
     inputs: HashMap<String, HostTensor>,
     /// Empty: every output.
     outputs: Vec<String>,
+    /// Of an opaque program: what each launch reads.
+    reads: Vec<Vec<Range<u64>>>,
 }
 
 /// Why a run gave no answer.
@@ -50,6 +55,8 @@ pub(crate) enum Failed {
     InputType { name: String, found: String, due: String },
     #[error("output {0:?} is not one of the model's")]
     OutputUnknown(String),
+    #[error("the run says what {found} launches read, and must of {due}")]
+    Reads { found: usize, due: usize },
     #[error("value {0:?} is not there: the launches do not fit together")]
     ValueMissing(String),
     #[error(transparent)]
@@ -90,8 +97,14 @@ impl<D: Device> Job<D> {
             }
             inputs.insert(name, tensor);
         }
+        let reads = message.reads.into_iter().map(|reads| wire::ranges(reads.ranges));
+        let reads = reads.collect::<Result<Vec<_>, _>>()?;
+        let due = program.opaque.as_ref().map_or(0, |_| program.plan.steps.len());
+        if reads.len() != due {
+            return Err(Failed::Reads { found: reads.len(), due });
+        }
         let Run { run, generation, outputs, .. } = message;
-        Ok(Self { run, program, generation, inputs, outputs })
+        Ok(Self { run, program, generation, inputs, outputs, reads })
     }
 
     /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
@@ -129,12 +142,15 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
 }
 
 fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
-    let Job { run, program, generation, inputs, outputs } = job;
+    let Job { run, program, generation, inputs, outputs, reads } = job;
     let wanted = wanted(&program.outputs, &outputs)?;
     let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
     let mut running = Running { program: &program, generation, stream, times: Times::start() };
-    let values = running.run(inputs)?;
+    let (values, copy_order) = match &program.opaque {
+        None => (running.run(inputs)?, Vec::new()),
+        Some(opaque) => running.run_opaque(inputs, opaque, reads)?,
+    };
     let times = running.times;
     let mut descriptors = Vec::new();
     let mut answer = Vec::with_capacity(wanted.len());
@@ -152,6 +168,7 @@ fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone,
         finished_ns: times.finished.as_nanos(),
         waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
         launches: times.launches,
+        copy_order: copy_order.into_iter().map(wire::byte_range).collect(),
     };
     Ok((done, descriptors))
 }
@@ -226,22 +243,70 @@ impl<D: Device> Running<'_, D> {
     /// Runs the model on these inputs; returns its outputs, in the order declared.
     fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, Failed> {
         let program = self.program;
-        let plan = &program.plan;
-        if let Some(mapping) = program.use_loaded(self.generation, &plan.whole.spec.reads)? {
-            let values = self.launch(&plan.whole, &program.whole, &mut slots, mapping)?;
-            return Ok(values.into_iter().map(Some).collect());
+        if let Some(mapping) = program.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
+            return self.whole(slots, mapping);
         }
-        slots.resize_with(plan.slots, || None);
-        for (step, kernel) in plan.steps.iter().zip(&program.kernels) {
-            let before = monotonic_now();
-            let mapping = program.wait_loaded(self.generation, &step.spec.reads)?;
-            self.times.waited += monotonic_now().since(before);
-            let values = self.launch(step, kernel, &mut slots, mapping)?;
-            for (&slot, value) in step.writes.iter().zip(values) {
-                slots[slot] = Some(value);
-            }
+        slots.resize_with(program.plan.slots, || None);
+        for (step, kernel) in program.plan.steps.iter().zip(&program.kernels) {
+            self.step(step, kernel, &step.spec.reads, &mut slots)?;
         }
-        Ok(plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
+        Ok(self.outputs(slots))
+    }
+
+    /// As [`Self::run`], of a program whose launches read what comes with the run. Returns the order
+    /// in which to copy it from now on, too, if that is new.
+    fn run_opaque(
+        &mut self,
+        mut slots: Vec<Option<D::Value>>,
+        opaque: &Opaque,
+        reads: Vec<Vec<Range<u64>>>,
+    ) -> Result<(Vec<Option<D::Value>>, Vec<Range<u64>>), Failed> {
+        let program = self.program;
+        let (mut trace, known) = opaque.begin();
+        if known && let Some(mapping) = program.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
+            return Ok((self.whole(slots, mapping)?, Vec::new()));
+        }
+        slots.resize_with(program.plan.slots, || None);
+        for (step, reads) in program.plan.steps.iter().zip(reads) {
+            let spec = KernelSpec { reads, ..step.spec.clone() };
+            // Before anything is waited for: it refuses reads that are outside the program's range,
+            // which would never come.
+            let kernel = program.kernel(&spec)?;
+            self.step(step, &kernel, opaque.wait_for(&mut trace, &spec.reads), &mut slots)?;
+        }
+        Ok((self.outputs(slots), opaque.end(trace)))
+    }
+
+    fn whole(
+        &mut self,
+        mut slots: Vec<Option<D::Value>>,
+        mapping: Use<'_, D>,
+    ) -> Result<Vec<Option<D::Value>>, Failed> {
+        let program = self.program;
+        let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping)?;
+        Ok(values.into_iter().map(Some).collect())
+    }
+
+    /// Runs one launch, once these bytes are loaded.
+    fn step(
+        &mut self,
+        step: &Step,
+        kernel: &D::Kernel,
+        due: &[Range<u64>],
+        slots: &mut [Option<D::Value>],
+    ) -> Result<(), Failed> {
+        let before = monotonic_now();
+        let mapping = self.program.wait_loaded(self.generation, due)?;
+        self.times.waited += monotonic_now().since(before);
+        let values = self.launch(step, kernel, slots, mapping)?;
+        for (&slot, value) in step.writes.iter().zip(values) {
+            slots[slot] = Some(value);
+        }
+        Ok(())
+    }
+
+    fn outputs(&self, mut slots: Vec<Option<D::Value>>) -> Vec<Option<D::Value>> {
+        self.program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect()
     }
 
     fn launch(

@@ -79,10 +79,24 @@ fn an_input_that_the_model_fails_on_fails_its_run_alone() {
         assert!(message.contains(says), "{says}: {message}");
     }
     let outputs = vec!["nothing".to_owned()];
-    executor.send(Command::Run(Run { run: 2, program: 1, generation: 1, inputs: input.clone(), outputs }));
+    executor.send(Command::Run(Run {
+        run: 2,
+        program: 1,
+        generation: 1,
+        inputs: input.clone(),
+        outputs,
+        ..Run::default()
+    }));
     assert_eq!(executor.run_failure(2), RunFailure::Model);
     let outputs = vec!["y".to_owned()];
-    executor.send(Command::Run(Run { run: 3, program: 1, generation: 1, inputs: input, outputs }));
+    executor.send(Command::Run(Run {
+        run: 3,
+        program: 1,
+        generation: 1,
+        inputs: input,
+        outputs,
+        ..Run::default()
+    }));
     assert_eq!(executor.ran(3).unwrap().done.outputs[0].name, "y");
 }
 

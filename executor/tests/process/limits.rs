@@ -21,7 +21,7 @@ fn tensors_of_more_than_64_mib_go_both_ways() {
     let file = HostRegion::from_bytes("input", &bytes).unwrap().share().unwrap();
     let contents = Some(tensor::Contents::ContentsFd(0));
     let input = Tensor { contents, ..tensor("x", "FP32", &[rows as i64, 64], vec![]) };
-    let run = Run { run: 1, program: 1, generation: 1, inputs: vec![input], outputs: vec![] };
+    let run = Run { run: 1, program: 1, generation: 1, inputs: vec![input], ..Run::default() };
     send(&executor.socket, Command::Run(run), vec![file]);
     let large = executor.ran(1).unwrap();
     assert_eq!(large.done.outputs[0].shape, [rows as i64, 64]);

@@ -5,6 +5,7 @@ mod failures;
 mod handshake;
 mod limits;
 mod loading;
+mod opaque;
 mod peers;
 mod support;
 

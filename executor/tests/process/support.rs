@@ -98,12 +98,13 @@ impl Model {
             inputs: specs(&self.compiled.summary.inputs),
             outputs: specs(&self.compiled.summary.outputs),
             weights_pageable: self.pageable,
+            opaque_block_bytes: 0,
         };
         (Command::LoadProgram(load), vec![self.graph.share().unwrap(), self.weights.share().unwrap()])
     }
 }
 
-fn byte_range(range: Range<u64>) -> ByteRange {
+pub(crate) fn byte_range(range: Range<u64>) -> ByteRange {
     ByteRange { offset: range.start, bytes: range.end - range.start }
 }
 
@@ -320,7 +321,7 @@ impl Executor {
 
     /// Starts a run.
     pub(crate) fn run(&self, run: u64, program: u64, generation: u64, inputs: Vec<Tensor>) {
-        self.send(Command::Run(Run { run, program, generation, inputs, outputs: Vec::new() }));
+        self.send(Command::Run(Run { run, program, generation, inputs, ..Run::default() }));
     }
 
     pub(crate) fn ran(&mut self, run: u64) -> Result<Answer, (RunFailure, String)> {

@@ -207,6 +207,7 @@ impl Gpu {
             inputs: prepared.inputs.clone(),
             outputs: prepared.outputs.clone(),
             weights_pageable: false,
+            opaque_block_bytes: 0,
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
         self.send(Command::LoadProgram(load), descriptors);
@@ -223,6 +224,7 @@ impl Gpu {
             generation: generation.0,
             inputs: invocation.inputs.clone(),
             outputs: invocation.outputs.clone(),
+            reads: Vec::new(),
         });
         let descriptors = invocation.descriptors.clone();
         self.send(command, descriptors);

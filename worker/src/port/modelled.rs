@@ -231,6 +231,7 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             finished_ns: finished.0,
             waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
             launches: 1,
+            copy_order: Vec::new(),
         }),
         Word::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
         Word::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),
