@@ -27,6 +27,7 @@ mod protocol;
 mod transfer;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -41,8 +42,8 @@ use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
 
-/// Chunks in a batch (D13).
-pub const BATCH_CHUNKS: u32 = 5;
+/// Chunks in a batch (D13), unless [`Fabric::with_batch`] says otherwise.
+pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
 /// How much later than planned a batch may begin; after that it is refused and granted again.
 pub const START_SLACK: Duration = Duration::from_millis(250);
 /// How long after the end of its window a batch that nobody reported counts as failed.
@@ -57,6 +58,8 @@ pub struct Fabric {
     paths: BTreeMap<Route, Path>,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
+    /// Chunks in a batch.
+    batch: u32,
 }
 
 impl Fabric {
@@ -67,7 +70,15 @@ impl Fabric {
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
         let (lanes, paths) = lanes::lay(topology);
-        Self { lanes, paths, transfers: BTreeMap::new(), grants: 0 }
+        Self { lanes, paths, transfers: BTreeMap::new(), grants: 0, batch: BATCH_CHUNKS.get() }
+    }
+
+    /// With batches of so many chunks. Smaller ones let a newcomer in sooner and cost a message more
+    /// often: what one costs by its link's time is what T09's elbow measures.
+    #[must_use]
+    pub fn with_batch(mut self, chunks: NonZeroU32) -> Self {
+        self.batch = chunks.get();
+        self
     }
 
     /// Transfers that have not ended.
@@ -91,7 +102,7 @@ impl Fabric {
         actions: &mut Vec<Action>,
     ) {
         let from = from.filter(|_| self.paths.contains_key(&Route { to: gpu, from }));
-        let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS));
+        let batch = Bytes(BLOCK.0 * u64::from(self.batch));
         let head_start = self.paths[&Route { to: gpu, from }].time_for(batch).saturating_mul(2);
         let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
         let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
@@ -258,11 +269,12 @@ impl Fabric {
     }
 
     fn grant(&mut self, now: Timestamp, transfer: TransferId, actions: &mut Vec<Action>) {
+        let batch = self.batch;
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let Some(mut range) = state.waiting.pop() else { return };
-        if range.len() > BATCH_CHUNKS as usize {
-            state.waiting.push(range.start + BATCH_CHUNKS..range.end);
-            range.end = range.start + BATCH_CHUNKS;
+        if range.len() > batch as usize {
+            state.waiting.push(range.start + batch..range.end);
+            range.end = range.start + batch;
         }
         self.grants += 1;
         let hold = self.grants;

@@ -99,6 +99,17 @@ fn ended(actions: &[Action]) -> Vec<(u64, Outcome)> {
 }
 
 #[test]
+fn batches_are_as_large_as_asked_and_paced_alike() {
+    let mut node = Node::new(1);
+    node.fabric = Fabric::new(&topology(1)).with_batch(NonZeroU32::new(2).unwrap());
+    let start = node.now;
+    let actions = node.start(1, 2, 5);
+    assert_eq!(grants(&actions, start), [(1, 0, 0..2, Duration::ZERO), (1, 1, 2..4, BATCH_TIME * 2 / 5)]);
+    let actions = node.done(1, 0);
+    assert_eq!(grants(&actions, start), [(1, 2, 4..5, BATCH_TIME * 4 / 5)]);
+}
+
+#[test]
 fn a_transfer_goes_batch_by_batch_paced_at_the_links_rate() {
     let mut node = Node::new(1);
     let start = node.now;
@@ -311,7 +322,9 @@ impl World {
                     for (other, _) in self.out.iter().filter(|(other, _)| self.share_a_track(&grant, other)) {
                         prop_assert!(apart(&grant, other), "{grant:?} and {other:?} cross at one time");
                     }
-                    prop_assert!(grant.chunks.len() <= BATCH_CHUNKS as usize && !grant.chunks.is_empty());
+                    prop_assert!(
+                        grant.chunks.len() <= BATCH_CHUNKS.get() as usize && !grant.chunks.is_empty()
+                    );
                     prop_assert!(grant.not_before < grant.not_after);
                     self.out.push((grant, false));
                 }
