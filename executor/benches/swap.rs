@@ -246,20 +246,17 @@ fn swap(
     let mut free = began;
     let mut running = None;
     for range in &step.grants {
-        let batch = executor.grant_in(program, generation, std::slice::from_ref(range), free.0, u64::MAX);
         if let Some(rate) = link {
+            // The bytes are there when the link is done with them, not when it begins.
             free = free.max(monotonic_now()) + rate.time_for(Bytes(range.end - range.start));
         }
+        let batch = executor.grant_in(program, generation, std::slice::from_ref(range), free.0, u64::MAX);
         if let Some(before) = running.replace(batch) {
             executor.copied(before).unwrap();
         }
     }
     if step.order == Order::CopyThenRun {
         executor.copied(running.take().unwrap()).unwrap();
-        if free > monotonic_now() {
-            // The link is still busy with what memory was faster at.
-            std::thread::sleep(free.since(monotonic_now()));
-        }
         executor.run(1, program, generation, input.to_vec());
     }
     let answer = executor.ran(1).unwrap();
