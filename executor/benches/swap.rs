@@ -105,7 +105,7 @@ fn grant_rates() -> Vec<Throughput> {
             let began = monotonic_now();
             let mut running = None;
             for start in (0..bytes).step_by(size as usize) {
-                let batch = executor.grant(1, 1, &[start..bytes.min(start + size)]);
+                let batch = executor.grant(1, 1, std::slice::from_ref(&(start..bytes.min(start + size))));
                 if let Some(before) = running.replace(batch) {
                     executor.copied(before).unwrap();
                 }

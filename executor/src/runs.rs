@@ -231,6 +231,10 @@ impl Times {
     }
 }
 
+/// What a run of an opaque program leaves: its values by slot, and the order in which to copy it from
+/// now on, empty unless that is new.
+type OpaqueRun<D> = (Vec<Option<<D as Device>::Value>>, Vec<Range<u64>>);
+
 /// A run between its first launch and its last.
 struct Running<'a, D: Device> {
     program: &'a Program<D>,
@@ -260,7 +264,7 @@ impl<D: Device> Running<'_, D> {
         mut slots: Vec<Option<D::Value>>,
         opaque: &Opaque,
         reads: Vec<Vec<Range<u64>>>,
-    ) -> Result<(Vec<Option<D::Value>>, Vec<Range<u64>>), Failed> {
+    ) -> Result<OpaqueRun<D>, Failed> {
         let program = self.program;
         let (mut trace, known) = opaque.begin();
         if known && let Some(mapping) = program.use_loaded(self.generation, &program.plan.whole.spec.reads)? {

@@ -282,7 +282,7 @@ mod tests {
         let sizes = [1; 4];
         let cut = launches(&steps, &["y".to_owned()], &placements(&sizes), Grouping::PER_PARAMETER);
         let reads: Vec<_> = cut.iter().map(|launch| launch.reads.clone()).collect();
-        assert_eq!(reads[0], [0..MIB]);
+        assert_eq!(reads[0], std::slice::from_ref(&(0..MIB)));
         assert_eq!(reads.len(), 3, "{cut:?}");
         assert_eq!(reads[2].last(), Some(&(3 * MIB..4 * MIB)));
     }

@@ -67,6 +67,7 @@ impl ExecutorPort for InstantPort {
                 finished_ns: now,
                 waited_ns: 0,
                 launches: 1,
+                copy_order: Vec::new(),
             })),
             _ => {}
         }

@@ -89,7 +89,7 @@ fn a_read_earlier_than_recorded_waits_for_everything_and_moves_its_block_forward
 fn a_run_that_is_not_ended_records_nothing() {
     let order = order(64);
     let mut trace = order.begin();
-    order.on_launch(&mut trace, &[0..64]);
+    order.on_launch(&mut trace, std::slice::from_ref(&(0..64)));
     assert!(!order.is_recorded());
 }
 
