@@ -59,6 +59,7 @@ fn scenario(dispatch: PolicyConfig, seed: u64) -> Scenario {
 /// What holds of every run.
 fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
     assert_eq!(outcome.records.len(), scenario.arrivals.len(), "{what}: a request was lost");
+    let early = scenario.nodes[0].dispatch.binds_early();
     let mut per_gpu: BTreeMap<(usize, GpuIndex), Vec<(Timestamp, Duration)>> = BTreeMap::new();
     for (place, record) in outcome.records.iter().enumerate() {
         assert_eq!(record.request, place, "{what}: a request was answered twice");
@@ -67,9 +68,11 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
                 assert!(split.total <= record.latency() + Duration::from_millis(1), "{what}: {record:?}");
                 per_gpu.entry((node, gpu)).or_default().push((record.finished, split.run));
             }
-            // A request that was running in two executors as they died.
+            // A request that was running in two executors as they died; or one of a function that has
+            // no room, or waits for some in vain, where each is bound to a GPU.
             Ending::Failed { reason } => assert!(
-                matches!(reason, Reason::Quarantined | Reason::AttemptsExhausted),
+                matches!(reason, Reason::Quarantined | Reason::AttemptsExhausted)
+                    || early && matches!(reason, Reason::NoGpuMemory | Reason::TimedOut),
                 "{what}: {record:?}"
             ),
         }
@@ -129,7 +132,8 @@ fn every_policy_answers_every_request_in_whatever_order_of_one_moment() {
         }
         // The order of one moment is no policy: it moves the median by next to nothing.
         let (least, most) = latencies.iter().fold((f64::MAX, 0.0_f64), |(a, b), &it| (a.min(it), b.max(it)));
-        assert!(most <= least * 1.1 + 1e-3, "{name}: {latencies:?}");
+        // Which functions find room, where they are bound, is decided once, and by that order.
+        assert!(dispatch.binds_early() || most <= least * 1.1 + 1e-3, "{name}: {latencies:?}");
     }
 }
 

@@ -47,13 +47,14 @@ fn a_model_weighs_what_was_learned_of_its_runs() {
     assert_eq!(node.step(profile(50)), [], "nothing new");
     assert_eq!(node.step(profile(5)), [weighs(Weight::Medium)]);
     assert_eq!(node.step(profile(3)), [weighs(Weight::Heavy)]);
-    node.enqueue(2, A);
-    let ran = Some(Duration::from_secs(1));
-    assert_eq!(
-        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(2), ran }),
-        [weighs(Weight::Light)],
-        "what was learned of a run"
-    );
+    // One run of a second may be an outlier; several are what is learned.
+    let long = |key| {
+        node.enqueue(key, A);
+        let ran = Some(Duration::from_secs(1));
+        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(key), ran })
+    };
+    let told: Vec<_> = (2..8).flat_map(long).collect();
+    assert_eq!(told.last(), Some(&weighs(Weight::Light)), "{told:?}");
 }
 
 #[test]

@@ -82,7 +82,14 @@ fn a_copy_comes_from_a_peer_where_that_beats_the_host_and_waiting() {
     let config = Config { peers, ..Config::new(vec![gpu_config; 3], 9).with_policy(policy, 1) };
     let mut node = with_profiles(&config);
     assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
-    assert_eq!(node.ask(2, 0, A), [assign(2, 2, A)]);
+    node.step(Event::Loaded { gpu: gpu(0), model: A });
+    let from = |action: Action, holder| match action {
+        Action::Assign { gpu, key, model, incarnation, attempt, .. } => {
+            Action::Assign { gpu, key, model, incarnation, attempt, from: Some(holder) }
+        }
+        other => other,
+    };
+    assert_eq!(node.ask(2, 0, A), [from(assign(2, 2, A), gpu(0))]);
     let copied = node.dispatch.fleet.get(gpu(2)).running.unwrap();
     assert_eq!(copied.swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
 }
