@@ -43,7 +43,7 @@ fn overload(effort: Effort) -> Result<Report> {
                 let functions = vec![Function::new(model.clone(), Some(slo)); FUNCTIONS];
                 let rate = 4.0 / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
                 let mean_gap = Duration::from_secs_f64(1.0 / rate);
-                let span = MINUTE * if effort.short { 1 } else { 5 };
+                let span = if effort.short { MINUTE / 20 } else { MINUTE * 5 };
                 let arrivals = patterns::arrivals(&[Pattern::Sporadic { mean_gap }; FUNCTIONS], span, seed);
                 let node = NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(4), dispatch) };
                 Scenario {

@@ -17,7 +17,7 @@ use crate::report::Report;
 use crate::seeds::Summaries;
 
 pub(super) fn compliance(effort: Effort) -> Result<Report> {
-    let counts: &[usize] = if effort.short { &[560] } else { &[320, 480, 520, 560] };
+    let counts: &[usize] = if effort.short { &[160] } else { &[320, 480, 520, 560] };
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     let mut at_560: Vec<(&str, Spread)> = Vec::new();
