@@ -17,7 +17,7 @@ use crate::report::Report;
 use crate::seeds::Summaries;
 
 pub(super) fn compliance(effort: Effort) -> Result<Report> {
-    let counts: &[usize] = if effort.short { &[160] } else { &[320, 480, 520, 560] };
+    let counts: &[usize] = if effort.short { &[80] } else { &[320, 480, 520, 560] };
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     let mut at_560: Vec<(&str, Spread)> = Vec::new();
@@ -78,6 +78,7 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
 pub(super) fn deadlines(effort: Effort) -> Result<Report> {
     let systems: Vec<_> =
         systems()?.into_iter().filter(|it| !matches!(it.name, "torpor-random" | "torpor-lru")).collect();
+    let count = if effort.short { 40 } else { 560 };
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
@@ -87,15 +88,15 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
     let loads: &[u32] = if effort.short { &[150] } else { &[100, 150] };
     let model = models::torpor().swap_remove(6);
     for &load in loads {
-        for deadline in [60, 70, 80] {
+        for &deadline in if effort.short { &[80][..] } else { &[60, 70, 80] } {
             let mut compliant = Vec::new();
             for system in &systems {
                 let setup = |seed: u64| {
                     let slo = Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE };
-                    let functions = vec![Function::new(model.clone(), Some(slo)); 560];
+                    let functions = vec![Function::new(model.clone(), Some(slo)); count];
                     let first = usize::try_from(seed * 31).unwrap_or(0);
                     let mut counts =
-                        rates::by_minute(&rates::torpor(), 560, minutes_of(effort).min(5), first);
+                        rates::by_minute(&rates::torpor(), count, minutes_of(effort).min(5), first);
                     counts.iter_mut().flatten().for_each(|count| *count = (*count * load).div_ceil(100));
                     let arrivals = minutes::arrivals(&counts, seed);
                     let nodes = vec![system.node(4)];

@@ -163,7 +163,7 @@ pub(super) fn cluster(effort: Effort) -> Result<Report> {
         named("torpor", Eviction::Torpor)?,
         named("unified", Eviction::Torpor)?,
     ];
-    let counts: &[usize] = if effort.short { &[120] } else { &[500, 1000] };
+    let counts: &[usize] = if effort.short { &[48] } else { &[500, 1000] };
     let table = models::torpor();
     let mut rows = Vec::new();
     let mut at_1000 = Vec::new();

@@ -88,7 +88,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
 pub(super) fn heaviness(effort: Effort) -> Result<Report> {
     let light = models::torpor().swap_remove(1);
     let heavy = models::torpor().swap_remove(7);
-    let heavies = 80;
+    let heavies = if effort.short { 4 } else { 80 };
     let lights =
         (heavies as f64 * heavy.memory.0 as f64 / 0.6 * 0.4 / light.memory.0 as f64).round() as usize;
     let mut rows = Vec::new();
