@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use imbl::OrdSet;
 use millrace_types::{
-    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, Quota, Revision,
+    Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, Quota, Revision,
     TenantName, TensorSpec,
 };
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,16 @@ pub struct ModelSummary {
     pub inputs: Vec<TensorSpec>,
     /// What it gives.
     pub outputs: Vec<TensorSpec>,
+}
+
+impl ModelSummary {
+    /// An input or output whose first dimension is not free: requests for such a model cannot run as
+    /// one.
+    #[must_use]
+    pub fn unbatchable(&self) -> Option<&TensorSpec> {
+        let free = |tensor: &TensorSpec| matches!(tensor.shape.first(), Some(Dim::Symbol(_)));
+        self.inputs.iter().chain(&self.outputs).find(|tensor| !free(tensor))
+    }
 }
 
 /// A model file.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use millrace_types::function::{DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
 use millrace_types::{
-    Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Quota, Reason, Resources, Runtime, Share,
-    Slo, TenantName, TensorSpec,
+    Batching, Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Priority, Quota, Reason,
+    Residency, Resources, Runtime, Serving, Share, Slo, TenantName, TensorSpec,
 };
 
-use crate::admin;
+use crate::{admin, worker};
 
 /// Reads a protobuf duration; negative ones are refused.
 ///
@@ -83,6 +83,7 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
         resources: Resources { gpu_memory: (memory > 0).then_some(Bytes(memory)) },
         idempotent: wire.idempotent,
         replicas: if wire.replicas == 0 { DEFAULT_REPLICAS } else { wire.replicas },
+        serving: serving(wire.priority, wire.residency, wire.batching)?,
     };
     spec.validate().map_err(|error| invalid(error.to_string()))?;
     Ok(spec)
@@ -107,7 +108,79 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
             .map(|memory| admin::Resources { gpu_memory_bytes: memory.get() }),
         idempotent: spec.idempotent,
         replicas: spec.replicas,
+        priority: spec.serving.priority.get().into(),
+        residency: (spec.serving.residency != Residency::default()).then(|| admin::Residency {
+            pin: spec.serving.residency.pin,
+            min_warm: spec.serving.residency.min_warm,
+            evict_after: spec.serving.residency.evict_after.map(duration_wire),
+        }),
+        batching: spec.serving.batching.map(|batching| admin::Batching {
+            max_size: batching.max_size,
+            max_wait: Some(duration_wire(batching.max_wait)),
+        }),
     }
+}
+
+/// How a function is served. Ranges are the spec's to check.
+fn serving(
+    priority: u32,
+    residency: Option<admin::Residency>,
+    batching: Option<admin::Batching>,
+) -> Result<Serving, Failure> {
+    let negative = |field: &str| invalid_spec(format!("{field} is negative: give a time such as 50ms"));
+    let time = |field: &str, wire: Option<prost_types::Duration>| {
+        wire.map(|wire| duration(&wire).ok_or_else(|| negative(field))).transpose()
+    };
+    let residency = residency.unwrap_or_default();
+    let evict_after = time("residency.evict_after", residency.evict_after)?;
+    let batching = match batching {
+        None => None,
+        Some(batching) => {
+            let max_wait = time("batching.max_wait", batching.max_wait)?.unwrap_or_default();
+            Some(Batching { max_size: batching.max_size, max_wait })
+        }
+    };
+    Ok(Serving {
+        priority: self::priority(priority)?,
+        residency: Residency { pin: residency.pin, min_warm: residency.min_warm, evict_after },
+        batching,
+    })
+}
+
+/// A priority; 0 is the default.
+fn priority(level: u32) -> Result<Priority, Failure> {
+    if level == 0 {
+        return Ok(Priority::default());
+    }
+    let (first, last) = (Priority::FIRST, Priority::LAST);
+    Priority::new(level.into())
+        .ok_or_else(|| invalid_spec(format!("priority is {level}: write a number from {first} to {last}")))
+}
+
+fn invalid_spec(message: String) -> Failure {
+    Failure::new(Reason::InvalidSpec, message)
+}
+
+/// Writes how a placed function is served.
+pub fn serving_wire(serving: &Serving, wire: &mut worker::DesiredFunction) {
+    let Serving { priority, residency, batching } = *serving;
+    wire.priority = priority.get().into();
+    (wire.pin, wire.min_warm) = (residency.pin, residency.min_warm);
+    wire.evict_after = residency.evict_after.map(duration_wire);
+    wire.batch_max_size = batching.map_or(0, |batching| batching.max_size);
+    wire.batch_max_wait = batching.map(|batching| duration_wire(batching.max_wait));
+}
+
+/// Reads how a placed function is served.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] with what is wrong.
+pub fn placed_serving(wire: &worker::DesiredFunction) -> Result<Serving, Failure> {
+    let (pin, min_warm, evict_after) = (wire.pin, wire.min_warm, wire.evict_after);
+    let residency = admin::Residency { pin, min_warm, evict_after };
+    let (max_size, max_wait) = (wire.batch_max_size, wire.batch_max_wait);
+    let batching = (max_size > 0).then_some(admin::Batching { max_size, max_wait });
+    serving(wire.priority, Some(residency), batching)
 }
 
 /// Reads a tenant's caps.

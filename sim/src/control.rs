@@ -76,7 +76,7 @@ impl Control {
             let (bytes, model) = (Bytes(1), summary(function));
             control.apply(Command::AddArtifact { digest, bytes, model, holder })?;
             let mut spec = FunctionSpec::new(function_key(place));
-            (spec.slo, spec.replicas) = (function.slo, function.replicas);
+            (spec.slo, spec.replicas, spec.serving) = (function.slo, function.replicas, function.serving);
             spec.resources = Resources { gpu_memory: Some(function.model.memory) };
             control.apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() })?;
         }

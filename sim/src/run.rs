@@ -330,6 +330,7 @@ fn config(scenario: &Scenario, node: &NodeSpec, place: usize, host_rate: BytesPe
         slo: function.slo,
         idempotent: true,
         gpu_memory: Some(function.model.memory),
+        serving: function.serving,
         profiles: types.into_iter().map(profile).collect(),
     }
 }

@@ -7,7 +7,7 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
 use millrace_policy::memory::Grid;
 use millrace_types::topology::Topology;
-use millrace_types::{Bytes, GpuIndex, Slo, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Serving, Slo, Timestamp};
 
 use crate::models::ModelFigures;
 use crate::workload::Arrival;
@@ -45,13 +45,15 @@ pub struct Function {
     pub slo: Option<Slo>,
     /// On how many nodes it is kept ready.
     pub replicas: u32,
+    /// How a node serves it among others.
+    pub serving: Serving,
 }
 
 impl Function {
     /// A function of one replica.
     #[must_use]
     pub fn new(model: ModelFigures, slo: Option<Slo>) -> Self {
-        Self { model, slo, replicas: 1 }
+        Self { model, slo, replicas: 1, serving: Serving::default() }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::FunctionKey;
+use crate::serving::{Serving, ServingError};
 use crate::units::Bytes;
 
 /// The timeout of a request that names none (DESIGN §1).
@@ -80,6 +81,9 @@ pub struct FunctionSpec {
     /// How many nodes keep its model in host memory, so that the loss of one leaves another ready.
     #[serde(default = "default_replicas")]
     pub replicas: u32,
+    /// How a node serves it among others.
+    #[serde(default)]
+    pub serving: Serving,
 }
 
 /// What a function had that was published before there were replicas.
@@ -116,6 +120,9 @@ pub enum SpecError {
     /// No replica, or more than [`REPLICAS_MAX`].
     #[error("replicas is {0}: write a number from 1 to {REPLICAS_MAX}, or leave it out for 1")]
     Replicas(u32),
+    /// How it is to be served.
+    #[error(transparent)]
+    Serving(#[from] ServingError),
 }
 
 impl FunctionSpec {
@@ -131,6 +138,7 @@ impl FunctionSpec {
             resources: Resources::default(),
             idempotent: true,
             replicas: DEFAULT_REPLICAS,
+            serving: Serving::default(),
         }
     }
 
@@ -158,7 +166,7 @@ impl FunctionSpec {
         if !(1..=REPLICAS_MAX).contains(&self.replicas) {
             return Err(SpecError::Replicas(self.replicas));
         }
-        Ok(())
+        Ok(self.serving.validate(self.idempotent)?)
     }
 }
 

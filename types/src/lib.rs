@@ -11,6 +11,7 @@
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tenancy`] | what a tenant may use at most |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
+//! | [`serving`] | whose requests go first, what stays on a GPU, what runs as one |
 //! | [`function`] | what a function is, and the checks a spec must pass |
 //! | [`manifest`] | the YAML a user writes, read strictly |
 //! | [`topology`] | GPUs and the links between them, as data |
@@ -23,6 +24,7 @@ pub mod function;
 pub mod ids;
 pub mod manifest;
 pub mod reason;
+pub mod serving;
 pub mod tenancy;
 pub mod tensor;
 pub mod topology;
@@ -38,6 +40,7 @@ pub use ids::{
     Revision, RevisionKey, TenantName,
 };
 pub use reason::{Failure, Reason};
+pub use serving::{Batching, Priority, Residency, Serving};
 pub use tenancy::{Quota, Share};
 pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};

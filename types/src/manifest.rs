@@ -16,6 +16,9 @@
 //!   resources: {gpuMemory: 64MiB}   # optional
 //!   idempotent: true         # optional
 //!   replicas: 2              # optional
+//!   priority: 4              # optional: 1 goes first, 8 last
+//!   residency: {pin: false, minWarm: 1, evictAfter: 10m}   # optional, each of them
+//!   batching: {maxSize: 8, maxWait: 2ms}   # optional
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +30,7 @@ use crate::function::{
     DEFAULT_PERCENTILE, DEFAULT_REPLICAS, DEFAULT_TIMEOUT, FunctionSpec, Resources, Runtime, Slo, SpecError,
 };
 use crate::ids::{FunctionKey, FunctionName, NameError, TenantName};
+use crate::serving::{Batching, Priority, Residency, Serving};
 use crate::units::{Bytes, ParseBytesError};
 
 /// The only `apiVersion` this build reads.
@@ -117,6 +121,10 @@ struct Spec {
     resources: ResourcesText,
     idempotent: Option<bool>,
     replicas: Option<u32>,
+    priority: Option<u64>,
+    #[serde(default)]
+    residency: ResidencyText,
+    batching: Option<BatchingText>,
 }
 
 #[derive(Deserialize)]
@@ -136,6 +144,23 @@ struct SloText {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ResourcesText {
     gpu_memory: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ResidencyText {
+    #[serde(default)]
+    pin: bool,
+    #[serde(default)]
+    min_warm: u32,
+    evict_after: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct BatchingText {
+    max_size: u32,
+    max_wait: Option<String>,
 }
 
 /// Reads a manifest of one or more documents.
@@ -194,6 +219,11 @@ impl Document {
             resources: self.spec.resources.check()?,
             idempotent: self.spec.idempotent.unwrap_or(true),
             replicas: self.spec.replicas.unwrap_or(DEFAULT_REPLICAS),
+            serving: Serving {
+                priority: self.spec.priority.map_or(Ok(Priority::default()), priority)?,
+                residency: self.spec.residency.check()?,
+                batching: self.spec.batching.map(BatchingText::check).transpose()?,
+            },
             key,
         };
         spec.validate().map_err(|e: SpecError| ("spec", e.to_string()))?;
@@ -217,6 +247,26 @@ impl ResourcesText {
         };
         Ok(Resources { gpu_memory: self.gpu_memory.map(parse).transpose()? })
     }
+}
+
+impl ResidencyText {
+    fn check(self) -> Result<Residency, (&'static str, String)> {
+        let after = self.evict_after.map(|text| duration("spec.residency.evictAfter", &text));
+        Ok(Residency { pin: self.pin, min_warm: self.min_warm, evict_after: after.transpose()? })
+    }
+}
+
+impl BatchingText {
+    fn check(self) -> Result<Batching, (&'static str, String)> {
+        let wait = self.max_wait.map(|text| duration("spec.batching.maxWait", &text));
+        Ok(Batching { max_size: self.max_size, max_wait: wait.unwrap_or(Ok(Duration::ZERO))? })
+    }
+}
+
+fn priority(level: u64) -> Result<Priority, (&'static str, String)> {
+    let (first, last) = (Priority::FIRST, Priority::LAST);
+    let problem = || format!("{level} is no priority: write a number from {first} (goes first) to {last}");
+    Priority::new(level).ok_or_else(|| ("spec.priority", problem()))
 }
 
 fn runtime(text: Option<&str>) -> Result<Runtime, (&'static str, String)> {
@@ -245,6 +295,9 @@ spec:
   slo: {deadline: 50ms, percentile: 0.95}
   resources: {gpuMemory: 64MiB}
   replicas: 2
+  priority: 2
+  residency: {minWarm: 1, evictAfter: 10m}
+  batching: {maxSize: 8, maxWait: 2ms}
 ";
 
     fn refusal(from: &str, to: &str) -> String {
@@ -263,6 +316,12 @@ spec:
         expected.slo = Some(Slo { deadline: Duration::from_millis(50), percentile: 0.95 });
         expected.resources.gpu_memory = Some(Bytes::mib(64));
         expected.replicas = 2;
+        let (evict_after, max_wait) = (Some(Duration::from_secs(600)), Duration::from_millis(2));
+        expected.serving = Serving {
+            priority: Priority::new(2).unwrap(),
+            residency: Residency { pin: false, min_warm: 1, evict_after },
+            batching: Some(Batching { max_size: 8, max_wait }),
+        };
         assert_eq!(manifest, FunctionManifest { spec: expected, model_file: "digits.onnx".into() });
     }
 
@@ -282,6 +341,17 @@ spec:
             ("replicas: 2", "replicas: 65", "a number from 1 to 64"),
             ("replicas: 2", "replicas: -1", "replicas"),
             ("replicas: 2", "replicas: two", "replicas"),
+            ("priority: 2", "priority: 0", "a number from 1 (goes first) to 8"),
+            ("minWarm: 1", "minWarm: 65", "a number from 0 to 64"),
+            ("minWarm: 1", "pin: true", "exclude each other"),
+            ("10m", "0s", "above zero"),
+            ("maxSize: 8", "maxSize: 1", "a number from 2 to 64"),
+            ("2ms", "2h", "shorten it"),
+            (
+                "  batching: {maxSize: 8",
+                "  idempotent: false\n  batching: {maxSize: 8",
+                "needs idempotent: true",
+            ),
             ("file: digits.onnx", "file: ''", "name the model's file"),
         ] {
             let message = refusal(from, to);

@@ -15,7 +15,7 @@ use millrace_proto::executor::{CopyDone, Ready, RunDone, Tensor, tensor::Content
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, RequestId, Revision,
-    RevisionKey, TenantName,
+    RevisionKey, Serving, TenantName,
 };
 use millrace_worker::clock::{Clock, MonotonicClock};
 use millrace_worker::handle::NodeHandle;
@@ -122,6 +122,7 @@ async fn install(node: &NodeHandle) {
         slo: None,
         idempotent: true,
         gpu_memory: None,
+        serving: Serving::default(),
         profiles: Vec::new(),
     };
     node.install(config, Arc::new(model)).await.expect("it fits");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_proto::executor::{Launch, TensorSpec};
-use millrace_types::{Bytes, Digest, RevisionKey, Slo};
+use millrace_types::{Bytes, Digest, RevisionKey, Serving, Slo};
 
 use crate::port::Descriptor;
 
@@ -42,6 +42,8 @@ pub struct FunctionConfig {
     pub idempotent: bool,
     /// GPU memory to hold for it; `None` or less than the weights: the weights' size.
     pub gpu_memory: Option<Bytes>,
+    /// How it is served among others.
+    pub serving: Serving,
     /// What is known of its runs before the first: by type of GPU. What happens then is learned.
     pub profiles: Vec<Profile>,
 }

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use millrace_client::messages as wire;
-use millrace_types::FunctionName;
+use millrace_types::{FunctionName, Priority};
 
 use crate::clock;
 use crate::commands::get::{objective, readiness, short};
@@ -59,6 +59,10 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
         field("Timeout", &spec.timeout.and_then(documents::span).unwrap_or_default()),
         field("GPU memory", &memory.unwrap_or_else(|| "what the model needs".to_owned())),
         field("Idempotent", if spec.idempotent { "yes" } else { "no" }),
+        field("Replicas", &spec.replicas.max(1).to_string()),
+        field("Priority", &priority(spec.priority)),
+        field("Residency", &residency(spec.residency.unwrap_or_default())),
+        field("Batching", &spec.batching.as_ref().map_or_else(|| "each request alone".to_owned(), batching)),
         field("Enabled", if function.enabled { "yes" } else { "no" }),
         field("Ready", readiness(function)),
         field("Created", &moment(function.created_at)),
@@ -78,6 +82,25 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
 
 fn field(name: &str, value: &str) -> String {
     format!("{:<13}{}", format!("{name}:"), if value.is_empty() { "-" } else { value })
+}
+
+fn priority(level: u32) -> String {
+    let level = if level == 0 { Priority::default().get().into() } else { level };
+    format!("{level} of {} (1 goes first)", Priority::LAST)
+}
+
+fn residency(wire: wire::Residency) -> String {
+    let kept = (wire.min_warm > 0).then(|| format!("kept on {} of each node's GPUs", wire.min_warm));
+    let pinned = wire.pin.then(|| "makes room last".to_owned());
+    let after =
+        wire.evict_after.and_then(documents::span).map(|after| format!("dropped after {after} unused"));
+    let said: Vec<_> = [kept, pinned, after].into_iter().flatten().collect();
+    if said.is_empty() { "makes room when others need it".to_owned() } else { said.join(", ") }
+}
+
+fn batching(wire: &wire::Batching) -> String {
+    let wait = wire.max_wait.and_then(documents::span).unwrap_or_else(|| "0s".to_owned());
+    format!("up to {} rows in one run, held back {wait} at most", wire.max_size)
 }
 
 fn model_lines(function: &wire::Function) -> Vec<String> {
@@ -196,6 +219,10 @@ Objective:   -
 Timeout:     -
 GPU memory:  what the model needs
 Idempotent:  yes
+Replicas:    1
+Priority:    4 of 8 (1 goes first)
+Residency:   makes room when others need it
+Batching:    each request alone
 Enabled:     yes
 Ready:       True
 Created:     2023-11-14T22:13:20Z (60s ago)

@@ -40,6 +40,27 @@ struct Spec {
     timeout: Option<String>,
     resources: Resources,
     idempotent: bool,
+    replicas: u32,
+    priority: u32,
+    residency: Residency,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batching: Option<Batching>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Residency {
+    pin: bool,
+    min_warm: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evict_after: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Batching {
+    max_size: u32,
+    max_wait: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -238,6 +259,13 @@ impl From<wire::Function> for Function {
                 timeout: spec.timeout.and_then(span),
                 resources: Resources { gpu_memory: spec.resources.map(|asked| asked.gpu_memory_bytes) },
                 idempotent: spec.idempotent,
+                replicas: spec.replicas,
+                priority: spec.priority,
+                residency: residency(spec.residency.unwrap_or_default()),
+                batching: spec.batching.map(|batching| Batching {
+                    max_size: batching.max_size,
+                    max_wait: batching.max_wait.and_then(span),
+                }),
             },
             status: Status {
                 enabled: function.enabled,
@@ -246,6 +274,11 @@ impl From<wire::Function> for Function {
             },
         }
     }
+}
+
+fn residency(wire: wire::Residency) -> Residency {
+    let wire::Residency { pin, min_warm, evict_after } = wire;
+    Residency { pin, min_warm, evict_after: evict_after.and_then(span) }
 }
 
 impl From<wire::Condition> for Condition {

@@ -58,6 +58,15 @@ fn next_number(state: &State, spec: &FunctionSpec) -> Revision {
 fn check_model(state: &State, revision: &RevisionRecord) -> Result<(), Refusal> {
     let artifact =
         state.artifacts.get(&revision.digest).ok_or(Refusal::ArtifactNotFound { digest: revision.digest })?;
+    if revision.spec.serving.batching.is_some()
+        && let Some(tensor) = artifact.model.unbatchable()
+    {
+        let problem = format!(
+            "batching needs a free first dimension of every input and output, and {:?} has none: leave batching out, or export the model with a dynamic batch size",
+            tensor.name
+        );
+        return Err(Refusal::InvalidSpec { problem });
+    }
     let needed = revision.gpu_memory(&artifact.model);
     match state.largest_gpu() {
         Some(largest) if needed > largest => {
@@ -127,11 +136,12 @@ fn add_revision(
 mod tests {
     use std::time::Duration;
 
-    use millrace_types::{Bytes, Slo};
+    use millrace_types::{Batching, Bytes, Dim, Slo};
 
     use super::*;
     use crate::Command;
-    use crate::commands::testing::{Log, apply, apply_expecting, delete, digest, key, spec};
+    use crate::commands::testing::{Log, apply, apply_expecting, delete, digest, key, model, spec};
+    use crate::record::ControllerId;
 
     #[test]
     fn a_change_makes_the_next_revision_and_a_repeat_does_not() {
@@ -148,6 +158,23 @@ mod tests {
         let function = log.state.function(&key("f")).unwrap();
         let numbers: Vec<u64> = function.revisions.iter().map(|it| it.number.get()).collect();
         assert_eq!((numbers, function.resource_version), (vec![1, 2, 3], before + 3));
+    }
+
+    #[test]
+    fn only_a_model_with_a_free_first_dimension_is_batched() {
+        let mut log = Log::with_artifacts(&["free"]);
+        let mut fixed = model();
+        fixed.outputs[0].shape[0] = Dim::Fixed(1);
+        let (holder, bytes) = (ControllerId(1), Bytes(100));
+        log.apply(Command::AddArtifact { digest: digest("fixed"), bytes, model: fixed, holder }).unwrap();
+        let batched = |model: &str| {
+            let mut spec = spec("f");
+            spec.serving.batching = Some(Batching { max_size: 8, max_wait: Duration::ZERO });
+            Command::ApplyFunction { spec, digest: digest(model), expected: None, voters: Vec::new() }
+        };
+        let refused = log.refused(batched("fixed")).to_string();
+        assert!(refused.contains("\"y\" has none: leave batching out"), "{refused}");
+        assert!(matches!(log.apply(batched("free")), Ok(Applied::Created { .. })));
     }
 
     #[test]

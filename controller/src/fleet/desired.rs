@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State, Tenant};
 use millrace_policy::lease::Member;
-use millrace_proto::convert::duration_wire;
+use millrace_proto::convert::{duration_wire, serving_wire};
 use millrace_proto::worker as wire;
 use millrace_types::{Epoch, NodeName, Share, SloBase};
 
@@ -90,7 +90,7 @@ fn desired_function(
     base: SloBase,
 ) -> wire::DesiredFunction {
     let slo = revision.spec.slo;
-    wire::DesiredFunction {
+    let mut wire = wire::DesiredFunction {
         tenant: function.key.tenant.to_string(),
         name: function.key.name.to_string(),
         revision: revision.number.get(),
@@ -103,5 +103,8 @@ fn desired_function(
         slo_base_m: base.m,
         slo_base_n: base.n,
         created_at_ms: function.created_at.0,
-    }
+        ..Default::default()
+    };
+    serving_wire(&revision.spec.serving, &mut wire);
+    wire
 }

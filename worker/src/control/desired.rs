@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Share, Slo, SloBase, TenantName,
+    Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Serving, Share, Slo, SloBase, TenantName,
 };
 use tokio::sync::watch;
 
@@ -38,6 +38,8 @@ pub struct Function {
     pub gpu_memory: Option<Bytes>,
     /// What it had counted towards its objective elsewhere before it came here.
     pub slo_base: SloBase,
+    /// How it is served among others.
+    pub serving: Serving,
     /// When it was created, in Unix milliseconds: another one of its name has another.
     pub created_at_ms: u64,
 }
@@ -136,8 +138,10 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         let deadline = Duration::try_from(deadline).map_err(|error| invalid(error.to_string()))?;
         Ok(Slo { deadline, percentile: wire.slo_percentile })
     });
+    let serving = millrace_proto::convert::placed_serving(&wire)?;
     Ok(Function {
         key: RevisionKey { function, revision },
+        serving,
         digest: wire.digest.parse().map_err(|error| invalid(format!("{error}")))?,
         artifact_bytes: Bytes(wire.artifact_bytes),
         idempotent: wire.idempotent,

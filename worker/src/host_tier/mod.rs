@@ -234,6 +234,7 @@ impl HostTier {
             slo: function.slo,
             idempotent: function.idempotent,
             gpu_memory: function.gpu_memory,
+            serving: function.serving,
             profiles: Vec::new(),
         };
         let outcome = self.config.node.install(function, model.prepared.clone()).await;

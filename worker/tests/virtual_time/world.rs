@@ -8,7 +8,7 @@ use crate::scenario::model_name;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, RequestId, Revision,
-    RevisionKey, Slo, TenantName, Timestamp,
+    RevisionKey, Serving, Slo, TenantName, Timestamp,
 };
 use millrace_worker::clock::{Clock, VirtualClock};
 use millrace_worker::handle::NodeHandle;
@@ -127,6 +127,7 @@ pub(crate) fn function(number: usize) -> FunctionConfig {
         slo: Some(Slo { deadline: OBJECTIVE, percentile: 0.98 }),
         idempotent: true,
         gpu_memory: None,
+        serving: Serving::default(),
         profiles: Vec::new(),
     }
 }
