@@ -17,7 +17,7 @@ use millrace_policy::router::{self, Candidate, Held};
 use millrace_types::topology::{self, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
-    TenantName, Timestamp,
+    Priority, TenantName, Timestamp,
 };
 
 const GPUS: u32 = 8;
@@ -60,7 +60,13 @@ fn enqueue(key: u64) -> dispatch::Event {
     let attempts = Attempts::new(3, Idempotent::Yes);
     let model = (key % 64) as u32;
     let (function, model) = (FunctionIndex(model), ModelId(model));
-    dispatch::Event::Enqueue { key: RequestKey(key), function, model, attempts }
+    dispatch::Event::Enqueue {
+        key: RequestKey(key),
+        function,
+        model,
+        attempts,
+        priority: Priority::default(),
+    }
 }
 
 fn dispatch_one(c: &mut Criterion) {

@@ -21,7 +21,7 @@ use millrace_policy::dispatch::{
     TorporConfig,
 };
 use millrace_policy::ids::{FunctionIndex, RequestKey};
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, SloCounts, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, SloCounts, Timestamp};
 
 /// Models that each GPU holds.
 const HELD: usize = 20;
@@ -121,7 +121,13 @@ impl Domain {
         self.key += 1;
         let attempts = Attempts::new(3, Idempotent::Yes);
         let (function, model) = (FunctionIndex(index), ModelId(index));
-        self.tell(Event::Enqueue { key: RequestKey(self.key), function, model, attempts });
+        self.tell(Event::Enqueue {
+            key: RequestKey(self.key),
+            function,
+            model,
+            attempts,
+            priority: Priority::default(),
+        });
     }
 
     /// Brings the domain to where the next decision is due, and says which.

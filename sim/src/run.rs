@@ -409,6 +409,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         attempts_left: 3,
         revision: revision.clone(),
         timeout: shared.timeout,
+        priority: 0,
         inputs: Vec::new(),
         descriptors: Vec::new(),
         outputs: Vec::new(),

@@ -82,7 +82,7 @@ impl fmt::Display for Priority {
 /// what is kept: the most any of them asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Residency {
-    /// Its copies make room for other models last: only for one that would fit nowhere else.
+    /// Its copies make room for other models last: only where nothing else on their GPU makes enough.
     #[serde(default)]
     pub pin: bool,
     /// So many GPUs of the node hold it, without a request for it: loaded as soon as one of them is

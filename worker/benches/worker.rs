@@ -64,6 +64,7 @@ fn invocation(id: usize) -> Invocation {
         attempts_left: 3,
         revision: RevisionKey { function, revision: Revision::FIRST },
         timeout: Duration::from_secs(60),
+        priority: 0,
         inputs: vec![Tensor {
             name: "x".into(),
             datatype: "FP32".into(),

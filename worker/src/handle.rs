@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Fault;
-use millrace_types::{Failure, GpuIndex, ModelId, Reason, RevisionKey};
+use millrace_types::{Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actors::function::{self, Arrival};
@@ -60,6 +60,7 @@ pub(crate) struct Directory {
 pub(crate) struct FunctionEntry {
     pub(crate) index: FunctionIndex,
     pub(crate) model: ModelId,
+    pub(crate) priority: Priority,
     pub(crate) mailbox: Mailbox<function::Message>,
 }
 
@@ -137,6 +138,7 @@ impl NodeHandle {
             key,
             function: entry.index,
             model: entry.model,
+            priority: entry.priority.asked(invocation.priority),
             accepted: self.clock.now(),
             invocation,
             home: entry.mailbox.clone(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use millrace_policy::admission::Score;
 use millrace_policy::ids::FunctionIndex;
-use millrace_types::{Bytes, Digest, FunctionKey, ModelId, RevisionKey, TenantName};
+use millrace_types::{Bytes, Digest, FunctionKey, ModelId, Residency, RevisionKey, TenantName};
 
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
@@ -27,6 +27,8 @@ struct Model {
     prepared: Arc<PreparedModel>,
     memory: Bytes,
     users: BTreeSet<FunctionIndex>,
+    /// What of it stays on GPUs, as the actors were last told.
+    residency: Residency,
 }
 
 /// A function that was added.
@@ -39,8 +41,8 @@ pub(crate) struct Added {
 /// What went with a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removed {
-    /// Nothing else.
-    FunctionOnly,
+    /// Nothing else: others use its model.
+    FunctionOnly(ModelId),
     /// Its model: it was the last to use it.
     WithModel(ModelId),
 }
@@ -84,7 +86,8 @@ impl Registry {
             let model = ModelId(self.next_model);
             self.next_model += 1;
             let prepared = Arc::clone(prepared);
-            self.models.insert(model, Model { prepared, memory: needed, users: BTreeSet::new() });
+            let (users, residency) = (BTreeSet::new(), Residency::default());
+            self.models.insert(model, Model { prepared, memory: needed, users, residency });
             model
         });
         if let Some(entry) = self.models.get_mut(&model) {
@@ -118,7 +121,7 @@ impl Registry {
         let model = self.models.get_mut(&hosted.model)?;
         model.users.remove(&function);
         if !model.users.is_empty() {
-            return Some(Removed::FunctionOnly);
+            return Some(Removed::FunctionOnly(hosted.model));
         }
         self.models.remove(&hosted.model);
         Some(Removed::WithModel(hosted.model))
@@ -153,6 +156,24 @@ impl Registry {
 
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, Bytes, &Arc<PreparedModel>)> {
         self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
+    }
+
+    /// What of a function's model is to stay on GPUs now, where that is not what the actors were told.
+    pub(crate) fn new_residency(&mut self, model: ModelId) -> Option<Residency> {
+        let entry = self.models.get_mut(&model)?;
+        let of = |index: &FunctionIndex| Some(self.functions.get(index)?.config.serving.residency);
+        let residency = entry.users.iter().filter_map(of).reduce(Residency::most).unwrap_or_default();
+        if residency == entry.residency {
+            return None;
+        }
+        entry.residency = residency;
+        Some(residency)
+    }
+
+    /// What of each model is to stay, where that is anything.
+    pub(crate) fn residencies(&self) -> impl Iterator<Item = (ModelId, Residency)> {
+        let told = self.models.iter().map(|(&model, entry)| (model, entry.residency));
+        told.filter(|&(_, residency)| residency != Residency::default())
     }
 
     /// The functions of each model, in order.

@@ -22,6 +22,9 @@ pub struct Invocation {
     pub revision: RevisionKey,
     /// What is left of the client's timeout.
     pub timeout: Duration,
+    /// What its client asks for: 1 goes first, 0 leaves it to the function, which it may not go
+    /// before.
+    pub priority: u64,
     /// The inputs, as the executor takes them.
     pub inputs: Vec<Tensor>,
     /// What the inputs' `contents_fd` count.

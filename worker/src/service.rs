@@ -178,6 +178,7 @@ fn invocation(
         attempts_left: request.attempts_left,
         revision,
         timeout,
+        priority: request.priority,
         inputs,
         descriptors,
         outputs: request.outputs,

@@ -31,7 +31,7 @@ use millrace_policy::residence::Residence;
 use millrace_policy::tenancy::Tenancy;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Residency, RevisionKey};
 use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
@@ -175,6 +175,9 @@ impl Supervisor {
             let weights = prepared.weights_bytes;
             tell(dispatch::Event::Install { model, memory, weights });
         }
+        for (model, residency) in registry.residencies() {
+            tell(dispatch::Event::Keep { model, copies: residency.min_warm });
+        }
         if self.wants_scores() {
             for (function, hosted) in registry.indexed() {
                 let objective = hosted.config.slo.as_ref().map(dispatch::Objective::of);
@@ -221,6 +224,9 @@ impl Supervisor {
             let prepared = Arc::clone(prepared);
             self.gpu(index).post(gpu::Message::Install { model, memory, prepared });
         }
+        for (model, residency) in self.registry.borrow().residencies() {
+            self.gpu(index).post(gpu::Message::Event(GpuEvent::Residency { model, residency }));
+        }
     }
 
     fn start_executor(self: &Rc<Self>, index: GpuIndex) {
@@ -263,7 +269,7 @@ impl Supervisor {
     fn start_function(self: &Rc<Self>, index: FunctionIndex) {
         let registry = self.registry.borrow();
         let Some(hosted) = registry.function(index) else { return };
-        let FunctionConfig { key, slo, idempotent, .. } = hosted.config.clone();
+        let FunctionConfig { key, slo, idempotent, serving, .. } = hosted.config.clone();
         let config = admission::Config {
             in_flight_max: self.config.in_flight_max,
             deadline: slo.map(|slo| slo.deadline),
@@ -277,7 +283,8 @@ impl Supervisor {
         let mailbox = self.spawn(actor, Who::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());
         if registry.index_of(&key) == Some(index) {
-            let entry = FunctionEntry { index, model: hosted.model, mailbox };
+            let (model, priority) = (hosted.model, serving.priority);
+            let entry = FunctionEntry { index, model, priority, mailbox };
             self.directory.publish_function(key, entry);
         } else {
             // It was going already.
@@ -349,6 +356,15 @@ impl Supervisor {
         }
         self.start_function(added.function);
         Ok(Some((model, memory)))
+    }
+
+    /// What of the model of a function is to stay on GPUs, where that is news: they are told.
+    pub(crate) fn new_residency(&self, model: ModelId) -> Option<Residency> {
+        let residency = self.registry.borrow_mut().new_residency(model)?;
+        for gpu in &self.gpus {
+            gpu.post(gpu::Message::Event(GpuEvent::Residency { model, residency }));
+        }
+        Some(residency)
     }
 
     /// Takes no more requests of a function. It is removed once it has answered those it has.

@@ -12,11 +12,10 @@
 //! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
 //! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
 //! | `unified` | what can be in time and matters most | the least estimated finish: idle holder, peer, host, behind a busy holder | what has no deadline |
-//!
 //! | `native`, `nonswap`, `infless-ka` | the oldest of those bound to a GPU | that one ([`bound`], T28) | no |
 //! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
 //!
-//! Each is a [`policy::Policy`].
+//! Each is a [`policy::Policy`]; requests of different [priorities](priority) have one of their own each.
 //!
 //! **Handing ahead** (`fifo`). Where no GPU is idle, the oldest request is handed ahead to a
 //! busy GPU that has no next one yet: one that holds its model, else the one that is likely to be
@@ -29,6 +28,8 @@
 //!
 //! **When a GPU is lost** ([`recovery`]) the models that requests still wait for and that no other GPU
 //! holds are brought to the others at once (T16).
+//!
+//! **Kept warm** ([`warm`]): a model may be wanted on so many GPUs without a request for it.
 //!
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
@@ -58,6 +59,7 @@ mod learn;
 mod models;
 mod overtaking;
 mod policy;
+mod priority;
 mod protocol;
 mod queue;
 mod recall;
@@ -65,11 +67,12 @@ mod recovery;
 mod standings;
 mod torpor;
 mod unified;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Priority, Reason, Timestamp};
 
 pub use self::config::{
     ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
@@ -79,6 +82,7 @@ pub use self::config::{
 pub use self::cost::{Predicted, PredictionError};
 pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Return};
+pub use self::warm::WARM_RETRY;
 
 use self::cost::{Errors, Source};
 use self::fleet::Fleet;
@@ -86,6 +90,7 @@ use self::gpus::{Held, Loading};
 use self::models::{Models, Slot};
 use self::policy::{Decision, Entry, Policy, Route, View};
 use self::queue::{SizeRank, Waiting};
+use self::warm::Warm;
 use crate::attempts::{Attempts, Loss, Progress, Verdict};
 use crate::core::Core;
 use crate::gpu::{Eviction, SLOTS_MAX};
@@ -123,6 +128,7 @@ pub struct Dispatch {
     queued: usize,
     /// How many requests wait for a GPU alone, by it and their model.
     pins: BTreeMap<(GpuIndex, Slot), u32>,
+    warm: Warm,
     /// When to look again whether an idle GPU should ask for a neighbour's next request.
     look_again: Option<Timestamp>,
     errors: Errors,
@@ -149,6 +155,7 @@ impl Dispatch {
             places: BTreeMap::new(),
             queued: 0,
             pins: BTreeMap::new(),
+            warm: Warm::default(),
             look_again: None,
             errors: Errors::default(),
             stats: Stats::default(),
@@ -203,7 +210,7 @@ impl Dispatch {
         key: RequestKey,
         function: FunctionIndex,
         model: ModelId,
-        attempts: Attempts,
+        (attempts, priority): (Attempts, Priority),
         actions: &mut Vec<Action>,
     ) {
         let found = self.models.installed(model).map(|model| (model, self.models.get(model).rank));
@@ -213,7 +220,7 @@ impl Dispatch {
             Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
             Some((model, Some(rank))) => {
                 self.models.used(model);
-                let request = Waiting { key, function, model, rank, attempts, arrived: now };
+                let request = Waiting { key, function, model, rank, attempts, priority, arrived: now };
                 return self.queue_up(request, Entry::New);
             }
         };
@@ -343,6 +350,7 @@ impl Dispatch {
             self.places.insert(request.key, Place::Queued { request, reserved: None });
         }
         self.unpin_all(gpu, actions);
+        self.none_kept(gpu, actions);
     }
 
     /// Nobody waits for a lost GPU any more. It has forgotten its pins, but one that was still on its
@@ -455,7 +463,11 @@ impl Core for Dispatch {
         let loses_a_gpu = matches!(event, Event::Down { .. } | Event::Reset { .. });
         match event {
             Event::Install { model, memory, weights } => self.install(model, memory, weights),
-            Event::Remove { model } => self.models.remove(model),
+            Event::Keep { model, copies } => self.keep(model, copies, actions),
+            Event::Remove { model } => {
+                self.keep(model, 0, actions);
+                self.models.remove(model);
+            }
             Event::Profile { model, kind, load, run } => {
                 if let Some(slot) = self.models.slot(model) {
                     let before = self.weights(slot, kind);
@@ -469,8 +481,8 @@ impl Core for Dispatch {
             }
             Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
             Event::Forget { function } => self.policy.forget(function),
-            Event::Enqueue { key, function, model, attempts } => {
-                self.enqueue(now, key, function, model, attempts, actions);
+            Event::Enqueue { key, function, model, attempts, priority } => {
+                self.enqueue(now, key, function, model, (attempts, priority), actions);
             }
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {
@@ -496,6 +508,7 @@ impl Core for Dispatch {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {
                         self.fleet.change(gpu, |it| it.remove_resident(model));
+                        self.not_kept(now, model, gpu, actions);
                         self.left(model, gpu, actions);
                     }
                 }
@@ -506,10 +519,11 @@ impl Core for Dispatch {
         if loses_a_gpu {
             self.bring_homeless(now, actions);
         }
+        self.keep_warm(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        [self.look_again, self.policy.next_wake()].into_iter().flatten().min()
+        [self.look_again, self.policy.next_wake(), self.warm.next_wake()].into_iter().flatten().min()
     }
 }
 

@@ -13,6 +13,7 @@ use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
 use super::gpus::Expected;
 use super::models::{Models, Slot};
+use super::priority::Prioritised;
 use super::protocol::Objective;
 use super::queue::Waiting;
 use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
@@ -152,19 +153,25 @@ pub(super) trait Policy: fmt::Debug {
 
 /// A policy and the order in which it wants the idle GPUs.
 pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrder) {
-    let (gpus, seed) = (config.gpus.len(), config.seed);
-    match config.policy {
-        PolicyConfig::Fifo => (Box::new(arrival::Fifo::new(ranks)), IdleOrder::Emptiest),
-        PolicyConfig::Lb => (Box::new(arrival::Lb::new(ranks)), IdleOrder::Longest),
-        PolicyConfig::Lalb { overtakes_max } => {
-            (Box::new(lalb::Lalb::new(ranks, gpus, overtakes_max)), IdleOrder::MostUsed)
-        }
-        PolicyConfig::Torpor(config) => {
-            (Box::new(torpor::Torpor::new(config, ranks, seed)), IdleOrder::Calmest)
-        }
-        PolicyConfig::Unified(config) => (Box::new(unified::Unified::new(config, ranks)), IdleOrder::Coldest),
-        PolicyConfig::Bound(bound) => {
-            (Box::new(bound::Early::new(bound, ranks, &config.gpus)), IdleOrder::Emptiest)
-        }
+    let order = match config.policy {
+        PolicyConfig::Fifo | PolicyConfig::Bound(_) => IdleOrder::Emptiest,
+        PolicyConfig::Lb => IdleOrder::Longest,
+        PolicyConfig::Lalb { .. } => IdleOrder::MostUsed,
+        PolicyConfig::Torpor(_) => IdleOrder::Calmest,
+        PolicyConfig::Unified(_) => IdleOrder::Coldest,
+    };
+    if let PolicyConfig::Bound(bound) = config.policy {
+        return (Box::new(bound::Early::new(bound, ranks, &config.gpus)), order);
     }
+    let (choice, gpus, seed) = (config.policy, config.gpus.len(), config.seed);
+    let of_level = move || -> Box<dyn Policy> {
+        match choice {
+            PolicyConfig::Fifo | PolicyConfig::Bound(_) => Box::new(arrival::Fifo::new(ranks)),
+            PolicyConfig::Lb => Box::new(arrival::Lb::new(ranks)),
+            PolicyConfig::Lalb { overtakes_max } => Box::new(lalb::Lalb::new(ranks, gpus, overtakes_max)),
+            PolicyConfig::Torpor(config) => Box::new(torpor::Torpor::new(config, ranks, seed)),
+            PolicyConfig::Unified(config) => Box::new(unified::Unified::new(config, ranks)),
+        }
+    };
+    (Box::new(Prioritised::new(Box::new(of_level))), order)
 }

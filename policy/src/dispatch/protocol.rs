@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Slo, SloCounts};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
 
 use crate::attempts::{Attempts, Progress};
 use crate::gpu::Standing;
@@ -74,6 +74,13 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// So many GPUs are to hold a model, requests or none.
+    Keep {
+        /// Which.
+        model: ModelId,
+        /// How many; 0 keeps none.
+        copies: u32,
+    },
     /// What runs and copies of a model take on one kind of GPU, as a profile has it (L15). Runs
     /// are learned in any case; what a load takes is else told by the link's rate.
     Profile {
@@ -115,6 +122,8 @@ pub enum Event {
         model: ModelId,
         /// Its record.
         attempts: Attempts,
+        /// Before whom it goes.
+        priority: Priority,
     },
     /// Nobody waits for it any more.
     Withdraw {
@@ -241,6 +250,15 @@ pub enum Action {
         gpu: GpuIndex,
         /// Which model.
         model: ModelId,
+    },
+    /// A GPU's copy of a model is one of those that are kept, and makes room last; or is no longer.
+    Keep {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
+        /// Whether it is.
+        kept: bool,
     },
     /// Tell a GPU that nobody waits for a request any more.
     Cancel {

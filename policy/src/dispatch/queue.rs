@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_types::Timestamp;
+use millrace_types::{Priority, Timestamp};
 
 use super::models::Slot;
 use crate::attempts::Attempts;
@@ -20,6 +20,7 @@ pub(super) struct Waiting {
     pub(super) model: Slot,
     pub(super) rank: SizeRank,
     pub(super) attempts: Attempts,
+    pub(super) priority: Priority,
     /// When it came to this node's queue.
     pub(super) arrived: Timestamp,
 }

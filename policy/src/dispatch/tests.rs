@@ -9,11 +9,13 @@ use millrace_types::{BytesPerSec, Incarnation, SloCounts};
 mod bound;
 mod cost;
 mod lalb;
+mod priority;
 mod properties;
 mod recovery;
 mod standings;
 mod torpor;
 mod unified;
+mod warm;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
@@ -65,7 +67,13 @@ impl Node {
 
     fn enqueue(&mut self, key: u64, model: ModelId) -> Vec<Action> {
         let attempts = Attempts::new(3, Idempotent::Yes);
-        self.step(Event::Enqueue { key: RequestKey(key), function: F, model, attempts })
+        self.step(Event::Enqueue {
+            key: RequestKey(key),
+            function: F,
+            model,
+            attempts,
+            priority: Priority::default(),
+        })
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<Action> {
@@ -318,7 +326,13 @@ fn a_request_still_on_its_way_to_a_dying_gpu_loses_no_attempt() {
 fn a_gpu_that_cannot_tell_is_taken_to_have_run_what_it_had() {
     let mut node = node(&[64]);
     let attempts = Attempts::new(3, Idempotent::No);
-    node.step(Event::Enqueue { key: RequestKey(1), function: F, model: A, attempts });
+    node.step(Event::Enqueue {
+        key: RequestKey(1),
+        function: F,
+        model: A,
+        attempts,
+        priority: Priority::default(),
+    });
     node.enqueue(2, A);
     assert_eq!(node.step(Event::Reset { gpu: gpu(0) }), [fail(1, Reason::ExecutorLost, true)]);
     assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [again(0, 2, A, 2)]);

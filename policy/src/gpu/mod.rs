@@ -23,6 +23,7 @@ mod lending;
 mod prefetch;
 mod programs;
 mod protocol;
+mod residency;
 mod serve;
 mod settle;
 mod slots;
@@ -100,6 +101,10 @@ pub struct Gpu {
     /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
     /// that what runs here never waits for them.
     pinned: BTreeSet<ModelId>,
+    /// Models whose copy here the node keeps.
+    kept: BTreeSet<ModelId>,
+    /// When to look which copies were not used for as long as they may stay.
+    look_at: Option<Timestamp>,
     /// Models that were brought before a request that needs them, and were not used yet.
     prefetched: BTreeSet<ModelId>,
     programs: Programs,
@@ -123,6 +128,8 @@ impl Gpu {
             memory,
             eviction: Eviction::default(),
             pinned: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            look_at: None,
             prefetched: BTreeSet::new(),
             programs: Programs::default(),
             slots: Slots::default(),
@@ -211,6 +218,8 @@ impl Gpu {
             self.memory.clear();
             self.pinned.clear();
             self.prefetched.clear();
+            self.kept.clear();
+            self.look_at = None;
             self.programs.forget_all();
             actions.push(Action::Down { lost });
         }
@@ -255,14 +264,17 @@ impl Core for Gpu {
             Event::Install { model, memory, weights } => self.programs.install(model, memory, weights),
             Event::Remove { model } => {
                 self.pinned.remove(&model);
+                self.kept.remove(&model);
                 self.prefetched.remove(&model);
                 self.programs.remove(model);
             }
             Event::Prefetch { model } => self.prefetch(model),
             Event::Standing { model, standing } => {
                 self.programs.set_standing(model, standing);
-                self.memory.rank(model, self.eviction.rank(standing));
+                self.memory.rank(model, self.rank(model));
             }
+            Event::Residency { model, residency } => self.set_residency(now, model, residency),
+            Event::Keep { model, kept } => self.keep(model, kept),
             Event::Pin { model } => {
                 self.pinned.insert(model);
             }
@@ -301,6 +313,7 @@ impl Core for Gpu {
                 if self.hung_at().is_some_and(|at| at <= now) {
                     self.replace(Health::Restarting, actions);
                 }
+                self.drop_unused(now, actions);
             }
         }
         self.advance(now, actions);
@@ -308,7 +321,7 @@ impl Core for Gpu {
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        self.hung_at()
+        self.hung_at().into_iter().chain(self.look_at).min()
     }
 }
 

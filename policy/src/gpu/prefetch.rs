@@ -31,7 +31,9 @@ impl Gpu {
             return;
         }
         while let Some(model) = self.prefetched.iter().copied().find(|&model| !self.complete(model)) {
-            let spared = self.waited_for();
+            let mut spared = self.waited_for();
+            // Else two that are kept would push each other out for ever.
+            spared.extend(&self.kept);
             if self.memory.region(model).is_some() || self.place(now, model, &spared, actions).is_ok() {
                 return self.start_transfer(model, None, actions);
             }

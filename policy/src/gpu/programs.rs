@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_types::{Bytes, ModelId, Timestamp};
+use millrace_types::{Bytes, ModelId, Residency, Timestamp};
 
 use super::eviction::Standing;
 use crate::memory::blocks_for;
@@ -37,6 +37,7 @@ struct Program {
     known: Known,
     /// As it was last told of.
     standing: Standing,
+    residency: Residency,
     last_asked: Timestamp,
     /// No longer installed: goes as soon as nothing of it is on the GPU.
     removed: bool,
@@ -53,7 +54,8 @@ impl Programs {
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
         let (known, standing, last_asked) = (Known::No, Standing::default(), Timestamp::ZERO);
-        let new = Program { shape, known, standing, last_asked, removed: false };
+        let residency = Residency::default();
+        let new = Program { shape, known, standing, residency, last_asked, removed: false };
         self.models.entry(model).or_insert(new);
     }
 
@@ -75,6 +77,16 @@ impl Programs {
     pub(super) fn set_standing(&mut self, model: ModelId, standing: Standing) {
         if let Some(program) = self.models.get_mut(&model) {
             program.standing = standing;
+        }
+    }
+
+    pub(super) fn residency(&self, model: ModelId) -> Residency {
+        self.models.get(&model).map_or_else(Residency::default, |program| program.residency)
+    }
+
+    pub(super) fn set_residency(&mut self, model: ModelId, residency: Residency) {
+        if let Some(program) = self.models.get_mut(&model) {
+            program.residency = residency;
         }
     }
 

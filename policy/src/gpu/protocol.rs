@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Residency, Timestamp};
 
 use super::eviction::Standing;
 use crate::attempts::Progress;
@@ -40,6 +40,20 @@ pub enum Event {
         model: ModelId,
         /// As far as evicting it goes.
         standing: Standing,
+    },
+    /// What of a model's copies here is to stay, as its functions' owners say.
+    Residency {
+        /// Which.
+        model: ModelId,
+        /// What; how many GPUs are to hold it is the node's business.
+        residency: Residency,
+    },
+    /// The node keeps this copy, and it makes room last; or does no longer.
+    Keep {
+        /// Which model.
+        model: ModelId,
+        /// Whether it does.
+        kept: bool,
     },
     /// Requests wait for this model here: others are evicted first.
     Pin {

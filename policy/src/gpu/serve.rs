@@ -108,7 +108,8 @@ impl Gpu {
         // A model that is not installed fits nowhere.
         let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
         let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, spared)?;
-        self.memory.rank(model, self.eviction.rank(self.programs.standing(model)));
+        self.memory.rank(model, self.rank(model));
+        self.look_after(now, model);
         self.totals.swaps += 1;
         self.totals.evictions += evicted.len() as u64;
         for &Evicted { model, generation } in &evicted {

@@ -8,6 +8,7 @@ use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for}
 mod eviction;
 mod failures;
 mod prefetch;
+mod residency;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);

@@ -11,6 +11,11 @@ use crate::ids::Generation;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u8);
 
+impl Rank {
+    /// After all others.
+    pub const LAST: Self = Self(u8::MAX);
+}
+
 /// Where a model stands in the order in which they make room.
 pub(super) type Turn = (Rank, Timestamp, ModelId);
 

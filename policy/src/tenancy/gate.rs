@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_types::tenancy::Quota;
-use millrace_types::{GpuIndex, ModelId, Timestamp};
+use millrace_types::{GpuIndex, ModelId, Priority, Timestamp};
 
 use super::window::{WINDOW, Window};
 use crate::attempts::Attempts;
@@ -18,6 +18,7 @@ pub(super) struct Parked {
     pub(super) function: FunctionIndex,
     pub(super) model: ModelId,
     pub(super) attempts: Attempts,
+    pub(super) priority: Priority,
     /// The memory of its model.
     pub(super) blocks: u32,
 }

@@ -115,7 +115,7 @@ impl Tenancy {
 
     fn pass(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
         match event {
-            dispatch::Event::Enqueue { key, function, model, attempts } => {
+            dispatch::Event::Enqueue { key, function, model, attempts, priority } => {
                 let Some(tenant) = self.gate.owner(function) else {
                     return self.forward(now, event, actions);
                 };
@@ -125,7 +125,7 @@ impl Tenancy {
                 }
                 // Of a model that is not here nothing is known, but dispatch refuses it.
                 let blocks = self.models.get(&model).copied().unwrap_or(0);
-                self.gate.park(tenant, Parked { key, function, model, attempts, blocks });
+                self.gate.park(tenant, Parked { key, function, model, attempts, priority, blocks });
             }
             dispatch::Event::Withdraw { key } => {
                 if self.gate.unpark(key).is_none() {
@@ -229,8 +229,9 @@ impl Tenancy {
         let Some(tenant) = self.gate.tenant_of(key) else { return };
         let Some(request) = self.gate.unpark(key) else { return };
         self.gate.entered(tenant, &request);
-        let Parked { key, function, model, attempts, .. } = request;
-        self.forward(now, dispatch::Event::Enqueue { key, function, model, attempts }, actions);
+        let Parked { key, function, model, attempts, priority, .. } = request;
+        let event = dispatch::Event::Enqueue { key, function, model, attempts, priority };
+        self.forward(now, event, actions);
     }
 }
 

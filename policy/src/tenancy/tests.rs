@@ -2,7 +2,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_types::tenancy::{Quota, Share};
-use millrace_types::{Bytes, BytesPerSec, Incarnation};
+use millrace_types::{Bytes, BytesPerSec, Incarnation, Priority};
 
 use super::*;
 use crate::attempts::{Attempts, Idempotent, Progress};
@@ -66,7 +66,7 @@ impl Node {
     fn enqueue(&mut self, key: u64, function: u32, model: u32) -> Vec<Action> {
         let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
         let (function, model) = (FunctionIndex(function), ModelId(model));
-        self.tell(dispatch::Event::Enqueue { key, function, model, attempts })
+        self.tell(dispatch::Event::Enqueue { key, function, model, attempts, priority: Priority::default() })
     }
 
     fn ended(&mut self, gpu: u32, key: u64) -> Vec<Action> {

@@ -16,7 +16,7 @@ use millrace_policy::dispatch::{
     Action, Config, Dispatch, Event, GpuConfig, Objective, PeerLink, PolicyConfig, Return, Stats,
 };
 use millrace_policy::ids::{FunctionIndex, RequestKey};
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, SloCounts, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, SloCounts, Timestamp};
 
 /// What a model is, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
@@ -213,7 +213,13 @@ impl World<'_> {
         let model = ModelId(self.scenario.functions[function as usize].model);
         let attempts = Attempts::new(3, Idempotent::Yes);
         let (key, function) = (RequestKey(number as u64), FunctionIndex(function));
-        self.events.push_back(Event::Enqueue { key, function, model, attempts });
+        self.events.push_back(Event::Enqueue {
+            key,
+            function,
+            model,
+            attempts,
+            priority: Priority::default(),
+        });
         if let Some(&(at, _)) = self.came.get(number + 1) {
             self.schedule(at, Due::Arrives(number + 1));
         }
@@ -257,6 +263,7 @@ impl World<'_> {
                 self.events.push_back(Event::Returned { gpu, key, why: Return::Recalled });
             }
             Action::Pin { gpu, model } => drop(self.gpus[gpu.0 as usize].pinned.insert(model.0)),
+            Action::Keep { .. } => unreachable!("nothing is kept"),
             Action::Unpin { gpu, model } => drop(self.gpus[gpu.0 as usize].pinned.remove(&model.0)),
             Action::Fail { key, .. } => {
                 self.refused += 1;

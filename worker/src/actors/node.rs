@@ -132,10 +132,10 @@ impl Node {
     }
 
     fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
-        let (key, function, model) = (work.key, work.function, work.model);
+        let (key, function, model, priority) = (work.key, work.function, work.model, work.priority);
         let queue = Some(tracing::info_span!(parent: &work.span, "queue"));
         self.entries.insert(key, Entry { work, queue });
-        self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts });
+        self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts, priority });
     }
 
     fn dispatch(&mut self, now: Timestamp, event: impl Into<tenancy::Event>) {
@@ -160,6 +160,9 @@ impl Node {
                 }
                 dispatch::Action::Unpin { gpu, model } => {
                     self.tell_gpu(gpu, GpuEvent::Unpin { model });
+                }
+                dispatch::Action::Keep { gpu, model, kept } => {
+                    self.tell_gpu(gpu, GpuEvent::Keep { model, kept });
                 }
                 dispatch::Action::Recall { gpu, key } => {
                     self.supervisor.gpu(gpu).post(gpu::Message::Recall(key));
@@ -261,6 +264,9 @@ impl Node {
                 }
             }
         }
+        if let Some(model) = self.supervisor.model_of(&key) {
+            self.residency(now, model);
+        }
         if let Some((function, tenant)) = self.supervisor.capped(&key) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
         }
@@ -270,6 +276,13 @@ impl Node {
             self.dispatch(now, dispatch::Event::Objective { function, objective });
         }
         Ok(())
+    }
+
+    /// Keeps what the functions of a model want kept.
+    fn residency(&mut self, now: Timestamp, model: ModelId) {
+        if let Some(residency) = self.supervisor.new_residency(model) {
+            self.dispatch(now, dispatch::Event::Keep { model, copies: residency.min_warm });
+        }
     }
 
     fn scored(&mut self, now: Timestamp, function: FunctionIndex, here: SloCounts) {
@@ -303,8 +316,10 @@ impl Node {
         if self.dispatch.core.owned(function) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
         }
-        if let Some(Removed::WithModel(model)) = self.supervisor.remove(function) {
-            self.dispatch(now, dispatch::Event::Remove { model });
+        match self.supervisor.remove(function) {
+            Some(Removed::WithModel(model)) => self.dispatch(now, dispatch::Event::Remove { model }),
+            Some(Removed::FunctionOnly(model)) => self.residency(now, model),
+            None => {}
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_policy::ids::{FunctionIndex, RequestKey};
-use millrace_types::{ModelId, Timestamp};
+use millrace_types::{ModelId, Priority, Timestamp};
 
 use crate::actors::function;
 use crate::request::Invocation;
@@ -16,6 +16,8 @@ pub(crate) struct Work {
     pub(crate) key: RequestKey,
     pub(crate) function: FunctionIndex,
     pub(crate) model: ModelId,
+    /// Before whom it goes.
+    pub(crate) priority: Priority,
     pub(crate) accepted: Timestamp,
     pub(crate) invocation: Invocation,
     /// The Function actor that admitted it: it alone answers.

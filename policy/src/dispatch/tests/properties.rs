@@ -1,5 +1,7 @@
 //! Whatever happens, under every policy: nothing is lost, nothing runs twice, no GPU idles in vain.
 
+use millrace_types::Priority;
+
 use super::*;
 use crate::gpu::eviction::CopyKind;
 
@@ -59,6 +61,7 @@ struct World {
     on: BTreeMap<RequestKey, GpuIndex>,
     up: BTreeSet<u32>,
     pinned: BTreeSet<(GpuIndex, ModelId)>,
+    kept: BTreeSet<(GpuIndex, ModelId)>,
     /// As each GPU was last told of its copy of a model.
     copies: BTreeMap<(GpuIndex, ModelId), CopyKind>,
 }
@@ -73,6 +76,11 @@ impl World {
                     self.on.insert(key, gpu);
                     let here = self.on.values().filter(|&&on| on == gpu).count();
                     assert!(here <= SLOTS_MAX, "{gpu} has {here}");
+                }
+                Action::Keep { gpu, model, kept } => {
+                    let changed =
+                        if kept { self.kept.insert((gpu, model)) } else { self.kept.remove(&(gpu, model)) };
+                    assert!(changed, "{model} on {gpu}: {kept} twice");
                 }
                 Action::Prefetch { gpu, .. } => assert!(self.up.contains(&gpu.0), "{gpu} is down"),
                 Action::Standing { gpu, model, standing } => {
@@ -108,6 +116,8 @@ proptest! {
     #[test]
     fn no_request_is_lost_or_doubled_and_no_gpu_idles_while_one_waits(
         policy in policy(),
+        levels in any::<bool>(),
+        kept in prop::collection::vec(0..4u32, 3),
         steps in prop::collection::vec(step(), 1..200)
     ) {
         let sizes = [16, 64, 64].map(|mib| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)));
@@ -120,8 +130,11 @@ proptest! {
             let objective = if model < 2 { objective.map(within) } else { objective };
             node.step(Event::Objective { function: FunctionIndex(model), objective });
         }
-        let mut scores = [SloCounts::default(); 3];
         let mut world = World { up: (0..3).collect(), ..World::default() };
+        for (model, &copies) in (0..).map(ModelId).zip(&kept) {
+            world.take(&node.step(Event::Keep { model, copies }));
+        }
+        let mut scores = [SloCounts::default(); 3];
         let mut next_key = 0;
         for step in steps {
             node.now = node.now + Duration::from_micros(150);
@@ -131,7 +144,10 @@ proptest! {
                     let key = RequestKey(next_key);
                     world.waiting.insert(key);
                     let attempts = Attempts::new(3, Idempotent::Yes);
-                    Event::Enqueue { key, function: FunctionIndex(model), model: ModelId(model), attempts }
+                    let level = if levels { 1 + next_key % 3 * 3 } else { 0 };
+                    let priority = Priority::new(level).unwrap_or_default();
+                    let (function, model) = (FunctionIndex(model), ModelId(model));
+                    Event::Enqueue { key, function, model, attempts, priority }
                 }
                 Step::Withdraw(number) => {
                     let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
@@ -188,7 +204,13 @@ proptest! {
             let actions = node.step(event);
             world.take(&actions);
             world.check_originals(&node.dispatch);
-            lalb::check_order(policy, &queued, &node.dispatch);
+            for (model, &copies) in (0..).map(ModelId).zip(&kept) {
+                let on = world.kept.iter().filter(|(_, on)| *on == model).count();
+                prop_assert!(on <= copies as usize, "{on} copies of {model} are kept");
+            }
+            if !levels {
+                lalb::check_order(policy, &queued, &node.dispatch);
+            }
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
             let idle = |index: &&u32| !world.on.values().any(|on| on.0 == **index);

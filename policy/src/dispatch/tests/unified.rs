@@ -39,7 +39,13 @@ impl Node {
     fn ask(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
         let attempts = Attempts::new(3, Idempotent::Yes);
         let function = FunctionIndex(function);
-        self.step(Event::Enqueue { key: RequestKey(key), function, model, attempts })
+        self.step(Event::Enqueue {
+            key: RequestKey(key),
+            function,
+            model,
+            attempts,
+            priority: Priority::default(),
+        })
     }
 }
 

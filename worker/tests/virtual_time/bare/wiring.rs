@@ -9,7 +9,7 @@ use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId
 use millrace_policy::lifecycle;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
-use millrace_types::{GpuIndex, Incarnation, ModelId, SloCounts};
+use millrace_types::{GpuIndex, Incarnation, ModelId, Priority, SloCounts};
 use millrace_worker::port::model::{CopyOrder, CopyRefusal, Order, Word};
 
 use super::{Node, request_of};
@@ -117,7 +117,8 @@ impl Node<'_> {
             match action {
                 admission::Action::Enqueue { key, attempts } => {
                     let model = ModelId(function.0);
-                    let event = dispatch::Event::Enqueue { key, function, model, attempts };
+                    let priority = Priority::default();
+                    let event = dispatch::Event::Enqueue { key, function, model, attempts, priority };
                     self.mail.push_back(Mail::Dispatch(event));
                 }
                 admission::Action::Answer { key } => {
@@ -152,6 +153,7 @@ impl Node<'_> {
                 dispatch::Action::Standing { gpu, model, standing } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Standing { model, standing }));
                 }
+                dispatch::Action::Keep { .. } => unreachable!("nothing is kept"),
                 dispatch::Action::Pin { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
                 }

@@ -1,0 +1,78 @@
+//! Priorities, whatever the policy.
+
+use super::*;
+
+fn ask(node: &mut Node, key: u64, model: ModelId, level: u64) -> Vec<Action> {
+    let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
+    let priority = Priority::new(level).unwrap();
+    node.step(Event::Enqueue { key, function: FunctionIndex(level as u32), model, attempts, priority })
+}
+
+fn assigned(actions: &[Action]) -> Vec<(u32, u64)> {
+    let assigned = |action: &Action| match *action {
+        Action::Assign { gpu, key, .. } => Some((gpu.0, key.0)),
+        _ => None,
+    };
+    actions.iter().filter_map(assigned).collect()
+}
+
+/// Policies that decide as they are told of a queue, not early.
+fn late() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
+    POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early())
+}
+
+#[test]
+fn whoever_waits_longest_at_the_highest_level_goes_first() {
+    for (name, policy) in late() {
+        let mut node = node_with(policy, &[64]);
+        assert_eq!(assigned(&ask(&mut node, 1, LARGE, 4)), [(0, 1)], "{name}");
+        // Handed ahead under some policies; what is on a GPU stays there.
+        let ahead = assigned(&ask(&mut node, 2, LARGE, 8)).len();
+        let ahead = ahead + assigned(&ask(&mut node, 3, LARGE, 1)).len();
+        let ahead = ahead + assigned(&ask(&mut node, 4, LARGE, 1)).len();
+        let mut order = vec![1];
+        let mut on: Vec<u64> = (1..=1 + ahead as u64).collect();
+        while let Some(&key) = on.first() {
+            on.remove(0);
+            let given = assigned(&node.ended(0, key, 5));
+            on.extend(given.iter().map(|&(_, key)| key));
+            order.extend(given.iter().map(|&(_, key)| key));
+        }
+        let place = |key: u64| order.iter().position(|&at| at == key);
+        if ahead == 0 {
+            assert_eq!(order, [1, 3, 4, 2], "{name}");
+        } else {
+            assert!(place(3) < place(4), "{name}: {order:?}");
+        }
+    }
+}
+
+#[test]
+fn a_level_with_nothing_to_decide_holds_up_none_below() {
+    for (name, policy) in late() {
+        let mut node = node_with(policy, &[64, 16]);
+        assert_eq!(assigned(&ask(&mut node, 1, LARGE, 1)), [(0, 1)], "{name}");
+        ask(&mut node, 2, LARGE, 1);
+        assert_eq!(assigned(&ask(&mut node, 3, A, 8)), [(1, 3)], "{name}: only the large GPU is busy");
+    }
+}
+
+#[test]
+fn a_level_that_begins_late_knows_objectives_and_scores() {
+    for (name, policy) in late().filter(|(_, policy)| policy.scores()) {
+        let mut node = node_with(policy, &[64]);
+        for function in [1, 8] {
+            let objective = Objective::from_billionths(900_000_000);
+            node.step(Event::Objective { function: FunctionIndex(function), objective });
+            let counts = SloCounts { m: 3, n: 9 };
+            node.step(Event::Score { function: FunctionIndex(function), counts });
+        }
+        for key in 1..4 {
+            ask(&mut node, key, A, if key % 2 == 0 { 8 } else { 1 });
+        }
+        for key in [1, 3, 2] {
+            node.ended(0, key, 5);
+        }
+        assert_eq!(node.dispatch.in_flight(), 0, "{name}");
+    }
+}

@@ -1,0 +1,83 @@
+//! What stays here, and what does not though nothing needs its room.
+
+use millrace_types::Residency;
+
+use super::*;
+
+const AFTER: Duration = Duration::from_nanos(500);
+
+impl Bench {
+    fn residency(&mut self, model: ModelId, residency: Residency) {
+        assert_eq!(self.step(Event::Residency { model, residency }), []);
+    }
+
+    /// Each of the models has run, in this order.
+    fn ran(models: &[ModelId]) -> Self {
+        let mut bench = bench();
+        for (place, &model) in (1..).zip(models) {
+            bench.now = bench.now + Duration::from_nanos(10);
+            bench.assign(place, model);
+            bench.step(Event::ProgramLoaded { model });
+            bench.arrive(model, place, place);
+            bench.run_done(place, 5);
+        }
+        bench
+    }
+}
+
+#[test]
+fn pinned_and_kept_copies_make_room_last_and_do_where_nothing_else_is_enough() {
+    let pin = Residency { pin: true, ..Residency::default() };
+    let ran = |kept| {
+        let mut bench = Bench::ran(&[A, B, C]);
+        if kept {
+            bench.step(Event::Keep { model: A, kept: true });
+        } else {
+            bench.residency(A, pin);
+        }
+        bench
+    };
+    for kept in [false, true] {
+        let mut bench = ran(kept);
+        let model = ModelId(9);
+        bench.step(Event::Install { model, memory: Bytes::mib(20), weights: Bytes::mib(20) });
+        let asked = bench.assign(4, model);
+        assert_eq!(asked[..2], [unmap(B, 2), evicted(&[B])], "A was used longest ago");
+        let asked = ran(kept).assign(4, LARGE);
+        assert!(asked.contains(&unmap(A, 1)), "{asked:?}");
+    }
+}
+
+#[test]
+fn a_copy_nobody_used_for_so_long_is_dropped_unless_it_is_kept() {
+    let mut bench = Bench::ran(&[A, B, C]);
+    let after = |after| Residency { evict_after: Some(after), ..Residency::default() };
+    bench.residency(A, after(AFTER));
+    bench.residency(B, after(AFTER));
+    bench.step(Event::Keep { model: B, kept: true });
+    let used = bench.now;
+    bench.now = bench.gpu.next_wake().unwrap();
+    assert_eq!(bench.step(Event::Tick), [unmap(A, 1), evicted(&[A])]);
+    assert!(bench.now <= used + AFTER);
+    assert_eq!(bench.gpu.totals().evictions, 1);
+    bench.step(Event::Keep { model: B, kept: false });
+    bench.now = bench.gpu.next_wake().unwrap();
+    assert_eq!(bench.step(Event::Tick), [unmap(B, 2), evicted(&[B])]);
+    assert_eq!(bench.gpu.next_wake(), None, "C has no limit");
+}
+
+#[test]
+fn a_copy_in_use_is_not_too_old() {
+    let mut bench = Bench::running_a();
+    bench.residency(A, Residency { evict_after: Some(AFTER), ..Residency::default() });
+    for _ in 0..3 {
+        bench.now = bench.gpu.next_wake().unwrap();
+        assert_eq!(bench.step(Event::Tick), []);
+    }
+    bench.run_done(1, 5);
+    bench.now = bench.now + AFTER;
+    assert_eq!(bench.step(Event::Tick), [unmap(A, 1), evicted(&[A])]);
+    // Brought again, it is looked after again.
+    bench.assign(2, A);
+    assert_eq!(bench.gpu.next_wake(), Some(bench.now + AFTER));
+}
