@@ -9,6 +9,7 @@
 //! | [`residence`] | how long functions are idle in host memory, and so what they cost |
 //! | [`attempts`] | what becomes of a request that lost its GPU |
 //! | [`dispatch`] | which request goes to which GPU |
+//! | [`batching`] | which requests run as one |
 //! | [`tenancy`] | which of a tenant's requests wait outside the queue, so that it keeps to its caps |
 //! | [`gpu`] | what a GPU loads, evicts and runs |
 //! | [`memory`] | who holds which blocks of a GPU, and who is evicted |
@@ -24,6 +25,7 @@
 pub mod admission;
 pub mod attempts;
 pub mod backoff;
+pub mod batching;
 pub mod checkpoint;
 pub mod core;
 pub mod dispatch;

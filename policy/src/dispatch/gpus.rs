@@ -53,6 +53,8 @@ impl Loading {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) request: Waiting,
+    /// How many rows run as one for it.
+    pub(super) rows: u32,
     /// When its turn began.
     pub(super) since: Timestamp,
     /// Where its model was to come from, and what that was expected to take.
@@ -221,7 +223,7 @@ impl Gpu {
 
     /// What a request here takes from the beginning of its turn, where that is known.
     pub(super) fn takes(&self, models: &Models, held: &Held) -> Option<Duration> {
-        Some(held.swap + models.run_time(held.request.model, self.kind)?)
+        Some(held.swap + models.run_time_of(held.request.model, self.kind, held.rows)?)
     }
 
     /// The request of this key, where it is here.

@@ -27,7 +27,7 @@ impl Dispatch {
             self.errors.add(gpu.kind, held.source, predicted, turn.max(ran));
         }
         let cost = self.models.cost_mut(model, gpu.kind);
-        cost.ran(ran);
+        cost.ran(held.rows, ran);
         // A turn shorter than its run began before we heard of it.
         if let Some(added) = turn.checked_sub(ran).filter(|_| whole && !held.crossed) {
             cost.swapped(held.source, added, nominal);

@@ -129,6 +129,8 @@ pub struct Dispatch {
     /// How many requests wait for a GPU alone, by it and their model.
     pins: BTreeMap<(GpuIndex, Slot), u32>,
     warm: Warm,
+    /// Of requests that stand for several, how many rows run as one.
+    rows: BTreeMap<RequestKey, u32>,
     /// When to look again whether an idle GPU should ask for a neighbour's next request.
     look_again: Option<Timestamp>,
     errors: Errors,
@@ -156,6 +158,7 @@ impl Dispatch {
             queued: 0,
             pins: BTreeMap::new(),
             warm: Warm::default(),
+            rows: BTreeMap::new(),
             look_again: None,
             errors: Errors::default(),
             stats: Stats::default(),
@@ -181,6 +184,12 @@ impl Dispatch {
         self.places.len()
     }
 
+    /// What a run of a model with so many rows is expected to take, where it takes longest.
+    #[must_use]
+    pub fn predicted_run(&self, model: ModelId, rows: u32) -> Option<Duration> {
+        self.models.longest_run(self.models.installed(model)?, rows)
+    }
+
     /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Loaded`]:
     /// others need not be told.
     #[must_use]
@@ -192,7 +201,12 @@ impl Dispatch {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let top_copies = self.models.top().map_or(0, |model| model.holders.len());
-        let mut stats = Stats { errors: self.errors.get(), top_copies, ..self.stats.clone() };
+        let mut stats = Stats {
+            errors: self.errors.get(),
+            held_out: self.models.held_out(),
+            top_copies,
+            ..self.stats.clone()
+        };
         self.policy.count(&mut stats);
         stats
     }
@@ -224,6 +238,7 @@ impl Dispatch {
                 return self.queue_up(request, Entry::New);
             }
         };
+        self.rows.remove(&key);
         actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
     }
 
@@ -254,6 +269,7 @@ impl Dispatch {
     /// A request is not this node's any more.
     fn gone(&mut self, request: &Waiting) {
         self.places.remove(&request.key);
+        self.rows.remove(&request.key);
         self.models.unused(request.model);
     }
 
@@ -410,7 +426,8 @@ impl Dispatch {
             Route::Peer { holder, rate } if !hit => (Source::Peer(rate), Some(holder)),
             Route::Host | Route::Peer { .. } => (self.fleet.source(to, slot), None),
         };
-        let run = self.models.run_time(slot, gpu.kind);
+        let rows = self.rows.get(&key).copied().unwrap_or(1);
+        let run = self.models.run_time_of(slot, gpu.kind, rows);
         let loading = match source {
             Source::Here => Loading::Nothing,
             Source::Peer(_) => Loading::FromPeer,
@@ -419,6 +436,7 @@ impl Dispatch {
         let swap = gpu.swap_time(&self.models, slot, source);
         let held = Held {
             request,
+            rows,
             since: now,
             source,
             swap,
@@ -483,6 +501,18 @@ impl Core for Dispatch {
             Event::Forget { function } => self.policy.forget(function),
             Event::Enqueue { key, function, model, attempts, priority } => {
                 self.enqueue(now, key, function, model, (attempts, priority), actions);
+            }
+            // Neither frees anything: nobody else goes anywhere for it.
+            Event::Rows { key, rows } => {
+                if rows > 1 {
+                    self.rows.insert(key, rows)
+                } else {
+                    self.rows.remove(&key)
+                };
+                return;
+            }
+            Event::Withdraw { key } if matches!(self.places.get(&key), Some(Place::On(_))) => {
+                return self.withdraw(key, actions);
             }
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {

@@ -179,9 +179,28 @@ impl Models {
         self.get(slot).costs.get(kind as usize)
     }
 
-    /// What a run takes on this kind of GPU, where that is known.
+    /// What a run of one row takes on this kind of GPU, where that is known.
     pub(super) fn run_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
-        self.cost(slot, kind)?.run()
+        self.run_time_of(slot, kind, 1)
+    }
+
+    /// The same of a run of so many rows.
+    pub(super) fn run_time_of(&self, slot: Slot, kind: u32, rows: u32) -> Option<Duration> {
+        self.cost(slot, kind)?.run(rows)
+    }
+
+    /// What such a run takes on the kind of GPU where it takes longest, of those where it is known.
+    pub(super) fn longest_run(&self, slot: Slot, rows: u32) -> Option<Duration> {
+        self.get(slot).costs.iter().filter_map(|cost| cost.run(rows)).max()
+    }
+
+    /// How wrong regressions over rows are on average, in percent, over all models and kinds of GPU
+    /// (L15).
+    pub(super) fn held_out(&self) -> Option<f64> {
+        let all = self.slots.iter().flat_map(|model| &model.costs).filter_map(Cost::held_out);
+        let (sum, sizes) =
+            all.fold((0.0, 0), |(sum, sizes), (error, of)| (sum + error * of as f64, sizes + of));
+        (sizes > 0).then(|| sum / sizes as f64)
     }
 }
 
@@ -214,7 +233,7 @@ mod tests {
         models.install(ModelId(1), 1, Bytes(1), None);
         let slot = models.installed(ModelId(1)).unwrap();
         let ms = Duration::from_millis;
-        models.cost_mut(slot, 1).ran(ms(8));
+        models.cost_mut(slot, 1).ran(1, ms(8));
         assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(8))));
         models.profile(slot, 0, ms(30), ms(4));
         let transfer = |kind| models.cost(slot, kind).unwrap().transfer();

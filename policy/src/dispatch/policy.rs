@@ -85,6 +85,9 @@ pub struct Stats {
     pub alpha: Option<f64>,
     /// How wrong the cost model was (L15).
     pub errors: Vec<PredictionError>,
+    /// How wrong the regression of runs over their rows is about sizes that it was drawn without, in
+    /// percent on average (L15). None before three sizes of some model ran.
+    pub held_out: Option<f64>,
 }
 
 /// A way to decide.

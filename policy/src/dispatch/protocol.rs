@@ -125,6 +125,14 @@ pub enum Event {
         /// Before whom it goes.
         priority: Priority,
     },
+    /// A request stands for several, which run as one of so many rows. Said before it is given to a
+    /// GPU.
+    Rows {
+        /// Which.
+        key: RequestKey,
+        /// How many; 1 takes back what was said.
+        rows: u32,
+    },
     /// Nobody waits for it any more.
     Withdraw {
         /// Which.

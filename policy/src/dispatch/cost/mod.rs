@@ -17,6 +17,7 @@
 
 mod error;
 mod estimate;
+mod runs;
 
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use millrace_types::BytesPerSec;
 pub(super) use self::error::Errors;
 pub use self::error::{Predicted, PredictionError};
 use self::estimate::Estimate;
+use self::runs::Runs;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +50,7 @@ const NOMINAL: u64 = 1000;
 /// What is known of one model on one kind of GPU.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Cost {
-    run: Estimate,
+    runs: Runs,
     /// How long a copy from the host keeps a free link busy.
     transfer: Estimate,
     /// What a swap adds to a run.
@@ -63,15 +65,15 @@ impl Cost {
     /// (L15).
     pub(super) fn profile(&mut self, load: Duration, run: Duration) {
         *self = Self {
-            run: Estimate::profiled(nanos(run)),
+            runs: Runs::profiled(run),
             transfer: Estimate::profiled(nanos(load)),
             host: Estimate::profiled(nanos(load)),
             ..Self::default()
         };
     }
 
-    pub(super) fn ran(&mut self, run: Duration) {
-        self.run.add(nanos(run));
+    pub(super) fn ran(&mut self, rows: u32, run: Duration) {
+        self.runs.add(rows, run);
     }
 
     pub(super) fn transferred(&mut self, took: Duration) {
@@ -90,8 +92,14 @@ impl Cost {
         }
     }
 
-    pub(super) fn run(&self) -> Option<Duration> {
-        self.run.get().map(Duration::from_nanos)
+    /// What a run of so many rows takes.
+    pub(super) fn run(&self, rows: u32) -> Option<Duration> {
+        self.runs.get(rows)
+    }
+
+    /// How wrong the regression over rows is, with the sizes it was asked about (L15).
+    pub(super) fn held_out(&self) -> Option<(f64, usize)> {
+        self.runs.held_out()
     }
 
     /// How long a copy from the host keeps a free link busy, where that was told or seen.
@@ -136,11 +144,11 @@ mod tests {
         let mut cost = Cost::default();
         let swap = |cost: &Cost, source| cost.swap(source, MS(40));
         let peer = Source::Peer(BytesPerSec::gb(48));
-        assert_eq!(cost.run(), None);
+        assert_eq!(cost.run(1), None);
         assert_eq!((swap(&cost, Source::Host), swap(&cost, peer)), (MS(40), MS(40)), "by the rate");
         assert_eq!(swap(&cost, Source::SharedHost), MS(80));
         cost.profile(MS(30), MS(10));
-        assert_eq!((cost.run(), cost.transfer()), (Some(MS(10)), Some(MS(30))));
+        assert_eq!((cost.run(1), cost.transfer()), (Some(MS(10)), Some(MS(30))));
         assert_eq!((swap(&cost, Source::Host), swap(&cost, Source::SharedHost)), (MS(30), MS(60)));
         (0..5).for_each(|_| cost.swapped(Source::Host, MS(12), MS(40)));
         assert_eq!(swap(&cost, Source::Host), MS(12), "most of it was hidden");
@@ -151,6 +159,6 @@ mod tests {
         assert_eq!(swap(&cost, peer), MS(20), "half of what this link's rate says");
         assert_eq!(swap(&cost, Source::Here), Duration::ZERO);
         cost.profile(MS(31), MS(11));
-        assert_eq!((swap(&cost, Source::Host), cost.run()), (MS(31), Some(MS(11))));
+        assert_eq!((swap(&cost, Source::Host), cost.run(1)), (MS(31), Some(MS(11))));
     }
 }

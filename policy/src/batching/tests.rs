@@ -1,0 +1,390 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_types::{Bytes, BytesPerSec, Incarnation, Reason};
+use proptest::prelude::*;
+
+use super::*;
+use crate::attempts::Idempotent;
+use crate::dispatch::{GpuConfig, POLICIES, PolicyConfig};
+
+const MS: u64 = 1_000_000;
+
+struct Bench {
+    batcher: Batcher,
+    now: Timestamp,
+}
+
+fn bench(gpus: u32, max_size: u32, max_wait_ms: u64) -> Bench {
+    bench_with(PolicyConfig::Lb, gpus, max_size, max_wait_ms)
+}
+
+fn bench_with(policy: PolicyConfig, gpus: u32, max_size: u32, max_wait_ms: u64) -> Bench {
+    let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
+    let config = Config::new(vec![config; gpus as usize], 16).with_policy(policy, 1);
+    let mut bench = Bench { batcher: Batcher::new(&config), now: Timestamp(MS) };
+    for model in 0..2 {
+        let (model, memory) = (ModelId(model), Bytes::mib(8));
+        bench.tell(dispatch::Event::Install { model, memory, weights: memory });
+        let batching = Some(Batching { max_size, max_wait: Duration::from_millis(max_wait_ms) });
+        let deadline = (model.0 == 0).then_some(Duration::from_millis(20));
+        bench.tell(Event::Limits { function: FunctionIndex(model.0), batching, deadline });
+    }
+    (0..gpus).for_each(|index| drop(bench.up(index)));
+    bench
+}
+
+impl Bench {
+    fn tell(&mut self, event: impl Into<Event>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.batcher.on_event(self.now, event.into(), &mut actions);
+        actions
+    }
+
+    fn up(&mut self, index: u32) -> Vec<Action> {
+        self.tell(dispatch::Event::Up { gpu: GpuIndex(index), incarnation: Incarnation(1) })
+    }
+
+    /// A request of `rows` rows; gives what was given to GPUs for it.
+    fn ask(&mut self, key: u64, rows: u32) -> Vec<(u64, u32)> {
+        let item = Item { rows, class: 7, inline: 100, descriptors: 0 };
+        assigned(&self.ask_for(key, 0, item))
+    }
+
+    fn ask_for(&mut self, key: u64, function: u32, item: Item) -> Vec<Action> {
+        let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
+        let (function, model, priority) = (FunctionIndex(function), ModelId(function), Priority::default());
+        self.tell(Event::Enqueue { key, function, model, attempts, priority, item })
+    }
+
+    fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<(u64, u32)> {
+        let ran = Some(Duration::from_millis(ran_ms));
+        assigned(&self.tell(dispatch::Event::Ended { gpu: GpuIndex(index), key: RequestKey(key), ran }))
+    }
+
+    fn withdraw(&mut self, key: u64) -> Vec<Action> {
+        self.tell(dispatch::Event::Withdraw { key: RequestKey(key) })
+    }
+
+    fn members(&self, key: u64) -> Vec<u64> {
+        self.batcher.members(RequestKey(key)).into_iter().map(|key| key.0).collect()
+    }
+}
+
+fn assigned(actions: &[Action]) -> Vec<(u64, u32)> {
+    let of = |action: &Action| match *action {
+        Action::Assign { gpu, key, .. } => Some((key.0, gpu.0)),
+        _ => None,
+    };
+    actions.iter().filter_map(of).collect()
+}
+
+#[test]
+fn what_waits_for_a_gpu_is_joined_until_it_is_full_or_given_out() {
+    let mut bench = bench(1, 4, 0);
+    assert_eq!(bench.ask(1, 1), [(1, 0)], "an idle GPU takes it at once");
+    for (key, rows) in [(2, 1), (3, 2), (4, 2), (5, 1)] {
+        assert_eq!(bench.ask(key, rows), []);
+    }
+    assert_eq!(bench.batcher.queued(), 4);
+    assert_eq!((bench.members(2), bench.members(4)), (vec![2, 3], vec![4, 5]), "4 would have made 5 rows");
+    assert_eq!(bench.ended(0, 1, 1), [(2, 0)]);
+    assert_eq!(bench.ask(6, 1), [], "4 and 5 have a row left");
+    assert_eq!(bench.ended(0, 2, 1), [(4, 0)]);
+    assert_eq!(bench.members(4), [4, 5, 6]);
+    assert_eq!(bench.ask(7, 1), [], "what is on a GPU is closed");
+    assert_eq!(bench.ended(0, 4, 1), [(7, 0)]);
+    bench.ended(0, 7, 1);
+    assert_eq!(bench.batcher.totals(), Totals { batches: 2, requests: 5 });
+    assert!(bench.batcher.batches.is_empty() && bench.batcher.batch_of.is_empty());
+}
+
+#[test]
+fn only_alike_requests_join_and_no_more_than_a_message_holds() {
+    let mut bench = bench(1, 8, 0);
+    bench.ask(1, 1);
+    let item = Item { rows: 1, class: 7, inline: 0, descriptors: 40 };
+    bench.ask_for(2, 0, item);
+    bench.ask_for(3, 0, Item { class: 8, ..item });
+    bench.ask_for(4, 1, item);
+    bench.ask_for(5, 0, item);
+    bench.ask_for(6, 0, Item { rows: 9, ..item });
+    for key in 2..=6 {
+        assert_eq!(bench.members(key), [key], "another class, function, 80 descriptors, 9 rows");
+    }
+    bench.ask_for(7, 0, Item { descriptors: 1, inline: INLINE_MAX, ..item });
+    bench.ask_for(8, 0, Item { descriptors: 1, inline: 1, ..item });
+    assert_eq!((bench.members(5), bench.members(8)), (vec![5, 7], vec![8]));
+}
+
+#[test]
+fn a_request_is_held_back_only_while_others_of_its_function_are_at_work() {
+    let mut bench = bench(3, 3, 5);
+    assert_eq!(bench.ask(1, 1), [(1, 0)], "nothing is at work");
+    assert_eq!(bench.ask(2, 1), []);
+    assert_eq!(bench.batcher.next_wake(), Some(bench.now + Duration::from_millis(5)));
+    assert_eq!(bench.ask(3, 1), [], "two GPUs are idle");
+    assert_eq!(bench.ask(4, 1), [(2, 1)], "full");
+    assert_eq!(bench.ask(5, 1), []);
+    bench.now = bench.now + Duration::from_millis(5);
+    assert_eq!(assigned(&bench.tell(dispatch::Event::Tick)), [(5, 2)], "its time is up");
+    assert_eq!(bench.ask(6, 1), []);
+    assert_eq!(bench.ended(0, 1, 1), []);
+    assert_eq!(bench.ended(1, 2, 1), []);
+    assert_eq!(bench.ended(2, 5, 1), [(6, 0)], "nothing is at work any more");
+    bench.ended(0, 6, 1);
+    assert_eq!((bench.batcher.next_wake(), bench.batcher.queued()), (None, 0));
+}
+
+#[test]
+fn a_batch_does_not_grow_past_the_deadline_of_its_oldest() {
+    let mut bench = bench(1, 8, 0);
+    // 8 ms and 4 ms for each row; the deadline is 20 ms.
+    for (key, rows, ran) in [(1, 1, 12), (2, 2, 16), (3, 3, 20)] {
+        bench.ask(key, rows);
+        bench.ended(0, key, ran);
+    }
+    bench.ask(4, 1);
+    for key in 5..9 {
+        bench.ask(key, 1);
+    }
+    assert_eq!(bench.members(5), [5, 6, 7], "four rows would take 24 ms");
+    assert_eq!(bench.members(8), [8]);
+    let held_out = bench.batcher.dispatch().stats().held_out.unwrap();
+    assert!(held_out < 0.01, "{held_out}");
+}
+
+#[test]
+fn whoever_leaves_takes_nobody_along() {
+    let mut bench = bench(1, 4, 0);
+    bench.ask(1, 1);
+    for key in 2..5 {
+        bench.ask(key, 1);
+    }
+    assert_eq!(bench.withdraw(2), []);
+    assert!(!bench.batcher.holds(RequestKey(2)) && bench.batcher.holds(RequestKey(3)));
+    assert_eq!(bench.ended(0, 1, 1), [(2, 0)], "the queue knows it by its first request");
+    assert_eq!(bench.members(2), [3, 4]);
+    assert_eq!(bench.withdraw(3), []);
+    let cancel = Action::Cancel { gpu: GpuIndex(0), key: RequestKey(2) };
+    assert_eq!(bench.withdraw(4), [cancel], "nobody is left");
+    bench.ended(0, 2, 1);
+    assert_eq!((bench.batcher.queued(), bench.batcher.batches.len()), (0, 0));
+}
+
+#[test]
+fn after_a_failure_each_runs_alone_with_a_record_of_its_own() {
+    let mut bench = bench(1, 4, 0);
+    bench.ask(1, 1);
+    for key in 2..5 {
+        bench.ask(key, 1);
+    }
+    bench.ended(0, 1, 1);
+    bench.withdraw(2);
+    bench.tell(Event::Split { key: RequestKey(2) });
+    let attempt = |actions: &[Action]| {
+        let of = |action: &Action| match *action {
+            Action::Assign { key, attempt, .. } => Some((key.0, attempt)),
+            _ => None,
+        };
+        actions.iter().find_map(of)
+    };
+    let ended = |key| dispatch::Event::Ended { gpu: GpuIndex(0), key: RequestKey(key), ran: None };
+    assert_eq!(attempt(&bench.tell(ended(2))), Some((3, 2)));
+    assert_eq!(bench.ask(5, 1), [], "nobody joins a suspect");
+    assert_eq!(attempt(&bench.tell(ended(3))), Some((4, 2)));
+    assert_eq!((bench.members(4), bench.members(5)), (vec![4], vec![5]));
+}
+
+#[test]
+fn one_poison_request_costs_its_companions_an_attempt_and_nothing_else() {
+    let mut bench = bench(1, 4, 0);
+    bench.ask(1, 1);
+    for key in 2..5 {
+        bench.ask(key, 1);
+    }
+    bench.ended(0, 1, 1);
+    let down = |key| {
+        let lost = vec![(RequestKey(key), Progress::Begun)];
+        dispatch::Event::Down { gpu: GpuIndex(0), lost }
+    };
+    assert_eq!(bench.tell(down(2)), []);
+    assert_eq!(bench.batcher.queued(), 3);
+    assert_eq!(assigned(&bench.up(0)), [(2, 0)]);
+    let quarantined =
+        Action::Fail { key: RequestKey(2), reason: Reason::Quarantined, may_have_executed: true };
+    assert_eq!(bench.tell(down(2)), [quarantined]);
+    assert_eq!(assigned(&bench.up(0)), [(3, 0)]);
+    assert_eq!(bench.ended(0, 3, 1), [(4, 0)]);
+    bench.ended(0, 4, 1);
+    assert_eq!(bench.batcher.queued(), 0);
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Ask { function: u32, rows: u32 },
+    Withdraw(usize),
+    End(usize),
+    Split(usize),
+    GiveBack(usize, bool),
+    Down(u32),
+    Up(u32),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        10 => (0..2u32, 1..4u32).prop_map(|(function, rows)| Step::Ask { function, rows }),
+        2 => any::<usize>().prop_map(Step::Withdraw),
+        6 => any::<usize>().prop_map(Step::End),
+        1 => any::<usize>().prop_map(Step::Split),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(which, recalled)| Step::GiveBack(which, recalled)),
+        1 => (0..2u32).prop_map(Step::Down),
+        2 => (0..2u32).prop_map(Step::Up),
+        2 => (0..10u64).prop_map(Step::Pass),
+    ]
+}
+
+/// Who waits for an answer, and which batches are on which GPU.
+#[derive(Default)]
+struct World {
+    open: BTreeSet<RequestKey>,
+    on: BTreeMap<RequestKey, (GpuIndex, Vec<RequestKey>)>,
+    up: BTreeSet<u32>,
+}
+
+impl World {
+    fn take(
+        &mut self,
+        batcher: &Batcher,
+        max_size: u32,
+        rows: &BTreeMap<RequestKey, u32>,
+        actions: &[Action],
+    ) {
+        for &action in actions {
+            match action {
+                Action::Assign { gpu, key, .. } => {
+                    assert!(self.up.contains(&gpu.0), "{gpu} is down");
+                    let members = batcher.members(key);
+                    assert!(!members.is_empty() && members.iter().all(|member| self.open.contains(member)));
+                    let total: u32 = members.iter().map(|member| rows[member]).sum();
+                    assert!(members.len() == 1 || total <= max_size, "{total} rows");
+                    for (other, (_, there)) in &self.on {
+                        assert!(members.iter().all(|member| !there.contains(member)), "also in {other}");
+                    }
+                    self.on.insert(key, (gpu, members));
+                }
+                Action::Fail { key, .. } => assert!(self.open.remove(&key), "{key} failed after its end"),
+                Action::Cancel { gpu, key } | Action::Recall { gpu, key } => {
+                    assert_eq!(self.on.get(&key).map(|on| on.0), Some(gpu));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn pick(&mut self, number: usize) -> Option<(RequestKey, GpuIndex, Vec<RequestKey>)> {
+        let key = *self.on.keys().nth(number % self.on.len().max(1))?;
+        let (gpu, members) = self.on.remove(&key)?;
+        Some((key, gpu, members))
+    }
+}
+
+proptest! {
+    #[test]
+    fn each_request_is_on_one_gpu_at_most_and_ends_once(
+        policy in prop::sample::select(POLICIES.map(|(_, policy)| policy).to_vec()),
+        max_size in 2..6u32,
+        max_wait in 0..3u64,
+        steps in prop::collection::vec(step(), 1..150)
+    ) {
+        let mut bench = bench_with(policy, 2, max_size, max_wait);
+        let mut world = World { up: (0..2).collect(), ..World::default() };
+        let mut rows = BTreeMap::new();
+        let mut next_key = 0;
+        for step in steps {
+            bench.now = bench.now + Duration::from_micros(100);
+            let actions = match step {
+                Step::Ask { function, rows: of } => {
+                    next_key += 1;
+                    world.open.insert(RequestKey(next_key));
+                    rows.insert(RequestKey(next_key), of);
+                    let item = Item { rows: of, class: 1, inline: 1, descriptors: 0 };
+                    bench.ask_for(next_key, function, item)
+                }
+                Step::Withdraw(number) => {
+                    let Some(&key) = world.open.iter().nth(number % world.open.len().max(1)) else { continue };
+                    world.open.remove(&key);
+                    for (_, members) in world.on.values_mut() {
+                        members.retain(|&member| member != key);
+                    }
+                    bench.withdraw(key.0)
+                }
+                Step::End(number) => {
+                    let Some((key, gpu, members)) = world.pick(number) else { continue };
+                    members.iter().for_each(|member| assert!(world.open.remove(member)));
+                    let ran = Some(Duration::from_micros(1 << (number % 15)));
+                    bench.tell(dispatch::Event::Ended { gpu, key, ran })
+                }
+                Step::Split(number) => {
+                    let Some((key, gpu, members)) = world.pick(number) else { continue };
+                    if members.len() < 2 {
+                        world.on.insert(key, (gpu, members));
+                        continue;
+                    }
+                    bench.tell(Event::Split { key });
+                    bench.tell(dispatch::Event::Ended { gpu, key, ran: None })
+                }
+                Step::GiveBack(number, recalled) => {
+                    let Some((key, gpu, _)) = world.pick(number) else { continue };
+                    let why = if recalled { Return::Recalled } else { Return::Failed(Progress::Preparing) };
+                    bench.tell(dispatch::Event::Returned { gpu, key, why })
+                }
+                Step::Down(index) => {
+                    world.up.remove(&index);
+                    let lost: Vec<_> =
+                        world.on.iter().filter(|(_, on)| on.0.0 == index).map(|(&key, _)| key).collect();
+                    lost.iter().for_each(|key| drop(world.on.remove(key)));
+                    let lost = lost.into_iter().map(|key| (key, Progress::Begun)).collect();
+                    bench.tell(dispatch::Event::Down { gpu: GpuIndex(index), lost })
+                }
+                Step::Up(index) if world.up.insert(index) => bench.up(index),
+                Step::Up(_) => continue,
+                Step::Pass(ms) => {
+                    bench.now = bench.now + Duration::from_millis(ms);
+                    bench.tell(dispatch::Event::Tick)
+                }
+            };
+            world.take(&bench.batcher, max_size, &rows, &actions);
+            for &key in &world.open {
+                prop_assert!(bench.batcher.holds(key), "{} is lost", key);
+            }
+            let on: usize = world.on.values().map(|(_, members)| members.len()).sum();
+            prop_assert_eq!(bench.batcher.queued() + on, world.open.len());
+        }
+        for index in 0..2 {
+            if world.up.insert(index) {
+                let actions = bench.up(index);
+                world.take(&bench.batcher, max_size, &rows, &actions);
+            }
+        }
+        loop {
+            let actions = match (world.pick(0), bench.batcher.next_wake()) {
+                (Some((key, gpu, members)), _) => {
+                    members.iter().for_each(|member| assert!(world.open.remove(member)));
+                    bench.tell(dispatch::Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) })
+                }
+                (None, Some(at)) if !world.open.is_empty() => {
+                    bench.now = bench.now.max(at);
+                    bench.tell(dispatch::Event::Tick)
+                }
+                (None, _) => break,
+            };
+            world.take(&bench.batcher, max_size, &rows, &actions);
+        }
+        prop_assert!(world.open.is_empty(), "{:?} never ran", world.open);
+        let left = (bench.batcher.batches.len(), bench.batcher.batch_of.len(), bench.batcher.held.len());
+        prop_assert_eq!(left, (0, 0, 0));
+        prop_assert_eq!(bench.batcher.dispatch().in_flight(), 0);
+        prop_assert!(bench.batcher.functions.values().all(|it| it.at_work == 0 && it.open.is_empty()));
+    }
+}
