@@ -23,6 +23,7 @@
 //! | `wire` | what messages mean here |
 //! | `events`, `queue`, `process` | the way back, the bounded queues, the tie to the worker |
 
+mod batch;
 mod control;
 mod copies;
 mod error;

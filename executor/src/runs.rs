@@ -17,6 +17,7 @@ use millrace_proto::executor::{Run, RunDone, RunFailed, RunFailure};
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
+use crate::batch;
 use crate::events::clip;
 use crate::opaque::Opaque;
 use crate::plan::{Slot, Step};
@@ -36,6 +37,8 @@ pub(crate) struct Job<D: Device> {
     program: Arc<Program<D>>,
     generation: u64,
     inputs: HashMap<String, HostTensor>,
+    /// The rows of all its requests, where it has several.
+    rows: Option<usize>,
     /// Empty: every output.
     outputs: Vec<String>,
     /// Of an opaque program: what each launch reads.
@@ -47,6 +50,10 @@ pub(crate) struct Job<D: Device> {
 pub(crate) enum Failed {
     #[error(transparent)]
     Message(#[from] wire::Error),
+    #[error(transparent)]
+    Batch(#[from] batch::Error),
+    #[error("output {name:?} has shape {shape:?}, which is not one row for each of {rows}")]
+    OutputRows { name: String, shape: Vec<usize>, rows: usize },
     #[error("input {0:?} is missing")]
     InputMissing(String),
     #[error("input {0:?} is not one of the model's, or is there twice")]
@@ -89,14 +96,7 @@ impl<D: Device> Job<D> {
         program: Arc<Program<D>>,
         mut descriptors: Descriptors,
     ) -> Result<Self, Failed> {
-        let mut inputs = HashMap::with_capacity(message.inputs.len());
-        for input in message.inputs {
-            let (name, tensor) = wire::tensor(input, &mut descriptors)?;
-            if inputs.contains_key(&name) {
-                return Err(Failed::InputUnknown(name));
-            }
-            inputs.insert(name, tensor);
-        }
+        let (inputs, rows) = batch::inputs(message.inputs, message.members, &mut descriptors)?;
         let reads = message.reads.into_iter().map(|reads| wire::ranges(reads.ranges));
         let reads = reads.collect::<Result<Vec<_>, _>>()?;
         let due = program.opaque.as_ref().map_or(0, |_| program.plan.steps.len());
@@ -104,7 +104,7 @@ impl<D: Device> Job<D> {
             return Err(Failed::Reads { found: reads.len(), due });
         }
         let Run { run, generation, outputs, .. } = message;
-        Ok(Self { run, program, generation, inputs, outputs, reads })
+        Ok(Self { run, program, generation, inputs, rows, outputs, reads })
     }
 
     /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
@@ -142,7 +142,7 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
 }
 
 fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
-    let Job { run, program, generation, inputs, outputs, reads } = job;
+    let Job { run, program, generation, inputs, rows, outputs, reads } = job;
     let wanted = wanted(&program.outputs, &outputs)?;
     let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
@@ -158,6 +158,9 @@ fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone,
         let Declared { name, datatype } = &program.outputs[index];
         let value = values[index].as_ref().ok_or_else(|| Failed::ValueMissing(name.clone()))?;
         let tensor = stream.download(value, *datatype, INLINE_BYTES_MAX)?;
+        if let Some(rows) = rows.filter(|&rows| tensor.shape.first() != Some(&rows)) {
+            return Err(Failed::OutputRows { name: name.clone(), shape: tensor.shape, rows });
+        }
         answer.push(wire::output(name.clone(), tensor, &mut descriptors));
     }
     program.took(bytes, monotonic_now().since(began));

@@ -245,3 +245,61 @@ fn unloading_unmaps_and_forgets() {
     executor.ran(2).unwrap();
     executor.said_no_more();
 }
+
+#[test]
+fn requests_that_run_as_one_give_what_each_gives_alone() {
+    for (model, _) in models() {
+        let mut executor = Executor::with(&model, 1);
+        executor.bring_in(&model, 1, 1);
+        let dims = &model.compiled.summary.inputs[0].shape;
+        let rest = if dims.len() == 4 { &[3, 32, 32][..] } else { &[9, 384][..] };
+        let inputs: Vec<Tensor> = [1i64, 2, 1]
+            .iter()
+            .enumerate()
+            .map(|(place, &rows)| {
+                let shape: Vec<i64> = [&[rows][..], rest].concat();
+                let mut input = x(&shape).remove(0);
+                // No two requests are the same.
+                if let Some(tensor::Contents::Inline(bytes)) = &mut input.contents {
+                    let mut changed = bytes.to_vec();
+                    changed[..4].copy_from_slice(&(place as f32).to_le_bytes());
+                    *bytes = changed.into();
+                }
+                input
+            })
+            .collect();
+        let mut alone = Vec::new();
+        for (run, input) in (1..).zip(&inputs) {
+            executor.run(run, 1, 1, vec![input.clone()]);
+            alone.push(executor.ran(run).unwrap().bytes());
+        }
+        let members = inputs.len() as u32;
+        let run = Run { run: 9, program: 1, generation: 1, inputs, members, ..Run::default() };
+        executor.send(Command::Run(run));
+        let together = executor.ran(9).unwrap();
+        assert_eq!(together.done.outputs[0].shape[0], 4);
+        let close = |one: &[u8], other: &[u8]| {
+            let floats = |bytes: &[u8]| -> Vec<f32> {
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            };
+            let (one, other) = (floats(one), floats(other));
+            one.len() == other.len()
+                && one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs()))
+        };
+        assert!(close(&together.bytes(), &alone.concat()), "{}", model.compiled.summary.inputs[0].name);
+    }
+}
+
+#[test]
+fn requests_that_do_not_fit_together_fail_and_leave_the_program_as_it_was() {
+    let (model, input) = models().remove(0);
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    let other = x(&[1, 3, 16, 16]);
+    let inputs = [input.clone(), other].concat();
+    let run = Run { run: 1, program: 1, generation: 1, inputs, members: 2, ..Run::default() };
+    executor.send(Command::Run(run));
+    assert_eq!(executor.run_failure(1), RunFailure::Model);
+    executor.run(2, 1, 1, input);
+    executor.ran(2).unwrap();
+}
