@@ -1,7 +1,6 @@
 //! A request as the worker sees it, and its answer: the types between the gRPC service and the
 //! actors.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use millrace_proto::executor::Tensor;
@@ -39,13 +38,34 @@ pub struct Completion {
     /// The outputs, as the executor gave them.
     pub outputs: Vec<Tensor>,
     /// What the outputs' `contents_fd` count.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<Descriptor>,
+    /// Which of the outputs' rows are this request's; `None`: all.
+    pub share: Option<Share>,
     /// Where the time went.
     pub split: Split,
     /// Where it ran.
     pub gpu: GpuIndex,
     /// Attempts made here, counting the answered one.
     pub attempts: u32,
+}
+
+/// A request's part of the outputs of a run that it shared with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Its first row.
+    pub first: u32,
+    /// How many are its.
+    pub rows: u32,
+    /// How many there are.
+    pub of: u32,
+}
+
+impl Share {
+    /// Its part of what the whole run took.
+    #[must_use]
+    pub fn of(self, whole: Duration) -> Duration {
+        whole * self.rows / self.of.max(1)
+    }
 }
 
 /// Where the time of a request went.

@@ -186,8 +186,8 @@ fn invocation(
 }
 
 fn response(completion: Completion) -> Result<wire::InvokeResponse, Failure> {
-    let Completion { outputs, descriptors, split, gpu, attempts } = completion;
-    let outputs = tensors::unpack(outputs, descriptors).map_err(|error| {
+    let Completion { outputs, descriptors, share, split, gpu, attempts } = completion;
+    let outputs = tensors::unpack(outputs, &descriptors, share).map_err(|error| {
         Failure::new(Reason::Internal, format!("the executor's answer: {error}")).after_execution()
     })?;
     Ok(wire::InvokeResponse { outputs, split: Some(split_wire(split)), gpu: gpu.0, attempts })

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_policy::admission::Score;
+use millrace_policy::batching::Totals;
 use millrace_policy::dispatch::Stats;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
@@ -28,6 +29,8 @@ pub struct NodeSnapshot {
     pub queued: u32,
     /// What dispatch has counted (L17).
     pub dispatch: Stats,
+    /// Runs of several requests.
+    pub batches: Totals,
 }
 
 /// How much of a node is looked at.
@@ -144,7 +147,7 @@ pub(crate) enum SnapshotPart {
     Function(FunctionSnapshot),
     Link(LinkSnapshot),
     Past(BTreeMap<FunctionKey, Score>),
-    Queue { queued: u32, stats: Stats },
+    Queue { queued: u32, stats: Stats, batches: Totals },
     Idle(BTreeMap<FunctionKey, Duration>),
 }
 
@@ -155,7 +158,9 @@ impl NodeSnapshot {
             SnapshotPart::Function(function) => self.functions.push(function),
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
-            SnapshotPart::Queue { queued, stats } => (self.queued, self.dispatch) = (queued, stats),
+            SnapshotPart::Queue { queued, stats, batches } => {
+                (self.queued, self.dispatch, self.batches) = (queued, stats, batches);
+            }
             SnapshotPart::Idle(idle) => self.idle = idle,
         }
     }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use millrace_policy::admission::{self, Admission};
 use millrace_policy::attempts::Idempotent;
+use millrace_policy::batching::{self, Batcher};
 use millrace_policy::core::Core as _;
 use millrace_policy::dispatch::{self, Objective};
 use millrace_policy::fabric::{Fabric, link::Link as LinkCore};
@@ -28,7 +29,6 @@ use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
 use millrace_policy::residence::Residence;
-use millrace_policy::tenancy::Tenancy;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Residency, RevisionKey};
@@ -165,7 +165,7 @@ impl Supervisor {
             .with_peers(topology)
             .with_eviction(self.config.eviction)
             .with_policy(self.config.dispatch, self.seed);
-        let mut dispatch = Tenancy::new(&config);
+        let mut dispatch = Batcher::new(&config);
         let registry = self.registry.borrow();
         // What is installed gives out no request.
         let mut tell = |event: dispatch::Event| {
@@ -186,7 +186,12 @@ impl Supervisor {
             }
         }
         for event in self.tenants.borrow().again(registry.owners()) {
-            dispatch.on_event(self.clock.now(), event, &mut Vec::new());
+            dispatch.on_event(self.clock.now(), event.into(), &mut Vec::new());
+        }
+        for (function, hosted) in registry.indexed() {
+            if let Some(limits) = limits(function, &hosted.config) {
+                dispatch.on_event(self.clock.now(), limits, &mut Vec::new());
+            }
         }
         drop(registry);
         let node = Node::new(
@@ -391,6 +396,13 @@ impl Supervisor {
         self.config.dispatch.scores()
     }
 
+    /// How a function's requests are batched, where they are.
+    pub(crate) fn limits_of(&self, key: &RevisionKey) -> Option<batching::Event> {
+        let registry = self.registry.borrow();
+        let index = registry.index_of(key)?;
+        limits(index, &registry.function(index)?.config)
+    }
+
     /// A function's objective.
     pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
         let registry = self.registry.borrow();
@@ -421,4 +433,9 @@ impl Supervisor {
             end.send(()).unwrap_or_default();
         }
     }
+}
+
+fn limits(function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
+    let (batching, deadline) = (config.serving.batching, config.slo.map(|slo| slo.deadline));
+    batching.map(|batching| batching::Event::Limits { function, batching: Some(batching), deadline })
 }

@@ -21,6 +21,7 @@ use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::actors::driven::Driven;
@@ -222,7 +223,8 @@ impl Executor {
                     finished: Timestamp(done.finished_ns),
                     waited: Duration::from_nanos(done.waited_ns),
                 };
-                let outputs = Outputs { tensors: done.outputs, descriptors };
+                let descriptors = descriptors.into_iter().map(Arc::new).collect();
+                let outputs = Outputs { tensors: done.outputs, descriptors, share: None };
                 self.peers.gpu.post(gpu::Message::RunDone { event, outputs });
             }
             Said::RunFailed(failed) => {

@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,7 +21,8 @@ use crate::actors::driven::Driven;
 use crate::actors::node;
 use crate::actors::work::SharedWork;
 use crate::handle::Parts;
-use crate::request::{Completion, Split};
+use crate::port::Descriptor;
+use crate::request::{Completion, Share, Split};
 use crate::seams::{Behaviour, Slot};
 use crate::snapshot::{FunctionSnapshot, SnapshotPart};
 
@@ -37,10 +37,12 @@ pub(crate) struct Arrival {
 }
 
 /// What a run gave.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Outputs {
     pub(crate) tensors: Vec<Tensor>,
-    pub(crate) descriptors: Vec<OwnedFd>,
+    pub(crate) descriptors: Vec<Descriptor>,
+    /// Which rows are whose, where several requests ran as one.
+    pub(crate) share: Option<Share>,
 }
 
 /// What a Function actor is told.
@@ -172,9 +174,9 @@ impl Function {
             total: now.since(accepted),
             swapped: spent.swapped,
         };
-        let Outputs { tensors, descriptors } = outputs;
+        let Outputs { tensors, descriptors, share } = outputs;
         tracing::debug!(parent: &caller.work.span, ?split, gpu = gpu.0, attempts, "answered");
-        send(caller.answer, Ok(Completion { outputs: tensors, descriptors, split, gpu, attempts }));
+        send(caller.answer, Ok(Completion { outputs: tensors, descriptors, share, split, gpu, attempts }));
     }
 
     fn fail(&mut self, key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String>) {
@@ -241,8 +243,10 @@ impl Behaviour for Function {
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
             Message::Dispatched(key) => self.step(now, Event::Dispatched { key }, Carried::Nothing),
             Message::Completed { key, outputs, spent, gpu, attempts } => {
+                // Each pays for its rows.
+                let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
                 let carried = Carried::Outputs { outputs, spent, gpu, attempts };
-                self.step(now, Event::Completed { key, ran: spent.ran }, carried);
+                self.step(now, Event::Completed { key, ran }, carried);
             }
             Message::Failed { key, reason, may_have_executed, detail } => {
                 let event = Event::Failed { key, reason, may_have_executed };

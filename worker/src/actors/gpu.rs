@@ -16,9 +16,10 @@ use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{
     Cancel, Extent, Fault, InjectFault, LoadProgram, Map, Run, UnloadProgram, Unmap,
 };
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, Timestamp, topology};
 use tracing::Span;
 
+use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::function::{self, Outputs};
 use crate::actors::work::SharedWork;
@@ -38,8 +39,14 @@ pub(crate) enum Message {
     Install { model: ModelId, memory: Bytes, prepared: Arc<PreparedModel> },
     /// It will not be any more.
     Remove(ModelId),
-    /// A request is to run here.
-    Assign { work: SharedWork, incarnation: Incarnation, attempt: u32, from: Option<GpuIndex> },
+    /// A request is to run here, or several as one, known by a key of theirs.
+    Assign {
+        key: RequestKey,
+        works: Vec<SharedWork>,
+        incarnation: Incarnation,
+        attempt: u32,
+        from: Option<GpuIndex>,
+    },
     /// The node wants it back, if it has not begun.
     Recall(RequestKey),
     /// Nobody waits for it any more.
@@ -58,12 +65,21 @@ pub(crate) enum Message {
     Report { parts: Parts, users: Arc<ModelUsers> },
 }
 
-/// A request here.
+/// A request here, or several that run as one.
 struct Entry {
-    work: SharedWork,
+    key: RequestKey,
+    /// At least one.
+    works: Vec<SharedWork>,
     attempt: u32,
     swap: Option<Span>,
     run: Option<Span>,
+}
+
+impl Entry {
+    /// The one whose trace shows what happens to all.
+    fn work(&self) -> &SharedWork {
+        &self.works[0]
+    }
 }
 
 /// What came with the event that is handled.
@@ -102,7 +118,7 @@ impl Gpu {
     }
 
     fn assign(&mut self, now: Timestamp, entry: Entry, incarnation: Incarnation, from: Option<GpuIndex>) {
-        let (key, model) = (entry.work.key, entry.work.model);
+        let (key, model) = (entry.key, entry.work().model);
         self.entries.insert(key, entry);
         self.step(now, Event::Assign { key, model, incarnation, from }, Carried::Nothing);
         // The core does not take what was meant for an executor that is gone.
@@ -156,8 +172,15 @@ impl Gpu {
                     } else {
                         None
                     };
-                    let failed = function::Message::Failed { key, reason, may_have_executed, detail };
-                    entry.work.home.post(failed);
+                    if entry.works.len() > 1 && reason == Reason::ModelFailed {
+                        // Perhaps for one of them alone.
+                        return self.peers.node.post(node::Message::Split(key));
+                    }
+                    for work in &entry.works {
+                        let (key, detail) = (work.key, detail.clone());
+                        let failed = function::Message::Failed { key, reason, may_have_executed, detail };
+                        work.home.post(failed);
+                    }
                 }
             }
             Action::Up { incarnation } => {
@@ -216,24 +239,25 @@ impl Gpu {
     fn run(&mut self, run: RunId, key: RequestKey, model: ModelId, generation: Generation) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let gpu = self.hardware.index.0;
-        entry.run = Some(tracing::info_span!(parent: &entry.work.span, "run", gpu, attempt = entry.attempt));
-        let invocation = &entry.work.invocation;
+        entry.run =
+            Some(tracing::info_span!(parent: &entry.work().span, "run", gpu, attempt = entry.attempt));
+        let (inputs, descriptors) = batch::inputs(&entry.works);
         let command = Command::Run(Run {
             run: run.0,
             program: model.0.into(),
             generation: generation.0,
-            inputs: invocation.inputs.clone(),
-            outputs: invocation.outputs.clone(),
+            inputs,
+            outputs: entry.work().invocation.outputs.clone(),
             reads: Vec::new(),
+            members: u32::try_from(entry.works.len()).unwrap_or(u32::MAX),
         });
-        let descriptors = invocation.descriptors.clone();
         self.send(command, descriptors);
     }
 
     fn begin_swap(&mut self, model: ModelId) {
         let gpu = self.hardware.index.0;
-        for entry in self.entries.values_mut().filter(|entry| entry.work.model == model) {
-            entry.swap = Some(tracing::info_span!(parent: &entry.work.span, "swap", gpu));
+        for entry in self.entries.values_mut().filter(|entry| entry.work().model == model) {
+            entry.swap = Some(tracing::info_span!(parent: &entry.work().span, "swap", gpu));
         }
     }
 
@@ -241,7 +265,7 @@ impl Gpu {
     fn end_swaps(&mut self) {
         let memory = self.core.core.memory();
         for entry in self.entries.values_mut().filter(|entry| entry.swap.is_some()) {
-            if memory.region(entry.work.model).is_some_and(|region| region.loaded().complete()) {
+            if memory.region(entry.work().model).is_some_and(|region| region.loaded().complete()) {
                 entry.swap = None;
             }
         }
@@ -254,7 +278,10 @@ impl Gpu {
             return;
         };
         let (gpu, attempts) = (self.hardware.index, entry.attempt);
-        entry.work.home.post(function::Message::Completed { key, outputs, spent, gpu, attempts });
+        for (work, share) in entry.works.iter().zip(batch::shares(&entry.works)) {
+            let (key, outputs) = (work.key, Outputs { share, ..outputs.clone() });
+            work.home.post(function::Message::Completed { key, outputs, spent, gpu, attempts });
+        }
     }
 
     fn report(&self, now: Timestamp, parts: &Parts, users: &ModelUsers) {
@@ -284,7 +311,7 @@ impl Gpu {
             memory: blocks(core.memory().total_blocks()),
             used: blocks(core.memory().used_blocks()),
             models,
-            running: running.map(|entry| entry.work.invocation.revision.clone()),
+            running: running.map(|entry| entry.work().invocation.revision.clone()),
             incarnation: self.incarnation,
             executor_pid: self.pid,
             restarts: totals.restarts,
@@ -325,8 +352,8 @@ impl Behaviour for Gpu {
                 self.step(now, Event::Install { model, memory, weights }, Carried::Nothing);
             }
             Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
-            Message::Assign { work, incarnation, attempt, from } => {
-                self.assign(now, Entry { work, attempt, swap: None, run: None }, incarnation, from);
+            Message::Assign { key, works, incarnation, attempt, from } => {
+                self.assign(now, Entry { key, works, attempt, swap: None, run: None }, incarnation, from);
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),

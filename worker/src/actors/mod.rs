@@ -12,6 +12,7 @@
 //! A request has one owner at a time: Function → Node → Gpu. What it carries ([`work::Work`])
 //! travels along, so that whoever loses a GPU can give the request to another.
 
+pub(crate) mod batch;
 pub(crate) mod driven;
 pub(crate) mod executor;
 pub(crate) mod function;

@@ -11,16 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::attempts::{Attempts, Progress};
+use millrace_policy::batching::{self, Batcher};
 use millrace_policy::dispatch::{self, Return};
 use millrace_policy::fabric::{self, Cargo, Fabric, link as link_core};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
-use millrace_policy::tenancy::{self, Tenancy};
+use millrace_policy::tenancy;
 use millrace_proto::executor::Fault;
 use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 use tracing::Span;
 
+use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gpu, link};
@@ -46,6 +48,8 @@ pub(crate) enum Message {
     GpuReset(GpuIndex),
     /// A request left a GPU.
     Ended { gpu: GpuIndex, key: RequestKey, ran: Option<Duration> },
+    /// The run of several requests failed; it ends next. Each is to run again alone.
+    Split(RequestKey),
     /// A request came back from a GPU.
     Returned { gpu: GpuIndex, key: RequestKey, why: Return },
     /// A function has scored so much since it is here.
@@ -103,7 +107,7 @@ struct Entry {
 
 /// The actor.
 pub(crate) struct Node {
-    dispatch: Driven<Tenancy>,
+    dispatch: Driven<Batcher>,
     fabric: Driven<Fabric>,
     entries: BTreeMap<RequestKey, Entry>,
     /// What functions scored elsewhere and before, where their scores matter.
@@ -117,7 +121,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(dispatch: Driven<Tenancy>, fabric: Driven<Fabric>, supervisor: Rc<Supervisor>) -> Self {
+    pub(crate) fn new(dispatch: Driven<Batcher>, fabric: Driven<Fabric>, supervisor: Rc<Supervisor>) -> Self {
         let alive = supervisor.gpu_indices().collect();
         Self {
             dispatch,
@@ -133,22 +137,28 @@ impl Node {
 
     fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
         let (key, function, model, priority) = (work.key, work.function, work.model, work.priority);
+        let batched = self.dispatch.core.batches(function);
+        let item = batched.then(|| batch::item(&work.invocation)).flatten();
         let queue = Some(tracing::info_span!(parent: &work.span, "queue"));
         self.entries.insert(key, Entry { work, queue });
-        self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts, priority });
+        match item {
+            Some(item) => {
+                let event = batching::Event::Enqueue { key, function, model, attempts, priority, item };
+                self.dispatch(now, event);
+            }
+            None => self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts, priority }),
+        }
     }
 
-    fn dispatch(&mut self, now: Timestamp, event: impl Into<tenancy::Event>) {
+    fn dispatch(&mut self, now: Timestamp, event: impl Into<batching::Event>) {
         let actions = self.dispatch.step(now, event.into());
         for &action in &actions {
             match action {
                 dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
-                    let Some(entry) = self.entries.get_mut(&key) else { continue };
-                    entry.queue = None;
-                    let work = Arc::clone(&entry.work);
-                    self.supervisor.residence().began(now, work.function, gpu, key);
-                    work.home.post(function::Message::Dispatched(key));
-                    let assign = gpu::Message::Assign { work, incarnation, attempt, from };
+                    let works = self.begin(key);
+                    let Some(function) = works.first().map(|work| work.function) else { continue };
+                    self.supervisor.residence().began(now, function, gpu, key);
+                    let assign = gpu::Message::Assign { key, works, incarnation, attempt, from };
                     self.supervisor.gpu(gpu).post(assign);
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
@@ -178,6 +188,30 @@ impl Node {
             }
         }
         self.dispatch.done(actions);
+    }
+
+    /// The requests that the queue knows by this key, which are given to a GPU.
+    fn begin(&mut self, key: RequestKey) -> Vec<SharedWork> {
+        let mut works = Vec::new();
+        for key in self.dispatch.core.members(key) {
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            entry.queue = None;
+            entry.work.home.post(function::Message::Dispatched(key));
+            works.push(Arc::clone(&entry.work));
+        }
+        works
+    }
+
+    /// Tells dispatch that what it knows by this key has left a GPU.
+    fn left(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, event: dispatch::Event) {
+        let members = self.dispatch.core.members(key);
+        self.supervisor.residence().ended(now, gpu, key);
+        self.dispatch(now, event);
+        for key in members {
+            if !self.dispatch.core.holds(key) {
+                self.entries.remove(&key);
+            }
+        }
     }
 
     fn tell_gpu(&self, gpu: GpuIndex, event: GpuEvent) {
@@ -267,6 +301,9 @@ impl Node {
         if let Some(model) = self.supervisor.model_of(&key) {
             self.residency(now, model);
         }
+        if let Some(limits) = self.supervisor.limits_of(&key) {
+            self.dispatch(now, limits);
+        }
         if let Some((function, tenant)) = self.supervisor.capped(&key) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
         }
@@ -310,10 +347,13 @@ impl Node {
 
     fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
         self.bases.remove(&function);
+        if self.dispatch.core.batches(function) {
+            self.dispatch(now, batching::Event::Limits { function, batching: None, deadline: None });
+        }
         if self.dispatch.core.dispatch().wants_scores() {
             self.dispatch(now, dispatch::Event::Forget { function });
         }
-        if self.dispatch.core.owned(function) {
+        if self.dispatch.core.tenancy().owned(function) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
         }
         match self.supervisor.remove(function) {
@@ -334,7 +374,8 @@ impl Node {
         let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
         let stats = self.dispatch.core.dispatch().stats();
         // Whoever asked may have given up.
-        parts.send(SnapshotPart::Queue { queued, stats }).unwrap_or_default();
+        let batches = self.dispatch.core.totals();
+        parts.send(SnapshotPart::Queue { queued, stats, batches }).unwrap_or_default();
         self.supervisor.report(look, parts);
     }
 
@@ -378,17 +419,12 @@ impl Behaviour for Node {
             Message::Down { gpu, lost } => self.down(now, gpu, dispatch::Event::Down { gpu, lost }),
             Message::GpuReset(gpu) => self.down(now, gpu, dispatch::Event::Reset { gpu }),
             Message::Ended { gpu, key, ran } => {
-                self.entries.remove(&key);
-                self.supervisor.residence().ended(now, gpu, key);
-                self.dispatch(now, dispatch::Event::Ended { gpu, key, ran });
+                self.left(now, gpu, key, dispatch::Event::Ended { gpu, key, ran });
             }
             Message::Returned { gpu, key, why } => {
-                self.supervisor.residence().ended(now, gpu, key);
-                self.dispatch(now, dispatch::Event::Returned { gpu, key, why });
-                if !self.dispatch.core.holds(key) {
-                    self.entries.remove(&key);
-                }
+                self.left(now, gpu, key, dispatch::Event::Returned { gpu, key, why });
             }
+            Message::Split(key) => self.dispatch(now, batching::Event::Split { key }),
             Message::Scored { function, counts } => self.scored(now, function, counts),
             Message::Scores(scores) => self.scores(now, &scores),
             Message::Quotas(quotas) => {

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::host_tier::Signature;
 use crate::port::Descriptor;
+use crate::request::Share;
 
 /// The largest tensor that travels inline.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -92,12 +94,21 @@ fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
     })
 }
 
-fn read_whole(fd: &OwnedFd) -> io::Result<Bytes> {
-    let size = usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+/// The bytes of a request's rows, of an output of so many bytes.
+fn part(bytes: usize, share: Option<Share>) -> Range<usize> {
+    let Some(Share { first, rows, of }) = share else { return 0..bytes };
+    let row = bytes / (of as usize).max(1);
+    let first = (first as usize * row).min(bytes);
+    first..(first + rows as usize * row).min(bytes)
+}
+
+fn read_part(fd: &OwnedFd, share: Option<Share>) -> io::Result<Bytes> {
+    let part = part(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0), share);
+    let size = part.len();
     let mut data = BytesMut::zeroed(size);
     let mut at = 0;
     while at < size {
-        match rustix::io::pread(fd, &mut data[at..], at as u64)? {
+        match rustix::io::pread(fd, &mut data[at..], (part.start + at) as u64)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             read => at += read,
         }
@@ -114,6 +125,9 @@ pub enum UnpackError {
     /// A descriptor that did not come.
     #[error("output {0:?} names descriptor {1}, which did not come")]
     NoDescriptor(String, u32),
+    /// It has not a row for each of those that ran as one.
+    #[error("output {0:?} has shape {1:?}, which has not the rows of those that ran as one")]
+    Rows(String, Vec<i64>),
     /// Its memory cannot be read.
     #[error("output {0:?}: {1}")]
     Read(String, io::Error),
@@ -123,14 +137,24 @@ pub enum UnpackError {
 ///
 /// # Errors
 /// [`UnpackError`]: our own bug, or an executor's that is not itself any more.
-pub fn unpack(outputs: Vec<Tensor>, descriptors: Vec<OwnedFd>) -> Result<Vec<InferTensor>, UnpackError> {
-    let read = |Tensor { name, datatype, shape, contents }| {
+pub fn unpack(
+    outputs: Vec<Tensor>,
+    descriptors: &[Descriptor],
+    share: Option<Share>,
+) -> Result<Vec<InferTensor>, UnpackError> {
+    let read = |Tensor { name, datatype, mut shape, contents }| {
+        if let Some(share) = share {
+            if shape.first() != Some(&i64::from(share.of)) {
+                return Err(UnpackError::Rows(name, shape));
+            }
+            shape[0] = share.rows.into();
+        }
         let data = match contents {
             None => return Err(UnpackError::Empty(name)),
-            Some(Contents::Inline(data)) => data,
+            Some(Contents::Inline(data)) => data.slice(part(data.len(), share)),
             Some(Contents::ContentsFd(place)) => match descriptors.get(place as usize) {
                 None => return Err(UnpackError::NoDescriptor(name, place)),
-                Some(fd) => match read_whole(fd) {
+                Some(fd) => match read_part(fd, share) {
                     Ok(data) => data,
                     Err(error) => return Err(UnpackError::Read(name, error)),
                 },
@@ -164,8 +188,23 @@ mod tests {
         let inputs = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
         let (tensors, descriptors) = pack(inputs.clone()).unwrap();
         assert_eq!(descriptors.len(), 1);
-        let descriptors = descriptors.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
-        assert_eq!(unpack(tensors, descriptors).unwrap(), inputs);
+        assert_eq!(unpack(tensors, &descriptors, None).unwrap(), inputs);
+    }
+
+    #[test]
+    fn each_of_those_that_ran_as_one_gets_its_rows() {
+        let large = INLINE_BYTES_MAX + 2;
+        let (tensors, descriptors) = pack(vec![tensor("a", 6), tensor("b", large)]).unwrap();
+        assert_eq!(descriptors.len(), 1);
+        let cut = |first, rows, of: usize| {
+            let share = Some(Share { first, rows, of: of as u32 });
+            unpack(tensors[..1].to_vec(), &descriptors, share).map(|outputs| outputs[0].data.to_vec())
+        };
+        assert_eq!((cut(0, 1, 6).unwrap(), cut(1, 5, 6).unwrap()), (vec![0], vec![1, 2, 3, 4, 5]));
+        assert!(matches!(cut(0, 1, 3), Err(UnpackError::Rows(..))));
+        let share = Some(Share { first: 3, rows: 2, of: large as u32 });
+        let cut = unpack(tensors[1..].to_vec(), &descriptors, share).unwrap().remove(0);
+        assert_eq!((cut.shape, cut.data.to_vec()), (vec![2], vec![3, 4]));
     }
 
     #[test]
@@ -200,7 +239,7 @@ mod tests {
     fn an_answer_that_makes_no_sense_is_an_error() {
         let tensor = |contents| Tensor { name: "y".into(), contents, ..Default::default() };
         for contents in [None, Some(Contents::ContentsFd(3))] {
-            assert!(unpack(vec![tensor(contents)], Vec::new()).is_err());
+            assert!(unpack(vec![tensor(contents)], &[], None).is_err());
         }
     }
 }

@@ -39,6 +39,27 @@ async fn answers_are_the_models_own_in_process_and_over_tcp() {
     worker.shutdown().await;
 }
 
+/// Of real runs: each gets its own rows, whoever else is in the batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_run_as_one_get_what_they_get_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving_mlp(dir.path(), 1, &["batched-mlp"]).await;
+    let mut asked = tokio::task::JoinSet::new();
+    for seed in 0..400 {
+        let mut client = client(&worker);
+        asked.spawn(async move { (seed, invoke(&mut client, "batched-mlp", seed, &row(seed)).await) });
+    }
+    while let Some(answer) = asked.join_next().await {
+        let (seed, response) = answer.unwrap();
+        let (got, due) = (values(&response.unwrap()), reference(&row(seed)));
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 * (1.0 + b.abs());
+        assert!(got.len() == due.len() && got.iter().zip(&due).all(close), "row {seed}: {got:?} for {due:?}");
+    }
+    let batches = worker.node().snapshot().await.batches;
+    assert!(batches.batches > 0 && batches.requests > 2 * batches.batches, "{batches:?}");
+    worker.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_split_says_that_only_the_first_request_swapped() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@
 
 mod actors;
 mod bare;
+mod batching;
 mod failures;
 mod panics;
 mod peers;

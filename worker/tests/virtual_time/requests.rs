@@ -12,18 +12,11 @@ use millrace_worker::request::Invocation;
 use tokio::task::JoinHandle;
 
 use crate::world::{
-    Answer, World, behaviour, function, gpus, in_virtual_time, prepare, request, revision, within,
+    Answer, World, behaviour, function, gpus, in_virtual_time, prepare, reason, request, revision, within,
 };
 
 /// A timer of virtual time may be this late: everyone wakes in microseconds of their own.
 const LATE_MAX: Duration = Duration::from_micros(256);
-
-async fn reason(answer: JoinHandle<Answer>) -> (Reason, bool) {
-    let failure = answer.await.unwrap().unwrap_err();
-    assert!(!failure.message.is_empty());
-    assert_eq!(failure.retryable, failure.reason.retryable());
-    (failure.reason, failure.may_have_executed)
-}
 
 #[test]
 fn the_first_request_swaps_and_the_second_finds_the_model_there() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::scenario::model_name;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
-    Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, RequestId, Revision,
+    Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, Reason, RequestId, Revision,
     RevisionKey, Serving, Slo, TenantName, Timestamp,
 };
 use millrace_worker::clock::{Clock, VirtualClock};
@@ -167,4 +167,11 @@ pub(crate) fn request(function: usize) -> Invocation {
 /// The same, for no longer than this.
 pub(crate) fn within(timeout_ms: u64, invocation: Invocation) -> Invocation {
     Invocation { timeout: Duration::from_millis(timeout_ms), ..invocation }
+}
+
+pub(crate) async fn reason(answer: JoinHandle<Answer>) -> (Reason, bool) {
+    let failure = answer.await.unwrap().unwrap_err();
+    assert!(!failure.message.is_empty());
+    assert_eq!(failure.retryable, failure.reason.retryable());
+    (failure.reason, failure.may_have_executed)
 }

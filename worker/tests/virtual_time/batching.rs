@@ -1,0 +1,129 @@
+//! Requests that run as one, priorities and what stays on GPUs, through the actors.
+
+use std::time::Duration;
+
+use millrace_proto::executor::{Tensor, tensor::Contents};
+use millrace_types::{Batching, Bytes, Priority, Reason, Residency, Serving};
+use millrace_worker::install::FunctionConfig;
+use millrace_worker::port::model::RunEnd;
+use millrace_worker::request::{Invocation, Share};
+
+use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, reason, request};
+
+fn batched(max_size: u32, max_wait: Duration) -> Serving {
+    Serving { batching: Some(Batching { max_size, max_wait }), ..Serving::default() }
+}
+
+/// A request with so many rows of four numbers.
+fn rows(function: usize, rows: i64) -> Invocation {
+    let contents = Some(Contents::Inline(vec![0; rows as usize * 16].into()));
+    let input = Tensor { name: "x".into(), datatype: "FP32".into(), shape: vec![rows, 4], contents };
+    Invocation { inputs: vec![input], ..request(function) }
+}
+
+async fn install(world: &World, number: usize, serving: Serving) {
+    let config = FunctionConfig { serving, ..function(number) };
+    world.node.install(config, prepare(number, Bytes::mib(2))).await.unwrap();
+}
+
+#[test]
+fn what_waits_runs_as_one_and_each_gets_and_pays_for_its_rows() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[40]));
+        install(&world, 0, batched(4, Duration::ZERO)).await;
+        let first = world.ask(rows(0, 1));
+        world.pass_ms(1).await;
+        let others: Vec<_> = [1, 2, 1, 3].into_iter().map(|count| world.ask(rows(0, count))).collect();
+        assert_eq!(first.await.unwrap().unwrap().share, None, "it ran alone");
+        let mut shares = Vec::new();
+        for other in others {
+            shares.push(other.await.unwrap().unwrap().share);
+        }
+        let share = |first, rows| Some(Share { first, rows, of: 4 });
+        assert_eq!(shares, [share(0, 1), share(1, 2), share(3, 1), None]);
+        let snapshot = world.node.snapshot().await;
+        assert_eq!((snapshot.batches.batches, snapshot.batches.requests), (1, 3));
+        // 40 + (10 + 20 + 10) + 40 ms.
+        assert_eq!(snapshot.functions[0].billed, Duration::from_millis(120));
+        assert_eq!((snapshot.functions[0].completed, snapshot.queued), (5, 0));
+    });
+}
+
+#[test]
+fn a_batch_that_fails_runs_again_each_request_alone() {
+    in_virtual_time(async {
+        let mut behaviour = behaviour(&[5]);
+        behaviour.runs.get_mut("model 0").unwrap().end = RunEnd::Fails;
+        let world = World::start(gpus(1), &behaviour);
+        install(&world, 0, batched(4, Duration::from_millis(1))).await;
+        let asked: Vec<_> = (0..3).map(|_| world.ask(rows(0, 1))).collect();
+        for answer in asked {
+            assert_eq!(reason(answer).await, (Reason::ModelFailed, true), "alone it is the request's fault");
+        }
+        let snapshot = world.node.snapshot().await;
+        assert_eq!((snapshot.batches.batches, snapshot.functions[0].failed), (0, 3));
+    });
+}
+
+#[test]
+fn inputs_without_common_rows_run_alone() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5]));
+        install(&world, 0, batched(4, Duration::ZERO)).await;
+        let asked: Vec<_> = (0..3).map(|_| world.ask(request(0))).collect();
+        for answer in asked {
+            assert_eq!(answer.await.unwrap().unwrap().share, None);
+        }
+    });
+}
+
+#[test]
+fn requests_of_a_higher_priority_go_first_and_a_request_may_step_back() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5, 5, 5]));
+        for (number, level) in [(0, 4), (1, 8), (2, 1)] {
+            let serving = Serving { priority: Priority::new(level).unwrap(), ..Serving::default() };
+            install(&world, number, serving).await;
+        }
+        for number in 0..3 {
+            world.ask(request(number)).await.unwrap().unwrap();
+        }
+        let running = world.ask(request(0));
+        world.pass_ms(1).await;
+        let ahead = world.ask(request(0));
+        world.pass_ms(1).await;
+        let last = world.ask(request(1));
+        let stepped_back = world.ask(Invocation { priority: 8, ..request(2) });
+        let first = world.ask(request(2));
+        for before in [running, ahead] {
+            before.await.unwrap().unwrap();
+        }
+        first.await.unwrap().unwrap();
+        assert!(!last.is_finished() && !stepped_back.is_finished());
+        last.await.unwrap().unwrap();
+        stepped_back.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_model_is_kept_warm_pinned_and_dropped_as_its_function_says() {
+    in_virtual_time(async {
+        let world = World::start(gpus(2), &behaviour(&[5, 5]));
+        let warm = Residency { min_warm: 2, ..Residency::default() };
+        install(&world, 0, Serving { residency: warm, ..Serving::default() }).await;
+        world.pass_ms(50).await;
+        let loaded = |snapshot: &millrace_worker::snapshot::NodeSnapshot| {
+            let of = |gpu: &millrace_worker::snapshot::GpuSnapshot| gpu.models.len();
+            snapshot.gpus.iter().map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(loaded(&world.node.snapshot().await), [1, 1]);
+        let hit = world.ask(request(0)).await.unwrap().unwrap();
+        assert_eq!(hit.split.swapped, Bytes::ZERO);
+        let short = Residency { evict_after: Some(Duration::from_millis(100)), ..Residency::default() };
+        install(&world, 1, Serving { residency: short, ..Serving::default() }).await;
+        world.ask(request(1)).await.unwrap().unwrap();
+        assert_eq!(loaded(&world.node.snapshot().await).iter().sum::<usize>(), 3);
+        world.pass_ms(150).await;
+        assert_eq!(loaded(&world.node.snapshot().await), [1, 1], "nobody used it");
+    });
+}
