@@ -17,7 +17,7 @@ use millrace_policy::router::{self, Candidate, Held};
 use millrace_types::topology::{self, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
-    TenantName, Timestamp,
+    NodeState, TenantName, Timestamp,
 };
 
 const GPUS: u32 = 8;
@@ -234,7 +234,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
     };
     let node = |number: u32| placement::Node {
         name: NodeName::new(&format!("n{number}")).expect("a node's name"),
-        state: placement::NodeState::Schedulable,
+        state: NodeState::Schedulable,
         host: Bytes::gib(64),
         gpu: Bytes::gib(16),
         gpus: GPUS,

@@ -8,6 +8,7 @@
 //! | [`counts`] | scores and shares, exact |
 //! | [`usage`] | what a function is billed for |
 //! | [`digest`] | SHA-256 content addresses |
+//! | [`node`] | what may be placed on a node |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tenancy`] | what a tenant may use at most |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
@@ -22,6 +23,7 @@ pub mod digest;
 pub mod function;
 pub mod ids;
 pub mod manifest;
+pub mod node;
 pub mod reason;
 pub mod tenancy;
 pub mod tensor;
@@ -37,6 +39,7 @@ pub use ids::{
     ClusterId, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName, RequestId,
     Revision, RevisionKey, TenantName,
 };
+pub use node::NodeState;
 pub use reason::{Failure, Reason};
 pub use tenancy::{Quota, Share};
 pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
