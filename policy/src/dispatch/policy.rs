@@ -164,7 +164,7 @@ pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrd
         }
         PolicyConfig::Unified(config) => (Box::new(unified::Unified::new(config, ranks)), IdleOrder::Coldest),
         PolicyConfig::Bound(bound) => {
-            (Box::new(bound::Early::new(bound, ranks, &config.gpus)), IdleOrder::Emptiest)
+            (Box::new(bound::Early::new(bound, &config.gpus)), IdleOrder::Emptiest)
         }
     }
 }
