@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use imbl::OrdSet;
 use millrace_types::{
-    Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, Quota, Revision,
-    TenantName, TensorSpec,
+    Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState, Quota,
+    Revision, TenantName, TensorSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -265,7 +265,24 @@ impl Node {
     /// Whether it is registered and takes functions.
     #[must_use]
     pub fn takes_functions(&self) -> bool {
-        self.status == NodeStatus::Live && self.scheduling == Scheduling::Schedulable
+        self.state() == NodeState::Schedulable
+    }
+
+    /// What may be placed on it.
+    #[must_use]
+    pub fn state(&self) -> NodeState {
+        match (self.status, self.scheduling) {
+            (NodeStatus::Lost, _) => NodeState::Lost,
+            (NodeStatus::Live, Scheduling::Schedulable) => NodeState::Schedulable,
+            (NodeStatus::Live, Scheduling::Cordoned) => NodeState::Cordoned,
+            (NodeStatus::Live, Scheduling::Draining) => NodeState::Draining,
+        }
+    }
+
+    /// Memory of its largest GPU; nothing where it has none.
+    #[must_use]
+    pub fn largest_gpu(&self) -> Bytes {
+        self.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO)
     }
 }
 

@@ -17,7 +17,7 @@ use millrace_policy::router::{self, Candidate, Held};
 use millrace_types::topology::{self, Link, LinkId, LinkKind, Topology};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
-    Priority, TenantName, Timestamp,
+    NodeState, Priority, TenantName, Timestamp,
 };
 
 const GPUS: u32 = 8;
@@ -209,6 +209,7 @@ fn router(c: &mut Criterion) {
         worker,
         gpus_up: 8,
         gpus_idle: worker % 3,
+        gpus_coming: 0,
         queued: worker * 7 % 11,
         unseen: worker % 5,
         held: if worker.is_multiple_of(4) { Held::OnIdleGpu } else { Held::InHost },
@@ -240,7 +241,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
     };
     let node = |number: u32| placement::Node {
         name: NodeName::new(&format!("n{number}")).expect("a node's name"),
-        state: placement::NodeState::Schedulable,
+        state: NodeState::Schedulable,
         host: Bytes::gib(64),
         gpu: Bytes::gib(16),
         gpus: GPUS,

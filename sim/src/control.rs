@@ -3,10 +3,10 @@
 //! commands are applied as if a group had committed them.
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, ModelSummary, NodeGpu, NodeStatus, PlacementReason, Proposal,
-    Refusal, Scheduling, State, UnixMillis,
+    Applied, Caller, Command, ControllerId, ModelSummary, NodeGpu, PlacementReason, Proposal, Refusal, State,
+    UnixMillis,
 };
-use millrace_policy::placement::{self, GpuLoad, Limits, NodeState, Phase, Step, Unplaced, View};
+use millrace_policy::placement::{self, GpuLoad, Limits, Phase, Step, Unplaced, View};
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Resources, TenantName,
 };
@@ -168,14 +168,9 @@ fn view(state: &State) -> View {
     });
     let nodes = state.nodes().map(|node| placement::Node {
         name: node.name.clone(),
-        state: match (node.status, node.scheduling) {
-            (NodeStatus::Lost, _) => NodeState::Lost,
-            (NodeStatus::Live, Scheduling::Schedulable) => NodeState::Schedulable,
-            (NodeStatus::Live, Scheduling::Cordoned) => NodeState::Cordoned,
-            (NodeStatus::Live, Scheduling::Draining) => NodeState::Draining,
-        },
+        state: node.state(),
         host: node.host_memory,
-        gpu: node.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO),
+        gpu: node.largest_gpu(),
         gpus: u32::try_from(node.gpus.len()).unwrap_or(u32::MAX),
         busy: GpuLoad::default(),
     });

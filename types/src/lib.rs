@@ -8,6 +8,7 @@
 //! | [`counts`] | scores and shares, exact |
 //! | [`usage`] | what a function is billed for |
 //! | [`digest`] | SHA-256 content addresses |
+//! | [`node`] | what may be placed on a node |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tenancy`] | what a tenant may use at most |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
@@ -23,6 +24,7 @@ pub mod digest;
 pub mod function;
 pub mod ids;
 pub mod manifest;
+pub mod node;
 pub mod reason;
 pub mod serving;
 pub mod tenancy;
@@ -39,6 +41,7 @@ pub use ids::{
     ClusterId, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName, RequestId,
     Revision, RevisionKey, TenantName,
 };
+pub use node::NodeState;
 pub use reason::{Failure, Reason};
 pub use serving::{Batching, Priority, Residency, Serving};
 pub use tenancy::{Quota, Share};

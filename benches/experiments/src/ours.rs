@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
-use millrace_sim::models;
 use millrace_sim::report::percent;
 use millrace_sim::scenario::{Function, NodeSpec, Scenario};
 use millrace_sim::workload::MINUTE;
 use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_sim::{Outcome, models};
 use millrace_types::Slo;
 
 use crate::figures::{Order, Unit};
@@ -23,11 +24,36 @@ pub const EXPERIMENTS: [Experiment; 1] =
     [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];
 
 const FUNCTIONS: usize = 200;
-const DEADLINE: Duration = Duration::from_millis(200);
+/// What the functions are to hold, where they have an objective.
+pub const OBJECTIVE: Slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
 
-/// Equal functions of ResNet-50 at more and more of what four GPUs compute.
-fn overload(effort: Effort) -> Result<Report> {
+/// The share of all requests that were answered within the objective's deadline.
+#[must_use]
+pub fn in_time_of(outcome: &Outcome) -> f64 {
+    let met = outcome.records.iter().filter(|it| it.answered() && it.latency() <= OBJECTIVE.deadline);
+    met.count() as f64 / outcome.records.len().max(1) as f64
+}
+
+/// Equal functions of ResNet-50 on the Torpor node; `load` is what runs alone would take of its four
+/// GPUs, in percent.
+#[must_use]
+pub fn equal(
+    dispatch: PolicyConfig,
+    objective: Option<Slo>,
+    load: u32,
+    (seed, span): (u64, Duration),
+) -> Scenario {
     let model = models::torpor().swap_remove(4);
+    let rate = 4.0 / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
+    let mean_gap = Duration::from_secs_f64(1.0 / rate);
+    let arrivals = patterns::arrivals(&[Pattern::Sporadic { mean_gap }; FUNCTIONS], span, seed);
+    let functions = vec![Function::new(model, objective); FUNCTIONS];
+    let node = NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(4), dispatch) };
+    Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(vec![node], functions, arrivals, seed) }
+}
+
+/// More and more of what four GPUs compute.
+fn overload(effort: Effort) -> Result<Report> {
     let loads: &[u32] = if effort.short { &[110] } else { &[60, 90, 100, 105, 110, 130] };
     let mut report = Report::default();
     report.assumed.push(format!(
@@ -38,25 +64,11 @@ fn overload(effort: Effort) -> Result<Report> {
         let mut in_time = Vec::new();
         for name in ["fifo", "lalb-o3", "torpor", "unified"] {
             let dispatch = crate::lalb::policy(name)?;
-            let setup = |seed: u64| {
-                let slo = Slo { deadline: DEADLINE, percentile: 0.98 };
-                let functions = vec![Function::new(model.clone(), Some(slo)); FUNCTIONS];
-                let rate = 4.0 / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
-                let mean_gap = Duration::from_secs_f64(1.0 / rate);
-                let span = if effort.short { MINUTE / 20 } else { MINUTE * 5 };
-                let arrivals = patterns::arrivals(&[Pattern::Sporadic { mean_gap }; FUNCTIONS], span, seed);
-                let node = NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(4), dispatch) };
-                Scenario {
-                    timeout: MINUTE,
-                    warmed: true,
-                    ..Scenario::new(vec![node], functions, arrivals, seed)
-                }
-            };
+            let span = if effort.short { MINUTE / 20 } else { MINUTE * 5 };
+            let setup = |seed: u64| equal(dispatch, Some(OBJECTIVE), load, (seed, span));
             let scenarios: Vec<_> = (1..=effort.seeds.min(3)).map(setup).collect();
             let measured = millrace_sim::run_each(&scenarios, |scenario, outcome| {
-                let met = outcome.records.iter().filter(|it| it.answered() && it.latency() <= DEADLINE);
-                let share = met.count() as f64 / outcome.records.len().max(1) as f64;
-                (share, outcome.summary(&scenario.functions))
+                (in_time_of(&outcome), outcome.summary(&scenario.functions))
             })?;
             let (shares, summaries): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
             let (shares, summaries) = (crate::figures::Spread(shares), Summaries(summaries));

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use millrace_cluster_state::{Function, Node, NodeStatus, Scheduling, State};
-use millrace_policy::placement::{self, NodeState, View};
+use millrace_cluster_state::{Function, Node, State};
+use millrace_policy::placement::{self, View};
 use millrace_types::{Bytes, NodeName};
 
 use super::load::Loads;
@@ -43,14 +43,9 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
 fn node(node: &Node, loads: &Loads) -> placement::Node {
     placement::Node {
         name: node.name.clone(),
-        state: match (node.status, node.scheduling) {
-            (NodeStatus::Lost, _) => NodeState::Lost,
-            (NodeStatus::Live, Scheduling::Schedulable) => NodeState::Schedulable,
-            (NodeStatus::Live, Scheduling::Cordoned) => NodeState::Cordoned,
-            (NodeStatus::Live, Scheduling::Draining) => NodeState::Draining,
-        },
+        state: node.state(),
         host: node.host_memory,
-        gpu: node.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO),
+        gpu: node.largest_gpu(),
         gpus: u32::try_from(node.gpus.len()).unwrap_or(u32::MAX),
         busy: loads.of_node(&node.name),
     }

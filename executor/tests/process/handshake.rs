@@ -11,6 +11,7 @@ use millrace_proto::executor::*;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::EXECUTOR_VARIABLE;
 use crate::support::{Executor, MEMORY, executor_command, hello, send, spawn};
 
 fn stderr(mut child: Child) -> (i32, String) {
@@ -78,15 +79,17 @@ fn started_by_anyone_but_the_worker_it_says_so() {
     let executor = executor_command();
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "\"$@\"; exit $?", "sh"]).arg(executor.get_program()).args(executor.get_args());
+    shell.env(EXECUTOR_VARIABLE, "1");
     shell.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
     let (code, said) = stderr(shell.spawn().unwrap());
     assert!(code == 1 && said.contains("not this process's parent"), "{said}");
 }
 
-/// A worker that starts an executor, tells its process id, and waits to be killed.
-#[test]
-#[ignore = "runs in a child process of the test below"]
-fn worker_process() {
+/// Set in the process that is the worker.
+const WORKER_VARIABLE: &str = "MILLRACE_TEST_WORKER";
+
+/// Starts an executor, tells its process id, and waits to be killed.
+fn be_a_worker() {
     let executor = Executor::start();
     println!("executor {}", executor.child.id());
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -94,8 +97,12 @@ fn worker_process() {
 
 #[test]
 fn killing_the_worker_ends_its_executor() {
+    if std::env::var_os(WORKER_VARIABLE).is_some() {
+        return be_a_worker();
+    }
     let mut worker = std::process::Command::new(std::env::current_exe().unwrap());
-    worker.args(["--exact", "handshake::worker_process", "--ignored", "--nocapture"]);
+    worker.args(["--exact", "handshake::killing_the_worker_ends_its_executor", "--nocapture"]);
+    worker.env(WORKER_VARIABLE, "1");
     let mut worker = worker.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     let mut output = worker.stdout.take().unwrap();

@@ -126,7 +126,7 @@ pub(crate) fn spawn(stdin: OwnedFd, stderr: Stdio) -> Child {
 
 pub(crate) fn executor_command() -> Process {
     let mut command = Process::new(std::env::current_exe().unwrap());
-    command.args(crate::EXECUTOR_ARGS);
+    command.args(crate::EXECUTOR_ARGS).env(crate::EXECUTOR_VARIABLE, "1");
     command
 }
 

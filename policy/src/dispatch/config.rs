@@ -202,7 +202,7 @@ pub const UNIFIED_OVERTAKES_MAX: u32 = 5000;
 pub const FREE_OVERTAKES_MAX: u32 = 1000;
 
 /// How long a request waits under `unified` rather than have its model loaded, by default. Ours, from
-/// `tests/compare`: less loads more models than needed under load, more leaves GPUs idle.
+/// the papers' workloads: less loads more models than needed under load, more leaves GPUs idle.
 pub const PATIENCE_PERCENT: u32 = 105;
 
 /// Our own policy's settings.

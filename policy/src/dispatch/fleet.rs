@@ -253,9 +253,10 @@ impl Fleet {
         &self.neighbours[gpu.0 as usize]
     }
 
-    /// Where a model would come from now, if not from a peer.
+    /// Where a model would come from now, if not from a peer. Of one that is on its way it is not
+    /// known how much has come: it counts as one that is not there yet.
     pub(super) fn source(&self, gpu: GpuIndex, model: Slot) -> Source {
-        if self.get(gpu).holds(model) {
+        if self.get(gpu).has_for_next(model) {
             return Source::Here;
         }
         let loads = |&other: &GpuIndex| self.get(other).loading() > Loading::FromPeer;
@@ -267,7 +268,7 @@ impl Fleet {
         for &other in &self.neighbours[gpu.0 as usize] {
             let running = self.gpus[other.0 as usize].running.as_mut();
             let loads = running.filter(|held| held.loading > Loading::FromPeer);
-            loads.into_iter().for_each(|held| held.crossed = true);
+            loads.into_iter().for_each(|held| held.unlike = true);
         }
     }
 

@@ -49,6 +49,7 @@
 //! ```
 
 mod arrival;
+mod assign;
 mod bound;
 mod config;
 mod cost;
@@ -58,6 +59,7 @@ mod lalb;
 mod learn;
 mod models;
 mod overtaking;
+mod pins;
 mod policy;
 mod priority;
 mod protocol;
@@ -84,11 +86,11 @@ pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Return};
 pub use self::warm::WARM_RETRY;
 
-use self::cost::{Errors, Source};
+use self::cost::Errors;
 use self::fleet::Fleet;
-use self::gpus::{Held, Loading};
+use self::gpus::Held;
 use self::models::{Models, Slot};
-use self::policy::{Decision, Entry, Policy, Route, View};
+use self::policy::{Decision, Entry, Policy, View};
 use self::queue::{SizeRank, Waiting};
 use self::warm::Warm;
 use crate::attempts::{Attempts, Loss, Progress, Verdict};
@@ -190,8 +192,9 @@ impl Dispatch {
         self.models.longest_run(self.models.installed(model)?, rows)
     }
 
-    /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Loaded`]:
-    /// others need not be told.
+    /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Forget`]:
+    /// others need not be told. What arrives where, [`Event::Loaded`], is told to all: what a swap
+    /// takes, and which links are busy, is the same model's word for every policy.
     #[must_use]
     pub fn wants_scores(&self) -> bool {
         self.policy.scores()
@@ -273,30 +276,6 @@ impl Dispatch {
         self.models.unused(request.model);
     }
 
-    /// A request waits for a GPU alone.
-    fn reserve(&mut self, request: &Waiting, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        let reserved = Some(gpu);
-        self.places.insert(request.key, Place::Queued { request: *request, reserved });
-        let waiting = self.pins.entry((gpu, request.model)).or_default();
-        *waiting += 1;
-        if *waiting == 1 {
-            actions.push(Action::Pin { gpu, model: self.models.get(request.model).id });
-        }
-    }
-
-    /// It does no longer.
-    fn unpin(&mut self, request: &Waiting, gpu: Option<GpuIndex>, actions: &mut Vec<Action>) {
-        let Some(gpu) = gpu else { return };
-        let pin = (gpu, request.model);
-        if let Some(waiting) = self.pins.get_mut(&pin) {
-            *waiting -= 1;
-            if *waiting == 0 {
-                self.pins.remove(&pin);
-                actions.push(Action::Unpin { gpu, model: self.models.get(request.model).id });
-            }
-        }
-    }
-
     /// Takes a request off a GPU.
     fn take_off(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Held> {
         let held = self.fleet.change(gpu, |it| it.remove(now, key))?;
@@ -314,6 +293,7 @@ impl Dispatch {
     ) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
         if let Some(ran) = ran {
+            self.fleet.change(gpu, |it| it.ran(held.request.model));
             self.learn(&held, gpu, now.since(held.since), ran, actions);
         }
         self.gone(&held.request);
@@ -369,17 +349,6 @@ impl Dispatch {
         self.none_kept(gpu, actions);
     }
 
-    /// Nobody waits for a lost GPU any more. It has forgotten its pins, but one that was still on its
-    /// way there as it died comes after that: the model would stay pinned in its next executor.
-    fn unpin_all(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        let models: Vec<Slot> =
-            self.pins.range((gpu, Slot::FIRST)..=(gpu, Slot::LAST)).map(|(&(_, slot), _)| slot).collect();
-        for slot in models {
-            self.pins.remove(&(gpu, slot));
-            actions.push(Action::Unpin { gpu, model: self.models.get(slot).id });
-        }
-    }
-
     /// Gives out what can be given out.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.queued > 0 {
@@ -390,7 +359,7 @@ impl Dispatch {
                 Some(Decision::Refuse { request, reason }) => {
                     self.queued -= 1;
                     self.gone(&request);
-                    let may_have_executed = request.attempts.deaths > 0;
+                    let may_have_executed = request.attempts.begun;
                     actions.push(Action::Fail { key: request.key, reason, may_have_executed });
                 }
                 Some(Decision::Assign { request, gpu, over }) => {
@@ -400,74 +369,6 @@ impl Dispatch {
         }
         if self.policy.recalls() {
             self.recall(now, actions);
-        }
-    }
-
-    fn assign(
-        &mut self,
-        now: Timestamp,
-        request: Waiting,
-        to: GpuIndex,
-        over: Route,
-        actions: &mut Vec<Action>,
-    ) {
-        let Waiting { key, model: slot, attempts, .. } = request;
-        self.queued -= 1;
-        let before = self.places.insert(key, Place::On(to));
-        let model = self.models.get(slot);
-        let (id, blocks) = (model.id, model.blocks);
-        let gpu = self.fleet.get(to);
-        let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
-        let hit = gpu.holds(slot);
-        self.stats.hits += u64::from(hit);
-        self.stats.misses += u64::from(!hit);
-        self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
-        let (source, from) = match over {
-            Route::Peer { holder, rate } if !hit => (Source::Peer(rate), Some(holder)),
-            Route::Host | Route::Peer { .. } => (self.fleet.source(to, slot), None),
-        };
-        let rows = self.rows.get(&key).copied().unwrap_or(1);
-        let run = self.models.run_time_of(slot, gpu.kind, rows);
-        let loading = match source {
-            Source::Here => Loading::Nothing,
-            Source::Peer(_) => Loading::FromPeer,
-            Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
-        };
-        let swap = gpu.swap_time(&self.models, slot, source);
-        let held = Held {
-            request,
-            rows,
-            since: now,
-            source,
-            swap,
-            ahead: gpu.running.is_some(),
-            crossed: false,
-            predicted: run.map(|run| swap + run),
-            loading,
-            recalled: false,
-            withdrawn: false,
-        };
-        self.models.given(slot, to);
-        if !hit {
-            self.tell_standing(slot, to, actions);
-        }
-        self.fleet.change(to, |gpu| {
-            gpu.add_resident(now, slot, blocks);
-            gpu.dispatched += 1;
-            if gpu.running.is_none() {
-                gpu.running = Some(held);
-            } else {
-                gpu.ahead.push_back(held);
-            }
-        });
-        if loading > Loading::FromPeer {
-            self.fleet.cross_loads(to);
-        }
-        let attempt = attempts.lost + 1;
-        actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
-        // After the assignment, so that the model is never without a reason to stay.
-        if let Some(Place::Queued { reserved, .. }) = before {
-            self.unpin(&request, reserved, actions);
         }
     }
 }
@@ -533,7 +434,7 @@ impl Core for Dispatch {
             }
             Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
-            Event::Loaded { gpu, model } => self.loaded(now, gpu, model, actions),
+            Event::Loaded { gpu, model, from } => self.loaded(now, gpu, (model, from), actions),
             Event::Evicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {

@@ -164,7 +164,7 @@ pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrd
         PolicyConfig::Unified(_) => IdleOrder::Coldest,
     };
     if let PolicyConfig::Bound(bound) = config.policy {
-        return (Box::new(bound::Early::new(bound, ranks, &config.gpus)), order);
+        return (Box::new(bound::Early::new(bound, &config.gpus)), order);
     }
     let (choice, gpus, seed) = (config.policy, config.gpus.len(), config.seed);
     let of_level = move || -> Box<dyn Policy> {

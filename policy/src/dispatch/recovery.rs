@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use millrace_types::{GpuIndex, Timestamp};
 
+use super::models::Slot;
 use super::{Action, Dispatch};
 
 impl Dispatch {
@@ -21,17 +22,23 @@ impl Dispatch {
         };
         let mut room: BTreeMap<GpuIndex, u64> = self.fleet.up().map(room).collect();
         for slot in homeless {
-            let model = self.models.get(slot);
-            let (id, blocks) = (model.id, model.blocks);
+            let blocks = self.models.get(slot).blocks;
             let fits = room.iter_mut().filter(|(_, room)| **room >= u64::from(blocks));
             let Some((&gpu, left)) = fits.min_by_key(|(gpu, room)| (Reverse(**room), **gpu)) else {
                 continue;
             };
             *left -= u64::from(blocks);
-            self.models.held_by(slot, gpu);
-            self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
-            self.tell_standing(slot, gpu, actions);
-            actions.push(Action::Prefetch { gpu, model: id });
+            self.prefetch(now, slot, gpu, actions);
         }
+    }
+
+    /// Has a GPU bring a model, without a request for it.
+    pub(super) fn prefetch(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        let model = self.models.get(slot);
+        let (id, blocks) = (model.id, model.blocks);
+        self.models.held_by(slot, gpu);
+        self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
+        self.tell_standing(slot, gpu, actions);
+        actions.push(Action::Prefetch { gpu, model: id });
     }
 }

@@ -105,17 +105,14 @@ impl Dispatch {
             while self.warm.short.contains(&slot)
                 && let Some(gpu) = self.place_to_keep(now, slot)
             {
-                let (model, blocks) = (self.models.get(slot).id, self.models.get(slot).blocks);
+                let model = self.models.get(slot).id;
                 if let Some(kept) = self.warm.models.get_mut(&slot) {
                     kept.on.insert(gpu);
                     kept.again_at = None;
                 }
                 self.warm.note(slot);
                 if !self.fleet.get(gpu).holds(slot) {
-                    self.models.held_by(slot, gpu);
-                    self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
-                    self.tell_standing(slot, gpu, actions);
-                    actions.push(Action::Prefetch { gpu, model });
+                    self.prefetch(now, slot, gpu, actions);
                 }
                 actions.push(Action::Keep { gpu, model, kept: true });
             }

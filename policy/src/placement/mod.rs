@@ -33,8 +33,7 @@ mod table;
 mod view;
 
 pub use view::{
-    Function, GpuLoad, Limits, Model, Node, NodeState, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced,
-    View, Why,
+    Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View, Why,
 };
 
 use table::Table;

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use millrace_types::{Bytes, Digest, TenantName};
+use millrace_types::{Bytes, Digest, NodeState, TenantName};
 
 use super::Draft;
-use super::view::{Function, Node, NodeState, Phase, Step, Unplaced, View, Why};
+use super::view::{Function, Node, Phase, Step, Unplaced, View, Why};
 
 /// One, in the integer fractions that costs are reckoned in.
 pub(super) const WHOLE: u64 = 1_000_000;

@@ -1,6 +1,6 @@
 //! What the planner is told, and what it answers.
 
-use millrace_types::{Bytes, Digest, FunctionKey, NodeName};
+use millrace_types::{Bytes, Digest, FunctionKey, NodeName, NodeState};
 
 /// Steps of one plan, unless the caller says otherwise: what one command in the log may hold.
 pub const STEPS_MAX: usize = 512;
@@ -51,19 +51,6 @@ pub struct Function {
     pub gpu: Bytes,
     /// What all its requests together are expected to need. Its replicas share it.
     pub load: GpuLoad,
-}
-
-/// What may be placed on a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NodeState {
-    /// It takes new functions.
-    Schedulable,
-    /// It keeps what it has and takes nothing new.
-    Cordoned,
-    /// What it has goes elsewhere.
-    Draining,
-    /// It is gone. What it had counts again should it come back before that was replaced.
-    Lost,
 }
 
 /// A worker machine.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Limits, Observed, Reason};
-use crate::placement::{Function, GpuLoad, Node, NodeState, Unplaced, View, Why};
-use millrace_types::{Bytes, Digest};
+use crate::placement::{Function, GpuLoad, Node, Unplaced, View, Why};
+use millrace_types::{Bytes, Digest, NodeState};
 
 /// Nodes that are needed, and what asks for that many.
 pub(super) struct Need {

@@ -1,7 +1,7 @@
-use millrace_types::{Digest, FunctionName, NodeName, TenantName};
+use millrace_types::{Digest, FunctionName, NodeName, NodeState, TenantName};
 
 use super::*;
-use crate::placement::{self, Function, Model, Node, NodeState, Phase, Placement, Unplaced, Why};
+use crate::placement::{self, Function, Model, Node, Phase, Placement, Unplaced, Why};
 
 fn secs(secs: u64) -> Timestamp {
     Timestamp(secs * 1_000_000_000)

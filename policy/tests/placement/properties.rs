@@ -1,7 +1,7 @@
 //! Random clusters to which random things happen.
 
-use millrace_policy::placement::{Function, GpuLoad, Limits, Node, NodeState, Unplaced, Why, plan};
-use millrace_types::{Bytes, NodeName};
+use millrace_policy::placement::{Function, GpuLoad, Limits, Node, Unplaced, Why, plan};
+use millrace_types::{Bytes, NodeName, NodeState};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -1,7 +1,7 @@
 //! One rule each, in clusters small enough to see.
 
-use millrace_policy::placement::{GpuLoad, Limits, NodeState, Phase, Placement, Step, Unplaced, Why};
-use millrace_types::Bytes;
+use millrace_policy::placement::{GpuLoad, Limits, Phase, Placement, Step, Unplaced, Why};
+use millrace_types::{Bytes, NodeState};
 
 use crate::world::{World, function, key, model, name, node, place, unplace};
 

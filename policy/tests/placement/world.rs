@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_policy::placement::{
-    Function, GpuLoad, Limits, Model, Node, NodeState, Phase, Placement, Plan, Step, View, plan,
+    Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, Step, View, plan,
 };
-use millrace_types::{Bytes, Digest, FunctionKey, FunctionName, NodeName, TenantName};
+use millrace_types::{Bytes, Digest, FunctionKey, FunctionName, NodeName, NodeState, TenantName};
 
 /// Plans after which a cluster that nothing happens to must be at rest.
 pub(crate) const ROUNDS_MAX: usize = 200;

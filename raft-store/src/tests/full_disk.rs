@@ -15,6 +15,7 @@ use crate::log::writer::{DbFile, SyncPoint};
 use crate::log::{Expect, LogStore};
 use crate::{Store, Vote};
 
+/// Tells the child process which directory it fills.
 const DIR: &str = "MILLRACE_TEST_DIR";
 
 fn large(index: u64) -> crate::Entry<super::tally::Tally> {
@@ -23,12 +24,16 @@ fn large(index: u64) -> crate::Entry<super::tally::Tally> {
 
 #[tokio::test]
 async fn a_full_disk_halts_the_log_and_loses_nothing_acknowledged() {
+    if let Ok(dir) = std::env::var(DIR) {
+        return fill_the_disk(&dir).await;
+    }
     let dir = tempfile::tempdir().unwrap();
     // A process that ignores SIGXFSZ gets an error instead. 4096 is 2 or 4 MiB, as the shell counts.
+    let name = "tests::full_disk::a_full_disk_halts_the_log_and_loses_nothing_acknowledged";
     let output = Process::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 4096; exec \"$0\" \"$@\""])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "tests::full_disk::child_fills_the_disk", "--ignored", "--nocapture"])
+        .args(["--exact", name, "--nocapture"])
         .env(DIR, dir.path())
         .output()
         .unwrap();
@@ -47,26 +52,20 @@ async fn a_full_disk_halts_the_log_and_loses_nothing_acknowledged() {
     append(&mut log, vec![large(next)]).await;
 }
 
-#[test]
-#[ignore = "run by `a_full_disk_halts_the_log_and_loses_nothing_acknowledged`, in a process of its own"]
-fn child_fills_the_disk() {
-    let dir = std::env::var(DIR).expect("only the parent test runs this");
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(async {
-        let Store { mut log, .. } = open_at(Path::new(&dir)).unwrap();
-        for index in 0.. {
-            let Err(error) = log.blocking_append(vec![large(index)]).await else { continue };
-            let message = error.to_string();
-            assert!(message.contains("halted"), "{message}");
-            // Whoever reads it has to find the disk, and what is wrong with it.
-            assert!(message.contains("File too large") && message.contains(&dir), "{message}");
-            // Small enough to fit, and refused all the same.
-            log.save_vote(&Vote::new(1, 1)).await.unwrap_err();
-            log.blocking_append(entries(index, index + 1)).await.unwrap_err();
-            println!("\nacknowledged {index}");
-            break;
-        }
-    });
+async fn fill_the_disk(dir: &str) {
+    let Store { mut log, .. } = open_at(Path::new(dir)).unwrap();
+    for index in 0.. {
+        let Err(error) = log.blocking_append(vec![large(index)]).await else { continue };
+        let message = error.to_string();
+        assert!(message.contains("halted"), "{message}");
+        // Whoever reads it has to find the disk, and what is wrong with it.
+        assert!(message.contains("File too large") && message.contains(dir), "{message}");
+        // Small enough to fit, and refused all the same.
+        log.save_vote(&Vote::new(1, 1)).await.unwrap_err();
+        log.blocking_append(entries(index, index + 1)).await.unwrap_err();
+        println!("\nacknowledged {index}");
+        break;
+    }
 }
 
 /// Fails one sync, as a disk does that lost a write: Linux reports it once, and a second sync

@@ -34,6 +34,9 @@ struct Acknowledged {
 
 #[test]
 fn what_a_killed_process_acknowledged_is_there() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        return work_until_killed(Path::new(&dir));
+    }
     let mut rng = StdRng::seed_from_u64(seed());
     let dir = tempfile::tempdir().unwrap();
     let mut acknowledged = Acknowledged::default();
@@ -48,8 +51,9 @@ fn what_a_killed_process_acknowledged_is_there() {
 }
 
 fn child(dir: &Path, seed: u64) -> Child {
+    let name = "tests::killed::what_a_killed_process_acknowledged_is_there";
     Process::new(std::env::current_exe().unwrap())
-        .args(["--exact", "tests::killed::child_works_until_killed", "--ignored", "--nocapture"])
+        .args(["--exact", name, "--nocapture"])
         .env(DIR, dir)
         .env(CHILD_SEED, seed.to_string())
         .stdout(Stdio::piped())
@@ -95,14 +99,11 @@ async fn check(dir: &Path, acknowledged: Acknowledged) {
     assert!(acknowledged.term <= term, "{acknowledged:?}, and the vote is for term {term}");
 }
 
-#[test]
-#[ignore = "run by `what_a_killed_process_acknowledged_is_there`, in a process of its own"]
-fn child_works_until_killed() {
-    let dir = std::env::var_os(DIR).expect("only the parent test runs this");
+fn work_until_killed(dir: &Path) {
     let mut rng = StdRng::seed_from_u64(std::env::var(CHILD_SEED).unwrap().parse().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
     runtime.block_on(async {
-        let Store { mut log, mut machine } = open_at(Path::new(&dir)).unwrap();
+        let Store { mut log, mut machine } = open_at(dir).unwrap();
         let mut end = last_index(&mut log).await.map_or(0, |last| last + 1);
         let mut applied = machine.reader().latest().last.map_or(0, |last| last.index + 1);
         let mut term = log.read_vote().await.unwrap().map_or(0, |vote| vote.leader_id().term);

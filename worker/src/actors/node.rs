@@ -112,7 +112,7 @@ pub(crate) struct Node {
     entries: BTreeMap<RequestKey, Entry>,
     /// What functions scored elsewhere and before, where their scores matter.
     bases: BTreeMap<FunctionIndex, SloCounts>,
-    /// The model of each transfer under way, where it matters when they arrive.
+    /// The model of each transfer under way, and where it goes.
     moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
@@ -267,7 +267,7 @@ impl Node {
                     continue;
                 }
                 fabric::Action::Ended { gpu, transfer, outcome, from } => {
-                    let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model));
+                    let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model, from));
                     arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
                     self.tell_gpu(gpu, GpuEvent::TransferEnded { transfer, outcome, from });
                     continue;
@@ -276,8 +276,8 @@ impl Node {
             self.supervisor.link(link).post(link::Message::Event(event));
         }
         self.fabric.done(actions);
-        for (gpu, model) in arrived {
-            self.dispatch(now, dispatch::Event::Loaded { gpu, model });
+        for (gpu, model, from) in arrived {
+            self.dispatch(now, dispatch::Event::Loaded { gpu, model, from });
         }
     }
 
@@ -432,9 +432,7 @@ impl Behaviour for Node {
             }
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks, from } => {
-                if self.dispatch.core.dispatch().wants_scores() {
-                    self.moving.insert(transfer, (gpu, cargo.model));
-                }
+                self.moving.insert(transfer, (gpu, cargo.model));
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from });
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),

@@ -23,7 +23,8 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
     let mut at_560: Vec<(&str, Spread)> = Vec::new();
     for system in systems()? {
         for &functions in counts {
-            let summaries = Summaries::of(effort.seeds, |seed| mixed(&system, functions, (seed, effort)))?;
+            let summaries =
+                Summaries::of(effort.seeds, |seed| mixed(&system, (4, functions), (seed, effort)))?;
             let compliant = summaries.spread(millrace_sim::Summary::compliance);
             rows.push(vec![
                 system.name.to_owned(),

@@ -36,7 +36,7 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
     let mut by_name = Vec::new();
     for system in &systems {
         let scenarios: Vec<_> =
-            (1..=effort.seeds).map(|seed| mixed(system, FUNCTIONS, (seed, effort))).collect();
+            (1..=effort.seeds).map(|seed| mixed(system, (4, FUNCTIONS), (seed, effort))).collect();
         let counts = run_each(&scenarios, |scenario, outcome| {
             let mut ran = vec![false; FUNCTIONS];
             let answered = outcome.records.iter().filter(|record| record.answered());

@@ -85,7 +85,7 @@ pub(crate) fn v100(gpus: u32) -> Topology {
 
 /// A system that is compared.
 #[derive(Debug, Clone)]
-struct System {
+pub struct System {
     name: &'static str,
     dispatch: PolicyConfig,
     eviction: Eviction,
@@ -121,8 +121,10 @@ fn minutes_of(effort: Effort) -> usize {
     if effort.short { 1 } else { 15 }
 }
 
-/// So many functions over the eight models in turn, at the rates of the paper's artifact.
-fn mixed(system: &System, functions: usize, (seed, effort): (u64, Effort)) -> Scenario {
+/// A node of so many GPUs, and so many functions over the eight models in turn, at the rates of the
+/// paper's artifact.
+#[must_use]
+pub fn mixed(system: &System, (gpus, functions): (u32, usize), (seed, effort): (u64, Effort)) -> Scenario {
     let table = models::torpor();
     let model = |place: usize| table[place % table.len()].clone();
     let published = (0..functions).map(model).map(|model| {
@@ -132,7 +134,7 @@ fn mixed(system: &System, functions: usize, (seed, effort): (u64, Effort)) -> Sc
     let first = usize::try_from(seed * 31).unwrap_or(0);
     let counts = rates::by_minute(&rates::torpor(), functions, minutes_of(effort), first);
     let arrivals = minutes::arrivals(&counts, seed);
-    let nodes = vec![system.node(4)];
+    let nodes = vec![system.node(gpus)];
     Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(nodes, published.collect(), arrivals, seed) }
 }
 
@@ -147,6 +149,9 @@ fn assumed() -> Vec<String> {
 }
 
 /// A system by the name of its dispatch policy.
-fn named(name: &'static str, eviction: Eviction) -> Result<System> {
+///
+/// # Errors
+/// When there is none.
+pub fn named(name: &'static str, eviction: Eviction) -> Result<System> {
     Ok(System { name, dispatch: crate::lalb::policy(name)?, eviction })
 }

@@ -1,0 +1,80 @@
+//! Giving a request to a GPU: what that is expected to take, what it counts as, and who is told.
+
+use millrace_types::{GpuIndex, Timestamp};
+
+use super::cost::Source;
+use super::gpus::{Held, Loading};
+use super::policy::Route;
+use super::queue::Waiting;
+use super::{Action, Dispatch, Place};
+
+impl Dispatch {
+    pub(super) fn assign(
+        &mut self,
+        now: Timestamp,
+        request: Waiting,
+        to: GpuIndex,
+        over: Route,
+        actions: &mut Vec<Action>,
+    ) {
+        let Waiting { key, model: slot, attempts, .. } = request;
+        self.queued -= 1;
+        let before = self.places.insert(key, Place::On(to));
+        let model = self.models.get(slot);
+        let (id, blocks) = (model.id, model.blocks);
+        let gpu = self.fleet.get(to);
+        let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
+        let hit = gpu.holds(slot);
+        self.stats.hits += u64::from(hit);
+        self.stats.misses += u64::from(!hit);
+        self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
+        let (source, from) = match over {
+            Route::Peer { holder, rate } if !hit => (Source::Peer(rate), Some(holder)),
+            Route::Host | Route::Peer { .. } => (self.fleet.source(to, slot), None),
+        };
+        let rows = self.rows.get(&key).copied().unwrap_or(1);
+        let run = self.models.run_time_of(slot, gpu.kind, rows);
+        let loading = match source {
+            Source::Here => Loading::Nothing,
+            Source::Peer(_) => Loading::FromPeer,
+            Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
+        };
+        let swap = gpu.swap_time(&self.models, slot, source);
+        let held = Held {
+            request,
+            rows,
+            since: now,
+            source,
+            swap,
+            ahead: gpu.running.is_some(),
+            // Some of it may be there already.
+            unlike: hit && source != Source::Here,
+            predicted: run.map(|run| swap + run),
+            loading,
+            recalled: false,
+            withdrawn: false,
+        };
+        self.models.given(slot, to);
+        if !hit {
+            self.tell_standing(slot, to, actions);
+        }
+        self.fleet.change(to, |gpu| {
+            gpu.add_resident(now, slot, blocks);
+            gpu.dispatched += 1;
+            if gpu.running.is_none() {
+                gpu.running = Some(held);
+            } else {
+                gpu.ahead.push_back(held);
+            }
+        });
+        if loading > Loading::FromPeer {
+            self.fleet.cross_loads(to);
+        }
+        let attempt = attempts.lost + 1;
+        actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
+        // After the assignment, so that the model is never without a reason to stay.
+        if let Some(Place::Queued { reserved, .. }) = before {
+            self.unpin(&request, reserved, actions);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What a modelled executor is told and what it says: the messages of the real one's socket, as far
+//! as they matter in time. No bytes, no tensors, no addresses.
+
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, Timestamp};
+
+/// What it is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Know a program.
+    Load {
+        /// Which.
+        program: u64,
+        /// Its model's name.
+        name: String,
+        /// Its weights' size.
+        weights: Bytes,
+    },
+    /// Forget it.
+    Unload {
+        /// Which.
+        program: u64,
+    },
+    /// Give it memory.
+    Map {
+        /// Which program.
+        program: u64,
+        /// The mapping's stamp.
+        generation: u64,
+    },
+    /// Take it away.
+    Unmap {
+        /// Which program.
+        program: u64,
+        /// The mapping's stamp.
+        generation: u64,
+    },
+    /// Copy a batch.
+    Copy(CopyOrder),
+    /// Forget a batch that has not begun.
+    Revoke {
+        /// Of which transfer.
+        transfer: u64,
+        /// Which.
+        batch: u64,
+    },
+    /// Run a program.
+    Run {
+        /// The run's name.
+        run: u64,
+        /// Which program.
+        program: u64,
+        /// Over which mapping.
+        generation: u64,
+    },
+    /// Drop a run that has not begun.
+    Cancel {
+        /// Which.
+        run: u64,
+    },
+}
+
+/// A batch to copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyOrder {
+    /// Of which transfer.
+    pub transfer: u64,
+    /// Which.
+    pub batch: u64,
+    /// To which program.
+    pub program: u64,
+    /// To which mapping.
+    pub generation: u64,
+    /// From which GPU, where not from the host.
+    pub from: Option<GpuIndex>,
+    /// How much.
+    pub size: Bytes,
+    /// Not to begin before.
+    pub not_before: Timestamp,
+    /// Not to begin after.
+    pub not_after: Timestamp,
+}
+
+/// What it says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// It is ready.
+    Ready,
+    /// It knows a program.
+    Loaded {
+        /// Which.
+        program: u64,
+    },
+    /// It copied a batch.
+    CopyDone {
+        /// Of which transfer.
+        transfer: u64,
+        /// Which.
+        batch: u64,
+        /// When it began.
+        started: Timestamp,
+        /// When it ended.
+        finished: Timestamp,
+        /// How much it was.
+        size: Bytes,
+    },
+    /// It did not.
+    CopyFailed {
+        /// Of which transfer.
+        transfer: u64,
+        /// Which.
+        batch: u64,
+        /// Why.
+        why: CopyRefusal,
+    },
+    /// A run ended with outputs.
+    RunDone {
+        /// Which.
+        run: u64,
+        /// When its first launch began.
+        started: Timestamp,
+        /// When its last launch ended.
+        finished: Timestamp,
+        /// How long it waited for weights in between.
+        waited: Duration,
+    },
+    /// The model failed on its input.
+    RunFailed {
+        /// Which run.
+        run: u64,
+    },
+    /// What a run reads is not there.
+    RunNotThere {
+        /// Which run.
+        run: u64,
+    },
+    /// A run was dropped.
+    RunCancelled {
+        /// Which.
+        run: u64,
+    },
+    /// The process ended.
+    Exited,
+}
+
+/// Why a batch was not copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyRefusal {
+    /// It could not begin in time, or was revoked.
+    NotBegun,
+    /// There is no such mapping.
+    NotMapped,
+    /// The device failed.
+    Device,
+}
