@@ -11,8 +11,7 @@ use millrace_proto::executor::*;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::EXECUTOR_VARIABLE;
-use crate::support::{Executor, MEMORY, executor_command, hello, send, spawn};
+use crate::support::{EXECUTOR_VARIABLE, Executor, MEMORY, executor_command, hello, send, spawn};
 
 fn stderr(mut child: Child) -> (i32, String) {
     let mut said = String::new();

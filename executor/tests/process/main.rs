@@ -13,12 +13,11 @@ use std::os::fd::AsFd as _;
 
 /// What makes this binary an executor.
 const EXECUTOR_ARGS: &[&str] = &["--exact", "executor_process", "--nocapture"];
-const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
 
 /// An executor, when a test starts this binary as one; otherwise nothing.
 #[test]
 fn executor_process() {
-    if std::env::var_os(EXECUTOR_VARIABLE).is_none() {
+    if std::env::var_os(support::EXECUTOR_VARIABLE).is_none() {
         return;
     }
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();

@@ -18,6 +18,8 @@ use millrace_types::Bytes;
 
 pub(crate) const MEMORY: Bytes = Bytes::mib(512);
 pub(crate) const PAGE: u64 = 4096;
+/// Tells the test binary that it is an executor. Benches are told by an argument.
+pub(crate) const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
 /// No event takes this long unless it never comes.
 const HANG: Duration = Duration::from_secs(120);
 
@@ -126,7 +128,7 @@ pub(crate) fn spawn(stdin: OwnedFd, stderr: Stdio) -> Child {
 
 pub(crate) fn executor_command() -> Process {
     let mut command = Process::new(std::env::current_exe().unwrap());
-    command.args(crate::EXECUTOR_ARGS).env(crate::EXECUTOR_VARIABLE, "1");
+    command.args(crate::EXECUTOR_ARGS).env(EXECUTOR_VARIABLE, "1");
     command
 }
 
