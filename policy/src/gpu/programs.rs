@@ -66,8 +66,7 @@ impl Programs {
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
         let (known, standing, last_asked) = (Known::No, Standing::default(), Timestamp::ZERO);
-        let new =
-            Program { shape, known, standing, last_asked, since: None, deaths: None, removed: false };
+        let new = Program { shape, known, standing, last_asked, since: None, deaths: None, removed: false };
         self.models.entry(model).or_insert(new);
     }
 
@@ -160,7 +159,8 @@ impl Programs {
         if self.known < max {
             return None;
         }
-        let idle = self.models.iter().filter(|&(&model, program)| program.known != Known::No && may_go(model));
+        let idle =
+            self.models.iter().filter(|&(&model, program)| program.known != Known::No && may_go(model));
         idle.min_by_key(|(_, program)| program.last_asked).map(|(&model, _)| model)
     }
 
