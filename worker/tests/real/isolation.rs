@@ -1,6 +1,7 @@
 //! Models with a process each (L05, L06): what the end of one costs, and whom.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
@@ -305,54 +306,71 @@ async fn no_process_of_a_model_outlives_its_worker() {
     }
 }
 
-/// Not a test: `cargo test -p millrace-worker --test real -- --ignored --nocapture cost_of_a_miss`
-/// prints what a miss and a hit take in each mode, client to client, and requests that alternate
-/// between two resident models.
+/// What the rounds of [`cost_of_a_miss`] took in one mode.
+#[derive(Default)]
+struct Times {
+    miss: Vec<Duration>,
+    hit: Vec<Duration>,
+    alike: Vec<Duration>,
+    by_turns: Vec<Duration>,
+}
+
+async fn timed(what: impl Future<Output = ()>) -> Duration {
+    let begun = tokio::time::Instant::now();
+    what.await;
+    begun.elapsed()
+}
+
+async fn four(client: &Client, names: [&str; 4]) {
+    futures::future::join_all(names.map(|name| answer(client, name, 1))).await;
+}
+
+/// The quartiles of some times.
+fn quartiles(times: &mut [Duration]) -> String {
+    times.sort_unstable();
+    let ms = |part: usize| times[(times.len() - 1) * part / 4].as_secs_f64() * 1e3;
+    format!("{:.2} ({:.2} to {:.2})", ms(2), ms(1), ms(3))
+}
+
+/// Not a test: `cargo test -p millrace-worker --test real cost_of_a_miss -- --ignored --nocapture`
+/// prints, mode beside mode, what these take from request to answer: a miss and a hit of a model of
+/// 33 kB, and four requests at once of one resident model and of two by turns.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement"]
 async fn cost_of_a_miss() {
-    const ROUNDS: u64 = 60;
-    let median = |mut times: Vec<Duration>| {
-        times.sort_unstable();
-        times[times.len() / 2]
-    };
-    for (_, isolation) in ISOLATIONS {
+    const ROUNDS: usize = 100;
+    let names = ["a", "b", "c"];
+    let mut modes = Vec::new();
+    for (name, isolation) in ISOLATIONS {
         let dir = tempfile::tempdir().unwrap();
         // Room for two, so that each of three that take turns is a miss.
         let two_blocks = |config: &mut WorkerConfig| config.topology.gpus[0].memory = Bytes::mib(4);
-        let (worker, _controller) = serving(dir.path(), isolation, &["a", "b", "c"], two_blocks).await;
+        let (worker, controller) = serving(dir.path(), isolation, &names, two_blocks).await;
         let client = client(&worker);
-        let timed = async |name: &'static str, id: u64| {
-            let begun = tokio::time::Instant::now();
-            answer(&client, name, id).await;
-            begun.elapsed()
-        };
-        let mut first = Vec::new();
-        for name in ["a", "b", "c"] {
-            first.push(timed(name, 0).await);
+        for name in names {
+            answer(&client, name, 1).await;
         }
-        let (mut misses, mut hits, mut turns) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..ROUNDS {
-            for name in ["a", "b", "c"] {
-                misses.push(timed(name, round).await);
+        modes.push((name, client, Times::default(), (worker, controller, dir)));
+    }
+    for _ in 0..ROUNDS {
+        for (_, client, times, _) in &mut modes {
+            for name in names {
+                times.miss.push(timed(async { drop(answer(client, name, 1).await) }).await);
             }
-            hits.push(timed("c", round).await);
+            times.hit.push(timed(async { drop(answer(client, "c", 1).await) }).await);
+            times.alike.push(timed(four(client, ["c"; 4])).await);
+            times.by_turns.push(timed(four(client, ["b", "c", "b", "c"])).await);
         }
-        // Four at a time, a and b by turns.
-        timed("a", 0).await;
-        timed("b", 0).await;
-        for round in 0..ROUNDS {
-            let begun = tokio::time::Instant::now();
-            let asked = ["a", "b", "a", "b"].map(|name| answer(&client, name, round));
-            futures::future::join_all(asked).await;
-            turns.push(begun.elapsed());
-        }
+    }
+    for (name, _, mut times, (worker, controller, _dir)) in modes {
+        let gpu = controller.latest_telemetry().gpus[0].clone();
         println!(
-            "{isolation}: first {:?}, miss {:?}, hit {:?}, four by turns {:?}",
-            median(first),
-            median(misses),
-            median(hits),
-            median(turns)
+            "{name}: ms, median (quartiles): miss {}, hit {}, four of one {}, four by turns {}; {} processes",
+            quartiles(&mut times.miss),
+            quartiles(&mut times.hit),
+            quartiles(&mut times.alike),
+            quartiles(&mut times.by_turns),
+            gpu.executor_pids.len(),
         );
         worker.shutdown().await;
     }
