@@ -299,6 +299,7 @@ const PIDS_SHOWN: usize = 4;
 fn pids(gpu: &wire::Gpu) -> String {
     let pids: Vec<_> = gpu.executor_pids.iter().take(PIDS_SHOWN).map(u32::to_string).collect();
     match gpu.executor_pids.len() {
+        0 if gpu.executor_pid == 0 => String::new(),
         // A worker of another build names only the one.
         0 => gpu.executor_pid.to_string(),
         all if all > PIDS_SHOWN => format!("{} (+{})", pids.join(","), all - PIDS_SHOWN),
@@ -374,6 +375,7 @@ NEEDED   NODES   REASON   WHY
         };
         assert_eq!(pids(&gpu(7, &[7])), "7");
         assert_eq!(pids(&gpu(7, &[])), "7");
+        assert_eq!(pids(&gpu(0, &[])), "");
         assert_eq!(pids(&gpu(0, &[7, 8, 9])), "7,8,9");
         assert_eq!(pids(&gpu(0, &[1, 2, 3, 4, 5, 6])), "1,2,3,4 (+2)");
     }

@@ -107,7 +107,11 @@ impl Executor {
                     self.port.kill();
                 }
                 Action::Up { incarnation } => {
-                    tracing::info!(gpu = self.gpu.0, %incarnation, pid = self.pid, "executor up");
+                    if self.pid == 0 {
+                        tracing::info!(gpu = self.gpu.0, %incarnation, "ready for an executor per model");
+                    } else {
+                        tracing::info!(gpu = self.gpu.0, %incarnation, pid = self.pid, "executor up");
+                    }
                     self.up = true;
                     self.peers.gpu.post(gpu::Message::Up { incarnation, pid: self.pid });
                     self.meet_neighbours(incarnation);

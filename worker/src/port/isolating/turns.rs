@@ -145,4 +145,48 @@ mod tests {
         assert_eq!(turns.ended(1), [], "what it said before comes too late");
         assert_eq!(turns.ended(4), []);
     }
+
+    /// L05: never two running on a GPU, whatever ends, is dropped or dies in whatever order.
+    #[test]
+    fn never_do_two_processes_have_runs_at_once_and_no_run_is_forgotten() {
+        for seed in 0..200 {
+            let mut state: u64 = seed;
+            let mut draw = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % below
+            };
+            let (mut turns, mut sent, mut asked) = (Turns::<u64, u64>::default(), Vec::new(), Vec::new());
+            for run in 0..400 {
+                let next = match draw(6) {
+                    0..=2 => {
+                        let owner = draw(3);
+                        asked.push((run, owner));
+                        turns.ask(run, owner, run).map(|run| (owner, run)).into_iter().collect()
+                    }
+                    3 | 4 if !sent.is_empty() => {
+                        let (_, run) = sent.remove(0);
+                        asked.retain(|&(other, _)| other != run);
+                        turns.ended(run)
+                    }
+                    5 if draw(3) == 0 => {
+                        let gone = draw(3);
+                        sent.retain(|&(owner, _)| owner != gone);
+                        let (lost, next) = turns.leave(gone);
+                        let mut due: Vec<u64> =
+                            asked.extract_if(.., |(_, owner)| *owner == gone).map(|(run, _)| run).collect();
+                        let mut lost = lost;
+                        lost.sort_unstable();
+                        due.sort_unstable();
+                        assert_eq!(lost, due, "seed {seed}");
+                        next
+                    }
+                    _ => Vec::new(),
+                };
+                sent.extend(next);
+                assert!(sent.windows(2).all(|pair| pair[0].0 == pair[1].0), "seed {seed}: {sent:?}");
+                assert!(sent.is_sorted_by_key(|&(_, run)| run), "seed {seed}: {sent:?}");
+                assert_eq!(sent.is_empty(), asked.is_empty(), "seed {seed}: somebody waits for nothing");
+            }
+        }
+    }
 }
