@@ -79,15 +79,9 @@ impl<W> Candidate<W> {
 
 /// Chooses the candidate that is likely to finish first; of equals the one with fewer requests,
 /// then the first. While no GPU serves anywhere, of those that are about to. `None` where none is.
-pub fn choose<W>(
-    candidates: impl IntoIterator<Item = Candidate<W>> + Clone,
-    request: &Request,
-) -> Option<W> {
-    let soon = |candidate: Candidate<W>| Candidate {
-        gpus_up: candidate.gpus_coming,
-        gpus_idle: 0,
-        ..candidate
-    };
+pub fn choose<W>(candidates: impl IntoIterator<Item = Candidate<W>> + Clone, request: &Request) -> Option<W> {
+    let soon =
+        |candidate: Candidate<W>| Candidate { gpus_up: candidate.gpus_coming, gpus_idle: 0, ..candidate };
     first(candidates.clone(), request).or_else(|| first(candidates.into_iter().map(soon), request))
 }
 
@@ -168,7 +162,8 @@ mod tests {
 
     #[test]
     fn where_none_serves_one_that_is_about_to_is_next_best() {
-        let coming = |worker, gpus_coming| Candidate { worker, gpus_up: 0, gpus_idle: 0, gpus_coming, ..HOLDER };
+        let coming =
+            |worker, gpus_coming| Candidate { worker, gpus_up: 0, gpus_idle: 0, gpus_coming, ..HOLDER };
         check(&[coming("none", 0), coming("soon", 1)], Some("soon"));
         check(&[coming("soon", 1), Candidate { queued: 9, ..IDLE }], Some("idle"));
         let queued = Candidate { queued: 4, ..coming("queued", 1) };

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::gpu::Eviction;
+use millrace_policy::gpu::{Eviction, Isolation};
 use millrace_policy::memory;
 use millrace_types::topology::Topology;
 
@@ -34,6 +34,8 @@ pub struct NodeConfig {
     pub dispatch: PolicyConfig,
     /// Which models make room first.
     pub eviction: Eviction,
+    /// Which models share an executor.
+    pub isolation: Isolation,
     /// How its GPUs' memory is cut up.
     pub memory: memory::Grid,
 }
@@ -43,9 +45,10 @@ impl NodeConfig {
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
+        let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let memory = memory::Grid::default();
-        Self { topology, requests_max, in_flight_max, dispatch, eviction, memory }
+        Self { topology, requests_max, in_flight_max, dispatch, eviction, isolation, memory }
     }
 }
 

@@ -3,8 +3,9 @@
 //! nothing: when to start, what to send and what a death means is the Executor actor's.
 //!
 //! Two implementations: real processes (`process_port`) and a model of them in virtual time
-//! ([`modelled`]).
+//! ([`modelled`]). [`isolating`] puts one port in front of several.
 
+pub mod isolating;
 mod links;
 pub mod model;
 pub mod modelled;
@@ -39,6 +40,15 @@ pub trait ExecutorPort: 'static {
 
     /// Kills the process, if there is one, with a signal it cannot ignore. Its end is reported.
     fn kill(&mut self);
+
+    /// Kills the process that a program has to itself, if it has one. Its end is reported.
+    fn kill_program(&mut self, _program: u64) {}
+
+    /// Looks at what came out of the port's sink before anybody acts on it. Gives what it means for
+    /// the GPU, if anything.
+    fn heard(&mut self, event: PortEvent) -> Option<PortEvent> {
+        Some(event)
+    }
 }
 
 /// A GPU's memory, lent to the executors of others.
@@ -70,6 +80,22 @@ pub enum PortEventKind {
         /// Its exit status or signal, for people.
         status: String,
     },
+    /// A process that a program has to itself is up.
+    ProgramUp {
+        /// Which program.
+        program: u64,
+        /// The process.
+        pid: u32,
+    },
+    /// It ended by itself, and everything it had said before was delivered.
+    ProgramLost {
+        /// Which program.
+        program: u64,
+        /// Its exit status or signal, for people.
+        status: String,
+    },
+    /// What one process of several said: for [`ExecutorPort::heard`].
+    Part(isolating::PartId, Box<PortEventKind>),
     /// No process was started. The only event of its incarnation.
     SpawnFailed {
         /// Why.

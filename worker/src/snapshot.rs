@@ -74,8 +74,10 @@ pub struct GpuSnapshot {
     pub running: Option<RevisionKey>,
     /// The present executor, or the last one.
     pub incarnation: Incarnation,
-    /// Its process, where one is up.
+    /// Its process, where one that all models share is up.
     pub executor_pid: Option<u32>,
+    /// All its processes: that one, or one for each model that was loaded.
+    pub executor_pids: Vec<u32>,
     /// Executors started after the first.
     pub restarts: u64,
     /// Models brought onto it.
@@ -101,6 +103,8 @@ pub struct ResidentModel {
     pub loaded: Bytes,
     /// Since its last use.
     pub idle: Duration,
+    /// The process that runs it, where one is up.
+    pub executor_pid: Option<u32>,
 }
 
 /// One function.

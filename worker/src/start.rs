@@ -11,6 +11,7 @@ mod passing;
 
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
+pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::topology::Topology;
@@ -62,6 +63,8 @@ pub struct WorkerConfig {
     pub dispatch: PolicyConfig,
     /// Which models make room first on a GPU.
     pub eviction: Eviction,
+    /// Which models share an executor process.
+    pub isolation: Isolation,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
     /// Whether faults may be injected.
@@ -194,7 +197,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let passing = passing::start(control.scores(), quotas_now, &node);
     let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
     let server = serve(grpc(&service, config.limits), incoming);
-    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, "worker started");
+    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");
     Ok(Worker {
         addr,
         node,
@@ -352,15 +355,17 @@ struct ActorThread {
 
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
-        let (dispatch, eviction) = (config.dispatch, config.eviction);
-        let node_config = NodeConfig { dispatch, eviction, ..NodeConfig::new(config.topology.clone()) };
+        let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
+        let node_config =
+            NodeConfig { dispatch, eviction, isolation, ..NodeConfig::new(config.topology.clone()) };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),
             &config.topology,
             config.executor_threads,
             allow_faults,
-        );
+        )
+        .with_isolation(isolation);
         let context = NodeContext::new(config.seed, Box::new(spawner));
         let (started, handle) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -220,8 +220,10 @@ impl Supervisor {
             directory: Arc::clone(&self.directory),
         };
         let memory = MemoryMap::with(hardware.memory, self.config.memory.clone());
-        let core =
-            self.drive(GpuCore::new(index, memory).with_eviction(self.config.eviction), CoreId::Gpu(index));
+        let core = GpuCore::new(index, memory)
+            .with_eviction(self.config.eviction)
+            .with_isolation(self.config.isolation);
+        let core = self.drive(core, CoreId::Gpu(index));
         let actor = Gpu::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));
         self.gpu(index).publish(self.spawn(actor, Who::Gpu(index), sleeper));

@@ -15,7 +15,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
-use millrace_worker::start::{Eviction, PolicyConfig, Worker, WorkerConfig};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig};
 
 use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
@@ -48,6 +48,8 @@ pub(crate) struct Plan {
     /// Which request goes to which of its GPUs.
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
+    /// Which models share an executor process.
+    pub(crate) isolation: Isolation,
     /// Whether faults may be injected.
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
@@ -151,6 +153,7 @@ async fn start_workers(
             host_memory: plan.host_memory,
             dispatch: plan.dispatch,
             eviction: plan.eviction,
+            isolation: plan.isolation,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,

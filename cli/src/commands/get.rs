@@ -286,10 +286,25 @@ fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table 
             gpu.peer_swaps.to_string(),
             gpu.evictions.to_string(),
             gpu.restarts.to_string(),
-            gpu.executor_pid.to_string(),
+            pids(gpu),
         ]);
     }
     table
+}
+
+/// Processes that a table names; of more it says how many.
+const PIDS_SHOWN: usize = 4;
+
+/// A GPU's executor, or those of its models where each has its own.
+fn pids(gpu: &wire::Gpu) -> String {
+    let pids: Vec<_> = gpu.executor_pids.iter().take(PIDS_SHOWN).map(u32::to_string).collect();
+    match gpu.executor_pids.len() {
+        0 if gpu.executor_pid == 0 => String::new(),
+        // A worker of another build names only the one.
+        0 => gpu.executor_pid.to_string(),
+        all if all > PIDS_SHOWN => format!("{} (+{})", pids.join(","), all - PIDS_SHOWN),
+        _ => pids.join(","),
+    }
 }
 
 #[cfg(test)]
@@ -349,6 +364,20 @@ NEEDED   NODES   REASON   WHY
 0        0       -        nothing is wanted
 ";
         assert_eq!(scaling_table(&wire::ScalingSignal::default()).render(Format::Table), idle);
+    }
+
+    #[test]
+    fn a_gpu_names_its_executors_and_not_all_of_many() {
+        let gpu = |executor_pid, executor_pids: &[u32]| wire::Gpu {
+            executor_pid,
+            executor_pids: executor_pids.to_vec(),
+            ..Default::default()
+        };
+        assert_eq!(pids(&gpu(7, &[7])), "7");
+        assert_eq!(pids(&gpu(7, &[])), "7");
+        assert_eq!(pids(&gpu(0, &[])), "");
+        assert_eq!(pids(&gpu(0, &[7, 8, 9])), "7,8,9");
+        assert_eq!(pids(&gpu(0, &[1, 2, 3, 4, 5, 6])), "1,2,3,4 (+2)");
     }
 
     #[test]

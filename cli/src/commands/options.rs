@@ -10,7 +10,7 @@ use millrace_device::topology::{DEFAULT_PRESET, Description, names};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{EVICTIONS, Eviction, POLICIES, PolicyConfig};
+use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, POLICIES, PolicyConfig};
 
 use crate::failure::Failure;
 
@@ -35,6 +35,10 @@ pub(crate) struct Machine {
     /// Which models make room first on a GPU.
     #[arg(long, value_name = "NAME", default_value_t, value_parser = eviction_parser())]
     pub(crate) eviction: Eviction,
+    /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
+    /// first request on (model) or while it is on the GPU (resident).
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
+    pub(crate) isolation: Isolation,
 }
 
 /// How a server serves, and stops.
@@ -77,6 +81,7 @@ impl Machine {
         words.extend(["--host-memory".to_owned(), self.host_memory.get().to_string()]);
         words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
+        words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
         words
     }
 }
@@ -134,6 +139,11 @@ pub(crate) fn advertised(
 /// Refuses what is no order of eviction with all that are.
 pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
     PossibleValuesParser::new(EVICTIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Eviction>())
+}
+
+/// Refuses what is no isolation with all that are.
+pub(crate) fn isolation_parser() -> impl TypedValueParser<Value = Isolation> {
+    PossibleValuesParser::new(ISOLATIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Isolation>())
 }
 
 /// Refuses what is no policy's name with all that are.
@@ -199,6 +209,8 @@ mod tests {
                     "lalb-o3",
                     "--eviction",
                     "torpor",
+                    "--isolation",
+                    "resident",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -253,6 +265,17 @@ mod tests {
         }
         let refused = chosen("fifo").unwrap_err().to_string();
         assert!(refused.contains("lru, torpor"), "{refused}");
+    }
+
+    #[test]
+    fn an_isolation_has_one_of_the_names() {
+        let chosen =
+            |name: &str| Line::try_parse_from(["x", "--isolation", name]).map(|it| it.machine.isolation);
+        for (name, isolation) in ISOLATIONS {
+            assert_eq!(chosen(name).unwrap(), isolation);
+        }
+        let refused = chosen("process").unwrap_err().to_string();
+        assert!(refused.contains("gpu, model, resident"), "{refused}");
     }
 
     #[test]

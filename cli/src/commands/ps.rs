@@ -80,7 +80,7 @@ fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
             idle.map(text::age).unwrap_or_default(),
             state.to_owned(),
             short(&model.digest),
-            gpu.executor_pid.to_string(),
+            model.executor_pid.to_string(),
         ]);
     }
     table
@@ -104,6 +104,7 @@ mod tests {
             bytes: 6 << 20,
             loaded_bytes,
             idle: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
+            executor_pid: 7,
         };
         let gpus = vec![
             wire::Gpu {

@@ -113,6 +113,7 @@ impl Args {
             host_memory: self.machine.host_memory,
             dispatch: self.machine.dispatch,
             eviction: self.machine.eviction,
+            isolation: self.machine.isolation,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             faults: self.manners.faults(),

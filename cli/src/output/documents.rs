@@ -150,6 +150,7 @@ pub(crate) struct Gpu {
     used_bytes: u64,
     running: Option<String>,
     executor_pid: u32,
+    executor_pids: Vec<u32>,
     restarts: u64,
     swaps: u64,
     peer_swaps: u64,
@@ -168,6 +169,7 @@ pub(crate) struct ResidentModel {
     bytes: u64,
     loaded_bytes: u64,
     idle_seconds: Option<f64>,
+    executor_pid: u32,
     pub(crate) running: bool,
 }
 
@@ -430,6 +432,7 @@ impl Gpu {
             used_bytes: gpu.used_bytes,
             running: Some(gpu.running).filter(|function| !function.is_empty()),
             executor_pid: gpu.executor_pid,
+            executor_pids: gpu.executor_pids,
             restarts: gpu.restarts,
             swaps: gpu.swaps,
             peer_swaps: gpu.peer_swaps,
@@ -451,6 +454,7 @@ impl ResidentModel {
             bytes: model.bytes,
             loaded_bytes: model.loaded_bytes,
             idle_seconds: model.idle.and_then(seconds),
+            executor_pid: model.executor_pid,
         }
     }
 }

@@ -210,6 +210,7 @@ fn node() -> admin::Node {
         bytes: 64 << 20,
         loaded_bytes: 64 << 20,
         idle: Some(Duration::from_secs(5).try_into().unwrap()),
+        executor_pid: 42,
     };
     let gpu = admin::Gpu {
         gpu_type: "emulated".into(),

@@ -121,6 +121,7 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         models: gpu.models.iter().map(resident).collect(),
         running: gpu.running.clone(),
         executor_pid: gpu.executor_pid,
+        executor_pids: gpu.executor_pids.clone(),
         restarts: gpu.restarts,
         swaps: gpu.swaps,
         peer_swaps: gpu.peer_swaps,
@@ -146,5 +147,6 @@ fn resident(model: &wire::ResidentModel) -> api::ResidentModel {
         bytes: model.bytes,
         loaded_bytes: model.loaded_bytes,
         idle: model.idle,
+        executor_pid: model.executor_pid,
     }
 }

@@ -383,10 +383,14 @@ impl Batcher {
                 self.forward(now, event, actions);
             }
             Return::Failed(progress) => {
-                let lost = self.batches.contains_key(&key).then_some((key, progress));
-                self.lose(now, lost.into_iter().collect(), Loss::Failed, event, actions);
+                self.lose(now, self.known(key, progress), Loss::Failed, event, actions);
             }
+            Return::Died(progress) => self.lose(now, self.known(key, progress), Loss::Died, event, actions),
         }
+    }
+
+    fn known(&self, key: RequestKey, progress: Progress) -> Vec<(RequestKey, Progress)> {
+        self.batches.contains_key(&key).then_some((key, progress)).into_iter().collect()
     }
 
     fn down(

@@ -225,7 +225,7 @@ enum Step {
     Withdraw(usize),
     End(usize),
     Split(usize),
-    GiveBack(usize, bool),
+    GiveBack(usize, u8),
     Down(u32),
     Up(u32),
     Pass(u64),
@@ -237,7 +237,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<usize>().prop_map(Step::Withdraw),
         6 => any::<usize>().prop_map(Step::End),
         1 => any::<usize>().prop_map(Step::Split),
-        2 => (any::<usize>(), any::<bool>()).prop_map(|(which, recalled)| Step::GiveBack(which, recalled)),
+        2 => (any::<usize>(), 0..3u8).prop_map(|(which, why)| Step::GiveBack(which, why)),
         1 => (0..2u32).prop_map(Step::Down),
         2 => (0..2u32).prop_map(Step::Up),
         2 => (0..10u64).prop_map(Step::Pass),
@@ -334,9 +334,13 @@ proptest! {
                     bench.tell(Event::Split { key });
                     bench.tell(dispatch::Event::Ended { gpu, key, ran: None })
                 }
-                Step::GiveBack(number, recalled) => {
+                Step::GiveBack(number, why) => {
                     let Some((key, gpu, _)) = world.pick(number) else { continue };
-                    let why = if recalled { Return::Recalled } else { Return::Failed(Progress::Preparing) };
+                    let why = match why {
+                        0 => Return::Recalled,
+                        1 => Return::Failed(Progress::Preparing),
+                        _ => Return::Died(Progress::Begun),
+                    };
                     bench.tell(dispatch::Event::Returned { gpu, key, why })
                 }
                 Step::Down(index) => {

@@ -150,12 +150,13 @@ impl Early {
             let Some(request) = self.unbound.get(&function).and_then(|its| its.get(&oldest)).copied() else {
                 continue;
             };
-            let blocks = u64::from(view.models.get(request.model).blocks)
-                + u64::from(blocks_for(self.config.runtime));
+            let blocks =
+                u64::from(view.models.get(request.model).blocks) + u64::from(blocks_for(self.config.runtime));
             match self.find_room(view, &request, blocks) {
                 Room::On(gpu) => {
                     let ready = view.now + self.config.cold_start;
-                    let bound = Bound { gpu, blocks, ready, cold: BTreeMap::new(), waiting: 0, expires: None };
+                    let bound =
+                        Bound { gpu, blocks, ready, cold: BTreeMap::new(), waiting: 0, expires: None };
                     self.functions.insert(function, bound);
                     self.starting.insert((ready, function));
                     self.set_room(gpu, |room| room - blocks);

@@ -312,6 +312,7 @@ impl Dispatch {
             Return::Recalled if held.withdrawn => self.gone(&held.request),
             Return::Recalled => self.queue_up(held.request, Entry::Back),
             Return::Failed(progress) => self.lost(&held, Loss::Failed(progress), actions),
+            Return::Died(progress) => self.lost(&held, Loss::Died(progress), actions),
         }
     }
 

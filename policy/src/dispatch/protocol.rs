@@ -202,6 +202,8 @@ pub enum Return {
     Recalled,
     /// It could not run it.
     Failed(Progress),
+    /// The executor that its model had to itself died.
+    Died(Progress),
 }
 
 /// What to do.

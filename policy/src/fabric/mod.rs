@@ -144,6 +144,14 @@ impl Fabric {
         }
     }
 
+    /// What is still to be granted comes from the host. What is out from the peer comes whole or
+    /// fails; until it has, the transfer holds the lock.
+    fn lock_lost(&mut self, transfer: TransferId) {
+        if let Some(state) = self.transfers.get_mut(&transfer) {
+            state.source = Source::Host;
+        }
+    }
+
     /// Takes a batch that ended off its transfer.
     fn take_batch(&mut self, transfer: TransferId, batch: BatchId) -> Option<(Batch, &mut Transfer)> {
         let state = self.transfers.get_mut(&transfer)?;
@@ -347,6 +355,7 @@ impl Core for Fabric {
             }
             Event::Locked { transfer, peer } => self.locked(transfer, peer, actions),
             Event::NotLocked { transfer } => self.not_locked(transfer),
+            Event::LockLost { transfer } => self.lock_lost(transfer),
             Event::Cancel { transfer } => self.cancel(transfer, actions),
             Event::Done { transfer, batch } => self.done(transfer, batch, actions),
             Event::Failed { transfer, batch, why } => self.failed(transfer, batch, why, actions),

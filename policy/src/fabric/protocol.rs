@@ -105,6 +105,11 @@ pub enum Event {
         /// For which transfer.
         transfer: TransferId,
     },
+    /// A GPU would rather not have it copied from there any more. It keeps it until it is unlocked.
+    LockLost {
+        /// By which transfer.
+        transfer: TransferId,
+    },
     /// They are not wanted any more.
     Cancel {
         /// Which transfer.

@@ -38,6 +38,9 @@ impl Gpu {
         // One of an executor that is gone went with it.
         if let Some(model) = self.lent.remove(&transfer) {
             self.memory.unlock(model);
+            if !self.is_lent(model) && self.leftovers.remove(&model) {
+                self.memory.unmap(model);
+            }
         }
     }
 }

@@ -16,9 +16,11 @@
 //! A model may be copied to another GPU meanwhile, and stays where it is until that is over (T25).
 //!
 //! When the executor goes, everything is lost: the map is cleared, and each request is handed back
-//! with how far it was.
+//! with how far it was. Where each model has a process of its own ([`isolation`]), that process may go
+//! alone.
 
 pub mod eviction;
+pub mod isolation;
 mod lending;
 mod prefetch;
 mod programs;
@@ -34,6 +36,7 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
 pub use self::eviction::{Eviction, Standing};
+pub use self::isolation::{Isolation, PROCESSES_MAX};
 pub use self::programs::PROGRAMS_MAX;
 pub use self::protocol::{Action, Event, RunFailure, Spent};
 pub use self::slots::SLOTS_MAX;
@@ -98,6 +101,7 @@ pub struct Gpu {
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
     eviction: Eviction,
+    isolation: Isolation,
     /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
     /// that what runs here never waits for them.
     pinned: BTreeSet<ModelId>,
@@ -112,6 +116,10 @@ pub struct Gpu {
     moving: Vec<Moving>,
     /// Models that stay where they are while other GPUs copy them, by transfer.
     lent: BTreeMap<TransferId, ModelId>,
+    /// Of those, the ones whose process died: they are here for nobody else.
+    leftovers: BTreeSet<ModelId>,
+    /// When a model that waits for its next process may have it.
+    look_again: Option<Timestamp>,
     last_run: RunId,
     last_transfer: TransferId,
     totals: Totals,
@@ -127,6 +135,7 @@ impl Gpu {
             incarnation: None,
             memory,
             eviction: Eviction::default(),
+            isolation: Isolation::default(),
             pinned: BTreeSet::new(),
             kept: BTreeSet::new(),
             look_at: None,
@@ -135,6 +144,8 @@ impl Gpu {
             slots: Slots::default(),
             moving: Vec::new(),
             lent: BTreeMap::new(),
+            leftovers: BTreeSet::new(),
+            look_again: None,
             last_run: RunId(0),
             // Apart from those of the node's other GPUs.
             last_transfer: TransferId(u64::from(gpu.0) << 40),
@@ -146,6 +157,12 @@ impl Gpu {
     #[must_use]
     pub fn with_eviction(self, eviction: Eviction) -> Self {
         Self { eviction, ..self }
+    }
+
+    /// The same with executors shared like this.
+    #[must_use]
+    pub fn with_isolation(self, isolation: Isolation) -> Self {
+        Self { isolation, ..self }
     }
 
     /// How it is.
@@ -215,6 +232,8 @@ impl Gpu {
             self.slots.drain();
             self.moving.clear();
             self.lent.clear();
+            self.leftovers.clear();
+            self.look_again = None;
             self.memory.clear();
             self.pinned.clear();
             self.prefetched.clear();
@@ -290,8 +309,9 @@ impl Core for Gpu {
             Event::Cancel { key } => self.cancel(now, key, actions),
             Event::Up { incarnation } => self.up(incarnation, actions),
             Event::Down => self.lose_all(Health::Restarting, actions),
-            Event::ProgramLoaded { model } => self.programs.loaded(model),
-            Event::ProgramFailed { model } => self.program_failed(model, actions),
+            Event::ProgramLoaded { model } => self.programs.loaded(now, model),
+            Event::ProgramLost { model } => self.program_lost(now, model, actions),
+            Event::ProgramFailed { model } => self.program_failed(now, model, actions),
             Event::MapFailed { model, generation } => {
                 if self.memory.region(model).is_some_and(|region| region.generation() == generation) {
                     self.drop_region(model, actions);
@@ -310,7 +330,9 @@ impl Core for Gpu {
             Event::RunCancelled { run } => self.run_cancelled(run, actions),
             Event::DeviceFailed => self.replace(Health::Unhealthy, actions),
             Event::Tick => {
-                if self.hung_at().is_some_and(|at| at <= now) {
+                if self.isolation.per_model() {
+                    self.end_hung(now, actions);
+                } else if self.hung_at().is_some_and(|at| at <= now) {
                     self.replace(Health::Restarting, actions);
                 }
                 self.drop_unused(now, actions);
@@ -321,7 +343,7 @@ impl Core for Gpu {
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        self.hung_at().into_iter().chain(self.look_at).min()
+        [self.hung_at(), self.look_at, self.look_again].into_iter().flatten().min()
     }
 }
 

@@ -30,7 +30,11 @@ impl Gpu {
         if waits_for_room || !self.moving.is_empty() {
             return;
         }
-        while let Some(model) = self.prefetched.iter().copied().find(|&model| !self.complete(model)) {
+        let wanted = |gpu: &Self| {
+            let lacks = |&model: &ModelId| !gpu.complete(model) && !gpu.held_back(now, model);
+            gpu.prefetched.iter().copied().find(lacks)
+        };
+        while let Some(model) = wanted(self) {
             let mut spared = self.waited_for();
             // Else two that are kept would push each other out for ever.
             spared.extend(&self.kept);

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use millrace_types::{Bytes, ModelId, Residency, Timestamp};
 
 use super::eviction::Standing;
+use crate::backoff::Backoff;
+use crate::lifecycle::RESTARTS;
 use crate::memory::blocks_for;
 
 /// Programs an executor is given to know at one time: what it knows and has not been asked for
@@ -39,8 +41,19 @@ struct Program {
     standing: Standing,
     residency: Residency,
     last_asked: Timestamp,
+    /// Since when it has been loaded, if it is.
+    since: Option<Timestamp>,
+    /// Of a model whose process died.
+    deaths: Option<Box<Deaths>>,
     /// No longer installed: goes as soon as nothing of it is on the GPU.
     removed: bool,
+}
+
+#[derive(Debug)]
+struct Deaths {
+    backoff: Backoff,
+    /// When it may be loaded again.
+    until: Timestamp,
 }
 
 #[derive(Debug, Default)]
@@ -54,8 +67,8 @@ impl Programs {
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
         let (known, standing, last_asked) = (Known::No, Standing::default(), Timestamp::ZERO);
-        let residency = Residency::default();
-        let new = Program { shape, known, standing, residency, last_asked, removed: false };
+        let (residency, since, deaths) = (Residency::default(), None, None);
+        let new = Program { shape, known, standing, residency, last_asked, since, deaths, removed: false };
         self.models.entry(model).or_insert(new);
     }
 
@@ -109,32 +122,57 @@ impl Programs {
         }
     }
 
-    pub(super) fn loaded(&mut self, model: ModelId) {
+    pub(super) fn loaded(&mut self, now: Timestamp, model: ModelId) {
         if let Some(program) = self.models.get_mut(&model).filter(|program| program.known == Known::Told) {
-            program.known = Known::Loaded;
+            (program.known, program.since) = (Known::Loaded, Some(now));
         }
+    }
+
+    /// Notes that its process died, or none could be started.
+    pub(super) fn died(&mut self, now: Timestamp, model: ModelId, seed: u64) {
+        if let Some(program) = self.models.get_mut(&model) {
+            let new = || Box::new(Deaths { backoff: Backoff::new(RESTARTS, seed), until: now });
+            let deaths = program.deaths.get_or_insert_with(new);
+            deaths.until = deaths.backoff.died(now, program.since);
+        }
+        self.forget(model);
+    }
+
+    /// When a model may be loaded, as far as the deaths of its processes go.
+    pub(super) fn starts(&self, model: ModelId) -> Timestamp {
+        let deaths = self.models.get(&model).and_then(|program| program.deaths.as_ref());
+        deaths.map_or(Timestamp::ZERO, |deaths| deaths.until)
     }
 
     /// Notes that the executor does not know a model any more.
     pub(super) fn forget(&mut self, model: ModelId) {
         if let Some(program) = self.models.get_mut(&model).filter(|program| program.known != Known::No) {
-            program.known = Known::No;
+            (program.known, program.since) = (Known::No, None);
             self.known -= 1;
         }
     }
 
     /// Notes that the executor knows nothing.
     pub(super) fn forget_all(&mut self) {
-        self.models.values_mut().for_each(|program| program.known = Known::No);
+        for program in self.models.values_mut() {
+            (program.known, program.since, program.deaths) = (Known::No, None, None);
+        }
         self.known = 0;
     }
 
-    /// The program to unload before another may be loaded, of those not `used`.
-    pub(super) fn surplus(&self, used: impl Fn(ModelId) -> bool) -> Option<ModelId> {
-        if self.known < PROGRAMS_MAX {
+    /// How many the executor, or executors, of the GPU know.
+    pub(super) fn known_count(&self) -> usize {
+        self.known
+    }
+
+    /// The program to unload before another may be loaded where `max` are enough, of those that
+    /// `may_go`.
+    pub(super) fn surplus(&self, max: usize, may_go: impl Fn(ModelId) -> bool) -> Option<ModelId> {
+        if self.known < max {
             return None;
         }
-        let idle = self.models.iter().filter(|&(&model, program)| program.known != Known::No && !used(model));
+        let idle =
+            self.models.iter().filter(|&(&model, program)| program.known != Known::No && may_go(model));
         idle.min_by_key(|(_, program)| program.last_asked).map(|(&model, _)| model)
     }
 

@@ -103,6 +103,11 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// The process that a model had to itself is gone.
+    ProgramLost {
+        /// Which model.
+        model: ModelId,
+    },
     /// The executor could not map a region.
     MapFailed {
         /// Whose.
@@ -240,6 +245,11 @@ pub enum Action {
         /// Which.
         run: RunId,
     },
+    /// Executor: end the process that a model has to itself; what it does can no longer be relied on.
+    EndProgram {
+        /// Which model.
+        model: ModelId,
+    },
     /// Executor: be replaced; what it does can no longer be relied on.
     Replace,
     /// Fabric: bring weights here.
@@ -263,6 +273,11 @@ pub enum Action {
     /// Fabric: it does not.
     NotLocked {
         /// For which transfer.
+        transfer: TransferId,
+    },
+    /// Fabric: what a transfer copies from here is as good as lost, and stays until it is unlocked.
+    LockLost {
+        /// Which transfer.
         transfer: TransferId,
     },
     /// Fabric: stop that.

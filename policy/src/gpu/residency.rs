@@ -4,7 +4,7 @@
 
 use millrace_types::{ModelId, Residency, Timestamp};
 
-use super::{Action, Gpu};
+use super::{Action, Gpu, Isolation};
 use crate::memory::{Evicted, Rank};
 
 impl Gpu {
@@ -67,6 +67,9 @@ impl Gpu {
                 self.totals.evictions += 1;
                 actions.push(Action::Unmap { model, generation });
                 actions.push(Action::Evicted { models: vec![model] });
+                if self.isolation == Isolation::Resident {
+                    self.unload(model, actions);
+                }
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
-use super::programs::Known;
+use super::programs::{Known, PROGRAMS_MAX};
 use super::slots::{Slot, Stage};
-use super::{Action, Gpu, Moving, SLOTS_MAX};
+use super::{Action, Gpu, Isolation, Moving, SLOTS_MAX};
 use crate::fabric::Cargo;
 use crate::ids::{Generation, RunId, TransferId};
 use crate::memory::{Evicted, Run as BlockRun, Shortage};
@@ -15,12 +15,14 @@ impl Gpu {
         if self.incarnation.is_none() {
             return;
         }
+        self.set_back(now);
         self.begin_turn(now);
         let mut place = 0;
         while let Some(&slot) = self.slots.get(place) {
             let sent = match slot.stage {
                 Stage::Sent { .. } => true,
                 Stage::Starved => false,
+                Stage::Waiting if self.held_back(now, slot.model) => false,
                 Stage::Waiting => self.send(now, place, slot, actions),
             };
             if !sent {
@@ -34,6 +36,7 @@ impl Gpu {
     /// Whether all of a model's weights are here.
     pub(super) fn complete(&self, model: ModelId) -> bool {
         self.memory.region(model).is_some_and(|region| region.loaded().complete())
+            && !self.leftovers.contains(&model)
     }
 
     fn begin_turn(&mut self, now: Timestamp) {
@@ -107,6 +110,9 @@ impl Gpu {
     ) -> Result<(), Shortage> {
         // A model that is not installed fits nowhere.
         let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
+        if self.isolation.per_model() && self.programs.known(model) == Known::No {
+            self.end_surplus_process(spared, actions)?;
+        }
         let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, spared)?;
         self.memory.rank(model, self.rank(model));
         self.look_after(now, model);
@@ -115,6 +121,9 @@ impl Gpu {
         for &Evicted { model, generation } in &evicted {
             self.prefetched.remove(&model);
             actions.push(Action::Unmap { model, generation });
+            if self.isolation == Isolation::Resident {
+                self.unload(model, actions);
+            }
         }
         // What a request here still needs comes back at its turn.
         let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.slots.uses(model));
@@ -123,8 +132,8 @@ impl Gpu {
             actions.push(Action::Evicted { models: gone });
         }
         if self.programs.known(model) == Known::No {
-            let used = |model| self.memory.region(model).is_some() || self.slots.uses(model);
-            if let Some(surplus) = self.programs.surplus(used) {
+            let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
+            if let Some(surplus) = self.programs.surplus(PROGRAMS_MAX, idle) {
                 self.programs.forget(surplus);
                 actions.push(Action::UnloadProgram { model: surplus });
             }

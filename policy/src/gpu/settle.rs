@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 
+use super::programs::Known;
 use super::slots::{Slot, Stage};
-use super::{Action, Gpu, Health, RunFailure, SENDS_MAX, Spent};
+use super::{Action, Gpu, Health, Isolation, RunFailure, SENDS_MAX, Spent, isolation};
 use crate::dispatch::Return;
 use crate::fabric::Outcome;
 use crate::ids::{RequestKey, RunId, TransferId};
@@ -129,7 +130,11 @@ impl Gpu {
         }
     }
 
-    pub(super) fn program_failed(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+    pub(super) fn program_failed(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
+        if self.isolation.per_model() && self.programs.known(model) != Known::No {
+            // Where no process can be had, trying at once again only takes time from others.
+            self.programs.died(now, model, isolation::seed(self.index, model));
+        }
         self.programs.forget(model);
         self.drop_region(model, actions);
         // Backwards, so that places stay right. What the executor says of their runs comes too late.
@@ -146,7 +151,7 @@ impl Gpu {
 
     /// Forgets a region that the executor does not have. Copies into it are refused there.
     pub(super) fn drop_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
-        if self.lent.values().any(|&lent| lent == model) {
+        if self.is_lent(model) {
             // All of it was copied there before: who denies that is not to be relied on.
             return self.replace(Health::Restarting, actions);
         }
@@ -156,6 +161,9 @@ impl Gpu {
             self.cancel_transfers(|moving| moving.model == model, actions);
             if !self.slots.uses(model) {
                 actions.push(Action::Evicted { models: vec![model] });
+                if self.isolation == Isolation::Resident {
+                    self.unload(model, actions);
+                }
             }
         }
     }

@@ -121,6 +121,18 @@ impl Slots {
         self.0.sort_by_key(|slot| slot.run().is_none());
     }
 
+    /// Puts those marked behind the others.
+    pub(super) fn set_back(&mut self, marked: &[bool]) {
+        if marked.contains(&true) {
+            let (mut first, mut last) = (Vec::with_capacity(SLOTS_MAX), Vec::new());
+            for (slot, &back) in self.0.drain(..).zip(marked) {
+                if back { last.push(slot) } else { first.push(slot) }
+            }
+            first.append(&mut last);
+            self.0 = first;
+        }
+    }
+
     /// Lets starved requests of a model be sent again.
     pub(super) fn feed(&mut self, model: ModelId) {
         for slot in self.0.iter_mut().filter(|slot| slot.model == model && slot.stage == Stage::Starved) {

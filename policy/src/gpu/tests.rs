@@ -7,6 +7,7 @@ use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for}
 
 mod eviction;
 mod failures;
+mod isolation;
 mod prefetch;
 mod residency;
 

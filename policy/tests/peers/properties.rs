@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use millrace_policy::fabric::BatchFailure;
+use millrace_policy::gpu::Isolation;
 use millrace_types::ModelId;
 use proptest::prelude::*;
 
@@ -19,6 +20,7 @@ enum Step {
     Run(usize),
     Cancel(usize),
     Kill(usize),
+    KillProgram { gpu: usize, model: u32 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -33,6 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         10 => (0..GPUS).prop_map(Step::Run),
         1 => (0..GPUS).prop_map(Step::Cancel),
         1 => (0..GPUS).prop_map(Step::Kill),
+        2 => (0..GPUS, 0..MODELS).prop_map(|(gpu, model)| Step::KillProgram { gpu, model }),
     ]
 }
 
@@ -44,7 +47,7 @@ fn drain(world: &mut World) {
             busy |= world.copy(gpu) | world.run(gpu);
         }
         world.check();
-        if !busy {
+        if !busy && !world.wait() {
             return;
         }
     }
@@ -56,8 +59,12 @@ fn drain(world: &mut World) {
 #[test]
 fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
     let from_peers = Cell::new(0);
-    proptest!(ProptestConfig::with_cases(512), |(steps in prop::collection::vec(step(), 1..400))| {
-        let mut world = World::new();
+    let isolation = prop_oneof![Just(Isolation::Gpu), Just(Isolation::Model), Just(Isolation::Resident)];
+    proptest!(ProptestConfig::with_cases(768), |(
+        isolation in isolation,
+        steps in prop::collection::vec(step(), 1..400),
+    )| {
+        let mut world = World::new(isolation);
         for step in steps {
             match step {
                 Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),
@@ -69,6 +76,9 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
                 Step::Run(gpu) => drop(world.run(gpu)),
                 Step::Cancel(gpu) => world.cancel(gpu),
                 Step::Kill(gpu) => world.kill(gpu),
+                // Where all share one there is none to kill.
+                Step::KillProgram { .. } if isolation == Isolation::Gpu => {}
+                Step::KillProgram { gpu, model } => world.kill_program(gpu, ModelId(model)),
             }
             world.check();
         }

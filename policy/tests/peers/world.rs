@@ -4,11 +4,11 @@
 //! that keeps each channel's own is possible. Executors do at once what they are told, except for
 //! copies and runs, which end when the test says so.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use millrace_policy::core::Core as _;
 use millrace_policy::fabric::{self, BatchFailure, Fabric, Grant};
-use millrace_policy::gpu::{self, Gpu};
+use millrace_policy::gpu::{self, Gpu, Isolation};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
 use millrace_policy::memory::{BLOCK, MemoryMap, Run as BlockRun};
 use millrace_types::topology::{Gpu as GpuOf, Link, LinkId, LinkKind, Topology};
@@ -43,6 +43,8 @@ const FABRIC: Who = GPUS;
 struct Place {
     core: Gpu,
     incarnation: Incarnation,
+    /// Those it knows.
+    programs: BTreeSet<ModelId>,
     mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
     copies: VecDeque<Grant>,
     runs: VecDeque<(RunId, ModelId, Generation)>,
@@ -56,6 +58,7 @@ impl Place {
 }
 
 pub(crate) struct World {
+    isolation: Isolation,
     fabric: Fabric,
     places: Vec<Place>,
     /// Every incarnation's memory: a copy may still read that of one which is gone.
@@ -85,15 +88,18 @@ fn topology() -> Topology {
 }
 
 impl World {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(isolation: Isolation) -> Self {
         let place = |index: u32| Place {
-            core: Gpu::new(GpuIndex(index), MemoryMap::new(Bytes(BLOCK.0 * GPU_BLOCKS))),
+            core: Gpu::new(GpuIndex(index), MemoryMap::new(Bytes(BLOCK.0 * GPU_BLOCKS)))
+                .with_isolation(isolation),
             incarnation: Incarnation(0),
+            programs: BTreeSet::new(),
             mapped: BTreeMap::new(),
             copies: VecDeque::new(),
             runs: VecDeque::new(),
         };
         let mut world = Self {
+            isolation,
             fabric: Fabric::new(&topology()),
             places: (0..GPUS as u32).map(place).collect(),
             memories: BTreeMap::new(),
@@ -124,11 +130,36 @@ impl World {
     /// Kills an executor and starts another.
     pub(crate) fn kill(&mut self, index: usize) {
         let place = &mut self.places[index];
+        place.programs.clear();
         place.mapped.clear();
         place.copies.clear();
         place.runs.clear();
         self.gpu(index, gpu::Event::Down);
         self.start(index);
+    }
+
+    /// Kills the process of one model, where it has one: the GPU's memory stays.
+    pub(crate) fn kill_program(&mut self, index: usize, model: ModelId) {
+        let place = &mut self.places[index];
+        if !place.programs.remove(&model) {
+            return;
+        }
+        place.mapped.remove(&model);
+        place.runs.retain(|run| run.1 != model);
+        let (lost, left): (VecDeque<Grant>, _) =
+            place.copies.drain(..).partition(|copy| copy.cargo.model == model);
+        place.copies = left;
+        lost.iter().for_each(|copy| self.report(index, copy, Some(BatchFailure::NotBegun)));
+        self.gpu(index, gpu::Event::ProgramLost { model });
+    }
+
+    /// Lets time pass until somebody has something to do.
+    pub(crate) fn wait(&mut self) -> bool {
+        let wakes = self.places.iter().filter_map(|place| place.core.next_wake());
+        let Some(at) = wakes.min() else { return false };
+        self.now = self.now.max(at);
+        (0..GPUS).for_each(|index| self.gpu(index, gpu::Event::Tick));
+        true
     }
 
     pub(crate) fn assign(&mut self, index: usize, model: ModelId, from: Option<usize>) {
@@ -247,6 +278,9 @@ impl World {
             let moves = memory.consolidate(&[]);
             let locked = |model| memory.region(model).is_some_and(|region| region.is_locked());
             assert!(moves.iter().all(|moved| !locked(moved.model)), "{moves:?}");
+            if self.isolation == Isolation::Resident {
+                assert!(place.programs.iter().eq(place.mapped.keys()), "the processes are the cached models");
+            }
         }
     }
 
@@ -312,6 +346,7 @@ impl World {
             }
             gpu::Action::CancelTransfer { transfer } => fabric::Event::Cancel { transfer },
             gpu::Action::Locked { transfer, peer } => fabric::Event::Locked { transfer, peer },
+            gpu::Action::LockLost { transfer } => fabric::Event::LockLost { transfer },
             gpu::Action::NotLocked { transfer } => fabric::Event::NotLocked { transfer },
             gpu::Action::Down { lost } => {
                 self.requests -= lost.len();
@@ -325,7 +360,15 @@ impl World {
     fn execute(&mut self, index: usize, action: gpu::Action) {
         let place = &mut self.places[index];
         match action {
-            gpu::Action::LoadProgram { model } => self.gpu(index, gpu::Event::ProgramLoaded { model }),
+            gpu::Action::LoadProgram { model } => {
+                place.programs.insert(model);
+                self.gpu(index, gpu::Event::ProgramLoaded { model });
+            }
+            gpu::Action::UnloadProgram { model } => {
+                assert!(place.runs.iter().all(|run| run.1 != model), "a program goes that somebody runs");
+                place.programs.remove(&model);
+                place.mapped.remove(&model);
+            }
             gpu::Action::Map { model, generation, blocks } => {
                 let blocks: Vec<u32> = each(&blocks).collect();
                 // What was there is as good as gone.

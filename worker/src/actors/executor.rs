@@ -1,5 +1,5 @@
-//! The Executor actor, one per executor process: keeps a process alive behind its port, passes
-//! commands to it, and translates what it says.
+//! The Executor actor, one per GPU: keeps a process alive behind its port, or a place for one per model,
+//! passes commands to it, and translates what it says.
 //!
 //! In: commands from the Gpu and the Links, the port's events, the memory of GPUs with an NVLink to
 //! this one. Out: commands to the port, events to the Gpu and to the link its copies came over, this
@@ -40,6 +40,8 @@ pub(crate) enum Message {
     Copy(Grant),
     /// Take one back.
     Revoke { transfer: TransferId, batch: BatchId },
+    /// End the process that a model has to itself.
+    EndProgram { incarnation: Incarnation, model: ModelId },
     /// Replace the process.
     Replace,
     /// The port heard something.
@@ -106,7 +108,11 @@ impl Executor {
                     self.port.kill();
                 }
                 Action::Up { incarnation } => {
-                    tracing::info!(gpu = self.gpu.0, %incarnation, pid = self.pid, "executor up");
+                    if self.pid == 0 {
+                        tracing::info!(gpu = self.gpu.0, %incarnation, "ready for an executor per model");
+                    } else {
+                        tracing::info!(gpu = self.gpu.0, %incarnation, pid = self.pid, "executor up");
+                    }
                     self.up = true;
                     self.peers.gpu.post(gpu::Message::Up { incarnation, pid: self.pid });
                     self.meet_neighbours(incarnation);
@@ -184,8 +190,20 @@ impl Executor {
             }
             PortEventKind::Event(event::Event::Ready(ready), _) => self.ready(now, incarnation, &ready),
             // What an earlier process said, or one that is being replaced.
-            PortEventKind::Event(..) if !self.up || incarnation != self.life.core.incarnation() => {}
+            _ if !self.up || incarnation != self.life.core.incarnation() => {}
             PortEventKind::Event(event, descriptors) => self.said(event, descriptors),
+            PortEventKind::ProgramUp { program, pid } => {
+                tracing::info!(gpu = self.gpu.0, program, pid, "executor of one model up");
+                if let Some(model) = model_of(program) {
+                    self.peers.gpu.post(gpu::Message::ProgramUp { model, pid });
+                }
+            }
+            PortEventKind::ProgramLost { program, status } => {
+                tracing::warn!(gpu = self.gpu.0, program, status, "executor of one model died");
+                self.tell_gpu_of(program, |model| GpuEvent::ProgramLost { model });
+            }
+            // The port keeps those to itself.
+            PortEventKind::Part(..) => {}
         }
     }
 
@@ -266,9 +284,8 @@ impl Executor {
     }
 
     fn tell_gpu_of(&self, program: u64, event: impl FnOnce(ModelId) -> GpuEvent) {
-        // Programs are named after models; another name is not ours.
-        if let Ok(model) = u32::try_from(program) {
-            self.tell_gpu(event(ModelId(model)));
+        if let Some(model) = model_of(program) {
+            self.tell_gpu(event(model));
         }
     }
 
@@ -278,6 +295,11 @@ impl Executor {
             link.post(link::Message::Event(event));
         }
     }
+}
+
+/// Programs are named after models; another name is not ours.
+fn model_of(program: u64) -> Option<ModelId> {
+    u32::try_from(program).ok().map(ModelId)
 }
 
 /// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights.
@@ -331,8 +353,17 @@ impl Behaviour for Executor {
                 let revoke = Revoke { transfer: transfer.0, batch: batch.0 };
                 self.send(Command::Revoke(revoke), Vec::new());
             }
+            Message::EndProgram { incarnation, model } => {
+                if self.up && incarnation == self.life.core.incarnation() {
+                    self.port.kill_program(model.0.into());
+                }
+            }
             Message::Replace => self.step(now, Event::Kill),
-            Message::Port(event) => self.heard(now, event),
+            Message::Port(event) => {
+                if let Some(event) = self.port.heard(event) {
+                    self.heard(now, event);
+                }
+            }
             Message::Peer { gpu, incarnation, memory } => {
                 let Lent { descriptor, bytes } = memory;
                 let (gpu, incarnation, memory_bytes) = (gpu.0, incarnation.0, bytes.get());

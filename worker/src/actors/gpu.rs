@@ -30,6 +30,9 @@ use crate::port::Descriptor;
 use crate::seams::{Behaviour, Slot};
 use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
 
+/// What a fault names that is meant for no program in particular.
+const NO_PROGRAM: u64 = u64::MAX;
+
 /// Which functions of the node use a model.
 pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
 
@@ -53,6 +56,8 @@ pub(crate) enum Message {
     Cancel(RequestKey),
     /// There is an executor.
     Up { incarnation: Incarnation, pid: u32 },
+    /// A model's own executor is up.
+    ProgramUp { model: ModelId, pid: u32 },
     /// Something for its core.
     Event(Event),
     /// A run ended with outputs.
@@ -103,14 +108,17 @@ pub(crate) struct Gpu {
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
     entries: BTreeMap<RequestKey, Entry>,
     incarnation: Incarnation,
+    /// Of the executor that all models share.
     pid: Option<u32>,
+    /// The models that were loaded, with the executors they have to themselves.
+    loaded: BTreeMap<ModelId, Option<u32>>,
     peers: Peers,
 }
 
 impl Gpu {
     pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
-        let (models, entries) = (BTreeMap::new(), BTreeMap::new());
-        Self { hardware, core, models, entries, incarnation: Incarnation(0), pid: None, peers }
+        let (models, entries, loaded) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { hardware, core, models, entries, incarnation: Incarnation(0), pid: None, loaded, peers }
     }
 
     fn index(&self) -> GpuIndex {
@@ -138,8 +146,12 @@ impl Gpu {
     fn carry_out(&mut self, action: Action, carried: &mut Carried) {
         let gpu = self.index();
         match action {
-            Action::LoadProgram { model } => self.load_program(model),
+            Action::LoadProgram { model } => {
+                self.loaded.insert(model, None);
+                self.load_program(model);
+            }
             Action::UnloadProgram { model } => {
+                self.loaded.remove(&model);
                 self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
             }
             Action::Map { model, generation, blocks } => {
@@ -154,12 +166,17 @@ impl Gpu {
             }
             Action::Run { run, key, model, generation } => self.run(run, key, model, generation),
             Action::CancelRun { run } => self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new()),
+            Action::EndProgram { model } => {
+                let incarnation = self.incarnation;
+                self.peers.executor.post(executor::Message::EndProgram { incarnation, model });
+            }
             Action::Replace => self.peers.executor.post(executor::Message::Replace),
             Action::Transfer { transfer, cargo, chunks, from } => {
                 self.begin_swap(cargo.model);
                 self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from });
             }
             Action::Locked { transfer, peer } => self.tell_fabric(fabric::Event::Locked { transfer, peer }),
+            Action::LockLost { transfer } => self.tell_fabric(fabric::Event::LockLost { transfer }),
             Action::NotLocked { transfer } => self.tell_fabric(fabric::Event::NotLocked { transfer }),
             Action::CancelTransfer { transfer } => {
                 self.peers.node.post(node::Message::CancelTransfer(transfer))
@@ -190,6 +207,7 @@ impl Gpu {
             Action::Down { lost } => {
                 self.entries.clear();
                 self.pid = None;
+                self.loaded.clear();
                 self.peers.node.post(node::Message::Down { gpu, lost });
                 self.peers.directory.changed();
             }
@@ -294,6 +312,7 @@ impl Gpu {
                 bytes: blocks(region.blocks()),
                 loaded: core.loaded(model),
                 idle: now.since(region.last_used()),
+                executor_pid: self.loaded.get(&model).copied().flatten().or(self.pid),
             })
         };
         let mut models: Vec<_> = core.memory().regions().filter_map(resident).collect();
@@ -314,6 +333,7 @@ impl Gpu {
             running: running.map(|entry| entry.work().invocation.revision.clone()),
             incarnation: self.incarnation,
             executor_pid: self.pid,
+            executor_pids: self.pid.into_iter().chain(self.loaded.values().copied().flatten()).collect(),
             restarts: totals.restarts,
             swaps: totals.swaps,
             peer_swaps: totals.peer_swaps,
@@ -358,10 +378,21 @@ impl Behaviour for Gpu {
             Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
             Message::Up { incarnation, pid } => {
-                (self.incarnation, self.pid) = (incarnation, Some(pid));
+                // Where each model has its own there is none of all of them.
+                (self.incarnation, self.pid) = (incarnation, Some(pid).filter(|&pid| pid != 0));
                 self.step(now, Event::Up { incarnation }, Carried::Nothing);
             }
+            Message::ProgramUp { model, pid } => {
+                if let Some(loaded) = self.loaded.get_mut(&model) {
+                    *loaded = Some(pid);
+                    self.peers.directory.changed();
+                }
+            }
             Message::Event(event) => {
+                if let Event::ProgramLost { model } | Event::ProgramFailed { model } = event {
+                    self.loaded.remove(&model);
+                    self.peers.directory.changed();
+                }
                 let arrived = matches!(event, Event::Arrived { .. });
                 self.step(now, event, Carried::Nothing);
                 if arrived {
@@ -371,7 +402,7 @@ impl Behaviour for Gpu {
             Message::RunDone { event, outputs } => self.step(now, event, Carried::Outputs(outputs)),
             Message::RunFailed { event, detail } => self.step(now, event, Carried::Detail(detail)),
             Message::Inject { fault, model } => {
-                let program = model.map_or(0, |model| model.0.into());
+                let program = model.map_or(NO_PROGRAM, |model| model.0.into());
                 self.send(Command::InjectFault(InjectFault { fault: fault.into(), program }), Vec::new());
             }
             Message::Report { parts, users } => self.report(now, &parts, &users),

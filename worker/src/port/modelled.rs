@@ -287,8 +287,8 @@ mod tests {
     use std::time::Duration;
 
     use millrace_proto::executor::{ByteRange, LoadProgram, Map};
-    use millrace_types::topology::{Gpu, Link, LinkId, LinkKind};
     use millrace_types::BytesPerSec;
+    use millrace_types::topology::{Gpu, Link, LinkId, LinkKind};
 
     use super::*;
     use crate::clock::VirtualClock;

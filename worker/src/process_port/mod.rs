@@ -6,6 +6,8 @@
 //! at the same time, would inherit it too: then the end of this worker would not close it.
 //! Everything else we open is close-on-exec.
 //!
+//! One process per GPU, or per model that a GPU was asked for (`isolated`).
+//!
 //! One task per process reads its events, waits for its end and reports it. All of it runs on the
 //! actor thread: an event costs no hop between threads.
 
@@ -17,6 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use millrace_device::DeviceMemory;
+use millrace_policy::gpu::Isolation;
 use millrace_proto::executor::{Command, Hello, command};
 use millrace_proto::frames::Frame;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -24,10 +27,12 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::port::isolating::IsolatingPort;
 use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink, Spawner};
 use connection::Connection;
 
 mod connection;
+mod isolated;
 mod stderr;
 mod watch;
 
@@ -62,6 +67,7 @@ struct Settings {
     memory: Vec<Bytes>,
     threads: u32,
     allow_faults: bool,
+    isolation: Isolation,
 }
 
 impl ProcessSpawner {
@@ -70,21 +76,37 @@ impl ProcessSpawner {
     #[must_use]
     pub fn new(command: ExecutorCommand, topology: &Topology, threads: u32, allow_faults: bool) -> Self {
         let memory = topology.gpus.iter().map(|gpu| gpu.memory).collect();
-        Self(Arc::new(Settings { command, memory, threads, allow_faults }))
+        let isolation = Isolation::default();
+        Self(Arc::new(Settings { command, memory, threads, allow_faults, isolation }))
+    }
+
+    /// The same with the processes of a GPU shared by its models, or not.
+    #[must_use]
+    pub fn with_isolation(self, isolation: Isolation) -> Self {
+        let Settings { command, memory, threads, allow_faults, .. } = &*self.0;
+        let (command, memory) = (command.clone(), memory.clone());
+        let (threads, allow_faults) = (*threads, *allow_faults);
+        Self(Arc::new(Settings { command, memory, threads, allow_faults, isolation }))
     }
 }
 
 impl Spawner for ProcessSpawner {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
-        Box::new(ProcessPort { settings: self.0.clone(), gpu, sink, process: None })
+        let settings = self.0.clone();
+        if settings.isolation.per_model() {
+            return Box::new(IsolatingPort::new(isolated::Processes::new(settings, gpu), sink));
+        }
+        Box::new(ProcessPort { settings, gpu, lent: None, sink, process: None })
     }
 }
 
-/// One GPU's executor process.
+/// An executor process.
 #[derive(Debug)]
 struct ProcessPort {
     settings: Arc<Settings>,
     gpu: GpuIndex,
+    /// The memory that it shares with others of its GPU; else each start has its own.
+    lent: Option<Lent>,
     sink: PortSink,
     process: Option<Process>,
 }
@@ -92,7 +114,7 @@ struct ProcessPort {
 #[derive(Debug)]
 struct Process {
     incarnation: Incarnation,
-    /// Its alone: what a dead executor left on its device is never seen again.
+    /// Where it is the GPU's only one, what it leaves there is never seen again.
     memory: Lent,
     connection: Rc<Connection>,
     // Names this process and never another one, even after it was reaped.
@@ -116,10 +138,22 @@ enum StartError {
     Hello(#[from] millrace_proto::frames::Error),
 }
 
+impl Settings {
+    /// New memory of a GPU, all zeros.
+    fn device_memory(&self, gpu: GpuIndex) -> Result<Lent, StartError> {
+        let bytes = self.memory.get(gpu.0 as usize).copied().ok_or(StartError::NoSuchGpu(gpu))?;
+        let memory = DeviceMemory::create(&format!("millrace-gpu{gpu}"), bytes)?;
+        Ok(Lent { descriptor: Arc::new(memory.share()?), bytes })
+    }
+}
+
 impl ProcessPort {
     fn try_start(&mut self, incarnation: Incarnation) -> Result<(), StartError> {
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
-        let memory = self.device_memory()?;
+        let memory = match &self.lent {
+            Some(lent) => lent.clone(),
+            None => self.settings.device_memory(self.gpu)?,
+        };
         connection.send(self.hello(incarnation, &memory)?)?;
         let command = &self.settings.command;
         let failed = |error| StartError::Spawn { program: command.program.clone(), error };
@@ -146,13 +180,6 @@ impl ProcessPort {
         actix_rt::spawn(watch.run(child));
         self.process = Some(Process { incarnation, memory, connection, pidfd });
         Ok(())
-    }
-
-    fn device_memory(&self) -> Result<Lent, StartError> {
-        let bytes = self.settings.memory.get(self.gpu.0 as usize).copied();
-        let bytes = bytes.ok_or(StartError::NoSuchGpu(self.gpu))?;
-        let memory = DeviceMemory::create(&format!("millrace-gpu{}", self.gpu), bytes)?;
-        Ok(Lent { descriptor: Arc::new(memory.share()?), bytes })
     }
 
     /// The first frame.

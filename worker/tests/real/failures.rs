@@ -56,7 +56,7 @@ async fn killing_executors_under_load_costs_latency_only() {
 }
 
 /// Calls the MLP from many sides until every GPU has it. No call is left when this returns.
-async fn resident_everywhere(client: &Client, controller: &Controller) {
+pub(crate) async fn resident_everywhere(client: &Client, controller: &Controller) {
     let loaded = |gpu: &wire::GpuTelemetry| gpu.models.iter().any(|model| model.loaded_bytes > 0);
     for round in 0u64.. {
         let call = |n: u64| {

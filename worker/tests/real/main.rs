@@ -10,6 +10,7 @@ mod checkpoints;
 mod control;
 mod controller;
 mod failures;
+mod isolation;
 mod ledger;
 mod peers;
 mod port;

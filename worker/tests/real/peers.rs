@@ -8,7 +8,7 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_types::topology::{Link, LinkKind};
 use millrace_types::{BytesPerSec, Failure, GpuIndex};
-use millrace_worker::start::{Worker, start};
+use millrace_worker::start::{Isolation, Worker, start};
 use tokio::task::JoinHandle;
 
 use crate::controller::Controller;
@@ -34,9 +34,14 @@ struct Joined {
 }
 
 async fn joined(dir: &Path) -> Joined {
+    joined_with(dir, Isolation::Gpu).await
+}
+
+async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 2);
     config.dispatch = "torpor".parse().unwrap();
+    config.isolation = isolation;
     let topology = &mut config.topology;
     topology.links.iter_mut().for_each(|link| link.rate = BytesPerSec(30_000_000));
     let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
@@ -122,6 +127,35 @@ async fn a_source_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
     joined.check(answers).await;
     let telemetry = joined.controller.latest_telemetry();
     assert_eq!(telemetry.gpus[1].peer_swaps, 0, "it did not come whole from there: {telemetry:?}");
+    joined.worker.shutdown().await;
+}
+
+/// Where each model has a process of its own, the GPU's memory outlives it: what is being copied
+/// stays until the copy has stopped, and the rest comes from elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_models_process_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let joined = joined_with(dir.path(), Isolation::Model).await;
+    let answers = joined.second().await;
+    let telemetry = joined.half_way().await;
+    kill_9(telemetry.gpus[0].models[0].executor_pid);
+    joined.check(answers).await;
+    let telemetry = joined.controller.latest_telemetry();
+    assert_eq!(telemetry.gpus[1].peer_swaps, 0, "it did not come whole from there: {telemetry:?}");
+    assert!(telemetry.gpus.iter().all(|gpu| gpu.restarts == 0), "{telemetry:?}");
+    joined.worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_from_a_peer_answers_as_one_from_the_host_in_processes_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let joined = joined_with(dir.path(), Isolation::Resident).await;
+    joined.check(joined.second().await).await;
+    let swaps = |telemetry: &wire::Telemetry| {
+        let swaps: Vec<_> = telemetry.gpus.iter().map(|gpu| (gpu.swaps, gpu.peer_swaps)).collect();
+        swaps == [(1, 0), (1, 1)]
+    };
+    joined.controller.telemetry("one swap from each source", swaps).await;
     joined.worker.shutdown().await;
 }
 

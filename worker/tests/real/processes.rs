@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use millrace_proto::worker as wire;
+use millrace_worker::start::Isolation;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
@@ -28,16 +29,16 @@ impl End {
 }
 
 /// A worker in a process of its own.
-struct WorkerProcess {
-    child: tokio::process::Child,
+pub(crate) struct WorkerProcess {
+    pub(crate) child: tokio::process::Child,
 }
 
 impl WorkerProcess {
-    fn start(dir: &Path, controller: &Controller) -> Self {
+    pub(crate) fn start(dir: &Path, controller: &Controller, isolation: Isolation) -> Self {
         let (program, args) = this_program_as("worker_child");
         let child = tokio::process::Command::new(program)
             .args(args)
-            .env(WORKER_VARIABLE, format!("{}|{}", dir.display(), controller.addr))
+            .env(WORKER_VARIABLE, format!("{}|{}|{isolation}", dir.display(), controller.addr))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true)
@@ -46,7 +47,7 @@ impl WorkerProcess {
         Self { child }
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id().unwrap()
     }
 
@@ -78,7 +79,7 @@ fn executor_pids(telemetry: &wire::Telemetry) -> Vec<u32> {
 async fn a_worker_killed_with_9_leaves_no_executor() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let mut worker = WorkerProcess::start(dir.path(), &controller);
+    let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
     let telemetry = all_up(&controller).await;
     let ends: Vec<End> = executor_pids(&telemetry).into_iter().map(End::of).collect();
     assert_eq!(ends.len(), 2);
@@ -93,7 +94,7 @@ async fn a_worker_killed_with_9_leaves_no_executor() {
 async fn twenty_killed_executors_leave_no_process_no_descriptor_and_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let worker = WorkerProcess::start(dir.path(), &controller);
+    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
     let digest = controller.publish(&millrace_model::synth::tiny_cnn());
     controller.desire(&[("cnn", digest)]);
     controller.ready("cnn").await;

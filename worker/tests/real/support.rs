@@ -15,7 +15,7 @@ use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
-use millrace_worker::start::{Eviction, PolicyConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig, start};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::controller::Controller;
@@ -38,8 +38,11 @@ pub(crate) fn be_an_executor() {
 /// Serves what the controller at the address in the variable says, until it is killed.
 pub(crate) fn be_a_worker() {
     let text = std::env::var(WORKER_VARIABLE).unwrap();
-    let (dir, controller) = text.split_once('|').unwrap();
-    let config = config(Path::new(dir), &[controller.parse().unwrap()], 2);
+    let mut words = text.split('|');
+    let mut word = || words.next().unwrap();
+    let (dir, controller, isolation) = (word(), word(), word());
+    let mut config = config(Path::new(dir), &[controller.parse().unwrap()], 2);
+    config.isolation = isolation.parse().unwrap();
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let _worker = start(config).await.unwrap();
         std::future::pending::<()>().await;
@@ -84,6 +87,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
+        isolation: Isolation::default(),
         executor_threads: 1,
         faults: Faults::Obey,
         seed: 1,

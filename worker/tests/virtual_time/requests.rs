@@ -14,7 +14,7 @@ use millrace_worker::request::Invocation;
 use tokio::task::JoinHandle;
 
 use crate::world::{
-    Answer, World, behaviour, function, gpus, in_virtual_time, prepare, reason, request, revision, within,
+    World, behaviour, function, gpus, in_virtual_time, prepare, reason, request, revision, within,
 };
 
 /// A timer of virtual time may be this late: everyone wakes in microseconds of their own.

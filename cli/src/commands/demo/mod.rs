@@ -11,7 +11,7 @@ use std::time::Duration;
 use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{Eviction, PolicyConfig};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -84,6 +84,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         host_memory: HOST_MEMORY,
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
+        isolation: Isolation::default(),
         faults: Faults::Refuse,
         insecure: false,
         artifacts: None,

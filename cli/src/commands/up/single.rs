@@ -45,6 +45,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         host_memory: args.machine.host_memory,
         dispatch: args.machine.dispatch,
         eviction: args.machine.eviction,
+        isolation: args.machine.isolation,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
         artifacts: config.artifacts.clone(),

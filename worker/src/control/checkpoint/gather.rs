@@ -262,6 +262,7 @@ mod tests {
             bytes: Bytes(bytes),
             loaded: Bytes(bytes),
             idle: Duration::ZERO,
+            executor_pid: None,
         };
         let gpu = GpuSnapshot {
             index: GpuIndex(1),
@@ -273,6 +274,7 @@ mod tests {
             running: None,
             incarnation: Incarnation(1),
             executor_pid: None,
+            executor_pids: Vec::new(),
             restarts: 0,
             swaps: 0,
             peer_swaps: 0,

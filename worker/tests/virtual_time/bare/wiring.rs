@@ -244,6 +244,9 @@ impl Node<'_> {
                 gpu::Action::Evicted { models } => {
                     Mail::Dispatch(dispatch::Event::Evicted { gpu: index, models })
                 }
+                gpu::Action::EndProgram { .. } | gpu::Action::LockLost { .. } => {
+                    unreachable!("the models share one executor")
+                }
                 gpu::Action::Forgot { .. } => unreachable!("nothing is removed"),
                 command => Mail::Order(index, told, self.order(command)),
             };

@@ -1,0 +1,209 @@
+//! Which models share an executor (L05, L06), and what the end of one model's executor costs.
+//!
+//! | name | an executor process per | it ends |
+//! |---|---|---|
+//! | `gpu` | GPU | when the device or the worker does (runtime sharing) |
+//! | `model` | model that the GPU was asked for | when [`PROCESSES_MAX`] others were asked for since |
+//! | `resident` | model on the GPU | as its model is evicted: the process set is the cached set (L06) |
+//!
+//! In isolation a process's end takes its model off the GPU and gives its requests back, each with
+//! how far it was, so that the rules of [`attempts`](crate::attempts) hold as they do for a whole
+//! executor. Everything else here goes on. Its blocks are free at once, for nothing but a process's
+//! own copies writes to them; those that another GPU is copying stay taken until that GPU has heard
+//! of it. A model whose processes keep dying waits longer each time, and others go before it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millrace_types::{GpuIndex, ModelId, Timestamp};
+
+use super::programs::Known;
+use super::slots::Stage;
+use super::{Action, Gpu};
+use crate::attempts::Progress;
+use crate::dispatch::Return;
+use crate::ids::RequestKey;
+use crate::memory::{Evicted, Shortage};
+
+/// Executor processes of one GPU where each model has its own. What has not been asked for longest
+/// is ended first, and leaves the GPU where it was on it.
+pub const PROCESSES_MAX: usize = 64;
+
+/// Which models share an executor process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Isolation {
+    /// All of a GPU.
+    #[default]
+    Gpu,
+    /// None: each has a process as long as its program is loaded.
+    Model,
+    /// None: each has a process as long as it is on the GPU (L06).
+    Resident,
+}
+
+/// Every name, with what it stands for.
+pub const ISOLATIONS: [(&str, Isolation); 3] =
+    [("gpu", Isolation::Gpu), ("model", Isolation::Model), ("resident", Isolation::Resident)];
+
+impl Isolation {
+    /// Whether each model has a process of its own.
+    #[must_use]
+    pub fn per_model(self) -> bool {
+        self != Self::Gpu
+    }
+}
+
+/// A name that stands for none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("isolation {0:?} is not known: use one of {names}", names = ISOLATIONS.map(|(name, _)| name).join(", "))]
+pub struct UnknownIsolation(pub String);
+
+impl FromStr for Isolation {
+    type Err = UnknownIsolation;
+
+    fn from_str(text: &str) -> Result<Self, UnknownIsolation> {
+        let known = ISOLATIONS.iter().find(|(name, _)| *name == text);
+        known.map(|&(_, isolation)| isolation).ok_or_else(|| UnknownIsolation(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Isolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gpu => "gpu",
+            Self::Model => "model",
+            Self::Resident => "resident",
+        })
+    }
+}
+
+/// Spreads the waits of models, each GPU's its own.
+pub(super) fn seed(gpu: GpuIndex, model: ModelId) -> u64 {
+    (u64::from(gpu.0) << 32 | u64::from(model.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Gpu {
+    /// The process of one model ended, and what it had is lost.
+    pub(super) fn program_lost(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
+        // Of one that was told to end, this is no news.
+        if self.programs.known(model) == Known::No {
+            return;
+        }
+        let far = self.slots.iter().enumerate().filter(|(_, slot)| slot.model == model);
+        let lost: Vec<_> = far.map(|(place, slot)| (slot.key, self.progress(place, slot))).collect();
+        self.programs.died(now, model, seed(self.index, model));
+        self.prefetched.remove(&model);
+        self.cancel_transfers(|moving| moving.model == model, actions);
+        self.lose_region(model, actions);
+        actions.push(Action::Evicted { models: vec![model] });
+        for (key, progress) in lost {
+            self.lose_request(key, progress, actions);
+        }
+    }
+
+    /// Gives the blocks of a dead process back. Those that other GPUs copy stay as they are until the
+    /// last of them has stopped: what comes next would be read as if it were this model.
+    fn lose_region(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        let copied = self.lent.iter().filter(|&(_, &lent)| lent == model).map(|(&transfer, _)| transfer);
+        let copied: Vec<_> = copied.collect();
+        if copied.is_empty() {
+            self.memory.unmap(model);
+        } else {
+            self.leftovers.insert(model);
+            actions.extend(copied.into_iter().map(|transfer| Action::LockLost { transfer }));
+        }
+    }
+
+    fn lose_request(&mut self, key: RequestKey, progress: Progress, actions: &mut Vec<Action>) {
+        let Some(place) = self.slots.place_of(key) else { return };
+        let slot = self.slots.remove(place);
+        actions.push(if slot.cancelled.is_some() {
+            Action::Ended { key, ran: None }
+        } else {
+            Action::Returned { key, why: Return::Died(progress) }
+        });
+    }
+
+    /// Whether a model has to wait, whatever room there is: its last process died only now, or what
+    /// that left is still being copied from here.
+    pub(super) fn held_back(&self, now: Timestamp, model: ModelId) -> bool {
+        self.leftovers.contains(&model) || self.programs.starts(model) > now
+    }
+
+    /// Lets others go before requests whose model has to wait.
+    pub(super) fn set_back(&mut self, now: Timestamp) {
+        if !self.isolation.per_model() {
+            return;
+        }
+        let waits = |model| self.held_back(now, model);
+        let starts = |model| Some(self.programs.starts(model)).filter(|&at| at > now);
+        let waiting = self.slots.iter().filter(|slot| slot.stage == Stage::Waiting).map(|slot| slot.model);
+        let look_again = waiting.chain(self.prefetched.iter().copied()).filter_map(starts).min();
+        let order = self.slots.iter().map(|slot| slot.stage == Stage::Waiting && waits(slot.model));
+        let order: Vec<bool> = order.collect();
+        self.slots.set_back(&order);
+        self.look_again = look_again;
+    }
+
+    /// Keeps to [`PROCESSES_MAX`] before another is started, with none of `spared`.
+    pub(super) fn end_surplus_process(
+        &mut self,
+        spared: &[ModelId],
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Shortage> {
+        let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
+        let may_go = |model| !spared.contains(&model) && !self.is_lent(model);
+        let surplus = self.programs.surplus(PROCESSES_MAX, idle);
+        let Some(model) = surplus.or_else(|| self.programs.surplus(PROCESSES_MAX, may_go)) else {
+            let full = self.programs.known_count() >= PROCESSES_MAX;
+            return if full { Err(Shortage::Pinned) } else { Ok(()) };
+        };
+        if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
+            self.prefetched.remove(&model);
+            self.totals.evictions += 1;
+            actions.push(Action::Unmap { model, generation });
+            if !self.slots.uses(model) {
+                actions.push(Action::Evicted { models: vec![model] });
+            }
+        }
+        self.unload(model, actions);
+        Ok(())
+    }
+
+    /// Has the executor forget a model.
+    pub(super) fn unload(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        if self.programs.known(model) != Known::No {
+            self.programs.forget(model);
+            actions.push(Action::UnloadProgram { model });
+        }
+    }
+
+    pub(super) fn is_lent(&self, model: ModelId) -> bool {
+        self.lent.values().any(|&lent| lent == model)
+    }
+
+    /// Ends the processes of runs that do not end. Their ends come back as any process's.
+    pub(super) fn end_hung(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.run().is_some()) {
+            if slot.cancelled.is_some_and(|since| since + super::HANG_AFTER <= now) {
+                slot.cancelled = Some(now);
+                actions.push(Action::EndProgram { model: slot.model });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_isolation_is_read_by_the_name_it_is_shown_by() {
+        for (name, isolation) in ISOLATIONS {
+            assert_eq!((name.parse(), isolation.to_string()), (Ok(isolation), name.to_owned()));
+        }
+        assert_eq!(Isolation::default(), Isolation::Gpu);
+        let refused = "process".parse::<Isolation>().unwrap_err().to_string();
+        assert_eq!(refused, "isolation \"process\" is not known: use one of gpu, model, resident");
+    }
+}

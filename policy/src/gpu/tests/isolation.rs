@@ -1,0 +1,189 @@
+//! Models that have a process each (L05, L06), and the end of one.
+
+use super::*;
+
+/// A runs and is whole, B is sent behind it and whole too, C is resident.
+fn three(isolation: Isolation) -> Bench {
+    let mut bench = bench();
+    bench.gpu = bench.gpu.with_isolation(isolation);
+    for (key, model) in [(1, C), (2, A), (3, B)] {
+        bench.assign(key, model);
+        bench.step(Event::ProgramLoaded { model });
+        bench.arrive(model, key, key);
+        if model == C {
+            bench.run_done(1, 500);
+        }
+    }
+    bench
+}
+
+fn lost(model: ModelId) -> Event {
+    Event::ProgramLost { model }
+}
+
+fn unload(model: ModelId) -> Action {
+    Action::UnloadProgram { model }
+}
+
+fn died(key: u64, progress: Progress) -> Action {
+    returned(key, Return::Died(progress))
+}
+
+impl Bench {
+    fn starts(&mut self, key: u64, model: ModelId) -> bool {
+        self.assign(key, model).contains(&load(model))
+    }
+
+    /// A model is brought, run and killed in its run.
+    fn dies(&mut self, key: u64, model: ModelId) {
+        assert!(self.starts(key, model));
+        let region = self.gpu.memory().region(model).unwrap();
+        let generation = region.generation();
+        self.step(Event::Arrived { model, generation, chunks: 0..CHUNKS[model.0 as usize] });
+        self.end_transfer(self.gpu.last_transfer.0, Outcome::Complete);
+        assert_eq!(self.step(lost(model)), [evicted(&[model]), died(key, Progress::Begun)]);
+    }
+}
+
+#[test]
+fn a_process_that_dies_in_a_run_takes_its_own_along_and_nothing_else() {
+    let mut bench = three(Isolation::Model);
+    assert_eq!(bench.step(lost(A)), [evicted(&[A]), died(2, Progress::Begun)]);
+    assert_eq!(bench.gpu.memory().regions().map(|(model, _)| model).collect::<Vec<_>>(), [B, C]);
+    assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (Health::Up, 0));
+    assert_eq!(bench.run_done(2, 500), [], "what the dead one said");
+    assert_eq!(bench.run_done(3, 500).last(), Some(&ended(3, Some(500))), "the other went on");
+    assert_eq!(bench.assign(4, C), [run(4, 4, C, 1)], "and so does the one that was idle");
+    let again = bench.assign(5, A);
+    assert_eq!(again, [load(A), map(A, 4, 10), run(5, 5, A, 4), transfer(4, A, 4, 0..10)], "all of it anew");
+}
+
+#[test]
+fn who_waited_behind_another_process_is_innocent() {
+    let mut bench = three(Isolation::Model);
+    assert_eq!(bench.step(lost(B)), [evicted(&[B]), died(3, Progress::Waiting)]);
+    assert_eq!(bench.gpu.running(), Some(RequestKey(2)));
+}
+
+#[test]
+fn who_had_nothing_to_read_yet_was_being_prepared_and_its_copy_is_stopped() {
+    let mut bench = bench();
+    bench.gpu = bench.gpu.with_isolation(Isolation::Model);
+    bench.assign(1, A);
+    bench.step(Event::ProgramLoaded { model: A });
+    let gone = [cancel_transfer(1), evicted(&[A]), died(1, Progress::Preparing)];
+    assert_eq!(bench.step(lost(A)), gone);
+    assert_eq!(bench.step(lost(A)), [], "it is known");
+    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
+    assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.transfers()), (0, 0));
+}
+
+#[test]
+fn a_request_that_nobody_waits_for_ends_with_its_process() {
+    let mut bench = three(Isolation::Model);
+    bench.cancel(2);
+    assert_eq!(bench.step(lost(A)), [evicted(&[A]), ended(2, None)]);
+}
+
+#[test]
+fn a_run_that_does_not_end_costs_its_own_process_its_life() {
+    let mut bench = three(Isolation::Model);
+    bench.cancel(2);
+    bench.now = bench.gpu.next_wake().unwrap();
+    assert_eq!(bench.step(Event::Tick), [Action::EndProgram { model: A }]);
+    assert_eq!(bench.step(Event::Tick), [], "once");
+    assert_eq!(bench.step(lost(A)), [evicted(&[A]), ended(2, None)]);
+    assert_eq!(bench.gpu.next_wake(), None);
+}
+
+#[test]
+fn what_another_gpu_copies_stays_until_it_has_stopped() {
+    let mut bench = three(Isolation::Model);
+    let transfer_of = |transfer| Event::Lock { transfer: TransferId(transfer), model: C };
+    bench.step(transfer_of(70));
+    bench.step(transfer_of(71));
+    let lock_lost = |transfer| Action::LockLost { transfer: TransferId(transfer) };
+    assert_eq!(bench.step(lost(C)), [lock_lost(70), lock_lost(71), evicted(&[C])]);
+    assert_eq!(bench.step(transfer_of(72)), [Action::NotLocked { transfer: TransferId(72) }]);
+    assert_eq!(bench.gpu.memory().used_blocks(), 30, "its blocks are nobody else's");
+    assert_eq!(bench.assign(4, C), [], "nor its own again");
+    assert_eq!(bench.step(Event::Unlock { transfer: TransferId(70) }), []);
+    let again = bench.step(Event::Unlock { transfer: TransferId(71) });
+    assert_eq!(again, [load(C), map(C, 4, 0), run(4, 4, C, 4), transfer(4, C, 4, 0..10)]);
+}
+
+#[test]
+fn a_model_that_keeps_dying_waits_longer_each_time_and_lets_others_go_first() {
+    let mut bench = three(Isolation::Model);
+    bench.run_done(2, 500);
+    bench.run_done(3, 500);
+    bench.step(lost(A));
+    bench.dies(10, A);
+    assert_eq!(bench.assign(11, A), [], "not at once again");
+    let until = bench.gpu.next_wake().unwrap();
+    assert!(until > bench.now);
+    let ran = bench.assign(12, B);
+    assert_eq!(ran[..1], [run(5, 12, B, 3)], "another goes first");
+    assert_eq!(bench.gpu.running(), Some(RequestKey(12)));
+    bench.now = until;
+    assert_eq!(bench.step(Event::Tick)[..1], [load(A)]);
+    assert_eq!(bench.gpu.next_wake(), None);
+}
+
+#[test]
+fn a_process_that_cannot_be_started_is_not_tried_in_a_loop() {
+    let mut bench = bench();
+    bench.gpu = bench.gpu.with_isolation(Isolation::Model);
+    for (key, tried) in [(1, true), (2, true), (3, false)] {
+        assert_eq!(bench.starts(key, A), tried, "{key}");
+        bench.step(Event::ProgramFailed { model: A });
+        bench.end_transfer(key, Outcome::Cancelled);
+    }
+}
+
+#[test]
+fn the_processes_are_the_cached_models_where_that_is_asked_for() {
+    let evicting = |isolation| {
+        let mut bench = three(isolation);
+        bench.run_done(2, 500);
+        bench.run_done(3, 500);
+        bench.assign(4, LARGE)
+    };
+    let (gone, size) = (evicted(&[A, B, C]), 28);
+    let map = Action::Map {
+        model: LARGE,
+        generation: Generation(4),
+        blocks: vec![BlockRun { start: 0, len: size }],
+    };
+    let unmaps = [unmap(A, 2), unmap(B, 3), unmap(C, 1)];
+    let [a, b, c] = unmaps.clone();
+    assert_eq!(
+        evicting(Isolation::Model)[..6],
+        [&unmaps[..], &[gone.clone(), load(LARGE), map.clone()]].concat()
+    );
+    let resident = evicting(Isolation::Resident);
+    assert_eq!(resident[..9], [a, unload(A), b, unload(B), c, unload(C), gone, load(LARGE), map]);
+}
+
+#[test]
+fn so_many_processes_are_enough() {
+    let mut bench = bench();
+    let blocks = 1 + PROCESSES_MAX as u64;
+    bench.gpu =
+        Gpu::new(GpuIndex(0), MemoryMap::new(Bytes(BLOCK.0 * blocks))).with_isolation(Isolation::Model);
+    let small = |number: u64| ModelId(100 + number as u32);
+    for model in (0..blocks).map(small) {
+        bench.step(Event::Install { model, memory: BLOCK, weights: BLOCK });
+    }
+    bench.step(Event::Up { incarnation: FIRST });
+    for number in 0..PROCESSES_MAX as u64 {
+        bench.now = Timestamp(bench.now.0 + 1_000);
+        assert!(bench.starts(number, small(number)));
+        bench.step(Event::Arrived { model: small(number), generation: Generation(number + 1), chunks: 0..1 });
+        bench.end_transfer(number + 1, Outcome::Complete);
+        bench.run_done(number + 1, 500);
+    }
+    let one_more = bench.assign(1_000, small(blocks - 1));
+    let first = small(0);
+    assert_eq!(one_more[..4], [unmap(first, 1), evicted(&[first]), unload(first), load(small(blocks - 1))]);
+}

@@ -1,0 +1,192 @@
+//! Whose run is next where a GPU's runs go to several processes: one runs at a time (L05), in the
+//! order in which they were sent. A process serialises its own, so that what follows for the same one
+//! is sent ahead; a run for another waits here until all before it have ended. Pure.
+
+use std::collections::VecDeque;
+
+/// Runs in order. `O` names a process, `T` is what is sent to it.
+#[derive(Debug)]
+pub(super) struct Turns<O, T> {
+    /// Whose turn it is, with the runs it was sent and has not ended.
+    turn: Option<(O, Vec<u64>)>,
+    waiting: VecDeque<(u64, O, T)>,
+}
+
+/// Where a run is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found<O> {
+    /// It was here, and is no more.
+    Waiting,
+    /// That process has it.
+    Sent(O),
+    /// It ended, or never was.
+    Nowhere,
+}
+
+impl<O, T> Default for Turns<O, T> {
+    fn default() -> Self {
+        Self { turn: None, waiting: VecDeque::new() }
+    }
+}
+
+impl<O: Copy + Eq, T> Turns<O, T> {
+    /// Takes a run. Gives it back if it is its turn.
+    pub(super) fn ask(&mut self, run: u64, owner: O, what: T) -> Option<T> {
+        match &mut self.turn {
+            Some((turn, sent)) if *turn == owner && self.waiting.is_empty() => sent.push(run),
+            Some(_) => {
+                self.waiting.push_back((run, owner, what));
+                return None;
+            }
+            None => self.turn = Some((owner, vec![run])),
+        }
+        Some(what)
+    }
+
+    /// Notes that a run ended. Gives those whose turn it is now, in order.
+    pub(super) fn ended(&mut self, run: u64) -> Vec<(O, T)> {
+        if let Some((_, sent)) = &mut self.turn {
+            sent.retain(|&other| other != run);
+        }
+        self.next()
+    }
+
+    /// Drops a run that waits here.
+    pub(super) fn cancel(&mut self, run: u64) -> Found<O> {
+        if let Some((owner, _)) = self.turn.as_ref().filter(|(_, sent)| sent.contains(&run)) {
+            return Found::Sent(*owner);
+        }
+        match self.waiting.iter().position(|&(waiting, ..)| waiting == run) {
+            Some(place) => {
+                self.waiting.remove(place);
+                Found::Waiting
+            }
+            None => Found::Nowhere,
+        }
+    }
+
+    /// A process goes: gives the runs that go with it, and those whose turn it is now.
+    pub(super) fn leave(&mut self, owner: O) -> (Vec<u64>, Vec<(O, T)>) {
+        let mut lost = match self.turn.take_if(|(turn, _)| *turn == owner) {
+            Some((_, sent)) => sent,
+            None => Vec::new(),
+        };
+        self.waiting.retain(|&(run, other, _)| {
+            if other == owner {
+                lost.push(run);
+            }
+            other != owner
+        });
+        (lost, self.next())
+    }
+
+    fn next(&mut self) -> Vec<(O, T)> {
+        if self.turn.as_ref().is_some_and(|(_, sent)| !sent.is_empty()) {
+            return Vec::new();
+        }
+        self.turn = None;
+        let mut next = Vec::new();
+        while let Some(&(run, owner, _)) = self.waiting.front() {
+            match &mut self.turn {
+                Some((turn, _)) if *turn != owner => break,
+                Some((_, sent)) => sent.push(run),
+                None => self.turn = Some((owner, vec![run])),
+            }
+            next.extend(self.waiting.pop_front().map(|(_, owner, what)| (owner, what)));
+        }
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns() -> Turns<char, u64> {
+        Turns::default()
+    }
+
+    #[test]
+    fn one_process_is_sent_ahead_and_another_waits_for_all_before_it() {
+        let mut turns = turns();
+        assert_eq!(turns.ask(1, 'a', 1), Some(1));
+        assert_eq!(turns.ask(2, 'a', 2), Some(2));
+        assert_eq!(turns.ask(3, 'b', 3), None);
+        assert_eq!(turns.ask(4, 'a', 4), None, "behind the one that waits");
+        assert_eq!(turns.ended(1), []);
+        assert_eq!(turns.ended(2), [('b', 3)]);
+        assert_eq!(turns.ask(5, 'a', 5), None);
+        assert_eq!(turns.ended(3), [('a', 4), ('a', 5)]);
+        assert_eq!(turns.ended(5), [], "the first of them still runs");
+        assert_eq!(turns.ended(4), []);
+        assert_eq!(turns.ask(6, 'b', 6), Some(6));
+    }
+
+    #[test]
+    fn a_run_is_dropped_where_it_waits_and_else_its_process_is_named() {
+        let mut turns = turns();
+        turns.ask(1, 'a', 1);
+        turns.ask(2, 'b', 2);
+        assert_eq!(turns.cancel(1), Found::Sent('a'));
+        assert_eq!(turns.cancel(2), Found::Waiting);
+        assert_eq!(turns.cancel(2), Found::Nowhere);
+        assert_eq!(turns.ended(1), []);
+    }
+
+    #[test]
+    fn a_process_that_goes_takes_its_runs_along_and_lets_the_next_go() {
+        let mut turns = turns();
+        turns.ask(1, 'a', 1);
+        turns.ask(2, 'b', 2);
+        turns.ask(3, 'a', 3);
+        turns.ask(4, 'c', 4);
+        assert_eq!(turns.leave('b'), (vec![2], vec![]), "it only waited");
+        assert_eq!(turns.leave('a'), (vec![1, 3], vec![('c', 4)]));
+        assert_eq!(turns.ended(1), [], "what it said before comes too late");
+        assert_eq!(turns.ended(4), []);
+    }
+
+    /// L05: never two running on a GPU, whatever ends, is dropped or dies in whatever order.
+    #[test]
+    fn never_do_two_processes_have_runs_at_once_and_no_run_is_forgotten() {
+        for seed in 0..200 {
+            let mut state: u64 = seed;
+            let mut draw = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % below
+            };
+            let (mut turns, mut sent, mut asked) = (Turns::<u64, u64>::default(), Vec::new(), Vec::new());
+            for run in 0..400 {
+                let next = match draw(6) {
+                    0..=2 => {
+                        let owner = draw(3);
+                        asked.push((run, owner));
+                        turns.ask(run, owner, run).map(|run| (owner, run)).into_iter().collect()
+                    }
+                    3 | 4 if !sent.is_empty() => {
+                        let (_, run) = sent.remove(0);
+                        asked.retain(|&(other, _)| other != run);
+                        turns.ended(run)
+                    }
+                    5 if draw(3) == 0 => {
+                        let gone = draw(3);
+                        sent.retain(|&(owner, _)| owner != gone);
+                        let (lost, next) = turns.leave(gone);
+                        let mut due: Vec<u64> =
+                            asked.extract_if(.., |(_, owner)| *owner == gone).map(|(run, _)| run).collect();
+                        let mut lost = lost;
+                        lost.sort_unstable();
+                        due.sort_unstable();
+                        assert_eq!(lost, due, "seed {seed}");
+                        next
+                    }
+                    _ => Vec::new(),
+                };
+                sent.extend(next);
+                assert!(sent.windows(2).all(|pair| pair[0].0 == pair[1].0), "seed {seed}: {sent:?}");
+                assert!(sent.is_sorted_by_key(|&(_, run)| run), "seed {seed}: {sent:?}");
+                assert_eq!(sent.is_empty(), asked.is_empty(), "seed {seed}: somebody waits for nothing");
+            }
+        }
+    }
+}
