@@ -14,7 +14,8 @@ use crate::state::State;
 /// | 1 | 0.1.0 | the first |
 /// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads 1 only would lose them |
 /// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads 2 only takes no such usage |
-pub const FORMAT: u16 = 3;
+/// | 4 | 0.2.0 | how functions are served; a build that reads 3 only would lose it |
+pub const FORMAT: u16 = 4;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -84,7 +85,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::Usage;
+    use millrace_types::{Serving, Usage};
 
     use super::*;
     use crate::commands::testing::key;
@@ -135,6 +136,15 @@ mod tests {
             (usage(7_000_000, 3), usage(5_000_000, 2))
         );
         assert_eq!((old.placements_len(), old.checkpoints().count()), (1, 1));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
+    }
+
+    /// `format-3.state` was written by the last build of that format: a function.
+    #[test]
+    fn reads_functions_from_before_they_said_how_they_are_served() {
+        let old = State::decode(include_bytes!("../tests/data/format-3.state")).unwrap();
+        assert_eq!(old.functions_len(), 1);
+        assert!(old.functions().all(|function| function.latest().spec.serving == Serving::default()));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 }

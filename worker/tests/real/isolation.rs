@@ -332,13 +332,12 @@ fn quartiles(times: &mut [Duration]) -> String {
     format!("{:.2} ({:.2} to {:.2})", ms(2), ms(1), ms(3))
 }
 
-/// Not a test: `cargo test -p millrace-worker --test real cost_of_a_miss -- --ignored --nocapture`
-/// prints, mode beside mode, what these take from request to answer: a miss and a hit of a model of
+/// Models that take turns are all answered in every mode. With `MISS_ROUNDS=100`, and `--nocapture`,
+/// it prints, mode beside mode, what these take from request to answer: a miss and a hit of a model of
 /// 33 kB, and four requests at once of one resident model and of two by turns.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement"]
 async fn cost_of_a_miss() {
-    const ROUNDS: usize = 100;
+    let rounds: usize = std::env::var("MISS_ROUNDS").map_or(2, |rounds| rounds.parse().expect("a number"));
     let names = ["a", "b", "c"];
     let mut modes = Vec::new();
     for (name, isolation) in ISOLATIONS {
@@ -352,7 +351,7 @@ async fn cost_of_a_miss() {
         }
         modes.push((name, client, Times::default(), (worker, controller, dir)));
     }
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for (_, client, times, _) in &mut modes {
             for name in names {
                 times.miss.push(timed(async { drop(answer(client, name, 1).await) }).await);

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use millrace_policy::dispatch::PolicyConfig;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_types::{Batching, Bytes, Priority, Reason, Residency, Serving};
 use millrace_worker::install::FunctionConfig;
+use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
 use millrace_worker::request::{Invocation, Share};
 
@@ -29,7 +31,9 @@ async fn install(world: &World, number: usize, serving: Serving) {
 #[test]
 fn what_waits_runs_as_one_and_each_gets_and_pays_for_its_rows() {
     in_virtual_time(async {
-        let world = World::start(gpus(1), &behaviour(&[40]));
+        // Nothing goes ahead, and so nothing leaves the queue before the GPU is free.
+        let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[40]), 1, |machine| Box::new(machine));
         install(&world, 0, batched(4, Duration::ZERO)).await;
         let first = world.ask(rows(0, 1));
         world.pass_ms(1).await;
