@@ -71,7 +71,7 @@ fn a_source_that_dies_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
     in_virtual_time(async {
         let world = busy_holder().await;
         let asked = world.ask(request(0));
-        world.pass(Duration::from_micros(800)).await;
+        world.pass(Duration::from_micros(400)).await;
         world.machine.kill(GpuIndex(0));
         // All of it has come before the dead executor is back.
         world.pass(START - Duration::from_millis(1)).await;

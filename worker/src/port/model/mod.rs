@@ -5,6 +5,7 @@
 //! rate they are given, within their windows; runs take theirs, beginning with the first bytes that
 //! arrive and ending no sooner than their tail after the last. One word is said at a time.
 
+mod copies;
 mod protocol;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
+use self::copies::Copies;
 pub use self::protocol::{CopyOrder, CopyRefusal, Order, Word};
 use crate::clock::{Sleeper, own_microsecond};
 
@@ -64,23 +66,6 @@ pub enum RunEnd {
 }
 
 #[derive(Debug)]
-struct CopyJob {
-    order: CopyOrder,
-    running: Option<Copying>,
-}
-
-/// A copy under way, at a rate that may change.
-#[derive(Debug, Clone, Copy)]
-struct Copying {
-    started: Timestamp,
-    /// When its rate was set, and what was left then.
-    since: Timestamp,
-    left: Bytes,
-    rate: BytesPerSec,
-    ends: Timestamp,
-}
-
-#[derive(Debug)]
 struct RunJob {
     run: u64,
     program: u64,
@@ -112,7 +97,9 @@ pub struct Model {
     sleeper: Sleeper,
     life: Life,
     programs: BTreeMap<u64, Program>,
-    copies: VecDeque<CopyJob>,
+    copies: Copies,
+    /// When it notices that a copy began or ended, where it has not yet.
+    notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
     copied: u64,
     /// What is to be said, and not before when.
@@ -127,11 +114,12 @@ impl Model {
     pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
         let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
         Self {
+            copies: Copies::new(behaviour.copy_rate),
+            notices: None,
             behaviour,
             sleeper,
             life: Life::Absent,
             programs: BTreeMap::new(),
-            copies: VecDeque::new(),
             runs: VecDeque::new(),
             copied: 0,
             words: VecDeque::new(),
@@ -146,6 +134,7 @@ impl Model {
 
     /// Ends it: what it had said is still heard, then its end.
     pub fn kill(&mut self, now: Timestamp) {
+        self.advance(now);
         self.speaks = self.after(now);
         self.end();
     }
@@ -165,6 +154,7 @@ impl Model {
         if self.life != Life::Alive {
             return;
         }
+        self.advance(now);
         self.speaks = self.after(now);
         match order {
             Order::Load { program, name, weights } => {
@@ -190,7 +180,7 @@ impl Model {
                     program.generation = None;
                 }
             }
-            Order::Copy(order) => self.copies.push_back(CopyJob { order, running: None }),
+            Order::Copy(order) => self.copies.push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
             Order::Run { run, program, generation } => {
                 self.runs.push_back(RunJob { run, program, generation, begun: None, ends: None });
@@ -205,12 +195,9 @@ impl Model {
     pub fn next_wake(&self) -> Option<Timestamp> {
         let life = if let Life::Starting(at) = self.life { Some(at) } else { None };
         let word = self.words.front().map(|&(at, _)| at);
-        let copy = self.copies.front().map(|job| match job.running {
-            Some(copying) => copying.ends,
-            None => self.own(job.order.not_before),
-        });
+        let copy = self.copies.next().map(|at| self.own(at));
         let run = self.runs.front().and_then(|job| job.ends.or_else(|| self.begins(job)));
-        [life, word, copy, run].into_iter().flatten().min()
+        [life, word, copy, self.notices, run].into_iter().flatten().min()
     }
 
     /// Does what is due, and says at most one word.
@@ -232,19 +219,66 @@ impl Model {
     /// The copy under way, if any.
     #[must_use]
     pub fn copying(&self) -> Option<&CopyOrder> {
-        self.copies.front().filter(|job| job.running.is_some()).map(|job| &job.order)
+        self.copies.under_way()
+    }
+
+    /// When a copy next begins or ends, as long as its rate stays: to the nanosecond, whenever the
+    /// process notices.
+    #[must_use]
+    pub fn next_copy(&self) -> Option<Timestamp> {
+        self.copies.next()
     }
 
     /// Lets the copy under way go on at another rate, at most its own.
     pub fn set_copy_rate(&mut self, now: Timestamp, rate: BytesPerSec) {
-        let rate = rate.min(self.behaviour.copy_rate);
-        let sleeper = self.sleeper;
-        let running = self.copies.front_mut().and_then(|job| job.running.as_mut());
-        let Some(copying) = running.filter(|copying| copying.rate != rate) else { return };
-        let moved = u128::from(copying.rate.0) * now.since(copying.since).as_nanos() / 1_000_000_000;
-        copying.left = Bytes(copying.left.0.saturating_sub(u64::try_from(moved).unwrap_or(u64::MAX)));
-        (copying.since, copying.rate) = (now, rate);
-        copying.ends = own_microsecond(now + rate.time_for(copying.left), sleeper);
+        self.copies.set_rate(now, rate.min(self.behaviour.copy_rate));
+    }
+
+    /// Lets copies begin and end that do so by now, each at its own moment. What comes of it is said
+    /// when the process wakes.
+    pub fn advance(&mut self, now: Timestamp) {
+        while let Some(at) = self.copies.next().filter(|&at| at <= now) {
+            let notices = self.own(at);
+            self.notices = Some(self.notices.map_or(notices, |before| before.min(notices)));
+            match self.copies.end() {
+                Some((order, started)) => self.end_copy(at, order, started),
+                None => self.begin_copy(at),
+            }
+        }
+    }
+
+    fn begin_copy(&mut self, at: Timestamp) {
+        let Some(order) = self.copies.waiting() else { return };
+        let CopyOrder { transfer, batch, program, generation, not_after, .. } = *order;
+        let mapped = self.programs.get(&program).is_some_and(|p| p.generation == Some(generation));
+        if mapped && at <= not_after {
+            self.copies.begin(at);
+        } else {
+            self.copies.refuse();
+            let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
+            self.say_of(at, Word::CopyFailed { transfer, batch, why });
+        }
+    }
+
+    fn end_copy(&mut self, at: Timestamp, order: CopyOrder, started: Timestamp) {
+        let CopyOrder { transfer, batch, program, generation, size, .. } = order;
+        self.copied += 1;
+        if self.behaviour.copy_fails_every.is_some_and(|every| self.copied.is_multiple_of(every)) {
+            self.say_of(at, Word::CopyFailed { transfer, batch, why: CopyRefusal::Device });
+            // A run that waits for these bytes waits in vain.
+            if let Some(place) = self.runs.iter().position(|job| job.program == program && job.ends.is_none())
+            {
+                let run = self.runs[place].run;
+                self.runs.remove(place);
+                self.say_of(at, Word::RunNotThere { run });
+            }
+            return;
+        }
+        let mapped = |p: &&mut Program| p.generation == Some(generation);
+        if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
+            program.loaded += size;
+        }
+        self.say_of(at, Word::CopyDone { transfer, batch, started, finished: at, size });
     }
 
     /// When a run that only waits for its program's process can begin.
@@ -267,12 +301,13 @@ impl Model {
         self.words.push_back((self.speaks, word));
     }
 
+    /// Says what happened at some moment, when it notices.
+    fn say_of(&mut self, at: Timestamp, word: Word) {
+        self.words.push_back((self.own(at).max(self.speaks), word));
+    }
+
     fn revoke(&mut self, transfer: u64, batch: u64) {
-        let waits = |job: &CopyJob| {
-            job.order.transfer == transfer && job.order.batch == batch && job.running.is_none()
-        };
-        if let Some(place) = self.copies.iter().position(waits) {
-            self.copies.remove(place);
+        if self.copies.revoke(transfer, batch) {
             self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
         }
     }
@@ -286,56 +321,9 @@ impl Model {
 
     /// Lets copies and runs begin and end that can.
     fn settle(&mut self, now: Timestamp) {
-        while self.settle_copy(now) || self.settle_run(now) {}
-    }
-
-    fn settle_copy(&mut self, now: Timestamp) -> bool {
-        let Some(job) = self.copies.front() else { return false };
-        match job.running {
-            Some(copying) if copying.ends > now => false,
-            Some(copying) => {
-                self.end_copy(copying.started, copying.ends);
-                true
-            }
-            None if job.order.not_before > now => false,
-            None => {
-                let CopyOrder { transfer, batch, program, generation, size, not_after, .. } = job.order;
-                let mapped = self.programs.get(&program).is_some_and(|p| p.generation == Some(generation));
-                if mapped && now <= not_after {
-                    let rate = self.behaviour.copy_rate;
-                    let ends = self.own(now + rate.time_for(size));
-                    self.copies[0].running =
-                        Some(Copying { started: now, since: now, left: size, rate, ends });
-                } else {
-                    self.copies.pop_front();
-                    let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
-                    self.say(Word::CopyFailed { transfer, batch, why });
-                }
-                true
-            }
-        }
-    }
-
-    fn end_copy(&mut self, started: Timestamp, finished: Timestamp) {
-        let Some(CopyJob { order, .. }) = self.copies.pop_front() else { return };
-        let CopyOrder { transfer, batch, program, generation, size, .. } = order;
-        self.copied += 1;
-        if self.behaviour.copy_fails_every.is_some_and(|every| self.copied.is_multiple_of(every)) {
-            self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::Device });
-            // A run that waits for these bytes waits in vain.
-            if let Some(place) = self.runs.iter().position(|job| job.program == program && job.ends.is_none())
-            {
-                let run = self.runs[place].run;
-                self.runs.remove(place);
-                self.say(Word::RunNotThere { run });
-            }
-            return;
-        }
-        let mapped = |p: &&mut Program| p.generation == Some(generation);
-        if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
-            program.loaded += size;
-        }
-        self.say(Word::CopyDone { transfer, batch, started, finished, size });
+        self.advance(now);
+        self.notices = None;
+        while self.settle_run(now) {}
     }
 
     fn settle_run(&mut self, now: Timestamp) -> bool {
