@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_policy::dispatch::Stats;
 use millrace_policy::trace::{CoreId, Trace};
 use millrace_types::{GpuIndex, Reason, Timestamp};
 use millrace_worker::request::Split;
@@ -66,6 +67,8 @@ impl Record {
 pub struct Outcome {
     /// Every request, in the order in which they came.
     pub records: Vec<Record>,
+    /// The nodes before the first of them came: what they count includes how they were warmed.
+    pub before: Vec<NodeSnapshot>,
     /// The nodes at the end.
     pub nodes: Vec<NodeSnapshot>,
     /// From the first moment to the last answer.
@@ -116,13 +119,12 @@ impl Outcome {
         let count = latencies.len().max(1) as f64;
         let mean = seconds().sum::<f64>() / count;
         let variance = seconds().map(|latency| (latency - mean).powi(2)).sum::<f64>() / count;
-        let stats = self.nodes.iter().map(|node| &node.dispatch);
-        let (mut dispatched, mut misses, mut false_misses) = (0, 0, 0);
-        for stats in stats {
-            dispatched += stats.hits + stats.misses;
-            misses += stats.misses;
-            false_misses += stats.false_misses;
-        }
+        let sum = |count: fn(&Stats) -> u64| {
+            let of = |nodes: &[NodeSnapshot]| nodes.iter().map(|node| count(&node.dispatch)).sum::<u64>();
+            of(&self.nodes).saturating_sub(of(&self.before))
+        };
+        let (hits, misses) = (sum(|stats| stats.hits), sum(|stats| stats.misses));
+        let (dispatched, false_misses) = (hits + misses, sum(|stats| stats.false_misses));
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let loads = self.gpu_loads();
         let (met, held) = self.compliance(functions);
@@ -151,8 +153,11 @@ impl Outcome {
     /// Each GPU's share of the time that it computed.
     #[must_use]
     pub fn gpu_loads(&self) -> Vec<f64> {
-        let gpus = self.nodes.iter().flat_map(|node| &node.gpus);
-        gpus.map(|gpu| gpu.busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)).collect()
+        fn busy(nodes: &[NodeSnapshot]) -> impl Iterator<Item = Duration> {
+            nodes.iter().flat_map(|node| &node.gpus).map(|gpu| gpu.busy)
+        }
+        let busy = busy(&self.nodes).zip(busy(&self.before)).map(|(end, before)| end.saturating_sub(before));
+        busy.map(|busy| busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)).collect()
     }
 
     /// Functions that met their objectives, of those that have one and were asked: m/n >= p,

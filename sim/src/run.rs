@@ -177,6 +177,7 @@ impl World {
         if scenario.warmed {
             shared.warm().await;
         }
+        let before = shared.snapshots().await;
         let began = shared.clock.now();
         let tasks = [
             actix_rt::spawn(faults(Rc::clone(&shared), scenario.faults.clone(), began)),
@@ -185,7 +186,7 @@ impl World {
         ];
         bring(&shared, scenario, began).await;
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        Ok(shared.outcome(began, &control).await)
+        Ok(shared.outcome(began, before, &control).await)
     }
 }
 
@@ -212,12 +213,17 @@ impl Shared {
         self.answered.notify_one();
     }
 
-    async fn outcome(&self, began: Timestamp, control: &Control) -> Outcome {
-        let ended = self.clock.now();
+    async fn snapshots(&self) -> Vec<NodeSnapshot> {
         let mut nodes = Vec::new();
         for machine in &self.machines {
             nodes.push(machine.handle.snapshot().await);
         }
+        nodes
+    }
+
+    async fn outcome(&self, began: Timestamp, before: Vec<NodeSnapshot>, control: &Control) -> Outcome {
+        let ended = self.clock.now();
+        let nodes = self.snapshots().await;
         let mut records = self.records.take();
         records.sort_by_key(|record| record.request);
         let traces = self.machines.iter().filter_map(|machine| machine.trace.as_ref());
@@ -229,6 +235,7 @@ impl Shared {
         let (sum, looks) = *self.held.borrow();
         Outcome {
             records,
+            before,
             nodes,
             span: ended.since(began),
             held_of_top: if looks == 0 { 0.0 } else { sum as f64 / looks as f64 },

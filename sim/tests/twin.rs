@@ -11,7 +11,7 @@ use std::time::Duration;
 use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 use millrace_sim::models::{self, TORPOR_PCIE};
 use millrace_sim::scenario::{Fault, Function, NodeSpec, Scenario};
-use millrace_sim::workload::{minutes, rates};
+use millrace_sim::workload::{Arrival, minutes, rates};
 use millrace_sim::{Ending, Outcome, run};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Slo, Timestamp};
@@ -173,4 +173,18 @@ fn a_slow_link_is_slow() {
     }
     let slow = run(&slow).unwrap().summary(&slow.functions);
     assert!(slow.mean > fast.mean, "{slow:?} and {fast:?}");
+}
+
+#[test]
+fn what_warming_took_is_not_counted() {
+    let arrivals = (0..3u64).map(|second| Arrival { at: Timestamp(second * 1_000_000_000), function: 0 });
+    let functions = vec![Function::new(models::torpor()[0].clone(), None)];
+    let nodes = vec![NodeSpec::new(topology(), PolicyConfig::default())];
+    let scenario = Scenario { warmed: true, ..Scenario::new(nodes, functions, arrivals.collect(), 1) };
+    let outcome = run(&scenario).unwrap();
+    let summary = outcome.summary(&scenario.functions);
+    assert_eq!((summary.requests, summary.miss_ratio), (3, 0.0), "the only miss was before them");
+    let computed: f64 = outcome.gpu_loads().iter().sum::<f64>() * outcome.span.as_secs_f64();
+    let expected = 3.0 * scenario.functions[0].model.run.as_secs_f64();
+    assert!((computed - expected).abs() < 1e-3, "{computed} of {expected}");
 }
