@@ -175,8 +175,9 @@ impl Dispatch {
         self.places.len()
     }
 
-    /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Loaded`]:
-    /// others need not be told.
+    /// Whether its decisions depend on [`Event::Objective`], [`Event::Score`] and [`Event::Forget`]:
+    /// others need not be told. What arrives where, [`Event::Loaded`], is told to all: what a swap
+    /// takes, and which links are busy, is the same model's word for every policy.
     #[must_use]
     pub fn wants_scores(&self) -> bool {
         self.policy.scores()

@@ -108,7 +108,7 @@ pub(crate) struct Node {
     entries: BTreeMap<RequestKey, Entry>,
     /// What functions scored elsewhere and before, where their scores matter.
     bases: BTreeMap<FunctionIndex, SloCounts>,
-    /// The model of each transfer under way, where it matters when they arrive.
+    /// The model of each transfer under way, and where it goes.
     moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
@@ -381,9 +381,7 @@ impl Behaviour for Node {
             }
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks, from } => {
-                if self.dispatch.core.dispatch().wants_scores() {
-                    self.moving.insert(transfer, (gpu, cargo.model));
-                }
+                self.moving.insert(transfer, (gpu, cargo.model));
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from });
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),

@@ -4,6 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_policy::dispatch::POLICIES;
+use millrace_policy::trace::CoreId;
 use millrace_types::{Bytes, GpuIndex, Quota, Reason};
 use millrace_worker::install::{FunctionConfig, InstallError};
 use millrace_worker::node::NodeConfig;
@@ -354,4 +356,26 @@ fn what_routing_reads_is_announced() {
         world.pass_ms(1).await;
         assert!(changes.has_changed().unwrap(), "a GPU went");
     });
+}
+
+/// What a swap takes and which links are busy is learned from when weights arrive.
+#[test]
+fn every_policy_is_told_when_a_model_has_arrived() {
+    for (name, dispatch) in POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early()) {
+        in_virtual_time(async {
+            let config = NodeConfig { dispatch, ..NodeConfig::new(gpus(1)) };
+            let world = World::start_with(config, &behaviour(&[5]), 1, |machine| Box::new(machine));
+            world.install(0, Bytes::mib(20)).await;
+            world.pass_ms(20).await;
+            let told = || world.trace.lock().unwrap().folds()[&CoreId::Dispatch].events;
+            let before = told();
+            world.node.invoke(request(0)).await.unwrap();
+            world.pass_ms(1).await;
+            let cold = told() - before;
+            world.node.invoke(request(0)).await.unwrap();
+            world.pass_ms(1).await;
+            let warm = told() - before - cold;
+            assert_eq!(cold, warm + 1, "{name}: a request whose model came, and one that found it");
+        });
+    }
 }

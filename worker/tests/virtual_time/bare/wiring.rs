@@ -200,10 +200,8 @@ impl Node<'_> {
                 }
             });
         }
-        if self.dispatch.wants_scores() {
-            for (gpu, model) in arrived {
-                self.dispatch(dispatch::Event::Loaded { gpu, model });
-            }
+        for (gpu, model) in arrived {
+            self.dispatch(dispatch::Event::Loaded { gpu, model });
         }
     }
 
