@@ -45,7 +45,7 @@ impl Dispatch {
             source,
             swap,
             ahead: gpu.running.is_some(),
-            crossed: false,
+            unlike: false,
             predicted: run.map(|run| swap + run),
             loading,
             recalled: false,

@@ -267,7 +267,7 @@ impl Fleet {
         for &other in &self.neighbours[gpu.0 as usize] {
             let running = self.gpus[other.0 as usize].running.as_mut();
             let loads = running.filter(|held| held.loading > Loading::FromPeer);
-            loads.into_iter().for_each(|held| held.crossed = true);
+            loads.into_iter().for_each(|held| held.unlike = true);
         }
     }
 

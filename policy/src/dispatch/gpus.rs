@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use millrace_types::{BytesPerSec, Incarnation, Timestamp};
+use millrace_types::{BytesPerSec, GpuIndex, Incarnation, Timestamp};
 
 use super::config::GpuConfig;
 use super::cost::{Cost, Source};
@@ -60,8 +60,9 @@ pub(super) struct Held {
     pub(super) swap: Duration,
     /// Whether it was given while others were before it: its model may have come meanwhile.
     pub(super) ahead: bool,
-    /// Whether another load began beside its own: what it takes says nothing of either kind.
-    pub(super) crossed: bool,
+    /// Whether what it takes says nothing of where its model was to come from: another load began
+    /// beside its own, or it came from elsewhere.
+    pub(super) unlike: bool,
     /// What its turn was expected to take.
     pub(super) predicted: Option<Duration>,
     /// How that disturbs others, while it is under way.
@@ -229,10 +230,13 @@ impl Gpu {
         self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
     }
 
-    /// A model has arrived.
-    pub(super) fn loaded(&mut self, model: Slot) {
+    /// A model has arrived, all of it from another GPU or not.
+    pub(super) fn loaded(&mut self, model: Slot, from: Option<GpuIndex>) {
         let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
-        here.filter(|held| held.request.model == model).for_each(|held| held.loading = Loading::Nothing);
+        for held in here.filter(|held| held.request.model == model) {
+            held.loading = Loading::Nothing;
+            held.unlike |= matches!(held.source, Source::Peer(_)) && from.is_none();
+        }
     }
 
     /// Takes a request off; the next one's turn begins when the running one goes.

@@ -28,8 +28,10 @@ impl Dispatch {
         }
         let cost = self.models.cost_mut(model, gpu.kind);
         cost.ran(ran);
+        // From another GPU, unless that failed: nothing is known of it before it has arrived.
+        let told = !matches!(held.source, Source::Peer(_)) || held.loading == Loading::Nothing;
         // A turn shorter than its run began before we heard of it.
-        if let Some(added) = turn.checked_sub(ran).filter(|_| whole && !held.crossed) {
+        if let Some(added) = turn.checked_sub(ran).filter(|_| whole && told && !held.unlike) {
             cost.swapped(held.source, added, nominal);
         }
         self.reweighed(model, before, actions);
@@ -40,18 +42,18 @@ impl Dispatch {
         &mut self,
         now: Timestamp,
         gpu: GpuIndex,
-        model: ModelId,
+        (model, from): (ModelId, Option<GpuIndex>),
         actions: &mut Vec<Action>,
     ) {
         let Some(model) = self.models.slot(model) else { return };
         let it = self.fleet.get(gpu);
         let before = self.weights(model, it.kind);
         let its = |held: &&Held| held.request.model == model && held.loading != Loading::Nothing;
-        let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.crossed);
+        let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.unlike);
         if let Some(held) = alone.filter(|held| held.source == Source::Host) {
             self.models.cost_mut(model, it.kind).transferred(now.since(held.since));
         }
-        self.fleet.change(gpu, |it| it.loaded(model));
+        self.fleet.change(gpu, |it| it.loaded(model, from));
         self.reweighed(model, before, actions);
     }
 }

@@ -392,7 +392,7 @@ impl Core for Dispatch {
             }
             Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
             Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
-            Event::Loaded { gpu, model } => self.loaded(now, gpu, model, actions),
+            Event::Loaded { gpu, model, from } => self.loaded(now, gpu, (model, from), actions),
             Event::Evicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {

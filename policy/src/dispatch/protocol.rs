@@ -164,6 +164,8 @@ pub enum Event {
         gpu: GpuIndex,
         /// Which model.
         model: ModelId,
+        /// The GPU that all of it came from, where not from the host.
+        from: Option<GpuIndex>,
     },
     /// Models are no longer on a GPU.
     Evicted {

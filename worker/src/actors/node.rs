@@ -230,7 +230,7 @@ impl Node {
                     continue;
                 }
                 fabric::Action::Ended { gpu, transfer, outcome, from } => {
-                    let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model));
+                    let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model, from));
                     arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
                     self.tell_gpu(gpu, GpuEvent::TransferEnded { transfer, outcome, from });
                     continue;
@@ -239,8 +239,8 @@ impl Node {
             self.supervisor.link(link).post(link::Message::Event(event));
         }
         self.fabric.done(actions);
-        for (gpu, model) in arrived {
-            self.dispatch(now, dispatch::Event::Loaded { gpu, model });
+        for (gpu, model, from) in arrived {
+            self.dispatch(now, dispatch::Event::Loaded { gpu, model, from });
         }
     }
 

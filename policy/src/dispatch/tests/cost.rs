@@ -68,9 +68,31 @@ fn how_long_the_link_is_busy_is_learned_from_arrivals() {
     let mut node = two_kinds();
     node.enqueue(1, A);
     node.now = node.now + Duration::from_millis(6);
-    node.step(Event::Loaded { gpu: gpu(0), model: A });
+    node.step(Event::Loaded { gpu: gpu(0), model: A, from: None });
     node.turn(0, 1, 1);
     let slot = node.dispatch.models.slot(A).unwrap();
     let transfer = node.dispatch.fleet.get(gpu(1)).transfer_time(&node.dispatch.models, slot);
     assert_eq!((transfer, node.swap_ms(1, Source::Host)), (Duration::from_millis(6), 2));
+}
+
+#[test]
+fn a_copy_that_fell_back_to_the_host_says_nothing_of_peers() {
+    let rate = BytesPerSec::gb(4);
+    let learned = |arrives: Option<Option<GpuIndex>>| {
+        let policy = PolicyConfig::Torpor(TorporConfig::default());
+        let gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(1)); 2];
+        let peers = vec![PeerLink { a: gpu(0), b: gpu(1), rate }];
+        let mut node = node_of(&Config { peers, ..Config::new(gpus, 9).with_policy(policy, 1) });
+        assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
+        node.step(Event::Loaded { gpu: gpu(0), model: A, from: None });
+        assert_eq!(node.enqueue(2, A), [assign_from(0, 1, 2, A)]);
+        if let Some(from) = arrives {
+            node.step(Event::Loaded { gpu: gpu(1), model: A, from });
+        }
+        node.turn(1, 2, 15);
+        node.swap_ms(1, Source::Peer(rate))
+    };
+    assert_eq!(learned(Some(Some(gpu(0)))), 9, "what the turn took beyond its run of 5 ms, rounded");
+    assert_eq!(learned(Some(None)), 2, "by the rate: some of it came from the host");
+    assert_eq!(learned(None), 2, "who knows where it came from");
 }

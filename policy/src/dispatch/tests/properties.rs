@@ -169,7 +169,7 @@ proptest! {
                 }
                 Step::Loaded(number) => {
                     let Some((_, gpu)) = world.pick(number) else { continue };
-                    Event::Loaded { gpu, model: ModelId(number as u32 % 3) }
+                    Event::Loaded { gpu, model: ModelId(number as u32 % 3), from: None }
                 }
                 Step::Evict { gpu, model } => {
                     Event::Evicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }

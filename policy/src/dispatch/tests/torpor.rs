@@ -39,7 +39,7 @@ impl Node {
     }
 
     fn loaded(&mut self, index: u32, model: ModelId) {
-        self.step(Event::Loaded { gpu: gpu(index), model });
+        self.step(Event::Loaded { gpu: gpu(index), model, from: None });
     }
 
     /// The order in which one GPU takes what waits.

@@ -82,7 +82,7 @@ fn a_copy_comes_from_a_peer_where_that_beats_the_host_and_waiting() {
     let config = Config { peers, ..Config::new(vec![gpu_config; 3], 9).with_policy(policy, 1) };
     let mut node = with_profiles(&config);
     assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
-    node.step(Event::Loaded { gpu: gpu(0), model: A });
+    node.step(Event::Loaded { gpu: gpu(0), model: A, from: None });
     let from = |action: Action, holder| match action {
         Action::Assign { gpu, key, model, incarnation, attempt, .. } => {
             Action::Assign { gpu, key, model, incarnation, attempt, from: Some(holder) }

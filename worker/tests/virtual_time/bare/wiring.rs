@@ -194,14 +194,14 @@ impl Node<'_> {
                     Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
                 }
                 fabric::Action::Ended { gpu, transfer, outcome, from } => {
-                    let moved = self.moving.remove(&transfer);
+                    let moved = self.moving.remove(&transfer).map(|(gpu, model)| (gpu, model, from));
                     arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
                     Mail::Gpu(gpu, gpu::Event::TransferEnded { transfer, outcome, from })
                 }
             });
         }
-        for (gpu, model) in arrived {
-            self.dispatch(dispatch::Event::Loaded { gpu, model });
+        for (gpu, model, from) in arrived {
+            self.dispatch(dispatch::Event::Loaded { gpu, model, from });
         }
     }
 
