@@ -45,7 +45,8 @@ impl Dispatch {
             source,
             swap,
             ahead: gpu.running.is_some(),
-            unlike: false,
+            // Some of it may be there already.
+            unlike: hit && source != Source::Here,
             predicted: run.map(|run| swap + run),
             loading,
             recalled: false,

@@ -253,9 +253,10 @@ impl Fleet {
         &self.neighbours[gpu.0 as usize]
     }
 
-    /// Where a model would come from now, if not from a peer.
+    /// Where a model would come from now, if not from a peer. Of one that is on its way it is not
+    /// known how much has come: it counts as one that is not there yet.
     pub(super) fn source(&self, gpu: GpuIndex, model: Slot) -> Source {
-        if self.get(gpu).holds(model) {
+        if self.get(gpu).has_for_next(model) {
             return Source::Here;
         }
         let loads = |&other: &GpuIndex| self.get(other).loading() > Loading::FromPeer;

@@ -61,7 +61,7 @@ pub(super) struct Held {
     /// Whether it was given while others were before it: its model may have come meanwhile.
     pub(super) ahead: bool,
     /// Whether what it takes says nothing of where its model was to come from: another load began
-    /// beside its own, or it came from elsewhere.
+    /// beside its own, it came from elsewhere, or some of it before.
     pub(super) unlike: bool,
     /// What its turn was expected to take.
     pub(super) predicted: Option<Duration>,
@@ -88,6 +88,8 @@ pub(super) struct Gpu {
     pub(super) dispatched: u64,
     /// The models on it or on their way to it, their blocks, and when each was last asked for.
     resident: BTreeMap<Slot, (u32, Timestamp)>,
+    /// Those of them of which it is not known that all is there.
+    arriving: BTreeSet<Slot>,
     /// The same, longest ago first.
     by_use: BTreeSet<(Timestamp, Slot)>,
     resident_blocks: u64,
@@ -105,6 +107,7 @@ impl Gpu {
             ahead: VecDeque::new(),
             dispatched: 0,
             resident: BTreeMap::new(),
+            arriving: BTreeSet::new(),
             by_use: BTreeSet::new(),
             resident_blocks: 0,
             blocks: config.memory.0 / BLOCK.0,
@@ -136,10 +139,16 @@ impl Gpu {
         self.running.as_ref().map_or(Loading::Nothing, |held| held.loading)
     }
 
-    /// Whether a model is still on its way here, for a request that needs it.
+    /// Whether a model is still on its way here, whether or not a request that needs it is.
     pub(super) fn is_loading(&self, model: Slot) -> bool {
-        let here = self.running.iter().chain(&self.ahead);
-        here.filter(|held| held.request.model == model).any(|held| held.loading != Loading::Nothing)
+        self.arriving.contains(&model)
+    }
+
+    /// Whether the next request for a model would find it here: all of it is, or is brought for one
+    /// whose turn comes before.
+    pub(super) fn has_for_next(&self, model: Slot) -> bool {
+        let mut here = self.running.iter().chain(&self.ahead);
+        self.holds(model) && (!self.is_loading(model) || here.any(|held| held.request.model == model))
     }
 
     pub(super) fn holds(&self, model: Slot) -> bool {
@@ -160,14 +169,23 @@ impl Gpu {
         wanted.map(|(_, &(blocks, _))| u64::from(blocks)).sum()
     }
 
+    /// A model is asked for here: it is brought, unless it is here.
     pub(super) fn add_resident(&mut self, now: Timestamp, model: Slot, blocks: u32) {
-        self.remove_resident(model);
+        if !self.holds(model) {
+            self.arriving.insert(model);
+        }
+        self.forget(model);
         self.resident.insert(model, (blocks, now));
         self.by_use.insert((now, model));
         self.resident_blocks += u64::from(blocks);
     }
 
     pub(super) fn remove_resident(&mut self, model: Slot) {
+        self.arriving.remove(&model);
+        self.forget(model);
+    }
+
+    fn forget(&mut self, model: Slot) {
         if let Some((blocks, used)) = self.resident.remove(&model) {
             self.by_use.remove(&(used, model));
             self.resident_blocks -= u64::from(blocks);
@@ -232,11 +250,17 @@ impl Gpu {
 
     /// A model has arrived, all of it from another GPU or not.
     pub(super) fn loaded(&mut self, model: Slot, from: Option<GpuIndex>) {
+        self.arriving.remove(&model);
         let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
         for held in here.filter(|held| held.request.model == model) {
             held.loading = Loading::Nothing;
             held.unlike |= matches!(held.source, Source::Peer(_)) && from.is_none();
         }
+    }
+
+    /// A request has run here: it has read all of its model.
+    pub(super) fn ran(&mut self, model: Slot) {
+        self.arriving.remove(&model);
     }
 
     /// Takes a request off; the next one's turn begins when the running one goes.

@@ -269,6 +269,7 @@ impl Dispatch {
     ) {
         let Some(held) = self.take_off(now, gpu, key) else { return };
         if let Some(ran) = ran {
+            self.fleet.change(gpu, |it| it.ran(held.request.model));
             self.learn(&held, gpu, now.since(held.since), ran, actions);
         }
         self.gone(&held.request);

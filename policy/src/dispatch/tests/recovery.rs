@@ -1,6 +1,7 @@
 //! Where models go whose GPU is lost (T16).
 
 use super::*;
+use crate::dispatch::cost::Source;
 
 const C: ModelId = ModelId(4);
 
@@ -55,4 +56,49 @@ fn a_model_that_a_gpu_could_not_bring_goes_to_another_when_the_next_is_lost() {
     node.step(Event::Evicted { gpu: gpu(1), models: vec![A] });
     assert_eq!(node.dispatch.models.get(node.dispatch.models.slot(A).unwrap()).holders, BTreeSet::new());
     assert_eq!(node.down(1, &[(1, Progress::Waiting)]), [prefetch(2, A)], "beside LARGE and B");
+}
+
+#[test]
+fn a_model_that_is_brought_ahead_is_not_there_before_it_has_arrived() {
+    let policy = PolicyConfig::Torpor(TorporConfig::default());
+    let gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(1)); 3];
+    let peers = [(0, 2), (1, 2)].map(|(a, b)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(4) });
+    let config = Config { peers: peers.to_vec(), ..Config::new(gpus, 9).with_policy(policy, 1) };
+    let swap = Duration::from_nanos(8_388_608);
+    // GPUs 0 and 1 are at work, 2 is down; A waits, and 0 is lost: what it had and A go to 1.
+    let brought = || {
+        let mut node = node_of(&config);
+        node.down(2, &[]);
+        node.enqueue(1, LARGE);
+        node.enqueue(2, B);
+        assert_eq!(node.enqueue(3, A), []);
+        assert_eq!(node.down(0, &[(1, Progress::Waiting)]), [prefetch(1, A), prefetch(1, LARGE)]);
+        node
+    };
+    let up = |index| Event::Up { gpu: gpu(index), incarnation: Incarnation(1) };
+
+    let mut node = brought();
+    assert_eq!(node.step(up(2))[..1], [assign(2, 1, LARGE)]);
+    assert_eq!(node.ended(2, 1, 5), [assign(2, 3, A)], "from the host: 1 has nothing to give yet");
+    let mut node = brought();
+    node.step(Event::Loaded { gpu: gpu(1), model: A, from: None });
+    assert_eq!(node.step(up(2))[..1], [assign(2, 1, LARGE)]);
+    assert_eq!(node.ended(2, 1, 5), [assign_from(1, 2, 3, A)]);
+
+    for arrived in [false, true] {
+        let mut node = brought();
+        if arrived {
+            node.step(Event::Loaded { gpu: gpu(1), model: A, from: None });
+        }
+        // The next of its queue is LARGE, then A.
+        assert_eq!(node.ended(1, 2, 5), [assign(1, 1, LARGE)]);
+        assert_eq!(node.ended(1, 1, 5), [assign(1, 3, A)]);
+        let held = node.dispatch.fleet.get(gpu(1)).running.unwrap();
+        assert_eq!(held.swap, if arrived { Duration::ZERO } else { swap });
+        node.now = node.now + Duration::from_millis(6);
+        node.ended(1, 3, 5);
+        let slot = node.dispatch.models.slot(A).unwrap();
+        let learned = node.dispatch.fleet.get(gpu(1)).swap_time(&node.dispatch.models, slot, Source::Host);
+        assert_eq!(learned, swap, "some of it had come before the turn");
+    }
 }

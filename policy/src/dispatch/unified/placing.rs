@@ -116,7 +116,9 @@ impl Unified {
     pub(super) fn charge(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Charge {
         let it = view.fleet.get(gpu);
         if it.holds(model) {
-            return Charge { cost: Duration::ZERO, swap: Duration::ZERO };
+            // What is on its way has its room already.
+            let swap = view.fleet.swap_time(view.models, gpu, model);
+            return Charge { cost: swap, swap };
         }
         let swap = match self.peer(view, gpu, model) {
             Some((rate, _)) => it.swap_time(view.models, model, Source::Peer(rate)),
