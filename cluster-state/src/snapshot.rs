@@ -136,14 +136,7 @@ mod tests {
             (usage(7_000_000, 3), usage(5_000_000, 2))
         );
         assert_eq!((old.placements_len(), old.checkpoints().count()), (1, 1));
-        assert_eq!(State::decode(&old.encode()).unwrap(), old);
-    }
-
-    /// `format-3.state` was written by the last build of that format: a function.
-    #[test]
-    fn reads_functions_from_before_they_said_how_they_are_served() {
-        let old = State::decode(include_bytes!("../tests/data/format-3.state")).unwrap();
-        assert_eq!(old.functions_len(), 1);
+        // Nor did functions say how they are served.
         assert!(old.functions().all(|function| function.latest().spec.serving == Serving::default()));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
