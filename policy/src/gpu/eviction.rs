@@ -5,6 +5,7 @@
 //! | name | first to last |
 //! |---|---|
 //! | `lru` | all alike |
+//! | `replicas` | replicas, the rest; ours: half of `torpor`, to tell what its two halves are worth |
 //! | `torpor` | replicas, light models, medium ones, heavy ones (T24) |
 //!
 //! A replica is a copy of a model that another GPU of the node has too. Of all copies one is the
@@ -24,12 +25,15 @@ pub enum Eviction {
     /// The least recently used first.
     #[default]
     Lru,
+    /// Replicas first, whatever they weigh.
+    Replicas,
     /// Replicas first, then light models, then medium, then heavy ones (T24).
     Torpor,
 }
 
 /// Every name, with what it stands for.
-pub const EVICTIONS: [(&str, Eviction); 2] = [("lru", Eviction::Lru), ("torpor", Eviction::Torpor)];
+pub const EVICTIONS: [(&str, Eviction); 3] =
+    [("lru", Eviction::Lru), ("replicas", Eviction::Replicas), ("torpor", Eviction::Torpor)];
 
 /// A model on a GPU, as far as evicting it goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -67,7 +71,8 @@ impl Eviction {
     #[must_use]
     pub fn rank(self, standing: Standing) -> Rank {
         Rank(match (self, standing.copy, standing.weight) {
-            (Self::Lru, ..) | (Self::Torpor, CopyKind::Replica, _) => 0,
+            (Self::Lru, ..) | (_, CopyKind::Replica, _) => 0,
+            (Self::Replicas, CopyKind::Original, _) => 1,
             (Self::Torpor, CopyKind::Original, Weight::Light) => 1,
             (Self::Torpor, CopyKind::Original, Weight::Medium) => 2,
             (Self::Torpor, CopyKind::Original, Weight::Heavy) => 3,
@@ -77,7 +82,7 @@ impl Eviction {
     /// Whether it depends on how models stand: else nobody need say so.
     #[must_use]
     pub fn wants_standings(self) -> bool {
-        self == Self::Torpor
+        self != Self::Lru
     }
 }
 
@@ -99,6 +104,7 @@ impl fmt::Display for Eviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lru => "lru",
+            Self::Replicas => "replicas",
             Self::Torpor => "torpor",
         })
     }
@@ -115,6 +121,6 @@ mod tests {
         }
         assert_eq!(Eviction::default(), Eviction::Lru);
         let refused = "fifo".parse::<Eviction>().unwrap_err().to_string();
-        assert_eq!(refused, "eviction policy \"fifo\" is not known: use one of lru, torpor");
+        assert_eq!(refused, "eviction policy \"fifo\" is not known: use one of lru, replicas, torpor");
     }
 }

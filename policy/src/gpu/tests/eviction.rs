@@ -59,6 +59,10 @@ fn evicts_replicas_before_light_models_and_those_before_heavy_ones() {
         ([HEAVY; 3], [A, B, C]),
     ] {
         assert_eq!(order(Eviction::Torpor, standings), due, "{standings:?}");
+        let replicas = |standing: &Standing| standing.copy == CopyKind::Replica;
+        let mut by_age = [A, B, C];
+        by_age.sort_by_key(|model| !replicas(&standings[model.0 as usize]));
+        assert_eq!(order(Eviction::Replicas, standings), by_age, "{standings:?}");
         assert_eq!(order(Eviction::Lru, standings), [A, B, C], "used longest ago first");
     }
 }
