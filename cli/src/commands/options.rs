@@ -264,7 +264,7 @@ mod tests {
             assert_eq!(chosen(name).unwrap(), policy);
         }
         let refused = chosen("fifo").unwrap_err().to_string();
-        assert!(refused.contains("lru, torpor"), "{refused}");
+        assert!(refused.contains("lru, replicas, torpor"), "{refused}");
     }
 
     #[test]
