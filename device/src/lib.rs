@@ -7,7 +7,7 @@
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
 //! | [`topology`] | presets of GPUs and links | worker, sim |
 //! | [`clock`] | CLOCK_MONOTONIC and the windows of grants | both |
-//! | [`probe`] | how fast copies are, by their size | executor |
+//! | [`probe`] | how fast copies are, by their size | the executor's bench alone |
 //! | [`ranges`] | sets of byte ranges: what of a model is loaded | both |
 //!
 //! This is the only crate with unsafe code, in `map` (address space) and `pod` (elements as bytes),

@@ -17,7 +17,7 @@
 //! | `runs` | the run thread |
 //! | `program` | a loaded model: its region, its launches, its residency |
 //! | `residency` | what mapping a program has, and who uses it. Pure |
-//! | `opaque` | a program whose launches declare no reads: what it read when it ran first |
+//! | `opaque` | a program whose launches declare no reads: what it read when it ran first. No worker asks for one yet |
 //! | `peers` | other GPUs whose memory copies may read |
 //! | `plan` | launches with their values numbered. Pure |
 //! | `wire` | what messages mean here |

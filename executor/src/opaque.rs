@@ -1,6 +1,9 @@
 //! An opaque program, whose launches declare no reads (T06): what each is about to read is known only
 //! when it is issued, and comes with the run. [`millrace_model::order`] records and follows the order;
 //! this keeps it between runs. The worker is told of a new order and copies in it from then on.
+//!
+//! No worker asks for one yet: the launches of every model that is served declare what they read. Only
+//! this crate's tests load opaque programs.
 
 use std::num::NonZeroU64;
 use std::ops::Range;

@@ -106,7 +106,8 @@ fn a_tenant_with_caps_is_served_within_them_and_one_that_cannot_be_is_told() {
     up.ok(&["tenant", "set", "default", "--memory-share", "0.000001"]);
     eventually("the share of the memory holds", || {
         let refused = up.run(&["invoke", "digits", "--image", &image]);
-        String::from_utf8_lossy(&refused.stderr).contains("NO_GPU_MEMORY")
+        let told = String::from_utf8_lossy(&refused.stderr);
+        told.contains("NO_GPU_MEMORY") && told.contains("millrace get tenants")
     });
     up.ok(&["tenant", "set", "default", "--no-caps"]);
     eventually("no cap holds any more", || up.run(&["invoke", "digits", "--image", &image]).status.success());

@@ -66,8 +66,8 @@ impl Account {
         self.models.values().map(taken).sum()
     }
 
-    fn never_fits(&self, request: &Parked, whole: Whole) -> bool {
-        u64::from(request.blocks) > self.blocks_max(whole)
+    fn never_fits(&self, blocks: u32, whole: Whole) -> bool {
+        u64::from(blocks) > self.blocks_max(whole)
     }
 
     /// Whether one more request keeps it within the caps that always hold.
@@ -152,11 +152,25 @@ impl Gate {
         self.accounts.get_mut(&tenant)?.parked.remove(&key)
     }
 
+    /// The youngest request outside of the tenant that has the most there; of several such tenants, the
+    /// youngest of all.
+    pub(super) fn newest_of_most(&self) -> Option<RequestKey> {
+        let newest = |account: &Account| {
+            account.parked.last_key_value().map(|(&newest, _)| (account.parked.len(), newest))
+        };
+        self.accounts.values().filter_map(newest).max().map(|(_, newest)| newest)
+    }
+
+    /// Whether so much memory is more than a tenant may ever have.
+    pub(super) fn never_fits(&self, tenant: TenantIndex, blocks: u32) -> bool {
+        self.accounts.get(&tenant).is_some_and(|account| account.never_fits(blocks, self.whole))
+    }
+
     /// One that waits outside for what its tenant can never have.
     pub(super) fn hopeless(&self) -> Option<RequestKey> {
         let whole = self.whole;
         let first = |account: &Account| {
-            account.parked.values().next().map(|it| (it.key, account.never_fits(it, whole)))
+            account.parked.values().next().map(|it| (it.key, account.never_fits(it.blocks, whole)))
         };
         self.accounts.values().filter_map(first).find_map(|(key, never)| never.then_some(key))
     }

@@ -24,7 +24,10 @@
 //! tenant. One that can never fit its tenant's share of the memory fails with `NO_GPU_MEMORY`.
 //!
 //! **Bound.** Half the node's queue ([`Config::queue_max`]) may wait outside, of all tenants with
-//! caps; beyond, requests fail with `QUEUE_FULL`. So these never fill the queue of the others.
+//! caps; so these never fill the queue of the others. Where one more has to wait, the newest request
+//! of whichever tenant has the most outside fails with `QUEUE_FULL`: no tenant takes the place of
+//! another with fewer, and each may have all of it while nobody else needs it. What may come in at once
+//! never counts, and nothing comes in while the queue is full.
 //!
 //! **Cost.** A decision grows with the tenants that have caps, not with what waits. Without any caps
 //! nothing is parked and nothing is counted but who is on which GPU.
@@ -64,6 +67,7 @@ pub struct Tenancy {
     gpus: Vec<OnGpu>,
     /// The memory of each model that may be asked for.
     models: BTreeMap<ModelId, u32>,
+    queue_max: usize,
     parked_max: usize,
 }
 
@@ -79,6 +83,7 @@ impl Tenancy {
             gate: Gate::new(whole),
             gpus,
             models: BTreeMap::new(),
+            queue_max: config.queue_max as usize,
             parked_max: (config.queue_max as usize / 2).max(1),
         }
     }
@@ -113,16 +118,19 @@ impl Tenancy {
         self.gate.owner(function).is_some()
     }
 
+    /// Whether a model is more than its function's tenant may ever have of the memory.
+    #[must_use]
+    pub fn over_memory_share(&self, function: FunctionIndex, model: ModelId) -> bool {
+        let blocks = self.models.get(&model).copied().unwrap_or(0);
+        self.gate.owner(function).is_some_and(|tenant| self.gate.never_fits(tenant, blocks))
+    }
+
     fn pass(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
         match event {
             dispatch::Event::Enqueue { key, function, model, attempts, priority } => {
                 let Some(tenant) = self.gate.owner(function) else {
                     return self.forward(now, event, actions);
                 };
-                if self.gate.parked() >= self.parked_max {
-                    let reason = Reason::QueueFull;
-                    return actions.push(Action::Fail { key, reason, may_have_executed: false });
-                }
                 // Of a model that is not here nothing is known, but dispatch refuses it.
                 let blocks = self.models.get(&model).copied().unwrap_or(0);
                 self.gate.park(tenant, Parked { key, function, model, attempts, priority, blocks });
@@ -208,13 +216,13 @@ impl Tenancy {
             self.gate.unpark(key);
             actions.push(Action::Fail { key, reason: Reason::NoGpuMemory, may_have_executed: false });
         }
-        while self.gate.parked() > 0
+        while self.may_let_in()
             && let Some(key) = self.gate.next(now, self.dispatch.queued())
         {
             self.enter(now, key, actions);
         }
         // What is idle now is of no use to those who wait inside.
-        while self.gate.parked() > 0
+        while self.may_let_in()
             && self.gpus.iter().any(|gpu| gpu.up && gpu.requests.is_empty())
             && let Some(key) = self.gate.next_for_idle()
         {
@@ -222,6 +230,20 @@ impl Tenancy {
             if self.gate.waits(key) {
                 return;
             }
+        }
+    }
+
+    fn may_let_in(&self) -> bool {
+        self.gate.parked() > 0 && self.dispatch.queued() < self.queue_max
+    }
+
+    /// Fails what is too much outside.
+    fn turn_away(&mut self, actions: &mut Vec<Action>) {
+        while self.gate.parked() > self.parked_max
+            && let Some(key) = self.gate.newest_of_most()
+        {
+            self.gate.unpark(key);
+            actions.push(Action::Fail { key, reason: Reason::QueueFull, may_have_executed: false });
         }
     }
 
@@ -246,6 +268,7 @@ impl Core for Tenancy {
             Event::Owner { function, tenant } => self.gate.own(function, tenant),
         }
         self.let_in(now, actions);
+        self.turn_away(actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

@@ -130,6 +130,8 @@ fn what_can_never_fit_the_share_of_the_memory_fails() {
     let fails =
         |key| [Action::Fail { key: RequestKey(key), reason: Reason::NoGpuMemory, may_have_executed: false }];
     assert_eq!(node.enqueue(1, 0, 2), fails(1));
+    let over = |function, model| node.core.over_memory_share(FunctionIndex(function), ModelId(model));
+    assert_eq!((over(0, 2), over(0, 1), over(7, 2)), (true, false, false));
     assert_eq!(given(&node.enqueue(2, 0, 1)), [(0, 2)]);
     assert_eq!(given(&node.enqueue(3, 0, 1)), []);
     assert_eq!(node.cap(A, quota(0, 0.0, 0.125)), fails(3), "a cap that was lowered");
@@ -218,12 +220,54 @@ fn a_lost_gpu_gives_its_place_back_and_takes_its_request_elsewhere() {
     assert_eq!(given(&node.ended(1, 1)), [(1, 2)]);
 }
 
-#[test]
-fn the_place_outside_is_bounded_apart_from_the_queue() {
-    let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
-    let mut node = Node { core: Tenancy::new(&Config::new(vec![config], 4)), now: Timestamp(MS) };
+/// So many GPUs that are not up, a queue of four, and so two places outside.
+fn short_queue(gpus: usize) -> Node {
+    let gpu = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
+    let config = Config::new(vec![gpu; gpus], 4).with_policy(PolicyConfig::Lb, 1);
+    let mut node = Node { core: Tenancy::new(&config), now: Timestamp(MS) };
     let (model, memory) = (ModelId(0), Bytes::mib(8));
     node.tell(dispatch::Event::Install { model, memory, weights: memory });
+    node
+}
+
+fn full(key: u64) -> [Action; 1] {
+    [Action::Fail { key: RequestKey(key), reason: Reason::QueueFull, may_have_executed: false }]
+}
+
+#[test]
+fn a_tenant_that_fills_the_place_outside_takes_none_of_anothers() {
+    let mut node = short_queue(2);
+    for gpu in 0..2 {
+        node.tell(dispatch::Event::Up { gpu: GpuIndex(gpu), incarnation: Incarnation(1) });
+    }
+    node.cap(A, quota(1, 0.0, 0.0));
+    node.cap(B, quota(1, 0.0, 0.0));
+    assert_eq!(given(&node.enqueue(1, 0, 0)), [(0, 1)]);
+    assert_eq!((node.enqueue(2, 0, 0), node.enqueue(3, 0, 0)), (vec![], vec![]));
+    assert_eq!(node.enqueue(4, 0, 0), full(4), "all of the place is A's");
+    assert_eq!(given(&node.enqueue(5, 1, 0)), [(1, 5)], "B may use the idle GPU");
+    assert_eq!(node.enqueue(6, 1, 0), full(3), "and has a place of its own");
+    assert_eq!(node.enqueue(7, 1, 0), full(7));
+    assert_eq!(node.enqueue(8, 0, 0), full(8));
+    assert_eq!((given(&node.ended(0, 1)), given(&node.ended(1, 5))), (vec![(0, 2)], vec![(1, 6)]));
+}
+
+#[test]
+fn nothing_is_let_in_while_the_queue_is_full() {
+    let mut node = short_queue(1);
+    node.cap(A, quota(1, 0.0, 0.0));
+    for key in 1..=4 {
+        assert_eq!(node.enqueue(key, 7, 0), []);
+    }
+    assert_eq!(node.enqueue(5, 0, 0), [], "it waits outside");
+    assert_eq!((node.core.queued(), node.core.parked()), (5, 1));
+    assert_eq!(node.tell(dispatch::Event::Withdraw { key: RequestKey(4) }), []);
+    assert_eq!((node.core.queued(), node.core.parked()), (4, 0));
+}
+
+#[test]
+fn the_place_outside_is_bounded_apart_from_the_queue() {
+    let mut node = short_queue(1);
     node.cap(A, quota(1, 0.0, 0.0));
     // One inside, two outside.
     let failed =

@@ -16,6 +16,7 @@ pub(crate) mod batch;
 pub(crate) mod driven;
 pub(crate) mod executor;
 pub(crate) mod function;
+mod gate;
 pub(crate) mod gpu;
 pub(crate) mod link;
 pub(crate) mod node;

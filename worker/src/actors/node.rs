@@ -25,7 +25,7 @@ use tracing::Span;
 use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
-use crate::actors::{executor, function, gpu, link};
+use crate::actors::{executor, function, gate, gpu, link};
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
 use crate::handle::{FaultError, Parts};
@@ -182,7 +182,8 @@ impl Node {
                 }
                 dispatch::Action::Fail { key, reason, may_have_executed } => {
                     let Some(entry) = self.entries.remove(&key) else { continue };
-                    let failed = function::Message::Failed { key, reason, may_have_executed, detail: None };
+                    let detail = gate::explain(self.dispatch.core.tenancy(), reason, &entry.work);
+                    let failed = function::Message::Failed { key, reason, may_have_executed, detail };
                     entry.work.home.post(failed);
                 }
             }

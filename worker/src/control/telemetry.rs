@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::desired::{Desired, Scheduling};
 use crate::handle::NodeHandle;
-use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel};
+use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel};
 
 /// How often telemetry is sent when nothing happens.
 pub const PERIOD: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ pub async fn publish(
             () = telemetry.closed() => return,
         }
         changes.mark_unchanged();
-        let snapshot = node.snapshot().await;
+        let snapshot = node.look(Look::Machine).await;
         let scheduling = desired.borrow().scheduling;
         telemetry.send_replace(Arc::new(wire_telemetry(seq, &snapshot, &models.borrow(), scheduling)));
         tokio::time::sleep(MIN_GAP).await;

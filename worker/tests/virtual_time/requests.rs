@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::POLICIES;
 use millrace_policy::trace::CoreId;
+use millrace_types::tenancy::Share;
 use millrace_types::{Bytes, GpuIndex, Quota, Reason};
 use millrace_worker::install::{FunctionConfig, InstallError};
 use millrace_worker::node::NodeConfig;
@@ -102,6 +103,26 @@ fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
         world.node.cap(Arc::default());
         let (a, b) = both().await;
         assert_ne!(a.gpu, b.gpu);
+    });
+}
+
+#[test]
+fn what_fails_by_a_tenants_caps_is_told_so() {
+    in_virtual_time(async {
+        let config = NodeConfig { requests_max: 4, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[5]), 1, |machine| Box::new(machine));
+        world.install(0, Bytes::mib(20)).await;
+        let cap = |quota| world.node.cap(Arc::new([(revision(0).function.tenant, quota)].into()));
+        cap(Quota { memory_share: Share::from_ppm(1_000).ok(), ..Quota::NONE });
+        let refused = world.node.invoke(request(0)).await.unwrap_err();
+        assert_eq!(refused.reason, Reason::NoGpuMemory);
+        assert!(refused.message.contains("millrace get tenants"), "{refused:?}");
+        cap(Quota { gpus_max: NonZeroU32::new(1), ..Quota::NONE });
+        // One runs, and half of four may wait.
+        let mut asked: Vec<_> = (0..4).map(|_| world.ask(request(0))).collect();
+        let refused = asked.remove(3).await.unwrap().unwrap_err();
+        assert_eq!(refused.reason, Reason::QueueFull);
+        assert!(refused.message.contains("millrace get tenants"), "{refused:?}");
     });
 }
 
