@@ -57,6 +57,8 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
 struct World {
     waiting: BTreeSet<RequestKey>,
     on: BTreeMap<RequestKey, GpuIndex>,
+    /// Those that were around when a GPU was lost.
+    suspects: BTreeSet<RequestKey>,
     up: BTreeSet<u32>,
     pinned: BTreeSet<(GpuIndex, ModelId)>,
     /// As each GPU was last told of its copy of a model.
@@ -67,12 +69,17 @@ impl World {
     fn take(&mut self, actions: &[Action]) {
         for &action in actions {
             match action {
-                Action::Assign { gpu, key, .. } => {
+                Action::Assign { gpu, key, attempt, .. } => {
                     assert!(self.waiting.remove(&key), "{key} was given out twice");
                     assert!(self.up.contains(&gpu.0), "{gpu} is down");
                     self.on.insert(key, gpu);
                     let here = self.on.values().filter(|&&on| on == gpu).count();
                     assert!(here <= SLOTS_MAX, "{gpu} has {here}");
+                    if attempt > 1 {
+                        self.suspects.insert(key);
+                    }
+                    let suspect = self.on.iter().any(|(key, on)| *on == gpu && self.suspects.contains(key));
+                    assert!(!suspect || here == 1, "{gpu} has a suspect and {here} requests");
                 }
                 Action::Prefetch { gpu, .. } => assert!(self.up.contains(&gpu.0), "{gpu} is down"),
                 Action::Standing { gpu, model, standing } => {

@@ -165,7 +165,8 @@ impl Unified {
                 .then(|| self.assign(view, &request, gpu, Route::Host));
         }
         if let Some(hit) = self.hit(view, gpu) {
-            return (left <= RECALL_COST).then(|| self.assign(view, &hit.request, gpu, Route::Host));
+            let soon = left <= RECALL_COST && !hit.request.attempts.suspect();
+            return soon.then(|| self.assign(view, &hit.request, gpu, Route::Host));
         }
         let free = self.flows.firsts(it.rank, Class::Free, view.now, LOOKED_AT_MAX);
         let suits = |candidate: &&Candidate| self.worth_bringing(view, gpu, left, &candidate.request);
