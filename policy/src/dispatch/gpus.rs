@@ -256,6 +256,9 @@ impl Gpu {
             held.loading = Loading::Nothing;
             held.unlike |= matches!(held.source, Source::Peer(_)) && from.is_none();
         }
+        // Their turns begin with it there.
+        let ahead = self.ahead.iter_mut().filter(|held| held.request.model == model);
+        ahead.for_each(|held| held.swap = Duration::ZERO);
     }
 
     /// A request has run here: it has read all of its model.

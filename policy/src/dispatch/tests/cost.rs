@@ -96,3 +96,24 @@ fn a_copy_that_fell_back_to_the_host_says_nothing_of_peers() {
     assert_eq!(learned(Some(None)), 2, "by the rate: some of it came from the host");
     assert_eq!(learned(None), 2, "who knows where it came from");
 }
+
+#[test]
+fn a_model_that_arrives_during_the_run_before_is_not_waited_for() {
+    let mut node = node(&[64]);
+    for (key, model) in [(1, A), (2, B)] {
+        node.enqueue(key, model);
+        node.ended(0, key, 5);
+    }
+    node.step(Event::Evicted { gpu: gpu(0), models: vec![B] });
+    assert_eq!(node.enqueue(3, A), [assign(0, 3, A)]);
+    assert_eq!(node.enqueue(4, B), [assign(0, 4, B)], "ahead, and B comes meanwhile");
+    let backlog = |node: &Node| {
+        let (fleet, models) = (&node.dispatch.fleet, &node.dispatch.models);
+        fleet.backlog(models, node.now, gpu(0)).unwrap()
+    };
+    let before = backlog(&node);
+    let swap = node.dispatch.fleet.get(gpu(0)).ahead[0].swap;
+    assert!(swap > Duration::ZERO);
+    node.step(Event::Loaded { gpu: gpu(0), model: B, from: None });
+    assert_eq!(backlog(&node), before - swap);
+}
