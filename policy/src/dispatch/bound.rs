@@ -25,7 +25,7 @@ use millrace_types::{GpuIndex, Reason, Timestamp};
 use super::config::{Binding, BoundConfig, GpuConfig};
 use super::models::Models;
 use super::policy::{Decision, Entry, Policy, Route, View};
-use super::queue::{Lines, Waiting};
+use super::queue::Waiting;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::{BLOCK, blocks_for};
 
@@ -47,9 +47,11 @@ struct Bound {
 pub(super) struct Early {
     config: BoundConfig,
     functions: BTreeMap<FunctionIndex, Bound>,
-    /// Requests of functions that are not bound.
-    unbound: Lines,
-    fronts: Vec<Waiting>,
+    /// Requests of functions that are not bound, and those functions by their oldest.
+    unbound: BTreeMap<FunctionIndex, BTreeMap<RequestKey, Waiting>>,
+    by_age: BTreeSet<(RequestKey, FunctionIndex)>,
+    /// Whether any of those might be bound now that could not be before.
+    look: bool,
     /// What waits for each GPU.
     own: Vec<BTreeMap<RequestKey, Waiting>>,
     /// Blocks that are bound to nobody, and the same with most first.
@@ -62,17 +64,19 @@ pub(super) struct Early {
     expiring: BTreeSet<(Timestamp, FunctionIndex)>,
     /// GPUs that may have room for the next request bound to them.
     ready: BTreeSet<GpuIndex>,
+    now: Timestamp,
 }
 
 impl Early {
-    pub(super) fn new(config: BoundConfig, ranks: usize, gpus: &[GpuConfig]) -> Self {
+    pub(super) fn new(config: BoundConfig, gpus: &[GpuConfig]) -> Self {
         let room: Vec<u64> = gpus.iter().map(|gpu| gpu.memory.0 / BLOCK.0).collect();
         let by_room = (0..).map(GpuIndex).zip(&room).map(|(gpu, &room)| (Reverse(room), gpu));
         Self {
             config,
             functions: BTreeMap::new(),
-            unbound: Lines::new(ranks),
-            fronts: Vec::new(),
+            unbound: BTreeMap::new(),
+            by_age: BTreeSet::new(),
+            look: false,
             own: vec![BTreeMap::new(); gpus.len()],
             by_room: by_room.collect(),
             largest: room.iter().copied().max().unwrap_or(0),
@@ -80,7 +84,30 @@ impl Early {
             starting: BTreeSet::new(),
             expiring: BTreeSet::new(),
             ready: BTreeSet::new(),
+            now: Timestamp::ZERO,
         }
+    }
+
+    /// Takes in a request of a function that is not bound.
+    fn wait_unbound(&mut self, request: Waiting) {
+        let its = self.unbound.entry(request.function).or_default();
+        if let Some((&oldest, _)) = its.first_key_value() {
+            self.by_age.remove(&(oldest, request.function));
+        }
+        its.insert(request.key, request);
+        if let Some((&oldest, _)) = its.first_key_value() {
+            self.by_age.insert((oldest, request.function));
+        }
+        self.look = true;
+    }
+
+    /// Takes out what waits of a function that is not bound.
+    fn take_unbound(&mut self, function: FunctionIndex) -> BTreeMap<RequestKey, Waiting> {
+        let its = self.unbound.remove(&function).unwrap_or_default();
+        if let Some((&oldest, _)) = its.first_key_value() {
+            self.by_age.remove(&(oldest, function));
+        }
+        its
     }
 
     fn set_room(&mut self, gpu: GpuIndex, change: impl FnOnce(u64) -> u64) {
@@ -95,6 +122,7 @@ impl Early {
         self.starting.remove(&(bound.ready, function));
         bound.expires.map(|at| self.expiring.remove(&(at, function)));
         self.set_room(bound.gpu, |room| room + bound.blocks);
+        self.look = true;
         Some(bound)
     }
 
@@ -112,56 +140,75 @@ impl Early {
         }
     }
 
-    /// Binds the oldest request's function, or refuses it.
+    /// Binds the functions that wait and find room, the one with the oldest request first, or refuses
+    /// a request of one that never will. One without room holds up none that finds some.
     fn bind(&mut self, view: &View<'_>) -> Option<Decision> {
-        let mut fronts = std::mem::take(&mut self.fronts);
-        self.unbound.fronts(&mut fronts);
-        let refused = fronts.iter().find_map(|request| self.bind_one(view, request));
-        self.fronts = fronts;
-        refused
-    }
-
-    fn bind_one(&mut self, view: &View<'_>, request: &Waiting) -> Option<Decision> {
-        if !self.functions.contains_key(&request.function) {
-            let model = u64::from(view.models.get(request.model).blocks);
-            let blocks = model + u64::from(blocks_for(self.config.runtime));
-            let fits = |&&(Reverse(room), gpu): &&(Reverse<u64>, GpuIndex)| {
-                room >= blocks && view.fleet.get(gpu).rank >= request.rank
-            };
-            let up = |gpu: GpuIndex| view.fleet.get(gpu).executor.is_some();
-            let with_room: Vec<GpuIndex> = self
-                .by_room
-                .iter()
-                .take_while(|(Reverse(room), _)| *room >= blocks)
-                .filter(fits)
-                .map(|&(_, gpu)| gpu)
-                .collect();
-            let Some(&gpu) = with_room.iter().find(|&&gpu| up(gpu)) else {
-                // What is bound for good makes no room; a GPU that is down may come back with some.
-                let full = with_room.is_empty() && self.config.binding == Binding::ForGood;
-                let hopeless = full || blocks > self.largest;
-                if !hopeless {
-                    return None;
-                }
-                self.unbound.remove(request);
-                return Some(Decision::Refuse { request: *request, reason: Reason::NoGpuMemory });
-            };
-            let ready = view.now + self.config.cold_start;
-            let bound = Bound { gpu, blocks, ready, cold: BTreeMap::new(), waiting: 0, expires: None };
-            self.functions.insert(request.function, bound);
-            self.starting.insert((ready, request.function));
-            self.set_room(gpu, |room| room - blocks);
+        if !std::mem::take(&mut self.look) {
+            return None;
         }
-        self.unbound.remove(request);
-        self.push(*request, Entry::New);
+        for (oldest, function) in self.by_age.clone() {
+            let Some(request) = self.unbound.get(&function).and_then(|its| its.get(&oldest)).copied() else {
+                continue;
+            };
+            let blocks =
+                u64::from(view.models.get(request.model).blocks) + u64::from(blocks_for(self.config.runtime));
+            match self.find_room(view, &request, blocks) {
+                Room::On(gpu) => {
+                    let ready = view.now + self.config.cold_start;
+                    let bound =
+                        Bound { gpu, blocks, ready, cold: BTreeMap::new(), waiting: 0, expires: None };
+                    self.functions.insert(function, bound);
+                    self.starting.insert((ready, function));
+                    self.set_room(gpu, |room| room - blocks);
+                    self.take_unbound(function).into_values().for_each(|its| self.push(its, Entry::New));
+                }
+                Room::Later => {}
+                Room::Never => {
+                    self.drop_unbound(&request);
+                    // There may be more.
+                    self.look = true;
+                    return Some(Decision::Refuse { request, reason: Reason::NoGpuMemory });
+                }
+            }
+        }
         None
     }
+
+    fn find_room(&self, view: &View<'_>, request: &Waiting, blocks: u64) -> Room {
+        let roomy = self.by_room.iter().take_while(|(Reverse(room), _)| *room >= blocks);
+        let mut fits = roomy.map(|&(_, gpu)| gpu).filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
+        let up = |gpu: &GpuIndex| view.fleet.get(*gpu).executor.is_some();
+        // What is bound for good makes no room; a GPU that is down may come back with some.
+        let full = self.config.binding == Binding::ForGood && fits.clone().next().is_none();
+        match fits.find(up) {
+            Some(gpu) => Room::On(gpu),
+            None if full || blocks > self.largest => Room::Never,
+            None => Room::Later,
+        }
+    }
+
+    /// Lets a request go that is not bound.
+    fn drop_unbound(&mut self, request: &Waiting) {
+        let mut its = self.take_unbound(request.function);
+        its.remove(&request.key);
+        if let Some((&oldest, _)) = its.first_key_value() {
+            self.by_age.insert((oldest, request.function));
+            self.unbound.insert(request.function, its);
+        }
+    }
+}
+
+/// Where a function finds room.
+enum Room {
+    On(GpuIndex),
+    Later,
+    Never,
 }
 
 impl Policy for Early {
     fn push(&mut self, request: Waiting, _entry: Entry) {
         let Some(bound) = self.functions.get_mut(&request.function) else {
-            return self.unbound.insert(request);
+            return self.wait_unbound(request);
         };
         bound.waiting += 1;
         if let Some(at) = bound.expires.take() {
@@ -176,7 +223,7 @@ impl Policy for Early {
     }
 
     fn remove(&mut self, request: &Waiting) {
-        self.unbound.remove(request);
+        self.drop_unbound(request);
         let Some(bound) = self.functions.get_mut(&request.function) else { return };
         let here =
             self.own[bound.gpu.0 as usize].remove(&request.key).or_else(|| bound.cold.remove(&request.key));
@@ -185,8 +232,7 @@ impl Policy for Early {
             && bound.waiting == 0
             && bound.expires.is_none()
         {
-            // Nobody says what time it is: as if it had not been asked for since it was ready.
-            let at = bound.ready + keep_alive;
+            let at = self.now.max(bound.ready) + keep_alive;
             bound.expires = Some(at);
             self.expiring.insert((at, request.function));
         }
@@ -218,19 +264,21 @@ impl Policy for Early {
         None
     }
 
+    /// Or it is up again.
     fn freed(&mut self, gpu: GpuIndex) {
         self.ready.insert(gpu);
+        self.look = true;
     }
 
     fn lost(&mut self, gpu: GpuIndex) -> Vec<Waiting> {
         let on = self.functions.iter().filter(|(_, bound)| bound.gpu == gpu);
         for function in on.map(|(&function, _)| function).collect::<Vec<_>>() {
             if let Some(bound) = self.unbind(function) {
-                bound.cold.into_values().for_each(|request| self.unbound.insert(request));
+                bound.cold.into_values().for_each(|request| self.wait_unbound(request));
             }
         }
         let waiting = std::mem::take(&mut self.own[gpu.0 as usize]);
-        waiting.into_values().for_each(|request| self.unbound.insert(request));
+        waiting.into_values().for_each(|request| self.wait_unbound(request));
         Vec::new()
     }
 
@@ -242,18 +290,19 @@ impl Policy for Early {
     fn forget(&mut self, function: FunctionIndex) {
         // What still waits of it binds it again.
         if let Some(bound) = self.unbind(function) {
-            bound.cold.into_values().for_each(|request| self.unbound.insert(request));
+            bound.cold.into_values().for_each(|request| self.wait_unbound(request));
             let own = &mut self.own[bound.gpu.0 as usize];
             let (its, others) =
                 std::mem::take(own).into_iter().partition(|(_, request)| request.function == function);
             *own = others;
             let its: BTreeMap<RequestKey, Waiting> = its;
-            its.into_values().for_each(|request| self.unbound.insert(request));
+            its.into_values().for_each(|request| self.wait_unbound(request));
         }
     }
 
     /// Also when nobody waits, or it would want to be woken at once for ever.
     fn tick(&mut self, now: Timestamp, _models: &Models) {
+        self.now = now;
         self.elapse(now);
     }
 

@@ -163,8 +163,6 @@ pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrd
             (Box::new(torpor::Torpor::new(config, ranks, seed)), IdleOrder::Calmest)
         }
         PolicyConfig::Unified(config) => (Box::new(unified::Unified::new(config, ranks)), IdleOrder::Coldest),
-        PolicyConfig::Bound(bound) => {
-            (Box::new(bound::Early::new(bound, ranks, &config.gpus)), IdleOrder::Emptiest)
-        }
+        PolicyConfig::Bound(bound) => (Box::new(bound::Early::new(bound, &config.gpus)), IdleOrder::Emptiest),
     }
 }

@@ -76,3 +76,26 @@ fn functions_of_a_lost_gpu_are_bound_anew() {
     assert_eq!(node.down(0, &[(1, Progress::Waiting)]), [assign(1, 1, A)]);
     assert_eq!(node.ended(1, 1, 5), [assign(1, 2, A)]);
 }
+
+#[test]
+fn a_function_without_room_holds_up_none_that_finds_some() {
+    let keep_alive = Binding::KeepAlive(Duration::from_millis(100));
+    let mut node = early(keep_alive, 0, 1);
+    let wide = ModelId(4);
+    node.step(Event::Install { model: wide, memory: Bytes::mib(24), weights: Bytes::mib(24) });
+    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
+    assert_eq!(node.of_function(2, 2, wide), [], "44 MiB, and 36 beside function 1");
+    assert_eq!(node.of_function(3, 3, B), [], "behind function 1");
+    assert_eq!(node.ended(0, 1, 5), [assign(0, 3, B)], "and not behind function 2");
+}
+
+#[test]
+fn a_function_whose_request_is_withdrawn_is_kept_from_then_on() {
+    let mut node = early(Binding::KeepAlive(Duration::from_secs(1)), 50, 1);
+    node.of_function(1, 1, A);
+    assert_eq!(node.at_wake(), [assign(0, 1, A)]);
+    node.now = node.now + Duration::from_millis(300);
+    assert_eq!(node.of_function(2, 1, A), [], "it is still at work");
+    node.step(Event::Withdraw { key: RequestKey(2) });
+    assert_eq!(node.dispatch.next_wake(), Some(node.now + Duration::from_secs(1)));
+}
