@@ -16,6 +16,8 @@ pub struct Attempts {
     pub lost: u32,
     /// Executors it was running in as they died.
     pub deaths: u32,
+    /// Whether it may have run by now, wherever it was lost.
+    pub begun: bool,
     /// Whether running it twice does no harm.
     pub idempotent: Idempotent,
 }
@@ -68,7 +70,7 @@ impl Attempts {
     /// The record of a request that was never started.
     #[must_use]
     pub fn new(left: u32, idempotent: Idempotent) -> Self {
-        Self { left: left.max(1), lost: 0, deaths: 0, idempotent }
+        Self { left: left.max(1), lost: 0, deaths: 0, begun: false, idempotent }
     }
 
     /// Whether it was around when an executor died. A suspect runs alone, so that nobody else is
@@ -89,19 +91,20 @@ impl Attempts {
         if loss == Loss::Died(Progress::Waiting) {
             return Verdict::Again(self);
         }
-        let begun = progress == Progress::Begun;
-        let refuse = |reason| Verdict::Refuse { reason, may_have_executed: begun || self.deaths > 0 };
-        if begun && self.idempotent == Idempotent::No {
+        let now_begun = progress == Progress::Begun;
+        let begun = self.begun || now_begun;
+        let refuse = |reason| Verdict::Refuse { reason, may_have_executed: begun };
+        if now_begun && self.idempotent == Idempotent::No {
             return refuse(Reason::ExecutorLost);
         }
-        let deaths = self.deaths + if begun { died } else { 0 };
+        let deaths = self.deaths + if now_begun { died } else { 0 };
         if deaths >= DEATHS_MAX {
             return refuse(Reason::Quarantined);
         }
         if self.left <= 1 {
             return refuse(Reason::AttemptsExhausted);
         }
-        Verdict::Again(Self { left: self.left - 1, lost: self.lost + 1, deaths, ..self })
+        Verdict::Again(Self { left: self.left - 1, lost: self.lost + 1, deaths, begun, ..self })
     }
 }
 
@@ -135,7 +138,7 @@ mod tests {
     fn what_must_not_run_twice_is_not_run_again_once_it_may_have() {
         check(3, No, &[Died(Begun)], refused(Reason::ExecutorLost, true));
         check(3, No, &[Failed(Begun)], refused(Reason::ExecutorLost, true));
-        let again = Attempts { left: 2, lost: 1, deaths: 0, idempotent: No };
+        let again = Attempts { left: 2, lost: 1, deaths: 0, begun: false, idempotent: No };
         check(3, No, &[Died(Preparing)], Verdict::Again(again));
     }
 
@@ -143,6 +146,8 @@ mod tests {
     fn attempts_run_out() {
         check(3, Yes, &[Failed(Begun); 3], refused(Reason::AttemptsExhausted, true));
         check(3, Yes, &[Died(Preparing); 3], refused(Reason::AttemptsExhausted, false));
+        let begun_before = [Failed(Begun), Failed(Preparing), Died(Preparing)];
+        check(3, Yes, &begun_before, refused(Reason::AttemptsExhausted, true));
         check(2, Yes, &[Failed(Waiting); 2], refused(Reason::AttemptsExhausted, false));
         check(1, Yes, &[Died(Begun)], refused(Reason::AttemptsExhausted, true));
         check(0, Yes, &[Failed(Preparing)], refused(Reason::AttemptsExhausted, false));

@@ -334,7 +334,7 @@ impl Dispatch {
                 Some(Decision::Refuse { request, reason }) => {
                     self.queued -= 1;
                     self.gone(&request);
-                    let may_have_executed = request.attempts.deaths > 0;
+                    let may_have_executed = request.attempts.begun;
                     actions.push(Action::Fail { key: request.key, reason, may_have_executed });
                 }
                 Some(Decision::Assign { request, gpu, over }) => {

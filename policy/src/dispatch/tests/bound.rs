@@ -99,3 +99,15 @@ fn a_function_whose_request_is_withdrawn_is_kept_from_then_on() {
     node.step(Event::Withdraw { key: RequestKey(2) });
     assert_eq!(node.dispatch.next_wake(), Some(node.now + Duration::from_secs(1)));
 }
+
+#[test]
+fn what_began_before_is_refused_as_such() {
+    let mut node = early(Binding::ForGood, 0, 1);
+    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
+    node.of_function(2, 2, A);
+    node.step(Event::Forget { function: FunctionIndex(1) });
+    node.of_function(3, 3, A);
+    // 28 MiB each: the GPU is full without function 1.
+    let failed = Event::Returned { gpu: gpu(0), key: RequestKey(1), why: Return::Failed(Progress::Begun) };
+    assert_eq!(node.step(failed), [fail(1, Reason::NoGpuMemory, true), assign(0, 2, A)]);
+}
