@@ -203,6 +203,7 @@ fn router(c: &mut Criterion) {
         worker,
         gpus_up: 8,
         gpus_idle: worker % 3,
+        gpus_coming: 0,
         queued: worker * 7 % 11,
         unseen: worker % 5,
         held: if worker.is_multiple_of(4) { Held::OnIdleGpu } else { Held::InHost },

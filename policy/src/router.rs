@@ -8,6 +8,10 @@ use millrace_types::{Bytes, BytesPerSec};
 /// How long a run is taken to last before one was seen.
 pub const RUN_GUESS: Duration = Duration::from_millis(10);
 
+/// How fast a model is taken to come onto a GPU: PCIe 3.0 ×16 in practice. Workers do not say, and
+/// only how it compares with a run matters here.
+pub const HOST_RATE: BytesPerSec = BytesPerSec::gb(12);
+
 /// What a request needs, wherever it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
@@ -37,6 +41,8 @@ pub struct Candidate<W> {
     pub gpus_up: u32,
     /// Of those, how many run nothing.
     pub gpus_idle: u32,
+    /// GPUs that are about to serve.
+    pub gpus_coming: u32,
     /// Requests in its queue.
     pub queued: u32,
     /// Requests sent to it that its telemetry cannot count yet.
@@ -72,8 +78,14 @@ impl<W> Candidate<W> {
 }
 
 /// Chooses the candidate that is likely to finish first; of equals the one with fewer requests,
-/// then the first. `None` where no candidate has a GPU that serves.
-pub fn choose<W>(candidates: impl IntoIterator<Item = Candidate<W>>, request: &Request) -> Option<W> {
+/// then the first. While no GPU serves anywhere, of those that are about to. `None` where none is.
+pub fn choose<W>(candidates: impl IntoIterator<Item = Candidate<W>> + Clone, request: &Request) -> Option<W> {
+    let soon =
+        |candidate: Candidate<W>| Candidate { gpus_up: candidate.gpus_coming, gpus_idle: 0, ..candidate };
+    first(candidates.clone(), request).or_else(|| first(candidates.into_iter().map(soon), request))
+}
+
+fn first<W>(candidates: impl IntoIterator<Item = Candidate<W>>, request: &Request) -> Option<W> {
     let mut best: Option<((Duration, u64), W)> = None;
     for candidate in candidates {
         let Some(finish) = candidate.finish(request) else { continue };
@@ -97,10 +109,11 @@ mod tests {
         worker: "idle",
         gpus_up: 2,
         gpus_idle: 2,
+        gpus_coming: 0,
         queued: 0,
         unseen: 0,
         held: Held::InHost,
-        host_rate: BytesPerSec::gb(12),
+        host_rate: HOST_RATE,
     };
     const HOLDER: Candidate<&str> = Candidate { worker: "holder", held: Held::OnIdleGpu, ..IDLE };
 
@@ -145,5 +158,15 @@ mod tests {
         check(&[Candidate { gpus_up: 0, ..HOLDER }, IDLE], Some("idle"));
         check(&[Candidate { gpus_up: 0, ..HOLDER }], None);
         check(&[], None);
+    }
+
+    #[test]
+    fn where_none_serves_one_that_is_about_to_is_next_best() {
+        let coming =
+            |worker, gpus_coming| Candidate { worker, gpus_up: 0, gpus_idle: 0, gpus_coming, ..HOLDER };
+        check(&[coming("none", 0), coming("soon", 1)], Some("soon"));
+        check(&[coming("soon", 1), Candidate { queued: 9, ..IDLE }], Some("idle"));
+        let queued = Candidate { queued: 4, ..coming("queued", 1) };
+        check(&[queued, coming("soon", 1)], Some("soon"));
     }
 }

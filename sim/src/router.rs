@@ -1,12 +1,14 @@
-//! Which node a request goes to, as a gateway has it: the pure router over what telemetry said
-//! last, every 100 ms.
+//! Which node a request goes to, as a controller's gateway has it: the pure router over what telemetry
+//! said last, every 100 ms, and the rate it assumes of every link. Two things are simpler: a request
+//! that was answered since counts as unseen until the next report, and one node that serves a function
+//! is not asked whether it has a GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::router::{self, Candidate, Held, Request};
-use millrace_types::{BytesPerSec, Digest};
-use millrace_worker::snapshot::{GpuHealth, NodeSnapshot};
+use millrace_policy::router::{self, Candidate, HOST_RATE, Held, Request};
+use millrace_types::Digest;
+use millrace_worker::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot};
 
 /// How often nodes say how they are.
 pub const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
@@ -16,11 +18,11 @@ pub const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
 struct Known {
     gpus_up: u32,
     gpus_idle: u32,
+    gpus_coming: u32,
     queued: u32,
     unseen: u32,
     on_idle: BTreeSet<Digest>,
     on_busy: BTreeSet<Digest>,
-    host_rate: BytesPerSec,
 }
 
 /// The nodes, and which of them serve which function.
@@ -31,16 +33,16 @@ pub struct Router {
 }
 
 impl Router {
-    /// Takes a node in: nothing is known of it but how fast its models come.
-    pub fn join(&mut self, node: usize, gpus: u32, host_rate: BytesPerSec) {
+    /// Takes a node in: nothing is known of it but its GPUs.
+    pub fn join(&mut self, node: usize, gpus: u32) {
         let known = Known {
             gpus_up: gpus,
             gpus_idle: gpus,
+            gpus_coming: 0,
             queued: 0,
             unseen: 0,
             on_idle: BTreeSet::new(),
             on_busy: BTreeSet::new(),
-            host_rate,
         };
         self.nodes.insert(node, known);
     }
@@ -53,14 +55,17 @@ impl Router {
     /// Takes in what a node said of itself.
     pub fn hear(&mut self, node: usize, said: &NodeSnapshot) {
         let Some(known) = self.nodes.get_mut(&node) else { return };
+        let coming = |gpu: &&GpuSnapshot| matches!(gpu.health, GpuHealth::Starting | GpuHealth::Restarting);
+        let coming = said.gpus.iter().filter(coming).count();
         let up = said.gpus.iter().filter(|gpu| gpu.health == GpuHealth::Up);
         let (idle, busy): (Vec<_>, Vec<_>) = up.partition(|gpu| gpu.running.is_none());
-        let held = |gpus: &[&millrace_worker::snapshot::GpuSnapshot]| {
+        let held = |gpus: &[&GpuSnapshot]| {
             gpus.iter().flat_map(|gpu| gpu.models.iter().map(|model| model.digest)).collect()
         };
         let count = |gpus: usize| u32::try_from(gpus).unwrap_or(u32::MAX);
         known.gpus_up = count(idle.len() + busy.len());
         known.gpus_idle = count(idle.len());
+        known.gpus_coming = count(coming);
         (known.queued, known.unseen) = (said.queued, 0);
         (known.on_idle, known.on_busy) = (held(&idle), held(&busy));
     }
@@ -83,10 +88,11 @@ impl Router {
                 worker: node,
                 gpus_up: known.gpus_up,
                 gpus_idle: known.gpus_idle,
+                gpus_coming: known.gpus_coming,
                 queued: known.queued,
                 unseen: known.unseen,
                 held,
-                host_rate: known.host_rate,
+                host_rate: HOST_RATE,
             })
         };
         let chosen = router::choose(serving.iter().filter_map(candidate), request)?;

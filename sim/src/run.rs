@@ -152,7 +152,7 @@ impl World {
         let mut machines = Vec::new();
         for (place, (node, functions)) in scenario.nodes.iter().zip(&placed).enumerate() {
             let machine = start(scenario, node, place, &clock);
-            router.join(place, node.topology.gpus.len() as u32, machine.host_rate);
+            router.join(place, node.topology.gpus.len() as u32);
             for &function in functions {
                 let config = config(scenario, node, function, machine.host_rate);
                 machine.handle.install(config, Arc::clone(&models[function])).await?;
