@@ -1,6 +1,7 @@
 //! What the dispatcher knows of each model: its size, who holds it, and what it [costs](super::cost)
 //! on each kind of GPU.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -158,7 +159,11 @@ impl Models {
             let id = model.id;
             self.by_id.remove(&id);
             self.free.push(slot);
-            self.top = self.top.filter(|&top| top != slot);
+            if self.top == Some(slot) {
+                // Rare: the one that was asked for most is gone.
+                let others = self.by_id.values().copied().filter(|&other| self.get(other).given > 0);
+                self.top = others.max_by_key(|&other| (self.get(other).given, Reverse(other)));
+            }
         }
     }
 
@@ -219,5 +224,22 @@ mod tests {
         models.profile(slot, 0, ms(30), ms(4));
         let transfer = |kind| models.cost(slot, kind).unwrap().transfer();
         assert_eq!((transfer(0), transfer(1)), (Some(ms(30)), None));
+    }
+
+    #[test]
+    fn when_the_most_asked_for_goes_the_next_one_is() {
+        let mut models = Models::default();
+        for (id, given) in [(1, 2), (2, 5), (3, 3), (4, 0)] {
+            models.install(ModelId(id), 1, Bytes(1), None);
+            let slot = models.installed(ModelId(id)).unwrap();
+            (0..given).for_each(|_| models.given(slot, GpuIndex(0)));
+        }
+        let top = |models: &Models| models.top().map(|model| model.id);
+        assert_eq!(top(&models), Some(ModelId(2)));
+        for (gone, next) in [(2, Some(ModelId(3))), (3, Some(ModelId(1))), (1, None)] {
+            models.remove(ModelId(gone));
+            models.left(models.slot(ModelId(gone)).unwrap(), GpuIndex(0));
+            assert_eq!(top(&models), next);
+        }
     }
 }
