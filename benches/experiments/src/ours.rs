@@ -24,6 +24,8 @@ pub const EXPERIMENTS: [Experiment; 1] =
     [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];
 
 const FUNCTIONS: usize = 200;
+/// Why torpor has more in time where there is no way to be in time for all.
+const BOUNDED: &str = "unified lets no request be overtaken for ever, and those it then serves are late; torpor starves them (its p99 is the clients' 60 s). Without that bound unified has 97% in time at a load of 100%, and leaves up to 2% without an answer";
 /// What the functions are to hold, where they have an objective.
 pub const OBJECTIVE: Slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
 
@@ -86,7 +88,8 @@ fn overload(effort: Effort) -> Result<Report> {
         for other in ["fifo", "lalb-o3", "torpor"] {
             if let (Some(ours), Some(theirs)) = (of("unified"), of(other)) {
                 let what = format!("requests in time: unified at least {other}, load {load}%");
-                report.orders.push(Order { what, by: ours.less(&theirs), cause: None });
+                let cause = (other == "torpor" && load > 100).then_some(BOUNDED);
+                report.orders.push(Order { what, by: ours.less(&theirs), cause });
             }
         }
     }

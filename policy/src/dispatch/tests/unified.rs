@@ -249,3 +249,18 @@ proptest! {
         prop_assert!(node.dispatch.stats().overtaken_max <= limit.into());
     }
 }
+
+#[test]
+fn a_suspect_is_not_handed_ahead_to_its_holder() {
+    let fresh = Attempts::new(3, Idempotent::Yes);
+    let Verdict::Again(suspect) = fresh.after(Loss::Failed(Progress::Preparing)) else { panic!("refused") };
+    let ask = |attempts| {
+        let mut node = profiled(&[64]);
+        node.ask(1, 0, A);
+        // It ends at any moment.
+        node.wait_ms(160);
+        node.step(Event::Enqueue { key: RequestKey(2), function: F, model: A, attempts })
+    };
+    assert_eq!(ask(fresh), [assign(0, 2, A)]);
+    assert_eq!(ask(suspect), [], "it gets a GPU of its own");
+}
