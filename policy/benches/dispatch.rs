@@ -7,7 +7,7 @@
 //! is told apart. Models are evicted as they would be, so that each GPU holds [`HELD`] of them.
 //!
 //! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
-//! their number.
+//! their number, and POLICY picks one.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -183,7 +183,9 @@ fn policies() -> impl Iterator<Item = (&'static str, PolicyConfig)> {
     let artifact = TorporConfig { alpha: AlphaRule::Artifact, ..TorporConfig::default() };
     // The others refuse what finds no room: no queue of theirs grows.
     let late = POLICIES.into_iter().filter(|(_, policy)| !policy.binds_early());
-    late.chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))])
+    let only = std::env::var("POLICY").ok();
+    let picked = move |name: &str| only.as_ref().is_none_or(|only| only == name);
+    late.chain([("torpor (artifact)", PolicyConfig::Torpor(artifact))]).filter(move |(name, _)| picked(name))
 }
 
 fn histogram(_: &mut Criterion) {
