@@ -197,8 +197,12 @@ impl Fleet {
             let idle = holders.iter().copied().filter(|&gpu| self.takes_now(gpu, rank));
             return idle.min_by_key(|&gpu| (key(gpu), gpu));
         }
-        let idle = self.listed.iter().skip(rank.0).flatten().copied();
-        idle.filter(|gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
+        self.idle(rank).filter(|gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
+    }
+
+    /// The idle GPUs of at least this rank, in no order.
+    pub(super) fn idle(&self, rank: SizeRank) -> impl Iterator<Item = GpuIndex> {
+        self.listed.iter().skip(rank.0).flatten().copied()
     }
 
     pub(super) fn any_idle(&self) -> bool {

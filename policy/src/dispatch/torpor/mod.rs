@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_types::{GpuIndex, SloCounts, Timestamp};
+use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
 
 use self::alpha::Alpha;
 use self::groups::{ALPHA_ONE, Groups};
@@ -227,19 +227,35 @@ impl Torpor {
             let number = self.lots.below(view.fleet.idle_count(request.rank));
             return Some((view.fleet.nth_idle(request.rank, number)?, Route::Host));
         }
-        // One whose own copy is still on its way has nothing to give yet.
-        let whole = holders.iter().copied().filter(|&gpu| !view.fleet.get(gpu).is_loading(request.model));
-        let from_holder = whole.flat_map(|holder| {
-            view.fleet.peers(holder).iter().map(move |&(rate, to)| (Reverse(rate), to, holder))
-        });
-        let faster = from_holder.filter(|&(Reverse(rate), to, _)| {
-            view.fleet.takes_now(to, request.rank) && rate > view.fleet.get(to).host_rate
-        });
-        if let Some((Reverse(rate), to, holder)) = faster.min() {
+        if let Some((Reverse(rate), to, holder)) = from_peer(view, request) {
             return Some((to, Route::Peer { holder, rate }));
         }
         Some((view.fleet.first_idle(request.rank)?, Route::Host))
     }
+}
+
+/// The fastest direct link from a holder to an idle GPU, where that is faster than its way from the
+/// host. Looks from the holders or from the idle ones, whichever are fewer.
+pub(super) fn from_peer(
+    view: &View<'_>,
+    request: &Waiting,
+) -> Option<(Reverse<BytesPerSec>, GpuIndex, GpuIndex)> {
+    let holders = &view.models.get(request.model).holders;
+    // One whose own copy is still on its way has nothing to give yet.
+    let gives = |holder: GpuIndex| !view.fleet.get(holder).is_loading(request.model);
+    let faster = |to: GpuIndex, rate: BytesPerSec| rate > view.fleet.get(to).host_rate;
+    let links = |gpu: GpuIndex| view.fleet.peers(gpu).iter().copied();
+    if holders.len() <= view.fleet.idle_count(request.rank) {
+        let whole = holders.iter().copied().filter(|&holder| gives(holder));
+        let ways = whole.flat_map(|holder| links(holder).map(move |(rate, to)| (Reverse(rate), to, holder)));
+        return ways
+            .filter(|&(Reverse(rate), to, _)| view.fleet.takes_now(to, request.rank) && faster(to, rate))
+            .min();
+    }
+    let ways = view.fleet.idle(request.rank);
+    let ways = ways.flat_map(|to| links(to).map(move |(rate, holder)| (Reverse(rate), to, holder)));
+    ways.filter(|&(Reverse(rate), to, holder)| faster(to, rate) && holders.contains(&holder) && gives(holder))
+        .min()
 }
 
 /// A mean run of a function in milliseconds and thousandths: what the artifact weighs its count by.
