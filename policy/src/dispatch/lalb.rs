@@ -110,7 +110,14 @@ impl Lalb {
     fn for_gpu(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
         let rank = view.fleet.get(gpu).rank;
         let at_limit = self.ages.at_limit(rank);
-        let hit = self.hit(view, gpu);
+        let hit = match at_limit {
+            // Nobody is older: no other hit may go before it.
+            Some((key, from)) if self.ages.oldest(rank) == at_limit => {
+                let model = self.ages.get(from, key)?.model;
+                at_limit.filter(|_| view.fleet.get(gpu).holds(model))
+            }
+            _ => self.hit(view, gpu),
+        };
         if let Some((key, from)) = hit.filter(|hit| at_limit.is_none_or(|at_limit| hit.0 <= at_limit.0)) {
             let request = self.send(from, key, rank)?;
             return Some(Decision::Assign { request, gpu, over: Route::Host });
