@@ -2,6 +2,7 @@
 
 use millrace_types::GpuIndex;
 
+use super::glance;
 use super::gpus::Expected;
 use super::policy::{Decision, Entry, Policy, Route, View};
 use super::queue::{Lines, Waiting};
@@ -54,23 +55,33 @@ fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     Some(idle_holder(view, request).unwrap_or(any))
 }
 
-fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+/// The busy GPU behind which a request is handed ahead.
+pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     if request.attempts.suspect() {
         return None;
     }
-    let turn = |gpu: GpuIndex| {
-        let ahead = view.fleet.get(gpu).ahead.len();
-        (view.fleet.expected_free(view.models, view.now, gpu, ahead), gpu)
-    };
-    let holders = view.models.get(request.model).holders.iter().copied();
-    let takers = holders.filter(|&gpu| {
-        let gpu = view.fleet.get(gpu);
-        gpu.takes_ahead() && gpu.rank >= request.rank && gpu.ahead.len() < AHEAD_MAX
-    });
+    let turn =
+        |gpu: GpuIndex| view.fleet.expected_free(view.models, view.now, gpu, view.fleet.get(gpu).ahead.len());
+    let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now);
     let soon = Expected::At(view.now + RECALL_COST);
-    let turns = takers.map(turn).filter(|&(turn, gpu)| turn <= soon || view.fleet.get(gpu).ahead.is_empty());
+    let takes = |&gpu: &GpuIndex| {
+        let it = view.fleet.glance(gpu);
+        it.takes(request.rank, AHEAD_MAX) && (it.nobody_ahead() || bound(gpu) <= soon)
+    };
+    let in_turn =
+        |gpu: GpuIndex| Some(turn(gpu)).filter(|&turn| turn <= soon || view.fleet.glance(gpu).nobody_ahead());
+    let holders = &view.models.get(request.model).holders;
+    // Behind another that is through so soon, if anything ever was; else only where nobody waits.
+    let alone = view.models.all_take_longer(RECALL_COST) && view.fleet.free_ahead().len() < holders.len();
+    let holder = if alone {
+        let free = view.fleet.free_ahead().filter(|gpu| holders.contains(gpu));
+        glance::first(free.filter(takes), bound, in_turn)
+    } else {
+        glance::first(holders.iter().copied().filter(takes), bound, in_turn)
+    };
     let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
-    turns.min().or_else(|| free().map(turn).min()).map(|(_, gpu)| gpu)
+    let any = || glance::first(free(), bound, |gpu| Some(turn(gpu)));
+    holder.or_else(any).map(|(_, gpu)| gpu)
 }
 
 /// The baseline of the LALB paper (L18): to any idle GPU, wherever the model is. Nothing is handed

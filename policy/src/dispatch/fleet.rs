@@ -10,6 +10,7 @@ use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 use super::RECALL_COST;
 use super::config::Config;
 use super::cost::Source;
+use super::glance::Glance;
 use super::gpus::{Expected, Gpu, Held, Loading};
 use super::models::{Models, Slot};
 use super::queue::SizeRank;
@@ -44,6 +45,7 @@ struct Noted {
 #[derive(Debug)]
 pub(super) struct Fleet {
     gpus: Vec<Gpu>,
+    glances: Vec<Glance>,
     order: IdleOrder,
     noted: Vec<Noted>,
     /// The idle ones in order, by rank.
@@ -84,8 +86,10 @@ impl Fleet {
             .iter_mut()
             .for_each(|links| links.sort_unstable_by_key(|&(rate, gpu)| (u64::MAX - rate.0, gpu)));
         let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
+        let gpus: Vec<Gpu> = config.gpus.iter().zip(ranks).map(|(gpu, &rank)| Gpu::new(gpu, rank)).collect();
         Self {
-            gpus: config.gpus.iter().zip(ranks).map(|(gpu, &rank)| Gpu::new(gpu, rank)).collect(),
+            glances: gpus.iter().map(Glance::of).collect(),
+            gpus,
             order,
             noted: vec![Noted::default(); count],
             idle: vec![BTreeSet::new(); classes],
@@ -103,12 +107,17 @@ impl Fleet {
         &self.gpus[gpu.0 as usize]
     }
 
+    pub(super) fn glance(&self, gpu: GpuIndex) -> &Glance {
+        &self.glances[gpu.0 as usize]
+    }
+
     /// Changes a GPU and brings the indexes up to date.
     pub(super) fn change<T>(&mut self, gpu: GpuIndex, change: impl FnOnce(&mut Gpu) -> T) -> T {
         let it = &mut self.gpus[gpu.0 as usize];
         let before = it.loading();
         let result = change(it);
         let after = it.loading();
+        self.glances[gpu.0 as usize] = Glance::of(it);
         self.note(gpu);
         if self.order == IdleOrder::Calmest && before != after {
             for place in 0..self.neighbours[gpu.0 as usize].len() {
@@ -244,7 +253,8 @@ impl Fleet {
         idle
     }
 
-    pub(super) fn free_ahead(&self) -> impl Iterator<Item = GpuIndex> {
+    /// Those at work behind which nobody waits, in index order.
+    pub(super) fn free_ahead(&self) -> impl ExactSizeIterator<Item = GpuIndex> {
         self.free_ahead.iter().copied()
     }
 

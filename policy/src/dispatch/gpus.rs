@@ -288,6 +288,16 @@ pub(super) enum Expected {
     Unknown,
 }
 
+impl Expected {
+    /// So much later.
+    pub(super) fn and(self, time: Duration) -> Self {
+        match self {
+            Self::At(at) => Self::At(at + time),
+            Self::Unknown => Self::Unknown,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use millrace_types::GpuIndex;
 
+use super::glance;
+use super::gpus::Expected;
 use super::models::Slot;
 use super::overtaking::Ages;
 use super::policy::{Decision, Entry, Policy, Route, Stats, View};
@@ -162,21 +164,25 @@ impl Lalb {
         let run = |kind| view.models.run_time(request.model, kind);
         let here = view.fleet.get(idle);
         let load = view.fleet.swap_time(view.models, idle, request.model);
-        let finish = |&gpu: &GpuIndex| {
+        let own = |gpu: GpuIndex| self.own[gpu.0 as usize].time;
+        let finish = |gpu: GpuIndex| {
             let it = view.fleet.get(gpu);
             if !it.takes_ahead() || !self.ages.may_go(request.key, it.rank) {
                 return None;
             }
-            let wait = view.fleet.backlog(view.models, view.now, gpu)? + self.own[gpu.0 as usize].time;
+            let wait = view.fleet.backlog(view.models, view.now, gpu)? + own(gpu);
             // On equal GPUs the run is the same on both sides.
             let (there, miss) = match it.kind == here.kind {
                 true => (wait, load),
                 false => (wait + run(it.kind)?, load + run(here.kind)?),
             };
-            (there < miss).then_some((there, gpu))
+            (there < miss).then_some(Expected::At(view.now + there))
         };
-        let holders = view.models.get(request.model).holders.iter();
-        holders.filter_map(finish).min().map(|(_, gpu)| gpu)
+        let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
+        let latest = Expected::At(view.now + load + run(here.kind).unwrap_or_default());
+        let holders = view.models.get(request.model).holders.iter().copied();
+        let in_time = holders.filter(|&gpu| bound(gpu) < latest);
+        glance::first(in_time, bound, finish).map(|(_, gpu)| gpu)
     }
 
     /// Binds a request to a busy GPU: it goes ahead at once where nobody else waits there.

@@ -26,14 +26,16 @@ impl Dispatch {
         if let Some(predicted) = held.predicted.filter(|_| whole) {
             self.errors.add(gpu.kind, held.source, predicted, turn.max(ran));
         }
-        let cost = self.models.cost_mut(model, gpu.kind);
-        cost.ran(held.rows, ran);
         // From another GPU, unless that failed: nothing is known of it before it has arrived.
         let told = !matches!(held.source, Source::Peer(_)) || held.loading == Loading::Nothing;
         // A turn shorter than its run began before we heard of it.
-        if let Some(added) = turn.checked_sub(ran).filter(|_| whole && told && !held.unlike) {
-            cost.swapped(held.source, added, nominal);
-        }
+        let added = turn.checked_sub(ran).filter(|_| whole && told && !held.unlike);
+        self.models.learn(model, gpu.kind, |cost| {
+            cost.ran(held.rows, ran);
+            if let Some(added) = added {
+                cost.swapped(held.source, added, nominal);
+            }
+        });
         self.reweighed(model, before, actions);
     }
 
@@ -51,7 +53,7 @@ impl Dispatch {
         let its = |held: &&Held| held.request.model == model && held.loading != Loading::Nothing;
         let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.unlike);
         if let Some(held) = alone.filter(|held| held.source == Source::Host) {
-            self.models.cost_mut(model, it.kind).transferred(now.since(held.since));
+            self.models.learn(model, it.kind, |cost| cost.transferred(now.since(held.since)));
         }
         self.fleet.change(gpu, |it| it.loaded(model, from));
         self.reweighed(model, before, actions);

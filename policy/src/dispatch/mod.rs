@@ -54,6 +54,7 @@ mod bound;
 mod config;
 mod cost;
 mod fleet;
+mod glance;
 mod gpus;
 mod lalb;
 mod learn;

@@ -46,6 +46,10 @@ pub(super) struct Models {
     slots: Vec<Model>,
     free: Vec<Slot>,
     by_id: BTreeMap<ModelId, Slot>,
+    /// What runs take in nanoseconds, by kind of GPU and slot: asked for most of all that is known.
+    runs: Vec<Vec<Option<u64>>>,
+    /// No run was ever known to take less.
+    briefest: Option<u64>,
     /// The one that was asked for most.
     top: Option<Slot>,
 }
@@ -157,6 +161,8 @@ impl Models {
         let model = self.get(slot);
         if !model.installed && model.users == 0 && model.holders.is_empty() {
             let id = model.id;
+            let runs = self.runs.iter_mut().filter_map(|runs| runs.get_mut(slot.0 as usize));
+            runs.for_each(|run| *run = None);
             self.by_id.remove(&id);
             self.free.push(slot);
             if self.top == Some(slot) {
@@ -167,7 +173,25 @@ impl Models {
         }
     }
 
-    pub(super) fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
+    /// Takes in what is learned of it on this kind of GPU.
+    pub(super) fn learn(&mut self, slot: Slot, kind: u32, of: impl FnOnce(&mut Cost)) {
+        let cost = self.cost_mut(slot, kind);
+        of(cost);
+        let nanos = |run: Duration| u64::try_from(run.as_nanos()).unwrap_or(u64::MAX);
+        let (run, briefest) = (cost.run(1).map(nanos), cost.briefest().map(nanos));
+        self.briefest = self.briefest.into_iter().chain(run).chain(briefest).min();
+        let (place, kind) = (slot.0 as usize, kind as usize);
+        if self.runs.len() <= kind {
+            self.runs.resize_with(kind + 1, Vec::new);
+        }
+        let runs = &mut self.runs[kind];
+        if runs.len() <= place {
+            runs.resize(place + 1, None);
+        }
+        runs[place] = run;
+    }
+
+    fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
         let (costs, kind) = (&mut self.get_mut(slot).costs, kind as usize);
         if costs.len() <= kind {
             costs.resize(kind + 1, Cost::default());
@@ -176,7 +200,7 @@ impl Models {
     }
 
     pub(super) fn profile(&mut self, slot: Slot, kind: u32, load: Duration, run: Duration) {
-        self.cost_mut(slot, kind).profile(load, run);
+        self.learn(slot, kind, |cost| cost.profile(load, run));
     }
 
     /// What is known of it on this kind of GPU.
@@ -186,12 +210,22 @@ impl Models {
 
     /// What a run of one row takes on this kind of GPU, where that is known.
     pub(super) fn run_time(&self, slot: Slot, kind: u32) -> Option<Duration> {
-        self.run_time_of(slot, kind, 1)
+        self.run_nanos(slot, kind).map(Duration::from_nanos)
     }
 
-    /// The same of a run of so many rows.
+    /// The same in nanoseconds.
+    pub(super) fn run_nanos(&self, slot: Slot, kind: u32) -> Option<u64> {
+        *self.runs.get(kind as usize)?.get(slot.0 as usize)?
+    }
+
+    /// Whether every run that is known takes longer than this.
+    pub(super) fn all_take_longer(&self, than: Duration) -> bool {
+        self.briefest.is_none_or(|briefest| u128::from(briefest) > than.as_nanos())
+    }
+
+    /// What a run of so many rows takes.
     pub(super) fn run_time_of(&self, slot: Slot, kind: u32, rows: u32) -> Option<Duration> {
-        self.cost(slot, kind)?.run(rows)
+        if rows == 1 { self.run_time(slot, kind) } else { self.cost(slot, kind)?.run(rows) }
     }
 
     /// What such a run takes on the kind of GPU where it takes longest, of those where it is known.
@@ -238,7 +272,7 @@ mod tests {
         models.install(ModelId(1), 1, Bytes(1), None);
         let slot = models.installed(ModelId(1)).unwrap();
         let ms = Duration::from_millis;
-        models.cost_mut(slot, 1).ran(1, ms(8));
+        models.learn(slot, 1, |cost| cost.ran(1, ms(8)));
         assert_eq!((models.run_time(slot, 0), models.run_time(slot, 1)), (None, Some(ms(8))));
         models.profile(slot, 0, ms(30), ms(4));
         let transfer = |kind| models.cost(slot, kind).unwrap().transfer();

@@ -8,6 +8,7 @@ use millrace_types::{BytesPerSec, Incarnation, SloCounts};
 
 mod bound;
 mod cost;
+mod glance;
 mod lalb;
 mod priority;
 mod properties;

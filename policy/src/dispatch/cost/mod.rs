@@ -97,6 +97,11 @@ impl Cost {
         self.runs.get(rows)
     }
 
+    /// The least that a run of any number of rows takes, of those that ran.
+    pub(super) fn briefest(&self) -> Option<Duration> {
+        self.runs.briefest()
+    }
+
     /// How wrong the regression over rows is, with the sizes it was asked about (L15).
     pub(super) fn held_out(&self) -> Option<(f64, usize)> {
         self.runs.held_out()

@@ -36,6 +36,10 @@ impl Runs {
         exact.or_else(nearest).map(Duration::from_nanos)
     }
 
+    pub(super) fn briefest(&self) -> Option<Duration> {
+        self.0.iter().filter_map(|(_, estimate)| estimate.get()).min().map(Duration::from_nanos)
+    }
+
     /// The line through all sizes but one.
     fn line(&self, without: Option<u32>) -> Option<Line> {
         let points = self.0.iter().filter(|&&(size, _)| Some(size) != without);

@@ -128,7 +128,11 @@ proptest! {
         steps in prop::collection::vec(step(), 1..200)
     ) {
         let sizes = [16, 64, 64].map(|mib| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)));
-        let config = Config::new(sizes.to_vec(), 4).with_policy(policy, 1);
+        let peer = |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
+        let config = Config {
+            peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
+            ..Config::new(sizes.to_vec(), 4).with_policy(policy, 1)
+        };
         let mut node = node_of(&config.with_eviction(Eviction::Torpor));
         for model in 0..3 {
             let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
@@ -218,6 +222,7 @@ proptest! {
             if !levels {
                 lalb::check_order(policy, &queued, &node.dispatch);
             }
+            glance::check(&node.dispatch, node.now);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
             let idle = |index: &&u32| !world.on.values().any(|on| on.0 == **index);

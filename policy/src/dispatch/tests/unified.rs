@@ -259,7 +259,8 @@ fn a_suspect_is_not_handed_ahead_to_its_holder() {
         node.ask(1, 0, A);
         // It ends at any moment.
         node.wait_ms(160);
-        node.step(Event::Enqueue { key: RequestKey(2), function: F, model: A, attempts })
+        let (key, priority) = (RequestKey(2), Priority::default());
+        node.step(Event::Enqueue { key, function: F, model: A, attempts, priority })
     };
     assert_eq!(ask(fresh), [assign(0, 2, A)]);
     assert_eq!(ask(suspect), [], "it gets a GPU of its own");
