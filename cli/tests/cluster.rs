@@ -201,7 +201,11 @@ TOTAL     -          1003       7200.250s   36010.000s   10801.250s   7.5009
     );
     let run = sandbox.run("billing --tenant nobody").await;
     assert_eq!((run.code, run.stdout.as_str()), (0, ""));
-    assert!(run.stderr.contains("nothing was used by tenant nobody"), "{}", run.stderr);
+    let told = "as far as workers have told (runs once a second, idle time alone once a minute)";
+    let nothing = format!("nothing was used by tenant nobody yet, {told}: with -A every tenant is shown\n");
+    assert_eq!(run.stderr, nothing);
+    let run = sandbox.run("billing -A --function nothing").await;
+    assert_eq!(run.stderr, format!("nothing was used by functions named nothing yet, {told}\n"));
     let run = sandbox.run("billing --price-per-gpu-hour=-1").await;
     assert!(run.code == 2 && run.stderr.contains("a price is a number of at least 0"), "{}", run.stderr);
 }
@@ -210,7 +214,7 @@ TOTAL     -          1003       7200.250s   36010.000s   10801.250s   7.5009
 async fn a_tenants_caps_are_set_shown_and_taken_away() {
     let (_server, sandbox) = cluster().await;
     let set = ok(sandbox.run("tenant set acme --gpus-max 2 --memory-share 0.5").await);
-    assert_eq!(set, "tenant/acme may use 2 GPUs, 0.5 of their memory of each node\n");
+    assert_eq!(set, "tenant/acme may use 2 GPUs, 0.5 of the GPU memory of each node\n");
     let set = ok(sandbox.run("tenant set zeta --gpu-share 0.25").await);
     assert_eq!(set, "tenant/zeta may use 0.25 of the GPUs' time of each node\n");
     assert_eq!(ok(sandbox.run("tenant set beta --no-caps").await), "tenant/beta has no caps\n");

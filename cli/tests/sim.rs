@@ -37,10 +37,31 @@ async fn tables_and_plots_are_written_where_asked() {
 }
 
 #[tokio::test]
+async fn every_shape_of_a_workload_is_taken() {
+    let sandbox = Sandbox::new();
+    sandbox.write("rates.csv", "30,9\n10,1\n");
+    for shape in [
+        "--pattern zipf --top 1",
+        "--pattern sporadic",
+        "--pattern periodic",
+        "--pattern bursty",
+        "--rates rates.csv",
+    ] {
+        let line = format!("sim --functions 4 --minutes 1 --rate 60 {shape} -o json");
+        let run = sandbox.run(&line).await;
+        assert_eq!(run.code, 0, "{line}: {run:?}");
+        let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        let requests = rows[0]["requests"].as_u64().unwrap();
+        assert!((1..=200).contains(&requests), "{line}: {requests}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
     let sandbox = Sandbox::new();
     sandbox.write("models.yaml", "- {name: huge, weights: 90GB, run: 5ms}\n");
     sandbox.write("trace.csv", "a,b\n1,2\n");
+    sandbox.write("idle.csv", "0,0\n");
     for (line, code, says) in [
         ("sim --models none.yaml", 2, "--models none.yaml"),
         ("sim --trace trace.csv", 2, "HashOwner"),
@@ -48,6 +69,9 @@ async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
         ("sim --deadline 80ms --percentile 1", 2, "--percentile"),
         ("sim --models models.yaml", 1, "use a smaller model, or add a worker with larger GPUs"),
         ("sim --trace trace.csv --pattern zipf", 2, "cannot be used with"),
+        ("sim --pattern zipf --top 0", 2, "0 is not in 1.."),
+        ("sim --pattern bursty --rate 1 --minutes 1", 2, "the workload has no requests"),
+        ("sim --rates idle.csv", 2, "the workload has no requests"),
     ] {
         let run = sandbox.run(line).await;
         assert_eq!(run.code, code, "{line}: {run:?}");

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::admin::read_all;
 pub use self::availability::Availability;
 use self::keys::Keys;
-pub use self::targets::{Network, Target, Targets};
+pub use self::targets::{Network, POKED, Target, Targets};
 use crate::history::History;
 use crate::oracle::requests::Request;
 use crate::timeline::Timeline;

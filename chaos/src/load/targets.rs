@@ -22,7 +22,7 @@ use crate::cluster::until;
 const INPUTS: usize = 4;
 
 /// The function that [`Targets::poke`] writes.
-const POKED: &str = "poked";
+pub const POKED: &str = "poked";
 
 /// A function that is to stay.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
-use millrace_client::{Endpoints, messages};
+use millrace_client::{Admin, Endpoints, messages};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::{ALLOWANCE, Keep, Options, Promise, Scenario};
 use crate::cluster::{Cluster, Wanted, is_alive, until, until_within};
 use crate::history::{Operation, Seen};
-use crate::load::{Load, Mix, Network, Target, Targets, read_all};
+use crate::load::{Load, Mix, Network, POKED, Target, Targets, read_all};
 use crate::oracle::{acknowledged, linearizable, requests};
 use crate::report::{Check, Report, Verdict};
 use crate::timeline::{Timeline, seconds};
@@ -220,7 +220,8 @@ impl Stage {
         Ok(Check::pass(
             "nobody is left behind",
             format!(
-                "{controllers} controllers hold the same {functions} functions and serve, {workers} workers are up, every function is ready; settled in {}",
+                "{} and serve, {workers} workers are up, every function is ready; settled in {}",
+                agreement(controllers, functions),
                 seconds(took)
             ),
         ))
@@ -243,18 +244,20 @@ impl Stage {
         .await
     }
 
-    /// Each controller's own state is the one that all have.
+    /// Each controller's own state has every function as all have it. Says how many there are.
     async fn controllers_agree(&self) -> anyhow::Result<usize> {
-        let all = read_all(&self.cluster.admin()?).await?;
+        let admin = self.cluster.admin()?;
         for id in self.cluster.controller_ids() {
             let stale = self.cluster.admin_of(id)?.stale();
-            until(&format!("controller {id} has what all have"), async || match read_all(&stale).await {
-                Ok(own) => (own != all).then(|| difference(&own, &all)),
-                Err(error) => Some(error.to_string()),
+            until(&format!("controller {id} has what all have"), async || {
+                match (known(&stale).await, known(&admin).await) {
+                    (Ok(own), Ok(all)) => (own != all).then(|| difference(&own, &all)),
+                    (Err(error), _) | (_, Err(error)) => Some(error.to_string()),
+                }
             })
             .await?;
         }
-        Ok(all.len())
+        Ok(known(&admin).await?.len())
     }
 
     async fn judge(&mut self) {
@@ -326,8 +329,61 @@ fn misplaced(functions: &[messages::Function], nodes: &[messages::Node]) -> Opti
     (placed != wanted).then(|| format!("{placed} placements instead of {wanted}"))
 }
 
-fn difference(own: &BTreeMap<String, Seen>, all: &BTreeMap<String, Seen>) -> String {
+/// What controllers have to agree on of a function.
+#[derive(Debug, PartialEq, Eq)]
+struct Known {
+    generation: u64,
+    resource_version: u64,
+    enabled: bool,
+    /// The model file of the latest revision.
+    digest: String,
+}
+
+impl Known {
+    fn of(function: &messages::Function) -> Self {
+        let latest = function.revisions.iter().find(|it| it.number == function.generation);
+        let artifact = latest.and_then(|it| it.artifact.as_ref());
+        Self {
+            generation: function.generation,
+            resource_version: function.resource_version,
+            enabled: function.enabled,
+            digest: artifact.map(|it| it.digest.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Every function but the one that is poked: such a write may come into force late.
+async fn known(admin: &Admin) -> Result<BTreeMap<String, Known>, millrace_client::Error> {
+    let functions: Vec<_> = admin.functions(None).try_collect().await?;
+    let name = |it: &messages::Function| it.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default();
+    let judged = functions.iter().filter(|it| name(it) != POKED);
+    Ok(judged.map(|it| (name(it), Known::of(it))).collect())
+}
+
+fn agreement(controllers: usize, functions: usize) -> String {
+    match (controllers, functions) {
+        (1, 1) => "1 controller has its 1 function".to_owned(),
+        (1, functions) => format!("1 controller has all {functions} functions"),
+        (controllers, 1) => format!("{controllers} controllers agree on 1 function"),
+        (controllers, functions) => format!("{controllers} controllers agree on {functions} functions"),
+    }
+}
+
+fn difference(own: &BTreeMap<String, Known>, all: &BTreeMap<String, Known>) -> String {
     let keys = own.keys().chain(all.keys()).find(|&key| own.get(key) != all.get(key));
     keys.map(|key| format!("{key} is {:?} here and {:?} for all", own.get(key), all.get(key)))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agreement;
+
+    #[test]
+    fn what_controllers_agree_on_is_said_of_one_and_of_many() {
+        assert_eq!(agreement(1, 1), "1 controller has its 1 function");
+        assert_eq!(agreement(1, 2), "1 controller has all 2 functions");
+        assert_eq!(agreement(3, 1), "3 controllers agree on 1 function");
+        assert_eq!(agreement(3, 12), "3 controllers agree on 12 functions");
+    }
 }

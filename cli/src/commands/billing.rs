@@ -48,9 +48,15 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         return print(&text);
     }
     if billing.is_empty() {
-        let whose = tenant.map_or("anyone".to_owned(), |tenant| format!("tenant {tenant}"));
+        let whose = match (&args.function, tenant) {
+            (Some(function), Some(tenant)) => format!("function {function} of tenant {tenant}"),
+            (Some(function), None) => format!("functions named {function}"),
+            (None, Some(tenant)) => format!("tenant {tenant}"),
+            (None, None) => "anyone".to_owned(),
+        };
+        let more = if args.all_tenants { "" } else { ": with -A every tenant is shown" };
         eprintln!(
-            "nothing was used by {whose} yet, as far as workers have told (once a second): with -A every tenant is shown"
+            "nothing was used by {whose} yet, as far as workers have told (runs once a second, idle time alone once a minute){more}"
         );
         return Ok(());
     }

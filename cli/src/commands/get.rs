@@ -266,7 +266,7 @@ fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table 
         col("RUNNING"),
         wide("BUSY"),
         wide("SWAPS"),
-        wide("FROM PEERS"),
+        wide("PEER-SWAPS"),
         wide("EVICTIONS"),
         wide("RESTARTS"),
         wide("PID"),

@@ -69,7 +69,7 @@ pub(crate) fn caps(tenant: &wire::Tenant) -> String {
         max => format!("{max} GPUs"),
     });
     let time = quota.gpu_share.map(|share| format!("{share} of the GPUs' time"));
-    let memory = quota.memory_share.map(|share| format!("{share} of their memory"));
+    let memory = quota.memory_share.map(|share| format!("{share} of the GPU memory"));
     let caps: Vec<_> = [gpus, time, memory].into_iter().flatten().collect();
     if caps.is_empty() {
         "has no caps".to_owned()

@@ -60,11 +60,12 @@ impl AdminService {
                 format!("no worker {name} is attached: list them with 'millrace ps'"),
             )
         })?;
-        let fault = wire::InjectFaultRequest {
-            gpu: request.gpu,
-            fault: request.fault.unsigned_abs(),
-            function: request.function,
-        };
+        let fault = u32::try_from(request.fault).map_err(|_| {
+            let message =
+                format!("there is no fault {}: name one of InjectFaultRequest.Fault", request.fault);
+            Failure::new(Reason::MalformedRequest, message)
+        })?;
+        let fault = wire::InjectFaultRequest { gpu: request.gpu, fault, function: request.function };
         worker.calls.inject_fault(Request::new(fault)).await.map_err(|status| from_status(&status))?;
         Ok(api::InjectFaultResponse {})
     }

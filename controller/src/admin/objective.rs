@@ -1,24 +1,26 @@
 //! The condition "Objective": whether a function is answered as its SLO asks, by what its nodes
-//! counted. It is a fact about the past, over every revision: it changes nothing.
+//! counted. It is a fact about the past, over every revision: it changes nothing. What the runs alone
+//! took is blamed only on a function's first revision: bills do not tell revisions apart, and a faster
+//! model would be blamed for the one before.
 
 use std::time::Duration;
 
 use millrace_proto::admin as api;
-use millrace_types::{Slo, SloCounts, Usage};
+use millrace_types::{Revision, Slo, SloCounts, Usage};
 
 /// What each answered request is billed beyond its run at most: a run counts in whole milliseconds.
 const ROUNDED_UP_MAX: Duration = Duration::from_millis(1);
 
-/// The condition of a function that has an SLO.
-pub(super) fn condition(slo: &Slo, counts: SloCounts, usage: Usage) -> api::Condition {
-    let (status, reason, message) = judge(slo, counts, usage);
+/// The condition of a function that has an SLO, and is at its `latest` revision.
+pub(super) fn condition(slo: &Slo, counts: SloCounts, usage: Usage, latest: Revision) -> api::Condition {
+    let (status, reason, message) = judge(slo, counts, (latest == Revision::FIRST).then_some(usage));
     api::Condition { r#type: "Objective".into(), status: status.into(), reason: reason.into(), message }
 }
 
 fn judge(
     slo: &Slo,
     SloCounts { m, n }: SloCounts,
-    usage: Usage,
+    usage: Option<Usage>,
 ) -> (api::ConditionStatus, &'static str, String) {
     let Slo { deadline, percentile } = slo;
     if n == 0 {
@@ -33,7 +35,9 @@ fn judge(
         return (api::ConditionStatus::True, "Met", seen);
     }
     // The billed mean less its rounding: what the runs took at least.
-    let run = Duration::from_nanos(usage.gpu_ns.checked_div(usage.requests).unwrap_or(0));
+    let too_long = if usage.is_some() { "wait or are swapped in" } else { "wait, are swapped in or run" };
+    let mean_ns = usage.and_then(|usage| usage.gpu_ns.checked_div(usage.requests)).unwrap_or(0);
+    let run = Duration::from_nanos(mean_ns);
     match run.saturating_sub(ROUNDED_UP_MAX) > *deadline {
         true => (
             api::ConditionStatus::False,
@@ -47,7 +51,7 @@ fn judge(
             api::ConditionStatus::False,
             "Missed",
             format!(
-                "{seen}: where that goes on, they wait or are swapped in for too long: see 'millrace ps', add GPUs or allow more time"
+                "{seen}: where that goes on, they {too_long} for too long: see 'millrace ps', add GPUs or allow more time"
             ),
         ),
     }
@@ -61,7 +65,7 @@ mod tests {
 
     fn judged(m: u64, n: u64, mean_ms: u64) -> (api::ConditionStatus, &'static str, String) {
         let usage = Usage { gpu_ns: n * mean_ms * 1_000_000, requests: n, idle_ms: 0 };
-        judge(&SLO, SloCounts { m, n }, usage)
+        judge(&SLO, SloCounts { m, n }, Some(usage))
     }
 
     #[test]
@@ -71,6 +75,14 @@ mod tests {
         let reasons = reasons.map(|(status, reason, _)| (status, reason));
         let expected = [(Unknown, "NoRequests"), (True, "Met"), (False, "Missed"), (False, "RunsTooLong")];
         assert_eq!(reasons, expected);
+    }
+
+    #[test]
+    fn a_later_revision_is_not_judged_by_what_the_runs_of_earlier_ones_took() {
+        let usage = Usage { gpu_ns: 100 * 5_000_000, requests: 100, idle_ms: 0 };
+        let reason = |latest| condition(&SLO, SloCounts { m: 0, n: 100 }, usage, latest).reason;
+        assert_eq!(reason(Revision::FIRST), "RunsTooLong");
+        assert_eq!(reason(Revision::FIRST.next()), "Missed");
     }
 
     #[test]

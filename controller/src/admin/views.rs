@@ -25,7 +25,7 @@ pub(super) fn function(
     let mut conditions = vec![ready_condition(&ready), placed_condition(state, function, shortages)];
     let (score, usage) = (state.score(&function.key), state.usage(&function.key));
     let slo = function.latest().spec.slo.as_ref();
-    conditions.extend(slo.map(|slo| objective::condition(slo, score.total, usage)));
+    conditions.extend(slo.map(|slo| objective::condition(slo, score.total, usage, function.generation())));
     api::Function {
         spec: Some(function_spec_wire(&function.latest().spec)),
         generation: function.generation().get(),

@@ -98,6 +98,9 @@ impl Artifacts {
         let _changing = self.changing.lock(digest).await;
         let store = self.store.clone();
         blocking(move || store.publish(&verified)).await?;
+        // The file may have been here without a record for long: it is to get one now, perhaps after
+        // this returns.
+        self.orphans.forget(&digest);
         if let Err(failure) = self.spread_and_record(digest, bytes, &model, caller).await {
             // Whether it was recorded after all may be unknown: then the file stays, and the
             // collector looks again.

@@ -337,6 +337,9 @@ async fn versions_are_told_and_faults_are_refused_unless_allowed() {
     let refused = cluster.admin().inject_fault(fault.clone()).await.unwrap_err();
     assert_eq!(reason(&refused), Reason::NoWorker);
     let _worker = Stub::start(&cluster, "n1").await;
+    let negative = api::InjectFaultRequest { fault: -1, ..fault.clone() };
+    let refused = cluster.admin().inject_fault(negative).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::MalformedRequest);
     cluster.admin().inject_fault(fault).await.unwrap();
 }
 

@@ -42,7 +42,7 @@ use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
 
-/// Chunks in a batch (D13), unless [`Fabric::with_batch`] says otherwise.
+/// Chunks in a batch (D13).
 pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
 /// How much later than planned a batch may begin; after that it is refused and granted again.
 pub const START_SLACK: Duration = Duration::from_millis(250);
@@ -58,8 +58,6 @@ pub struct Fabric {
     paths: BTreeMap<Route, Path>,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
-    /// Chunks in a batch.
-    batch: u32,
 }
 
 impl Fabric {
@@ -70,15 +68,7 @@ impl Fabric {
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
         let (lanes, paths) = lanes::lay(topology);
-        Self { lanes, paths, transfers: BTreeMap::new(), grants: 0, batch: BATCH_CHUNKS.get() }
-    }
-
-    /// With batches of so many chunks. Smaller ones let a newcomer in sooner and cost a message more
-    /// often: what one costs by its link's time is what T09's elbow measures.
-    #[must_use]
-    pub fn with_batch(mut self, chunks: NonZeroU32) -> Self {
-        self.batch = chunks.get();
-        self
+        Self { lanes, paths, transfers: BTreeMap::new(), grants: 0 }
     }
 
     /// Transfers that have not ended.
@@ -102,7 +92,7 @@ impl Fabric {
         actions: &mut Vec<Action>,
     ) {
         let from = from.filter(|_| self.paths.contains_key(&Route { to: gpu, from }));
-        let batch = Bytes(BLOCK.0 * u64::from(self.batch));
+        let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
         let head_start = self.paths[&Route { to: gpu, from }].time_for(batch).saturating_mul(2);
         let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
         let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
@@ -277,7 +267,7 @@ impl Fabric {
     }
 
     fn grant(&mut self, now: Timestamp, transfer: TransferId, actions: &mut Vec<Action>) {
-        let batch = self.batch;
+        let batch = BATCH_CHUNKS.get();
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let Some(mut range) = state.waiting.pop() else { return };
         if range.len() > batch as usize {

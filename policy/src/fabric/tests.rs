@@ -99,17 +99,6 @@ fn ended(actions: &[Action]) -> Vec<(u64, Outcome)> {
 }
 
 #[test]
-fn batches_are_as_large_as_asked_and_paced_alike() {
-    let mut node = Node::new(1);
-    node.fabric = Fabric::new(&topology(1)).with_batch(NonZeroU32::new(2).unwrap());
-    let start = node.now;
-    let actions = node.start(1, 2, 5);
-    assert_eq!(grants(&actions, start), [(1, 0, 0..2, Duration::ZERO), (1, 1, 2..4, BATCH_TIME * 2 / 5)]);
-    let actions = node.done(1, 0);
-    assert_eq!(grants(&actions, start), [(1, 2, 4..5, BATCH_TIME * 4 / 5)]);
-}
-
-#[test]
 fn a_transfer_goes_batch_by_batch_paced_at_the_links_rate() {
     let mut node = Node::new(1);
     let start = node.now;

@@ -1,5 +1,5 @@
 //! What to tell a request that failed before the node's queue, at the gate that keeps its tenant within
-//! its caps: its function alone would be served.
+//! its caps.
 
 use millrace_policy::tenancy::Tenancy;
 use millrace_types::Reason;

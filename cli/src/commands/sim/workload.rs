@@ -33,7 +33,7 @@ pub(super) struct Workload {
     #[arg(long, value_name = "SHARE", default_value_t = 0.56)]
     top_share: f64,
     /// And how many those are.
-    #[arg(long, value_name = "N", default_value_t = 15)]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
 }
 
@@ -66,10 +66,25 @@ impl Workload {
 
     /// How many functions are asked, and the requests.
     pub(super) fn arrivals(&self, functions: usize, seed: u64) -> Result<(usize, Vec<Arrival>), Failure> {
-        let minutes = self.minutes as usize;
         if !(self.top_share > 0.0 && self.top_share < 1.0) {
             return Err(Failure::usage("--top-share is between 0 and 1, both excluded"));
         }
+        let (asked, arrivals) = match self.pattern {
+            Some(shape) if shape != Shape::Zipf => (functions, self.generated(shape, functions, seed)),
+            _ => {
+                let counts = self.counts(functions)?;
+                (counts.iter().map(Vec::len).max().unwrap_or(0), minutes::arrivals(&counts, seed))
+            }
+        };
+        if arrivals.is_empty() {
+            return Err(Failure::usage("the workload has no requests: ask for more minutes or functions"));
+        }
+        Ok((asked, arrivals))
+    }
+
+    /// Requests by minute and function.
+    fn counts(&self, functions: usize) -> Result<Vec<Vec<u32>>, Failure> {
+        let minutes = self.minutes as usize;
         let open = |path: &PathBuf| {
             File::open(path)
                 .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
@@ -87,24 +102,17 @@ impl Workload {
                 }
                 rates::by_minute(&rates, functions, minutes, 0)
             }
-            (_, _, Some(Shape::Zipf)) => {
+            (None, None, Some(_)) => {
                 let shares =
                     zipf::shares(functions, zipf::exponent(functions, self.top as usize, self.top_share));
                 vec![apportion(self.rate.unwrap_or(RATE), &shares); minutes]
             }
-            (_, _, Some(shape)) => return Ok((functions, self.generated(shape, functions, seed))),
             (None, None, None) => rates::by_minute(&rates::torpor(), functions, minutes, 0),
         };
-        let counts = match self.rate {
+        Ok(match self.rate {
             Some(rate) => azure::normalise(&counts, rate),
             None => counts,
-        };
-        let asked = counts.iter().map(Vec::len).max().unwrap_or(0);
-        let arrivals = minutes::arrivals(&counts, seed);
-        if arrivals.is_empty() {
-            return Err(Failure::usage("the workload has no requests: ask for more minutes or functions"));
-        }
-        Ok((asked, arrivals))
+        })
     }
 
     fn generated(&self, shape: Shape, functions: usize, seed: u64) -> Vec<Arrival> {
