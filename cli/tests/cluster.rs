@@ -154,7 +154,7 @@ node-0   0     default/echo@1   64.0 MiB   -        5s     Idle
     let expected = json!({
         "node": "node-0", "gpu": 0, "functions": ["default/echo@1"],
         "digest": format!("sha256:{}", "ab".repeat(32)),
-        "bytes": 64 << 20, "loadedBytes": 64 << 20, "idleSeconds": 5.0, "running": false,
+        "bytes": 64 << 20, "loadedBytes": 64 << 20, "idleSeconds": 5.0, "running": false, "executorPid": 42,
     });
     assert_eq!(document["items"], json!([expected]));
     assert_eq!(sandbox.run("get node nowhere").await.code, 3);
