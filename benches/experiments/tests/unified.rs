@@ -58,9 +58,10 @@ fn in_homogeneous_overload_it_is_no_worse_than_fifo() {
     }
 }
 
-/// Torpor's figure 10 (§7.3): 160 functions on four GPUs.
+/// Torpor's figure 10 (§7.3): 160 functions on four GPUs. Bound for good, only some are ever served;
+/// kept alive by turns, all are in the end (docs/experiments.md, H07), and hardly one in time.
 #[test]
-fn it_serves_all_of_the_functions_of_which_early_binding_serves_a_part() {
+fn it_serves_all_functions_in_time_where_early_binding_serves_a_part_or_late() {
     let figures = |name| {
         let system = torpor::named(name, Eviction::Torpor).unwrap();
         let scenario = torpor::mixed(&system, (4, 160), (SEED, Effort::SHORT));
@@ -73,7 +74,7 @@ fn it_serves_all_of_the_functions_of_which_early_binding_serves_a_part() {
     let (served, _) = figures("native");
     assert!((50..80).contains(&served), "the paper has 72: {served}");
     let (served, compliant) = figures("infless-ka");
-    assert!((80..160).contains(&served) && compliant < 20, "the paper has 112 and 7: {served}, {compliant}");
+    assert!(served >= 80 && compliant < 20, "the paper has 112 and 7: {served}, {compliant}");
     let (served, compliant) = figures("unified");
     assert!(served == 160 && compliant >= 159, "{served}, {compliant}");
 }
