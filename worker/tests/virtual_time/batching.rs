@@ -35,6 +35,8 @@ fn what_waits_runs_as_one_and_each_gets_and_pays_for_its_rows() {
         let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[40]), 1, |machine| Box::new(machine));
         install(&world, 0, batched(4, Duration::ZERO)).await;
+        // Until there is an executor, all would wait together.
+        world.ask(rows(0, 1)).await.unwrap().unwrap();
         let first = world.ask(rows(0, 1));
         world.pass_ms(1).await;
         let others: Vec<_> = [1, 2, 1, 3].into_iter().map(|count| world.ask(rows(0, count))).collect();
@@ -47,9 +49,9 @@ fn what_waits_runs_as_one_and_each_gets_and_pays_for_its_rows() {
         assert_eq!(shares, [share(0, 1), share(1, 2), share(3, 1), None]);
         let snapshot = world.node.snapshot().await;
         assert_eq!((snapshot.batches.batches, snapshot.batches.requests), (1, 3));
-        // 40 + (10 + 20 + 10) + 40 ms.
-        assert_eq!(snapshot.functions[0].billed, Duration::from_millis(120));
-        assert_eq!((snapshot.functions[0].completed, snapshot.queued), (5, 0));
+        // 40 + 40 + (10 + 20 + 10) + 40 ms.
+        assert_eq!(snapshot.functions[0].billed, Duration::from_millis(160));
+        assert_eq!((snapshot.functions[0].completed, snapshot.queued), (6, 0));
     });
 }
 
