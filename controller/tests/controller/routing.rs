@@ -236,7 +236,14 @@ async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() 
     let mut b = Stub::start(&cluster, "n2").await;
     a.told(&["f@1"]).await;
     b.told(&["f@1"]).await;
-    until_ready(&cluster, "f").await;
+    // Each says so on a stream of its own: with one alone there is nobody to pass the request to.
+    let mut admin = cluster.admin();
+    until("both to be ready", async || {
+        let function = crate::support::get(&mut admin, "f").await.unwrap();
+        let both = |it: &api::Condition| it.r#type == "Ready" && it.message == "ready on 2 workers";
+        function.conditions.iter().any(both).then_some(())
+    })
+    .await;
 
     let answering = infer(&cluster, "f");
     let (was_a, call) = first_called(&mut a, &mut b).await;
