@@ -13,6 +13,8 @@ const FILES: &[&str] = &[
     "proto/millrace/raft/v1/raft.proto",
     "proto/millrace/worker/v1/worker.proto",
 ];
+/// What others of them name.
+const SHARED: &[&str] = &["proto/millrace/trace/v1/trace.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -21,6 +23,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // Tensor bytes stay in the buffer they arrived in; parameters, which are few, encode the same
     // way every time.
-    tonic_prost_build::configure().bytes(".").btree_map(".inference").compile_fds(descriptors)?;
+    let configured = || tonic_prost_build::configure().bytes(".");
+    configured().btree_map(".").compile_fds(protox::compile(SHARED, ["proto"])?)?;
+    let shared = configured().extern_path(".millrace.trace.v1", "crate::trace::wire");
+    shared.btree_map(".inference").compile_fds(descriptors)?;
     Ok(())
 }

@@ -8,11 +8,12 @@ use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::{
-    apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, get, invoke, ps,
-    scheduling, sim, synth, tenant, up, version, worker,
+    apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
+    invoke, ps, scheduling, sim, synth, tenant, trace, up, version, worker,
 };
 use crate::failure::EXIT_CODES;
 use crate::load;
+use crate::telemetry::Process;
 
 const ENVIRONMENT: &str = "\
 Settings come from a file, then the environment, then flags; the last one wins. The file is
@@ -57,6 +58,14 @@ pub(crate) struct Global {
     /// Where to send traces (OTLP over gRPC), such as http://127.0.0.1:4317; none are sent without.
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
+    /// The share of traces begun here that are recorded, from 0 to 1; of those that began elsewhere,
+    /// what was decided there counts [default: 1].
+    #[arg(long, global = true, value_name = "SHARE")]
+    pub(crate) trace_sample: Option<f64>,
+    /// Spans that a controller or worker keeps in memory for 'millrace trace', the last ones, about
+    /// 1 KiB each; a request has a dozen [default: 0].
+    #[arg(long, global = true, value_name = "N")]
+    pub(crate) keep_spans: Option<u32>,
 }
 
 /// How log lines are written.
@@ -81,6 +90,7 @@ pub(crate) enum Command {
     Apply(apply::Args),
     Get(get::Args),
     Describe(describe::Args),
+    Events(events::Args),
     Delete(delete::Args),
     Invoke(invoke::Args),
     Ps(ps::Args),
@@ -88,7 +98,9 @@ pub(crate) enum Command {
     Load(load::Args),
     Sim(sim::Args),
     Tenant(tenant::Args),
+    Trace(trace::Args),
     Cluster(cluster::Args),
+    Health(health::Args),
     Cordon(scheduling::Cordon),
     Drain(scheduling::Drain),
     Uncordon(scheduling::Uncordon),
@@ -101,6 +113,18 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// What the process is to those who read its spans.
+    pub(crate) fn process(&self) -> Process {
+        let (service, name, serves) = match self {
+            Self::Up(args) => ("millrace", "up".to_owned(), args.serves()),
+            Self::Demo(_) => ("millrace", "demo".to_owned(), false),
+            Self::Controller(args) => ("millrace-controller", args.process_name(), true),
+            Self::Worker(args) => ("millrace-worker", args.process_name(), true),
+            _ => ("millrace-client", "client".to_owned(), false),
+        };
+        Process { service, name, serves }
+    }
+
     /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
 //! Settings, layered: defaults, then a TOML file, then the environment, then flags. A key that is
 //! not known is refused wherever it stands.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use figment::Figment;
@@ -17,6 +18,8 @@ use crate::failure::Failure;
 /// Where a cluster is looked for when nothing says.
 const DEFAULT_ENDPOINT: &str = "127.0.0.1:8080";
 const ENV_PREFIX: &str = "MILLRACE_";
+/// The most spans that are kept in memory, of about 1 KiB each.
+const KEEP_SPANS_MAX: u32 = 1_000_000;
 
 /// Every setting.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -33,6 +36,12 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// Where traces go.
     pub(crate) otlp_endpoint: Option<String>,
+    /// The share of traces begun here that are recorded.
+    #[serde(deserialize_with = "share")]
+    pub(crate) trace_sample: f64,
+    /// How many spans are kept in memory; `None`: none.
+    #[serde(default, deserialize_with = "spans")]
+    pub(crate) keep_spans: Option<NonZeroU32>,
     /// Where controllers share model files; `None`: each keeps them on its own disk.
     #[serde(default, deserialize_with = "place")]
     pub(crate) artifacts: Option<SharedPlace>,
@@ -48,6 +57,8 @@ impl Config {
             log: None,
             log_format: LogFormat::Text,
             otlp_endpoint: None,
+            trace_sample: 1.0,
+            keep_spans: None,
             artifacts: None,
         }
     }
@@ -66,6 +77,10 @@ struct Layer<'a> {
     log_format: Option<LogFormat>,
     #[serde(skip_serializing_if = "Option::is_none")]
     otlp_endpoint: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_sample: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keep_spans: Option<u32>,
 }
 
 /// Reads every layer.
@@ -97,6 +112,7 @@ fn defaults() -> Layer<'static> {
         endpoints: Some(vec![DEFAULT_ENDPOINT]),
         tenant: Some("default"),
         log_format: Some(LogFormat::Text),
+        trace_sample: Some(1.0),
         ..Layer::default()
     }
 }
@@ -109,6 +125,8 @@ fn layer_of(flags: &Global) -> Layer<'_> {
         log: flags.log.as_deref(),
         log_format: flags.log_format,
         otlp_endpoint: flags.otlp_endpoint.as_deref(),
+        trace_sample: flags.trace_sample,
+        keep_spans: flags.keep_spans,
     }
 }
 
@@ -142,6 +160,22 @@ fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>,
         return Err(D::Error::custom("no endpoint in the list: name at least one"));
     }
     written.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+}
+
+/// A share of one.
+fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let share = f64::deserialize(deserializer)?;
+    let refused = || D::Error::custom(format!("trace_sample {share} is no share: write 0 to 1"));
+    (0.0..=1.0).contains(&share).then_some(share).ok_or_else(refused)
+}
+
+/// How many spans, 0 for none.
+fn spans<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NonZeroU32>, D::Error> {
+    let spans = u32::deserialize(deserializer)?;
+    if spans > KEEP_SPANS_MAX {
+        return Err(D::Error::custom(format!("keep_spans {spans} is too many: at most {KEEP_SPANS_MAX}")));
+    }
+    Ok(NonZeroU32::new(spans))
 }
 
 /// Where model files are, as a text.
@@ -200,6 +234,22 @@ mod tests {
         assert_eq!(check(None, &env, &[]).unwrap().otlp_endpoint.as_deref(), Some("http://c:4317"));
         let config = check(None, &env, &["--otlp-endpoint", "http://d:1"]).unwrap();
         assert_eq!(config.otlp_endpoint.as_deref(), Some("http://d:1"));
+    }
+
+    #[test]
+    fn spans_are_sampled_and_kept_as_far_as_is_said() {
+        let said = |env: &[_], args: &[_]| {
+            let config = check(Some("keep_spans = 5"), env, args).unwrap();
+            (config.trace_sample, config.keep_spans.map(NonZeroU32::get))
+        };
+        assert_eq!(said(&[], &[]), (1.0, Some(5)));
+        let env = [("MILLRACE_TRACE_SAMPLE", "0.25"), ("MILLRACE_KEEP_SPANS", "0")];
+        assert_eq!(said(&env, &[]), (0.25, None));
+        assert_eq!(said(&env, &["--trace-sample", "0", "--keep-spans", "9"]), (0.0, Some(9)));
+        for bad in [["--trace-sample", "1.5"], ["--keep-spans", "2000000"]] {
+            let refused = check(None, &[], &bad).unwrap_err().message.unwrap();
+            assert!(refused.contains(bad[1]), "{refused}");
+        }
     }
 
     #[test]

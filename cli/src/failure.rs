@@ -52,6 +52,10 @@ impl Failure {
         Self::new(Exit::NotFound, message)
     }
 
+    pub(crate) fn unreachable(message: impl Into<String>) -> Self {
+        Self::new(Exit::Unreachable, message)
+    }
+
     pub(crate) fn timed_out(message: impl Into<String>) -> Self {
         Self::new(Exit::TimedOut, message)
     }
@@ -109,7 +113,8 @@ impl From<Error> for Failure {
                     Reason::FunctionNotFound
                     | Reason::RevisionNotFound
                     | Reason::ArtifactNotFound
-                    | Reason::NodeNotFound,
+                    | Reason::NodeNotFound
+                    | Reason::TraceNotFound,
                 ) => Exit::NotFound,
                 Some(Reason::TimedOut) => Exit::TimedOut,
                 _ => Exit::Failed,

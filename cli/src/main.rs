@@ -49,11 +49,11 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let config = config::load(&cli.global)?;
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::failed(format!("cannot start the async runtime: {error}")))?;
-    let telemetry = {
+    let (telemetry, kept) = {
         let _context = runtime.enter();
-        telemetry::start(&config, cli.command.default_log())?
+        telemetry::start(&config, cli.command.default_log(), &cli.command.process())?
     };
-    let outcome = commands::run(cli.command, config, &runtime);
+    let outcome = commands::run(cli.command, config, kept, &runtime);
     // From here, a plain thread: a flush inside the runtime could wait for itself.
     telemetry.shut_down();
     outcome

@@ -57,6 +57,24 @@ async fn every_shape_of_a_workload_is_taken() {
 }
 
 #[tokio::test]
+async fn tenants_have_rows_of_their_own_and_their_caps() {
+    let sandbox = Sandbox::new();
+    let line = "sim --gpus 1 --functions 12 --minutes 1 --rate 600 --pattern sporadic --tenants quiet=4 --tenants noisy=8,times=10";
+    let p99 = |run: &support::Run| {
+        let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        let tenants = rows[0]["tenants"].as_array().unwrap().clone();
+        let names: Vec<_> = tenants.iter().map(|it| it["tenant"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(names, ["noisy", "quiet"]);
+        tenants[1]["p99Ms"].as_f64().unwrap()
+    };
+    let free = sandbox.run(&format!("{line} -o json")).await;
+    let capped = sandbox.run(&format!("{line},gpus-max=1 -o json")).await;
+    assert!(p99(&capped) < p99(&free) / 2.0, "{} and {}", capped.stdout, free.stdout);
+    let run = sandbox.run(line).await;
+    assert!(run.stdout.contains("POLICY   TENANT"), "{}", run.stdout);
+}
+
+#[tokio::test]
 async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
     let sandbox = Sandbox::new();
     sandbox.write("models.yaml", "- {name: huge, weights: 90GB, run: 5ms}\n");
@@ -66,6 +84,8 @@ async fn what_cannot_be_simulated_is_refused_with_what_to_do() {
         ("sim --models none.yaml", 2, "--models none.yaml"),
         ("sim --trace trace.csv", 2, "HashOwner"),
         ("sim --policy lifo", 2, "lalb-o3"),
+        ("sim --functions 4 --tenants acme=5", 2, "--functions"),
+        ("sim --tenants acme=4,gpus=2", 2, "gpus-max"),
         ("sim --deadline 80ms --percentile 1", 2, "--percentile"),
         ("sim --models models.yaml", 1, "use a smaller model, or add a worker with larger GPUs"),
         ("sim --trace trace.csv --pattern zipf", 2, "cannot be used with"),

@@ -14,7 +14,7 @@ use millrace_proto::admin::{
     GetScalingSignalRequest, GetVersionRequest, InjectFaultRequest, ListFunctionsRequest,
     admin_client::AdminClient,
 };
-use millrace_proto::convert::function_spec_wire;
+use millrace_proto::convert::{duration_wire, function_spec_wire};
 use millrace_proto::trace;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
 use tonic::{IntoStreamingRequest, Request};
@@ -257,6 +257,41 @@ impl Admin {
             .endpoints
             .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
                 AdminClient::new(channel).get_scaling_signal(stamped(GetScalingSignalRequest {}, left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// What happened after an earlier answer's `next` (empty: from the oldest that is kept), waiting so
+    /// long where there is nothing new.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn events(&self, after: &str, wait: Duration) -> Result<admin::ListEventsResponse, Error> {
+        let request = admin::ListEventsRequest {
+            after: after.to_owned(),
+            wait: Some(duration_wire(wait)),
+            page_size: PAGE,
+        };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT + wait, async |channel, left| {
+                AdminClient::new(channel).list_events(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// What controllers and workers still know of a request or a trace, by its id.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `TRACE_NOT_FOUND` where nobody keeps a span of it.
+    pub async fn trace(&self, id: &str) -> Result<admin::Trace, Error> {
+        let request = admin::GetTraceRequest { id: id.to_owned() };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).get_trace(stamped(request.clone(), left)).await
             })
             .await?;
         Ok(answer.into_inner())

@@ -50,3 +50,5 @@ pub use tensor::{Tensor, TensorError};
 
 /// The messages of the admin API, as [`Admin`] returns them.
 pub use millrace_proto::admin as messages;
+/// A span, as [`Admin::trace`] returns them.
+pub use millrace_proto::trace::wire::{Span, SpanEvent};

@@ -6,7 +6,10 @@ use std::time::Duration;
 /// (`queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=1.7`, in milliseconds).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Accepted until given to a GPU.
+    /// Waiting for the model to come into host memory from a worker's disk, a cold start; zero when it
+    /// was there.
+    pub cold: Duration,
+    /// Accepted until given to a GPU, but for that.
     pub queue: Duration,
     /// Waiting for the model to come onto the GPU; zero when it was resident.
     pub swap: Duration,
@@ -28,6 +31,7 @@ impl Split {
             let name = fields.next()?;
             let Some(dur) = fields.find_map(|field| field.strip_prefix("dur=")) else { continue };
             let part = match name {
+                "cold" => &mut split.cold,
                 "queue" => &mut split.queue,
                 "swap" => &mut split.swap,
                 "run" => &mut split.run,
@@ -45,7 +49,7 @@ impl Split {
     /// What no part explains: reading, routing, hops and answering.
     #[must_use]
     pub fn other(&self) -> Duration {
-        self.total.saturating_sub(self.queue + self.swap + self.run)
+        self.total.saturating_sub(self.cold + self.queue + self.swap + self.run)
     }
 }
 
@@ -55,13 +59,22 @@ mod tests {
 
     const fn micros(queue: u64, swap: u64, run: u64, total: u64) -> Split {
         let us = Duration::from_micros;
-        Split { queue: us(queue), swap: us(swap), run: us(run), total: us(total) }
+        Split { cold: Duration::ZERO, queue: us(queue), swap: us(swap), run: us(run), total: us(total) }
     }
 
     #[test]
     fn reads_every_part_in_milliseconds() {
         let split = Split::parse("queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=4").unwrap();
         assert_eq!(split, micros(100, 2000, 1500, 4000));
+        assert_eq!(split.other(), Duration::from_micros(400));
+    }
+
+    #[test]
+    fn a_cold_start_is_apart_from_the_swap() {
+        let split =
+            Split::parse("cold;dur=30, queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=34").unwrap();
+        let cold = Duration::from_millis(30);
+        assert_eq!(split, Split { cold, ..micros(100, 2000, 1500, 34_000) });
         assert_eq!(split.other(), Duration::from_micros(400));
     }
 

@@ -87,7 +87,7 @@ async fn an_answer_carries_outputs_id_and_split() {
         Tensor::new("x", DataType::Fp32, vec![1, 2], request("").inputs[0].data().clone()).unwrap();
     assert_eq!(answer.outputs, [expected]);
     let micros = Duration::from_micros;
-    let split = Split { queue: micros(100), swap: micros(0), run: micros(1500), total: micros(2000) };
+    let split = Split { queue: micros(100), run: micros(1500), total: micros(2000), ..Split::default() };
     assert_eq!(answer.split, Some(split));
     // Without an id of the caller's, the client makes one that can be foretold from its seed.
     assert_eq!(inference.infer(request("echo")).await.unwrap().request_id, "0000000000000007-0");

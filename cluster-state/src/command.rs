@@ -190,3 +190,27 @@ pub enum Command {
         quota: Quota,
     },
 }
+
+impl Command {
+    /// What it is called, without what it says.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::InitCluster { .. } => "InitCluster",
+            Self::ApplyFunction { .. } => "ApplyFunction",
+            Self::DeleteFunction { .. } => "DeleteFunction",
+            Self::SetFunctionEnabled { .. } => "SetFunctionEnabled",
+            Self::AddArtifact { .. } => "AddArtifact",
+            Self::RemoveArtifact { .. } => "RemoveArtifact",
+            Self::RegisterNode { .. } => "RegisterNode",
+            Self::NodeLost { .. } => "NodeLost",
+            Self::SyncNode { .. } => "SyncNode",
+            Self::Place { .. } => "Place",
+            Self::Unplace { .. } => "Unplace",
+            Self::SetNodeScheduling { .. } => "SetNodeScheduling",
+            Self::RemoveNode { .. } => "RemoveNode",
+            Self::RemoveArtifactHolder { .. } => "RemoveArtifactHolder",
+            Self::SetQuota { .. } => "SetQuota",
+        }
+    }
+}

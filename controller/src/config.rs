@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
 use millrace_policy::lease;
+use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 
 use crate::artifacts::SharedPlace;
@@ -34,6 +35,13 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 pub enum Start {
     /// Begins a cluster of this controller alone.
     Bootstrap,
+    /// Begins a cluster if each of these controllers says that its data directory is empty too, and
+    /// joins theirs otherwise: for several that start together, unattended. It waits for all of them,
+    /// so that one that lost its directory never begins a second cluster beside theirs.
+    Found {
+        /// Internal addresses (`host:port`) of all the other controllers.
+        with: Vec<String>,
+    },
     /// Joins the cluster of other controllers.
     Join {
         /// Internal addresses (`host:port`) of controllers of it: one that answers is enough.
@@ -94,6 +102,8 @@ pub struct ControllerConfig {
     pub seed: u64,
     /// Where stamps come from.
     pub clock: Arc<dyn WallClock>,
+    /// Where this process keeps its spans, if it does.
+    pub kept: Option<Kept>,
 }
 
 impl ControllerConfig {
@@ -117,6 +127,7 @@ impl ControllerConfig {
             limits: Limits::default(),
             seed,
             clock: Arc::new(SystemClock),
+            kept: None,
         }
     }
 }

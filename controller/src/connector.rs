@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::Worker;
@@ -78,5 +79,9 @@ impl Worker for Remote {
         request: Request<wire::InjectFaultRequest>,
     ) -> Result<Response<wire::InjectFaultResponse>, Status> {
         self.0.clone().inject_fault(request).await
+    }
+
+    async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
+        self.0.clone().get_spans(request).await
     }
 }

@@ -24,6 +24,7 @@ mod artifacts;
 pub mod clock;
 pub mod config;
 pub mod connector;
+mod events;
 mod faults;
 mod fleet;
 mod leader;
@@ -33,6 +34,7 @@ mod server;
 mod serving;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod traces;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -25,14 +25,16 @@ use crate::artifacts::{Artifacts, Bucket, SharedPlace, Store};
 use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, KEEP_ALIVE};
 use crate::connector::Connector;
+use crate::events::{Events, Watch};
 use crate::faults::FaultService;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::Duties;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::world::{Machine, Snapshots};
-use crate::raft::{Replica, disks, duties, elections, service};
+use crate::raft::{Replica, disks, duties, elections, founding, service};
 use crate::serving::Serving;
+use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
 
 /// How long the workers' streams may take to end when the controller goes down.
@@ -46,6 +48,8 @@ pub struct Controller {
     cluster_id: ClusterId,
     /// Gone once it was drained.
     front: Option<serve::Serving>,
+    /// Ends what waits for news.
+    waiting: CancellationToken,
     internal: JoinHandle<()>,
     background: JoinSet<()>,
     replica: Replica,
@@ -72,7 +76,8 @@ pub async fn start(
     if let Some(moved) = &moved {
         config.clock = moved.clone();
     }
-    let opened = bootstrap::open(opening(&config)).await?;
+    let empty = founding::say_empty(config.internal_listen, config.id, &config.start);
+    let opened = bootstrap::open(opening(&config), empty).await?;
     let cluster_id = opened.identity.cluster.clone();
     let (internal_listener, internal_addr) = listen(config.internal_listen).await?;
     let (client_listener, client_addr) = listen(config.client_listen).await?;
@@ -99,7 +104,7 @@ pub async fn start(
         outlook: outlook.clone(),
         stop: stop.clone(),
     };
-    let raft_service = service::Service::new(replica.clone(), artifacts.clone());
+    let raft_service = service::Service::new(replica.clone(), artifacts.clone()).showing(config.kept.clone());
     let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
     if faults.is_some() {
         tracing::warn!(
@@ -120,15 +125,28 @@ pub async fn start(
     }
     background.spawn(fleet.clone().follow_until(stop.clone(), replica.clone()));
     background.spawn(leading.run_until(stop.clone()));
+    let events = Events::new(config.seed);
+    let watch = Watch {
+        events: events.clone(),
+        replica: replica.clone(),
+        fleet: fleet.clone(),
+        outlook: outlook.clone(),
+        clock: config.clock.clone(),
+    };
+    background.spawn(watch.run_until(stop.clone()));
     for work in [Keep::Collect, Keep::Fetch] {
         background.spawn(keep(work, artifacts.clone(), stop.clone()));
     }
     let faults = if config.allow_faults { Faults::Allowed } else { Faults::Refused };
+    let waiting = CancellationToken::new();
     let admin = AdminService {
         replica: replica.clone(),
         fleet: fleet.clone(),
         outlook: outlook.clone(),
         artifacts,
+        events: events.clone(),
+        stop: waiting.clone(),
+        traces: Traces { own: config.kept.clone(), replica: replica.clone(), fleet: fleet.clone() },
         faults,
     };
     let serving = Serving::new(replica.clone(), fleet, outlook);
@@ -147,6 +165,7 @@ pub async fn start(
         internal_addr,
         cluster_id,
         front,
+        waiting,
         internal,
         background,
         replica,
@@ -298,10 +317,10 @@ impl Controller {
     /// Stops taking requests and waits up to `grace` for those under way; workers stay attached.
     /// Returns how many connections were cut short.
     pub async fn drain(&mut self, grace: Duration) -> usize {
-        match self.front.take() {
-            Some(front) => front.close(grace).await,
-            None => 0,
-        }
+        let Some(front) = self.front.take() else { return 0 };
+        // A watch would be waited for until its time is up.
+        self.waiting.cancel();
+        front.close(grace).await
     }
 
     /// Drains, unless that was done, then hands leadership over, lets the workers go and leaves Raft. Returns how many

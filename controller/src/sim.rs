@@ -32,6 +32,7 @@ use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{KEEP_ALIVE, Limits, Start};
 use crate::connector::Tcp;
+use crate::events::Events;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::{Duties, Outlook};
@@ -39,6 +40,7 @@ use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
 use crate::raft::{Replica, disks, duties, elections};
+use crate::traces::Traces;
 
 pub use crate::serving::crowd::Crowd;
 
@@ -92,7 +94,7 @@ impl Member {
             snapshots: config.snapshots,
             world: config.world.clone(),
         };
-        let opened = bootstrap::open(opening).await?;
+        let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica = bootstrap::replica(opened, String::new(), config.clock.clone()).await?;
         let store = Store::open(&config.data_dir).map_err(|error| StartError::Artifacts {
             data_dir: config.data_dir.clone(),
@@ -115,7 +117,19 @@ impl Member {
             stop: stop.clone(),
         };
         let faults = Faults::Refused;
-        let admin = AdminService { replica: replica.clone(), fleet, outlook, artifacts, faults };
+        let traces = Traces { own: None, replica: replica.clone(), fleet: fleet.clone() };
+        let (events, ended) = (Events::new(config.seed), stop.clone());
+        let replica_of = replica.clone();
+        let admin = AdminService {
+            replica: replica_of,
+            fleet,
+            outlook,
+            artifacts,
+            traces,
+            events,
+            stop: ended,
+            faults,
+        };
         let guard = stop.clone().drop_guard();
         let duties = RefCell::new(Some(duties));
         Ok(Self { replica, service, control, admin, duties, config, stop, _stop: guard })

@@ -10,16 +10,17 @@ use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
     self as wire_messages, AddPeer, Copy, CopyFailure, InjectFault, LoadProgram, Map, MapFailed,
-    ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
+    ProgramFailed, ProgramLoaded, Relocate, Revoke, Run, RunCancelled, RunFailure,
 };
 
-use crate::copies::{self, COPIES_QUEUED_MAX};
+use crate::copies::{self, COPIES_QUEUED_MAX, Work};
 use crate::error::Error;
 use crate::events::clip;
 use crate::peers::Peers;
 use crate::process::{Faults, PROGRAMS_MAX, Shared};
 use crate::program::Program;
 use crate::queue::Queue;
+use crate::relocations::{self, Relocation};
 use crate::runs::{self, RUNS_QUEUED_MAX};
 use crate::wire::{self, Descriptors};
 
@@ -37,7 +38,7 @@ pub(crate) struct Control<D: Device> {
     faults: Faults,
     programs: BTreeMap<u64, Arc<Program<D>>>,
     peers: Peers<D>,
-    copies: Arc<Queue<copies::Job<D>>>,
+    copies: Arc<Queue<copies::Work<D>>>,
     runs: Arc<Queue<runs::Job<D>>>,
 }
 
@@ -49,7 +50,7 @@ impl<D: Device> Control<D> {
     }
 
     /// The copies that wait.
-    pub(crate) fn copies(&self) -> Arc<Queue<copies::Job<D>>> {
+    pub(crate) fn copies(&self) -> Arc<Queue<copies::Work<D>>> {
         Arc::clone(&self.copies)
     }
 
@@ -79,12 +80,13 @@ impl<D: Device> Control<D> {
                     self.copies.reconsider();
                 }
             }
+            Command::Relocate(relocate) => self.relocate(relocate),
             Command::AddPeer(peer) => self.add_peer(&peer, descriptors),
             Command::ForgetPeer(peer) => self.peers.forget(peer.gpu),
             Command::Copy(copy) => self.copy(copy),
             Command::Revoke(revoke) => {
                 let Revoke { transfer, batch } = revoke;
-                if self.copies.remove(|job| (job.transfer, job.batch) == (transfer, batch)).is_some() {
+                if self.copies.remove(|work| work.is_batch(transfer, batch)).is_some() {
                     self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "taken back"));
                 }
             }
@@ -145,6 +147,20 @@ impl<D: Device> Control<D> {
         }
     }
 
+    fn relocate(&self, message: Relocate) {
+        let (id, generation) = (message.program, message.generation);
+        let refuse = |why: String| self.say(relocations::refused(id, generation, why));
+        let Some(program) = self.programs.get(&id) else {
+            return refuse(format!("program {id} is not loaded"));
+        };
+        let relocation = Relocation::new(message, Arc::clone(program));
+        if self.copies.push(Work::Relocation(relocation)).is_err() {
+            // The memory it lies in is taken for free from here on.
+            program.retire();
+            refuse(format!("{COPIES_QUEUED_MAX} copies wait already"));
+        }
+    }
+
     /// A peer that cannot be taken is only not there to copy from.
     fn add_peer(&mut self, message: &AddPeer, mut descriptors: Descriptors) {
         let added = match descriptors.take(message.memory_fd) {
@@ -178,7 +194,7 @@ impl<D: Device> Control<D> {
         match copies::Job::new(message, Arc::clone(program), peer) {
             Err(error) => refuse(CopyFailure::Device, error.to_string()),
             Ok(job) => {
-                if self.copies.push(job).is_err() {
+                if self.copies.push(Work::Batch(job)).is_err() {
                     refuse(CopyFailure::Device, format!("{COPIES_QUEUED_MAX} copies wait already"));
                 }
             }

@@ -1,4 +1,5 @@
-//! The copy thread: carries out grants, one batch after another, each within its window.
+//! The copy thread: carries out grants, one batch after another, each within its window, and moves
+//! within the GPU in between.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,18 +15,42 @@ use crate::peers::Source;
 use crate::process::Shared;
 use crate::program::{Program, Use};
 use crate::queue::Queue;
+use crate::relocations::Relocation;
 use crate::residency::Refusal;
 use crate::wire;
 
-/// Batches that wait behind the one being copied. The fabric keeps one running and one queued for
-/// each link, so more is the worker's mistake.
+/// Batches and moves that wait behind the one being copied. The fabric keeps one batch running and
+/// one queued for each link, and moves come only while there is none, so more is the worker's mistake.
 pub const COPIES_QUEUED_MAX: usize = 64;
+
+/// What the copy thread does in one turn.
+#[derive(Debug)]
+pub(crate) enum Work<D: Device> {
+    /// Carries out a grant.
+    Batch(Job<D>),
+    /// Moves a program.
+    Relocation(Relocation<D>),
+}
+
+impl<D: Device> Work<D> {
+    /// Whether it is this batch.
+    pub(crate) fn is_batch(&self, transfer: u64, batch: u64) -> bool {
+        matches!(self, Self::Batch(job) if (job.transfer, job.batch) == (transfer, batch))
+    }
+
+    fn wait(&self) -> Duration {
+        match self {
+            Self::Batch(job) => job.wait(),
+            Self::Relocation(_) => Duration::ZERO,
+        }
+    }
+}
 
 /// One batch.
 #[derive(Debug)]
 pub(crate) struct Job<D: Device> {
-    pub(crate) transfer: u64,
-    pub(crate) batch: u64,
+    transfer: u64,
+    batch: u64,
     program: Arc<Program<D>>,
     generation: u64,
     ranges: Vec<Range<u64>>,
@@ -70,19 +95,26 @@ impl<D: Device> Job<D> {
 }
 
 /// Copies until the queue is closed.
-pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Job<D>>, mut stream: D::Stream) {
-    while let Some(job) = queue.pop_when(Job::wait) {
-        let (transfer, batch) = (job.transfer, job.batch);
-        let event = match carry_out(shared, job, &mut stream) {
-            Ok(done) => Event::CopyDone(done),
-            Err(failed) => {
-                if let Failed::Device(DeviceError::Lost(message)) = &failed {
-                    shared.events.device_failed(message);
-                }
-                refused(transfer, batch, failure(&failed), failed)
-            }
+pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut stream: D::Stream) {
+    while let Some(work) = queue.pop_when(Work::wait) {
+        let event = match work {
+            Work::Batch(job) => batch(shared, job, &mut stream),
+            Work::Relocation(relocation) => relocation.carry_out(shared),
         };
         shared.events.send(event);
+    }
+}
+
+fn batch<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) -> Event {
+    let (transfer, batch) = (job.transfer, job.batch);
+    match carry_out(job, stream) {
+        Ok(done) => Event::CopyDone(done),
+        Err(failed) => {
+            if let Failed::Device(DeviceError::Lost(message)) = &failed {
+                shared.events.device_failed(message);
+            }
+            refused(transfer, batch, failure(&failed), failed)
+        }
     }
 }
 
@@ -101,7 +133,7 @@ fn failure(failed: &Failed) -> CopyFailure {
     }
 }
 
-fn carry_out<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) -> Result<CopyDone, Failed> {
+fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<CopyDone, Failed> {
     let mapping = job.program.use_mapped(job.generation)?;
     if let Start::Expired(late) = job.window.at(monotonic_now()) {
         // Runs that wait for these bytes go on waiting: the worker grants them again, or unmaps.
@@ -111,7 +143,7 @@ fn carry_out<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream)
     let mut finished = started;
     let mut bytes = 0;
     for (index, range) in job.ranges.iter().enumerate() {
-        for piece in pieces(range.clone(), shared.device.capabilities().copy_max.get()) {
+        for piece in pieces(range.clone(), job.program.group) {
             job.program.check(job.generation)?;
             match copy(&job, stream, piece.clone(), &mapping) {
                 Ok(at) => finished = at,

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `control` | commands, in the order sent |
 //! | `copies` | the copy thread |
+//! | `relocations` | moves to other physical memory, on the copy thread |
 //! | `runs` | the run thread |
 //! | `program` | a loaded model: its region, its launches, its residency |
 //! | `residency` | what mapping a program has, and who uses it. Pure |
@@ -34,6 +35,7 @@ mod plan;
 mod process;
 mod program;
 mod queue;
+mod relocations;
 mod residency;
 mod runs;
 mod wire;

@@ -1,16 +1,16 @@
 //! The process: tied to its worker, greeted, its three threads started.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use millrace_device::emulated::EmulatedGpu;
-use millrace_device::{Device, Width};
+use millrace_device::{Device, Extent, Width, probe};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
-use millrace_proto::executor::{self as wire_messages, Hello, Ready};
+use millrace_proto::executor::{self as wire_messages, CopyRate, Hello, Ready};
 use millrace_proto::frames::{FrameDecoder, Received};
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::Bytes;
@@ -25,6 +25,9 @@ use crate::{copies, runs};
 
 /// Programs loaded at one time. Each keeps a descriptor and a few mappings.
 pub const PROGRAMS_MAX: usize = 4096;
+
+/// How often each size of a copy is measured: the median counts.
+const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
 /// What the threads share.
 #[derive(Debug)]
@@ -72,6 +75,7 @@ fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &H
     let events = Events::new(socket.try_clone().map_err(Error::Socket)?);
     let shared = Arc::new(Shared { device, events, abort_on_run: AtomicBool::new(false) });
     let faults = if hello.allow_faults { Faults::Obeyed } else { Faults::Refused };
+    let copy_rates = probe(&shared.device, hello.probe_bytes);
     let control = Control::new(Arc::clone(&shared), faults);
     let _threads = Threads::start(&shared, &control)?;
     shared.events.send(Event::Ready(Ready {
@@ -79,9 +83,28 @@ fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &H
         build: BUILD.to_owned(),
         pid: std::process::id(),
         incarnation: hello.incarnation,
+        copy_rates,
     }));
     let stream = shared.device.stream(Width::One)?;
     shared.device.enter(stream, |stream| obey(control, stream, &socket, decoder))
+}
+
+/// Measures how fast copies are, while nothing else is on the device. What cannot be measured costs
+/// only its figures.
+fn probe<D: Device>(device: &D, bytes: u64) -> Vec<CopyRate> {
+    if bytes == 0 {
+        return Vec::new();
+    }
+    match probe::copy_rates(device, Extent { offset: 0, bytes }, PROBE_ROUNDS) {
+        Ok(rates) => {
+            let rate = |rate: probe::CopyRate| CopyRate { bytes: rate.bytes, bytes_per_s: rate.bytes_per_s };
+            rates.into_iter().map(rate).collect()
+        }
+        Err(error) => {
+            tracing::warn!(%error, "copies were not measured");
+            Vec::new()
+        }
+    }
 }
 
 /// The control thread.
@@ -108,7 +131,7 @@ fn command(frame: Received) -> Result<(Command, Descriptors), Error> {
 
 /// The copy and run threads. Dropping this lets them end after what they are doing.
 struct Threads<D: Device> {
-    copies: Arc<Queue<copies::Job<D>>>,
+    copies: Arc<Queue<copies::Work<D>>>,
     runs: Arc<Queue<runs::Job<D>>>,
 }
 

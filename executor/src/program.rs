@@ -38,6 +38,8 @@ pub(crate) struct Program<D: Device> {
     pub(crate) quick_inputs: AtomicUsize,
     /// The authoritative copy of its weights (T10).
     pub(crate) host: HostRegion,
+    /// The most that is copied before launches which wait are woken.
+    pub(crate) group: u64,
     /// An opaque program's, whose launches declare no reads.
     pub(crate) opaque: Option<Opaque>,
     residency: Mutex<Residency>,
@@ -89,6 +91,8 @@ impl<D: Device> Program<D> {
         let kernels =
             plan.steps.iter().map(|step| device.kernel(&module, &step.spec)).collect::<Result<_, _>>()?;
         let (residency, changed) = (Mutex::default(), Condvar::new());
+        let copy_max = device.capabilities().copy_max.get();
+        let group = if message.group_bytes == 0 { copy_max } else { message.group_bytes.min(copy_max) };
         let (id, name) = (message.program, message.name);
         Ok(Self {
             shared,
@@ -103,6 +107,7 @@ impl<D: Device> Program<D> {
             region,
             quick_inputs: AtomicUsize::new(0),
             host,
+            group,
             opaque,
             residency,
             changed,
@@ -122,6 +127,28 @@ impl<D: Device> Program<D> {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Puts other physical memory under the region, with what is in it. Where that fails, none is
+    /// under it afterwards.
+    pub(crate) fn relocate(
+        &self,
+        was: u64,
+        generation: u64,
+        extents: Vec<(u64, Extent)>,
+    ) -> Result<(), MapError> {
+        // In use meanwhile: an unmap that comes waits for its end.
+        let mapping = self.use_mapped(was)?;
+        let device = &self.shared.device;
+        let chunks = extents.into_iter().map(|(at, extent)| Ok((at, device.create(extent)?)));
+        let chunks = chunks.collect::<Result<_, DeviceError>>();
+        let moved = chunks.and_then(|chunks| device.relocate(&self.region, chunks)).map_err(MapError::from);
+        let moved = moved.and_then(|()| Ok(self.residency().renew(generation)?));
+        if moved.is_err() {
+            self.unmap(was);
+        }
+        drop(mapping);
+        moved
     }
 
     /// Takes the memory away, now or when its last user is done; who waits for it is woken.

@@ -13,7 +13,7 @@ use millrace_device::{
     monotonic_now,
 };
 use millrace_proto::executor::event::Event;
-use millrace_proto::executor::{Run, RunDone, RunFailed, RunFailure};
+use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure};
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
@@ -43,7 +43,18 @@ pub(crate) struct Job<D: Device> {
     outputs: Vec<String>,
     /// Of an opaque program: what each launch reads.
     reads: Vec<Vec<Range<u64>>>,
+    told: Told,
 }
+
+/// Whether the answer tells when launches ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Launches,
+}
+
+/// Launches of one run that are told of: a trace is for people.
+const LAUNCHES_TOLD_MAX: usize = 256;
 
 /// Why a run gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -103,8 +114,9 @@ impl<D: Device> Job<D> {
         if reads.len() != due {
             return Err(Failed::Reads { found: reads.len(), due });
         }
-        let Run { run, generation, outputs, .. } = message;
-        Ok(Self { run, program, generation, inputs, rows, outputs, reads })
+        let Run { run, generation, outputs, times, .. } = message;
+        let told = if times { Told::Launches } else { Told::Nothing };
+        Ok(Self { run, program, generation, inputs, rows, outputs, reads, told })
     }
 
     /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
@@ -142,11 +154,11 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
 }
 
 fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
-    let Job { run, program, generation, inputs, rows, outputs, reads } = job;
+    let Job { run, program, generation, inputs, rows, outputs, reads, told } = job;
     let wanted = wanted(&program.outputs, &outputs)?;
     let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
-    let mut running = Running { program: &program, generation, stream, times: Times::start() };
+    let mut running = Running { program: &program, generation, stream, times: Times::start(told) };
     let (values, copy_order) = match &program.opaque {
         None => (running.run(inputs)?, Vec::new()),
         Some(opaque) => running.run_opaque(inputs, opaque, reads)?,
@@ -172,6 +184,7 @@ fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone,
         waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
         launches: times.launches,
         copy_order: copy_order.into_iter().map(wire::byte_range).collect(),
+        launch_times: times.each,
     };
     Ok((done, descriptors))
 }
@@ -219,18 +232,35 @@ fn upload<D: Device>(
 }
 
 /// When a run's launches ran.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Times {
     started: Timestamp,
     finished: Timestamp,
     waited: Duration,
     launches: u32,
+    told: Told,
+    each: Vec<LaunchTimes>,
 }
 
 impl Times {
-    fn start() -> Self {
+    fn start(told: Told) -> Self {
         let now = monotonic_now();
-        Self { started: now, finished: now, waited: Duration::ZERO, launches: 0 }
+        Self { started: now, finished: now, waited: Duration::ZERO, launches: 0, told, each: Vec::new() }
+    }
+
+    /// A launch ended that began then, after it had waited for so long.
+    fn launched(&mut self, waited: Duration, started: Timestamp, finished: Timestamp) {
+        if self.told == Told::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
+            self.each.push(LaunchTimes {
+                launch: self.launches,
+                waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
+                started_ns: started.as_nanos(),
+                finished_ns: finished.as_nanos(),
+            });
+        }
+        self.waited += waited;
+        self.finished = finished;
+        self.launches += 1;
     }
 }
 
@@ -290,7 +320,7 @@ impl<D: Device> Running<'_, D> {
         mapping: Use<'_, D>,
     ) -> Result<Vec<Option<D::Value>>, Failed> {
         let program = self.program;
-        let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping)?;
+        let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, Duration::ZERO)?;
         Ok(values.into_iter().map(Some).collect())
     }
 
@@ -304,8 +334,8 @@ impl<D: Device> Running<'_, D> {
     ) -> Result<(), Failed> {
         let before = monotonic_now();
         let mapping = self.program.wait_loaded(self.generation, due)?;
-        self.times.waited += monotonic_now().since(before);
-        let values = self.launch(step, kernel, slots, mapping)?;
+        let waited = monotonic_now().since(before);
+        let values = self.launch(step, kernel, slots, mapping, waited)?;
         for (&slot, value) in step.writes.iter().zip(values) {
             slots[slot] = Some(value);
         }
@@ -322,7 +352,9 @@ impl<D: Device> Running<'_, D> {
         kernel: &D::Kernel,
         slots: &mut [Option<D::Value>],
         mapping: Use<'_, D>,
+        waited: Duration,
     ) -> Result<Vec<D::Value>, Failed> {
+        let started = monotonic_now();
         let given: Vec<_> = step.args.iter().map(|arg| arg.last.then(|| slots[arg.slot].take())).collect();
         let missing = |index: usize| Failed::ValueMissing(step.spec.args[index].clone());
         let lent = |slot: Slot| slots[slot].as_ref().map(Arg::Lend);
@@ -332,8 +364,8 @@ impl<D: Device> Running<'_, D> {
         });
         let args = args.collect::<Result<Vec<_>, _>>()?;
         let values = self.stream.launch(&self.program.module, kernel, args)?;
-        self.times.finished = self.stream.record()?.wait()?;
-        self.times.launches += 1;
+        let finished = self.stream.record()?.wait()?;
+        self.times.launched(waited, started, finished);
         // Not before the device is done with what the launch reads.
         drop(mapping);
         Ok(values)

@@ -166,6 +166,8 @@ pub struct Completion {
 /// Where the time of one request went, between its backend's taking it and answering.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
+    /// Waiting for the model to come into host memory: a cold start. Zero when it was there.
+    pub cold: Duration,
     /// Waiting for a GPU.
     pub queue: Duration,
     /// Waiting for the model to come onto the GPU; zero when it was there.

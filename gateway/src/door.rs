@@ -8,13 +8,15 @@ use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Method, Request, Response};
 use millrace_proto::status::to_status;
-use millrace_proto::trace;
+use millrace_proto::trace::{self, KeyValue};
 use millrace_types::{Failure, Reason, RequestId};
 use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Status};
 use tower::ServiceExt as _;
-use tracing::Instrument as _;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use crate::auth::Authenticate;
 use crate::call::{self, Call};
@@ -48,14 +50,15 @@ impl Door {
         B::Error: Into<tonic::codegen::StdError>,
     {
         let request_id = self.front.ids.of(request.headers());
-        let span = tracing::info_span!("request", %request_id, path = request.uri().path());
+        let span = span(&request, &request_id);
         if request.headers().contains_key(TRACE_PARENT) {
             trace::adopt(&span, trace::extract_headers(request.headers()));
         }
         let mut response = match is_grpc(request.headers()) {
-            true => self.admit_grpc(peer, &request_id, request).instrument(span).await,
-            false => self.admit_rest(peer, &request_id, request).instrument(span).await,
+            true => self.admit_grpc(peer, &request_id, request).instrument(span.clone()).await,
+            false => self.admit_rest(peer, &request_id, request).instrument(span.clone()).await,
         };
+        record_outcome(&span, &response);
         // An id is visible ASCII: always a valid value.
         if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
             response.headers_mut().insert(REQUEST_ID, value);
@@ -169,4 +172,98 @@ async fn infallible(
 pub(crate) async fn unknown_method(request: Request<Body>) -> Response<Body> {
     let message = format!("no method {:?} here: ask the server's reflection", request.uri().path());
     to_status(&Failure::new(Reason::Unimplemented, message)).into_http()
+}
+
+/// The span of a request, by OpenTelemetry's conventions for RPC and HTTP servers.
+fn span<B>(request: &Request<B>, request_id: &RequestId) -> Span {
+    let path = request.uri().path();
+    if !is_grpc(request.headers()) {
+        return tracing::info_span!(
+            "http",
+            otel.name = route(request.method(), path),
+            otel.kind = "server",
+            millrace.request.id = %request_id,
+            http.request.method = %request.method(),
+            url.path = path,
+            http.response.status_code = Empty,
+        );
+    }
+    let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
+    tracing::info_span!(
+        "rpc",
+        otel.name = path.trim_start_matches('/'),
+        otel.kind = "server",
+        millrace.request.id = %request_id,
+        rpc.system = "grpc",
+        rpc.service = service,
+        rpc.method = method,
+        rpc.grpc.status_code = Empty,
+    )
+}
+
+/// A path without the names in it: there are few of those.
+fn route(method: &Method, path: &str) -> String {
+    let mut after = "";
+    let parts = path.split('/').map(|part| {
+        let shown = match after {
+            "models" if part != "index" => "{model}",
+            "versions" => "{version}",
+            _ => part,
+        };
+        after = if shown == part { part } else { "" };
+        shown
+    });
+    format!("{method} {}", parts.collect::<Vec<_>>().join("/"))
+}
+
+/// Records how a request was answered. A stream's end is not waited for.
+fn record_outcome(span: &Span, response: &Response<Body>) {
+    if span.is_disabled() {
+        return;
+    }
+    // A gRPC call that fails says so in its headers: there is nothing before its trailers.
+    if let Some(status) = Status::from_header_map(response.headers()) {
+        span.record("rpc.grpc.status_code", i32::from(status.code()));
+        if is_ours(status.code()) {
+            trace::fail(span, status.message());
+        } else if status.code() != Code::Ok {
+            trace::add(span, || vec![KeyValue::new("millrace.refused", status.message().to_owned())]);
+        }
+        return;
+    }
+    let status = response.status();
+    span.record("http.response.status_code", status.as_u16());
+    if status.is_server_error() {
+        trace::fail(span, status);
+    }
+}
+
+/// Whether a status is the server's failure, by OpenTelemetry's conventions; others are the caller's.
+fn is_ours(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::Unimplemented
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_names_no_model() {
+        let of = |path: &str| route(&Method::POST, path);
+        assert_eq!(of("/v2/models/digits/infer"), "POST /v2/models/{model}/infer");
+        assert_eq!(
+            of("/v2/models/digits/versions/3/infer"),
+            "POST /v2/models/{model}/versions/{version}/infer"
+        );
+        assert_eq!(of("/v2/repository/index"), "POST /v2/repository/index");
+        assert_eq!(of("/v2/models/models/infer"), "POST /v2/models/{model}/infer");
+    }
 }

@@ -354,14 +354,18 @@ impl fmt::Display for Times {
     /// As the `server-timing` header writes it, in milliseconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // In whole microseconds: formatting floats shows in a profile of small models.
-        let mut entry = |name: &str, span: Duration| {
+        let entry = |f: &mut fmt::Formatter<'_>, name: &str, span: Duration| {
             let us = span.as_micros();
             write!(f, "{name};dur={}.{:03}", us / 1000, us % 1000)
         };
-        entry("queue", self.split.queue)?;
-        entry(", swap", self.split.swap)?;
-        entry(", run", self.split.run)?;
-        entry(", total", self.total)
+        if self.split.cold > Duration::ZERO {
+            entry(f, "cold", self.split.cold)?;
+            f.write_str(", ")?;
+        }
+        entry(f, "queue", self.split.queue)?;
+        entry(f, ", swap", self.split.swap)?;
+        entry(f, ", run", self.split.run)?;
+        entry(f, ", total", self.total)
     }
 }
 

@@ -69,6 +69,7 @@ pub(crate) struct Tally {
     total_seconds: Histogram,
     queue_seconds: Histogram,
     swap_seconds: Histogram,
+    cold_seconds: Histogram,
     run_seconds: Histogram,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct Times {
 
 impl Tally {
     pub(crate) fn answered(&self, times: &Times, unix_ms: u64) {
-        let Split { queue, swap, run } = times.split;
+        let Split { cold, queue, swap, run } = times.split;
         self.success.add(times.total);
         self.queue.add(queue);
         self.swap.add(swap);
@@ -95,6 +96,9 @@ impl Tally {
         self.total_seconds.observe(times.total.as_secs_f64());
         self.queue_seconds.observe(queue.as_secs_f64());
         self.swap_seconds.observe(swap.as_secs_f64());
+        if cold > Duration::ZERO {
+            self.cold_seconds.observe(cold.as_secs_f64());
+        }
         self.run_seconds.observe(run.as_secs_f64());
     }
 }
@@ -109,6 +113,8 @@ pub(crate) struct Meters {
     total_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     queue_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     swap_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    /// Of the requests that met a cold start alone, so that their number is its count.
+    cold_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     run_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     /// Inference requests being worked on.
     pub(crate) in_flight: Gauge,
@@ -136,6 +142,7 @@ impl Meters {
             total_seconds: family(),
             queue_seconds: family(),
             swap_seconds: family(),
+            cold_seconds: family(),
             run_seconds: family(),
             in_flight: Gauge::default(),
             connections: Gauge::default(),
@@ -151,6 +158,11 @@ impl Meters {
             ("millrace_request", "From a request's arrival to its answer", &meters.total_seconds),
             ("millrace_request_queue", "Waiting for a GPU", &meters.queue_seconds),
             ("millrace_request_swap", "Waiting for the model to come onto the GPU", &meters.swap_seconds),
+            (
+                "millrace_request_cold_start",
+                "Waiting for the model to come into host memory, of requests that did",
+                &meters.cold_seconds,
+            ),
             ("millrace_request_run", "Running the model", &meters.run_seconds),
         ] {
             registry.register_with_unit(name, help, Unit::Seconds, family.clone());
@@ -241,6 +253,7 @@ impl Meters {
             total_seconds: self.total_seconds.get_or_create_owned(&labels),
             queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
             swap_seconds: self.swap_seconds.get_or_create_owned(&labels),
+            cold_seconds: self.cold_seconds.get_or_create_owned(&labels),
             run_seconds: self.run_seconds.get_or_create_owned(&labels),
             labels,
         }
@@ -259,7 +272,13 @@ impl Meters {
                 self.outcomes.remove(&OutcomeLabels { tenant, function, reason });
             }
             let labels = FunctionLabels { tenant, function };
-            for family in [&self.total_seconds, &self.queue_seconds, &self.swap_seconds, &self.run_seconds] {
+            for family in [
+                &self.total_seconds,
+                &self.queue_seconds,
+                &self.swap_seconds,
+                &self.run_seconds,
+                &self.cold_seconds,
+            ] {
                 family.remove(&labels);
             }
             false
@@ -319,12 +338,18 @@ mod tests {
         let meters = Meters::new(&mut registry, 2, 1);
         let tally = meters.tally(&model("a"), |_| true);
         let ms = Duration::from_millis;
-        let split = Split { queue: ms(1), swap: ms(2), run: ms(3) };
+        let split = Split { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3) };
         tally.answered(&Times { split, output: ms(0), total: ms(7) }, 99);
+        let cold = |text: &str, count| {
+            text.contains(&format!(r#"cold_start_seconds_count{{tenant="default",function="a"}} {count}"#))
+        };
+        assert!(cold(&text(&registry), 0), "a swap is no cold start");
         meters.failed(Some(&tally), Reason::TimedOut, ms(5));
         assert_eq!(tally.success.read(), (1, 7_000_000));
+        tally.answered(&Times { split: Split { cold: ms(9), ..split }, output: ms(0), total: ms(16) }, 99);
+        assert!(cold(&text(&registry), 1));
         assert_eq!(tally.fail.read(), (1, 5_000_000));
-        assert_eq!(tally.swap.read(), (1, 2_000_000));
+        assert_eq!(tally.swap.read(), (2, 4_000_000));
         assert!(
             text(&registry)
                 .contains(r#"millrace_requests_total{tenant="default",function="a",reason="TIMED_OUT"} 1"#)

@@ -60,13 +60,13 @@ fn enqueue(key: u64) -> dispatch::Event {
     let attempts = Attempts::new(3, Idempotent::Yes);
     let model = (key % 64) as u32;
     let (function, model) = (FunctionIndex(model), ModelId(model));
-    dispatch::Event::Enqueue {
+    dispatch::Event::Enqueue(dispatch::Request {
         key: RequestKey(key),
         function,
         model,
         attempts,
         priority: Priority::default(),
-    }
+    })
 }
 
 fn dispatch_one(c: &mut Criterion) {

@@ -164,7 +164,7 @@ fn serve(memory: Bytes, kind: (&str, Placement, Arrangement, Moves), seed: u64) 
             let moves = map.consolidate(&pinned);
             found.plans.push(began.elapsed());
             found.moved += moves.iter().map(|step| u64::from(step.from.len)).sum::<u64>();
-            map.relocate(&moves);
+            map.begin_moves(&moves).iter().for_each(|relocated| map.end_moves(relocated.model));
         }
     }
     // What eviction frees, from the full GPU, least recently used first.

@@ -20,6 +20,7 @@
 //! | [`scaling`] | how many nodes the cluster needs |
 //! | [`router`] | which worker gets a request |
 //! | [`checkpoint`] | what a worker tells the leader of its soft state, and when |
+//! | [`names`] | (nothing) reads what is chosen by name |
 //! | [`trace`] | (nothing) folds what cores did into a number, to compare runs |
 
 pub mod admission;
@@ -35,6 +36,7 @@ pub mod ids;
 pub mod lease;
 pub mod lifecycle;
 pub mod memory;
+pub mod names;
 pub mod placement;
 pub mod residence;
 pub mod router;

@@ -11,7 +11,8 @@
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
-//! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers |
+//! | [`metrics`] | metrics as text, in the format asked for |
+//! | [`trace`] | W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, spans kept |
 
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod inference {
@@ -41,6 +42,7 @@ pub mod fault {
 
 pub mod convert;
 pub mod frames;
+pub mod metrics;
 pub mod status;
 pub mod trace;
 

@@ -20,7 +20,8 @@ pub const fn code(reason: Reason) -> Code {
         Reason::FunctionNotFound
         | Reason::RevisionNotFound
         | Reason::ArtifactNotFound
-        | Reason::NodeNotFound => Code::NotFound,
+        | Reason::NodeNotFound
+        | Reason::TraceNotFound => Code::NotFound,
         Reason::FunctionDisabled
         | Reason::FunctionNotReady
         | Reason::NoWorker

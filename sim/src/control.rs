@@ -2,16 +2,19 @@
 //! leader's planner says who serves what, until it has nothing more to say. Raft itself is absent:
 //! commands are applied as if a group had committed them.
 
+use std::collections::BTreeMap;
+
 use millrace_cluster_state::{
     Applied, Caller, Command, ControllerId, ModelSummary, NodeGpu, PlacementReason, Proposal, Refusal, State,
     UnixMillis,
 };
 use millrace_policy::placement::{self, GpuLoad, Limits, Phase, Step, Unplaced, View};
 use millrace_types::{
-    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Resources, TenantName,
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Quota, Resources,
+    TenantName,
 };
 
-use crate::scenario::{Function, NodeSpec};
+use crate::scenario::{Function, NodeSpec, Scenario};
 
 /// Plans that are made before something is wrong with the planner.
 const PLANS_MAX: usize = 10_000;
@@ -42,11 +45,11 @@ pub struct Control {
     index: u64,
 }
 
-/// What function `place` is called.
+/// What a function is called that has this place.
 #[must_use]
-pub fn function_key(place: usize) -> FunctionKey {
+pub fn function_key(place: usize, function: &Function) -> FunctionKey {
     let name = FunctionName::new(&format!("f{place}")).unwrap_or_else(|_| unreachable!("f and a number"));
-    FunctionKey { tenant: TenantName::default(), name }
+    FunctionKey { tenant: function.tenant.clone(), name }
 }
 
 /// Its model's content address.
@@ -60,28 +63,32 @@ fn node_name(place: usize) -> NodeName {
 }
 
 impl Control {
-    /// Registers the nodes, applies the functions and places them. Returns who serves what: for each
-    /// node its functions, by place.
+    /// Registers the nodes, sets the tenants' caps, applies the functions and places them. Returns who
+    /// serves what: for each node its functions, by place.
     ///
     /// # Errors
     /// [`Error`]; a function that fits nowhere among them.
-    pub fn set_up(nodes: &[NodeSpec], functions: &[Function]) -> Result<(Self, Vec<Vec<usize>>), Error> {
+    pub fn set_up(scenario: &Scenario) -> Result<(Self, Vec<Vec<usize>>), Error> {
+        let Scenario { nodes, functions, .. } = scenario;
         let mut control = Self::default();
         control.apply(Command::InitCluster { cluster_id: ClusterId("sim".into()) })?;
         for (place, node) in nodes.iter().enumerate() {
             control.apply(register(place, node))?;
         }
+        for (tenant, &quota) in &scenario.quotas {
+            control.apply(Command::SetQuota { tenant: tenant.clone(), quota })?;
+        }
         for (place, function) in functions.iter().enumerate() {
             let (holder, digest) = (ControllerId(1), digest(place));
             let (bytes, model) = (Bytes(1), summary(function));
             control.apply(Command::AddArtifact { digest, bytes, model, holder })?;
-            let mut spec = FunctionSpec::new(function_key(place));
+            let mut spec = FunctionSpec::new(function_key(place, function));
             (spec.slo, spec.replicas, spec.serving) = (function.slo, function.replicas, function.serving);
             spec.resources = Resources { gpu_memory: Some(function.model.memory) };
             control.apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() })?;
         }
         control.place()?;
-        let placed = (0..nodes.len()).map(|node| control.placed_on(node, functions.len())).collect();
+        let placed = (0..nodes.len()).map(|node| control.placed_on(node, functions)).collect();
         Ok((control, placed))
     }
 
@@ -89,6 +96,12 @@ impl Control {
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// What tenants may use, as nodes are told it.
+    #[must_use]
+    pub fn quotas(&self) -> BTreeMap<TenantName, Quota> {
+        self.state.tenants().map(|tenant| (tenant.name.clone(), tenant.quota)).collect()
     }
 
     fn apply(&mut self, command: Command) -> Result<Applied, Error> {
@@ -119,12 +132,13 @@ impl Control {
         Err(Error::Unsettled)
     }
 
-    fn placed_on(&self, node: usize, functions: usize) -> Vec<usize> {
+    fn placed_on(&self, node: usize, functions: &[Function]) -> Vec<usize> {
         let name = node_name(node);
-        let here = |&place: &usize| {
-            self.state.placements().any(|it| it.node == name && it.function == function_key(place))
+        let here = |(place, function): (usize, &Function)| {
+            let key = function_key(place, function);
+            self.state.placements().any(|it| it.node == name && it.function == key).then_some(place)
         };
-        (0..functions).filter(here).collect()
+        functions.iter().enumerate().filter_map(here).collect()
     }
 }
 

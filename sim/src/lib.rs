@@ -26,6 +26,7 @@
 //! says, so nothing here shows how fast a machine is.
 
 pub mod control;
+mod machine;
 pub mod models;
 pub mod outcome;
 pub mod report;

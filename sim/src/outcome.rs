@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::Stats;
 use millrace_policy::trace::{CoreId, Trace};
-use millrace_types::{GpuIndex, Reason, Timestamp};
+use millrace_types::{FunctionKey, GpuIndex, Reason, TenantName, Timestamp, Usage};
 use millrace_worker::request::Split;
 use millrace_worker::snapshot::NodeSnapshot;
 
+use crate::control::function_key;
 use crate::scenario::Function;
 
 /// How a request ended.
@@ -146,6 +147,30 @@ impl Outcome {
         }
     }
 
+    /// What each function is billed for since the first moment (T26), by place: what the nodes counted
+    /// of it, each in whole milliseconds.
+    #[must_use]
+    pub fn usage(&self, functions: &[Function]) -> Vec<Usage> {
+        let (before, after) = (counted(&self.before), counted(&self.nodes));
+        let of = |(place, function): (usize, &Function)| {
+            let key = function_key(place, function);
+            let at = |counts: &BTreeMap<FunctionKey, Usage>| counts.get(&key).copied().unwrap_or(Usage::NONE);
+            at(&after).since(at(&before))
+        };
+        functions.iter().enumerate().map(of).collect()
+    }
+
+    /// The sums of each tenant's requests, by name.
+    #[must_use]
+    pub fn by_tenant(&self, functions: &[Function]) -> Vec<TenantSummary> {
+        let mut records = BTreeMap::<&TenantName, Vec<&Record>>::new();
+        functions.iter().for_each(|function| records.entry(&function.tenant).or_default().clear());
+        for record in &self.records {
+            records.entry(&functions[record.function as usize].tenant).or_default().push(record);
+        }
+        records.into_iter().map(|(tenant, records)| TenantSummary::of(tenant, &records)).collect()
+    }
+
     fn answered(&self) -> impl Iterator<Item = &Record> {
         self.records.iter().filter(|record| record.answered())
     }
@@ -188,6 +213,26 @@ impl Outcome {
     }
 }
 
+/// What nodes have counted of each function for its bill.
+fn counted(nodes: &[NodeSnapshot]) -> BTreeMap<FunctionKey, Usage> {
+    let mut counted = BTreeMap::<FunctionKey, Usage>::new();
+    let mut add = |key: &FunctionKey, usage: Usage| {
+        let sum = counted.entry(key.clone()).or_default();
+        *sum = sum.plus(usage);
+    };
+    for node in nodes {
+        for function in &node.functions {
+            let gpu_ns = u64::try_from(function.billed.as_nanos()).unwrap_or(u64::MAX);
+            add(&function.key.function, Usage { gpu_ns, requests: function.completed, idle_ms: 0 });
+        }
+        for (key, idle) in &node.idle {
+            let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+            add(key, Usage { idle_ms, ..Usage::NONE });
+        }
+    }
+    counted
+}
+
 /// What a run comes to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
@@ -226,6 +271,52 @@ impl Summary {
     #[must_use]
     pub fn compliance(&self) -> f64 {
         if self.with_objective == 0 { 1.0 } else { self.compliant as f64 / self.with_objective as f64 }
+    }
+}
+
+/// What a tenant had of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TenantSummary {
+    /// Whose.
+    pub tenant: TenantName,
+    /// Requests.
+    pub requests: u64,
+    /// Of those, not answered.
+    pub failed: u64,
+    /// Latency of answers, on average.
+    pub mean: Duration,
+    /// The latency within which half of the answers came.
+    pub p50: Duration,
+    /// 98%.
+    pub p98: Duration,
+    /// 99%.
+    pub p99: Duration,
+    /// Time that GPUs computed for them.
+    pub gpu_time: Duration,
+}
+
+impl TenantSummary {
+    fn of(tenant: &TenantName, records: &[&Record]) -> Self {
+        let mut latencies = Vec::with_capacity(records.len());
+        let mut gpu_time = Duration::ZERO;
+        for record in records {
+            if let Ending::Answered { split, .. } = record.ending {
+                latencies.push(record.latency());
+                gpu_time += split.run;
+            }
+        }
+        latencies.sort_unstable();
+        let sum: Duration = latencies.iter().sum();
+        Self {
+            tenant: tenant.clone(),
+            requests: records.len() as u64,
+            failed: (records.len() - latencies.len()) as u64,
+            mean: sum.checked_div(latencies.len() as u32).unwrap_or_default(),
+            p50: percentile(&latencies, 50.0),
+            p98: percentile(&latencies, 98.0),
+            p99: percentile(&latencies, 99.0),
+            gpu_time,
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -11,28 +10,24 @@ use std::thread;
 use std::time::Duration;
 
 use millrace_policy::router::{self, Request};
-use millrace_types::{BytesPerSec, Digest, GpuIndex, Reason, RequestId, Revision, RevisionKey, Timestamp};
+use millrace_types::{Digest, GpuIndex, Reason, RequestId, RevisionKey, Timestamp};
 use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
-use millrace_worker::handle::NodeHandle;
-use millrace_worker::install::{FunctionConfig, InstallError, PreparedModel, Profile};
-use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
-use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
-use millrace_worker::port::modelled::ModelledMachine;
+use millrace_worker::install::InstallError;
 use millrace_worker::request::Invocation;
 use millrace_worker::snapshot::{Look, NodeSnapshot};
 use tokio::sync::Notify;
 
-use crate::control::{self, Control, digest, function_key};
+use crate::control::{self, Control, digest};
+use crate::machine::{self, Machine};
 use crate::outcome::{Ending, Outcome, Record};
 use crate::router::{Router, TELEMETRY_EVERY};
-use crate::scenario::{Function, NodeSpec, Scenario};
+use crate::scenario::{Function, Scenario};
 
 /// How long executors have to come up before the first request.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How often it is looked at how many GPUs hold the most popular model.
+/// How often it is looked at how many GPUs hold the most popular model, and how often at most in all.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Requests that a node and a function may have: more than any scenario has.
-const REQUESTS_MAX: u32 = 1 << 28;
+const LOOKS_MAX: u32 = 10_000;
 
 /// Why a scenario was not run.
 #[derive(Debug, thiserror::Error)]
@@ -118,14 +113,6 @@ fn check(scenario: &Scenario) -> Result<(), Error> {
     Ok(())
 }
 
-/// One machine.
-struct Machine {
-    handle: NodeHandle,
-    executors: ModelledMachine,
-    trace: Option<SharedTrace>,
-    host_rate: BytesPerSec,
-}
-
 /// What the tasks of a run share.
 struct Shared {
     clock: Arc<dyn Clock>,
@@ -145,23 +132,26 @@ struct World;
 
 impl World {
     async fn run(scenario: &Scenario) -> Result<Outcome, Error> {
-        let (control, placed) = Control::set_up(&scenario.nodes, &scenario.functions)?;
-        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::start().with_ties(scenario.ties));
+        let (control, placed) = Control::set_up(scenario)?;
+        let clock: Arc<dyn Clock> =
+            Arc::new(VirtualClock::since(tokio::time::Instant::now()).with_ties(scenario.ties));
         let mut router = Router::default();
-        let models = models(&scenario.functions)?;
+        let models = machine::models(&scenario.functions)?;
         let mut machines = Vec::new();
         for (place, (node, functions)) in scenario.nodes.iter().zip(&placed).enumerate() {
-            let machine = start(scenario, node, place, &clock);
+            let machine = Machine::start(scenario, node, place, &clock);
             router.join(place, node.topology.gpus.len() as u32);
             for &function in functions {
-                let config = config(scenario, node, function, machine.host_rate);
+                let config = machine.config(scenario, node, function);
                 machine.handle.install(config, Arc::clone(&models[function])).await?;
                 router.serves(place, function as u32);
             }
+            machine.handle.cap(Arc::new(control.quotas()));
             machines.push(machine);
         }
-        let request =
-            |(place, function): (usize, &Function)| (revision(place), digest(place), function.model.weights);
+        let request = |(place, function): (usize, &Function)| {
+            (machine::revision(place, function), digest(place), function.model.weights)
+        };
         let shared = Rc::new(Shared {
             clock,
             machines,
@@ -182,7 +172,7 @@ impl World {
         let tasks = [
             actix_rt::spawn(faults(Rc::clone(&shared), scenario.faults.clone(), began)),
             actix_rt::spawn(telemetry(Rc::clone(&shared))),
-            actix_rt::spawn(look(Rc::clone(&shared), top(scenario))),
+            actix_rt::spawn(look(Rc::clone(&shared), top(scenario), looks_apart(scenario))),
         ];
         bring(&shared, scenario, began).await;
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
@@ -245,103 +235,6 @@ impl Shared {
     }
 }
 
-fn revision(place: usize) -> RevisionKey {
-    RevisionKey { function: function_key(place), revision: Revision::FIRST }
-}
-
-fn model_name(place: usize) -> String {
-    format!("m{place}")
-}
-
-/// The models as nodes are given them: names and sizes, and empty files.
-fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, Error> {
-    let fd = rustix::fs::memfd_create("simulated", rustix::fs::MemfdFlags::CLOEXEC);
-    let file: Arc<OwnedFd> = Arc::new(fd.map_err(std::io::Error::from)?);
-    let model = |(place, function): (usize, &Function)| {
-        Arc::new(PreparedModel {
-            digest: digest(place),
-            name: model_name(place),
-            graph: Arc::clone(&file),
-            graph_bytes: millrace_types::Bytes::ZERO,
-            weights: Arc::clone(&file),
-            weights_bytes: function.model.weights,
-            launches: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-        })
-    };
-    Ok(functions.iter().enumerate().map(model).collect())
-}
-
-/// How long a run takes on a type of GPU.
-fn paced(scenario: &Scenario, gpu_type: &str, span: Duration) -> Duration {
-    span * scenario.pace.get(gpu_type).copied().unwrap_or(100) / 100
-}
-
-fn start(scenario: &Scenario, node: &NodeSpec, place: usize, clock: &Arc<dyn Clock>) -> Machine {
-    let behaviour = |gpu: &millrace_types::topology::Gpu| {
-        let run = |(place, function): (usize, &Function)| {
-            let model = &function.model;
-            let run = RunModel {
-                takes: paced(scenario, &gpu.gpu_type, model.run),
-                tail: paced(scenario, &gpu.gpu_type, model.tail),
-                start: model.start,
-                end: RunEnd::Done,
-            };
-            (model_name(place), run)
-        };
-        Behaviour {
-            start: scenario.executor_start,
-            // As fast as the links are.
-            copy_rate: BytesPerSec(u64::MAX),
-            copy_fails_every: None,
-            ties: scenario.ties,
-            runs: scenario.functions.iter().enumerate().map(run).collect(),
-        }
-    };
-    let behaviours = node.topology.gpus.iter().map(behaviour).collect();
-    let executors = ModelledMachine::new(Arc::clone(clock), behaviours).with_links(&node.topology);
-    let trace = scenario.traced.then(SharedTrace::default);
-    let mut config = NodeConfig::new(node.topology.clone());
-    (config.dispatch, config.eviction) = (node.dispatch, node.eviction);
-    config.memory = node.memory.clone();
-    (config.requests_max, config.in_flight_max) = (REQUESTS_MAX, REQUESTS_MAX);
-    let seed = scenario.seed.wrapping_add(place as u64);
-    let context = NodeContext::new(seed, Box::new(executors.clone())).with_clock(Arc::clone(clock));
-    let context = match &trace {
-        Some(trace) => context.with_trace(Arc::clone(trace)),
-        None => context,
-    };
-    Machine { handle: start_here(config, context), executors, trace, host_rate: host_rate(node) }
-}
-
-/// How fast a model comes onto the first GPU of a node.
-fn host_rate(node: &NodeSpec) -> BytesPerSec {
-    let path = node.topology.gpus.first().map(|gpu| gpu.host_path.as_slice()).unwrap_or_default();
-    let rates = path.iter().map(|link| node.topology.links[link.0 as usize].rate);
-    rates.min().unwrap_or(BytesPerSec(u64::MAX))
-}
-
-fn config(scenario: &Scenario, node: &NodeSpec, place: usize, host_rate: BytesPerSec) -> FunctionConfig {
-    let function = &scenario.functions[place];
-    let load = host_rate.time_for(function.model.weights).max(function.model.start);
-    let mut types: Vec<_> = node.topology.gpus.iter().map(|gpu| gpu.gpu_type.clone()).collect();
-    types.sort_unstable();
-    types.dedup();
-    let profile = |gpu_type: String| {
-        let run = paced(scenario, &gpu_type, function.model.run);
-        Profile { gpu_type, load, run }
-    };
-    FunctionConfig {
-        key: revision(place),
-        slo: function.slo,
-        idempotent: true,
-        gpu_memory: Some(function.model.memory),
-        serving: function.serving,
-        profiles: types.into_iter().map(profile).collect(),
-    }
-}
-
 /// The most popular function.
 fn top(scenario: &Scenario) -> Option<Digest> {
     let mut counts = BTreeMap::<u32, u64>::new();
@@ -368,11 +261,16 @@ async fn telemetry(shared: Rc<Shared>) {
     }
 }
 
+fn looks_apart(scenario: &Scenario) -> Duration {
+    let span = scenario.arrivals.last().map_or(Duration::ZERO, |last| last.at.since(Timestamp::ZERO));
+    LOOK_EVERY.max(span / LOOKS_MAX)
+}
+
 /// Counts how many GPUs hold the most popular model (L17).
-async fn look(shared: Rc<Shared>, top: Option<Digest>) {
+async fn look(shared: Rc<Shared>, top: Option<Digest>, apart: Duration) {
     let Some(top) = top else { return };
     loop {
-        shared.pass(LOOK_EVERY).await;
+        shared.pass(apart).await;
         let mut holders = 0;
         for machine in &shared.machines {
             let said = machine.handle.look(Look::Machine).await;
@@ -411,6 +309,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         return shared.note(Record { request, function, arrived, finished: arrived, ending });
     };
     let invocation = Invocation {
+        cold: Duration::ZERO,
         request_id: RequestId::new(&format!("r{request}")).unwrap_or_else(|| unreachable!("r and a number")),
         attempt: 1,
         attempts_left: 3,

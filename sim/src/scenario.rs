@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
+use millrace_policy::gpu::isolation::Isolation;
 use millrace_policy::memory::Grid;
 use millrace_types::topology::Topology;
-use millrace_types::{Bytes, GpuIndex, Serving, Slo, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Quota, Serving, Slo, TenantName, Timestamp};
 
 use crate::models::ModelFigures;
 use crate::workload::Arrival;
@@ -21,6 +22,8 @@ pub struct NodeSpec {
     pub dispatch: PolicyConfig,
     /// Which models make room first.
     pub eviction: Eviction,
+    /// Which models share an executor process.
+    pub isolation: Isolation,
     /// How its GPUs' memory is cut up.
     pub memory: Grid,
     /// Its host memory for models.
@@ -31,8 +34,8 @@ impl NodeSpec {
     /// A machine with this topology that dispatches so, with room for any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
-        let (eviction, memory) = (Eviction::default(), Grid::default());
-        Self { topology, dispatch, eviction, memory, host_memory: Bytes(u64::MAX / 2) }
+        let (eviction, isolation, memory) = (Eviction::default(), Isolation::default(), Grid::default());
+        Self { topology, dispatch, eviction, isolation, memory, host_memory: Bytes(u64::MAX / 2) }
     }
 }
 
@@ -47,13 +50,16 @@ pub struct Function {
     pub replicas: u32,
     /// How a node serves it among others.
     pub serving: Serving,
+    /// Whose it is.
+    pub tenant: TenantName,
 }
 
 impl Function {
     /// A function of one replica.
     #[must_use]
     pub fn new(model: ModelFigures, slo: Option<Slo>) -> Self {
-        Self { model, slo, replicas: 1, serving: Serving::default() }
+        let (serving, tenant) = (Serving::default(), TenantName::default());
+        Self { model, slo, replicas: 1, serving, tenant }
     }
 }
 
@@ -75,6 +81,8 @@ pub struct Scenario {
     pub nodes: Vec<NodeSpec>,
     /// What is published.
     pub functions: Vec<Function>,
+    /// What tenants may use of each machine; those that are not named have no caps.
+    pub quotas: BTreeMap<TenantName, Quota>,
     /// The requests, in the order in which they come; each names its function by place.
     pub arrivals: Vec<Arrival>,
     /// Executors that are killed.
@@ -89,6 +97,8 @@ pub struct Scenario {
     pub timeout: Duration,
     /// An executor's start.
     pub executor_start: Duration,
+    /// The start of a model's own, where each has one (T14): runtime resumption of table 1's ResNet-152.
+    pub process_start: Duration,
     /// Spreads what is spread at random, inside the nodes.
     pub seed: u64,
     /// The order of what happens in one moment: 0 the usual one.
@@ -104,12 +114,14 @@ impl Scenario {
         Self {
             nodes,
             functions,
+            quotas: BTreeMap::new(),
             arrivals,
             faults: Vec::new(),
             pace: BTreeMap::new(),
             warmed: false,
             timeout: Duration::from_secs(3600),
             executor_start: Duration::from_millis(100),
+            process_start: Duration::from_millis(260),
             seed,
             ties: 0,
             traced: false,

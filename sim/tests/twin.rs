@@ -9,12 +9,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use millrace_policy::dispatch::{POLICIES, PolicyConfig};
+use millrace_policy::gpu::isolation::Isolation;
 use millrace_sim::models::{self, TORPOR_PCIE};
 use millrace_sim::scenario::{Fault, Function, NodeSpec, Scenario};
 use millrace_sim::workload::{Arrival, minutes, rates};
 use millrace_sim::{Ending, Outcome, run};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Slo, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Quota, Reason, Slo, TenantName, Timestamp};
 
 /// Two GPUs under one switch and one alone.
 fn topology() -> Topology {
@@ -187,4 +188,105 @@ fn what_warming_took_is_not_counted() {
     let computed: f64 = outcome.gpu_loads().iter().sum::<f64>() * outcome.span.as_secs_f64();
     let expected = 3.0 * scenario.functions[0].model.run.as_secs_f64();
     assert!((computed - expected).abs() < 1e-3, "{computed} of {expected}");
+}
+
+/// Two tenants' functions, each asked ten times a second for five seconds: more than one GPU computes.
+fn two_tenants(quotas: BTreeMap<TenantName, Quota>) -> Scenario {
+    let [quiet, noisy] = ["quiet", "noisy"].map(|name| TenantName::new(name).unwrap());
+    let model = models::torpor().swap_remove(7);
+    let function = |place: u32| {
+        let tenant = if place < 4 { quiet.clone() } else { noisy.clone() };
+        Function { tenant, ..Function::new(model.clone(), None) }
+    };
+    let arrivals = (0..50u64).flat_map(|tenth| {
+        (0..8).map(move |function| Arrival { at: Timestamp(tenth * 100_000_000), function })
+    });
+    let mut topology = topology();
+    topology.gpus.iter_mut().for_each(|gpu| gpu.memory = Bytes::gib(16));
+    let nodes = vec![NodeSpec::new(topology, PolicyConfig::default())];
+    let scenario = Scenario::new(nodes, (0..8).map(function).collect(), arrivals.collect(), 1);
+    Scenario { quotas, ..scenario }
+}
+
+/// The most runs of the noisy tenant that overlap by more than a millisecond.
+fn noisy_at_once(outcome: &Outcome) -> i32 {
+    let mut changes = Vec::new();
+    for record in outcome.records.iter().filter(|record| record.function >= 4) {
+        let Ending::Answered { split, .. } = record.ending else { panic!("{record:?}") };
+        let ran = Timestamp(record.finished.0 - split.run.as_nanos() as u64);
+        changes.extend([(ran, 1), (Timestamp(record.finished.0 - 1_000_000), -1)]);
+    }
+    changes.sort_unstable();
+    let running = changes.iter().scan(0, |running, (_, change)| {
+        *running += change;
+        Some(*running)
+    });
+    running.max().unwrap()
+}
+
+#[test]
+fn a_tenants_caps_hold_on_every_node_and_take_nothing_from_another() {
+    let noisy = TenantName::new("noisy").unwrap();
+    let one = Quota { gpus_max: std::num::NonZeroU32::new(1), ..Quota::NONE };
+    let (free, capped) = (two_tenants(BTreeMap::new()), two_tenants([(noisy.clone(), one)].into()));
+    let (without, with) = (run(&free).unwrap(), run(&capped).unwrap());
+    assert!(noisy_at_once(&without) > 1, "there is something to cap");
+    assert_eq!(noisy_at_once(&with), 1);
+    let mean = |outcome: &Outcome, tenant: &str| {
+        let tenants = outcome.by_tenant(&free.functions);
+        tenants.iter().find(|it| it.tenant.to_string() == tenant).unwrap().mean
+    };
+    assert!(mean(&with, "quiet") < mean(&without, "quiet"));
+    assert!(mean(&with, "noisy") > mean(&without, "noisy"));
+}
+
+#[test]
+fn functions_are_billed_for_what_was_answered_and_where_they_were_idle() {
+    let mut scenario = scenario(PolicyConfig::default(), 9);
+    scenario.faults.clear();
+    let outcome = run(&scenario).unwrap();
+    let mut busy = vec![(0, 0); scenario.functions.len()];
+    for record in outcome.records.iter() {
+        let Ending::Answered { split, .. } = record.ending else { panic!("{record:?}") };
+        let (gpu_ns, requests) = &mut busy[record.function as usize];
+        *gpu_ns += split.run.as_nanos().div_ceil(1_000_000) * 1_000_000;
+        *requests += 1;
+    }
+    let usage = outcome.usage(&scenario.functions);
+    for ((usage, function), busy) in usage.iter().zip(&scenario.functions).zip(&busy) {
+        assert_eq!((u128::from(usage.gpu_ns), usage.requests), *busy);
+        // Once for each node that keeps it, and never while it is on a GPU there.
+        let there = outcome.span * function.replicas;
+        assert!(usage.idle() + usage.busy() <= there + Duration::from_millis(busy.1 + 2), "{usage:?}");
+        assert!(usage.idle() > there.mul_f64(0.7), "{usage:?} of {there:?}");
+    }
+}
+
+/// One GPU, room for one model, two models asked in turn: each request brings its model in anew.
+#[test]
+fn a_process_of_a_models_own_costs_its_start_as_often_as_it_is_started() {
+    let mean_of = |isolation: Isolation| {
+        let model = models::torpor().swap_remove(7);
+        let arrivals = (0..20u64).map(|second| {
+            let function = (second % 2) as u32;
+            Arrival { at: Timestamp(second * 2_000_000_000), function }
+        });
+        let mut topology = topology();
+        topology.gpus.truncate(1);
+        let nodes = vec![NodeSpec { isolation, ..NodeSpec::new(topology, PolicyConfig::default()) }];
+        let functions = vec![Function::new(model, None); 2];
+        let process_start = Duration::from_secs(1);
+        let scenario = Scenario::new(nodes, functions, arrivals.collect(), 1);
+        let scenario = Scenario { process_start, warmed: true, ..scenario };
+        let outcome = run(&scenario).unwrap();
+        assert_eq!(outcome.summary(&scenario.functions).miss_ratio, 1.0, "{isolation}");
+        outcome.summary(&scenario.functions).mean
+    };
+    let [shared, kept, resident] = [Isolation::Gpu, Isolation::Model, Isolation::Resident].map(mean_of);
+    let same = shared.abs_diff(kept) < Duration::from_millis(1);
+    assert!(same, "its process was started when it was warmed: {shared:?}, {kept:?}");
+    assert!(
+        resident > Duration::from_secs(1) && shared < Duration::from_millis(200),
+        "{shared:?}, {resident:?}"
+    );
 }

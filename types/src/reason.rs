@@ -66,6 +66,8 @@ reasons! {
     NodeNameTaken = "NODE_NAME_TAKEN", retryable: false;
     /// No node of that name.
     NodeNotFound = "NODE_NOT_FOUND", retryable: false;
+    /// Nobody keeps a span of the request or trace.
+    TraceNotFound = "TRACE_NOT_FOUND", retryable: false;
     /// The node is lost, cordoned or draining, or lives where it must not.
     NodeState = "NODE_STATE", retryable: false;
     /// What the node says belongs to a registration that is over: it has to register again.

@@ -68,6 +68,7 @@ impl ExecutorPort for InstantPort {
                 waited_ns: 0,
                 launches: 1,
                 copy_order: Vec::new(),
+                launch_times: Vec::new(),
             })),
             _ => {}
         }
@@ -113,6 +114,7 @@ async fn install(node: &NodeHandle) {
         graph_bytes: Bytes(0),
         weights: memfd(),
         weights_bytes: Bytes::mib(1),
+        group_bytes: Bytes::mib(2),
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
@@ -137,6 +139,7 @@ fn invocation() -> Invocation {
         contents: Some(Contents::Inline(bytes::Bytes::from_static(&[0; 256]))),
     };
     Invocation {
+        cold: Duration::ZERO,
         request_id: RequestId::new("bench").expect("a good id"),
         attempt: 1,
         attempts_left: 3,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Fault;
-use millrace_types::{Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey};
+use millrace_types::{Bytes, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actors::function::{self, Arrival};
@@ -53,6 +53,8 @@ pub(crate) struct Directory {
     keys: AtomicU64,
     draining: AtomicBool,
     changes: watch::Sender<u64>,
+    /// The size of a group, in bytes; 0 before it was measured.
+    group: AtomicU64,
 }
 
 /// How a function is reached.
@@ -72,6 +74,7 @@ impl Directory {
             keys: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             changes: watch::Sender::new(0),
+            group: AtomicU64::new(0),
         })
     }
 
@@ -83,6 +86,12 @@ impl Directory {
     pub(crate) fn withdraw_function(&self, key: &RevisionKey) {
         write(&self.functions).remove(key);
         self.changed();
+    }
+
+    /// Notes the size of a group on one GPU. A model is cut once for all of them: the largest counts,
+    /// with which every GPU's copies are fast.
+    pub(crate) fn measured(&self, group: Bytes) {
+        self.group.fetch_max(group.get(), Ordering::Relaxed);
     }
 
     /// Publishes the Node actor's address; `None` once it is down for good.
@@ -134,12 +143,14 @@ impl NodeHandle {
         };
         let key = RequestKey(self.directory.keys.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
+        let cold = u64::try_from(invocation.cold.as_nanos()).unwrap_or(u64::MAX);
+        let accepted = Timestamp(self.clock.now().as_nanos().saturating_sub(cold));
         let work = Arc::new(Work {
             key,
             function: entry.index,
             model: entry.model,
             priority: entry.priority.asked(invocation.priority),
-            accepted: self.clock.now(),
+            accepted,
             invocation,
             home: entry.mailbox.clone(),
             span: tracing::Span::current(),
@@ -197,6 +208,13 @@ impl NodeHandle {
     /// depend on it.
     pub(crate) fn tell_scores(&self, scores: Scores) {
         self.directory.post(node::Message::Scores(scores));
+    }
+
+    /// The size of a group of weights, as measured on this node's GPUs (T09).
+    #[must_use]
+    pub fn group(&self) -> Option<Bytes> {
+        let group = self.directory.group.load(Ordering::Relaxed);
+        (group > 0).then_some(Bytes(group))
     }
 
     /// What tenants may use of this node from now on; those that are not named have no caps.

@@ -23,6 +23,8 @@ pub struct PreparedModel {
     pub weights: Descriptor,
     /// The weights' size.
     pub weights_bytes: Bytes,
+    /// How much of them travels together.
+    pub group_bytes: Bytes,
     /// How it runs.
     pub launches: Vec<Launch>,
     /// What it takes.

@@ -4,6 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`handle`] | the way into the actors, from any thread |
+//! | [`groups`] | how much of a model's weights travels together, as measured |
 //! | [`request`], [`install`], [`snapshot`] | what goes in and comes out there |
 //! | `actors`, `seams` | the actors of DESIGN §3, and what keeps actix replaceable |
 //! | [`node`] | what a node is made of, and how it is started |
@@ -19,9 +20,11 @@ mod actors;
 pub mod clock;
 pub mod control;
 pub mod data_dir;
+pub mod groups;
 pub mod handle;
 pub mod host_tier;
 pub mod install;
+mod meters;
 pub mod node;
 pub mod port;
 pub mod process_port;

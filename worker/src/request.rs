@@ -30,6 +30,8 @@ pub struct Invocation {
     pub descriptors: Vec<Descriptor>,
     /// The outputs asked for; empty asks for all.
     pub outputs: Vec<String>,
+    /// How long it has waited here for its model to come into host memory: that counts as well.
+    pub cold: Duration,
 }
 
 /// An answer.
@@ -71,7 +73,10 @@ impl Share {
 /// Where the time of a request went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Accepted until its turn on a GPU.
+    /// Waiting for the model to come into host memory from the disk: a cold start. Zero where it was
+    /// there.
+    pub cold: Duration,
+    /// Accepted until its turn on a GPU, but for that.
     pub queue: Duration,
     /// Its turn until done, without computing: waiting for the model. Zero where it was resident.
     pub swap: Duration,

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use millrace_proto::executor::Fault;
 use millrace_proto::status::to_status;
-use millrace_proto::{convert, trace, worker as wire};
+use millrace_proto::trace::wire::Spans;
+use millrace_proto::trace::{self, Kept, Past};
+use millrace_proto::{convert, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{Bytes, Failure, GpuIndex, Reason, RequestId, Revision, RevisionKey};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -15,6 +17,7 @@ use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
 use crate::handle::{FaultError, NodeHandle};
+use crate::host_tier::gate::Gate;
 use crate::host_tier::{Signature, Signatures};
 use crate::request::{Completion, Invocation, Split};
 
@@ -49,27 +52,36 @@ pub enum Faults {
 pub struct WorkerService {
     node: NodeHandle,
     signatures: watch::Receiver<Arc<Signatures>>,
+    gate: Gate,
     budget: Arc<Budget>,
     faults: Faults,
     draining: Arc<AtomicBool>,
+    kept: Option<Kept>,
 }
 
 impl WorkerService {
-    /// Serves the functions that `signatures` names.
+    /// Serves the functions that `signatures` names, whose models are behind the gate.
     #[must_use]
     pub fn new(
         node: NodeHandle,
-        signatures: watch::Receiver<Arc<Signatures>>,
+        (signatures, gate): (watch::Receiver<Arc<Signatures>>, Gate),
         limits: Limits,
         faults: Faults,
     ) -> Self {
         let budget = Arc::new(Budget::new(limits.in_flight));
-        Self { node, signatures, budget, faults, draining: Arc::default() }
+        Self { node, signatures, gate, budget, faults, draining: Arc::default(), kept: None }
+    }
+
+    /// The same, showing the spans that are kept here.
+    #[must_use]
+    pub fn showing(self, kept: Option<Kept>) -> Self {
+        Self { kept, ..self }
     }
 
     /// Refuses every request from now on.
     pub fn refuse(&self) {
         self.draining.store(true, Ordering::Relaxed);
+        self.gate.close();
     }
 
     async fn run(&self, request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
@@ -80,7 +92,13 @@ impl WorkerService {
         let _held = self.budget.take(inputs)?;
         let revision = revision_key(&request)?;
         let signature = self.signature(&revision)?;
-        let completion = self.node.invoke(invocation(request, revision, &signature)?).await?;
+        let invocation = invocation(request, revision, &signature)?;
+        let held = self.gate.enter(signature.digest, invocation.timeout).await?;
+        if !held.waited().is_zero() {
+            let past = Past { ago: Duration::ZERO, took: held.waited() };
+            trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
+        }
+        let completion = self.node.invoke(Invocation { cold: held.waited(), ..invocation }).await?;
         response(completion)
     }
 
@@ -126,13 +144,18 @@ impl wire::worker_server::Worker for WorkerService {
         let request = request.into_inner();
         let span = tracing::info_span!(
             "worker.invoke",
-            request_id = request.request_id,
-            function = request.function,
-            revision = request.revision,
-            attempt = request.attempt,
+            otel.kind = "server",
+            millrace.request.id = request.request_id,
+            millrace.function = request.function,
+            millrace.revision = request.revision,
+            millrace.attempt = request.attempt,
         );
         trace::adopt(&span, parent);
-        self.run(request).instrument(span).await.map(Response::new).map_err(|failure| to_status(&failure))
+        let result = self.run(request).instrument(span.clone()).await;
+        result.map(Response::new).map_err(|failure| {
+            trace::fail(&span, &failure.message);
+            to_status(&failure)
+        })
     }
 
     async fn inject_fault(
@@ -141,6 +164,11 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<wire::InjectFaultResponse>, Status> {
         let done = self.inject(request.into_inner()).await;
         done.map(|()| Response::new(wire::InjectFaultResponse {})).map_err(|failure| to_status(&failure))
+    }
+
+    async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
+        let spans = self.kept.as_ref().map(|kept| kept.find(&request.get_ref().id));
+        Ok(Response::new(Spans { spans: spans.unwrap_or_default() }))
     }
 }
 
@@ -182,6 +210,7 @@ fn invocation(
         inputs,
         descriptors,
         outputs: request.outputs,
+        cold: Duration::ZERO,
     })
 }
 
@@ -201,6 +230,7 @@ fn split_wire(split: Split) -> wire::Split {
         run_ns: nanos(split.run),
         total_ns: nanos(split.total),
         swapped_bytes: split.swapped.get(),
+        cold_ns: nanos(split.cold),
     }
 }
 

@@ -88,6 +88,8 @@ pub struct GpuSnapshot {
     pub evictions: u64,
     /// Time spent computing.
     pub busy: Duration,
+    /// What of models was moved within it, so that the rest stays together.
+    pub moved: Bytes,
 }
 
 /// A model on a GPU.
@@ -128,6 +130,20 @@ pub struct FunctionSnapshot {
     pub scored: u64,
     /// GPU time charged, each answered attempt rounded up to a millisecond.
     pub billed: Duration,
+}
+
+impl FunctionSnapshot {
+    pub(crate) fn score(&self) -> Score {
+        Score {
+            completed: self.completed,
+            expired: self.expired,
+            failed: self.failed,
+            cancelled: self.cancelled,
+            in_time: self.in_time,
+            scored: self.scored,
+            billed_ms: u64::try_from(self.billed.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// One link, towards the GPUs.

@@ -8,12 +8,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 mod passing;
+mod server;
 
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
+pub use millrace_policy::memory;
+use millrace_proto::trace::Kept;
 use millrace_proto::worker as wire;
-use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use tokio::sync::{oneshot, watch};
@@ -26,19 +28,14 @@ use crate::control::{self, Control, telemetry};
 use crate::data_dir::{self, DataDir};
 use crate::handle::NodeHandle;
 use crate::host_tier::fetch::Controllers;
+use crate::host_tier::gate::Gate;
 use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
+use crate::meters::Shown;
 use crate::node::{self, NodeConfig, NodeContext};
 use crate::process_port::{ExecutorCommand, ProcessSpawner};
 use crate::service::{Faults, Limits, WorkerService};
-
-/// Bytes of one request that may be on the wire unread: large inputs would wait for the gateway's
-/// round trips otherwise.
-const STREAM_WINDOW: u32 = 4 << 20;
-/// The same for one connection.
-const CONNECTION_WINDOW: u32 = 16 << 20;
-/// How long open connections may take to end when the server stops. Gateways hold theirs for ever.
-const SERVER_GRACE: Duration = Duration::from_secs(1);
+use crate::start::server::{Health, Server};
 
 /// What a worker is.
 #[derive(Debug, Clone)]
@@ -57,6 +54,11 @@ pub struct WorkerConfig {
     pub topology: Topology,
     /// The most host memory that models may take.
     pub host_memory: Bytes,
+    /// How much of models it takes on, at least as much: what does not fit host memory at one time
+    /// waits on its disk.
+    pub model_storage: Bytes,
+    /// How its GPUs' memory is laid out.
+    pub gpu_memory: memory::Grid,
     /// The program that is an executor.
     pub executor: ExecutorCommand,
     /// Which request goes to which GPU.
@@ -73,6 +75,8 @@ pub struct WorkerConfig {
     pub seed: u64,
     /// What it takes at most.
     pub limits: Limits,
+    /// Where this process keeps its spans, if it does.
+    pub kept: Option<Kept>,
 }
 
 /// Why a worker did not start.
@@ -132,15 +136,10 @@ pub struct Worker {
     view: View,
     control: Control,
     server: Option<Server>,
+    health: Health,
     actors: ActorThread,
     // Host tier, telemetry and scores: they end when these are dropped.
     tasks: Vec<JoinSet<()>>,
-}
-
-#[derive(Debug)]
-struct Server {
-    task: JoinSet<Result<(), tonic::transport::Error>>,
-    stop: oneshot::Sender<()>,
 }
 
 /// Starts a worker on the runtime it is called from. It serves as soon as a controller tells it
@@ -160,6 +159,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let (actors, node) = ActorThread::start(&config).await?;
 
     let desired = watch::Sender::new(Desired::default());
+    let gate = Gate::new(Arc::new(MonotonicClock));
     let attached = watch::Sender::default();
     let (view, host_tier) = host_tier::start(
         host_tier::Config {
@@ -168,12 +168,13 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
             source: Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed)),
             node: node.clone(),
             clock: Arc::new(MonotonicClock),
+            gate: gate.clone(),
             seed: config.seed,
         },
         desired.subscribe(),
     );
     let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
-    let quotas_now = desired.subscribe();
+    let (quotas_now, desired_shown) = (desired.subscribe(), desired.subscribe());
     let control = Control::start(
         control::Config {
             name: config.node.clone(),
@@ -193,10 +194,19 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         },
     );
     let mut telemetry_task = JoinSet::new();
-    telemetry_task.spawn(telemetry::publish(node.clone(), view.models.clone(), desired_now, telemetry_now));
+    let host = telemetry::Host {
+        budget: config.host_memory,
+        models: view.models.clone(),
+        counts: view.counts.clone(),
+    };
+    let shown = Shown { node: node.clone(), host: host.clone(), desired: desired_shown };
+    telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
-    let service = WorkerService::new(node.clone(), view.signatures.clone(), config.limits, config.faults);
-    let server = serve(grpc(&service, config.limits), incoming);
+    let models = (view.signatures.clone(), gate);
+    let service = WorkerService::new(node.clone(), models, config.limits, config.faults);
+    let service = service.showing(config.kept);
+    // Serving from now on, until it is told to stop.
+    let (server, health) = server::serve(&service, config.limits, shown, incoming);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");
     Ok(Worker {
         addr,
@@ -205,6 +215,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         view,
         control,
         server: Some(server),
+        health,
         actors,
         tasks: vec![host_tier, telemetry_task, passing],
     })
@@ -266,6 +277,7 @@ impl Worker {
     /// executor is left.
     pub async fn drain(&self, grace: Duration) {
         self.service.refuse();
+        self.health.refuse().await;
         self.node.quiesce(grace).await;
         self.control.leave().await;
         self.node.stop().await;
@@ -284,33 +296,6 @@ impl Worker {
         }
         self.actors.stop().await;
     }
-}
-
-impl Server {
-    async fn stop(mut self) {
-        // A server that ended by itself does not listen any more.
-        let _gone = self.stop.send(());
-        if tokio::time::timeout(SERVER_GRACE, self.task.join_next()).await.is_err() {
-            self.task.shutdown().await;
-        }
-    }
-}
-
-fn grpc(service: &WorkerService, limits: Limits) -> WorkerServer<WorkerService> {
-    let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
-    WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes)
-}
-
-fn serve(service: WorkerServer<WorkerService>, incoming: TcpIncoming) -> Server {
-    let (stop, stopped) = oneshot::channel::<()>();
-    let mut task = JoinSet::new();
-    let router = tonic::transport::Server::builder()
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .add_service(service);
-    // Told to stop, or its worker dropped: both end it.
-    task.spawn(router.serve_with_incoming_shutdown(incoming, async { drop(stopped.await) }));
-    Server { task, stop }
 }
 
 fn channels(controllers: &[String]) -> Result<Vec<(String, tonic::transport::Channel)>, StartError> {
@@ -332,7 +317,7 @@ fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {
         instance: instance(),
         address: config.advertise.clone().unwrap_or_else(|| addr.to_string()),
         gpus: config.topology.gpus.iter().map(gpu).collect(),
-        host_memory_bytes: config.host_memory.get(),
+        host_memory_bytes: config.host_memory.max(config.model_storage).get(),
         topology: config.topology.name.clone(),
         ..Default::default()
     }
@@ -356,8 +341,9 @@ struct ActorThread {
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
         let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
-        let node_config =
-            NodeConfig { dispatch, eviction, isolation, ..NodeConfig::new(config.topology.clone()) };
+        let memory = config.gpu_memory.clone();
+        let topology = config.topology.clone();
+        let node_config = NodeConfig { dispatch, eviction, isolation, memory, ..NodeConfig::new(topology) };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -252,6 +252,7 @@ impl Supervisor {
             links: issuers.map(|link| (link, self.link(link).clone())).collect(),
             neighbours: neighbours.collect(),
             node: self.node.clone(),
+            directory: Arc::clone(&self.directory),
         };
         // The port is made once the actor has an address to hear it at.
         let heard: Arc<std::sync::OnceLock<Mailbox<executor::Message>>> = Arc::default();

@@ -5,14 +5,16 @@
 //! | module | experiments |
 //! |---|---|
 //! | [`lalb`] | H01 to H06 and SM utilisation: one dispatch domain of 12 GPUs, and 3 nodes of 4 |
-//! | [`torpor`] | H07 to H12, H15 and the text's: a node of four V100, and six of them |
+//! | [`torpor`] | H07 to H16 and the text's: a node of four V100, six of them, one link, a day's bills |
 //! | [`ours`] | what `unified` has to hold against every other policy |
+//! | [`tenants`] | what tenants' caps hold |
 
 pub mod figures;
 pub mod lalb;
 pub mod ours;
 pub mod report;
 pub mod seeds;
+pub mod tenants;
 pub mod torpor;
 
 use anyhow::Result;
@@ -48,5 +50,10 @@ pub struct Experiment {
 /// Every experiment, in the order of their names.
 #[must_use]
 pub fn all() -> Vec<Experiment> {
-    lalb::EXPERIMENTS.into_iter().chain(torpor::EXPERIMENTS).chain(ours::EXPERIMENTS).collect()
+    lalb::EXPERIMENTS
+        .into_iter()
+        .chain(torpor::EXPERIMENTS)
+        .chain(ours::EXPERIMENTS)
+        .chain(tenants::EXPERIMENTS)
+        .collect()
 }

@@ -68,7 +68,7 @@ fn overload(effort: Effort) -> Result<Report> {
             let dispatch = crate::lalb::policy(name)?;
             let span = if effort.short { MINUTE / 20 } else { MINUTE * 5 };
             let setup = |seed: u64| equal(dispatch, Some(OBJECTIVE), load, (seed, span));
-            let scenarios: Vec<_> = (1..=effort.seeds.min(3)).map(setup).collect();
+            let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
             let measured = millrace_sim::run_each(&scenarios, |scenario, outcome| {
                 (in_time_of(&outcome), outcome.summary(&scenario.functions))
             })?;

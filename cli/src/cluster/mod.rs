@@ -11,11 +11,12 @@ use std::time::Duration;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_client::{Address, Admin, Endpoints};
 use millrace_controller::{Controller, ControllerConfig, SharedPlace};
+use millrace_proto::trace::Kept;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig, memory};
 
 use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
@@ -45,17 +46,23 @@ pub(crate) struct Plan {
     pub(crate) topology: Topology,
     /// The most host memory that one worker's models may take.
     pub(crate) host_memory: Bytes,
+    /// How much of models it takes on.
+    pub(crate) model_storage: Bytes,
     /// Which request goes to which of its GPUs.
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
     /// Which models share an executor process.
     pub(crate) isolation: Isolation,
+    /// How its GPUs' memory is laid out.
+    pub(crate) gpu_memory: memory::Grid,
     /// Whether faults may be injected.
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
     pub(crate) insecure: bool,
     /// Where the controller keeps model files, if not on its own disk.
     pub(crate) artifacts: Option<SharedPlace>,
+    /// Where its spans are kept, if they are.
+    pub(crate) kept: Option<Kept>,
 }
 
 /// A running cluster. Dropped, it ends at once, executors included.
@@ -75,6 +82,7 @@ impl Cluster {
             allow_faults: plan.faults == Faults::Obey,
             insecure: plan.insecure,
             artifacts: plan.artifacts.clone(),
+            kept: plan.kept.clone(),
             ..ControllerConfig::new(plan.data_dir.join("controller"), seed()?)
         };
         let controller = millrace_controller::start(config, std::sync::Arc::new(neighbours))
@@ -151,15 +159,18 @@ async fn start_workers(
             controllers: vec![reachable(controller).to_string()],
             topology: plan.topology.clone(),
             host_memory: plan.host_memory,
+            model_storage: plan.model_storage,
             dispatch: plan.dispatch,
             eviction: plan.eviction,
             isolation: plan.isolation,
+            gpu_memory: plan.gpu_memory.clone(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,
             faults: plan.faults,
             seed: seed()?,
             limits: Limits::default(),
+            kept: plan.kept.clone(),
             node: name.clone(),
         };
         let worker = millrace_worker::start::start(config)

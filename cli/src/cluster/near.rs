@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_controller::{ConnectError, Connector, Tcp, Transport};
+use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::Worker;
 use millrace_types::NodeName;
@@ -77,5 +78,9 @@ impl Worker for Neighbour {
         request: Request<wire::InjectFaultRequest>,
     ) -> Result<Response<wire::InjectFaultResponse>, Status> {
         self.service().await?.inject_fault(request).await
+    }
+
+    async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
+        self.service().await?.get_spans(request).await
     }
 }

@@ -10,6 +10,7 @@ use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
 use millrace_controller::{
     Controller, ControllerConfig, HaltError, JoinAs, RaftError, SharedPlace, Start, StartError, Tcp,
 };
+use millrace_proto::trace::Kept;
 
 use crate::commands::options::{Manners, Origin, advertised};
 use crate::config::Config;
@@ -21,6 +22,10 @@ Only an empty data directory is begun with --bootstrap or --join; in one that wa
 decides and both do nothing. Without either, an empty one is refused: a lost disk or a mistyped path
 never begins a second cluster. So: --bootstrap once, by hand, for the first controller of a cluster;
 --join for the others; neither, or --join, wherever a service manager starts it again.
+
+Where nobody is there to type it once: --bootstrap for one of them with --join and all the others. It
+begins a cluster only when each of those says that its directory is empty too, and joins theirs if
+they have one. What was typed so may stay: a directory that is lost begins no second cluster.
 
 When it serves, one line of JSON on standard output says where it listens. A controller that joins
 serves once it is a voter (or, with --learner, has the log).
@@ -44,8 +49,8 @@ pub(crate) struct Args {
     /// Where it keeps everything. Its alone.
     #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
     data_dir: PathBuf,
-    /// Begin a cluster of this controller alone.
-    #[arg(long, conflicts_with = "join")]
+    /// Begin a cluster of this controller alone; with --join, if all of those have none either.
+    #[arg(long)]
     bootstrap: bool,
     /// Join the cluster of these controllers, by their internal addresses: one that answers is enough.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
@@ -89,11 +94,11 @@ pub(crate) struct Args {
     origin: Origin,
 }
 
-pub(crate) async fn run(args: Args, settings: &Config) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Result<(), Failure> {
     args.origin.obey()?;
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
-    let config = args.config(settings)?;
+    let config = ControllerConfig { kept, ..args.config(settings)? };
     let mut controller = tokio::select! {
         controller = millrace_controller::start(config, Arc::new(Tcp)) => controller.map_err(refused)?,
         () = stop.asked() => return Ok(()),
@@ -147,6 +152,11 @@ fn line(controller: &Controller) -> ControllerReady {
 }
 
 impl Args {
+    /// What spans say they are from.
+    pub(crate) fn process_name(&self) -> String {
+        format!("controller-{}", self.id)
+    }
+
     fn config(&self, settings: &Config) -> Result<ControllerConfig, Failure> {
         self.manners.check_exposed(self.listen)?;
         self.manners.check_exposed(self.internal_listen)?;
@@ -170,13 +180,13 @@ impl Args {
     }
 
     fn start(&self) -> Start {
+        let others = || self.join.iter().map(|address| address.authority().to_owned()).collect();
         match self.join.as_slice() {
             [] if self.bootstrap => Start::Bootstrap,
             [] => Start::Reopen,
-            join => Start::Join {
-                at: join.iter().map(|address| address.authority().to_owned()).collect(),
-                role: if self.learner { JoinAs::Learner } else { JoinAs::Voter },
-            },
+            _ if self.bootstrap => Start::Found { with: others() },
+            _ if self.learner => Start::Join { at: others(), role: JoinAs::Learner },
+            _ => Start::Join { at: others(), role: JoinAs::Voter },
         }
     }
 }
@@ -204,11 +214,15 @@ mod tests {
         let joins = |role| Start::Join { at: at.clone(), role };
         assert_eq!(args("--join a:1,b:2").unwrap().start(), joins(JoinAs::Voter));
         assert_eq!(args("--join a:1 --join b:2 --learner").unwrap().start(), joins(JoinAs::Learner));
+        let founds = Start::Found { with: at.clone() };
+        assert_eq!(args("--bootstrap --join a:1,b:2").unwrap().start(), founds);
     }
 
     #[test]
     fn contradictions_are_refused() {
-        for line in ["--bootstrap --join a:1", "--learner", "--bootstrap --learner", "--id 0", "--join a"] {
+        for line in
+            ["--learner", "--bootstrap --join a:1 --learner", "--bootstrap --learner", "--id 0", "--join a"]
+        {
             assert!(args(line).is_err(), "{line}");
         }
     }

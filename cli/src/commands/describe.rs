@@ -153,16 +153,50 @@ fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &
     }
     if lines.is_empty() {
         lines.push(match readiness(function) {
-            "True" => "  no GPU: it is swapped in when a request comes".to_owned(),
+            "True" if in_host_memory(function, nodes) => {
+                "  no GPU: it is swapped in when a request comes".to_owned()
+            }
+            "True" => "  no GPU and no host memory: it is read from a worker's disk when a request comes (a cold start)".to_owned(),
             _ => "  no GPU".to_owned(),
         });
     }
     lines
 }
 
+/// Whether some node has a model of the function in host memory. One that was not heard is taken to.
+fn in_host_memory(function: &wire::Function, nodes: &[wire::Node]) -> bool {
+    let of_function = |digest: &String| {
+        let mut artifacts = function.revisions.iter().filter_map(|revision| revision.artifact.as_ref());
+        artifacts.any(|artifact| artifact.digest == *digest)
+    };
+    nodes.iter().any(|node| !node.connected || node.host_models.iter().any(of_function))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_says_where_its_model_waits() {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        let artifact = Some(wire::Artifact { digest: digest.clone(), bytes: 1 });
+        let function = wire::Function {
+            revisions: vec![wire::Revision { number: 1, artifact, ..Default::default() }],
+            conditions: vec![wire::Condition {
+                r#type: "Ready".into(),
+                status: wire::ConditionStatus::True.into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let waits = |host_models: Vec<String>, connected| {
+            let node = wire::Node { name: "n0".into(), connected, host_models, ..Default::default() };
+            resident_lines(&function, &wire::FunctionSpec::default(), &[node]).concat()
+        };
+        assert!(waits(vec![digest], true).contains("swapped in"));
+        assert!(waits(vec![], false).contains("swapped in"), "nothing was heard");
+        assert!(waits(vec!["sha256:00".into()], true).contains("a cold start"));
+    }
 
     #[test]
     fn a_report_shows_what_a_function_is_and_where() {

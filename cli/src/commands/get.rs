@@ -216,6 +216,9 @@ fn node_table(nodes: &[wire::Node]) -> Table {
         wide("EPOCH"),
         wide("CHECKPOINT"),
         wide("INDEXED"),
+        wide("STORAGE"),
+        wide("COLD-STARTS"),
+        wide("GROUP"),
     ]);
     for node in nodes {
         let used: u64 = node.gpus.iter().map(|gpu| gpu.used_bytes).sum();
@@ -226,7 +229,7 @@ fn node_table(nodes: &[wire::Node]) -> Table {
             node_status(node),
             format!("{up}/{}", node.gpus.len()),
             format!("{}/{}", text::size(used), text::size(memory)),
-            format!("{}/{}", text::size(node.host_tier_bytes), text::size(node.host_memory_bytes)),
+            format!("{}/{}", text::size(node.host_tier_bytes), text::size(host_budget(node))),
             node.placements.to_string(),
             node.queued.to_string(),
             node.topology.clone(),
@@ -234,9 +237,17 @@ fn node_table(nodes: &[wire::Node]) -> Table {
             node.epoch.to_string(),
             node.checkpoint_seq.to_string(),
             node.index_entries.to_string(),
+            text::size(node.host_memory_bytes),
+            node.cold_starts.to_string(),
+            if node.group_bytes > 0 { text::size(node.group_bytes) } else { String::new() },
         ]);
     }
     table
+}
+
+/// Host memory for models; of a node that says nothing, all that may be placed there.
+fn host_budget(node: &wire::Node) -> u64 {
+    if node.host_budget_bytes > 0 { node.host_budget_bytes } else { node.host_memory_bytes }
 }
 
 /// What is known of a node and what is wished of it, as `kubectl` says it.

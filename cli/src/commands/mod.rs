@@ -9,7 +9,9 @@ pub(crate) mod controller;
 pub(crate) mod delete;
 pub(crate) mod demo;
 pub(crate) mod describe;
+pub(crate) mod events;
 pub(crate) mod get;
+pub(crate) mod health;
 pub(crate) mod invoke;
 pub(crate) mod options;
 pub(crate) mod ps;
@@ -18,10 +20,12 @@ pub(crate) mod sim;
 pub(crate) mod synth;
 mod target;
 pub(crate) mod tenant;
+pub(crate) mod trace;
 pub(crate) mod up;
 pub(crate) mod version;
 pub(crate) mod worker;
 
+use millrace_proto::trace::Kept;
 use tokio::runtime::Runtime;
 use tracing::{Instrument as _, info_span};
 
@@ -32,16 +36,22 @@ use crate::load;
 use crate::session::Session;
 
 /// Carries a verb out. Called outside the runtime, as some verbs bring their own.
-pub(crate) fn run(command: Command, config: Config, runtime: &Runtime) -> Result<(), Failure> {
+pub(crate) fn run(
+    command: Command,
+    config: Config,
+    kept: Option<Kept>,
+    runtime: &Runtime,
+) -> Result<(), Failure> {
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
         Command::Sim(args) => sim::run(&args),
         Command::Synth(args) => synth::run(&args),
-        Command::Up(args) => runtime.block_on(up::run(args, &config)),
-        Command::Controller(args) => runtime.block_on(controller::run(args, &config)),
-        Command::Worker(args) => runtime.block_on(worker::run(args)),
+        Command::Up(args) => runtime.block_on(up::run(args, &config, kept)),
+        Command::Controller(args) => runtime.block_on(controller::run(args, &config, kept)),
+        Command::Worker(args) => runtime.block_on(worker::run(args, kept)),
         Command::Demo(args) => runtime.block_on(demo::run(args, config)),
+        Command::Health(args) => runtime.block_on(health::run(args)),
         command => runtime.block_on(call(command, config)),
     }
 }
@@ -63,6 +73,9 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
             scheduling::uncordon(args, &session).instrument(info_span!("uncordon")).await
         }
         Command::Tenant(args) => tenant::run(args, &session).instrument(info_span!("tenant")).await,
+        // A span is told of when it ends: these would end with the watch, or be in their own list.
+        Command::Events(args) => events::run(args, &session).await,
+        Command::Trace(args) => trace::run(args, &session).await,
         Command::Cluster(args) => cluster::run(args, &session).instrument(info_span!("cluster")).await,
         Command::Autoscale(args) => autoscale::run(args, &session).await,
         Command::Version(args) => version::run(args, &session).instrument(info_span!("version")).await,
@@ -71,6 +84,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         | Command::Controller(_)
         | Command::Demo(_)
         | Command::Executor
+        | Command::Health(_)
         | Command::Load(_)
         | Command::Sim(_)
         | Command::Synth(_)

@@ -1,5 +1,7 @@
 //! Options that several servers take.
 
+mod gpu_memory;
+
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -10,8 +12,10 @@ use millrace_device::topology::{DEFAULT_PRESET, Description, names};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
+use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, POLICIES, PolicyConfig};
 
+use self::gpu_memory::GpuMemory;
 use crate::failure::Failure;
 
 /// A worker's GPUs and memory.
@@ -29,6 +33,11 @@ pub(crate) struct Machine {
     /// The most host memory that one worker's models may take.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
+    /// How much of models one worker takes on: those that do not fit --host-memory at one time wait on
+    /// its disk, and the first request for one of them waits for it (a cold start) [default: as
+    /// --host-memory].
+    #[arg(long, value_name = "SIZE")]
+    model_storage: Option<Bytes>,
     /// Which request goes to which GPU.
     #[arg(long, value_name = "NAME", default_value_t, value_parser = policy_parser())]
     pub(crate) dispatch: PolicyConfig,
@@ -39,6 +48,8 @@ pub(crate) struct Machine {
     /// first request on (model) or while it is on the GPU (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
     pub(crate) isolation: Isolation,
+    #[command(flatten)]
+    memory: GpuMemory,
 }
 
 /// How a server serves, and stops.
@@ -69,6 +80,23 @@ impl Machine {
         topology(&self.topology, self.gpus, self.gpu_memory)
     }
 
+    /// How much of models one worker takes on.
+    pub(crate) fn model_storage(&self) -> Result<Bytes, Failure> {
+        match self.model_storage {
+            Some(storage) if storage < self.host_memory => Err(Failure::usage(format!(
+                "--model-storage {storage} is less than --host-memory {}",
+                self.host_memory
+            ))
+            .hint("what fits host memory needs no other place: leave --model-storage out")),
+            storage => Ok(storage.unwrap_or(self.host_memory)),
+        }
+    }
+
+    /// How each GPU's memory is laid out.
+    pub(crate) fn gpu_memory(&self) -> Result<Grid, Failure> {
+        self.memory.grid()
+    }
+
     /// The same options, to be typed again.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = vec!["--topology".to_owned(), self.topology.clone()];
@@ -79,9 +107,13 @@ impl Machine {
             words.extend(["--gpu-memory".to_owned(), memory.get().to_string()]);
         }
         words.extend(["--host-memory".to_owned(), self.host_memory.get().to_string()]);
+        if let Some(storage) = self.model_storage {
+            words.extend(["--model-storage".to_owned(), storage.get().to_string()]);
+        }
         words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
+        words.extend(self.memory.words());
         words
     }
 }
@@ -205,6 +237,8 @@ mod tests {
                     "--allow-faults",
                     "--host-memory",
                     "1GiB",
+                    "--model-storage",
+                    "8GiB",
                     "--dispatch",
                     "lalb-o3",
                     "--eviction",
@@ -240,42 +274,34 @@ mod tests {
         assert!(parsed(&["--insecure"]).check_exposed(everywhere).is_ok());
     }
 
-    #[test]
-    fn a_policy_has_one_of_the_names() {
-        let chosen =
-            |name: &str| Line::try_parse_from(["x", "--dispatch", name]).map(|it| it.machine.dispatch);
-        for (name, policy) in POLICIES {
-            assert_eq!(chosen(name).unwrap(), policy);
+    /// An option takes each name of its table, and refuses another with all of them.
+    fn takes_the_names<T: Clone + PartialEq + std::fmt::Debug>(
+        flag: &str,
+        table: &[(&str, T)],
+        chosen: impl Fn(Line) -> T,
+    ) {
+        let parse = |name: &str| Line::try_parse_from(["x", flag, name]).map(&chosen);
+        for (name, it) in table {
+            assert_eq!(parse(name).unwrap(), *it);
         }
-        let refused = chosen("lifo").unwrap_err().to_string();
-        assert!(
-            refused.contains(
-                "fifo, lb, lalb, lalb-o3, torpor, random, unified, native, infless-ka, nonswap, simpleswap"
-            ),
-            "{refused}"
-        );
+        let refused = parse("lifo").unwrap_err().to_string();
+        let names: Vec<_> = table.iter().map(|(name, _)| *name).collect();
+        assert!(refused.contains(&names.join(", ")), "{refused}");
     }
 
     #[test]
-    fn an_eviction_policy_has_one_of_the_names() {
-        let chosen =
-            |name: &str| Line::try_parse_from(["x", "--eviction", name]).map(|it| it.machine.eviction);
-        for (name, policy) in EVICTIONS {
-            assert_eq!(chosen(name).unwrap(), policy);
-        }
-        let refused = chosen("fifo").unwrap_err().to_string();
-        assert!(refused.contains("lru, replicas, torpor"), "{refused}");
+    fn what_is_chosen_by_name_has_one_of_the_names() {
+        takes_the_names("--dispatch", &POLICIES, |line| line.machine.dispatch);
+        takes_the_names("--eviction", &EVICTIONS, |line| line.machine.eviction);
+        takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
     }
 
     #[test]
-    fn an_isolation_has_one_of_the_names() {
-        let chosen =
-            |name: &str| Line::try_parse_from(["x", "--isolation", name]).map(|it| it.machine.isolation);
-        for (name, isolation) in ISOLATIONS {
-            assert_eq!(chosen(name).unwrap(), isolation);
-        }
-        let refused = chosen("process").unwrap_err().to_string();
-        assert!(refused.contains("gpu, model, resident"), "{refused}");
+    fn storage_is_at_least_host_memory() {
+        let storage = |words: &[&str]| Line::parse_from(["x"].iter().chain(words)).machine.model_storage();
+        assert_eq!(storage(&["--host-memory", "1GiB"]), Ok(Bytes::gib(1)));
+        assert_eq!(storage(&["--host-memory", "1GiB", "--model-storage", "3GiB"]), Ok(Bytes::gib(3)));
+        assert!(storage(&["--host-memory", "4GiB", "--model-storage", "3GiB"]).is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use millrace_client::Address;
+use millrace_proto::trace::Kept;
 use millrace_types::NodeName;
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::Limits;
@@ -57,11 +58,11 @@ pub(crate) struct Args {
     origin: Origin,
 }
 
-pub(crate) async fn run(args: Args) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, kept: Option<Kept>) -> Result<(), Failure> {
     args.origin.obey()?;
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
-    let config = args.config()?;
+    let config = WorkerConfig { kept, ..args.config()? };
     let mut worker = tokio::select! {
         worker = millrace_worker::start::start(config) => {
             worker.map_err(|error| Failure::failed(format!("{}: {error}", args.name)))?
@@ -98,6 +99,11 @@ fn line(name: &NodeName, worker: &Worker) -> WorkerReady {
 }
 
 impl Args {
+    /// What spans say they are from.
+    pub(crate) fn process_name(&self) -> String {
+        self.name.to_string()
+    }
+
     fn config(&self) -> Result<WorkerConfig, Failure> {
         self.manners.check_exposed(self.listen)?;
         let topology = self.machine.topology()?;
@@ -111,14 +117,17 @@ impl Args {
             executor_threads: threads.map_or_else(|| executor_threads(topology.gpus.len()), Ok)?,
             topology,
             host_memory: self.machine.host_memory,
+            model_storage: self.machine.model_storage()?,
             dispatch: self.machine.dispatch,
             eviction: self.machine.eviction,
             isolation: self.machine.isolation,
+            gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             faults: self.manners.faults(),
             seed: seed()?,
             limits: Limits::default(),
+            kept: None,
         })
     }
 }

@@ -35,6 +35,8 @@ struct Output<'a> {
 
 #[derive(Serialize)]
 struct SplitMillis {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cold_ms: Option<f64>,
     queue_ms: f64,
     swap_ms: f64,
     run_ms: f64,
@@ -65,6 +67,7 @@ impl From<Split> for SplitMillis {
         // Microseconds are what the server tells: more digits would be noise.
         let ms = |span: Duration| span.as_micros() as f64 / 1e3;
         Self {
+            cold_ms: (split.cold > Duration::ZERO).then(|| ms(split.cold)),
             queue_ms: ms(split.queue),
             swap_ms: ms(split.swap),
             run_ms: ms(split.run),
@@ -184,8 +187,12 @@ pub(crate) fn footer(answer: &InferResponse) -> String {
 
 /// A split on one line.
 pub(crate) fn split_line(split: &Split) -> String {
+    let cold = match split.cold {
+        Duration::ZERO => String::new(),
+        cold => format!("cold start {} + ", text::latency(cold)),
+    };
     format!(
-        "total {} = queue {} + swap {} + run {} + other {}",
+        "total {} = {cold}queue {} + swap {} + run {} + other {}",
         text::latency(split.total),
         text::latency(split.queue),
         text::latency(split.swap),
@@ -243,6 +250,7 @@ mod tests {
     #[test]
     fn the_document_is_the_protocols_body_with_the_split() {
         let split = Split {
+            cold: Duration::ZERO,
             queue: Duration::from_micros(100),
             swap: Duration::ZERO,
             run: Duration::from_micros(1500),

@@ -128,6 +128,10 @@ pub(crate) struct Node {
     topology: String,
     host_memory_bytes: u64,
     host_tier_bytes: u64,
+    host_budget_bytes: u64,
+    cold_starts: u64,
+    host_evictions: u64,
+    group_bytes: u64,
     queued: u32,
     status: Option<&'static str>,
     scheduling: Option<&'static str>,
@@ -155,6 +159,7 @@ pub(crate) struct Gpu {
     swaps: u64,
     peer_swaps: u64,
     evictions: u64,
+    moved_bytes: u64,
     busy_seconds: f64,
     models: Vec<ResidentModel>,
 }
@@ -415,6 +420,10 @@ impl From<wire::Node> for Node {
             topology: node.topology,
             host_memory_bytes: node.host_memory_bytes,
             host_tier_bytes: node.host_tier_bytes,
+            host_budget_bytes: node.host_budget_bytes,
+            cold_starts: node.cold_starts,
+            host_evictions: node.host_evictions,
+            group_bytes: node.group_bytes,
             queued: node.queued,
         }
     }
@@ -437,6 +446,7 @@ impl Gpu {
             swaps: gpu.swaps,
             peer_swaps: gpu.peer_swaps,
             evictions: gpu.evictions,
+            moved_bytes: gpu.moved_bytes,
             busy_seconds: gpu.busy.and_then(seconds).unwrap_or(0.0),
             models,
         }

@@ -3,9 +3,11 @@
 pub(crate) mod answers;
 pub(crate) mod bills;
 pub(crate) mod documents;
+pub(crate) mod events;
 pub(crate) mod table;
 pub(crate) mod tenants;
 pub(crate) mod text;
+pub(crate) mod traces;
 
 use std::io::{ErrorKind, Write as _};
 

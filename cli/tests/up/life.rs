@@ -89,3 +89,11 @@ fn the_demo_loses_no_request_to_killed_executors() {
     assert!(demo.status.success(), "{stdout}{stderr}");
     assert!(stdout.contains("answered as without chaos, 0 not"), "{stdout}");
 }
+
+#[test]
+fn health_tells_who_serves_from_who_does_not_answer() {
+    let up = Up::ephemeral(&[]);
+    assert_eq!(up.ok(&["health", &up.client]), "serving\n");
+    let said = up.refused(4, &["health", "127.0.0.1:1"]);
+    assert!(said.contains("127.0.0.1:1 does not say how it is"), "{said}");
+}

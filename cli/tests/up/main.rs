@@ -4,8 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod clients;
+mod events;
 mod group;
 mod halt;
 mod life;
+mod metrics;
 mod running;
 mod serving;
+mod traces;

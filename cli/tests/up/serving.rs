@@ -190,6 +190,31 @@ fn a_model_that_no_host_memory_is_left_for_says_so_until_there_is_some() {
 }
 
 #[test]
+fn models_beyond_host_memory_take_turns_and_a_cold_start_is_told_apart_from_a_swap() {
+    let up = Up::ephemeral(&["--gpus", "1", "--host-memory", "12MiB", "--model-storage", "64MiB"]);
+    let models = Models::new();
+    up.ok(&["apply", "-f", &models.function("first", &synth::tiny_cnn())]);
+    up.ok(&["apply", "-f", &models.function("second", &synth::transformer_block())]);
+    let x = format!("{:?}", [[[0.5; 384]]]);
+    let picture = models.path("x.json");
+    std::fs::write(&picture, format!("{:?}", [[[[0.5; 32]; 32]; 3]])).unwrap();
+    let picture = format!("@{}", picture.display());
+    // Whichever is in memory, asking for both in turn meets a cold start.
+    let mut told = String::new();
+    for _ in 0..2 {
+        told += &up.ok(&["invoke", "first", "--json", &picture]);
+        told += &up.ok(&["invoke", "second", "--json", &x]);
+    }
+    assert!(told.contains("cold start ") && told.contains("swap "), "{told}");
+    eventually("the node says how often", || up.json(&["get", "nodes"])[0]["coldStarts"].as_u64() > Some(1));
+    assert!(up.ok(&["describe", "function/first"]).contains("a cold start"));
+    // Larger than all of it: no room is made, and it says why.
+    let third = models.function("third", &synth::resnet50_like());
+    let stderr = up.refused(5, &["apply", "-f", &third, "--wait=1s"]);
+    assert!(stderr.contains("host memory"), "{stderr}");
+}
+
+#[test]
 fn an_objective_below_the_time_of_a_run_is_told_with_what_was_measured() {
     let up = Up::ephemeral(&["--gpus", "1"]);
     let models = Models::new();

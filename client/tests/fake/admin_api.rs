@@ -252,6 +252,30 @@ impl admin_server::Admin for Service {
         Ok(Response::new(admin::ListTenantsResponse { tenants, next_page_token }))
     }
 
+    async fn list_events(
+        &self,
+        request: Request<admin::ListEventsRequest>,
+    ) -> Result<Response<admin::ListEventsResponse>, Status> {
+        let request = request.into_inner();
+        let from: usize = request.after.parse().unwrap_or(0);
+        let events: Vec<_> = self.0.events.lock().unwrap().iter().skip(from).take(2).cloned().collect();
+        let next = (from + events.len()).to_string();
+        Ok(Response::new(admin::ListEventsResponse { events, next, missed: 0 }))
+    }
+
+    async fn get_trace(
+        &self,
+        request: Request<admin::GetTraceRequest>,
+    ) -> Result<Response<admin::Trace>, Status> {
+        let id = request.into_inner().id;
+        let trace = self.0.trace.lock().unwrap().clone();
+        let known = trace.filter(|trace| trace.trace_id == id);
+        known.map_or_else(
+            || refused(Reason::TraceNotFound, &format!("no span of {id} is kept")),
+            |trace| Ok(Response::new(trace)),
+        )
+    }
+
     async fn promote_controller(
         &self,
         request: Request<admin::PromoteControllerRequest>,

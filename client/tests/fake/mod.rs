@@ -55,6 +55,10 @@ struct State {
     artifacts: Mutex<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, admin::Function>>,
     quotas: Mutex<BTreeMap<String, admin::Quota>>,
+    /// What happened; two are told at a time.
+    pub events: Mutex<Vec<admin::Event>>,
+    /// The one trace that is known.
+    pub trace: Mutex<Option<admin::Trace>>,
     pages: AtomicUsize,
     uploads: AtomicUsize,
     looks: Mutex<BTreeMap<String, u64>>,

@@ -9,6 +9,7 @@
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
 //! | [`objective`] | whether a function is answered as its SLO asks |
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
+//! | [`events`] | what happened |
 //! | [`scaling`] | how many nodes are needed |
 //! | [`data`] | where intermediate data is |
 //! | [`tenants`] | tenants and their caps |
@@ -17,6 +18,7 @@
 mod billing;
 mod cluster;
 mod data;
+mod events;
 mod functions;
 mod nodes;
 mod objective;
@@ -34,12 +36,15 @@ use millrace_proto::admin::{self as api};
 use millrace_proto::status::to_status;
 use millrace_types::ids::NameError;
 use millrace_types::{Failure, NodeName, Reason};
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::artifacts::Artifacts;
+use crate::events::Events;
 use crate::fleet::Fleet;
 use crate::leader::Outlook;
 use crate::raft::Replica;
+use crate::traces::Traces;
 
 /// Digests asked after at a time.
 const DIGESTS_MAX: usize = 1_000;
@@ -58,6 +63,10 @@ pub(crate) struct AdminService {
     pub(crate) fleet: Fleet,
     pub(crate) outlook: Outlook,
     pub(crate) artifacts: Arc<Artifacts>,
+    pub(crate) traces: Traces,
+    pub(crate) events: Events,
+    /// Ends what waits.
+    pub(crate) stop: CancellationToken,
     pub(crate) faults: Faults,
 }
 
@@ -261,6 +270,20 @@ impl Admin for AdminService {
         request: Request<api::ListTenantsRequest>,
     ) -> Result<Response<api::ListTenantsResponse>, Status> {
         answer(self.list_tenants(request.into_inner()).await)
+    }
+
+    async fn get_trace(
+        &self,
+        request: Request<api::GetTraceRequest>,
+    ) -> Result<Response<api::Trace>, Status> {
+        answer(self.traces.find(&request.into_inner().id).await)
+    }
+
+    async fn list_events(
+        &self,
+        request: Request<api::ListEventsRequest>,
+    ) -> Result<Response<api::ListEventsResponse>, Status> {
+        answer(self.list_events(request.into_inner()).await)
     }
 }
 

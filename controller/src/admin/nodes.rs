@@ -86,6 +86,11 @@ fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> ap
         gpus,
         host_memory_bytes: node.host_memory.get(),
         host_tier_bytes: telemetry.map_or(0, |telemetry| telemetry.host_tier_bytes),
+        host_budget_bytes: telemetry.map_or(0, |telemetry| telemetry.host_budget_bytes),
+        cold_starts: telemetry.map_or(0, |telemetry| telemetry.cold_starts),
+        host_evictions: telemetry.map_or(0, |telemetry| telemetry.host_evictions),
+        host_models: telemetry.iter().flat_map(|it| &it.host_models).map(|it| it.digest.clone()).collect(),
+        group_bytes: telemetry.map_or(0, |telemetry| telemetry.group_bytes),
         queued: telemetry.map_or(0, |telemetry| telemetry.queued),
         status: match node.status {
             NodeStatus::Live => api::NodeStatus::Live,
@@ -127,6 +132,7 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         swaps: gpu.swaps,
         peer_swaps: gpu.peer_swaps,
         evictions: gpu.evictions,
+        moved_bytes: gpu.moved_bytes,
         busy: Some(duration_wire(Duration::from_nanos(gpu.busy_ns))),
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_policy::lease::Member;
 use millrace_proto::worker as wire;
-use millrace_types::{Epoch, NodeName, Revision, RevisionKey, Timestamp};
+use millrace_types::{Epoch, FunctionKey, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -120,6 +120,13 @@ impl Worker {
 
     pub(crate) fn is_ready(&self, key: &RevisionKey) -> bool {
         matches!(self.statuses.borrow().get(key), Some(Phase::Ready))
+    }
+
+    /// Whether it says that any revision of a function is ready.
+    pub(crate) fn holds_ready(&self, key: &FunctionKey) -> bool {
+        let statuses = self.statuses.borrow();
+        let mut of_function = statuses.iter().filter(|(revision, _)| revision.function == *key);
+        of_function.any(|(_, phase)| *phase == Phase::Ready)
     }
 
     /// What it last reported of its GPUs and queue; `None` before it did.

@@ -3,6 +3,8 @@
 //!
 //! ```text
 //!  empty directory ─┬─ Bootstrap ─► identity ─► initialize ─► leads alone
+//!                   ├─ Found ─► has any of them a cluster? ─┬─ all empty ─► as Bootstrap
+//!                   │                                       └─ one has ─► as Join
 //!                   ├─ Join ─► would it be taken in? ─► identity ─► learner ─► voter
 //!                   └─ Reopen ─► refused
 //!  used directory ──► its identity ─► its log ─► goes on; says where it is now
@@ -17,17 +19,17 @@ use std::time::Duration;
 
 use millrace_cluster_state::{Caller, Command, ControllerId, State, UnixMillis};
 use millrace_proto::raft::{JoinIntent, JoinRequest, JoinResponse};
-use millrace_proto::status::from_status;
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_raft_store::{DataDir, Identity, Member, StateReader, Store};
-use millrace_types::{ClusterId, Failure, Reason};
+use millrace_types::{ClusterId, Failure};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::asking::{ask_from, ask_to_join, join_request};
+use super::founding::{Found, found_or_join};
 use super::network::Network;
-use super::peers::{Lane, Peers, connect, limited};
+use super::peers::{Lane, Peers};
 use super::replica::Replica;
 use super::rules::Change;
 use super::time::Time;
@@ -38,15 +40,11 @@ use crate::config::{JoinAs, Start};
 /// How long a group of one may take to lead itself: a few syncs, on a disk that may be very busy.
 const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long joining may take: for the group to answer, then for the log to come.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long one controller may take to answer.
-const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
+pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long between two attempts to join, or to be promoted.
-const JOIN_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const JOIN_PAUSE: Duration = Duration::from_millis(200);
 /// How long between two attempts to say where this controller is now.
 const MOVED_PAUSE: Duration = Duration::from_secs(1);
-/// How often a controller is sent on to the leader before it asks from the beginning.
-const REDIRECTS_MAX: usize = 3;
 
 /// Why Raft did not start.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +75,16 @@ pub enum Error {
     /// The group does not take this controller in.
     #[error("the group does not take this controller in: {}", .0.message)]
     Refused(Failure),
+    /// Some other controller did not say in time that it has no cluster.
+    #[error(
+        "no cluster was begun: within {JOIN_TIMEOUT:?} not each of {} said that it has none: {reason}; start them all, and if one is gone for good, replace it", with.join(", ")
+    )]
+    NotFounded {
+        /// Where it asked.
+        with: Vec<String>,
+        /// The last answer that was missing.
+        reason: String,
+    },
     /// No controller took this one in in time.
     #[error("no controller of {} took this one in within {JOIN_TIMEOUT:?}: {reason}", at.join(", "))]
     NotJoined {
@@ -106,8 +114,12 @@ pub(crate) struct Opening {
     pub(crate) world: Arc<dyn World>,
 }
 
-/// Opens a used data directory, or makes an empty one this controller's.
-pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
+/// Opens a used data directory, or makes an empty one this controller's. As long as that waits for
+/// others, `meanwhile` is carried out: it tells them that the directory is empty.
+pub(crate) async fn open(
+    opening: Opening,
+    meanwhile: impl Future<Output = ()> + Send,
+) -> Result<Opened, Error> {
     let Opening { data_dir, id, start, now, seed, snapshots, world } = opening;
     let path = data_dir.clone();
     let dir = tokio::task::spawn_blocking(move || DataDir::open(path)).await??;
@@ -119,16 +131,34 @@ pub(crate) async fn open(opening: Opening) -> Result<Opened, Error> {
             let cluster = ClusterId(fresh_name(now, &mut rng).into());
             Identity { cluster, controller: id, directory: fresh_name(now, &mut rng) }
         }
+        (None, Start::Found { with }) => {
+            let directory = fresh_name(now, &mut rng);
+            let asked = found_or_join(&*world, &with, join_request(id, &directory, JoinIntent::Check));
+            let cluster = match beside(meanwhile, asked).await? {
+                Found::Nothing => ClusterId(fresh_name(now, &mut rng).into()),
+                Found::Cluster(cluster) => cluster,
+            };
+            Identity { cluster, controller: id, directory }
+        }
         (None, Start::Join { at, .. }) => {
             let directory = fresh_name(now, &mut rng);
             let request = join_request(id, &directory, JoinIntent::Check);
-            let cluster = ask_to_join(&*world, &at, request).await?;
+            let cluster = beside(meanwhile, ask_to_join(&*world, &at, request)).await?;
             Identity { cluster, controller: id, directory }
         }
     };
     let (whose, disk) = (identity.clone(), world.clone());
     let store = tokio::task::spawn_blocking(move || disk.open(dir, &whose)).await??;
     Ok(Opened { identity, store, snapshots, world })
+}
+
+/// Carries `meanwhile` out until the work is done.
+async fn beside<T>(meanwhile: impl Future<Output = ()> + Send, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        done = work.as_mut() => done,
+        () = meanwhile => work.await,
+    }
 }
 
 fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
@@ -163,24 +193,37 @@ pub(crate) async fn enter(
     let own = replica.own();
     match start {
         _ if initialized => go_on(replica, start, address, stop).await,
-        Start::Bootstrap => {
-            let member = Member { address: address.to_owned(), directory: own.directory.clone() };
-            let members = BTreeMap::from([(own.controller.0, member)]);
-            replica.raft.initialize(members).await.map_err(|error| fatal(&error))?;
-            lead(replica).await
+        Start::Bootstrap => begin(replica, address).await,
+        // Asked anew: whoever was empty, or had a cluster, before a crash here may have changed since.
+        Start::Found { with } => {
+            let request = join_request(own.controller, &own.directory, JoinIntent::Check);
+            match found_or_join(replica.peers.world(), with, request).await? {
+                Found::Nothing => begin(replica, address).await,
+                Found::Cluster(_) => join(replica, with, JoinAs::Voter, address).await,
+            }
         }
-        Start::Join { at, role } => {
-            let cluster_id = own.cluster.to_string();
-            let request = JoinRequest {
-                cluster_id,
-                address: address.to_owned(),
-                ..join_request(own.controller, &own.directory, JoinIntent::Join)
-            };
-            ask_to_join(replica.peers.world(), at, request).await?;
-            become_member(replica, *role, at).await
-        }
+        Start::Join { at, role } => join(replica, at, *role, address).await,
         Start::Reopen => Err(Error::NeverJoined(own.controller)),
     }
+}
+
+async fn begin(replica: &Replica, address: &str) -> Result<(), Error> {
+    let own = replica.own();
+    let member = Member { address: address.to_owned(), directory: own.directory.clone() };
+    let members = BTreeMap::from([(own.controller.0, member)]);
+    replica.raft.initialize(members).await.map_err(|error| fatal(&error))?;
+    lead(replica).await
+}
+
+async fn join(replica: &Replica, at: &[String], role: JoinAs, address: &str) -> Result<(), Error> {
+    let own = replica.own();
+    let request = JoinRequest {
+        cluster_id: own.cluster.to_string(),
+        address: address.to_owned(),
+        ..join_request(own.controller, &own.directory, JoinIntent::Join)
+    };
+    ask_to_join(replica.peers.world(), at, request).await?;
+    become_member(replica, role, at).await
 }
 
 /// Goes on with what the log says.
@@ -198,7 +241,8 @@ async fn go_on(
         replica.raft.trigger().elect().await.map_err(|error| fatal(&error))?;
         lead(replica).await?;
     }
-    let promote = matches!(start, Start::Join { role: JoinAs::Voter, .. }) && !voters.contains(&own);
+    let votes = matches!(start, Start::Join { role: JoinAs::Voter, .. } | Start::Found { .. });
+    let promote = votes && !voters.contains(&own);
     let (replica, address) = (replica.clone(), address.to_owned());
     let settle = async move {
         say_where(&replica, &address).await;
@@ -222,65 +266,6 @@ async fn lead(replica: &Replica) -> Result<(), Error> {
         replica.propose(Caller("controller".into()), None, init).await.map_err(Error::Init)?;
     }
     Ok(())
-}
-
-fn join_request(id: ControllerId, directory: &str, intent: JoinIntent) -> JoinRequest {
-    JoinRequest {
-        protocol_version: PROTOCOL_VERSION,
-        build: BUILD.into(),
-        cluster_id: String::new(),
-        id: id.0,
-        directory: directory.to_owned(),
-        address: String::new(),
-        intent: intent.into(),
-    }
-}
-
-/// Asks one controller after the other, and whom they name as leader, until one answers for good.
-async fn ask_to_join(world: &dyn World, at: &[String], request: JoinRequest) -> Result<ClusterId, Error> {
-    let until = Instant::now() + JOIN_TIMEOUT;
-    let mut reason = "no address was given".to_owned();
-    while Instant::now() < until && !at.is_empty() {
-        for address in at {
-            match ask_from(world, address, &request).await {
-                Ok(answer) => return Ok(ClusterId(answer.cluster_id.into())),
-                Err(failure) if failure.retryable || failure.may_have_executed => reason = failure.message,
-                Err(failure) => return Err(Error::Refused(failure)),
-            }
-        }
-        tracing::info!(reason, "not joined yet");
-        tokio::time::sleep(JOIN_PAUSE).await;
-    }
-    Err(Error::NotJoined { at: at.to_owned(), reason })
-}
-
-/// Asks one controller, and the leader that it names.
-async fn ask_from(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
-    let mut address = address.to_owned();
-    for _ in 0..REDIRECTS_MAX {
-        let answer = ask(world, &address, request).await?;
-        if answer.leader_address.is_empty() {
-            return Ok(answer);
-        }
-        address = answer.leader_address;
-    }
-    Err(Failure::new(Reason::NoLeader, "the controllers name each other as leader: an election is under way"))
-}
-
-async fn ask(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
-    let lost = |why: String| Failure::new(Reason::NoLeader, format!("{address} does not answer: {why}"));
-    let channel = connect(world, address).map_err(|error| {
-        let message = format!("{address:?} is no address ({error}): give host:port");
-        Failure::new(Reason::MalformedRequest, message)
-    })?;
-    let mut client = limited(channel);
-    let asked = tokio::time::timeout(JOIN_ANSWER_TIMEOUT, client.join(request.clone())).await;
-    let answer = asked.map_err(|_| lost(format!("nothing within {JOIN_ANSWER_TIMEOUT:?}")))?;
-    answer.map(tonic::Response::into_inner).map_err(|status| {
-        // A status that was made here has a source: nobody answered.
-        let local = std::error::Error::source(&status).is_some();
-        if local { lost(status.message().to_owned()) } else { from_status(&status) }
-    })
 }
 
 /// Waits until the log says that this controller is a member, and of what kind.

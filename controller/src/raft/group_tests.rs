@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Caller, Command, ControllerId, UnixMillis};
+use millrace_cluster_state::{Applied, Caller, Command, ControllerId, IdempotencyKey, UnixMillis};
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
@@ -60,7 +60,7 @@ impl Node {
             snapshots: Snapshots::every(crate::config::SNAPSHOT_EVERY),
             world: Arc::new(Machine),
         };
-        let opened = bootstrap::open(opening).await?;
+        let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica = bootstrap::replica(opened, String::new(), Arc::new(Standing)).await?;
         let store = Store::open(dir.path()).unwrap();
         let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
@@ -94,7 +94,9 @@ impl Node {
             },
             holder: ControllerId(1),
         };
-        self.replica.propose(Caller("test".into()), None, command).await.unwrap()
+        // Named, as clients' are: what a leader did not answer before it stopped leading is asked again.
+        let key = IdempotencyKey { client: model.into(), seq: 1 };
+        self.replica.propose(Caller("test".into()), Some(key), command).await.unwrap()
     }
 
     /// Waits until this node has applied as much as `other`, and compares.

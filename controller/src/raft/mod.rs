@@ -6,6 +6,7 @@
 //! | [`route`] | writes and linearizable reads, wherever the leader is |
 //! | [`proposer`] | batches proposals: one fsync for all that waited together |
 //! | [`bootstrap`] | the first start of a cluster or of a member, and every later one |
+//! | [`founding`] | which of several that start with nothing begins; [`asking`] for a place |
 //! | [`membership`] | joining, promotion, removal; [`rules`] says which are safe |
 //! | [`transfer`] | leadership handed over on purpose |
 //! | [`elections`] | when this controller stands; [`timing`] says how long silence lasts before |
@@ -19,11 +20,13 @@
 //! | [`service`] | what the other controllers call |
 //! | [`codec`] | messages on the wire, with the handshake on each |
 
+mod asking;
 pub(crate) mod bootstrap;
 mod codec;
 pub(crate) mod disks;
 pub(crate) mod duties;
 pub(crate) mod elections;
+pub(crate) mod founding;
 #[cfg(test)]
 mod group_tests;
 mod membership;
@@ -48,6 +51,7 @@ use std::time::Duration;
 use millrace_raft_store::{ClusterConfig, Identity};
 use openraft::{Config, SnapshotPolicy};
 
+pub(crate) use peers::{Lane, Peer};
 pub(crate) use replica::{Changes, Replica};
 pub(crate) use rules::Change;
 use world::Snapshots;

@@ -11,12 +11,13 @@ use futures::{Stream, StreamExt as _, stream};
 use millrace_proto::raft::Message;
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::status::from_status;
+use millrace_proto::trace;
 use millrace_raft_store::{ENTRY_BYTES_MAX, Identity, Member};
 use millrace_types::{Digest, Failure, Reason};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::codec::{self, Target};
 use super::world::World;
@@ -139,9 +140,10 @@ impl Peer {
         &self,
         timeout: Duration,
         value: &T,
-        send: impl AsyncFnOnce(RaftClient<Channel>, Message) -> Result<Response<Message>, Status>,
+        send: impl AsyncFnOnce(RaftClient<Channel>, Request<Message>) -> Result<Response<Message>, Status>,
     ) -> Result<R, Failure> {
-        let request = codec::encode(&self.own, &self.to, value)?;
+        let mut request = Request::new(codec::encode(&self.own, &self.to, value)?);
+        trace::inject(request.metadata_mut());
         let client = self.client.clone().map_err(|reason| self.lost(&reason))?;
         let answer = tokio::time::timeout(timeout, send(client, request)).await;
         let answer = answer
@@ -163,7 +165,7 @@ impl Peer {
         let (own, to) = (self.own.clone(), self.to.clone());
         let chunks = chunks.map(move |chunk| codec::message(&own, &to, chunk));
         self.call(timeout, held, async |mut client, header| {
-            client.hold_artifact(stream::once(async { header }).chain(chunks)).await
+            client.hold_artifact(stream::once(async { header.into_inner() }).chain(chunks)).await
         })
         .await
     }

@@ -135,6 +135,13 @@ impl Replica {
         (metrics.state == ServerState::Leader).then(|| metrics.vote.leader_id().term)
     }
 
+    /// Who leads as far as this controller knows, and in which term.
+    pub(crate) fn leading(&self) -> Option<(u64, u64)> {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow();
+        metrics.current_leader.map(|leader| (leader, metrics.vote.leader_id().term))
+    }
+
     /// The term this controller is in.
     pub(crate) fn term(&self) -> u64 {
         self.raft.server_metrics().borrow().vote.leader_id().term

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, State};
+use millrace_proto::trace;
 use millrace_raft_store::{LogId, Member};
 use millrace_types::{Failure, Reason};
 use openraft::error::{CheckIsLeaderError, RaftError};
@@ -15,6 +16,7 @@ use openraft::metrics::RaftServerMetrics;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::peers::Peer;
 use super::proposer::{self, Proposed};
@@ -78,8 +80,21 @@ impl Replica {
     ) -> Result<Applied, Failure> {
         check_size(&command)?;
         self.check_disk()?;
-        let repeatable = idempotency.is_some();
+        // What nobody asked for, such as a checkpoint each second, is nobody's trace.
+        let span = match tracing::Span::current().is_none() {
+            true => tracing::Span::none(),
+            false => tracing::info_span!("raft.propose", millrace.command = command.name()),
+        };
         let write = Forwarded { caller, idempotency, command };
+        let proposed = self.propose_anywhere(write).instrument(span.clone()).await;
+        if let Err(failure) = &proposed {
+            trace::fail(&span, &failure.message);
+        }
+        proposed
+    }
+
+    async fn propose_anywhere(&self, write: Forwarded) -> Result<Applied, Failure> {
+        let repeatable = write.idempotency.is_some();
         let again = |failure: &Failure| no_leader(failure) && (repeatable || !failure.may_have_executed);
         let mut attempts = self.attempts();
         let Done { applied, index } = loop {

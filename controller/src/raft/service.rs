@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryFutureExt as _};
 use millrace_proto::raft::{JoinRequest, JoinResponse, Message, raft_server};
+use millrace_proto::trace::{self, Kept};
 use millrace_raft_store::{SnapshotFile, SnapshotMeta, Vote};
 use millrace_types::{Failure, Reason};
 use openraft::Snapshot;
@@ -12,17 +13,20 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument as _;
 
 use super::codec::{self, Target};
 use super::peers::MESSAGE_BYTES_MAX;
 use super::replica::Replica;
 use crate::artifacts::{Artifacts, Held};
+use crate::traces;
 
 /// Answers for one member of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     pub(crate) replica: Replica,
     pub(crate) artifacts: Arc<Artifacts>,
+    kept: Option<Kept>,
     appends: Arc<Semaphore>,
 }
 
@@ -35,7 +39,12 @@ const APPENDS_MAX: usize = 16;
 impl Service {
     /// Answers for the member that has this replica and these files.
     pub(crate) fn new(replica: Replica, artifacts: Arc<Artifacts>) -> Self {
-        Self { replica, artifacts, appends: Arc::new(Semaphore::new(APPENDS_MAX)) }
+        Self { replica, artifacts, kept: None, appends: Arc::new(Semaphore::new(APPENDS_MAX)) }
+    }
+
+    /// The same, showing the spans that are kept here.
+    pub(crate) fn showing(self, kept: Option<Kept>) -> Self {
+        Self { kept, ..self }
     }
 
     /// The service, with its limits.
@@ -153,9 +162,15 @@ impl raft_server::Raft for Service {
 
     async fn propose(&self, request: Request<Message>) -> Answer {
         let write = self.decode(request.get_ref())?;
+        // What nobody asked for is nobody's trace, as where it was proposed.
+        let span = match request.metadata().contains_key("traceparent") {
+            true => tracing::info_span!("raft.lead", otel.kind = "server"),
+            false => tracing::Span::none(),
+        };
+        trace::adopt(&span, trace::extract(request.metadata()));
         // A task of its own: if the caller goes away the write goes on, and its answer is counted.
         let replica = self.replica.clone();
-        let written = tokio::spawn(async move { replica.propose_here(&write).await });
+        let written = tokio::spawn(async move { replica.propose_here(&write).await }.instrument(span));
         let written = written.await.map_err(|error| internal(error.to_string()))?;
         self.answer(request.get_ref(), &written.map_err(codec::status)?)
     }
@@ -188,6 +203,11 @@ impl raft_server::Raft for Service {
         let () = self.decode(request.get_ref())?;
         let status = self.replica.sound_status().map_err(codec::status)?;
         self.answer(request.get_ref(), &status)
+    }
+
+    async fn get_spans(&self, request: Request<Message>) -> Answer {
+        let id: String = self.decode(request.get_ref())?;
+        self.answer(request.get_ref(), &traces::given(self.kept.as_ref(), &id))
     }
 
     async fn hold_artifact(&self, request: Request<Streaming<Message>>) -> Answer {

@@ -15,6 +15,7 @@ use millrace_proto::{trace, worker as wire};
 use millrace_types::{Failure, Reason, RevisionKey};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
+use tracing::Instrument as _;
 
 use super::runs::Run;
 use super::{Serving, route};
@@ -92,7 +93,7 @@ impl<'a> Dispatch<'a> {
                 Err(Missed::Declined(failure)) => {
                     // It never began there, so it does not count as an attempt.
                     self.attempts -= 1;
-                    self.choose().ok_or(failure)?
+                    self.after_decline(failure).await?
                 }
                 Err(Missed::Lost(failure)) => {
                     self.may_have_executed |= failure.may_have_executed;
@@ -113,6 +114,15 @@ impl<'a> Dispatch<'a> {
         Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.demand.key))
     }
 
+    /// The next worker for a request that was declined. Waits for one where the worker only goes
+    /// down: its functions are placed elsewhere once it has told so.
+    async fn after_decline(&self, failure: Failure) -> Result<Arc<Worker>, Failure> {
+        if failure.reason != Reason::ShuttingDown {
+            return self.choose().ok_or(failure);
+        }
+        timeout_at(self.deadline, self.another()).await.map_err(|_| failure)
+    }
+
     /// The next worker for a request whose worker is gone. Waits for one: somebody restarts it, or
     /// it only lost its stream.
     async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
@@ -127,18 +137,7 @@ impl<'a> Dispatch<'a> {
             );
             return Err(Failure { reason: Reason::AttemptsExhausted, message, retryable: true, ..failure });
         }
-        let mut changes = self.serving.fleet.changes();
-        let another = async {
-            loop {
-                if let Some(worker) = self.choose() {
-                    return worker;
-                }
-                if changes.changed().await.is_err() {
-                    std::future::pending::<Infallible>().await;
-                }
-            }
-        };
-        timeout_at(self.deadline, another).await.map_err(|_| Failure {
+        timeout_at(self.deadline, self.another()).await.map_err(|_| Failure {
             reason: Reason::TimedOut,
             message: format!("worker {} was lost and no other came in time", lost.name),
             retryable: true,
@@ -146,7 +145,34 @@ impl<'a> Dispatch<'a> {
         })
     }
 
+    /// A worker that was not tried yet, as soon as there is one.
+    async fn another(&self) -> Arc<Worker> {
+        let mut changes = self.serving.fleet.changes();
+        loop {
+            if let Some(worker) = self.choose() {
+                return worker;
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<Infallible>().await;
+            }
+        }
+    }
+
     async fn attempt(&self, worker: &Arc<Worker>) -> Result<wire::InvokeResponse, Missed> {
+        let span = tracing::info_span!(
+            "attempt",
+            otel.kind = "client",
+            millrace.attempt = self.attempts,
+            millrace.worker = %worker.name,
+        );
+        let result = self.ask(worker).instrument(span.clone()).await;
+        if let Err(Missed::Declined(failure) | Missed::Lost(failure) | Missed::Failed(failure)) = &result {
+            trace::fail(&span, &failure.message);
+        }
+        result
+    }
+
+    async fn ask(&self, worker: &Arc<Worker>) -> Result<wire::InvokeResponse, Missed> {
         let _in_flight = worker.begin();
         let mut request = Request::new(self.request());
         trace::inject(request.metadata_mut());
@@ -195,6 +221,7 @@ impl<'a> Dispatch<'a> {
         Ok(Completion {
             outputs: response.outputs.into_iter().map(tensor).collect::<Result<_, _>>()?,
             split: Split {
+                cold: Duration::from_nanos(split.cold_ns),
                 queue: Duration::from_nanos(split.queue_ns),
                 swap: Duration::from_nanos(split.swap_ns),
                 run: Duration::from_nanos(split.run_ns),

@@ -39,6 +39,9 @@ use runs::Runs;
 /// How long a load waits for the function to get ready.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long an unload waits for the workers to let go.
+const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The front door's backend.
 #[derive(Debug)]
 pub(crate) struct Serving {
@@ -80,6 +83,20 @@ impl Serving {
                 }
                 Readiness::PrepareFailed(why) => return Err(Failure::new(Reason::FunctionNotReady, why)),
                 Readiness::Preparing | Readiness::NoWorker | Readiness::Unplaced(_) | Readiness::Away(_) => {}
+            }
+            changes.next().await?;
+        }
+    }
+
+    /// Waits until no worker says any more that it is ready for a function: a load right after an unload
+    /// would take who has yet to let go for one that is ready, and say so too soon.
+    async fn let_go(&self, key: &FunctionKey) -> Result<(), Failure> {
+        let mut changes = self.changes();
+        loop {
+            // Loaded again, or gone: nobody waits for what it was any more.
+            let enabled = self.replica.state().function(key).is_none_or(|function| function.enabled);
+            if enabled || !self.fleet.workers().values().any(|worker| worker.holds_ready(key)) {
+                return Ok(());
             }
             changes.next().await?;
         }
@@ -145,7 +162,8 @@ impl Backend for Serving {
         let command = Command::SetFunctionEnabled { key: function.clone(), enabled: intent == Intent::Serve };
         self.replica.propose(caller, None, command).await?;
         if intent == Intent::Refuse {
-            return Ok(());
+            // It is refused from here on, whoever still holds it.
+            return tokio::time::timeout(UNLOAD_TIMEOUT, self.let_go(function)).await.unwrap_or(Ok(()));
         }
         tokio::time::timeout(LOAD_TIMEOUT, self.ready(function)).await.unwrap_or_else(|_| {
             let message =

@@ -7,15 +7,12 @@ use millrace_proto::convert::duration;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{self as oip, model_infer_request::InferInputTensor};
 use millrace_proto::status::from_status;
-use millrace_proto::worker::worker_message::Message;
-use millrace_proto::worker::{
-    FunctionPhase, FunctionStatuses, GpuHealth, GpuTelemetry, ResidentModel, Telemetry,
-};
+use millrace_proto::worker::{GpuHealth, GpuTelemetry, ResidentModel, Telemetry};
 use millrace_types::{Digest, Failure, Reason};
 use tonic::{Request, Status};
 
 use crate::support::{
-    Call, Cluster, Prepares, Stub, StubService, apply_request, mlp, ready, short_lease, soon, until, upload,
+    Call, Cluster, Stub, StubService, apply_request, mlp, short_lease, soon, until, upload,
 };
 
 fn request(name: &str) -> oip::ModelInferRequest {
@@ -33,11 +30,14 @@ fn request(name: &str) -> oip::ModelInferRequest {
 }
 
 /// Sends a request, and goes on while it is answered.
-fn infer(cluster: &Cluster, name: &str) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
+pub(crate) fn infer(
+    cluster: &Cluster,
+    name: &str,
+) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
     infer_with(cluster, request(name))
 }
 
-fn infer_within(
+pub(crate) fn infer_within(
     cluster: &Cluster,
     name: &str,
     timeout: Duration,
@@ -57,13 +57,13 @@ fn infer_with(
     tokio::spawn(async move { Ok(client.model_infer(request).await?.into_inner()) })
 }
 
-async fn answer_of(
+pub(crate) async fn answer_of(
     request: tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>>,
 ) -> Result<oip::ModelInferResponse, Failure> {
     soon("an answer", request).await.unwrap().map_err(|status| from_status(&status))
 }
 
-async fn until_ready(cluster: &Cluster, name: &str) {
+pub(crate) async fn until_ready(cluster: &Cluster, name: &str) {
     let mut client = cluster.inference();
     until("readiness", async || {
         let asked = oip::ModelReadyRequest { name: name.into(), version: String::new() };
@@ -103,22 +103,6 @@ async fn a_request_goes_to_a_ready_worker_with_what_is_left_of_its_timeout() {
     let answer = answering.await.unwrap().unwrap().into_inner();
     assert_eq!(answer.outputs[0].shape, vec![1, 64]);
     assert_eq!(answer.model_version, "1");
-}
-
-#[tokio::test]
-async fn a_function_that_is_nowhere_ready_says_why() {
-    let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
-    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
-    assert_eq!(refused.reason, Reason::FunctionNotReady);
-    assert!(refused.message.contains("no worker is attached"), "{}", refused.message);
-    let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
-    worker.told(&["f@1"]).await;
-    let refused = answer_of(infer_within(&cluster, "f", Duration::from_millis(50))).await.unwrap_err();
-    assert_eq!(refused.reason, Reason::FunctionNotReady);
-    assert!(refused.retryable && refused.message.contains("being prepared"), "{}", refused.message);
-    let refused = answer_of(infer(&cluster, "g")).await.unwrap_err();
-    assert_eq!(refused.reason, Reason::FunctionNotFound);
 }
 
 #[tokio::test]
@@ -229,6 +213,28 @@ async fn what_must_not_run_twice_is_not_tried_again_and_says_that_it_may_have_ru
 }
 
 #[tokio::test]
+async fn a_request_that_a_worker_declines_as_it_goes_down_waits_for_the_next_one() {
+    let cluster = Cluster::start().await;
+    cluster.deploy_on("f", &mlp(), 2).await;
+    let mut a = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let mut answering = infer(&cluster, "f");
+    a.call().await.refuse(Reason::ShuttingDown);
+    // It waits: what would end it is its answer, and only the worker that comes now can give one.
+    let mut b = Stub::start(&cluster, "n2").await;
+    let second = soon("the other worker's call", async {
+        tokio::select! {
+            call = b.calls.recv() => call.unwrap(),
+            ended = &mut answering => panic!("ended without another worker: {ended:?}"),
+        }
+    })
+    .await;
+    assert_eq!(second.request.attempt, 1, "it never began on the first");
+    second.answer();
+    assert!(answer_of(answering).await.is_ok());
+}
+
+#[tokio::test]
 async fn a_worker_that_declines_is_passed_over_and_one_that_fails_is_believed() {
     let cluster = Cluster::start().await;
     cluster.deploy_on("f", &mlp(), 3).await;
@@ -291,63 +297,6 @@ async fn a_client_that_goes_away_cancels_the_call_at_the_worker() {
     soon("the cancellation", held.answer.closed()).await;
 }
 
-#[tokio::test]
-async fn an_unloaded_function_is_refused_until_it_is_loaded_and_ready() {
-    let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
-    let mut worker = Stub::start(&cluster, "n1").await;
-    until_ready(&cluster, "f").await;
-    let mut client = cluster.inference();
-    let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
-    client.repository_model_unload(unload).await.unwrap();
-    assert_eq!(answer_of(infer(&cluster, "f")).await.unwrap_err().reason, Reason::FunctionDisabled);
-    worker.told(&[]).await;
-    let load = oip::RepositoryModelLoadRequest { model_name: "f".into(), ..Default::default() };
-    client.repository_model_load(load).await.unwrap();
-    let answering = infer(&cluster, "f");
-    worker.call().await.answer();
-    assert!(answer_of(answering).await.is_ok());
-}
-
-#[tokio::test]
-async fn the_old_revision_serves_until_the_new_one_is_ready() {
-    let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
-    let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
-    worker.told(&["f@1"]).await;
-    let report = async |worker: &Stub, revisions: &[u64]| {
-        let functions = worker.desired.borrow().functions.clone();
-        let functions = functions.iter().filter(|it| revisions.contains(&it.revision)).map(ready).collect();
-        worker.send(Message::FunctionStatuses(FunctionStatuses { functions })).await;
-    };
-    report(&worker, &[1]).await;
-    until_ready(&cluster, "f").await;
-    let mut admin = cluster.admin();
-    let mut next = apply_request("f", &mlp());
-    next.spec.as_mut().unwrap().labels.insert("a".into(), "b".into());
-    admin.apply_function(next).await.unwrap();
-    worker.told(&["f@1", "f@2"]).await;
-    let answering = infer(&cluster, "f");
-    let call = worker.call().await;
-    assert_eq!(call.request.revision, 1);
-    call.answer();
-    answer_of(answering).await.unwrap();
-    let shown = crate::support::get(&mut admin, "f").await.unwrap();
-    assert_eq!(shown.conditions[0].status(), api::ConditionStatus::False, "the newest is not ready yet");
-
-    report(&worker, &[1, 2]).await;
-    until("the new revision", async || {
-        let shown = crate::support::get(&mut admin, "f").await.unwrap();
-        (shown.conditions[0].reason == "Prepared").then_some(())
-    })
-    .await;
-    let answering = infer(&cluster, "f");
-    let call = worker.call().await;
-    assert_eq!(call.request.revision, 2);
-    call.answer();
-    answer_of(answering).await.unwrap();
-}
-
 /// Calls go straight into a service of this process.
 #[derive(Debug, Clone)]
 struct InThisProcess(tokio::sync::mpsc::UnboundedSender<Call>);
@@ -381,37 +330,6 @@ async fn a_worker_in_the_same_process_is_called_without_a_socket() {
     let mut held = soon("a call", calls.recv()).await.unwrap();
     answering.abort();
     soon("the cancellation", held.answer.closed()).await;
-}
-
-#[tokio::test]
-async fn a_function_that_cannot_be_prepared_says_what_its_worker_said() {
-    let cluster = Cluster::start().await;
-    cluster.deploy("f", &mlp()).await;
-    let mut worker = Stub::start_as(&cluster, "n1", "a", Prepares::Never).await.unwrap();
-    worker.told(&["f@1"]).await;
-    let mut failed = ready(&worker.desired.borrow().functions[0]);
-    failed.phase = FunctionPhase::Failed.into();
-    failed.message = "the host tier is full".into();
-    worker.send(Message::FunctionStatuses(FunctionStatuses { functions: vec![failed] })).await;
-    let mut admin = cluster.admin();
-    let condition = until("the condition", async || {
-        let shown = crate::support::get(&mut admin, "f").await.unwrap().conditions.remove(0);
-        (shown.reason == "PrepareFailed").then_some(shown)
-    })
-    .await;
-    assert_eq!(condition.status(), api::ConditionStatus::False);
-    assert_eq!(condition.message, "worker n1: the host tier is full");
-    let refused = answer_of(infer(&cluster, "f")).await.unwrap_err();
-    assert_eq!(refused.reason, Reason::FunctionNotReady);
-    assert!(refused.message.contains("the host tier is full"), "{}", refused.message);
-    let load = oip::RepositoryModelLoadRequest { model_name: "f".into(), ..Default::default() };
-    let refused = cluster.inference().repository_model_load(load).await.unwrap_err();
-    assert!(refused.message().contains("the host tier is full"), "{refused}");
-
-    let unload = oip::RepositoryModelUnloadRequest { model_name: "f".into(), ..Default::default() };
-    cluster.inference().repository_model_unload(unload).await.unwrap();
-    let shown = crate::support::get(&mut admin, "f").await.unwrap();
-    assert_eq!((shown.conditions[0].reason.as_str(), shown.enabled), ("Disabled", false));
 }
 
 /// Reports one GPU of that health, with the MLP on it or without, and waits until it is seen.

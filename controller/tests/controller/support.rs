@@ -14,6 +14,7 @@ use millrace_proto::admin::upload_artifact_request::Part;
 use millrace_proto::admin::{self as api};
 use millrace_proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use millrace_proto::status::from_status;
+use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_proto::worker::worker_server::{Worker, WorkerServer};
@@ -242,7 +243,7 @@ impl Call {
             shape: vec![1, 64],
             data: vec![0; 256].into(),
         };
-        let split = wire::Split { queue_ns: 1, swap_ns: 2, run_ns: 3, total_ns: 6, swapped_bytes: 0 };
+        let split = wire::Split { queue_ns: 1, swap_ns: 2, run_ns: 3, total_ns: 6, ..wire::Split::default() };
         let response =
             wire::InvokeResponse { outputs: vec![output], split: Some(split), gpu: 0, attempts: 1 };
         self.answer.send(Ok(response)).unwrap();
@@ -275,6 +276,10 @@ impl Worker for StubService {
         _request: Request<wire::InjectFaultRequest>,
     ) -> Result<Response<wire::InjectFaultResponse>, Status> {
         Ok(Response::new(wire::InjectFaultResponse {}))
+    }
+
+    async fn get_spans(&self, _request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
+        Ok(Response::new(Spans::default()))
     }
 }
 

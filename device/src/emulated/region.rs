@@ -66,6 +66,37 @@ impl Region {
     }
 
     pub(super) fn map(&self, chunks: Vec<(u64, Chunk)>) -> Result<(), Error> {
+        let placed = self.placed(chunks)?;
+        let mut state = self.state();
+        if !state.placed.is_empty() || state.pins + state.fills > 0 {
+            return Err(Error::Busy);
+        }
+        self.show(&mut state, placed)
+    }
+
+    /// Puts other memory under the region, with the bytes that are loaded; at most `step` at a time
+    /// are in neither place.
+    pub(super) fn relocate(&self, chunks: Vec<(u64, Chunk)>, step: u64) -> Result<(), Error> {
+        let placed = self.placed(chunks)?;
+        // Held throughout: nobody reads or fills what is on its way.
+        let mut state = self.state();
+        if state.pins + state.fills > 0 {
+            return Err(Error::Busy);
+        }
+        let loaded = state.loaded.clone();
+        for range in loaded.iter() {
+            carry(&state.placed, &placed, range, step)?;
+        }
+        self.hide(&mut state)?;
+        self.show(&mut state, placed)?;
+        for range in loaded.iter() {
+            self.open(&range)?;
+        }
+        state.loaded = loaded;
+        Ok(())
+    }
+
+    fn placed(&self, chunks: Vec<(u64, Chunk)>) -> Result<Vec<Placed>, Error> {
         let mut placed: Vec<_> = chunks
             .into_iter()
             .map(|(offset, chunk)| Placed {
@@ -76,10 +107,11 @@ impl Region {
             .collect();
         placed.sort_by_key(|place| place.range.start);
         self.check(&placed)?;
-        let mut state = self.state();
-        if !state.placed.is_empty() || state.pins + state.fills > 0 {
-            return Err(Error::Busy);
-        }
+        Ok(placed)
+    }
+
+    /// Shows memory, closed. Callers hold the lock; the region shows nothing and nobody has a pin.
+    fn show(&self, state: &mut State, placed: Vec<Placed>) -> Result<(), Error> {
         for place in &placed {
             let (offset, bytes) = (place.range.start, place.range.end - place.range.start);
             // SAFETY: the region showed nothing and nobody has a pin, so no one reads it.
@@ -87,12 +119,18 @@ impl Region {
                 self.0.reservation.show(offset, &place.file, place.file_offset, bytes, View::Closed)
             };
             if let Err(error) = shown {
-                self.hide(&mut state)?;
+                self.hide(state)?;
                 return Err(error);
             }
         }
         state.placed = placed;
         Ok(())
+    }
+
+    /// Lets loaded bytes be read: whole pages, as the edges of a copy share theirs with its neighbours.
+    fn open(&self, bytes: &Range<u64>) -> Result<(), Error> {
+        let start = bytes.start - bytes.start % page();
+        self.0.reservation.open(start, page_up(bytes.end) - start)
     }
 
     fn check(&self, sorted: &[Placed]) -> Result<(), Error> {
@@ -145,9 +183,7 @@ impl Region {
             memfd::write_at(&file, now, file_offset)?;
             rest = later;
         }
-        // Whole pages: the edges of a copy share theirs with its neighbours.
-        let start = bytes.start - bytes.start % page();
-        self.0.reservation.open(start, page_up(bytes.end) - start)?;
+        self.open(&bytes)?;
         self.state().loaded.insert(bytes);
         drop(fill);
         Ok(())
@@ -244,21 +280,45 @@ fn past_the_end(bytes: &Range<u64>) -> Error {
 }
 
 impl State {
-    /// Where in physical memory these bytes are.
     fn locate(&self, bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
-        let mut pieces = Vec::new();
-        let mut at = bytes.start;
-        let first = self.placed.partition_point(|place| place.range.end <= at);
-        for place in &self.placed[first..] {
-            if at >= bytes.end || place.range.start > at {
-                break;
-            }
-            let end = place.range.end.min(bytes.end);
-            pieces.push((at..end, Arc::clone(&place.file), place.file_offset + (at - place.range.start)));
-            at = end;
-        }
-        if at < bytes.end { Err(Error::NotMapped(at..bytes.end)) } else { Ok(pieces) }
+        locate(&self.placed, bytes)
     }
+}
+
+/// Where in physical memory these bytes are.
+fn locate(placed: &[Placed], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
+    let mut pieces = Vec::new();
+    let mut at = bytes.start;
+    let first = placed.partition_point(|place| place.range.end <= at);
+    for place in &placed[first..] {
+        if at >= bytes.end || place.range.start > at {
+            break;
+        }
+        let end = place.range.end.min(bytes.end);
+        pieces.push((at..end, Arc::clone(&place.file), place.file_offset + (at - place.range.start)));
+        at = end;
+    }
+    if at < bytes.end { Err(Error::NotMapped(at..bytes.end)) } else { Ok(pieces) }
+}
+
+/// Copies these bytes from one place to another, but for those that are where they should be.
+fn carry(from: &[Placed], to: &[Placed], bytes: Range<u64>, step: u64) -> Result<(), Error> {
+    let mut buffer = Vec::new();
+    for (part, source, source_offset) in locate(from, bytes)? {
+        for (piece, target, target_offset) in locate(to, part.clone())? {
+            let source_offset = source_offset + (piece.start - part.start);
+            if Arc::ptr_eq(&source, &target) && source_offset == target_offset {
+                continue;
+            }
+            for start in (piece.start..piece.end).step_by(step as usize) {
+                let length = step.min(piece.end - start);
+                buffer.resize(length as usize, 0);
+                memfd::read_at(&source, &mut buffer, source_offset + (start - piece.start))?;
+                memfd::write_at(&target, &buffer, target_offset + (start - piece.start))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A launch that runs.

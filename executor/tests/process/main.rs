@@ -7,6 +7,7 @@ mod limits;
 mod loading;
 mod opaque;
 mod peers;
+mod relocations;
 mod support;
 
 use std::os::fd::AsFd as _;

@@ -101,6 +101,7 @@ impl Model {
             outputs: specs(&self.compiled.summary.outputs),
             weights_pageable: self.pageable,
             opaque_block_bytes: 0,
+            group_bytes: 0,
         };
         (Command::LoadProgram(load), vec![self.graph.share().unwrap(), self.weights.share().unwrap()])
     }
@@ -142,6 +143,7 @@ pub(crate) fn hello(memory: Bytes) -> Hello {
         device_memory_fd: 0,
         threads: 1,
         allow_faults: true,
+        probe_bytes: 0,
     }
 }
 
@@ -170,8 +172,13 @@ impl Executor {
             Event::Ready(ready) => Some(ready),
             _ => None,
         });
-        let expected =
-            Ready { protocol_version: PROTOCOL_VERSION, build: BUILD.to_owned(), pid, incarnation: 7 };
+        let expected = Ready {
+            protocol_version: PROTOCOL_VERSION,
+            build: BUILD.to_owned(),
+            pid,
+            incarnation: 7,
+            ..ready.clone()
+        };
         assert_eq!(ready, expected);
         executor
     }

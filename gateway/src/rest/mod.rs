@@ -16,6 +16,7 @@ use axum::{Extension, Router};
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, Uri};
+use millrace_proto::metrics::negotiated;
 use millrace_types::{Failure, Reason};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
@@ -31,8 +32,6 @@ use crate::grpc::SERVER_TIMING;
 use crate::parameters::malformed;
 
 const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
-const OPEN_METRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 type Shared = State<Arc<Front>>;
 type Called = Extension<Call>;
@@ -68,7 +67,7 @@ pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
     }
     let metrics = {
         let (front, registry) = (Arc::clone(&front), Arc::new(registry));
-        move || std::future::ready(metrics(&front, &registry))
+        move |headers: HeaderMap| std::future::ready(metrics(&front, &registry, &headers))
     };
     router.route("/metrics", get(metrics)).fallback(unknown_path).with_state(front)
 }
@@ -245,14 +244,15 @@ async fn unload(
     Ok(ok(&json!({ "name": wanted.name, "unload": true })))
 }
 
-fn metrics(front: &Front, registry: &Registry) -> Answered {
+fn metrics(front: &Front, registry: &Registry, headers: &HeaderMap) -> Answered {
     front.meters.bytes_in_flight.set(i64::try_from(front.budget.used()).unwrap_or(i64::MAX));
     front.meters.waiting.set(i64::try_from(front.waiting_now()).unwrap_or(i64::MAX));
     let mut text = String::new();
     encode(&mut text, registry)
         .map_err(|error| Failure::new(Reason::Internal, format!("cannot write the metrics: {error}")))?;
+    let (kind, text) = negotiated(headers, text);
     let mut response = Response::new(Body::from(text));
-    response.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
 }
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response};
 use millrace_gateway::auth::{Authenticate, LoopbackOnly};
 use millrace_gateway::{Caller, FrontDoorConfig, Limits};
 use millrace_proto::inference::ServerLiveRequest;
@@ -179,8 +180,12 @@ async fn metrics_hold_ours_and_those_handed_in() {
     let mut client = server.grpc().await;
     client.model_infer(row("mlp")).await.unwrap();
     client.model_infer(row("nowhere")).await.unwrap_err();
-    let reply = server.get("/metrics").await;
+    let accept = [("accept", "application/openmetrics-text; version=1.0.0")];
+    let reply = server.send(Method::GET, "/metrics", &accept, Bytes::new()).await;
     assert!(reply.header("content-type").starts_with("application/openmetrics-text"));
+    assert!(reply.body.ends_with(b"# EOF\n"));
+    let reply = server.get("/metrics").await;
+    assert!(reply.header("content-type").starts_with("text/plain"));
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
     for line in [
         "millrace_elections_total 1",
@@ -192,7 +197,6 @@ async fn metrics_hold_ours_and_those_handed_in() {
     ] {
         assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
     }
-    assert!(text.ends_with("# EOF\n"));
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 /// The split that every echo reports.
 pub const SPLIT: Split = Split {
+    cold: Duration::ZERO,
     queue: Duration::from_micros(100),
     swap: Duration::from_micros(200),
     run: Duration::from_micros(300),

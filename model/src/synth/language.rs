@@ -24,6 +24,8 @@ impl Encoder {
     /// As BERT-base: 109.5 million parameters.
     pub const BASE: Self =
         Self { layers: 12, hidden: 768, heads: 12, inner: 3072, vocabulary: 30_522, positions: 512 };
+    /// As BERT-large: 335 million parameters.
+    pub const LARGE: Self = Self { layers: 24, hidden: 1024, heads: 16, inner: 4096, ..Self::BASE };
     /// For tests: 1.2 million parameters.
     pub const TINY: Self =
         Self { layers: 4, hidden: 128, heads: 4, inner: 512, vocabulary: 3_000, positions: 64 };

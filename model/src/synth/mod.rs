@@ -7,7 +7,9 @@
 //! | [`tiny_cnn`] | `x` FP32 [N, 3, 32, 32] | `y` [N, 10] | 1.8 million |
 //! | [`transformer_block`] | `x` FP32 [N, S, 384] | `y` [N, S, 384] | 1.8 million |
 //! | [`resnet50_like`] | `x` FP32 [N, 3, 224, 224] | `y` [N, 1000] | 25.6 million |
+//! | [`resnet152_like`] | `x` FP32 [N, 3, 224, 224] | `y` [N, 1000] | 60.2 million |
 //! | [`bert_like`] with [`Encoder::BASE`] | `input_ids` INT64 [N, S] | `y` [N, 768] | 109.5 million |
+//! | [`bert_like`] with [`Encoder::LARGE`] | `input_ids` INT64 [N, S] | `y` [N, 1024] | 335 million |
 
 mod language;
 mod network;
@@ -72,6 +74,12 @@ pub fn transformer_block() -> Vec<u8> {
 #[must_use]
 pub fn resnet50_like() -> Vec<u8> {
     Seeded::default().resnet50_like()
+}
+
+/// [`Seeded::resnet152_like`] of the usual seed.
+#[must_use]
+pub fn resnet152_like() -> Vec<u8> {
+    Seeded::default().resnet152_like()
 }
 
 /// [`Seeded::bert_like`] of the usual seed.

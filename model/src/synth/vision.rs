@@ -95,7 +95,18 @@ impl Seeded {
     /// its own nodes.
     #[must_use]
     pub fn resnet50_like(self) -> Vec<u8> {
-        let mut net = Network::new("resnet50-like", self.0);
+        self.residual("resnet50-like", [3, 4, 6, 3])
+    }
+
+    /// The same with ResNet-152's layers and 60.2 million parameters.
+    #[must_use]
+    pub fn resnet152_like(self) -> Vec<u8> {
+        self.residual("resnet152-like", [3, 8, 36, 3])
+    }
+
+    /// Bottleneck blocks in four stages.
+    fn residual(self, name: &str, blocks: [usize; 4]) -> Vec<u8> {
+        let mut net = Network::new(name, self.0);
         let x = image_input(&mut net, 224);
         let stem = Conv { name: "stem", from: 3, to: 64, kernel: 7, stride: 2, scale: 1.0 };
         let stem = stem.add_rectified(&mut net, &x);
@@ -106,7 +117,7 @@ impl Seeded {
         ];
         let mut value = net.node("MaxPool", &[&stem], "stem.pool", &pool);
         let mut from = 64;
-        for (stage, (inner, blocks)) in [(64, 3), (128, 4), (256, 6), (512, 3)].into_iter().enumerate() {
+        for (stage, (inner, blocks)) in [64, 128, 256, 512].into_iter().zip(blocks).enumerate() {
             for block in 0..blocks {
                 let name = format!("stage{stage}.block{block}");
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };

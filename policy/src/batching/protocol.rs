@@ -3,9 +3,9 @@
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use millrace_types::{Batching, ModelId, Priority};
+use millrace_types::Batching;
 
-use crate::attempts::Attempts;
+use crate::dispatch::Request;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::{dispatch, tenancy};
 
@@ -23,6 +23,18 @@ pub struct Item {
     pub descriptors: u32,
 }
 
+impl Item {
+    /// Both.
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            rows: self.rows + other.rows,
+            inline: self.inline + other.inline,
+            descriptors: self.descriptors + other.descriptors,
+            ..self
+        }
+    }
+}
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -30,16 +42,8 @@ pub enum Event {
     Queue(tenancy::Event),
     /// A request wants to run that may run together with others.
     Enqueue {
-        /// Its key.
-        key: RequestKey,
-        /// Whose it is.
-        function: FunctionIndex,
-        /// Its model.
-        model: ModelId,
-        /// Its record.
-        attempts: Attempts,
-        /// Before whom it goes.
-        priority: Priority,
+        /// It.
+        request: Request,
         /// With whom it may run.
         item: Item,
     },
@@ -78,15 +82,8 @@ impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
             Self::Queue(event) => event.hash(state),
-            Self::Enqueue { key, function, model, attempts, priority, item } => {
-                dispatch::Event::Enqueue {
-                    key: *key,
-                    function: *function,
-                    model: *model,
-                    attempts: *attempts,
-                    priority: *priority,
-                }
-                .hash(state);
+            Self::Enqueue { request, item } => {
+                dispatch::Event::Enqueue(*request).hash(state);
                 item.hash(state);
             }
             Self::Limits { function, batching, deadline } => {

@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_types::{Bytes, BytesPerSec, Incarnation, Reason};
+use millrace_types::{Bytes, BytesPerSec, Incarnation, ModelId, Reason};
 use proptest::prelude::*;
 
 use super::*;
-use crate::attempts::Idempotent;
-use crate::dispatch::{GpuConfig, POLICIES, PolicyConfig};
+use crate::attempts::{Attempts, Idempotent, Progress};
+use crate::dispatch::{GpuConfig, POLICIES, PolicyConfig, Return};
 
 const MS: u64 = 1_000_000;
 
@@ -53,7 +53,8 @@ impl Bench {
     fn ask_for(&mut self, key: u64, function: u32, item: Item) -> Vec<Action> {
         let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
         let (function, model, priority) = (FunctionIndex(function), ModelId(function), Priority::default());
-        self.tell(Event::Enqueue { key, function, model, attempts, priority, item })
+        let request = Request { key, function, model, attempts, priority };
+        self.tell(Event::Enqueue { request, item })
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<(u64, u32)> {
@@ -133,6 +134,20 @@ fn a_request_is_held_back_only_while_others_of_its_function_are_at_work() {
     assert_eq!(bench.ended(2, 5, 1), [(6, 0)], "nothing is at work any more");
     bench.ended(0, 6, 1);
     assert_eq!((bench.batcher.next_wake(), bench.batcher.queued()), (None, 0));
+}
+
+#[test]
+fn a_function_that_is_batched_again_counts_what_is_still_at_work_from_before() {
+    let mut bench = bench(1, 4, 0);
+    bench.ask(1, 1);
+    let function = FunctionIndex(0);
+    bench.tell(Event::Limits { function, batching: None, deadline: None });
+    assert_eq!(bench.ask(2, 1), []);
+    let batching = Some(Batching { max_size: 4, max_wait: Duration::from_millis(5) });
+    bench.tell(Event::Limits { function, batching, deadline: None });
+    assert_eq!(bench.ask(3, 1), [], "held back: the first is at work");
+    assert_eq!(bench.ended(0, 1, 1), [(2, 0)]);
+    assert_eq!(bench.ended(0, 2, 1), [(3, 0)], "let go when the first had ended");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 use crate::gpu::Eviction;
+use crate::names::{self, UnknownName};
 
 /// What a GPU is, for dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -353,21 +354,11 @@ const TORPOR: TorporConfig = TorporConfig {
     late: Late::Keep,
 };
 
-/// A name that stands for no policy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("dispatch policy {0:?} is not known: use one of {names}", names = names().join(", "))]
-pub struct UnknownPolicy(pub String);
-
-fn names() -> [&'static str; POLICIES.len()] {
-    POLICIES.map(|(name, _)| name)
-}
-
 impl FromStr for PolicyConfig {
-    type Err = UnknownPolicy;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let known = POLICIES.iter().find(|(name, _)| *name == text);
-        known.map(|&(_, policy)| policy).ok_or_else(|| UnknownPolicy(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("dispatch policy", &POLICIES, text)
     }
 }
 

@@ -75,16 +75,16 @@ mod warm;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, ModelId, Priority, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
     ALPHA_PERIOD, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
     GpuConfig, KEEP_ALIVE, Late, OVERTAKES_MAX, Order, PATIENCE_PERCENT, POLICIES, PeerLink, PolicyConfig,
-    RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, UnknownPolicy, WINDOW_MAX, kind_of,
+    RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, kind_of,
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::policy::Stats;
-pub use self::protocol::{Action, Event, Objective, Return};
+pub use self::protocol::{Action, Event, Objective, Request, Return};
 pub use self::warm::WARM_RETRY;
 
 use self::cost::Errors;
@@ -94,10 +94,10 @@ use self::models::{Models, Slot};
 use self::policy::{Decision, Entry, Policy, View};
 use self::queue::{SizeRank, Waiting};
 use self::warm::Warm;
-use crate::attempts::{Attempts, Loss, Progress, Verdict};
+use crate::attempts::{Loss, Progress, Verdict};
 use crate::core::Core;
 use crate::gpu::{Eviction, SLOTS_MAX};
-use crate::ids::{FunctionIndex, RequestKey};
+use crate::ids::RequestKey;
 use crate::memory::blocks_for;
 
 /// What asking a request back costs: below that it is left where it is, and a run is not yet late.
@@ -222,15 +222,8 @@ impl Dispatch {
         self.models.install(model, blocks, weights, rank);
     }
 
-    fn enqueue(
-        &mut self,
-        now: Timestamp,
-        key: RequestKey,
-        function: FunctionIndex,
-        model: ModelId,
-        (attempts, priority): (Attempts, Priority),
-        actions: &mut Vec<Action>,
-    ) {
+    fn enqueue(&mut self, now: Timestamp, request: Request, actions: &mut Vec<Action>) {
+        let Request { key, function, model, attempts, priority } = request;
         let found = self.models.installed(model).map(|model| (model, self.models.get(model).rank));
         let refuse = match found {
             None => Reason::FunctionNotReady,
@@ -402,9 +395,7 @@ impl Core for Dispatch {
             }
             Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
             Event::Forget { function } => self.policy.forget(function),
-            Event::Enqueue { key, function, model, attempts, priority } => {
-                self.enqueue(now, key, function, model, (attempts, priority), actions);
-            }
+            Event::Enqueue(request) => self.enqueue(now, request, actions),
             // Neither frees anything: nobody else goes anywhere for it.
             Event::Rows { key, rows } => {
                 if rows > 1 {

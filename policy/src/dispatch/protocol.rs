@@ -57,6 +57,21 @@ impl Objective {
     }
 }
 
+/// A request, as far as who runs it where depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// Its key.
+    pub key: RequestKey,
+    /// Whose it is.
+    pub function: FunctionIndex,
+    /// Its model.
+    pub model: ModelId,
+    /// Its record.
+    pub attempts: Attempts,
+    /// Before whom it goes.
+    pub priority: Priority,
+}
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
@@ -113,18 +128,7 @@ pub enum Event {
         function: FunctionIndex,
     },
     /// A request wants to run.
-    Enqueue {
-        /// Its key.
-        key: RequestKey,
-        /// Whose it is.
-        function: FunctionIndex,
-        /// Its model.
-        model: ModelId,
-        /// Its record.
-        attempts: Attempts,
-        /// Before whom it goes.
-        priority: Priority,
-    },
+    Enqueue(Request),
     /// A request stands for several, which run as one of so many rows. Said before it is given to a
     /// GPU.
     Rows {

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attempts::{Attempts, Idempotent};
-use millrace_types::{BytesPerSec, Incarnation, SloCounts};
+use crate::ids::FunctionIndex;
+use millrace_types::{BytesPerSec, Incarnation, Priority, SloCounts};
 
 mod bound;
 mod cost;
@@ -67,14 +68,17 @@ impl Node {
     }
 
     fn enqueue(&mut self, key: u64, model: ModelId) -> Vec<Action> {
-        let attempts = Attempts::new(3, Idempotent::Yes);
-        self.step(Event::Enqueue {
-            key: RequestKey(key),
-            function: F,
-            model,
-            attempts,
-            priority: Priority::default(),
-        })
+        self.ask(key, F.0, model)
+    }
+
+    /// A request of a function of this number.
+    fn ask(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
+        self.ask_again(key, function, model, Attempts::new(3, Idempotent::Yes))
+    }
+
+    fn ask_again(&mut self, key: u64, function: u32, model: ModelId, attempts: Attempts) -> Vec<Action> {
+        let (key, function, priority) = (RequestKey(key), FunctionIndex(function), Priority::default());
+        self.step(Event::Enqueue(Request { key, function, model, attempts, priority }))
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<Action> {
@@ -326,14 +330,7 @@ fn a_request_still_on_its_way_to_a_dying_gpu_loses_no_attempt() {
 #[test]
 fn a_gpu_that_cannot_tell_is_taken_to_have_run_what_it_had() {
     let mut node = node(&[64]);
-    let attempts = Attempts::new(3, Idempotent::No);
-    node.step(Event::Enqueue {
-        key: RequestKey(1),
-        function: F,
-        model: A,
-        attempts,
-        priority: Priority::default(),
-    });
+    node.ask_again(1, F.0, A, Attempts::new(3, Idempotent::No));
     node.enqueue(2, A);
     assert_eq!(node.step(Event::Reset { gpu: gpu(0) }), [fail(1, Reason::ExecutorLost, true)]);
     assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [again(0, 2, A, 2)]);

@@ -18,6 +18,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::memory::Rank;
+use crate::names::{self, UnknownName};
 
 /// How models are chosen to make room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -86,27 +87,17 @@ impl Eviction {
     }
 }
 
-/// A name that stands for no policy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("eviction policy {0:?} is not known: use one of {names}", names = EVICTIONS.map(|(name, _)| name).join(", "))]
-pub struct UnknownEviction(pub String);
-
 impl FromStr for Eviction {
-    type Err = UnknownEviction;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownEviction> {
-        let known = EVICTIONS.iter().find(|(name, _)| *name == text);
-        known.map(|&(_, policy)| policy).ok_or_else(|| UnknownEviction(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("eviction policy", &EVICTIONS, text)
     }
 }
 
 impl fmt::Display for Eviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Lru => "lru",
-            Self::Replicas => "replicas",
-            Self::Torpor => "torpor",
-        })
+        f.write_str(names::of(&EVICTIONS, self))
     }
 }
 

@@ -24,6 +24,7 @@ use crate::attempts::Progress;
 use crate::dispatch::Return;
 use crate::ids::RequestKey;
 use crate::memory::{Evicted, Shortage};
+use crate::names::{self, UnknownName};
 
 /// Executor processes of one GPU where each model has its own. What has not been asked for longest
 /// is ended first, and leaves the GPU where it was on it.
@@ -53,27 +54,17 @@ impl Isolation {
     }
 }
 
-/// A name that stands for none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("isolation {0:?} is not known: use one of {names}", names = ISOLATIONS.map(|(name, _)| name).join(", "))]
-pub struct UnknownIsolation(pub String);
-
 impl FromStr for Isolation {
-    type Err = UnknownIsolation;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownIsolation> {
-        let known = ISOLATIONS.iter().find(|(name, _)| *name == text);
-        known.map(|&(_, isolation)| isolation).ok_or_else(|| UnknownIsolation(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("isolation", &ISOLATIONS, text)
     }
 }
 
 impl fmt::Display for Isolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gpu => "gpu",
-            Self::Model => "model",
-            Self::Resident => "resident",
-        })
+        f.write_str(names::of(&ISOLATIONS, self))
     }
 }
 
@@ -94,6 +85,8 @@ impl Gpu {
         self.programs.died(now, model, seed(self.index, model));
         self.prefetched.remove(&model);
         self.cancel_transfers(|moving| moving.model == model, actions);
+        // What moved it died too.
+        self.end_move(model);
         self.lose_region(model, actions);
         actions.push(Action::Evicted { models: vec![model] });
         for (key, progress) in lost {
@@ -124,10 +117,10 @@ impl Gpu {
         });
     }
 
-    /// Whether a model has to wait, whatever room there is: its last process died only now, or what
-    /// that left is still being copied from here.
+    /// Whether a model has to wait, whatever room there is: its last process died only now, what that
+    /// left is still being copied from here, or it moves.
     pub(super) fn held_back(&self, now: Timestamp, model: ModelId) -> bool {
-        self.leftovers.contains(&model) || self.programs.starts(model) > now
+        self.leftovers.contains(&model) || self.is_relocating(model) || self.programs.starts(model) > now
     }
 
     /// Lets others go before requests whose model has to wait.
@@ -152,7 +145,7 @@ impl Gpu {
         actions: &mut Vec<Action>,
     ) -> Result<(), Shortage> {
         let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
-        let may_go = |model| !spared.contains(&model) && !self.is_lent(model);
+        let may_go = |model| !spared.contains(&model) && !self.is_lent(model) && !self.is_relocating(model);
         let surplus = self.programs.surplus(PROCESSES_MAX, idle);
         let Some(model) = surplus.or_else(|| self.programs.surplus(PROCESSES_MAX, may_go)) else {
             let full = self.programs.known_count() >= PROCESSES_MAX;
@@ -189,6 +182,12 @@ impl Gpu {
                 slot.cancelled = Some(now);
                 actions.push(Action::EndProgram { model: slot.model });
             }
+        }
+        for (&model, since) in
+            self.relocating.iter_mut().filter(|(_, since)| **since + super::HANG_AFTER <= now)
+        {
+            *since = now;
+            actions.push(Action::EndProgram { model });
         }
     }
 }

@@ -26,7 +26,7 @@ impl Gpu {
         let (incarnation, shape) = (self.incarnation?, self.programs.shape(model)?);
         // Else a model that is copied again and again could keep a request here from its room.
         let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
-        if waits_for_room || !self.complete(model) {
+        if waits_for_room || !self.complete(model) || self.is_relocating(model) {
             return None;
         }
         let region = self.memory.lock(model)?;

@@ -14,11 +14,13 @@
 //! has the link.
 //!
 //! A model may be copied to another GPU meanwhile, and stays where it is until that is over (T25).
+//! What is not in use may move to other blocks, so that the rest stays together ([`consolidation`]).
 //!
 //! When the executor goes, everything is lost: the map is cleared, and each request is handed back
 //! with how far it was. Where each model has a process of its own ([`isolation`]), that process may go
 //! alone.
 
+pub mod consolidation;
 pub mod eviction;
 pub mod isolation;
 mod lending;
@@ -77,6 +79,8 @@ pub struct Totals {
     pub evictions: u64,
     /// Time spent computing.
     pub busy: Duration,
+    /// Blocks of models that moved so that the rest stays together.
+    pub moved_blocks: u64,
     /// Executors after the first.
     pub restarts: u64,
 }
@@ -118,6 +122,10 @@ pub struct Gpu {
     lent: BTreeMap<TransferId, ModelId>,
     /// Of those, the ones whose process died: they are here for nobody else.
     leftovers: BTreeSet<ModelId>,
+    /// Models that are being moved to other blocks, and since when.
+    relocating: BTreeMap<ModelId, Timestamp>,
+    /// When to look whether consolidation is due.
+    tidy_at: Option<Timestamp>,
     /// When a model that waits for its next process may have it.
     look_again: Option<Timestamp>,
     last_run: RunId,
@@ -145,6 +153,8 @@ impl Gpu {
             moving: Vec::new(),
             lent: BTreeMap::new(),
             leftovers: BTreeSet::new(),
+            relocating: BTreeMap::new(),
+            tidy_at: None,
             look_again: None,
             last_run: RunId(0),
             // Apart from those of the node's other GPUs.
@@ -233,6 +243,8 @@ impl Gpu {
             self.moving.clear();
             self.lent.clear();
             self.leftovers.clear();
+            self.relocating.clear();
+            self.tidy_at = None;
             self.look_again = None;
             self.memory.clear();
             self.pinned.clear();
@@ -266,11 +278,11 @@ impl Gpu {
         }
     }
 
-    /// When the executor counts as hung, if what it runs does not end.
+    /// When the executor counts as hung, if what it runs or moves does not end.
     fn hung_at(&self) -> Option<Timestamp> {
         let cancelled =
             self.slots.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
-        cancelled.min().map(|since| since + HANG_AFTER)
+        cancelled.chain(self.relocating.values().copied()).min().map(|since| since + HANG_AFTER)
     }
 }
 
@@ -317,6 +329,7 @@ impl Core for Gpu {
                     self.drop_region(model, actions);
                 }
             }
+            Event::Relocated { model, generation } => self.relocated(now, model, generation),
             Event::Arrived { model, generation, chunks } => self.arrived(model, generation, chunks),
             Event::TransferEnded { transfer, outcome, from } => {
                 self.transfer_ended(transfer, outcome, from, actions);
@@ -340,10 +353,12 @@ impl Core for Gpu {
         }
         self.advance(now, actions);
         self.sweep(actions);
+        self.consolidate(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        [self.hung_at(), self.look_at, self.look_again].into_iter().flatten().min()
+        let tidy_at = self.tidy_at.filter(|_| self.relocating.is_empty());
+        [self.hung_at(), self.look_at, self.look_again, tidy_at].into_iter().flatten().min()
     }
 }
 

@@ -5,6 +5,7 @@ use crate::dispatch::Return;
 use crate::fabric::{Cargo, Outcome};
 use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
 
+mod consolidation;
 mod eviction;
 mod failures;
 mod isolation;
@@ -26,8 +27,12 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let mut bench =
-        Bench { gpu: Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
+    installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))))
+}
+
+/// All models installed on this GPU, and an executor up.
+fn installed(gpu: Gpu) -> Bench {
+    let mut bench = Bench { gpu, now: Timestamp(1_000) };
     for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
         let weights = Bytes(BLOCK.0 * u64::from(chunks));
         assert_eq!(bench.step(Event::Install { model, memory: weights, weights }), []);

@@ -94,11 +94,10 @@ impl Allocator {
         placement == Placement::Scattered && !matches!(self, Self::Pool(_))
     }
 
-    /// Notes that what one run held is in another, which was free.
-    pub(super) fn relocate(&mut self, from: Run, to: Run) {
+    /// Takes a run that something is moved to.
+    pub(super) fn begin_move(&mut self, to: Run) {
         if let Self::Partitions(partitions) = self {
             partitions.mark(to);
-            partitions.give_back(&[from]);
         }
     }
 

@@ -27,7 +27,7 @@ pub struct Move {
     pub model: ModelId,
     /// Where they are.
     pub from: Run,
-    /// Where they go, as many, in the same order. Free once the moves before this one are done.
+    /// Where they go, as many, in the same order. Free once the moves that were planned before are done.
     pub to: Run,
 }
 

@@ -37,16 +37,22 @@
 //! partition (it never moves), and a last partition that is short. `properties.rs` fails above that.
 //!
 //! Consolidation is due, and its plan not empty, when a step frees a whole partition among slots, or
-//! when what is free among buddies adds up to one. A device that copies inside itself carries a plan
-//! out ([`MemoryMap::relocate`]). One that does not could only drop models; that is never better
-//! than to wait until someone needs the room, for dropping takes no time and the dropped may be
-//! asked for next: there, [`MemoryMap::map`] drops what it needs.
+//! when what is free among buddies adds up to one. A Gpu core looks once a second where something has
+//! changed, and carries steps out until none is due ([`consolidation`](crate::gpu::consolidation)); a step moves
+//! at most [`Config::step`].
+//!
+//! `BestFit`, scattered, needs none: whatever the fragmentation, an allocation fails only where fewer
+//! blocks are free than it asks for (`scattered_memory_fails_for_lack_of_blocks_alone`), and what it
+//! finds is shown side by side by remapping. `Pool` has none: that it goes to the native allocator
+//! instead is what it is compared for.
 
 mod allocator;
 mod bits;
 mod chunks;
 mod config;
 mod consolidate;
+mod layout;
+mod moves;
 mod partitions;
 mod pool;
 mod region;
@@ -62,6 +68,7 @@ pub use allocator::{Fragmentation, Run};
 pub use chunks::ChunkSet;
 pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
 pub use consolidate::Move;
+pub use layout::{LAYOUTS, Layout, UnknownLayout};
 pub use pool::NativeCalls;
 use region::Turn;
 pub use region::{Rank, Region};
@@ -123,6 +130,10 @@ pub struct MemoryMap {
     /// In the order in which they make room: by rank, then by last use.
     order: BTreeSet<Turn>,
     last_generation: Generation,
+    /// Blocks that models which are being moved leave, and which are theirs until they have.
+    leaving: BTreeMap<ModelId, Vec<Run>>,
+    /// Whether something changed since consolidation was found not to be due.
+    untidy: bool,
 }
 
 impl MemoryMap {
@@ -143,6 +154,8 @@ impl MemoryMap {
             regions: BTreeMap::new(),
             order: BTreeSet::new(),
             last_generation: Generation(0),
+            leaving: BTreeMap::new(),
+            untidy: false,
         }
     }
 
@@ -240,6 +253,7 @@ impl MemoryMap {
         let region = Region { generation, pieces, runs, blocks, loaded, last_used, rank, locks };
         self.order.insert(region.turn(model));
         self.regions.insert(model, region);
+        self.untidy = true;
         Ok(evicted)
     }
 
@@ -303,40 +317,6 @@ impl MemoryMap {
         }
     }
 
-    /// Plans one step of consolidation; empty where none is due. Nothing of a model in `pinned`, or
-    /// of one that is locked, moves: whoever copies a model's blocks lets nobody else read or write them meanwhile.
-    #[must_use]
-    pub fn consolidate(&self, pinned: &[ModelId]) -> Vec<Move> {
-        let Allocator::Partitions(partitions) = &self.allocator else { return Vec::new() };
-        let stays = |model, region: &Region| pinned.contains(model) || region.is_locked();
-        let held =
-            self.regions.iter().map(|(model, region)| (*model, &region.pieces[..], stays(model, region)));
-        consolidate::plan(partitions, held, self.grid.step)
-    }
-
-    /// Notes that these moves were made, in order. Each model that moved has a new mapping; what of
-    /// it had arrived has moved along.
-    ///
-    /// # Panics
-    /// When a move is of blocks that its model does not hold, or to some that are not free: a bug of
-    /// the caller.
-    pub fn relocate(&mut self, moves: &[Move]) -> Vec<Relocated> {
-        let mut moved = BTreeSet::new();
-        for &Move { model, from, to } in moves {
-            let region = self.regions.get_mut(&model).expect("who moves has a region");
-            region.relocate(from, to);
-            self.allocator.relocate(from, to);
-            moved.insert(model);
-        }
-        let remap = |model| {
-            let generation = self.next_generation();
-            let region = self.regions.get_mut(&model).expect("it moved");
-            region.runs = join(&region.pieces);
-            Relocated { model, was: std::mem::replace(&mut region.generation, generation), generation }
-        };
-        moved.into_iter().map(remap).collect()
-    }
-
     /// Keeps a model where it is, neither evicted nor moved, while another GPU copies it (T25): until
     /// it was unlocked as often as it was locked. Gives its region, if it has one.
     pub fn lock(&mut self, model: ModelId) -> Option<&Region> {
@@ -357,10 +337,11 @@ impl MemoryMap {
     /// Drops a model's region, if it has one.
     ///
     /// # Panics
-    /// When the model is locked: a bug of the caller.
+    /// When the model is locked or being moved: a bug of the caller.
     pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
         let region = self.regions.remove(&model)?;
-        assert!(!region.is_locked(), "model {model} is being copied to another GPU");
+        assert!(!region.is_locked(), "model {model} is being copied or moved");
+        self.untidy = true;
         self.order.remove(&region.turn(model));
         self.allocator.give_back(&region.pieces);
         Some(Evicted { model, generation: region.generation })
@@ -396,6 +377,8 @@ impl MemoryMap {
         self.allocator = Allocator::new(self.total, &self.grid);
         self.regions.clear();
         self.order.clear();
+        self.leaving.clear();
+        self.untidy = false;
     }
 }
 

@@ -113,15 +113,22 @@ impl Device {
 
     fn carry_out(&mut self, moves: &[Move], pinned: &[ModelId]) {
         assert!(moves.iter().map(|step| step.from.len).sum::<u32>() <= self.memory.grid.step);
-        for &Move { model, from, to } in moves {
+        let used = self.memory.used_blocks();
+        let relocated = self.memory.begin_moves(moves);
+        assert_eq!(self.memory.used_blocks(), used + moves.iter().map(|step| step.to.len).sum::<u32>());
+        assert_eq!(self.memory.consolidate(&[]), [], "one step at a time");
+        // In whatever order they are carried out: they do not touch each other.
+        for &Move { model, from, to } in moves.iter().rev() {
             assert!(!pinned.contains(&model), "{model} is pinned");
+            assert!(self.memory.region(model).unwrap().is_locked());
             assert_eq!(from.len, to.len);
             for (from, to) in (from.start..from.end()).zip(to.start..to.end()) {
                 assert_eq!(self.blocks[to as usize], None, "a move to block {to}, which has an owner");
                 self.blocks[to as usize] = self.blocks[from as usize].take();
             }
         }
-        self.memory.relocate(moves);
+        relocated.iter().for_each(|relocated| self.memory.end_moves(relocated.model));
+        assert!(!self.memory.is_moving() && self.memory.used_blocks() == used);
     }
 
     fn consolidate(&mut self, pinned: &[ModelId]) {
@@ -245,5 +252,31 @@ proptest! {
         }
         let whole = device.memory.fragmentation();
         prop_assert_eq!((whole.longest, whole.stranded), (device.memory.total_blocks(), 0));
+    }
+
+    /// Why best fit needs no consolidation where blocks may be anywhere, and two tiers none to serve.
+    #[test]
+    fn scattered_memory_fails_for_lack_of_blocks_alone(
+        arrangement in prop_oneof![Just(Arrangement::BestFit), Just(Arrangement::Partitions)],
+        sizes in prop::collection::vec(0..40u32, 1..40),
+        gone in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
+        asked in 1..200u32,
+    ) {
+        let config = Config { arrangement, ..Config::default() };
+        let mut memory = MemoryMap::with(Bytes::mib(2 * 200), config.grid().unwrap());
+        let mut models = Vec::new();
+        for (model, &blocks) in (0..).map(ModelId).zip(&sizes) {
+            let held = models.clone();
+            if memory.map(Timestamp(0), model, blocks, blocks, &held).is_ok() {
+                models.push(model);
+            }
+        }
+        for index in gone {
+            memory.unmap(*index.get(&models));
+        }
+        let free = memory.fragmentation().free;
+        let held: Vec<_> = memory.regions().map(|(model, _)| model).collect();
+        let mapped = memory.map(Timestamp(1), ModelId(1000), asked, asked, &held);
+        prop_assert_eq!(mapped.is_ok(), asked <= free, "{} asked for, {} free", asked, free);
     }
 }

@@ -141,7 +141,9 @@ fn consolidation_empties_the_emptiest_partition_into_the_fullest() {
     };
     assert_eq!(moves, [runs(C, (40, 14), 114), runs(C, (54, 6), 160)]);
     let generation = Generation(was.0 + 2);
-    assert_eq!(memory.relocate(&moves), [Relocated { model: C, was, generation }]);
+    assert_eq!(memory.begin_moves(&moves), [Relocated { model: C, was, generation }]);
+    assert_eq!(memory.fragmentation().whole, 0, "what C leaves is still being read");
+    memory.end_moves(C);
     assert_eq!(memory.region(C).unwrap().loaded().held(), 7, "what had arrived has moved along");
     assert_eq!(memory.fragmentation().whole, 1);
     assert_eq!(memory.consolidate(&[]), []);
@@ -161,7 +163,8 @@ fn two_free_buddies_become_one() {
     let moves = memory.consolidate(&[C]);
     let to = Run { start: 0, len: 32 };
     assert_eq!(moves, [Move { model: D, from: Run { start: 96, len: 32 }, to }]);
-    memory.relocate(&moves);
+    memory.begin_moves(&moves);
+    memory.end_moves(D);
     assert_eq!(memory.fragmentation().whole, 1);
 }
 

@@ -5,20 +5,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_types::tenancy::Quota;
-use millrace_types::{GpuIndex, ModelId, Priority, Timestamp};
+use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::window::{WINDOW, Window};
-use crate::attempts::Attempts;
+use crate::dispatch::Request;
 use crate::ids::{FunctionIndex, RequestKey, TenantIndex};
 
 /// A request that waits outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Parked {
-    pub(super) key: RequestKey,
-    pub(super) function: FunctionIndex,
-    pub(super) model: ModelId,
-    pub(super) attempts: Attempts,
-    pub(super) priority: Priority,
+    pub(super) request: Request,
     /// The memory of its model.
     pub(super) blocks: u32,
 }
@@ -71,13 +67,13 @@ impl Account {
     }
 
     /// Whether one more request keeps it within the caps that always hold.
-    fn takes(&self, request: &Parked, whole: Whole) -> bool {
+    fn takes(&self, parked: &Parked, whole: Whole) -> bool {
         if self.quota.is_none() {
             return true;
         }
         let seats = self.quota.gpus_max.map_or(whole.gpus, |max| max.get().min(whole.gpus));
-        let copies = self.models.get(&request.model).map_or(0, |&(requests, _)| requests);
-        let more = if copies < whole.gpus { u64::from(request.blocks) } else { 0 };
+        let copies = self.models.get(&parked.request.model).map_or(0, |&(requests, _)| requests);
+        let more = if copies < whole.gpus { u64::from(parked.blocks) } else { 0 };
         self.inside < seats && self.blocks(whole) + more <= self.blocks_max(whole)
     }
 
@@ -133,9 +129,10 @@ impl Gate {
         self.accounts.contains_key(&owner).then_some(owner)
     }
 
-    pub(super) fn park(&mut self, tenant: TenantIndex, request: Parked) {
-        self.parked.insert(request.key, tenant);
-        self.accounts.entry(tenant).or_default().parked.insert(request.key, request);
+    pub(super) fn park(&mut self, tenant: TenantIndex, parked: Parked) {
+        let key = parked.request.key;
+        self.parked.insert(key, tenant);
+        self.accounts.entry(tenant).or_default().parked.insert(key, parked);
     }
 
     pub(super) fn parked(&self) -> usize {
@@ -170,7 +167,7 @@ impl Gate {
     pub(super) fn hopeless(&self) -> Option<RequestKey> {
         let whole = self.whole;
         let first = |account: &Account| {
-            account.parked.values().next().map(|it| (it.key, account.never_fits(it.blocks, whole)))
+            account.parked.values().next().map(|it| (it.request.key, account.never_fits(it.blocks, whole)))
         };
         self.accounts.values().filter_map(first).find_map(|(key, never)| never.then_some(key))
     }
@@ -186,9 +183,9 @@ impl Gate {
             let first = account.parked.values().next().copied().filter(|first| account.takes(first, whole));
             if account.over_share(now, whole) {
                 greedy += account.queued as usize;
-                over.extend(first.map(|first| first.key));
+                over.extend(first.map(|first| first.request.key));
             } else if let Some(first) = first {
-                best = Some(best.map_or(first.key, |best| best.min(first.key)));
+                best = Some(best.map_or(first.request.key, |best| best.min(first.request.key)));
             }
         }
         // Whoever is over its share yields to those who wait and are not.
@@ -199,18 +196,23 @@ impl Gate {
     pub(super) fn next_for_idle(&self) -> Option<RequestKey> {
         let whole = self.whole;
         let first = |account: &Account| {
-            account.parked.values().next().filter(|first| account.takes(first, whole)).map(|first| first.key)
+            account
+                .parked
+                .values()
+                .next()
+                .filter(|first| account.takes(first, whole))
+                .map(|first| first.request.key)
         };
         self.accounts.values().filter_map(first).min()
     }
 
     /// A request was let in.
-    pub(super) fn entered(&mut self, tenant: TenantIndex, request: &Parked) {
+    pub(super) fn entered(&mut self, tenant: TenantIndex, &Parked { request, blocks: needed }: &Parked) {
         let account = self.accounts.entry(tenant).or_default();
         account.inside += 1;
         account.queued += 1;
         let (requests, blocks) = account.models.entry(request.model).or_default();
-        (*requests, *blocks) = (*requests + 1, request.blocks);
+        (*requests, *blocks) = (*requests + 1, needed);
         self.inside.insert(request.key, Inside { tenant, model: request.model, on: None });
     }
 

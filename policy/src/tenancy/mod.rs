@@ -127,13 +127,13 @@ impl Tenancy {
 
     fn pass(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
         match event {
-            dispatch::Event::Enqueue { key, function, model, attempts, priority } => {
-                let Some(tenant) = self.gate.owner(function) else {
+            dispatch::Event::Enqueue(request) => {
+                let Some(tenant) = self.gate.owner(request.function) else {
                     return self.forward(now, event, actions);
                 };
                 // Of a model that is not here nothing is known, but dispatch refuses it.
-                let blocks = self.models.get(&model).copied().unwrap_or(0);
-                self.gate.park(tenant, Parked { key, function, model, attempts, priority, blocks });
+                let blocks = self.models.get(&request.model).copied().unwrap_or(0);
+                self.gate.park(tenant, Parked { request, blocks });
             }
             dispatch::Event::Withdraw { key } => {
                 if self.gate.unpark(key).is_none() {
@@ -249,11 +249,9 @@ impl Tenancy {
 
     fn enter(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(tenant) = self.gate.tenant_of(key) else { return };
-        let Some(request) = self.gate.unpark(key) else { return };
-        self.gate.entered(tenant, &request);
-        let Parked { key, function, model, attempts, priority, .. } = request;
-        let event = dispatch::Event::Enqueue { key, function, model, attempts, priority };
-        self.forward(now, event, actions);
+        let Some(parked) = self.gate.unpark(key) else { return };
+        self.gate.entered(tenant, &parked);
+        self.forward(now, dispatch::Event::Enqueue(parked.request), actions);
     }
 }
 

@@ -66,7 +66,8 @@ impl Node {
     fn enqueue(&mut self, key: u64, function: u32, model: u32) -> Vec<Action> {
         let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
         let (function, model) = (FunctionIndex(function), ModelId(model));
-        self.tell(dispatch::Event::Enqueue { key, function, model, attempts, priority: Priority::default() })
+        let priority = Priority::default();
+        self.tell(dispatch::Event::Enqueue(dispatch::Request { key, function, model, attempts, priority }))
     }
 
     fn ended(&mut self, gpu: u32, key: u64) -> Vec<Action> {

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use millrace_policy::fabric::BatchFailure;
 use millrace_policy::gpu::Isolation;
+use millrace_policy::memory::Layout;
 use millrace_types::ModelId;
 use proptest::prelude::*;
 
@@ -17,6 +18,9 @@ enum Step {
     Copy(usize),
     FailCopy(usize),
     LateCopy(usize),
+    Move(usize),
+    FailMove(usize),
+    Wait,
     Run(usize),
     Cancel(usize),
     Kill(usize),
@@ -32,6 +36,9 @@ fn step() -> impl Strategy<Value = Step> {
         15 => (0..GPUS).prop_map(Step::Copy),
         1 => (0..GPUS).prop_map(Step::FailCopy),
         1 => (0..GPUS).prop_map(Step::LateCopy),
+        4 => (0..GPUS).prop_map(Step::Move),
+        1 => (0..GPUS).prop_map(Step::FailMove),
+        4 => Just(Step::Wait),
         10 => (0..GPUS).prop_map(Step::Run),
         1 => (0..GPUS).prop_map(Step::Cancel),
         1 => (0..GPUS).prop_map(Step::Kill),
@@ -44,7 +51,7 @@ fn drain(world: &mut World) {
     for _ in 0..10_000 {
         let mut busy = world.deliver(0);
         for gpu in 0..GPUS {
-            busy |= world.copy(gpu) | world.run(gpu);
+            busy |= world.copy(gpu) | world.relocate(gpu) | world.run(gpu);
         }
         world.check();
         if !busy && !world.wait() {
@@ -55,16 +62,19 @@ fn drain(world: &mut World) {
 }
 
 /// T25: a source is neither evicted nor moved before its copy has ended, so that every run reads its
-/// own model, and every request ends whoever is lost.
+/// own model, and every request ends whoever is lost. T13: what moves within a GPU arrives whole, and
+/// nothing takes its place before.
 #[test]
 fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
-    let from_peers = Cell::new(0);
+    let (from_peers, moved) = (Cell::new(0), Cell::new(0));
+    let layout = prop_oneof![Just(Layout::BestFit), Just(Layout::Partitions), Just(Layout::TwoTier)];
     let isolation = prop_oneof![Just(Isolation::Gpu), Just(Isolation::Model), Just(Isolation::Resident)];
     proptest!(ProptestConfig::with_cases(768), |(
         isolation in isolation,
+        layout in layout,
         steps in prop::collection::vec(step(), 1..400),
     )| {
-        let mut world = World::new(isolation);
+        let mut world = World::new(isolation, layout);
         for step in steps {
             match step {
                 Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),
@@ -73,6 +83,9 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
                 Step::Copy(gpu) => drop(world.copy(gpu)),
                 Step::FailCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::Faulty)),
                 Step::LateCopy(gpu) => drop(world.fail_copy(gpu, BatchFailure::NotBegun)),
+                Step::Move(gpu) => drop(world.relocate(gpu)),
+                Step::FailMove(gpu) => world.fail_move(gpu),
+                Step::Wait => drop(world.wait()),
                 Step::Run(gpu) => drop(world.run(gpu)),
                 Step::Cancel(gpu) => world.cancel(gpu),
                 Step::Kill(gpu) => world.kill(gpu),
@@ -85,6 +98,8 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
         drain(&mut world);
         world.check_idle();
         from_peers.set(from_peers.get() + world.from_peers);
+        moved.set(moved.get() + world.moved);
     });
+    assert!(moved.get() > 10, "{} models moved: the test shows little", moved.get());
     assert!(from_peers.get() > 1_000, "{} chunks came from peers: the test shows little", from_peers.get());
 }

@@ -2,7 +2,7 @@
 //!
 //! What one core tells another waits in a channel of the two until the test delivers it: any order
 //! that keeps each channel's own is possible. Executors do at once what they are told, except for
-//! copies and runs, which end when the test says so.
+//! copies, moves and runs, which end when the test says so.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +10,7 @@ use millrace_policy::core::Core as _;
 use millrace_policy::fabric::{self, BatchFailure, Fabric, Grant};
 use millrace_policy::gpu::{self, Gpu, Isolation};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
-use millrace_policy::memory::{BLOCK, MemoryMap, Run as BlockRun};
+use millrace_policy::memory::{BLOCK, Config, Layout, MemoryMap, Run as BlockRun};
 use millrace_types::topology::{Gpu as GpuOf, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
 
@@ -18,6 +18,8 @@ pub(crate) const GPUS: usize = 3;
 pub(crate) const MODELS: u32 = 5;
 /// Room for two or three models.
 const GPU_BLOCKS: u64 = 24;
+/// In layouts that have partitions.
+const PARTITION_BLOCKS: u64 = 4;
 /// Requests on one GPU at a time.
 const REQUESTS_MAX: usize = 3;
 
@@ -48,6 +50,15 @@ struct Place {
     mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
     copies: VecDeque<Grant>,
     runs: VecDeque<(RunId, ModelId, Generation)>,
+    moves: VecDeque<Move>,
+}
+
+/// What is mapped goes to other blocks.
+struct Move {
+    model: ModelId,
+    was: Generation,
+    generation: Generation,
+    blocks: Vec<u32>,
 }
 
 impl Place {
@@ -70,6 +81,8 @@ pub(crate) struct World {
     pub(crate) requests: usize,
     /// Bytes copied from peers, in chunks.
     pub(crate) from_peers: u32,
+    /// Models that moved.
+    pub(crate) moved: u32,
 }
 
 fn topology() -> Topology {
@@ -88,15 +101,25 @@ fn topology() -> Topology {
 }
 
 impl World {
-    pub(crate) fn new(isolation: Isolation) -> Self {
+    pub(crate) fn new(isolation: Isolation, layout: Layout) -> Self {
+        let blocks = |blocks| Bytes(BLOCK.0 * blocks);
+        let sizes = Config {
+            partition: blocks(PARTITION_BLOCKS),
+            regular: vec![blocks(1), blocks(4)],
+            irregular_min: blocks(1),
+            step: blocks(PARTITION_BLOCKS),
+            ..Config::default()
+        };
+        let grid = layout.of(sizes).grid().unwrap();
         let place = |index: u32| Place {
-            core: Gpu::new(GpuIndex(index), MemoryMap::new(Bytes(BLOCK.0 * GPU_BLOCKS)))
+            core: Gpu::new(GpuIndex(index), MemoryMap::with(blocks(GPU_BLOCKS), grid.clone()))
                 .with_isolation(isolation),
             incarnation: Incarnation(0),
             programs: BTreeSet::new(),
             mapped: BTreeMap::new(),
             copies: VecDeque::new(),
             runs: VecDeque::new(),
+            moves: VecDeque::new(),
         };
         let mut world = Self {
             isolation,
@@ -108,6 +131,7 @@ impl World {
             last_key: 0,
             requests: 0,
             from_peers: 0,
+            moved: 0,
         };
         for index in 0..GPUS {
             for model in (0..MODELS).map(ModelId) {
@@ -134,6 +158,7 @@ impl World {
         place.mapped.clear();
         place.copies.clear();
         place.runs.clear();
+        place.moves.clear();
         self.gpu(index, gpu::Event::Down);
         self.start(index);
     }
@@ -146,6 +171,7 @@ impl World {
         }
         place.mapped.remove(&model);
         place.runs.retain(|run| run.1 != model);
+        place.moves.retain(|step| step.model != model);
         let (lost, left): (VecDeque<Grant>, _) =
             place.copies.drain(..).partition(|copy| copy.cargo.model == model);
         place.copies = left;
@@ -215,6 +241,30 @@ impl World {
         }
         self.report(index, &grant, None);
         true
+    }
+
+    /// An executor makes the first move it was told to.
+    pub(crate) fn relocate(&mut self, index: usize) -> bool {
+        let place = &mut self.places[index];
+        let Some(Move { model, was, generation, blocks }) = place.moves.pop_front() else { return false };
+        let (mapped, from) = place.mapped.insert(model, (generation, blocks.clone())).unwrap();
+        assert_eq!(mapped, was);
+        let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
+        for (from, to) in from.into_iter().zip(blocks) {
+            memory[to as usize] = memory[from as usize];
+        }
+        self.moved += 1;
+        self.gpu(index, gpu::Event::Relocated { model, generation });
+        true
+    }
+
+    /// A move fails, and nothing of the model is mapped any more.
+    pub(crate) fn fail_move(&mut self, index: usize) {
+        let place = &mut self.places[index];
+        if let Some(Move { model, generation, .. }) = place.moves.pop_front() {
+            place.mapped.remove(&model);
+            self.gpu(index, gpu::Event::MapFailed { model, generation });
+        }
     }
 
     /// What a copy reads.
@@ -289,7 +339,9 @@ impl World {
         assert_eq!((self.requests, self.fabric.in_flight()), (0, 0));
         for place in &self.places {
             assert_eq!((place.core.requests(), place.core.transfers(), place.copies.len()), (0, 0, 0));
-            assert!(place.core.memory().regions().all(|(_, region)| !region.is_locked()));
+            let memory = place.core.memory();
+            assert!(memory.regions().all(|(_, region)| !region.is_locked()) && place.moves.is_empty());
+            assert!(memory.consolidate(&[]).is_empty(), "what is due is done");
         }
     }
 
@@ -376,6 +428,13 @@ impl World {
                 blocks.iter().for_each(|&block| memory[block as usize] = None);
                 place.mapped.insert(model, (generation, blocks));
             }
+            gpu::Action::Relocate { model, was, generation, blocks } => {
+                assert!(place.runs.iter().all(|run| run.1 != model), "a model moves that somebody runs");
+                let comes = |copy: &Grant| copy.cargo.model == model && place.takes(copy);
+                assert!(!place.copies.iter().any(comes), "a model moves that is on its way");
+                let blocks = each(&blocks).collect();
+                place.moves.push_back(Move { model, was, generation, blocks });
+            }
             gpu::Action::Unmap { model, .. } => {
                 place.mapped.remove(&model);
             }
@@ -386,6 +445,8 @@ impl World {
                     self.gpu(index, gpu::Event::RunCancelled { run });
                 }
             }
+            gpu::Action::Replace => self.kill(index),
+            gpu::Action::EndProgram { model } => self.kill_program(index, model),
             gpu::Action::Ended { .. } | gpu::Action::Returned { .. } => self.requests -= 1,
             _ => {}
         }

@@ -7,14 +7,13 @@
 //! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches, and the loads and maps for them.
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{BatchFailure, Grant, PeerBlocks, link as link_core};
+use millrace_policy::fabric::{BatchFailure, Grant, link as link_core};
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
-use millrace_policy::memory::{BLOCK, Run as BlockRun};
 use millrace_proto::executor::{
-    AddPeer, ByteRange, Copy, CopyFailure, Extent, ForgetPeer, PeerSource, Ready, Revoke,
-    RunFailure as WireRunFailure, command::Command, event,
+    AddPeer, ByteRange, Copy, CopyFailure, ForgetPeer, Ready, Revoke, RunFailure as WireRunFailure,
+    command::Command, event,
 };
 use millrace_proto::{PROTOCOL_VERSION, executor as wire};
 use millrace_types::topology::LinkId;
@@ -26,7 +25,10 @@ use std::time::Duration;
 
 use crate::actors::driven::Driven;
 use crate::actors::function::Outputs;
-use crate::actors::{gpu, link, node};
+use crate::actors::spans::Copied;
+use crate::actors::{extents, gpu, link, node};
+use crate::groups;
+use crate::handle::Directory;
 use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind};
 use crate::seams::{Behaviour, Slot};
 
@@ -80,6 +82,7 @@ pub(crate) struct Peers {
     /// The GPUs it has NVLinks with.
     pub(crate) neighbours: BTreeMap<GpuIndex, Slot<Message>>,
     pub(crate) node: Slot<node::Message>,
+    pub(crate) directory: Arc<Directory>,
 }
 
 impl Executor {
@@ -169,7 +172,7 @@ impl Executor {
             ranges: vec![ByteRange { offset: offset.0, bytes: size.0 }],
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
-            peer: grant.peer.as_ref().map(|peer| peer_source(peer, offset)),
+            peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
         };
         self.send(Command::Copy(copy), Vec::new());
     }
@@ -210,6 +213,10 @@ impl Executor {
     fn ready(&mut self, now: Timestamp, incarnation: Incarnation, ready: &Ready) {
         if ready.protocol_version == PROTOCOL_VERSION {
             self.pid = ready.pid;
+            if let Some(group) = groups::measured(&ready.copy_rates) {
+                tracing::info!(gpu = self.gpu.0, %group, "size of a group measured");
+                self.peers.directory.measured(group);
+            }
             self.step(now, Event::Ready { incarnation });
         } else {
             let (theirs, ours) = (ready.protocol_version, PROTOCOL_VERSION);
@@ -225,6 +232,10 @@ impl Executor {
             Said::CopyDone(done) => {
                 let (transfer, batch) = (TransferId(done.transfer), BatchId(done.batch));
                 let (started, finished) = (Timestamp(done.started_ns), Timestamp(done.finished_ns));
+                if let Some(&link) = self.out.get(&(transfer, batch)) {
+                    let copied = Copied { transfer, link, started, finished, bytes: Bytes(done.bytes) };
+                    self.peers.gpu.post(gpu::Message::Copied(copied));
+                }
                 let event = link_core::Event::Done { transfer, batch, started, finished };
                 self.tell_link(transfer, batch, event);
             }
@@ -235,15 +246,17 @@ impl Executor {
                 self.tell_link(transfer, batch, link_core::Event::Failed { transfer, batch, why });
             }
             Said::RunDone(done) => {
+                let run = RunId(done.run);
                 let event = GpuEvent::RunDone {
-                    run: RunId(done.run),
+                    run,
                     started: Timestamp(done.started_ns),
                     finished: Timestamp(done.finished_ns),
                     waited: Duration::from_nanos(done.waited_ns),
                 };
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let outputs = Outputs { tensors: done.outputs, descriptors, share: None };
-                self.peers.gpu.post(gpu::Message::RunDone { event, outputs });
+                let times = done.launch_times;
+                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
             }
             Said::RunFailed(failed) => {
                 let event =
@@ -266,6 +279,10 @@ impl Executor {
                 tracing::error!(gpu = self.gpu.0, program = failed.program, message = failed.message, "map");
                 let generation = Generation(failed.generation);
                 self.tell_gpu_of(failed.program, |model| GpuEvent::MapFailed { model, generation });
+            }
+            Said::Relocated(relocated) => {
+                let generation = Generation(relocated.generation);
+                self.tell_gpu_of(relocated.program, |model| GpuEvent::Relocated { model, generation });
             }
             Said::RunCancelled(cancelled) => {
                 self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
@@ -300,19 +317,6 @@ impl Executor {
 /// Programs are named after models; another name is not ours.
 fn model_of(program: u64) -> Option<ModelId> {
     u32::try_from(program).ok().map(ModelId)
-}
-
-/// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights.
-fn peer_source(peer: &PeerBlocks, offset: Bytes) -> PeerSource {
-    let mut range_offset = offset.0;
-    let extent = |run: &BlockRun| {
-        let (device_offset, bytes) = (BLOCK.0 * u64::from(run.start), BLOCK.0 * u64::from(run.len));
-        let extent = Extent { range_offset, device_offset, bytes };
-        range_offset += bytes;
-        extent
-    };
-    let extents = peer.blocks.iter().map(extent).collect();
-    PeerSource { gpu: peer.gpu.0, incarnation: peer.incarnation.0, extents }
 }
 
 fn batch_failure(failure: CopyFailure) -> BatchFailure {

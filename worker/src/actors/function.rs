@@ -14,6 +14,7 @@ use millrace_policy::admission::{Action, Admission, Event, Score};
 use millrace_policy::gpu::Spent;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Tensor;
+use millrace_proto::trace::{self, KeyValue};
 use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
@@ -166,15 +167,21 @@ impl Function {
     fn answer(&mut self, now: Timestamp, key: RequestKey, carried: Carried) {
         let Some(caller) = self.callers.remove(&key) else { return };
         let Carried::Outputs { outputs, spent, gpu, attempts } = carried else { return };
-        let accepted = caller.work.accepted;
+        let (accepted, cold) = (caller.work.accepted, caller.work.invocation.cold);
         let split = Split {
-            queue: spent.turn.since(accepted),
+            cold,
+            queue: spent.turn.since(accepted).saturating_sub(cold),
             swap: spent.swap,
             run: spent.ran,
             total: now.since(accepted),
             swapped: spent.swapped,
         };
         let Outputs { tensors, descriptors, share } = outputs;
+        trace::add(&caller.work.span, || {
+            let ms = |name, span: Duration| KeyValue::new(name, span.as_secs_f64() * 1e3);
+            let (queue, swap) = (ms("millrace.queue_ms", split.queue), ms("millrace.swap_ms", split.swap));
+            vec![queue, swap, ms("millrace.run_ms", split.run)]
+        });
         tracing::debug!(parent: &caller.work.span, ?split, gpu = gpu.0, attempts, "answered");
         send(caller.answer, Ok(Completion { outputs: tensors, descriptors, share, split, gpu, attempts }));
     }

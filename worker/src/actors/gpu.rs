@@ -8,13 +8,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use millrace_policy::dispatch::Return;
 use millrace_policy::fabric;
 use millrace_policy::gpu::{Action, Event, Gpu as Core, Health};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
-use millrace_policy::memory::{BLOCK, Run as BlockRun};
+use millrace_policy::memory::BLOCK;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{
-    Cancel, Extent, Fault, InjectFault, LoadProgram, Map, Run, UnloadProgram, Unmap,
+    Cancel, Fault, InjectFault, LaunchTimes, LoadProgram, Map, Relocate, Run, UnloadProgram, Unmap,
 };
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, Timestamp, topology};
 use tracing::Span;
@@ -22,8 +23,9 @@ use tracing::Span;
 use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::function::{self, Outputs};
+use crate::actors::spans::{Copied, Spans};
 use crate::actors::work::SharedWork;
-use crate::actors::{executor, node};
+use crate::actors::{executor, extents, node};
 use crate::handle::{Directory, Parts};
 use crate::install::PreparedModel;
 use crate::port::Descriptor;
@@ -60,8 +62,10 @@ pub(crate) enum Message {
     ProgramUp { model: ModelId, pid: u32 },
     /// Something for its core.
     Event(Event),
-    /// A run ended with outputs.
-    RunDone { event: Event, outputs: Outputs },
+    /// A batch of a transfer came.
+    Copied(Copied),
+    /// A run ended with outputs, and when its launches ran, where that was asked for.
+    RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
     /// A run ended without, and why.
     RunFailed { event: Event, detail: String },
     /// Pass a fault on.
@@ -76,8 +80,7 @@ struct Entry {
     /// At least one.
     works: Vec<SharedWork>,
     attempt: u32,
-    swap: Option<Span>,
-    run: Option<Span>,
+    spans: Spans,
 }
 
 impl Entry {
@@ -112,13 +115,19 @@ pub(crate) struct Gpu {
     pid: Option<u32>,
     /// The models that were loaded, with the executors they have to themselves.
     loaded: BTreeMap<ModelId, Option<u32>>,
+    /// Of requests that ended before their model's transfer did: until that does.
+    leaving: Vec<Spans>,
+    /// How many models made room in what is carried out now.
+    evicted: usize,
     peers: Peers,
 }
 
 impl Gpu {
     pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
         let (models, entries, loaded) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { hardware, core, models, entries, incarnation: Incarnation(0), pid: None, loaded, peers }
+        let (incarnation, pid, evicted) = (Incarnation(0), None, 0);
+        let leaving = Vec::new();
+        Self { hardware, core, models, entries, incarnation, pid, loaded, leaving, evicted, peers }
     }
 
     fn index(&self) -> GpuIndex {
@@ -137,6 +146,9 @@ impl Gpu {
 
     fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
         let mut actions = self.core.step(now, event);
+        let evicted =
+            |action: &Action| if let Action::Evicted { models } = action { models.len() } else { 0 };
+        self.evicted = actions.iter().map(evicted).sum();
         for action in actions.drain(..) {
             self.carry_out(action, &mut carried);
         }
@@ -155,9 +167,15 @@ impl Gpu {
                 self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
             }
             Action::Map { model, generation, blocks } => {
-                let weights = self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights_bytes);
-                self.send(Command::Map(map(model, generation, &blocks, weights)), Vec::new());
+                let extents = extents::of_program(&blocks, self.weights(model));
+                let map = Map { program: model.0.into(), generation: generation.0, extents };
+                self.send(Command::Map(map), Vec::new());
                 self.peers.directory.changed();
+            }
+            Action::Relocate { model, was, generation, blocks } => {
+                let extents = extents::of_program(&blocks, self.weights(model));
+                let (program, was, generation) = (model.0.into(), was.0, generation.0);
+                self.send(Command::Relocate(Relocate { program, was, generation, extents }), Vec::new());
             }
             Action::Unmap { model, generation } => {
                 let unmap = Unmap { program: model.0.into(), generation: generation.0 };
@@ -172,7 +190,9 @@ impl Gpu {
             }
             Action::Replace => self.peers.executor.post(executor::Message::Replace),
             Action::Transfer { transfer, cargo, chunks, from } => {
-                self.begin_swap(cargo.model);
+                let evicted = self.evicted;
+                let waiting = self.entries.values_mut().filter(|entry| entry.work().model == cargo.model);
+                waiting.for_each(|entry| entry.spans.swap_begins(transfer, cargo, from, evicted));
                 self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from });
             }
             Action::Locked { transfer, peer } => self.tell_fabric(fabric::Event::Locked { transfer, peer }),
@@ -184,6 +204,7 @@ impl Gpu {
             Action::Completed { key, spent } => self.completed(key, spent, carried),
             Action::Failed { key, reason, may_have_executed } => {
                 if let Some(entry) = self.entries.get(&key) {
+                    entry.spans.fail(reason);
                     let detail = if let Carried::Detail(detail) = carried {
                         Some(std::mem::take(detail))
                     } else {
@@ -205,18 +226,26 @@ impl Gpu {
                 self.peers.directory.changed();
             }
             Action::Down { lost } => {
+                self.entries.values().for_each(|entry| entry.spans.fail("the executor was lost"));
                 self.entries.clear();
+                self.leaving.clear();
                 self.pid = None;
                 self.loaded.clear();
                 self.peers.node.post(node::Message::Down { gpu, lost });
                 self.peers.directory.changed();
             }
             Action::Ended { key, ran } => {
-                self.entries.remove(&key);
+                self.leaving.extend(self.entries.remove(&key).and_then(|entry| entry.spans.leave()));
                 self.peers.node.post(node::Message::Ended { gpu, key, ran });
             }
             Action::Returned { key, why } => {
-                self.entries.remove(&key);
+                if let Some(entry) = self.entries.remove(&key) {
+                    match why {
+                        Return::Recalled => entry.spans.recalled(),
+                        Return::Failed(_) => entry.spans.fail("the GPU could not do it"),
+                        Return::Died(_) => entry.spans.fail("the model's executor was lost"),
+                    }
+                }
                 self.peers.node.post(node::Message::Returned { gpu, key, why });
             }
             Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
@@ -235,6 +264,10 @@ impl Gpu {
         self.peers.executor.post(executor::Message::Send { incarnation, command, descriptors });
     }
 
+    fn weights(&self, model: ModelId) -> Bytes {
+        self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights_bytes)
+    }
+
     fn load_program(&self, model: ModelId) {
         let Some(prepared) = self.models.get(&model) else { return };
         let load = LoadProgram {
@@ -249,6 +282,7 @@ impl Gpu {
             outputs: prepared.outputs.clone(),
             weights_pageable: false,
             opaque_block_bytes: 0,
+            group_bytes: prepared.group_bytes.0,
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
         self.send(Command::LoadProgram(load), descriptors);
@@ -256,9 +290,7 @@ impl Gpu {
 
     fn run(&mut self, run: RunId, key: RequestKey, model: ModelId, generation: Generation) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
-        let gpu = self.hardware.index.0;
-        entry.run =
-            Some(tracing::info_span!(parent: &entry.work().span, "run", gpu, attempt = entry.attempt));
+        let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
         let (inputs, descriptors) = batch::inputs(&entry.works);
         let command = Command::Run(Run {
             run: run.0,
@@ -267,24 +299,18 @@ impl Gpu {
             inputs,
             outputs: entry.work().invocation.outputs.clone(),
             reads: Vec::new(),
+            times,
             members: u32::try_from(entry.works.len()).unwrap_or(u32::MAX),
         });
         self.send(command, descriptors);
     }
 
-    fn begin_swap(&mut self, model: ModelId) {
-        let gpu = self.hardware.index.0;
-        for entry in self.entries.values_mut().filter(|entry| entry.work().model == model) {
-            entry.swap = Some(tracing::info_span!(parent: &entry.work().span, "swap", gpu));
-        }
-    }
-
     /// Ends the swap spans of models that are all there.
     fn end_swaps(&mut self) {
         let memory = self.core.core.memory();
-        for entry in self.entries.values_mut().filter(|entry| entry.swap.is_some()) {
+        for entry in self.entries.values_mut().filter(|entry| entry.spans.swapping()) {
             if memory.region(entry.work().model).is_some_and(|region| region.loaded().complete()) {
-                entry.swap = None;
+                entry.spans.swap_ends();
             }
         }
     }
@@ -339,26 +365,11 @@ impl Gpu {
             peer_swaps: totals.peer_swaps,
             evictions: totals.evictions,
             busy: totals.busy,
+            moved: Bytes(BLOCK.0 * totals.moved_blocks),
         });
         // Whoever asked may have given up.
         parts.send(part).unwrap_or_default();
     }
-}
-
-/// A map command: blocks become extents, one after the other in the program's address range. The
-/// range is as long as the weights, in whole pages: what is held beyond them, of the last block or
-/// for runs, has no place in it.
-fn map(model: ModelId, generation: Generation, blocks: &[BlockRun], weights: Bytes) -> Map {
-    let range = weights.0.next_multiple_of(rustix::param::page_size() as u64);
-    let mut range_offset = 0;
-    let extent = |run: &BlockRun| {
-        let bytes = (BLOCK.0 * u64::from(run.len)).min(range - range_offset);
-        let extent = Extent { range_offset, device_offset: BLOCK.0 * u64::from(run.start), bytes };
-        range_offset += bytes;
-        (bytes > 0).then_some(extent)
-    };
-    let extents = blocks.iter().filter_map(extent).collect();
-    Map { program: model.0.into(), generation: generation.0, extents }
 }
 
 impl Behaviour for Gpu {
@@ -373,7 +384,9 @@ impl Behaviour for Gpu {
             }
             Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
             Message::Assign { key, works, incarnation, attempt, from } => {
-                self.assign(now, Entry { key, works, attempt, swap: None, run: None }, incarnation, from);
+                let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
+                let spans = Spans::new(parent, self.index());
+                self.assign(now, Entry { key, works, attempt, spans }, incarnation, from);
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
@@ -393,13 +406,25 @@ impl Behaviour for Gpu {
                     self.loaded.remove(&model);
                     self.peers.directory.changed();
                 }
+                if let Event::TransferEnded { transfer, .. } = event {
+                    self.leaving.retain(|spans| !spans.swaps_by(transfer));
+                    let coming = self.entries.values_mut().filter(|entry| entry.spans.swaps_by(transfer));
+                    coming.for_each(|entry| entry.spans.swap_ends());
+                }
                 let arrived = matches!(event, Event::Arrived { .. });
                 self.step(now, event, Carried::Nothing);
                 if arrived {
                     self.end_swaps();
                 }
             }
-            Message::RunDone { event, outputs } => self.step(now, event, Carried::Outputs(outputs)),
+            Message::Copied(copied) => {
+                let spans = self.entries.values().map(|entry| &entry.spans).chain(&self.leaving);
+                spans.for_each(|spans| spans.copied(now, &copied));
+            }
+            Message::RunDone { run, times, event, outputs } => {
+                self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
+                self.step(now, event, Carried::Outputs(outputs));
+            }
             Message::RunFailed { event, detail } => self.step(now, event, Carried::Detail(detail)),
             Message::Inject { fault, model } => {
                 let program = model.map_or(NO_PROGRAM, |model| model.0.into());

@@ -15,9 +15,11 @@
 pub(crate) mod batch;
 pub(crate) mod driven;
 pub(crate) mod executor;
+mod extents;
 pub(crate) mod function;
 mod gate;
 pub(crate) mod gpu;
 pub(crate) mod link;
 pub(crate) mod node;
+mod spans;
 pub(crate) mod work;

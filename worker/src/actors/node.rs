@@ -4,6 +4,9 @@
 //! requests to the GPUs, grants to the Links, refusals to the Functions. The queue is bounded in the
 //! dispatch core; what does not fit is answered `QUEUE_FULL`.
 
+mod functions;
+mod waiting;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -16,12 +19,12 @@ use millrace_policy::dispatch::{self, Return};
 use millrace_policy::fabric::{self, Cargo, Fabric, link as link_core};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
-use millrace_policy::tenancy;
 use millrace_proto::executor::Fault;
+use millrace_proto::trace::{self, Past};
 use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
-use tracing::Span;
 
+use self::waiting::Entry;
 use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
@@ -29,10 +32,10 @@ use crate::actors::{executor, function, gate, gpu, link};
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
 use crate::handle::{FaultError, Parts};
-use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
+use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::seams::Behaviour;
 use crate::snapshot::{Look, SnapshotPart};
-use crate::supervisor::{Removed, Supervisor};
+use crate::supervisor::Supervisor;
 
 /// What the Node actor is told.
 pub(crate) enum Message {
@@ -99,12 +102,6 @@ pub(crate) enum Message {
     ExecutorStopped(GpuIndex),
 }
 
-/// A request in the queue or on a GPU.
-struct Entry {
-    work: SharedWork,
-    queue: Option<Span>,
-}
-
 /// The actor.
 pub(crate) struct Node {
     dispatch: Driven<Batcher>,
@@ -137,16 +134,15 @@ impl Node {
 
     fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
         let (key, function, model, priority) = (work.key, work.function, work.model, work.priority);
+        let request = dispatch::Request { key, function, model, attempts, priority };
         let batched = self.dispatch.core.batches(function);
         let item = batched.then(|| batch::item(&work.invocation)).flatten();
-        let queue = Some(tracing::info_span!(parent: &work.span, "queue"));
-        self.entries.insert(key, Entry { work, queue });
+        let took = now.since(work.accepted).saturating_sub(work.invocation.cold);
+        trace::tell(&work.span, "admission", Past { ago: Duration::ZERO, took }, Vec::new);
+        self.entries.insert(key, Entry::new(work, &self.dispatch.core));
         match item {
-            Some(item) => {
-                let event = batching::Event::Enqueue { key, function, model, attempts, priority, item };
-                self.dispatch(now, event);
-            }
-            None => self.dispatch(now, dispatch::Event::Enqueue { key, function, model, attempts, priority }),
+            Some(item) => self.dispatch(now, batching::Event::Enqueue { request, item }),
+            None => self.dispatch(now, dispatch::Event::Enqueue(request)),
         }
     }
 
@@ -155,7 +151,7 @@ impl Node {
         for &action in &actions {
             match action {
                 dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
-                    let works = self.begin(key);
+                    let works = self.begin(key, gpu);
                     let Some(function) = works.first().map(|work| work.function) else { continue };
                     self.supervisor.residence().began(now, function, gpu, key);
                     let assign = gpu::Message::Assign { key, works, incarnation, attempt, from };
@@ -192,11 +188,11 @@ impl Node {
     }
 
     /// The requests that the queue knows by this key, which are given to a GPU.
-    fn begin(&mut self, key: RequestKey) -> Vec<SharedWork> {
+    fn begin(&mut self, key: RequestKey, gpu: GpuIndex) -> Vec<SharedWork> {
         let mut works = Vec::new();
         for key in self.dispatch.core.members(key) {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
-            entry.queue = None;
+            entry.goes_to(gpu);
             entry.work.home.post(function::Message::Dispatched(key));
             works.push(Arc::clone(&entry.work));
         }
@@ -207,6 +203,12 @@ impl Node {
     fn left(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, event: dispatch::Event) {
         let members = self.dispatch.core.members(key);
         self.supervisor.residence().ended(now, gpu, key);
+        if matches!(event, dispatch::Event::Returned { .. }) {
+            // Unless dispatch gives it up.
+            for key in &members {
+                self.entries.get_mut(key).into_iter().for_each(|entry| entry.waits(&self.dispatch.core));
+            }
+        }
         self.dispatch(now, event);
         for key in members {
             if !self.dispatch.core.holds(key) {
@@ -233,6 +235,9 @@ impl Node {
         for link in self.supervisor.links_to(gpu) {
             link.post(link::Message::Event(link_core::Event::Down(gpu)));
         }
+        // Unless dispatch gives them up.
+        let lost = self.entries.values_mut().filter(|entry| entry.is_on(gpu));
+        lost.for_each(|entry| entry.waits(&self.dispatch.core));
         // The fabric says nothing more of them.
         self.moving.retain(|_, (to, _)| *to != gpu);
         self.dispatch(now, event);
@@ -279,95 +284,6 @@ impl Node {
         self.fabric.done(actions);
         for (gpu, model, from) in arrived {
             self.dispatch(now, dispatch::Event::Loaded { gpu, model, from });
-        }
-    }
-
-    fn install(
-        &mut self,
-        now: Timestamp,
-        function: FunctionConfig,
-        prepared: Arc<PreparedModel>,
-    ) -> Result<(), InstallError> {
-        let key = function.key.clone();
-        let profiles = function.profiles.clone();
-        if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
-            let weights = prepared.weights_bytes;
-            self.dispatch(now, dispatch::Event::Install { model, memory, weights });
-            for Profile { gpu_type, load, run } in profiles {
-                if let Some(kind) = self.supervisor.kind_of(&gpu_type) {
-                    self.dispatch(now, dispatch::Event::Profile { model, kind, load, run });
-                }
-            }
-        }
-        if let Some(model) = self.supervisor.model_of(&key) {
-            self.residency(now, model);
-        }
-        if let Some(limits) = self.supervisor.limits_of(&key) {
-            self.dispatch(now, limits);
-        }
-        if let Some((function, tenant)) = self.supervisor.capped(&key) {
-            self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
-        }
-        if self.dispatch.core.dispatch().wants_scores()
-            && let Some((function, objective)) = self.supervisor.objective_of(&key)
-        {
-            self.dispatch(now, dispatch::Event::Objective { function, objective });
-        }
-        Ok(())
-    }
-
-    /// Keeps what the functions of a model want kept.
-    fn residency(&mut self, now: Timestamp, model: ModelId) {
-        if let Some(residency) = self.supervisor.new_residency(model) {
-            self.dispatch(now, dispatch::Event::Keep { model, copies: residency.min_warm });
-        }
-    }
-
-    fn scored(&mut self, now: Timestamp, function: FunctionIndex, here: SloCounts) {
-        let base = self.bases.get(&function).copied().unwrap_or_default();
-        self.dispatch(now, dispatch::Event::Score { function, counts: base.plus(here) });
-    }
-
-    /// Scores with what was counted elsewhere and before, which those from here are added to.
-    fn scores(&mut self, now: Timestamp, scores: &Scores) {
-        if !self.dispatch.core.dispatch().wants_scores() {
-            return;
-        }
-        for (function, key, here) in self.supervisor.scored() {
-            let Some(all) = scores.get(&key) else { continue };
-            let (known, seen) = (self.bases.get(&function).copied().unwrap_or_default(), all.since(here));
-            // What was scored here since they were put together is missing from them: the most
-            // that was ever left over is nearest.
-            let base = SloCounts { m: known.m.max(seen.m), n: known.n.max(seen.n) };
-            if base != known {
-                self.bases.insert(function, base);
-                self.scored(now, function, here);
-            }
-        }
-    }
-
-    fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
-        self.bases.remove(&function);
-        if self.dispatch.core.batches(function) {
-            self.dispatch(now, batching::Event::Limits { function, batching: None, deadline: None });
-        }
-        if self.dispatch.core.dispatch().wants_scores() {
-            self.dispatch(now, dispatch::Event::Forget { function });
-        }
-        if self.dispatch.core.tenancy().owned(function) {
-            self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
-        }
-        match self.supervisor.remove(function) {
-            Some(Removed::WithModel(model)) => self.dispatch(now, dispatch::Event::Remove { model }),
-            Some(Removed::FunctionOnly(model)) => self.residency(now, model),
-            None => {}
-        }
-    }
-
-    fn function_reset(&mut self, now: Timestamp, function: FunctionIndex) {
-        let lost = self.entries.values().filter(|entry| entry.work.function == function);
-        for key in lost.map(|entry| entry.work.key).collect::<Vec<_>>() {
-            self.withdraw(now, key);
         }
     }
 

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
+use millrace_types::Bytes;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::desired::{Desired, Scheduling};
 use crate::handle::NodeHandle;
+use crate::host_tier::Counts;
 use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel};
 
 /// How often telemetry is sent when nothing happens.
@@ -17,10 +19,21 @@ pub const PERIOD: Duration = Duration::from_millis(100);
 /// The least time between two: changes in it go out together.
 pub const MIN_GAP: Duration = Duration::from_millis(10);
 
+/// What is told of the host tier.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// The most that models take.
+    pub budget: Bytes,
+    /// Those that are in it.
+    pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
+    /// What it did.
+    pub counts: watch::Receiver<Arc<Counts>>,
+}
+
 /// Publishes telemetry for as long as somebody receives it. The epoch is left to each session.
 pub async fn publish(
     node: NodeHandle,
-    models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
+    host: Host,
     desired: watch::Receiver<Desired>,
     telemetry: watch::Sender<Arc<wire::Telemetry>>,
 ) {
@@ -37,17 +50,15 @@ pub async fn publish(
         changes.mark_unchanged();
         let snapshot = node.look(Look::Machine).await;
         let scheduling = desired.borrow().scheduling;
-        telemetry.send_replace(Arc::new(wire_telemetry(seq, &snapshot, &models.borrow(), scheduling)));
+        let group_bytes = node.group().map_or(0, Bytes::get);
+        let now = wire::Telemetry { group_bytes, ..wire_telemetry(seq, &snapshot, &host, scheduling) };
+        telemetry.send_replace(Arc::new(now));
         tokio::time::sleep(MIN_GAP).await;
     }
 }
 
-fn wire_telemetry(
-    seq: u64,
-    snapshot: &NodeSnapshot,
-    models: &[wire::HostModel],
-    scheduling: Scheduling,
-) -> wire::Telemetry {
+fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Scheduling) -> wire::Telemetry {
+    let (models, counts) = (host.models.borrow(), **host.counts.borrow());
     wire::Telemetry {
         epoch: 0,
         seq,
@@ -56,6 +67,10 @@ fn wire_telemetry(
         host_tier_bytes: models.iter().map(|model| model.bytes).sum(),
         host_models: models.to_vec(),
         scheduling: wire::NodeScheduling::from(scheduling).into(),
+        host_budget_bytes: host.budget.get(),
+        cold_starts: counts.cold_starts,
+        host_evictions: counts.evictions,
+        group_bytes: 0,
     }
 }
 
@@ -82,6 +97,7 @@ fn gpu(gpu: &GpuSnapshot) -> wire::GpuTelemetry {
         evictions: gpu.evictions,
         busy_ns: u64::try_from(gpu.busy.as_nanos()).unwrap_or(u64::MAX),
         gpu_type: gpu.gpu_type.clone(),
+        moved_bytes: gpu.moved.get(),
     }
 }
 
@@ -129,11 +145,18 @@ mod tests {
                 peer_swaps: 1,
                 evictions: 1,
                 busy: Duration::from_micros(5),
+                moved: Bytes::ZERO,
             }],
             queued: 6,
             ..NodeSnapshot::default()
         };
-        let models = [wire::HostModel { digest: digest.to_string(), bytes: 10 }];
+        let models = vec![wire::HostModel { digest: digest.to_string(), bytes: 10 }];
+        let counts = Counts { cold_starts: 4, evictions: 5 };
+        let host = Host {
+            budget: Bytes(20),
+            models: watch::channel(Arc::new(models.clone())).1,
+            counts: watch::channel(Arc::new(counts)).1,
+        };
         let idle = Some(duration_wire(Duration::from_secs(3)));
         let expected = wire::Telemetry {
             epoch: 0,
@@ -161,12 +184,17 @@ mod tests {
                 evictions: 1,
                 busy_ns: 5000,
                 gpu_type: "V100".into(),
+                moved_bytes: 0,
             }],
             queued: 6,
             host_tier_bytes: 10,
-            host_models: models.to_vec(),
+            host_models: models,
             scheduling: wire::NodeScheduling::Cordoned.into(),
+            host_budget_bytes: 20,
+            cold_starts: 4,
+            host_evictions: 5,
+            group_bytes: 0,
         };
-        assert_eq!(wire_telemetry(9, &snapshot, &models, Scheduling::Cordoned), expected);
+        assert_eq!(wire_telemetry(9, &snapshot, &host, Scheduling::Cordoned), expected);
     }
 }

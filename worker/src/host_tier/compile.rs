@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use millrace_device::{HostRegion, HostRegionBuilder};
-use millrace_model::{Compiled, Source};
+use millrace_device::{HostRegion, HostRegionBuilder, Pinned};
+use millrace_model::{Compiled, Grouping, Source};
 use millrace_proto::executor as wire;
 use millrace_types::{Bytes, Digest, TensorSpec};
 
@@ -19,26 +19,36 @@ pub(super) struct HostModel {
     /// Host memory taken.
     pub bytes: Bytes,
     // The weights' pages stay locked for as long as this maps them (T07).
-    _pinned: Arc<HostRegion>,
+    weights: Arc<HostRegion>,
+}
+
+impl HostModel {
+    /// Whether its weights' pages are locked.
+    pub(super) fn pinned(&self) -> &Pinned {
+        self.weights.pinned()
+    }
 }
 
 /// What a model takes and gives, for checking requests.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Signature {
+    /// Of which model.
+    pub digest: Digest,
     /// The inputs.
     pub inputs: Vec<TensorSpec>,
     /// The outputs.
     pub outputs: Vec<TensorSpec>,
 }
 
-/// Compiles an artifact into host memory.
+/// Compiles an artifact into host memory, cut into groups of this size.
 ///
 /// # Errors
 /// [`Failure::Permanent`] when the file is no model we can serve, [`Failure::Transient`] when there
 /// is no memory.
-pub(super) fn compile(digest: Digest, onnx: Vec<u8>) -> Result<HostModel, Failure> {
+pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Result<HostModel, Failure> {
     let onnx = bytes::Bytes::from(onnx);
-    let compiled = millrace_model::compile(&onnx).map_err(|error| Failure::Permanent(error.to_string()))?;
+    let compiled = millrace_model::compile_grouped(&onnx, grouping);
+    let compiled = compiled.map_err(|error| Failure::Permanent(error.to_string()))?;
     let weights = weights(&compiled, &onnx)?;
     let graph_bytes = Bytes(compiled.graph.len() as u64);
     let graph = HostRegion::from_bytes("millrace-graph", &compiled.graph).map_err(no_memory)?;
@@ -51,16 +61,17 @@ pub(super) fn compile(digest: Digest, onnx: Vec<u8>) -> Result<HostModel, Failur
         graph_bytes,
         weights: Arc::new(weights.share().map_err(no_memory)?),
         weights_bytes,
+        group_bytes: Bytes(grouping.bytes),
         launches: launches.into_iter().map(launch).collect(),
         inputs: summary.inputs.iter().map(spec).collect(),
         outputs: summary.outputs.iter().map(spec).collect(),
     };
-    let signature = Signature { inputs: summary.inputs, outputs: summary.outputs };
+    let signature = Signature { digest, inputs: summary.inputs, outputs: summary.outputs };
     Ok(HostModel {
         prepared: Arc::new(prepared),
         signature: Arc::new(signature),
         bytes: graph_bytes + weights_bytes,
-        _pinned: Arc::new(weights),
+        weights: Arc::new(weights),
     })
 }
 

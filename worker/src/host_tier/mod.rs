@@ -3,30 +3,38 @@
 //! its own thread.
 //!
 //! ```text
-//! desired ─► plan ─► prepare: disk or controller ─► compile ─► memfds ─► node.install
-//!              ▲                                                             │
-//!              └──────────────────────── events ◄────────────────────────────┘
+//! desired ─► plan ─► prepare: disk or controller ─► compile ─► memfds ─► node.install ─► gate: here
+//!              ▲                                                             │             │
+//!              └──────────────────────── events ◄────────────────────────────┘             │
+//!              ▲  a model that left is asked for, or room is wanted and one is unused      │
+//!              └───────────────────────────────────────────────────── gate ◄── requests ◄──┘
 //! ```
+//! Models leave when others need their room: those that no request uses, of these the ones that no GPU
+//! holds before the others, what is pinned or kept warm last, and of equals the least recently used.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use millrace_device::Pinned;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, Digest, RevisionKey};
+use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::clock::Clock;
 use crate::control::desired::{self, Desired};
+use crate::groups;
 use crate::handle::NodeHandle;
 use crate::install::FunctionConfig;
 use compile::HostModel;
 use fetch::ArtifactSource;
+use gate::Gate;
 use plan::{Action, Event, Phase, Plan, Wanted};
 use store::Store;
 
 mod compile;
 pub mod fetch;
+pub mod gate;
 pub mod plan;
 mod prepare;
 pub mod store;
@@ -48,8 +56,19 @@ pub struct Config {
     pub node: NodeHandle,
     /// What time it is.
     pub clock: Arc<dyn Clock>,
+    /// Where requests hold models.
+    pub gate: Gate,
     /// Spreads retries.
     pub seed: u64,
+}
+
+/// What the host tier did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Models that came into host memory again because requests asked for them.
+    pub cold_starts: u64,
+    /// Models that left host memory for others.
+    pub evictions: u64,
 }
 
 /// What the host tier shows. Each changes only when its value does.
@@ -59,8 +78,10 @@ pub struct View {
     pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
     /// The models in host memory.
     pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    /// What installed functions take and give.
+    /// What served functions take and give.
     pub signatures: watch::Receiver<Arc<Signatures>>,
+    /// What it did.
+    pub counts: watch::Receiver<Arc<Counts>>,
 }
 
 /// Starts the host tier. It follows `desired` until that closes or the returned task is dropped.
@@ -69,10 +90,12 @@ pub fn start(config: Config, desired: watch::Receiver<Desired>) -> (View, JoinSe
     let statuses = watch::Sender::default();
     let models = watch::Sender::default();
     let signatures = watch::Sender::default();
+    let counts = watch::Sender::default();
     let view = View {
         statuses: statuses.subscribe(),
         models: models.subscribe(),
         signatures: signatures.subscribe(),
+        counts: counts.subscribe(),
     };
     let plan = Plan::new(config.budget, config.seed);
     let tier = HostTier {
@@ -80,11 +103,15 @@ pub fn start(config: Config, desired: watch::Receiver<Desired>) -> (View, JoinSe
         plan,
         functions: BTreeMap::new(),
         models: BTreeMap::new(),
+        known: BTreeMap::new(),
         jobs: JoinSet::new(),
         swept: false,
+        pageable_told: false,
+        counts: Counts::default(),
         statuses_now: statuses,
         models_now: models,
         signatures_now: signatures,
+        counts_now: counts,
     };
     let mut task = JoinSet::new();
     task.spawn(tier.run(desired));
@@ -96,13 +123,19 @@ struct HostTier {
     plan: Plan,
     functions: BTreeMap<RevisionKey, desired::Function>,
     models: BTreeMap<Digest, HostModel>,
+    /// Of models that were prepared once: they are served though they may have left.
+    known: BTreeMap<Digest, Arc<Signature>>,
     // Bounded: at most PREPARATIONS_MAX preparations.
     jobs: JoinSet<(Digest, Result<HostModel, plan::Failure>)>,
     // Artifacts that nobody wants are deleted once it is known what is wanted.
     swept: bool,
+    // Whether it was said that memory cannot be locked.
+    pageable_told: bool,
+    counts: Counts,
     statuses_now: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
     models_now: watch::Sender<Arc<Vec<wire::HostModel>>>,
     signatures_now: watch::Sender<Arc<Signatures>>,
+    counts_now: watch::Sender<Arc<Counts>>,
 }
 
 impl HostTier {
@@ -127,6 +160,7 @@ impl HostTier {
                     // A job catches its own panics; it is cancelled only with this task.
                     Err(error) => { tracing::error!(%error, "a preparation was lost"); continue }
                 },
+                () = self.config.gate.wanted() => Event::Asked(self.config.gate.asked()),
                 () = wake => Event::Tick,
             };
             self.take(event).await;
@@ -176,6 +210,8 @@ impl HostTier {
         match outcome {
             Ok(model) => {
                 let bytes = model.bytes;
+                self.tell_pageable(&model);
+                self.known.insert(digest, model.signature.clone());
                 tracing::info!(%digest, %bytes, "model in host memory");
                 self.models.insert(digest, model);
                 Event::Prepared { digest, bytes }
@@ -201,8 +237,9 @@ impl HostTier {
         match action {
             Action::Prepare { digest, artifact_bytes } => {
                 let (store, source) = (self.config.store.clone(), self.config.source.clone());
+                let node = self.config.node.clone();
                 self.jobs.spawn(async move {
-                    (digest, prepare_model(&store, &source, digest, artifact_bytes).await)
+                    (digest, prepare_model(&store, &source, &node, digest, artifact_bytes).await)
                 });
                 None
             }
@@ -215,11 +252,60 @@ impl HostTier {
                 self.models.remove(&digest);
                 None
             }
+            Action::Arrived { digest } => {
+                self.counts.cold_starts += u64::from(self.config.gate.arrived(digest));
+                None
+            }
+            Action::MakeRoom { bytes } => Some(Event::RoomMade(self.make_room(bytes).await)),
+            Action::Refuse { digest, why } => {
+                self.config.gate.refuse(digest, why);
+                None
+            }
             Action::Drop { digest } => {
                 self.models.remove(&digest);
+                self.known.remove(&digest);
+                self.config.gate.forget(digest);
                 self.remove(digest).await;
                 None
             }
+        }
+    }
+
+    /// Has models leave until so much is free; none where those that may are not enough.
+    async fn make_room(&mut self, bytes: Bytes) -> Vec<Digest> {
+        let unused = self.config.gate.unused();
+        if unused.is_empty() {
+            return Vec::new();
+        }
+        let on_gpus = self.config.node.snapshot().await.gpus.into_iter().flat_map(|gpu| gpu.models);
+        let on_gpus: BTreeSet<_> = on_gpus.map(|model| model.digest).collect();
+        let stays = |function: &&desired::Function| {
+            function.serving.residency.pin || function.serving.residency.min_warm > 0
+        };
+        let staying: BTreeSet<_> =
+            self.functions.values().filter(stays).map(|function| function.digest).collect();
+        let mut order: Vec<(bool, bool, Timestamp, Digest)> = unused
+            .into_iter()
+            .map(|(used, digest)| (staying.contains(&digest), on_gpus.contains(&digest), used, digest))
+            .collect();
+        order.sort_unstable();
+        let size = |digest: &Digest| self.models.get(digest).map_or(Bytes::ZERO, |model| model.bytes);
+        let chosen = enough(order.iter().map(|&(.., digest)| (digest, size(&digest))), bytes);
+        // One that a request has asked for meanwhile stays; what is lacking then is asked for again.
+        let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_leave(digest)).collect();
+        self.counts.evictions += gone.len() as u64;
+        for digest in &gone {
+            tracing::info!(%digest, "model leaves host memory for another");
+        }
+        gone
+    }
+
+    /// Says once that memory is not locked, and what to change.
+    fn tell_pageable(&mut self, model: &HostModel) {
+        if let Pinned::Pageable { reason } = model.pinned()
+            && !std::mem::replace(&mut self.pageable_told, true)
+        {
+            tracing::warn!(reason, "models are in host memory that may be paged out");
         }
     }
 
@@ -253,8 +339,8 @@ impl HostTier {
     fn publish(&self) {
         let phases = self.plan.phases();
         let ready = |(key, phase): &(RevisionKey, Phase)| {
-            let model = self.models.get(&self.functions.get(key)?.digest)?;
-            (*phase == Phase::Ready).then(|| (key.clone(), model.signature.clone()))
+            let signature = self.known.get(&self.functions.get(key)?.digest)?;
+            (*phase == Phase::Ready).then(|| (key.clone(), signature.clone()))
         };
         set(&self.signatures_now, phases.iter().filter_map(ready).collect());
         set(&self.statuses_now, phases.into_iter().map(status).collect());
@@ -263,17 +349,36 @@ impl HostTier {
             bytes: bytes.get(),
         };
         set(&self.models_now, self.plan.resident().into_iter().map(model).collect());
+        set(&self.counts_now, self.counts);
     }
 }
 
 async fn prepare_model(
     store: &Store,
     source: &Arc<dyn ArtifactSource>,
+    node: &NodeHandle,
     digest: Digest,
     artifact_bytes: Bytes,
 ) -> Result<HostModel, plan::Failure> {
     let onnx = prepare::artifact(store, source, digest, artifact_bytes).await?;
-    spawn_blocking(move || compile::compile(digest, onnx)).await.map_err(prepare::panicked)?
+    let grouping = groups::grouping(node.group());
+    spawn_blocking(move || compile::compile(digest, onnx, grouping)).await.map_err(prepare::panicked)?
+}
+
+/// The first of these that make up `bytes` together; none where all do not.
+fn enough(models: impl Iterator<Item = (Digest, Bytes)>, bytes: Bytes) -> Vec<Digest> {
+    let (mut freed, mut chosen) = (Bytes::ZERO, Vec::new());
+    for (digest, size) in models {
+        if freed >= bytes {
+            break;
+        }
+        freed += size;
+        chosen.push(digest);
+    }
+    if freed < bytes {
+        chosen.clear();
+    }
+    chosen
 }
 
 fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {

@@ -3,18 +3,25 @@
 //! back with [`Event`]s.
 //!
 //! ```text
-//! Desired, Prepared, Failed, Installed, Tick  ->  Prepare, Install, Retire, Drop
+//! Desired, Prepared, Failed, Installed, Asked, RoomMade, Tick
+//!                            ->  Prepare, Install, Arrived, MakeRoom, Retire, Release, Refuse, Drop
 //! ```
 //!
 //! A model is known by its digest and shared by every function that names it: prepared once,
-//! dropped when the last of them goes. Host memory is bounded by a budget; a model that does not
-//! fit fails with a message and is tried again when another leaves.
+//! dropped when the last of them goes. Host memory is bounded by a budget. One that does not fit makes
+//! others leave that no request uses: their files stay on the disk and their functions are served, and
+//! a request for one of them has it brought again (a cold start). Which of them leave, the caller
+//! knows. One that is larger than the budget fails with a message, and never makes others leave.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_policy::backoff::Waits;
 use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
+
+pub use self::protocol::{Action, Event, Failure, Phase, Wanted};
+
+mod protocol;
 
 /// Artifacts fetched and compiled at one time: each holds its file in memory while it is compiled.
 pub const PREPARATIONS_MAX: usize = 2;
@@ -22,103 +29,6 @@ pub const PREPARATIONS_MAX: usize = 2;
 const RETRY_BASE: Duration = Duration::from_millis(200);
 /// The longest wait between fetches.
 const RETRY_CEILING: Duration = Duration::from_secs(15);
-
-/// A function this worker should serve, as far as the host tier cares.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// The function.
-    pub key: RevisionKey,
-    /// Its model.
-    pub digest: Digest,
-    /// The size of the model's file: what is reserved until the prepared size is known.
-    pub artifact_bytes: Bytes,
-}
-
-/// What happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// Everything this worker should serve now.
-    Desired(Vec<Wanted>),
-    /// A model is in host memory and takes this much of it.
-    Prepared {
-        /// The model.
-        digest: Digest,
-        /// Its weights and graph.
-        bytes: Bytes,
-    },
-    /// A model could not be prepared.
-    Failed {
-        /// The model.
-        digest: Digest,
-        /// Why, and what that means for another try.
-        failure: Failure,
-    },
-    /// The node took a function, or refused it with a message.
-    Installed {
-        /// The function.
-        key: RevisionKey,
-        /// The refusal.
-        outcome: Result<(), String>,
-    },
-    /// Time passed: sent when [`Plan::wake_at`] says so.
-    Tick,
-}
-
-/// Why a model could not be prepared.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
-    /// Nobody could be asked: tried again, and no fault of the model's.
-    Unavailable(String),
-    /// What came was wrong, or the disk refused: reported, and tried again.
-    Transient(String),
-    /// The model itself is no good: reported, and never tried again.
-    Permanent(String),
-}
-
-/// What to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Bring a model into host memory: from the local file, else from a controller.
-    Prepare {
-        /// The model.
-        digest: Digest,
-        /// The size of its file.
-        artifact_bytes: Bytes,
-    },
-    /// Hand a function and its model to the node.
-    Install {
-        /// The function.
-        key: RevisionKey,
-        /// Its model, prepared.
-        digest: Digest,
-    },
-    /// Take a function from the node.
-    Retire {
-        /// The function.
-        key: RevisionKey,
-    },
-    /// Let go of a model's memory and delete its file: no function wants it.
-    Drop {
-        /// The model.
-        digest: Digest,
-    },
-    /// Let go of a model's memory only: it did not fit.
-    Release {
-        /// The model.
-        digest: Digest,
-    },
-}
-
-/// How far a function is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
-    /// On its way; the message says what it waits for, if that is not obvious.
-    Preparing(String),
-    /// Served.
-    Ready,
-    /// Not served, and why.
-    Failed(String),
-}
 
 /// The host tier's plan.
 #[derive(Debug)]
@@ -128,6 +38,10 @@ pub struct Plan {
     models: BTreeMap<Digest, Model>,
     waits: Waits,
     arrivals: u64,
+    /// The model that room was asked for, as long as nobody said what came of that.
+    making_room: Option<Digest>,
+    /// Those for which there is none, until something else happens.
+    stuck: BTreeSet<Digest>,
 }
 
 #[derive(Debug)]
@@ -141,6 +55,8 @@ enum Install {
     Waiting,
     Asked,
     Done,
+    /// Its model is on the disk: it is handed to the node with it.
+    Asleep,
     Refused(String),
 }
 
@@ -149,6 +65,8 @@ struct Model {
     // Order of arrival: the first asked for is the first prepared.
     arrival: u64,
     artifact_bytes: Bytes,
+    /// Host memory to reserve for it: its file's size, until it is known better.
+    needs: Bytes,
     failures: u32,
     state: State,
 }
@@ -158,8 +76,15 @@ enum State {
     Queued,
     NoMemory(String),
     Preparing,
-    Waiting { until: Timestamp, why: Phase },
-    Ready { bytes: Bytes },
+    Waiting {
+        until: Timestamp,
+        why: Phase,
+    },
+    Ready {
+        bytes: Bytes,
+    },
+    /// It has left, and comes again when it is asked for.
+    Asleep,
     Broken(String),
 }
 
@@ -173,17 +98,29 @@ impl Plan {
             models: BTreeMap::new(),
             waits: Waits::new(RETRY_BASE, RETRY_CEILING, seed),
             arrivals: 0,
+            making_room: None,
+            stuck: BTreeSet::new(),
         }
     }
 
     /// Takes an event and says what to do, in order.
     pub fn on_event(&mut self, event: Event, now: Timestamp) -> Vec<Action> {
         let mut actions = Vec::new();
+        if !matches!(event, Event::RoomMade(_)) {
+            self.stuck.clear();
+        }
         match event {
             Event::Desired(wanted) => self.desire(wanted, &mut actions),
             Event::Prepared { digest, bytes } => self.prepared(digest, bytes, &mut actions),
-            Event::Failed { digest, failure } => self.failed(digest, failure, now),
+            Event::Failed { digest, failure } => self.failed(digest, failure, now, &mut actions),
             Event::Installed { key, outcome } => self.installed(&key, outcome),
+            Event::Asked(models) => models.into_iter().for_each(|digest| self.asked(digest)),
+            Event::RoomMade(gone) => {
+                let asked_for = self.making_room.take();
+                // Asked again at once, nobody would have more to say.
+                self.stuck.extend(asked_for.filter(|_| gone.is_empty()));
+                gone.into_iter().for_each(|digest| self.left(digest, &mut actions));
+            }
             Event::Tick => {}
         }
         self.drop_unwanted(&mut actions);
@@ -223,7 +160,11 @@ impl Plan {
         }
         match self.models.get(&function.digest).map(|model| &model.state) {
             Some(State::Ready { .. }) if function.install == Install::Done => Phase::Ready,
-            Some(State::NoMemory(why) | State::Broken(why)) => Phase::Failed(why.clone()),
+            Some(State::Broken(why)) => Phase::Failed(why.clone()),
+            // Who asks for it waits, whatever its model waits for.
+            Some(State::NoMemory(why)) if self.never_fits(function.digest) => Phase::Failed(why.clone()),
+            _ if function.install == Install::Asleep => Phase::Ready,
+            Some(State::NoMemory(why)) => Phase::Preparing(why.clone()),
             Some(State::Waiting { why, .. }) => why.clone(),
             _ => Phase::Preparing(String::new()),
         }
@@ -243,14 +184,19 @@ impl Plan {
             let arrivals = &mut self.arrivals;
             let model = self.models.entry(digest).or_insert_with(|| {
                 *arrivals += 1;
-                Model { arrival: *arrivals, artifact_bytes, failures: 0, state: State::Queued }
+                let (needs, failures, state) = (artifact_bytes, 0, State::Queued);
+                Model { arrival: *arrivals, artifact_bytes, needs, failures, state }
             });
-            let ready = matches!(model.state, State::Ready { .. });
+            let install = match model.state {
+                State::Ready { .. } => Install::Asked,
+                State::Asleep => Install::Asleep,
+                _ => Install::Waiting,
+            };
             self.functions.entry(key.clone()).or_insert_with(|| {
-                if ready {
+                if install == Install::Asked {
                     actions.push(Action::Install { key, digest });
                 }
-                Function { digest, install: if ready { Install::Asked } else { Install::Waiting } }
+                Function { digest, install }
             });
         }
     }
@@ -258,9 +204,10 @@ impl Plan {
     fn prepared(&mut self, digest: Digest, bytes: Bytes, actions: &mut Vec<Action>) {
         let others = self.used().saturating_sub(self.reserved(digest));
         let Some(model) = self.models.get_mut(&digest) else { return };
+        model.needs = bytes;
         if others + bytes > self.budget {
-            model.artifact_bytes = model.artifact_bytes.max(bytes);
-            model.state = State::NoMemory(no_memory(bytes, others, self.budget));
+            // With its size known, as much room is made for it as it needs.
+            model.state = State::Queued;
             actions.push(Action::Release { digest });
             return;
         }
@@ -270,12 +217,38 @@ impl Plan {
             function.install = Install::Asked;
             actions.push(Action::Install { key: key.clone(), digest });
         }
+        if self.functions.values().any(|function| function.digest == digest) {
+            actions.push(Action::Arrived { digest });
+        }
     }
 
-    fn failed(&mut self, digest: Digest, failure: Failure, now: Timestamp) {
+    /// Requests wait for a model: those that were asked for first come first.
+    fn asked(&mut self, digest: Digest) {
+        if let Some(model) = self.models.get_mut(&digest).filter(|model| model.state == State::Asleep) {
+            self.arrivals += 1;
+            (model.arrival, model.state) = (self.arrivals, State::Queued);
+        }
+    }
+
+    /// A model leaves host memory, and its functions the node.
+    fn left(&mut self, digest: Digest, actions: &mut Vec<Action>) {
+        let ready = |model: &&mut Model| matches!(model.state, State::Ready { .. });
+        let Some(model) = self.models.get_mut(&digest).filter(ready) else { return };
+        model.state = State::Asleep;
+        for (key, function) in self.functions.iter_mut().filter(|(_, function)| function.digest == digest) {
+            if matches!(function.install, Install::Asked | Install::Done) {
+                function.install = Install::Asleep;
+                actions.push(Action::Retire { key: key.clone() });
+            }
+        }
+        actions.push(Action::Release { digest });
+    }
+
+    fn failed(&mut self, digest: Digest, failure: Failure, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
         let why = match failure {
             Failure::Permanent(why) => {
+                actions.push(Action::Refuse { digest, why: why.clone() });
                 model.state = State::Broken(why);
                 return;
             }
@@ -321,11 +294,29 @@ impl Plan {
         }
         candidates.sort_unstable();
         let mut running = self.models.values().filter(|model| model.state == State::Preparing).count();
+        let budget = self.budget;
+        let ready: Bytes = self.resident().iter().map(|(_, bytes)| *bytes).sum();
         for (_, digest) in candidates {
-            let used = self.used();
+            let (used, never_fits) = (self.used(), self.never_fits(digest));
             let Some(model) = self.models.get_mut(&digest) else { continue };
-            if used + model.artifact_bytes > self.budget {
-                model.state = State::NoMemory(no_memory(model.artifact_bytes, used, self.budget));
+            if never_fits {
+                let why = too_large(model.needs, budget);
+                if model.state != State::NoMemory(why.clone()) {
+                    actions.push(Action::Refuse { digest, why: why.clone() });
+                }
+                model.state = State::NoMemory(why);
+            } else if used + model.needs > budget {
+                let lacking = used + model.needs - budget;
+                model.state = State::NoMemory(no_memory(model.needs, used, budget));
+                // What is being prepared has first to be there.
+                if lacking <= ready && !self.stuck.contains(&digest) {
+                    if self.making_room.is_none() {
+                        self.making_room = Some(digest);
+                        actions.push(Action::MakeRoom { bytes: lacking });
+                    }
+                    // Those behind it must not take the room that is made for it.
+                    break;
+                }
             } else if running < PREPARATIONS_MAX {
                 running += 1;
                 model.state = State::Preparing;
@@ -336,6 +327,10 @@ impl Plan {
         }
     }
 
+    fn never_fits(&self, digest: Digest) -> bool {
+        self.models.get(&digest).is_some_and(|model| model.needs > self.budget)
+    }
+
     fn used(&self) -> Bytes {
         self.models.keys().map(|digest| self.reserved(*digest)).sum()
     }
@@ -343,7 +338,7 @@ impl Plan {
     fn reserved(&self, digest: Digest) -> Bytes {
         match self.models.get(&digest) {
             Some(Model { state: State::Ready { bytes }, .. }) => *bytes,
-            Some(Model { state: State::Preparing, artifact_bytes, .. }) => *artifact_bytes,
+            Some(Model { state: State::Preparing, needs, .. }) => *needs,
             _ => Bytes::ZERO,
         }
     }
@@ -351,11 +346,17 @@ impl Plan {
 
 fn no_memory(needed: Bytes, used: Bytes, budget: Bytes) -> String {
     format!(
-        "the model needs {needed} of host memory, and {used} of this worker's {budget} are taken: \
-         delete functions, give the worker more host memory, or add a worker"
+        "the model needs {needed} of host memory, and {used} of this worker's {budget} are in use: \
+         it waits until others are not; give the worker more host memory, or add a worker"
+    )
+}
+
+fn too_large(needed: Bytes, budget: Bytes) -> String {
+    format!(
+        "the model needs {needed} of host memory and this worker has {budget} in all: give it more \
+         (--host-memory), use a smaller model, or add a larger worker"
     )
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
 mod tests;

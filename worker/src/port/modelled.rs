@@ -7,8 +7,8 @@ use bytes::Bytes as Buffer;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    Copy, CopyDone, CopyFailed, CopyFailure, ProgramLoaded, Ready, RunCancelled, RunDone, RunFailed,
-    RunFailure, Tensor, tensor::Contents,
+    Copy, CopyDone, CopyFailed, CopyFailure, ProgramLoaded, Ready, Relocate, Relocated, RunCancelled,
+    RunDone, RunFailed, RunFailure, Tensor, tensor::Contents,
 };
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::topology::Topology;
@@ -197,6 +197,10 @@ fn order(command: Command) -> Option<Order> {
         }
         Command::UnloadProgram(unload) => Order::Unload { program: unload.program },
         Command::Map(map) => Order::Map { program: map.program, generation: map.generation },
+        Command::Relocate(relocate) => {
+            let Relocate { program, was, generation, .. } = relocate;
+            Order::Relocate { program, was, generation }
+        }
         Command::Unmap(unmap) => Order::Unmap { program: unmap.program, generation: unmap.generation },
         Command::Copy(copy) => Order::Copy(copy_order(&copy)),
         Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
@@ -230,8 +234,10 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             // A pid that tells one start from another.
             pid: u32::try_from(incarnation.0).unwrap_or(u32::MAX),
             incarnation: incarnation.0,
+            copy_rates: Vec::new(),
         }),
         Word::Loaded { program } => Event::ProgramLoaded(ProgramLoaded { program, took_ns: 0 }),
+        Word::Relocated { program, generation } => Event::Relocated(Relocated { program, generation }),
         Word::CopyDone { transfer, batch, started, finished, size } => Event::CopyDone(CopyDone {
             transfer,
             batch,
@@ -260,6 +266,7 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
             launches: 1,
             copy_order: Vec::new(),
+            launch_times: Vec::new(),
         }),
         Word::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
         Word::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),
@@ -279,109 +286,5 @@ fn answer(run: u64) -> Tensor {
         datatype: "UINT64".to_owned(),
         shape: vec![1],
         contents: Some(Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use millrace_proto::executor::{ByteRange, LoadProgram, Map};
-    use millrace_types::BytesPerSec;
-    use millrace_types::topology::{Gpu, Link, LinkId, LinkKind};
-
-    use super::*;
-    use crate::clock::VirtualClock;
-
-    const BATCH: Bytes = Bytes::mib(10);
-    /// 10 MiB at 12 GB/s.
-    const BATCH_TAKES: Duration = Duration::from_nanos(873_814);
-    const BATCHES: u64 = 40;
-
-    /// GPUs whose ways from the host have one link of 12 GB/s in common.
-    fn shared_link(gpus: u32) -> Topology {
-        let gpu = |index| Gpu {
-            index: GpuIndex(index),
-            gpu_type: "modelled".to_owned(),
-            memory: Bytes::gib(1),
-            host_path: vec![LinkId(0)],
-        };
-        let link = Link { kind: LinkKind::PcieUplink, rate: BytesPerSec::gb(12) };
-        Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link] }
-    }
-
-    /// Orders batches for every GPU at once, and gives what its executor says of each, in order.
-    fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
-        let runtime = || {
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
-        };
-        actix_rt::System::with_tokio_rt(runtime).block_on(async move {
-            let behaviour = Behaviour {
-                start: Duration::ZERO,
-                // As fast as the links are.
-                copy_rate: BytesPerSec(u64::MAX),
-                copy_fails_every: None,
-                ties: 0,
-                runs: [("m".to_owned(), super::super::model::RunModel::new(Duration::ZERO))].into(),
-            };
-            let clock: Arc<dyn Clock> = Arc::new(VirtualClock::start());
-            let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour; gpus as usize]);
-            let mut machine = machine.with_links(&shared_link(gpus));
-            let done: Vec<Arc<Mutex<Vec<CopyDone>>>> = (0..gpus).map(|_| Arc::default()).collect();
-            let port = |gpu: u32| {
-                let done = Arc::clone(&done[gpu as usize]);
-                let sink = PortSink::new(move |event| {
-                    if let PortEventKind::Event(Event::CopyDone(copy), _) = event.kind {
-                        done.lock().unwrap().push(copy);
-                    }
-                });
-                machine.port(GpuIndex(gpu), sink)
-            };
-            let mut ports: Vec<_> = (0..gpus).map(port).collect();
-            ports.iter_mut().for_each(|port| port.start(Incarnation(1)));
-            tokio::time::sleep(clock.sleep_for(Duration::from_millis(10))).await;
-            for port in &mut ports {
-                let load = LoadProgram { program: 1, name: "m".to_owned(), ..LoadProgram::default() };
-                port.send(Command::LoadProgram(load), Vec::new());
-                port.send(Command::Map(Map { program: 1, generation: 1, ..Map::default() }), Vec::new());
-                for batch in 0..BATCHES {
-                    let copy = Copy {
-                        transfer: 1,
-                        batch,
-                        program: 1,
-                        generation: 1,
-                        ranges: vec![ByteRange { bytes: BATCH.0, ..ByteRange::default() }],
-                        not_after_ns: u64::MAX,
-                        ..Copy::default()
-                    };
-                    port.send(Command::Copy(copy), Vec::new());
-                }
-            }
-            tokio::time::sleep(clock.sleep_for(Duration::from_secs(1))).await;
-            done.iter().map(|done| done.lock().unwrap().clone()).collect()
-        })
-    }
-
-    #[test]
-    fn every_batch_of_a_transfer_takes_what_the_link_says() {
-        let done = copy_on_all(1).remove(0);
-        assert_eq!(done.len() as u64, BATCHES);
-        for (batch, copy) in done.iter().enumerate() {
-            let took = Duration::from_nanos(copy.finished_ns - copy.started_ns);
-            assert_eq!(took.abs_diff(BATCH_TAKES).as_micros(), 0, "batch {batch}: {took:?}");
-        }
-        let whole = Duration::from_nanos(done[done.len() - 1].finished_ns - done[0].started_ns);
-        let expected = BATCH_TAKES * BATCHES as u32;
-        assert_eq!(whole.abs_diff(expected).as_micros(), 0, "{whole:?} of {expected:?}");
-    }
-
-    #[test]
-    fn two_gpus_behind_one_link_take_twice_as_long_each() {
-        for done in copy_on_all(2) {
-            assert_eq!(done.len() as u64, BATCHES);
-            let whole = Duration::from_nanos(done[done.len() - 1].finished_ns - done[0].started_ns);
-            let expected = 2 * BATCH_TAKES * BATCHES as u32;
-            assert!(whole.abs_diff(expected).as_micros() < 2, "{whole:?} of {expected:?}");
-        }
     }
 }

@@ -29,6 +29,8 @@ impl Parts for Processes {
     fn part(&mut self, memory: &Lent, program: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
         tracing::debug!(gpu = %self.gpu, program, "starting an executor for one model");
         let (settings, lent) = (Arc::clone(&self.settings), Some(memory.clone()));
-        Box::new(ProcessPort { settings, gpu: self.gpu, lent, sink, process: None })
+        // Others have their models in that memory.
+        let probed = true;
+        Box::new(ProcessPort { settings, gpu: self.gpu, lent, sink, process: None, probed })
     }
 }

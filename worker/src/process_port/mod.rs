@@ -36,6 +36,9 @@ mod isolated;
 mod stderr;
 mod watch;
 
+/// What of a GPU's memory its first executor measures copies with.
+const PROBE_MAX: Bytes = Bytes::mib(4);
+
 /// The program that is an executor. It finds its socket as its standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutorCommand {
@@ -96,7 +99,7 @@ impl Spawner for ProcessSpawner {
         if settings.isolation.per_model() {
             return Box::new(IsolatingPort::new(isolated::Processes::new(settings, gpu), sink));
         }
-        Box::new(ProcessPort { settings, gpu, lent: None, sink, process: None })
+        Box::new(ProcessPort { settings, gpu, lent: None, sink, process: None, probed: false })
     }
 }
 
@@ -109,6 +112,8 @@ struct ProcessPort {
     lent: Option<Lent>,
     sink: PortSink,
     process: Option<Process>,
+    /// Whether its GPU's copies were measured, or cannot be.
+    probed: bool,
 }
 
 #[derive(Debug)]
@@ -175,6 +180,7 @@ impl ProcessPort {
         if let Some(output) = child.stderr.take() {
             actix_rt::spawn(stderr::forward(output, self.gpu, incarnation));
         }
+        self.probed = true;
         let connection = Rc::new(connection);
         let watch = watch::Watch::new(self.gpu, incarnation, connection.clone(), self.sink.clone());
         actix_rt::spawn(watch.run(child));
@@ -194,6 +200,8 @@ impl ProcessPort {
             device_memory_fd: 0,
             threads: *threads,
             allow_faults: *allow_faults,
+            // Only once: the next one is waited for by those who lost this one.
+            probe_bytes: if self.probed { 0 } else { PROBE_MAX.min(memory.bytes).get() },
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
         let memory = memory.descriptor.try_clone().map_err(StartError::Descriptor)?;

@@ -167,7 +167,7 @@ pub fn unpack(
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{Dim, TensorSpec};
+    use millrace_types::{Digest, Dim, TensorSpec};
 
     use super::*;
 
@@ -180,7 +180,7 @@ mod tests {
         let shape = vec![Dim::Symbol("N".into())];
         let spec =
             |name: &str| TensorSpec { name: name.into(), datatype: DataType::Uint8, shape: shape.clone() };
-        Signature { inputs: vec![spec("x")], outputs: vec![spec("y")] }
+        Signature { digest: Digest::of(b""), inputs: vec![spec("x")], outputs: vec![spec("y")] }
     }
 
     #[test]

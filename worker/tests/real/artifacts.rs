@@ -1,7 +1,7 @@
 //! Models on their way from a controller into host memory.
 
 use millrace_proto::worker::FunctionPhase;
-use millrace_types::{Bytes, Digest};
+use millrace_types::Digest;
 use millrace_worker::start::start;
 
 use crate::controller::Controller;
@@ -118,25 +118,5 @@ async fn what_nobody_has_says_what_each_of_them_said() {
         let said = format!("controller {}: no such artifact", controller.addr);
         assert!(message.contains(&said), "{message}");
     }
-    worker.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_model_beyond_the_budget_fails_and_is_served_once_there_is_room() {
-    let dir = tempfile::tempdir().unwrap();
-    let controller = Controller::start("test-cluster", 1).await;
-    let mut config = config(dir.path(), &[controller.addr], 1);
-    // Every announced size is 64 MiB: room for one at a time while it is being prepared.
-    config.host_memory = Bytes::mib(64);
-    let worker = start(config).await.unwrap();
-    let big = controller.publish(&millrace_model::synth::tiny_cnn());
-    let small = controller.publish(&millrace_model::synth::mlp());
-    controller.desire(&[("big", big)]);
-    controller.ready("big").await;
-    controller.desire(&[("big", big), ("small", small)]);
-    let message = controller.phase("small", FunctionPhase::Failed).await;
-    assert!(message.contains("more host memory"), "{message}");
-    controller.desire(&[("small", small)]);
-    controller.ready("small").await;
     worker.shutdown().await;
 }

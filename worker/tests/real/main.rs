@@ -12,6 +12,8 @@ mod controller;
 mod failures;
 mod isolation;
 mod ledger;
+mod memory;
+mod metrics;
 mod peers;
 mod port;
 mod ports;

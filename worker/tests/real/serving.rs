@@ -7,6 +7,8 @@ use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_types::Reason;
 use millrace_worker::service::Faults;
 use millrace_worker::start::start;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::controller::Controller;
 use crate::support::{client, config, inject, invoke, request, row, serving_mlp, values, within};
@@ -36,6 +38,20 @@ async fn answers_are_the_models_own_in_process_and_over_tcp() {
     let mut remote = WorkerClient::connect(format!("http://{}", worker.addr())).await.unwrap();
     let response = remote.invoke(request("mlp", 9, &row(9))).await.unwrap().into_inner();
     assert_eq!(values(&response), reference(&row(9)));
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_says_that_it_serves_until_it_is_told_to_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", worker.addr())).unwrap();
+    let mut prober = HealthClient::new(channel.connect().await.unwrap());
+    let mut status =
+        async || prober.check(HealthCheckRequest::default()).await.unwrap().into_inner().status();
+    assert_eq!(status().await, ServingStatus::Serving);
+    worker.drain(std::time::Duration::ZERO).await;
+    assert_eq!(status().await, ServingStatus::NotServing);
     worker.shutdown().await;
 }
 

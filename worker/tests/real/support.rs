@@ -15,7 +15,7 @@ use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig, memory, start};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::controller::Controller;
@@ -84,14 +84,17 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         controllers: controllers.iter().map(ToString::to_string).collect(),
         topology: topology(gpus),
         host_memory: Bytes::mib(256),
+        model_storage: Bytes::ZERO,
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
+        gpu_memory: memory::Grid::default(),
         executor_threads: 1,
         faults: Faults::Obey,
         seed: 1,
         limits: Limits::default(),
+        kept: None,
     }
 }
 

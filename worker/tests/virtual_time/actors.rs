@@ -19,6 +19,7 @@ async fn drive(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
     let config = NodeConfig {
         dispatch: scenario.dispatch,
         eviction: scenario.eviction,
+        memory: scenario.memory.clone(),
         ..NodeConfig::new(scenario.topology.clone())
     };
     let world = World::start_with(config, &scenario.behaviour(), scenario.seed, |machine| Box::new(machine));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
 use millrace_policy::gpu::Eviction;
+use millrace_policy::memory::{Config, Grid, Layout};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -45,6 +46,7 @@ pub(crate) struct Scenario {
     pub(crate) topology: Topology,
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
+    pub(crate) memory: Grid,
     /// Each function has a model of its own, of the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
@@ -96,6 +98,7 @@ impl Scenario {
             topology: topology(),
             dispatch,
             eviction,
+            memory: Grid::default(),
             functions,
             copy_fails_every: Some(23),
             happenings,
@@ -115,10 +118,18 @@ impl Scenario {
         Self { topology, dispatch, eviction: Eviction::Torpor, ..self }
     }
 
+    /// The same with memory in partitions of 16 MiB, which are kept whole by moving models.
+    pub(crate) fn partitioned(self) -> Self {
+        let sizes = Config { partition: Bytes::mib(16), step: Bytes::mib(16), ..Config::default() };
+        let sizes = Config { regular: vec![Bytes::mib(2), Bytes::mib(8)], ..sizes };
+        Self { memory: Layout::TwoTier.of(sizes).grid().unwrap(), ..self }
+    }
+
     pub(crate) fn behaviour(&self) -> Behaviour {
         let runs = (0..).zip(&self.functions).map(|(model, function)| (model_name(model), function.run));
         Behaviour {
             start: Duration::from_millis(8),
+            process_start: Duration::ZERO,
             copy_rate: BytesPerSec::gb(12),
             copy_fails_every: self.copy_fails_every,
             ties: 0,

@@ -55,6 +55,7 @@ pub(crate) fn behaviour(takes_ms: &[u64]) -> Behaviour {
     let run = |&ms: &u64| RunModel::new(Duration::from_millis(ms));
     Behaviour {
         start: START,
+        process_start: Duration::ZERO,
         copy_rate: BytesPerSec::gb(10),
         copy_fails_every: None,
         ties: 0,
@@ -80,7 +81,7 @@ impl World {
         seed: u64,
         spawner: impl FnOnce(ModelledMachine) -> Box<dyn Spawner>,
     ) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::start());
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::since(tokio::time::Instant::now()));
         let behaviours = vec![behaviour.clone(); config.topology.gpus.len()];
         let machine = ModelledMachine::new(Arc::clone(&clock), behaviours);
         let trace = SharedTrace::default();
@@ -143,6 +144,7 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
         graph_bytes: Bytes(0),
         weights: memfd(),
         weights_bytes: weights,
+        group_bytes: Bytes::mib(2),
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
@@ -152,6 +154,7 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
 /// A request of a function that waits up to a minute.
 pub(crate) fn request(function: usize) -> Invocation {
     Invocation {
+        cold: Duration::ZERO,
         request_id: RequestId::new("request").unwrap(),
         attempt: 1,
         attempts_left: 3,

@@ -115,7 +115,7 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
                 ..Scenario::new(nodes, published.collect(), arrivals, seed)
             }
         };
-        let scenarios: Vec<_> = (1..=effort.seeds.min(3)).map(setup).collect();
+        let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
         let tails = run_each(&scenarios, |scenario, outcome| {
             let is = |name: &'static str| {
                 move |function: u32| scenario.functions[function as usize].model.name == name

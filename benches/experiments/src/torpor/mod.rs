@@ -7,10 +7,16 @@
 //! | [`early`] | H07, H12, H15: against functions that are bound to GPUs |
 //! | [`compliance`] | H08 to H10: against Torpor's own parts taken out |
 //! | [`kinds`] | H11 and the text's: one GPU, heavy and light models |
+//! | [`remoting`] | H13: messages of GPU remoting |
+//! | [`pipeline`] | H14: what each part of a swap is worth |
+//! | [`pilot`] | H16: bills and GPUs of the pilot |
 
 mod compliance;
 mod early;
 mod kinds;
+mod pilot;
+mod pipeline;
+mod remoting;
 
 use std::time::Duration;
 
@@ -26,7 +32,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
 use crate::{Effort, Experiment};
 
 /// The experiments of this module.
-pub const EXPERIMENTS: [Experiment; 7] = [
+pub const EXPERIMENTS: [Experiment; 10] = [
     Experiment {
         id: "H07",
         title: "Torpor against early binding: functions that run and that comply",
@@ -48,7 +54,14 @@ pub const EXPERIMENTS: [Experiment; 7] = [
         title: "Torpor: load balancing of high-frequency functions",
         run: early::balance,
     },
+    Experiment {
+        id: "H13",
+        title: "Torpor: GPU remoting against GVirtuS, by messages",
+        run: remoting::calls,
+    },
+    Experiment { id: "H14", title: "Torpor: what each part of a swap is worth", run: pipeline::swap },
     Experiment { id: "H15", title: "Torpor: six nodes and 1000 functions", run: early::cluster },
+    Experiment { id: "H16", title: "Torpor: the pilot's bills and GPUs", run: pilot::bills },
     Experiment { id: "T7.3", title: "Torpor: heavy and light models", run: kinds::heaviness },
 ];
 

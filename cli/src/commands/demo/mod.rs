@@ -11,7 +11,7 @@ use std::time::Duration;
 use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig, memory};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -82,12 +82,15 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         workers: NonZeroU32::MIN,
         topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
         host_memory: HOST_MEMORY,
+        model_storage: HOST_MEMORY,
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
+        gpu_memory: memory::Grid::default(),
         faults: Faults::Refuse,
         insecure: false,
         artifacts: None,
+        kept: None,
     })
 }
 

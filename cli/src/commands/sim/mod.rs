@@ -2,6 +2,7 @@
 
 mod models;
 mod results;
+mod tenants;
 mod workload;
 
 use std::num::NonZeroU32;
@@ -9,13 +10,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_device::topology::names;
+use millrace_sim::outcome::TenantSummary;
 use millrace_sim::scenario::{Function, NodeSpec, Scenario};
 use millrace_sim::{Outcome, Summary};
 use millrace_types::{Bytes, Slo};
-use millrace_worker::start::{Eviction, PolicyConfig};
+use millrace_worker::start::{Eviction, Isolation, PolicyConfig};
 
+use self::tenants::Tenant;
 use self::workload::Workload;
-use crate::commands::options::{eviction_parser, policy_parser, topology};
+use crate::commands::options::{eviction_parser, isolation_parser, policy_parser, topology};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -24,6 +27,7 @@ Examples:
   millrace sim --policy fifo,torpor --functions 480 --deadline 80ms
   millrace sim --topology a10x4 --nodes 3 --models models.yaml --trace azure.csv --rate 325 --out results
   millrace sim --functions 40 --pattern bursty --rate 4000 --policy lb,lalb,lalb-o3
+  millrace sim --tenants quiet=80 --tenants noisy=80,times=10,gpus-max=1
 
 A file of models is a list such as
   - {name: encoder, weights: 440MB, memory: 600MB, run: 12ms}
@@ -54,12 +58,23 @@ pub(crate) struct Args {
     /// Which models make room on a GPU first.
     #[arg(long, value_name = "NAME", default_value_t, value_parser = eviction_parser())]
     eviction: Eviction,
+    /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
+    /// first request on (model) or while it is on the GPU (resident).
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
+    isolation: Isolation,
+    /// How long the start of a model's own process takes, while its weights are copied.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "260ms")]
+    process_start: Duration,
     /// The models that functions take in turn: of the Torpor paper, of the LALB paper, or a file.
     #[arg(long, value_name = "torpor|lalb|FILE", default_value = "torpor")]
     models: String,
     /// How many functions there are.
     #[arg(long, value_name = "N", default_value = "160")]
     functions: NonZeroU32,
+    /// A tenant: its name, how many of the functions it has, by what their requests are multiplied, and
+    /// its caps on each node. Again for each tenant; functions that are left are of the default one.
+    #[arg(long, value_name = "NAME=FUNCTIONS[,times=N][,gpus-max=N][,gpu-share=SHARE][,memory-share=SHARE]")]
+    tenants: Vec<Tenant>,
     #[command(flatten)]
     workload: Workload,
     /// Within how long a request should be answered; scores functions [default: none].
@@ -86,6 +101,7 @@ struct Run {
     policy: PolicyConfig,
     summary: Summary,
     outcome: Outcome,
+    tenants: Vec<TenantSummary>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -113,13 +129,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         seen.join(", "),
     );
     let runs = millrace_sim::run_each(&scenarios, |scenario, outcome| {
-        (outcome.summary(&scenario.functions), outcome)
+        let tenants =
+            if args.tenants.is_empty() { Vec::new() } else { outcome.by_tenant(&scenario.functions) };
+        (outcome.summary(&scenario.functions), tenants, outcome)
     });
     let runs = runs.map_err(|error| Failure::failed(error.to_string()))?;
     let runs: Vec<Run> = policies
         .into_iter()
         .zip(runs)
-        .map(|(policy, (summary, outcome))| Run { policy, summary, outcome })
+        .map(|(policy, (summary, tenants, outcome))| Run { policy, summary, outcome, tenants })
         .collect();
     results::print(&runs, args.output.output)?;
     match &args.out {
@@ -143,15 +161,22 @@ impl Args {
             Some(_) => return Err(Failure::usage("--percentile is between 0 and 1, both excluded")),
         };
         let topology = topology(&self.topology, self.gpus, self.gpu_memory)?;
-        let (counts, arrivals) = self.workload.arrivals(self.functions.get() as usize, self.seed)?;
+        let functions = self.functions.get() as usize;
+        let times = tenants::times(&self.tenants, functions);
+        let (counts, arrivals) = self.workload.arrivals(&times, self.seed)?;
         let function = |place: usize| {
             let model = models[place % models.len()].clone();
             Function { replicas: self.replicas.get(), ..Function::new(model, slo) }
         };
         // A trace may have fewer functions than are asked for.
-        let functions = (0..counts).map(function).collect();
-        let node = NodeSpec { eviction: self.eviction, ..NodeSpec::new(topology, self.policy[0]) };
+        let mut functions: Vec<_> = (0..counts).map(function).collect();
+        tenants::assign(&self.tenants, &mut functions)?;
+        let quotas = self.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.quota)).collect();
+        let (eviction, isolation) = (self.eviction, self.isolation);
+        let node = NodeSpec { eviction, isolation, ..NodeSpec::new(topology, self.policy[0]) };
         let nodes = vec![node; self.nodes.get() as usize];
-        Ok(Scenario { timeout: self.timeout, ..Scenario::new(nodes, functions, arrivals, self.seed) })
+        let scenario = Scenario::new(nodes, functions, arrivals, self.seed);
+        let (timeout, process_start) = (self.timeout, self.process_start);
+        Ok(Scenario { quotas, timeout, process_start, ..scenario })
     }
 }

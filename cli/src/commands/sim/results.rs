@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use millrace_sim::Record;
+use millrace_sim::outcome::TenantSummary;
 use millrace_sim::report::{Line, lines, requests_csv};
 use serde::Serialize;
 
@@ -30,6 +31,22 @@ struct Row {
     gpu_load_variance: f64,
     compliant: u64,
     with_objective: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tenants: Vec<TenantRow>,
+}
+
+/// A tenant's part of it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TenantRow {
+    tenant: String,
+    requests: u64,
+    failed: u64,
+    mean_ms: f64,
+    p50_ms: f64,
+    p98_ms: f64,
+    p99_ms: f64,
+    gpu_time_ms: f64,
 }
 
 fn millis(span: Duration) -> f64 {
@@ -52,6 +69,20 @@ fn row(run: &Run) -> Row {
         gpu_load_variance: summary.gpu_load_variance,
         compliant: summary.compliant,
         with_objective: summary.with_objective,
+        tenants: run.tenants.iter().map(tenant_row).collect(),
+    }
+}
+
+fn tenant_row(tenant: &TenantSummary) -> TenantRow {
+    TenantRow {
+        tenant: tenant.tenant.to_string(),
+        requests: tenant.requests,
+        failed: tenant.failed,
+        mean_ms: millis(tenant.mean),
+        p50_ms: millis(tenant.p50),
+        p98_ms: millis(tenant.p98),
+        p99_ms: millis(tenant.p99),
+        gpu_time_ms: millis(tenant.gpu_time),
     }
 }
 
@@ -94,7 +125,38 @@ pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
             compliant,
         ]);
     }
-    output::print(&table.render(format))
+    output::print(&table.render(format))?;
+    let tenants = tenants(runs);
+    if tenants.is_empty() { Ok(()) } else { output::print(&format!("\n{}", tenants.render(format))) }
+}
+
+/// What each tenant had of each run, where tenants are named.
+fn tenants(runs: &[Run]) -> Table {
+    let mut table = Table::new([
+        col("POLICY"),
+        col("TENANT"),
+        col("REQUESTS"),
+        col("FAILED"),
+        col("MEAN"),
+        col("P50"),
+        col("P98"),
+        col("P99"),
+        col("GPU-TIME"),
+    ]);
+    for (run, tenant) in runs.iter().flat_map(|run| run.tenants.iter().map(move |tenant| (run, tenant))) {
+        table.row([
+            run.policy.to_string(),
+            tenant.tenant.to_string(),
+            text::count(tenant.requests),
+            text::count(tenant.failed),
+            text::latency(tenant.mean),
+            text::latency(tenant.p50),
+            text::latency(tenant.p98),
+            text::latency(tenant.p99),
+            text::latency(tenant.gpu_time),
+        ]);
+    }
+    table
 }
 
 fn percent(share: f64) -> String {

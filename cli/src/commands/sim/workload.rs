@@ -64,15 +64,20 @@ impl Workload {
         MINUTE * self.minutes
     }
 
-    /// How many functions are asked, and the requests.
-    pub(super) fn arrivals(&self, functions: usize, seed: u64) -> Result<(usize, Vec<Arrival>), Failure> {
+    /// How many functions are asked, and the requests: of each function so many times as many as there
+    /// would be.
+    pub(super) fn arrivals(&self, times: &[u32], seed: u64) -> Result<(usize, Vec<Arrival>), Failure> {
+        let functions = times.len();
         if !(self.top_share > 0.0 && self.top_share < 1.0) {
             return Err(Failure::usage("--top-share is between 0 and 1, both excluded"));
         }
         let (asked, arrivals) = match self.pattern {
-            Some(shape) if shape != Shape::Zipf => (functions, self.generated(shape, functions, seed)),
+            Some(shape) if shape != Shape::Zipf => (functions, self.generated(shape, times, seed)),
             _ => {
-                let counts = self.counts(functions)?;
+                let mut counts = self.counts(functions)?;
+                for minute in &mut counts {
+                    minute.iter_mut().zip(times).for_each(|(count, times)| *count *= times);
+                }
                 (counts.iter().map(Vec::len).max().unwrap_or(0), minutes::arrivals(&counts, seed))
             }
         };
@@ -115,14 +120,16 @@ impl Workload {
         })
     }
 
-    fn generated(&self, shape: Shape, functions: usize, seed: u64) -> Vec<Arrival> {
-        let rate = f64::from(self.rate.unwrap_or(RATE)) / functions as f64;
-        let gap = MINUTE.div_f64(rate);
-        let pattern = match shape {
-            Shape::Zipf | Shape::Sporadic => Pattern::Sporadic { mean_gap: gap },
-            Shape::Periodic => Pattern::Periodic { period: gap, jitter: JITTER },
-            Shape::Bursty => Pattern::Bursty { mean_gap: gap * BURST, size: BURST, apart: APART },
+    fn generated(&self, shape: Shape, times: &[u32], seed: u64) -> Vec<Arrival> {
+        let rate = f64::from(self.rate.unwrap_or(RATE)) / times.len() as f64;
+        let pattern = |times: &u32| {
+            let gap = MINUTE.div_f64(rate) / *times;
+            match shape {
+                Shape::Zipf | Shape::Sporadic => Pattern::Sporadic { mean_gap: gap },
+                Shape::Periodic => Pattern::Periodic { period: gap, jitter: JITTER },
+                Shape::Bursty => Pattern::Bursty { mean_gap: gap * BURST, size: BURST, apart: APART },
+            }
         };
-        patterns::arrivals(&vec![pattern; functions], self.span(), seed)
+        patterns::arrivals(&times.iter().map(pattern).collect::<Vec<_>>(), self.span(), seed)
     }
 }

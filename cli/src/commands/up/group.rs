@@ -1,5 +1,6 @@
 //! A group of controllers, each a process of its own, and workers likewise.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -70,7 +71,15 @@ fn log_words(config: &Config) -> Vec<String> {
         LogFormat::Json => "json",
     };
     let mut words = vec!["--log-format".to_owned(), format.to_owned()];
-    for (flag, value) in [("--log", &config.log), ("--otlp-endpoint", &config.otlp_endpoint)] {
+    // Said in any case: the parts read the same settings file and environment.
+    let sample = Some(config.trace_sample.to_string());
+    let keep = Some(config.keep_spans.map_or(0, NonZeroU32::get).to_string());
+    for (flag, value) in [
+        ("--log", &config.log),
+        ("--otlp-endpoint", &config.otlp_endpoint),
+        ("--trace-sample", &sample),
+        ("--keep-spans", &keep),
+    ] {
         words.extend(value.iter().flat_map(|value| [flag.to_owned(), value.clone()]));
     }
     words

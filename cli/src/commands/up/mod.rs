@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use millrace_proto::trace::Kept;
+
 use crate::cluster::WORKERS_MAX;
 use crate::commands::options::{Machine, Manners};
 use crate::commands::worker::WORKER_PORT;
@@ -74,16 +76,21 @@ pub(crate) struct Args {
     manners: Manners,
 }
 
-pub(crate) async fn run(args: Args, config: &Config) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, config: &Config, spans: Option<Kept>) -> Result<(), Failure> {
     let (data_dir, _kept) = args.data_dir()?;
     args.manners.check_exposed(args.worker())?;
     match args.controllers.get() {
-        1 => single::run(&args, config, data_dir).await,
+        1 => single::run(&args, config, data_dir, spans).await,
         _ => group::run(&args, config, data_dir).await,
     }
 }
 
 impl Args {
+    /// Whether this process is a controller and a worker itself.
+    pub(crate) fn serves(&self) -> bool {
+        self.controllers.get() == 1
+    }
+
     /// Where to keep things, and what removes it at the end.
     fn data_dir(&self) -> Result<(PathBuf, Option<tempfile::TempDir>), Failure> {
         if self.ephemeral {

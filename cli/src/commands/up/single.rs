@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use millrace_proto::trace::Kept;
 use serde_json::json;
 
 use super::Args;
@@ -11,11 +12,16 @@ use crate::failure::Failure;
 use crate::process::{self, Stop};
 use crate::processes::record;
 
-pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), Failure> {
+pub(super) async fn run(
+    args: &Args,
+    config: &Config,
+    data_dir: PathBuf,
+    spans: Option<Kept>,
+) -> Result<(), Failure> {
     // Before anything starts, so that no signal is missed.
     let mut stop = Stop::new()?;
     let kept = args.kept(&data_dir);
-    let plan = plan(args, config, data_dir)?;
+    let plan = Plan { kept: spans, ..plan(args, config, data_dir)? };
     let mut cluster = tokio::select! {
         cluster = Cluster::start(plan) => cluster?,
         () = stop.asked() => return Ok(()),
@@ -43,12 +49,15 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         workers: args.workers(),
         topology: args.machine.topology()?,
         host_memory: args.machine.host_memory,
+        model_storage: args.machine.model_storage()?,
         dispatch: args.machine.dispatch,
         eviction: args.machine.eviction,
         isolation: args.machine.isolation,
+        gpu_memory: args.machine.gpu_memory()?,
         faults: args.manners.faults(),
         insecure: args.manners.insecure,
         artifacts: config.artifacts.clone(),
+        kept: None,
     })
 }
 

@@ -9,18 +9,6 @@ fn early(binding: Binding, cold_ms: u64, gpus: usize) -> Node {
 }
 
 impl Node {
-    fn of_function(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
-        let attempts = Attempts::new(3, Idempotent::Yes);
-        let function = FunctionIndex(function);
-        self.step(Event::Enqueue {
-            key: RequestKey(key),
-            function,
-            model,
-            attempts,
-            priority: Priority::default(),
-        })
-    }
-
     fn at_wake(&mut self) -> Vec<Action> {
         self.now = self.dispatch.next_wake().unwrap();
         self.step(Event::Tick)
@@ -30,9 +18,9 @@ impl Node {
 #[test]
 fn a_bound_function_waits_for_its_gpu_while_others_idle() {
     let mut node = early(Binding::ForGood, 0, 2);
-    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
-    assert_eq!(node.of_function(2, 1, A), [], "GPU 1 is idle");
-    assert_eq!(node.of_function(3, 2, A), [assign(1, 3, A)], "where there is most room");
+    assert_eq!(node.ask(1, 1, A), [assign(0, 1, A)]);
+    assert_eq!(node.ask(2, 1, A), [], "GPU 1 is idle");
+    assert_eq!(node.ask(3, 2, A), [assign(1, 3, A)], "where there is most room");
     assert_eq!(node.ended(0, 1, 5), [assign(0, 2, A)]);
 }
 
@@ -40,36 +28,36 @@ fn a_bound_function_waits_for_its_gpu_while_others_idle() {
 fn what_finds_no_room_among_those_bound_for_good_is_refused() {
     let mut node = early(Binding::ForGood, 0, 1);
     for function in 1..=2 {
-        node.of_function(function.into(), function, A);
+        node.ask(function.into(), function, A);
     }
     // 28 MiB each.
-    assert_eq!(node.of_function(3, 3, B), [fail(3, Reason::NoGpuMemory, false)]);
+    assert_eq!(node.ask(3, 3, B), [fail(3, Reason::NoGpuMemory, false)]);
     assert_eq!(node.step(Event::Forget { function: FunctionIndex(1) }), []);
-    assert_eq!(node.of_function(4, 3, B), [], "one is gone: there is room");
+    assert_eq!(node.ask(4, 3, B), [], "one is gone: there is room");
     assert_eq!(node.dispatch.queued(), 2);
 }
 
 #[test]
 fn a_cold_start_comes_before_the_first_request_only() {
     let mut node = early(Binding::ForGood, 50, 1);
-    assert_eq!(node.of_function(1, 1, A), []);
-    assert_eq!(node.of_function(2, 1, A), []);
+    assert_eq!(node.ask(1, 1, A), []);
+    assert_eq!(node.ask(2, 1, A), []);
     assert_eq!(node.dispatch.next_wake(), Some(node.now + Duration::from_millis(50)));
     assert_eq!(node.at_wake(), [assign(0, 1, A)]);
     assert_eq!(node.ended(0, 1, 5), [assign(0, 2, A)]);
     assert_eq!(node.ended(0, 2, 5), []);
-    assert_eq!(node.of_function(3, 1, A), [assign(0, 3, A)]);
+    assert_eq!(node.ask(3, 1, A), [assign(0, 3, A)]);
 }
 
 #[test]
 fn a_keep_alive_that_ends_makes_room_and_costs_another_cold_start() {
     let mut node = early(Binding::KeepAlive(Duration::from_millis(100)), 50, 1);
-    node.of_function(1, 1, A);
-    node.of_function(2, 2, A);
+    node.ask(1, 1, A);
+    node.ask(2, 2, A);
     assert_eq!(node.at_wake(), [assign(0, 1, A)]);
     assert_eq!(node.ended(0, 1, 5), [assign(0, 2, A)]);
     node.ended(0, 2, 5);
-    assert_eq!(node.of_function(3, 3, B), [], "no room");
+    assert_eq!(node.ask(3, 3, B), [], "no room");
     assert_eq!(node.at_wake(), [], "those that were not asked for went");
     assert_eq!(node.at_wake(), [assign(0, 3, B)], "50 ms later");
 }
@@ -77,8 +65,8 @@ fn a_keep_alive_that_ends_makes_room_and_costs_another_cold_start() {
 #[test]
 fn functions_of_a_lost_gpu_are_bound_anew() {
     let mut node = early(Binding::ForGood, 0, 2);
-    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
-    assert_eq!(node.of_function(2, 1, A), []);
+    assert_eq!(node.ask(1, 1, A), [assign(0, 1, A)]);
+    assert_eq!(node.ask(2, 1, A), []);
     assert_eq!(node.down(0, &[(1, Progress::Waiting)]), [assign(1, 1, A)]);
     assert_eq!(node.ended(1, 1, 5), [assign(1, 2, A)]);
 }
@@ -89,19 +77,19 @@ fn a_function_without_room_holds_up_none_that_finds_some() {
     let mut node = early(keep_alive, 0, 1);
     let wide = ModelId(4);
     node.step(Event::Install { model: wide, memory: Bytes::mib(24), weights: Bytes::mib(24) });
-    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
-    assert_eq!(node.of_function(2, 2, wide), [], "44 MiB, and 36 beside function 1");
-    assert_eq!(node.of_function(3, 3, B), [], "behind function 1");
+    assert_eq!(node.ask(1, 1, A), [assign(0, 1, A)]);
+    assert_eq!(node.ask(2, 2, wide), [], "44 MiB, and 36 beside function 1");
+    assert_eq!(node.ask(3, 3, B), [], "behind function 1");
     assert_eq!(node.ended(0, 1, 5), [assign(0, 3, B)], "and not behind function 2");
 }
 
 #[test]
 fn a_function_whose_request_is_withdrawn_is_kept_from_then_on() {
     let mut node = early(Binding::KeepAlive(Duration::from_secs(1)), 50, 1);
-    node.of_function(1, 1, A);
+    node.ask(1, 1, A);
     assert_eq!(node.at_wake(), [assign(0, 1, A)]);
     node.now = node.now + Duration::from_millis(300);
-    assert_eq!(node.of_function(2, 1, A), [], "it is still at work");
+    assert_eq!(node.ask(2, 1, A), [], "it is still at work");
     node.step(Event::Withdraw { key: RequestKey(2) });
     assert_eq!(node.dispatch.next_wake(), Some(node.now + Duration::from_secs(1)));
 }
@@ -109,10 +97,10 @@ fn a_function_whose_request_is_withdrawn_is_kept_from_then_on() {
 #[test]
 fn what_began_before_is_refused_as_such() {
     let mut node = early(Binding::ForGood, 0, 1);
-    assert_eq!(node.of_function(1, 1, A), [assign(0, 1, A)]);
-    node.of_function(2, 2, A);
+    assert_eq!(node.ask(1, 1, A), [assign(0, 1, A)]);
+    node.ask(2, 2, A);
     node.step(Event::Forget { function: FunctionIndex(1) });
-    node.of_function(3, 3, A);
+    node.ask(3, 3, A);
     // 28 MiB each: the GPU is full without function 1.
     let failed = Event::Returned { gpu: gpu(0), key: RequestKey(1), why: Return::Failed(Progress::Begun) };
     assert_eq!(node.step(failed), [fail(1, Reason::NoGpuMemory, true), assign(0, 2, A)]);

@@ -5,7 +5,8 @@ use super::*;
 fn ask(node: &mut Node, key: u64, model: ModelId, level: u64) -> Vec<Action> {
     let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
     let priority = Priority::new(level).unwrap();
-    node.step(Event::Enqueue { key, function: FunctionIndex(level as u32), model, attempts, priority })
+    let function = FunctionIndex(level as u32);
+    node.step(Event::Enqueue(Request { key, function, model, attempts, priority }))
 }
 
 fn assigned(actions: &[Action]) -> Vec<(u32, u64)> {

@@ -1,7 +1,5 @@
 //! Whatever happens, under every policy: nothing is lost, nothing runs twice, no GPU idles in vain.
 
-use millrace_types::Priority;
-
 use super::*;
 use crate::gpu::eviction::CopyKind;
 
@@ -158,7 +156,7 @@ proptest! {
                     let level = if levels { 1 + next_key % 3 * 3 } else { 0 };
                     let priority = Priority::new(level).unwrap_or_default();
                     let (function, model) = (FunctionIndex(model), ModelId(model));
-                    Event::Enqueue { key, function, model, attempts, priority }
+                    Event::Enqueue(Request { key, function, model, attempts, priority })
                 }
                 Step::Withdraw(number) => {
                     let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };

@@ -20,18 +20,6 @@ fn server(config: TorporConfig) -> Node {
 }
 
 impl Node {
-    fn request(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
-        let attempts = Attempts::new(3, Idempotent::Yes);
-        let function = FunctionIndex(function);
-        self.step(Event::Enqueue {
-            key: RequestKey(key),
-            function,
-            model,
-            attempts,
-            priority: Priority::default(),
-        })
-    }
-
     fn held_to(&mut self, function: u32, share: f64, counts: (u64, u64)) {
         let slo = Slo { deadline: Duration::from_millis(80), percentile: share };
         let (function, objective) = (FunctionIndex(function), Some(Objective::of(&slo)));
@@ -74,11 +62,11 @@ fn queue_of(config: TorporConfig) -> Node {
 fn the_prioritised_go_by_most_due_first_and_the_others_by_least() {
     let mut node = queue_of(TorporConfig::default());
     let fill = |node: &mut Node, from: u64| {
-        node.request(from, 9, A);
+        node.ask(from, 9, A);
         for function in 1..=6 {
-            node.request(from + function, function as u32, A);
+            node.ask(from + function, function as u32, A);
         }
-        node.request(from + 7, 1, A);
+        node.ask(from + 7, 1, A);
     };
     fill(&mut node, 100);
     // 3 just meets its objective and 6 has none: the same, so by age.
@@ -102,7 +90,7 @@ fn the_prioritised_go_by_most_due_first_and_the_others_by_least() {
 fn torpor_fifo_goes_by_age_alone() {
     let mut node = queue_of(TorporConfig { order: Order::Arrival, ..TorporConfig::default() });
     for key in 1..=5 {
-        node.request(key, key as u32, A);
+        node.ask(key, key as u32, A);
     }
     assert_eq!(node.drain(1), [2, 3, 4, 5]);
 }
@@ -129,7 +117,7 @@ fn a_load_goes_where_the_neighbour_disturbs_it_least() {
                 node.ended(index, u64::from(index) + 1, 5);
             }
         }
-        let Action::Assign { gpu, .. } = node.request(50, 0, A)[..][0] else { panic!("not given") };
+        let Action::Assign { gpu, .. } = node.ask(50, 0, A)[..][0] else { panic!("not given") };
         gpu.0
     };
     // How long each loads for a run of 100 ms, and whether that is over.
@@ -150,7 +138,7 @@ fn force(node: &mut Node, index: u32, key: u64, model: ModelId) {
     for &other in &idle {
         node.step(Event::Down { gpu: gpu(other), lost: Vec::new() });
     }
-    assert_eq!(node.request(key, 0, model), [assign(index, key, model)]);
+    assert_eq!(node.ask(key, 0, model), [assign(index, key, model)]);
     for other in idle {
         node.step(Event::Up { gpu: gpu(other), incarnation: Incarnation(1) });
     }
@@ -162,14 +150,14 @@ fn a_copy_comes_over_the_fastest_nvlink_from_a_busy_holder() {
     let mut node = server(TorporConfig::default());
     force(&mut node, 0, 1, A);
     node.loaded(0, A);
-    assert_eq!(node.request(2, 0, A), [assign_from(0, 3, 2, A)], "0-3 is a fast pair");
+    assert_eq!(node.ask(2, 0, A), [assign_from(0, 3, 2, A)], "0-3 is a fast pair");
     let copied = node.dispatch.fleet.get(gpu(3));
     assert_eq!(copied.loading(), Loading::FromPeer);
     assert_eq!(copied.running.unwrap().swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
     node.loaded(3, A);
-    assert_eq!(node.request(3, 0, A), [assign_from(3, 2, 3, A)], "3-2 is fast, 0-1 is not");
+    assert_eq!(node.ask(3, 0, A), [assign_from(3, 2, 3, A)], "3-2 is fast, 0-1 is not");
     node.ended(3, 2, 5);
-    assert_eq!(node.request(4, 0, A), [assign(3, 4, A)], "the holder that is idle");
+    assert_eq!(node.ask(4, 0, A), [assign(3, 4, A)], "the holder that is idle");
     assert_eq!(node.dispatch.stats().hits, 1);
     assert_eq!(node.dispatch.stats().false_misses, 2);
 }
@@ -178,10 +166,10 @@ fn a_copy_comes_over_the_fastest_nvlink_from_a_busy_holder() {
 fn a_holder_whose_own_copy_is_on_its_way_gives_none() {
     let mut node = server(TorporConfig::default());
     force(&mut node, 0, 1, A);
-    assert_eq!(node.request(2, 0, A), [assign(2, 2, A)], "from the host, away from what 0 loads");
+    assert_eq!(node.ask(2, 0, A), [assign(2, 2, A)], "from the host, away from what 0 loads");
     node.loaded(0, A);
-    assert_eq!(node.request(3, 0, A), [assign_from(0, 3, 3, A)]);
-    assert_eq!(node.request(4, 0, A), [assign_from(0, 1, 4, A)], "a slow pair: 3 has it not yet");
+    assert_eq!(node.ask(3, 0, A), [assign_from(0, 3, 3, A)]);
+    assert_eq!(node.ask(4, 0, A), [assign_from(0, 1, 4, A)], "a slow pair: 3 has it not yet");
 }
 
 #[test]
@@ -190,8 +178,8 @@ fn a_peer_that_is_slower_than_the_host_is_left_alone() {
     let peers = vec![PeerLink { a: gpu(0), b: gpu(1), rate: BytesPerSec::gb(12) }];
     let policy = torpor(TorporConfig::default());
     let mut node = node_of(&Config { peers, ..Config::new(vec![gpu_config; 2], 9).with_policy(policy, 1) });
-    assert_eq!(node.request(1, 0, A), [assign(0, 1, A)]);
-    assert_eq!(node.request(2, 0, A), [assign(1, 2, A)]);
+    assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
+    assert_eq!(node.ask(2, 0, A), [assign(1, 2, A)]);
     assert_eq!(
         node.dispatch.fleet.get(gpu(1)).running.unwrap().swap,
         BytesPerSec::gb(12).time_for(Bytes::mib(8))
@@ -205,7 +193,7 @@ fn random_draws_the_same_gpus_from_the_same_seed_and_all_of_them() {
         let mut node = node_of(&Config::new(gpus, 9).with_policy("random".parse().unwrap(), seed));
         let mut draws = Vec::new();
         for key in 1..=40 {
-            let Action::Assign { gpu, .. } = node.request(key, 0, B)[..][0] else { panic!("one is idle") };
+            let Action::Assign { gpu, .. } = node.ask(key, 0, B)[..][0] else { panic!("one is idle") };
             draws.push(gpu.0);
             node.ended(gpu.0, key, 1);
             node.step(Event::Evicted { gpu, models: vec![B] });
@@ -223,15 +211,15 @@ fn the_artifact_regroups_every_two_seconds() {
     node.step(Event::Tick);
     node.now = node.dispatch.next_wake().unwrap();
     node.step(Event::Tick);
-    node.request(1, 9, A);
-    node.request(2, 3, A);
-    node.request(3, 4, A);
+    node.ask(1, 9, A);
+    node.ask(2, 3, A);
+    node.ask(3, 4, A);
     let late = SloCounts { m: 0, n: 1000 };
     node.step(Event::Score { function: FunctionIndex(4), counts: late });
     assert_eq!(node.drain(1), [2, 3], "as they stood");
-    node.request(4, 9, A);
-    node.request(5, 3, A);
-    node.request(6, 4, A);
+    node.ask(4, 9, A);
+    node.ask(5, 3, A);
+    node.ask(6, 4, A);
     node.now = node.dispatch.next_wake().unwrap();
     node.step(Event::Tick);
     assert_eq!(node.drain(4), [6, 5], "4 has most due now");
@@ -254,12 +242,12 @@ fn a_function_that_is_gone_counts_no_more() {
 fn late_requests_keep_their_turn_or_wait_for_all_others() {
     let order = |late| {
         let mut node = queue_of(TorporConfig { late, ..TorporConfig::default() });
-        node.request(1, 9, A);
+        node.ask(1, 9, A);
         // 1 has most due. Its deadline of 80 ms passes for the first of its requests.
-        node.request(2, 1, A);
+        node.ask(2, 1, A);
         node.now = node.now + Duration::from_millis(40);
-        node.request(3, 5, A);
-        node.request(4, 1, A);
+        node.ask(3, 5, A);
+        node.ask(4, 1, A);
         node.now = node.now + Duration::from_millis(41);
         node.drain(1)
     };
@@ -271,7 +259,7 @@ fn late_requests_keep_their_turn_or_wait_for_all_others() {
 fn the_copies_of_the_model_asked_for_most_are_told() {
     let mut node = server(TorporConfig::default());
     for (key, model) in [(1, B), (2, A), (3, A)] {
-        node.request(key, 0, model);
+        node.ask(key, 0, model);
     }
     assert_eq!(node.dispatch.stats().top_copies, 2);
 }

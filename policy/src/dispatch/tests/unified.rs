@@ -35,18 +35,6 @@ impl Node {
         self.step(Event::Objective { function, objective });
         self.step(Event::Score { function, counts: SloCounts { m, n } });
     }
-
-    fn ask(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
-        let attempts = Attempts::new(3, Idempotent::Yes);
-        let function = FunctionIndex(function);
-        self.step(Event::Enqueue {
-            key: RequestKey(key),
-            function,
-            model,
-            attempts,
-            priority: Priority::default(),
-        })
-    }
 }
 
 /// GPU 0 holds A and has run it for so long, GPU 1 is idle. Loading is charged with 5% more.
@@ -192,7 +180,7 @@ fn a_late_request_is_overtaken_up_to_the_limit_and_no_more() {
             assert_eq!(node.ended(0, running, 10), [assign(0, next, A)], "{overtaken} times of {limit}");
             running = next;
         }
-        assert_eq!(node.dispatch.stats().overtaken_max, limit.into());
+        assert_eq!(node.dispatch.stats().overtaken_max, u64::from(limit));
     }
 }
 
@@ -259,8 +247,7 @@ fn a_suspect_is_not_handed_ahead_to_its_holder() {
         node.ask(1, 0, A);
         // It ends at any moment.
         node.wait_ms(160);
-        let (key, priority) = (RequestKey(2), Priority::default());
-        node.step(Event::Enqueue { key, function: F, model: A, attempts, priority })
+        node.ask_again(2, F.0, A, attempts)
     };
     assert_eq!(ask(fresh), [assign(0, 2, A)]);
     assert_eq!(ask(suspect), [], "it gets a GPU of its own");

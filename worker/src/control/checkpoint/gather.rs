@@ -280,6 +280,7 @@ mod tests {
             peer_swaps: 0,
             evictions: 0,
             busy: Duration::ZERO,
+            moved: Bytes::ZERO,
         };
         NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() }
     }

@@ -289,7 +289,13 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
                     ending: false,
                 });
                 let (build, incarnation) = (BUILD.to_owned(), incarnation.0);
-                let ready = Ready { protocol_version: PROTOCOL_VERSION, build, pid: 0, incarnation };
+                let ready = Ready {
+                    protocol_version: PROTOCOL_VERSION,
+                    build,
+                    pid: 0,
+                    incarnation,
+                    copy_rates: Vec::new(),
+                };
                 PortEventKind::Event(Event::Ready(ready), Vec::new())
             }
             Err(message) => PortEventKind::SpawnFailed { message },
@@ -304,6 +310,7 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
             Command::UnloadProgram(unload) => self.end(unload.program),
             Command::Map(ref map) => place.send_to(map.program, command, descriptors),
             Command::Unmap(ref unmap) => place.send_to(unmap.program, command, descriptors),
+            Command::Relocate(ref relocate) => place.send_to(relocate.program, command, descriptors),
             Command::Copy(copy) => self.copy(copy),
             Command::Revoke(revoke) => {
                 let id = place.copies.get(&(revoke.transfer, revoke.batch));

@@ -22,6 +22,9 @@ use crate::clock::{Sleeper, own_microsecond};
 pub struct Behaviour {
     /// From start to ready.
     pub start: Duration,
+    /// Where each program has a process of its own (L05): how long after it was loaded the first run
+    /// can begin. Copies do not wait for it.
+    pub process_start: Duration,
     /// The rate of its copies, where the links they cross have more.
     pub copy_rate: BytesPerSec,
     /// Every how many copies one fails; `None` for never.
@@ -78,9 +81,18 @@ struct RunJob {
 struct Program {
     weights: Bytes,
     run: RunModel,
+    /// When its process is up.
+    ready: Timestamp,
     generation: Option<u64>,
     mapped: Timestamp,
     loaded: Bytes,
+}
+
+impl Program {
+    /// When a run can begin, if the weights do not keep it.
+    fn begins(&self) -> Timestamp {
+        self.ready.max(self.mapped + self.run.start)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,7 +174,8 @@ impl Model {
                     panic!("the scenario says nothing of model {name:?}");
                 };
                 let (generation, mapped, loaded) = (None, now, Bytes::ZERO);
-                self.programs.insert(program, Program { weights, run, generation, mapped, loaded });
+                let ready = now + self.behaviour.process_start;
+                self.programs.insert(program, Program { weights, run, ready, generation, mapped, loaded });
                 self.say(Word::Loaded { program });
             }
             Order::Unload { program } => {
@@ -178,6 +191,13 @@ impl Model {
                 let mapped = |program: &&mut Program| program.generation == Some(generation);
                 if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
                     program.generation = None;
+                }
+            }
+            Order::Relocate { program: id, was, generation } => {
+                let mapped = |program: &&mut Program| program.generation == Some(was);
+                if let Some(program) = self.programs.get_mut(&id).filter(mapped) {
+                    program.generation = Some(generation);
+                    self.say(Word::Relocated { program: id, generation });
                 }
             }
             Order::Copy(order) => self.copies.push(now, order),
@@ -285,7 +305,7 @@ impl Model {
     fn begins(&self, job: &RunJob) -> Option<Timestamp> {
         let program = self.programs.get(&job.program)?;
         let some = program.loaded > Bytes::ZERO || program.loaded >= program.weights;
-        (job.begun.is_none() && some).then(|| self.own(program.mapped + program.run.start))
+        (job.begun.is_none() && some).then(|| self.own(program.begins()))
     }
 
     fn own(&self, at: Timestamp) -> Timestamp {
@@ -336,7 +356,7 @@ impl Model {
             return true;
         };
         let (model, complete) = (program.run, program.loaded >= program.weights);
-        let started = now >= program.mapped + model.start;
+        let started = now >= program.begins();
         match (begun, ends) {
             (None, _) if started && (complete || program.loaded > Bytes::ZERO) => {
                 self.runs[0].begun = Some(now);

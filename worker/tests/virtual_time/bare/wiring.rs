@@ -5,7 +5,7 @@ use millrace_policy::attempts::Progress;
 use millrace_policy::dispatch;
 use millrace_policy::fabric::{self, BatchFailure, Grant, link};
 use millrace_policy::gpu::{self, RunFailure};
-use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
+use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::lifecycle;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
@@ -118,8 +118,8 @@ impl Node<'_> {
                 admission::Action::Enqueue { key, attempts } => {
                     let model = ModelId(function.0);
                     let priority = Priority::default();
-                    let event = dispatch::Event::Enqueue { key, function, model, attempts, priority };
-                    self.mail.push_back(Mail::Dispatch(event));
+                    let request = dispatch::Request { key, function, model, attempts, priority };
+                    self.mail.push_back(Mail::Dispatch(dispatch::Event::Enqueue(request)));
                 }
                 admission::Action::Answer { key } => {
                     let (gpu, attempts) = (gpu.unwrap(), self.requests[&key].attempt);
@@ -266,6 +266,9 @@ impl Node<'_> {
             gpu::Action::Map { model, generation, .. } => {
                 Order::Map { program: program(model), generation: generation.0 }
             }
+            gpu::Action::Relocate { model, was, generation, .. } => {
+                Order::Relocate { program: program(model), was: was.0, generation: generation.0 }
+            }
             gpu::Action::Unmap { model, generation } => {
                 Order::Unmap { program: program(model), generation: generation.0 }
             }
@@ -352,6 +355,10 @@ impl Node<'_> {
             _ if !place.up || incarnation != place.life.incarnation() => return,
             Word::Loaded { program } => {
                 Mail::Gpu(index, gpu::Event::ProgramLoaded { model: ModelId(program as u32) })
+            }
+            Word::Relocated { program, generation } => {
+                let (model, generation) = (ModelId(program as u32), Generation(generation));
+                Mail::Gpu(index, gpu::Event::Relocated { model, generation })
             }
             Word::CopyDone { transfer, batch, started, finished, .. } => {
                 let (transfer, batch) = (TransferId(transfer), BatchId(batch));

@@ -30,6 +30,10 @@ fn install(name: &str, model: u8) -> Action {
     Action::Install { key: key(name), digest: digest(model) }
 }
 
+fn arrived(model: u8) -> Action {
+    Action::Arrived { digest: digest(model) }
+}
+
 fn desired<const N: usize>(plan: &mut Plan, functions: [Wanted; N]) -> Vec<Action> {
     plan.on_event(Event::Desired(functions.into()), NOW)
 }
@@ -50,7 +54,7 @@ fn installed(plan: &mut Plan, name: &str, outcome: Result<(), String>) {
 fn two_functions_of_one_digest_share_one_model() {
     let mut plan = plan(100);
     assert_eq!(desired(&mut plan, [wanted("a", 1, 10), wanted("b", 1, 10)]), [prepare(1, 10)]);
-    assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), install("b", 1)]);
+    assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), install("b", 1), arrived(1)]);
     assert_eq!(plan.resident(), [(digest(1), Bytes(9))]);
     let retire = Action::Retire { key: key("a") };
     assert_eq!(desired(&mut plan, [wanted("b", 1, 10)]), [retire]);
@@ -90,21 +94,102 @@ fn a_refused_function_fails_alone() {
 }
 
 #[test]
-fn over_budget_fails_with_what_to_do_and_recovers_when_room_is_made() {
+fn over_budget_waits_with_what_to_do_until_room_is_made() {
     let mut plan = plan(15);
     assert_eq!(desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]), [prepare(1, 10)]);
-    let Phase::Failed(message) = plan.phases()[1].1.clone() else { panic!("{:?}", plan.phases()) };
-    assert!(message.contains("delete functions"), "{message}");
+    let Phase::Preparing(message) = plan.phases()[1].1.clone() else { panic!("{:?}", plan.phases()) };
+    assert!(message.contains("add a worker"), "{message}");
     assert_eq!(desired(&mut plan, [wanted("b", 2, 10)]), []);
     // The preparation that was under way cannot be called back: its end frees the memory.
     assert_eq!(prepared(&mut plan, 1, 10), [Action::Drop { digest: digest(1) }, prepare(2, 10)]);
 }
 
 #[test]
+fn larger_than_the_budget_fails_at_once_and_makes_nobody_leave() {
+    let mut plan = plan(15);
+    desired(&mut plan, [wanted("a", 1, 10)]);
+    prepared(&mut plan, 1, 10);
+    let actions = desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 16)]);
+    assert!(
+        matches!(&actions[..], [Action::Refuse { why, .. }] if why.contains("--host-memory")),
+        "{actions:?}"
+    );
+    assert!(matches!(&plan.phases()[1].1, Phase::Failed(why) if why.contains("15 B in all")));
+    assert_eq!(plan.on_event(Event::Tick, NOW), [], "it is said once");
+}
+
+/// A is in host memory, and B, which has no room beside it, has come in its place.
+fn a_asleep() -> Plan {
+    let mut plan = plan(15);
+    desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
+    let ready = prepared(&mut plan, 1, 9);
+    assert_eq!(ready, [install("a", 1), arrived(1), Action::MakeRoom { bytes: Bytes(4) }]);
+    installed(&mut plan, "a", Ok(()));
+    let left = plan.on_event(Event::RoomMade(vec![digest(1)]), NOW);
+    let (retire, release) = (Action::Retire { key: key("a") }, Action::Release { digest: digest(1) });
+    assert_eq!(left, [retire, release, prepare(2, 10)]);
+    prepared(&mut plan, 2, 10);
+    installed(&mut plan, "b", Ok(()));
+    plan
+}
+
+#[test]
+fn a_model_leaves_for_another_and_its_function_is_served_still() {
+    let mut plan = a_asleep();
+    assert_eq!(plan.phases(), [(key("a"), Phase::Ready), (key("b"), Phase::Ready)]);
+    assert_eq!(plan.resident(), [(digest(2), Bytes(10))]);
+    // One more function of the same model needs nothing but a request.
+    let third = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 1, 10)];
+    assert_eq!(desired(&mut plan, third), []);
+    assert_eq!(plan.phases()[2], (key("c"), Phase::Ready));
+}
+
+#[test]
+fn a_model_that_is_asked_for_comes_again_with_all_its_functions() {
+    let mut plan = a_asleep();
+    let asked = plan.on_event(Event::Asked(vec![digest(1), digest(2)]), NOW);
+    assert_eq!(asked, [Action::MakeRoom { bytes: Bytes(4) }], "of 15, 10 are taken and 9 wanted");
+    let made = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
+    assert_eq!(made[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
+    assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
+    assert_eq!(plan.resident(), [(digest(1), Bytes(9))]);
+}
+
+#[test]
+fn where_nobody_may_leave_it_waits_and_others_that_need_less_do_not() {
+    let mut plan = a_asleep();
+    let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
+    assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW).len(), 1);
+    assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
+    assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
+    // It asks again, and the one behind it does not wait for the answer's sake.
+    assert_eq!(desired(&mut plan, more), [Action::MakeRoom { bytes: Bytes(4) }]);
+    assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), [prepare(3, 4)]);
+    assert_eq!(plan.on_event(Event::Tick, NOW), [Action::MakeRoom { bytes: Bytes(8) }]);
+}
+
+#[test]
+fn whoever_waits_for_a_model_that_is_broken_is_told() {
+    let mut plan = a_asleep();
+    plan.on_event(Event::Asked(vec![digest(1)]), NOW);
+    plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
+    let refuse = Action::Refuse { digest: digest(1), why: "damaged".into() };
+    assert_eq!(failed(&mut plan, 1, Failure::Permanent("damaged".into())), [refuse]);
+    assert_eq!(plan.phases()[0], (key("a"), Phase::Failed("damaged".into())));
+    // One that can be tried again is.
+    plan.on_event(Event::Asked(vec![digest(2)]), NOW);
+    assert_eq!(failed(&mut plan, 2, Failure::Transient("no disk".into())), []);
+    assert_eq!(plan.phases()[1], (key("b"), Phase::Ready));
+    assert_eq!(plan.on_event(Event::Tick, Timestamp::MAX), [prepare(2, 10)]);
+}
+
+#[test]
 fn a_model_larger_than_its_file_is_released_when_it_does_not_fit() {
     let mut plan = plan(15);
     desired(&mut plan, [wanted("a", 1, 10)]);
-    assert_eq!(prepared(&mut plan, 1, 20), [Action::Release { digest: digest(1) }]);
+    let actions = prepared(&mut plan, 1, 20);
+    assert_eq!(actions[0], Action::Release { digest: digest(1) });
+    assert!(matches!(&actions[1..], [Action::Refuse { .. }]), "{actions:?}");
     assert!(matches!(&plan.phases()[0].1, Phase::Failed(_)));
     assert_eq!(plan.resident(), []);
 }
@@ -114,7 +199,7 @@ fn at_most_two_preparations_at_a_time_in_order_of_arrival() {
     let mut plan = plan(100);
     let functions = [wanted("a", 3, 1), wanted("b", 2, 1), wanted("c", 1, 1)];
     assert_eq!(desired(&mut plan, functions), [prepare(3, 1), prepare(2, 1)]);
-    assert_eq!(prepared(&mut plan, 2, 1), [install("b", 2), prepare(1, 1)]);
+    assert_eq!(prepared(&mut plan, 2, 1), [install("b", 2), arrived(2), prepare(1, 1)]);
 }
 
 #[test]
@@ -165,6 +250,7 @@ proptest! {
         let mut preparing: Vec<Digest> = Vec::new();
         let mut held: std::collections::BTreeSet<Digest> = Default::default();
         let mut now = NOW;
+        let mut lacking = None;
         for step in steps {
             let event = match step {
                 Step::Want(functions) => Event::Desired(
@@ -178,6 +264,18 @@ proptest! {
                 Step::Fail if !preparing.is_empty() => {
                     Event::Failed { digest: preparing.remove(0), failure: Failure::Unavailable("x".into()) }
                 }
+                Step::MakeRoom(ask) if lacking.is_some() => {
+                    let bytes: Bytes = lacking.take().unwrap();
+                    let (mut gone, mut freed) = (Vec::new(), Bytes::ZERO);
+                    for (digest, size) in plan.resident() {
+                        if ask && freed < bytes {
+                            freed += size;
+                            gone.push(digest);
+                        }
+                    }
+                    Event::RoomMade(gone)
+                }
+                Step::Ask => Event::Asked(plan.models.keys().copied().collect()),
                 _ => {
                     now = plan.wake_at().unwrap_or(now).max(now);
                     Event::Tick
@@ -190,7 +288,14 @@ proptest! {
                         preparing.push(digest);
                     }
                     Action::Drop { digest } | Action::Release { digest } => { held.remove(&digest); }
-                    Action::Install { digest, .. } => prop_assert!(held.contains(&digest)),
+                    Action::Install { digest, .. } | Action::Arrived { digest } => {
+                        prop_assert!(held.contains(&digest));
+                    }
+                    Action::MakeRoom { bytes } => {
+                        prop_assert!(lacking.replace(bytes).is_none(), "one at a time");
+                        prop_assert!(bytes <= plan.resident().iter().map(|(_, size)| *size).sum::<Bytes>());
+                    }
+                    Action::Refuse { digest, .. } => prop_assert!(plan.models[&digest].needs > Bytes(30)),
                     Action::Retire { .. } => {}
                 }
             }
@@ -210,14 +315,18 @@ enum Step {
     Want(Vec<(u8, u8)>),
     Finish(u64),
     Fail,
+    MakeRoom(bool),
+    Ask,
     Tick,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         prop::collection::vec((0u8..6, 0u8..5), 0..6).prop_map(Step::Want),
-        (1u64..20).prop_map(Step::Finish),
+        (1u64..40).prop_map(Step::Finish),
         Just(Step::Fail),
+        any::<bool>().prop_map(Step::MakeRoom),
+        Just(Step::Ask),
         Just(Step::Tick),
     ]
 }

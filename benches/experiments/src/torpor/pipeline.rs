@@ -1,0 +1,288 @@
+//! H14: what each part of a swap is worth (Fig 7): weights cut by `model`'s own rule and granted by
+//! the real fabric, over a modelled link. The times of the link and of the launches are the model's;
+//! what is copied in which pieces, and which launch waits for which of them, is the engine's.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use millrace_model::elbow::{Throughput, elbow};
+use millrace_model::synth::{self, Encoder};
+use millrace_model::{Compiled, Grouping};
+use millrace_policy::core::Core as _;
+use millrace_policy::fabric::{Action, Cargo, Event, Fabric, Grant};
+use millrace_policy::ids::{Generation, TransferId};
+use millrace_policy::memory::blocks_for;
+use millrace_sim::models;
+use millrace_sim::workload::random;
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Timestamp};
+use rand::Rng as _;
+
+use super::GPU_MEMORY;
+use crate::Effort;
+use crate::figures::{Figure, Order, Spread, Unit};
+use crate::report::Report;
+
+/// What is assumed of the machine, one set a seed.
+#[derive(Debug, Clone, Copy)]
+struct Machine {
+    /// Of a copy out of pinned memory.
+    pinned: BytesPerSec,
+    /// Out of pageable memory.
+    pageable: BytesPerSec,
+    /// What each copy costs besides its bytes: its set-up, and the event that its reader waits for.
+    each: Duration,
+}
+
+impl Machine {
+    fn of(seed: u64) -> Self {
+        let mut rng = random(seed, 14);
+        let pinned = rng.random_range(10e9..12e9);
+        let pageable = pinned * rng.random_range(0.45..0.60);
+        let each = Duration::from_nanos(rng.random_range(8_000..20_000));
+        let rate = |rate: f64| BytesPerSec(rate as u64);
+        Self { pinned: rate(pinned), pageable: rate(pageable), each }
+    }
+
+    fn copies(self, bytes: u64) -> Duration {
+        self.each + self.pinned.time_for(Bytes(bytes))
+    }
+
+    /// The size of a group as the probe and the rule of `model` find it on this machine (T09).
+    fn elbow(self) -> Option<u64> {
+        let point = |power: u32| {
+            let bytes = 1u64 << power;
+            let bytes_per_s = (bytes as f64 / self.copies(bytes).as_secs_f64()) as u64;
+            Throughput { bytes, bytes_per_s }
+        };
+        elbow(&(14..=25).map(point).collect::<Vec<_>>())
+    }
+}
+
+/// A network of a model's shape.
+struct Net {
+    name: &'static str,
+    onnx: bytes::Bytes,
+    /// Its run alone, by table 4.
+    run: Duration,
+    /// As it was cut, by the size of a group; 0 for a worker's cut.
+    cuts: BTreeMap<u64, Compiled>,
+}
+
+/// What of it has arrived when: bytes from the first on.
+type Arrivals = Vec<(u64, Duration)>;
+
+impl Net {
+    fn new(name: &'static str, onnx: Vec<u8>, run: Duration) -> Self {
+        Self { name, onnx: onnx.into(), run, cuts: BTreeMap::new() }
+    }
+
+    fn cut(&mut self, bytes: u64, grouping: Grouping) -> Result<&Compiled> {
+        if !self.cuts.contains_key(&bytes) {
+            let compiled = millrace_model::compile_grouped(&self.onnx, grouping)
+                .with_context(|| format!("the network like {}", self.name))?;
+            self.cuts.insert(bytes, compiled);
+        }
+        Ok(&self.cuts[&bytes])
+    }
+
+    /// The five ways of this machine, in turn.
+    fn swaps(&mut self, machine: Machine) -> Result<[Duration; 5]> {
+        let run = self.run;
+        let whole = self.cut(0, Grouping::default())?;
+        let weights = Bytes(whole.summary.weights_bytes);
+        let granted = ends(whole, run, &granted(weights, machine)?);
+        let unpinned = machine.each + machine.pageable.time_for(weights) + run;
+        let pinned = machine.copies(weights.0) + run;
+        let finest = self.cut(1, Grouping::PER_PARAMETER)?;
+        let each = finest.weights.iter().map(|weight| weight.offset + weight.bytes);
+        let pipelined = ends(finest, run, &one_by_one(each, machine));
+        let bytes = machine.elbow().context("a link without throughput")?;
+        let groups = self.cut(bytes, Grouping { bytes, launches_max: NonZeroUsize::MAX })?;
+        let each = groups.launches.iter().map(needs);
+        let grouped = ends(groups, run, &one_by_one(each, machine));
+        Ok([unpinned, pinned, pipelined, grouped, granted])
+    }
+}
+
+/// A launch waits until everything up to here is there: weights lie in the order of first use.
+fn needs(launch: &millrace_model::Launch) -> u64 {
+    launch.reads.iter().map(|range| range.end).max().unwrap_or(0)
+}
+
+/// Copies that end at these places, one after the other.
+fn one_by_one(ends: impl Iterator<Item = u64>, machine: Machine) -> Arrivals {
+    let (mut at, mut now) = (0, Duration::ZERO);
+    let mut arrivals = Vec::new();
+    for end in ends.filter(|&end| end > 0) {
+        if end > at {
+            now += machine.copies(end - at);
+            at = end;
+        }
+        arrivals.push((at, now));
+    }
+    arrivals
+}
+
+/// The same by what the fabric grants: batches of chunks, one running and one queued, paced.
+fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
+    let (gpu, transfer, start) = (GpuIndex(0), TransferId(1), Timestamp(1));
+    let gpu_memory =
+        Gpu { index: gpu, gpu_type: "V100".to_owned(), memory: GPU_MEMORY, host_path: vec![LinkId(0)] };
+    let links = vec![Link { kind: LinkKind::Pcie, rate: machine.pinned }];
+    let mut fabric = Fabric::new(&Topology { name: "one".to_owned(), gpus: vec![gpu_memory], links });
+    let cargo = Cargo { model: ModelId(0), generation: Generation(1), weights };
+    let chunks = std::iter::once(0..blocks_for(weights)).collect();
+    let (mut actions, mut grants) = (Vec::new(), VecDeque::<Grant>::new());
+    let (mut arrivals, mut free) = (Vec::new(), start);
+    fabric.on_event(start, Event::Start { transfer, gpu, cargo, chunks, from: None }, &mut actions);
+    loop {
+        for action in actions.drain(..) {
+            match action {
+                Action::Grant { grant } => grants.push_back(grant),
+                Action::Ended { .. } => return Ok(arrivals),
+                _ => {}
+            }
+        }
+        let grant = grants.pop_front().context("the fabric grants nothing more, and has not ended")?;
+        let (offset, size) = cargo.span(&grant.chunks);
+        free = free.max(grant.not_before) + machine.copies(size.0);
+        arrivals.push((offset.0 + size.0, free.since(start)));
+        fabric.on_event(free, Event::Done { transfer, batch: grant.batch }, &mut actions);
+    }
+}
+
+/// When a run ends whose launches wait for what they read. Its time is spread evenly over the
+/// parameters; a launch takes that of those it is the first to read.
+fn ends(compiled: &Compiled, run: Duration, arrivals: &[(u64, Duration)]) -> Duration {
+    let share = run.div_f64(compiled.weights.len().max(1) as f64);
+    let (mut now, mut read) = (Duration::ZERO, 0);
+    for launch in &compiled.launches {
+        let needs = needs(launch);
+        let there = arrivals.partition_point(|&(bytes, _)| bytes < needs);
+        let there = arrivals.get(there).map_or(Duration::ZERO, |&(_, at)| at);
+        let upto = compiled.weights.partition_point(|weight| weight.offset < needs).max(read);
+        now = now.max(there) + share * (upto - read) as u32;
+        read = upto;
+    }
+    now
+}
+
+const WAYS: [&str; 5] = [
+    "unpinned, then run",
+    "pinned, then run",
+    "pipelined per parameter",
+    "grouped at the elbow",
+    "a worker's cut and grants",
+];
+
+fn nets(effort: Effort) -> Vec<Net> {
+    let table = models::torpor();
+    let (resnet, bert) = (table[6].run, table[7].run);
+    if effort.short {
+        let small = Net::new("ResNet-152", synth::tiny_cnn(), resnet);
+        return vec![small, Net::new("Bert-qa", synth::bert_like(Encoder::TINY), bert)];
+    }
+    vec![
+        Net::new("ResNet-152", synth::resnet152_like(), resnet),
+        Net::new("Bert-qa", synth::bert_like(Encoder::LARGE), bert),
+    ]
+}
+
+fn assumed() -> Vec<String> {
+    [
+        "One V100 and nothing else on its link. Networks of the models' shapes (`model::synth`: 60 million parameters like ResNet-152, 335 million like BERT-large) are cut into launches by `model`'s own rule; runs take what table 4 says with GPU remoting.",
+        "A seed draws the machine, evenly between: pinned memory is copied at 10 to 12 GB/s (PCIe 3.0; 10 is what table 4's swaps take), pageable memory at 45% to 60% of that, each copy costs 8 to 20 µs besides its bytes (its set-up and the event that its reader waits for). No figure of these is the paper's.",
+        "Unpinned and pinned copy all weights at once and then run. Per parameter copies each by itself, and each layer waits for its own; groups are of the size that the elbow's rule finds on the drawn machine, whole parameters each. A run's time is spread evenly over the parameters.",
+        "A worker's: at most 64 launches, and the real fabric's grants of 10 MiB, one running and one queued.",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// Unpinned, pinned, pipelined, grouped: by how much each is below the one before.
+pub(super) fn swap(effort: Effort) -> Result<Report> {
+    let mut report = Report { assumed: assumed(), ..Report::default() };
+    let (mut rows, mut grouping) = (Vec::new(), Vec::new());
+    for mut net in nets(effort) {
+        let mut ways: [Spread; 5] = Default::default();
+        for seed in 1..=effort.seeds {
+            let swaps = net.swaps(Machine::of(seed))?;
+            ways.iter_mut().zip(swaps).for_each(|(way, swap)| way.0.push(swap.as_secs_f64() * 1e3));
+        }
+        for (place, (name, way)) in WAYS.iter().zip(&ways).enumerate() {
+            let before = &ways[place.saturating_sub(1)];
+            let below = if place == 0 { String::new() } else { percent_below(way, before) };
+            let ms = format!("{} ± {}", Unit::Millis.show(way.mean()), Unit::Millis.show(way.half()));
+            rows.push(vec![net.name.to_owned(), (*name).to_owned(), ms, below]);
+        }
+        let by = |place: usize| ways[place].reduction_from(&ways[place - 1]);
+        let figure = |what: &str, paper: &str, place: usize, band| Figure {
+            what: format!("{}, {what}", net.name),
+            paper: paper.to_owned(),
+            ours: by(place),
+            unit: Unit::Percent,
+            band,
+            cause: None,
+        };
+        report.figures.push(figure("pinned below unpinned", "around -35%", 1, 0.25..=0.45));
+        report.figures.push(figure("pipelined below pinned", "-15%", 2, 0.05..=0.30));
+        if net.name == "ResNet-152" {
+            report.figures.push(figure("grouped below pipelined", "-22%", 3, 0.10..=0.35));
+        }
+        for place in 1..=3 {
+            let what = format!("{}: {} below {}", net.name, WAYS[place], WAYS[place - 1]);
+            report.orders.push(Order { what, by: by(place), cause: None });
+        }
+        grouping.push(by(3));
+    }
+    if let [resnet, bert] = &grouping[..] {
+        let what = "grouping is worth more to ResNet-152 than to Bert-qa".to_owned();
+        report.orders.push(Order { what, by: resnet.less(bert), cause: None });
+    }
+    let header = ["model", "way", "first byte to answer", "below the way before"].map(String::from);
+    report.tables.push(("A swap and its run:".to_owned(), header.to_vec(), rows));
+    Ok(report)
+}
+
+fn percent_below(way: &Spread, before: &Spread) -> String {
+    let below = way.reduction_from(before);
+    format!("{} ± {}", Unit::Percent.show(below.mean()), Unit::Percent.show(below.half()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACHINE: Machine = Machine {
+        pinned: BytesPerSec::gb(10),
+        pageable: BytesPerSec::gb(5),
+        each: Duration::from_micros(10),
+    };
+
+    #[test]
+    fn the_fabric_grants_every_byte_and_keeps_the_link_busy() -> Result<()> {
+        let weights = Bytes::mib(101);
+        let arrivals = granted(weights, MACHINE)?;
+        let (bytes, at) = arrivals[arrivals.len() - 1];
+        assert_eq!((arrivals.len(), bytes), (11, weights.0));
+        let busy = MACHINE.pinned.time_for(weights) + MACHINE.each * 11;
+        assert!(at.abs_diff(busy) < Duration::from_micros(1), "{at:?} and not {busy:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_launch_waits_for_what_it_reads_and_for_no_more() -> Result<()> {
+        let compiled = millrace_model::compile_grouped(&synth::tiny_cnn().into(), Grouping::PER_PARAMETER)?;
+        let (run, all) = (Duration::from_millis(10), compiled.summary.weights_bytes);
+        let ms = Duration::from_millis;
+        assert!(ends(&compiled, run, &[(all, ms(5))]).abs_diff(ms(15)) < ms(1), "all at once");
+        assert!(ends(&compiled, run, &[(all, ms(0))]).abs_diff(run) < ms(1), "already there");
+        let first = needs(&compiled.launches[0]);
+        let rest_later = ends(&compiled, run, &[(first, ms(0)), (all, ms(5))]);
+        assert!(rest_later < ms(15) && rest_later > run, "the first runs meanwhile: {rest_later:?}");
+        Ok(())
+    }
+}

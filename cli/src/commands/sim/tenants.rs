@@ -1,0 +1,117 @@
+//! The tenants of a simulation, as options say them.
+
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use millrace_sim::scenario::Function;
+use millrace_types::{Quota, Share, TenantName};
+
+use crate::failure::Failure;
+
+/// A tenant's functions, how often they are asked, and its caps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tenant {
+    pub(super) name: TenantName,
+    functions: NonZeroU32,
+    /// By what its requests are multiplied.
+    times: NonZeroU32,
+    pub(super) quota: Quota,
+}
+
+impl FromStr for Tenant {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split(',');
+        let (name, functions) = words
+            .next()
+            .and_then(|first| first.split_once('='))
+            .ok_or("a tenant begins with its name and how many functions it has, such as acme=40")?;
+        let name = TenantName::new(name).map_err(|error| error.to_string())?;
+        let count = |what: &str, value: &str| {
+            value.parse::<NonZeroU32>().map_err(|_| format!("{what} is a number from 1 on, not {value:?}"))
+        };
+        let mut tenant = Self {
+            name,
+            functions: count("the number of functions", functions)?,
+            times: NonZeroU32::MIN,
+            quota: Quota::NONE,
+        };
+        for word in words {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let share = || value.parse::<Share>().map_err(|error| format!("{key}: {error}"));
+            match key {
+                "times" => tenant.times = count(key, value)?,
+                "gpus-max" => tenant.quota.gpus_max = Some(count(key, value)?),
+                "gpu-share" => tenant.quota.gpu_share = Some(share()?),
+                "memory-share" => tenant.quota.memory_share = Some(share()?),
+                _ => {
+                    return Err(format!(
+                        "{key:?} is not known: use times, gpus-max, gpu-share or memory-share"
+                    ));
+                }
+            }
+        }
+        Ok(tenant)
+    }
+}
+
+/// Gives the first functions to the first tenant, those after to the next. What is left is of the
+/// default tenant.
+pub(super) fn assign(tenants: &[Tenant], functions: &mut [Function]) -> Result<(), Failure> {
+    let wanted: u64 = tenants.iter().map(|tenant| u64::from(tenant.functions.get())).sum();
+    if wanted > functions.len() as u64 {
+        let what = format!("the tenants have {wanted} functions, and there are {}", functions.len());
+        return Err(Failure::usage(what).hint("ask for more with --functions"));
+    }
+    let owners = tenants.iter().flat_map(|it| std::iter::repeat_n(&it.name, it.functions.get() as usize));
+    functions.iter_mut().zip(owners).for_each(|(function, owner)| function.tenant = owner.clone());
+    Ok(())
+}
+
+/// By what each function's requests are multiplied.
+pub(super) fn times(tenants: &[Tenant], functions: usize) -> Vec<u32> {
+    let of = |it: &Tenant| std::iter::repeat_n(it.times.get(), it.functions.get() as usize);
+    tenants.iter().flat_map(of).chain(std::iter::repeat(1)).take(functions).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_sim::models;
+
+    use super::*;
+
+    fn tenant(text: &str) -> Tenant {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_tenant_is_its_name_its_functions_and_what_else_is_said() {
+        let bare = tenant("acme=40");
+        assert_eq!((bare.functions.get(), bare.times.get(), bare.quota), (40, 1, Quota::NONE));
+        let all = tenant("acme=2,times=10,gpus-max=1,gpu-share=0.25,memory-share=1").quota;
+        let quarter = Share::from_fraction(0.25).ok();
+        let expected =
+            Quota { gpus_max: NonZeroU32::new(1), gpu_share: quarter, memory_share: Some(Share::ALL) };
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn what_is_no_tenant_is_told_why() {
+        let refused = |text: &str| text.parse::<Tenant>().unwrap_err();
+        assert!(refused("acme").contains("acme=40"));
+        assert!(refused("acme=0").contains("from 1 on"));
+        assert!(refused("acme=1,gpu-share=2").contains("at most 1"));
+        assert!(refused("acme=1,executors=2").contains("gpus-max"));
+    }
+
+    #[test]
+    fn functions_go_to_tenants_in_turn_and_the_rest_to_the_default_one() {
+        let mut functions = vec![Function::new(models::torpor()[0].clone(), None); 4];
+        let tenants = [tenant("a=1,times=3"), tenant("b=2")];
+        assign(&tenants, &mut functions).unwrap();
+        let owners: Vec<_> = functions.iter().map(|function| function.tenant.to_string()).collect();
+        assert_eq!(owners, ["a", "b", "b", "default"]);
+        assert_eq!(times(&tenants, 4), [3, 1, 1, 1]);
+        assert!(assign(&[tenant("a=5")], &mut functions).is_err());
+    }
+}

@@ -1,0 +1,34 @@
+//! `trace`: what became of one request.
+
+use crate::failure::Failure;
+use crate::output::traces::Trace;
+use crate::output::{Output, document, print};
+use crate::session::Session;
+
+const AFTER: &str = "\
+Every answer names its request (x-request-id; 'millrace invoke' prints it). Controllers and workers
+keep spans where they were started with --keep-spans N, the last N of each process, until it ends.
+
+Examples:
+  millrace up --keep-spans 20000
+  millrace trace 01K9ZV2M4T6W8Y0A2C4E6G8J0M
+  millrace trace 4bf92f3577b34da6a3ce929d0e0e4736 -o json";
+
+/// Show what became of one request: its spans on every controller and worker, and where its time went.
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct Args {
+    /// The request's id, or its trace's.
+    #[arg(value_name = "ID")]
+    id: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let trace = Trace::new(session.admin.trace(&args.id).await?);
+    if let Some(text) = document(args.output.output, &trace)? {
+        return print(&text);
+    }
+    print(&trace.tree(args.output.output))
+}

@@ -1,0 +1,61 @@
+//! Events as people and programs read them.
+
+use millrace_client::messages as wire;
+use serde::Serialize;
+
+use crate::output::text::moment;
+
+/// One event.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Event<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<String>,
+    severity: &'static str,
+    reason: &'a str,
+    object: &'a str,
+    message: &'a str,
+}
+
+impl<'a> From<&'a wire::Event> for Event<'a> {
+    fn from(event: &'a wire::Event) -> Self {
+        Self {
+            time: event.time.and_then(moment),
+            severity: match event.severity() {
+                wire::EventSeverity::Warning => "Warning",
+                wire::EventSeverity::Normal | wire::EventSeverity::Unspecified => "Normal",
+            },
+            reason: &event.reason,
+            object: &event.object,
+            message: &event.message,
+        }
+    }
+}
+
+/// A line with columns wide enough for most: what follows an event is not known yet.
+pub(crate) fn line(event: &wire::Event) -> String {
+    let Event { time, severity, reason, object, message } = Event::from(event);
+    let time = time.unwrap_or_else(|| "-".to_owned());
+    format!("{time:<20}  {severity:<7}  {reason:<17}  {object:<24}  {message}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line() {
+        let event = wire::Event {
+            time: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 0 }),
+            severity: wire::EventSeverity::Warning.into(),
+            reason: "ExecutorRestarted".into(),
+            object: "gpu/worker-1/0".into(),
+            message: "its executor died".into(),
+        };
+        let expected =
+            "2023-11-14T22:13:20Z  Warning  ExecutorRestarted  gpu/worker-1/0            its executor died\n";
+        assert_eq!(line(&event), expected);
+        let json = serde_json::to_value(Event::from(&event)).unwrap();
+        assert_eq!((&json["severity"], &json["time"]), (&"Warning".into(), &"2023-11-14T22:13:20Z".into()));
+    }
+}

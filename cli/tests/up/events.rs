@@ -1,0 +1,76 @@
+//! What an operator is told of what happens.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::running::{PATIENCE, Up, eventually, millrace};
+
+/// What has happened, as `reason object`.
+fn seen(up: &Up) -> Vec<String> {
+    let lines = up.ok(&["events", "-o", "json"]);
+    let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    events.map(|event| format!("{} {}", text(&event["reason"]), text(&event["object"]))).collect()
+}
+
+#[test]
+fn what_was_applied_and_what_died_is_told_in_order() {
+    let up = Up::ephemeral(&["--gpus", "1"]);
+    up.apply_digits();
+    let applied = ["FunctionApplied function/default/digits", "FunctionReady function/default/digits"];
+    let in_order = |seen: &[String], wanted: &[&str]| {
+        let mut rest = seen.iter();
+        wanted.iter().all(|it| rest.any(|event| event == it))
+    };
+    eventually("the function is told of", || in_order(&seen(&up), &applied));
+    let executor = Pid::from_raw(up.executors()[0].cast_signed()).unwrap();
+    kill_process(executor, Signal::KILL).unwrap();
+    let died = [applied[0], applied[1], "ExecutorRestarted gpu/worker-1/0"];
+    eventually("the executor is told of", || in_order(&seen(&up), &died));
+    let warnings = up.ok(&["events", "--warnings"]);
+    assert!(warnings.contains("Warning  ExecutorRestarted  gpu/worker-1/0"), "{warnings}");
+    assert!(!warnings.contains("Normal"), "{warnings}");
+}
+
+#[test]
+fn a_watch_goes_on_with_what_happens() {
+    let up = Up::ephemeral(&["--gpus", "1"]);
+    let mut watch = Watch::start(&up.client);
+    up.apply_digits();
+    let ready =
+        |line: &Value| line["reason"] == "FunctionReady" && line["object"] == "function/default/digits";
+    while !ready(&watch.next()) {}
+}
+
+/// A `millrace events -f`. Killed when dropped.
+struct Watch {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watch {
+    fn start(client: &str) -> Self {
+        let words = ["events", "-f", "-o", "json", "-e", client];
+        let mut child = millrace().args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|it| sender.send(it)));
+        Self { child, lines }
+    }
+
+    fn next(&mut self) -> Value {
+        serde_json::from_str(&self.lines.recv_timeout(PATIENCE).expect("something happens")).unwrap()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}

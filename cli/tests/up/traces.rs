@@ -1,0 +1,207 @@
+//! One request is one trace: across the client's process and the cluster's, down to copies and
+//! launches, as a collector is told it and as `millrace trace` shows it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use millrace_client::messages::{Fault, InjectFaultRequest};
+use millrace_client::{Admin, Endpoints};
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use tokio::runtime::Runtime;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+use crate::running::{Up, eventually, millrace, repository};
+
+const IMAGE: &str = "examples/digits/images/digit-3.png";
+
+/// A span, as far as these tests care.
+#[derive(Debug, Clone)]
+struct Span {
+    trace: Vec<u8>,
+    id: Vec<u8>,
+    parent: Vec<u8>,
+    name: String,
+    service: String,
+}
+
+/// A collector that keeps what it is told.
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Vec<Span>>>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        for resource in request.into_inner().resource_spans {
+            let attributes = resource.resource.map(|it| it.attributes).unwrap_or_default();
+            let name = attributes.into_iter().find(|it| it.key == "service.name");
+            let service = match name.and_then(|it| it.value?.value) {
+                Some(Value::StringValue(service)) => service,
+                _ => String::new(),
+            };
+            let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            let spans = spans.map(|span| Span {
+                trace: span.trace_id,
+                id: span.span_id,
+                parent: span.parent_span_id,
+                name: span.name,
+                service: service.clone(),
+            });
+            self.0.lock().unwrap().extend(spans);
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+impl Collector {
+    fn start() -> (Self, SocketAddr, Runtime) {
+        let (collector, runtime) = (Self::default(), Runtime::new().unwrap());
+        let _context = runtime.enter();
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = incoming.local_addr().unwrap();
+        let service = TraceServiceServer::new(collector.clone());
+        runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+        drop(_context);
+        (collector, address, runtime)
+    }
+
+    /// Of the trace that begins with a span of this name: each span as the names from there to it,
+    /// with the service it is of.
+    fn paths(&self, root: &str) -> BTreeSet<(String, String)> {
+        let spans = self.0.lock().unwrap().clone();
+        let Some(root) = spans.iter().find(|span| span.name == root && span.parent.is_empty()) else {
+            return BTreeSet::new();
+        };
+        let by_id: BTreeMap<_, _> = spans.iter().map(|span| (span.id.clone(), span)).collect();
+        let path = |span: &Span| {
+            let mut names = vec![span.name.as_str()];
+            let mut at = span;
+            while let Some(&parent) = by_id.get(&at.parent) {
+                names.push(&parent.name);
+                at = parent;
+            }
+            names.reverse();
+            (names.join(" > "), span.service.clone())
+        };
+        spans.iter().filter(|span| span.trace == root.trace).map(path).collect()
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the collector was told: {:#?}", self.paths("invoke"));
+        }
+    }
+}
+
+fn expected(paths: &[(&str, &str)]) -> BTreeSet<(String, String)> {
+    paths.iter().map(|&(path, service)| (path.to_owned(), service.to_owned())).collect()
+}
+
+#[test]
+fn a_request_is_one_trace_from_the_client_to_its_copies_and_launches() {
+    let (collector, address, _runtime) = Collector::start();
+    let otlp = format!("http://{address}");
+    let up = Up::ephemeral(&["--gpus", "1", "--otlp-endpoint", &otlp]);
+    up.ok(&["apply", "-f", &repository("examples/digits/function.yaml"), "--otlp-endpoint", &otlp]);
+    up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--otlp-endpoint", &otlp]);
+    let infer = "invoke > inference.GRPCInferenceService/ModelInfer";
+    let worker = format!("{infer} > attempt > worker.invoke");
+    let of_server = [
+        infer.to_owned(),
+        format!("{infer} > attempt"),
+        worker.clone(),
+        format!("{worker} > admission"),
+        format!("{worker} > queue"),
+        format!("{worker} > swap"),
+        format!("{worker} > swap > copy"),
+        format!("{worker} > run"),
+        format!("{worker} > run > launch"),
+    ];
+    let mut wanted: Vec<_> = of_server.iter().map(|path| (path.as_str(), "millrace")).collect();
+    wanted.push(("invoke", "millrace-client"));
+    let wanted = expected(&wanted);
+    let missing = || wanted.difference(&collector.paths("invoke")).cloned().collect::<Vec<_>>();
+    eventually("the server's spans have come", || missing().is_empty());
+    let others: Vec<_> = collector.paths("invoke").difference(&wanted).cloned().collect();
+    let metadata =
+        |(path, _): &(String, String)| path.starts_with("invoke > inference.GRPCInferenceService/Model");
+    assert!(others.iter().all(metadata), "nothing else but how the client learns of the model: {others:?}");
+    let write = "apply > millrace.admin.v1.Admin/ApplyFunction";
+    let wanted = expected(&[(write, "millrace"), (&format!("{write} > raft.propose"), "millrace")]);
+    eventually("the write's spans have come", || collector.paths("apply").is_superset(&wanted));
+}
+
+#[test]
+fn a_retried_request_shows_both_runs_without_any_collector() {
+    let up = Up::ephemeral(&["--gpus", "1", "--keep-spans", "1000", "--allow-faults"]);
+    up.apply_digits();
+    let runtime = Runtime::new().unwrap();
+    let admin =
+        runtime.block_on(async { Admin::new(Endpoints::new(vec![up.client.parse().unwrap()]).unwrap()) });
+    let fault = InjectFaultRequest {
+        node: "worker-1".to_owned(),
+        gpu: 0,
+        fault: Fault::AbortOnRun.into(),
+        ..Default::default()
+    };
+    runtime.block_on(admin.inject_fault(fault)).unwrap();
+    up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "unlucky"]);
+    // The answer may be here before the last span has ended.
+    eventually("the second run and the split are told of", || {
+        let text = up.ok(&["trace", "unlucky"]);
+        text.contains("1 of 2 runs failed") && text.contains(", queue ")
+    });
+    let text = up.ok(&["trace", "unlucky"]);
+    assert!(text.contains("FAILED: the executor was lost"), "{text}");
+    assert!(text.contains(", queue ") && text.contains(", run "), "{text}");
+    let trace = up.json(&["trace", "unlucky"]);
+    let spans = trace["spans"].as_array().unwrap();
+    let of = |name: &str| spans.iter().filter(|span| span["name"] == name).collect::<Vec<_>>();
+    let attempts: Vec<_> =
+        of("run").iter().map(|run| run["attributes"]["millrace.attempt"].clone()).collect();
+    assert_eq!(attempts, ["1", "2"], "{text}");
+    assert_eq!((of("queue").len(), of("swap").len()), (2, 2), "{text}");
+    let by_trace = up.json(&["trace", trace["traceId"].as_str().unwrap()]);
+    assert_eq!(by_trace["spans"], trace["spans"]);
+    let refused = up.refused(3, &["trace", "nobody"]);
+    assert!(refused.contains("TRACE_NOT_FOUND") && refused.contains("--keep-spans"), "{refused}");
+}
+
+#[test]
+fn any_controller_of_a_group_puts_a_trace_together() {
+    let up = Up::group(None, 2, &["--keep-spans", "1000"]);
+    up.apply_digits();
+    up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
+    let asked = |controller: &str| {
+        let output = millrace().args(["trace", "mine", "-o", "json", "-e", controller]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let controllers: Vec<_> = up.parts().into_iter().filter_map(|part| part.controller).collect();
+    let from_each = || controllers.iter().map(|(_, address)| asked(address)).collect::<Vec<_>>();
+    let processes = |trace: &serde_json::Value| {
+        let spans = trace["spans"].as_array().unwrap().iter();
+        spans.map(|span| span["process"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>()
+    };
+    // The answer may be here before the last span has ended.
+    eventually("each of the three tells the same of one controller and one worker", || {
+        let traces = from_each();
+        let seen = processes(&traces[0]);
+        let of = |role: &str| seen.iter().filter(|name| name.starts_with(role)).count();
+        traces.len() == 3
+            && traces.iter().all(|trace| trace["spans"] == traces[0]["spans"])
+            && (of("controller-"), of("worker-"), seen.len()) == (1, 1, 2)
+    });
+}

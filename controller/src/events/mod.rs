@@ -1,0 +1,299 @@
+//! What happened in the cluster, for whoever is paged: as this controller saw it, the last
+//! [`KEPT_MAX`] events, in memory.
+//!
+//! Events are the differences between pictures of the cluster ([`picture`]), taken every
+//! [`LOOK_EVERY`]: what comes and goes between two looks is told where a counter shows it (epochs,
+//! incarnations) and not otherwise. Each controller keeps its own; they see the same within a moment of
+//! each other, so that a reader who goes on at another one goes on by time.
+
+mod picture;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_cluster_state::UnixMillis;
+use millrace_proto::admin as api;
+use millrace_proto::convert::timestamp_wire;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use self::picture::{Picture, between};
+use crate::clock::WallClock;
+use crate::fleet::Fleet;
+use crate::leader::Outlook;
+use crate::raft::Replica;
+
+/// Events that are kept.
+pub(crate) const KEPT_MAX: usize = 4096;
+/// How often the cluster is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How far back a reader from another controller begins: their clocks and looks differ, and an event told
+/// twice is better than one that is not told.
+const OVERLAP_MS: u64 = 5_000;
+
+/// Whether an operator should mind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Severity {
+    Normal,
+    Warning,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) severity: Severity,
+    /// Stable, in CamelCase.
+    pub(crate) reason: &'static str,
+    /// What it happened to, such as `node/worker-1`.
+    pub(crate) object: String,
+    /// What a person reads.
+    pub(crate) message: String,
+}
+
+/// Where a reader is: behind which event of which process, and when that was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Token {
+    process: u64,
+    seq: u64,
+    at: UnixMillis,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}.{}.{}", self.process, self.seq, self.at.0)
+    }
+}
+
+impl FromStr for Token {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut parts = text.splitn(3, '.');
+        let mut part = || parts.next().ok_or(());
+        let process = u64::from_str_radix(part()?, 16).map_err(drop)?;
+        let seq = part()?.parse().map_err(drop)?;
+        Ok(Self { process, seq, at: UnixMillis(part()?.parse().map_err(drop)?) })
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Kept {
+    seq: u64,
+    at: UnixMillis,
+    event: Event,
+}
+
+/// What was seen so far. Cloning shares it.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    /// Tells this process from any other, of this controller too.
+    process: u64,
+    kept: watch::Sender<VecDeque<Kept>>,
+}
+
+/// What a reader is given.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Page {
+    pub(crate) events: Vec<api::Event>,
+    /// Where to go on.
+    pub(crate) next: Token,
+    /// Events after the reader's that are not kept any more.
+    pub(crate) missed: u64,
+}
+
+impl Events {
+    /// Nothing was seen yet. `process` is drawn anew for each.
+    pub(crate) fn new(process: u64) -> Self {
+        Self { process, kept: watch::Sender::default() }
+    }
+
+    fn add(&self, at: UnixMillis, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        self.kept.send_modify(|kept| {
+            for event in events {
+                let seq = kept.back().map_or(0, |last| last.seq) + 1;
+                if kept.len() == KEPT_MAX {
+                    kept.pop_front();
+                }
+                kept.push_back(Kept { seq, at, event });
+            }
+        });
+    }
+
+    /// What happened after a reader's last event, at most so many; all that is kept without one. Of a
+    /// reader that comes from another process, what happened since shortly before then.
+    pub(crate) fn after(&self, token: Option<Token>, max: usize) -> Page {
+        let kept = self.kept.borrow();
+        let after = After::of(token, self.process);
+        let events: Vec<_> = kept.iter().filter(|it| after.wants(it)).take(max).collect();
+        let first = kept.front().map_or(0, |first| first.seq);
+        let missed = if after.ours { first.saturating_sub(after.seq + 1) } else { 0 };
+        let (seq, at) = match (events.last(), token) {
+            (Some(last), _) => (last.seq, last.at),
+            (None, Some(token)) if after.ours => (token.seq, token.at),
+            // Nothing of what is kept was for this reader: it goes on behind all of it.
+            (None, _) => kept.back().map_or((0, after.since), |last| (last.seq, last.at)),
+        };
+        let next = Token { process: self.process, seq, at };
+        Page { events: events.into_iter().map(shown).collect(), next, missed }
+    }
+
+    /// Waits for something after a reader's last event; gives up at the timeout.
+    pub(crate) async fn wait(&self, token: Token, timeout: Duration) {
+        let after = After::of(Some(token), self.process);
+        let mut news = self.kept.subscribe();
+        let there = news.wait_for(|kept| kept.back().is_some_and(|last| after.wants(last)));
+        // Whether it came or not, the caller looks.
+        drop(tokio::time::timeout(timeout, there).await);
+    }
+}
+
+/// What is after a reader's last event.
+#[derive(Debug, Clone, Copy)]
+struct After {
+    /// The reader's last event was one of these.
+    ours: bool,
+    seq: u64,
+    since: UnixMillis,
+}
+
+impl After {
+    fn of(token: Option<Token>, process: u64) -> Self {
+        match token {
+            None => Self { ours: false, seq: 0, since: UnixMillis(0) },
+            Some(token) if token.process == process => {
+                Self { ours: true, seq: token.seq, since: UnixMillis(0) }
+            }
+            Some(token) => {
+                Self { ours: false, seq: 0, since: UnixMillis(token.at.0.saturating_sub(OVERLAP_MS)) }
+            }
+        }
+    }
+
+    fn wants(&self, kept: &Kept) -> bool {
+        kept.seq > self.seq && kept.at >= self.since
+    }
+}
+
+fn shown(kept: &Kept) -> api::Event {
+    let severity = match kept.event.severity {
+        Severity::Normal => api::EventSeverity::Normal,
+        Severity::Warning => api::EventSeverity::Warning,
+    };
+    api::Event {
+        time: Some(timestamp_wire(kept.at.0)),
+        severity: severity.into(),
+        reason: kept.event.reason.to_owned(),
+        object: kept.event.object.clone(),
+        message: kept.event.message.clone(),
+    }
+}
+
+/// What is looked at.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) events: Events,
+    pub(crate) replica: Replica,
+    pub(crate) fleet: Fleet,
+    pub(crate) outlook: Outlook,
+    pub(crate) clock: Arc<dyn WallClock>,
+}
+
+impl Watch {
+    /// Looks until stopped. What there is at the beginning is no news.
+    pub(crate) async fn run_until(self, stop: CancellationToken) {
+        let look = async {
+            let mut ticks = tokio::time::interval(LOOK_EVERY);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut before = Picture::of(&self.replica, &self.fleet, &self.outlook, None);
+            loop {
+                ticks.tick().await;
+                let after = Picture::of(&self.replica, &self.fleet, &self.outlook, Some(&before));
+                self.events.add(self.clock.now(), between(&before, &after));
+                before = after;
+            }
+        };
+        // `None` when stopped, which is the only end.
+        stop.run_until_cancelled(look).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(number: u64) -> Event {
+        let (object, message) = ("cluster".to_owned(), number.to_string());
+        Event { severity: Severity::Normal, reason: "Test", object, message }
+    }
+
+    fn messages(page: &Page) -> Vec<&str> {
+        page.events.iter().map(|event| event.message.as_str()).collect()
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_was() {
+        let events = Events::new(7);
+        assert_eq!(events.after(None, 9).events, []);
+        events.add(UnixMillis(10), vec![event(1), event(2), event(3)]);
+        let first = events.after(None, 2);
+        assert_eq!(messages(&first), ["1", "2"]);
+        let token = first.next.to_string().parse().unwrap();
+        let second = events.after(Some(token), 9);
+        assert_eq!((messages(&second), second.missed), (vec!["3"], 0));
+        assert_eq!(events.after(Some(second.next), 9).next, second.next, "nothing new");
+    }
+
+    #[test]
+    fn a_reader_that_was_away_for_too_long_is_told_what_it_missed() {
+        let events = Events::new(7);
+        events.add(UnixMillis(10), vec![event(0)]);
+        let token = events.after(None, 9).next;
+        events.add(UnixMillis(11), (0..KEPT_MAX as u64 + 2).map(event).collect());
+        let page = events.after(Some(token), 1);
+        assert_eq!((page.missed, messages(&page)), (2, vec!["2"]));
+    }
+
+    #[test]
+    fn a_reader_from_another_controller_goes_on_by_time() {
+        let events = Events::new(7);
+        events.add(UnixMillis(10_000), vec![event(1)]);
+        events.add(UnixMillis(20_000), vec![event(2)]);
+        let elsewhere = Token { process: 8, seq: 500, at: UnixMillis(20_500) };
+        let page = events.after(Some(elsewhere), 9);
+        assert_eq!((messages(&page), page.missed), (vec!["2"], 0), "a little is told again");
+        // The other controller's clock is ahead of this one's.
+        let late = Token { at: UnixMillis(60_000), ..elsewhere };
+        let page = events.after(Some(late), 9);
+        assert_eq!(page.events, []);
+        events.add(UnixMillis(21_000), vec![event(3)]);
+        assert_eq!(messages(&events.after(Some(page.next), 9)), ["3"], "what happens from then on");
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused() {
+        for bad in ["", "x", "1.2", "1.2.x", "g.1.1"] {
+            assert_eq!(bad.parse::<Token>(), Err(()), "{bad}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_waits_for_news_and_no_longer_than_it_wants() {
+        let events = Events::new(7);
+        let token = events.after(None, 1).next;
+        events.wait(token, Duration::from_secs(5)).await;
+        let waiting = tokio::spawn({
+            let events = events.clone();
+            async move { events.wait(token, Duration::from_secs(3600)).await }
+        });
+        tokio::task::yield_now().await;
+        events.add(UnixMillis(10), vec![event(1)]);
+        waiting.await.unwrap();
+    }
+}

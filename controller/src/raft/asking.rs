@@ -1,0 +1,93 @@
+//! How a controller that is not a member yet asks others for something: one after the other, and
+//! whoever they name as leader.
+
+use std::time::Duration;
+
+use millrace_cluster_state::ControllerId;
+use millrace_proto::raft::{JoinIntent, JoinRequest, JoinResponse};
+use millrace_proto::status::from_status;
+use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_types::{ClusterId, Failure, Reason};
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
+use super::peers::{connect, limited};
+use super::world::World;
+
+/// How long one controller may take to answer.
+const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
+/// How often a controller is sent on to the leader before it asks from the beginning.
+const REDIRECTS_MAX: usize = 3;
+
+pub(super) fn join_request(id: ControllerId, directory: &str, intent: JoinIntent) -> JoinRequest {
+    JoinRequest {
+        protocol_version: PROTOCOL_VERSION,
+        build: BUILD.into(),
+        cluster_id: String::new(),
+        id: id.0,
+        directory: directory.to_owned(),
+        address: String::new(),
+        intent: intent.into(),
+    }
+}
+
+/// Asks one controller after the other, and whom they name as leader, until one answers for good.
+pub(super) async fn ask_to_join(
+    world: &dyn World,
+    at: &[String],
+    request: JoinRequest,
+) -> Result<ClusterId, Error> {
+    let until = Instant::now() + JOIN_TIMEOUT;
+    let mut reason = "no address was given".to_owned();
+    while Instant::now() < until && !at.is_empty() {
+        for address in at {
+            match ask_from(world, address, &request).await {
+                Ok(answer) => return Ok(ClusterId(answer.cluster_id.into())),
+                Err(failure) if failure.retryable || failure.may_have_executed => reason = failure.message,
+                Err(failure) => return Err(Error::Refused(failure)),
+            }
+        }
+        tracing::info!(reason, "not joined yet");
+        tokio::time::sleep(JOIN_PAUSE).await;
+    }
+    Err(Error::NotJoined { at: at.to_owned(), reason })
+}
+
+/// Asks one controller, and the leader that it names.
+pub(super) async fn ask_from(
+    world: &dyn World,
+    address: &str,
+    request: &JoinRequest,
+) -> Result<JoinResponse, Failure> {
+    let mut address = address.to_owned();
+    for _ in 0..REDIRECTS_MAX {
+        let answer = ask(world, &address, request).await?;
+        if answer.leader_address.is_empty() {
+            return Ok(answer);
+        }
+        address = answer.leader_address;
+    }
+    Err(Failure::new(Reason::NoLeader, "the controllers name each other as leader: an election is under way"))
+}
+
+async fn ask(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
+    let lost = |why: String| Failure::new(Reason::NoLeader, format!("{address} does not answer: {why}"));
+    let channel = connect(world, address).map_err(|error| {
+        let message = format!("{address:?} is no address ({error}): give host:port");
+        Failure::new(Reason::MalformedRequest, message)
+    })?;
+    let mut client = limited(channel);
+    let asked = tokio::time::timeout(JOIN_ANSWER_TIMEOUT, client.join(request.clone())).await;
+    let answer = asked.map_err(|_| lost(format!("nothing within {JOIN_ANSWER_TIMEOUT:?}")))?;
+    answer.map(tonic::Response::into_inner).map_err(|status| {
+        // A status that was made here has a source: nobody answered.
+        let local = std::error::Error::source(&status).is_some();
+        match status.code() {
+            _ if local => lost(status.message().to_owned()),
+            // It waits to be taken in itself, see `founding`.
+            Code::Unimplemented => lost("it is no member of a group yet".to_owned()),
+            _ => from_status(&status),
+        }
+    })
+}

@@ -1,0 +1,193 @@
+//! Several controllers that start together with nothing, and which of them begins a cluster.
+//!
+//! A controller whose data directory is empty says so to whoever looks, for as long as it waits to
+//! be taken in. One that was told to begin a cluster with the others does so only when each of them
+//! says that: one that is away may have a cluster, and one that lost its directory must not begin a
+//! second one beside it. Should several have been told to, the one with the lowest id begins.
+//!
+//! Absent: any memory of what was seen. Whoever was interrupted looks again.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use millrace_cluster_state::ControllerId;
+use millrace_proto::raft::founding_client::FoundingClient;
+use millrace_proto::raft::founding_server::{Founding, FoundingServer};
+use millrace_proto::raft::{JoinRequest, LookRequest, LookResponse};
+use millrace_types::ClusterId;
+use tokio::time::Instant;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Code, Request, Response, Status};
+
+use super::asking::ask_from;
+use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
+use super::peers::connect;
+use super::world::World;
+use crate::config::Start;
+
+/// How long another controller may take to say that it has nothing.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What was found where others were looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Found {
+    /// None of them has a cluster, and all of them wait for one.
+    Nothing,
+    /// A cluster that would take this controller in.
+    Cluster(ClusterId),
+}
+
+/// Asks all of them until each says that it has nothing, or one that it has a cluster.
+pub(super) async fn found_or_join(
+    world: &dyn World,
+    with: &[String],
+    request: JoinRequest,
+) -> Result<Found, Error> {
+    let until = Instant::now() + JOIN_TIMEOUT;
+    let (mut reason, mut told) = ("no address was given".to_owned(), String::new());
+    while Instant::now() < until && !with.is_empty() {
+        let mut empty = 0;
+        for address in with {
+            match look(world, address, request.id).await {
+                Ok(()) => empty += 1,
+                Err(why) => reason = why,
+            }
+            match ask_from(world, address, &request).await {
+                Ok(answer) => return Ok(Found::Cluster(ClusterId(answer.cluster_id.into()))),
+                Err(failure) if failure.retryable || failure.may_have_executed => {}
+                Err(failure) => return Err(Error::Refused(failure)),
+            }
+        }
+        if empty == with.len() {
+            return Ok(Found::Nothing);
+        }
+        if told != reason {
+            tracing::info!(reason, "no cluster is begun before each of the others says that it has none");
+            told.clone_from(&reason);
+        }
+        tokio::time::sleep(JOIN_PAUSE).await;
+    }
+    Err(Error::NotFounded { with: with.to_owned(), reason })
+}
+
+/// Whether a controller has nothing, and leaves it to this one to begin. The error says why not.
+async fn look(world: &dyn World, address: &str, own: u64) -> Result<(), String> {
+    let channel = connect(world, address).map_err(|error| format!("{address:?} is no address: {error}"))?;
+    let mut client = FoundingClient::new(channel);
+    let looked = tokio::time::timeout(LOOK_TIMEOUT, client.look(LookRequest {})).await;
+    let answer = looked
+        .map_err(|_| format!("{address} does not answer within {LOOK_TIMEOUT:?}"))?
+        .map_err(|status| match status.code() {
+            Code::Unimplemented => format!("{address} has a cluster, whose leader is not known yet"),
+            _ => format!("{address} does not answer: {}", status.message()),
+        })?
+        .into_inner();
+    if answer.founds && answer.id <= own {
+        return Err(format!("{address} begins it: controller {} was told to as well", answer.id));
+    }
+    Ok(())
+}
+
+/// A controller with an empty data directory.
+#[derive(Debug, Clone, Copy)]
+struct Empty {
+    id: ControllerId,
+    founds: bool,
+}
+
+#[tonic::async_trait]
+impl Founding for Empty {
+    async fn look(&self, _request: Request<LookRequest>) -> Result<Response<LookResponse>, Status> {
+        Ok(Response::new(LookResponse { id: self.id.0, founds: self.founds }))
+    }
+}
+
+/// Tells those who connect to this address that this controller has nothing, until it is dropped.
+/// Whoever listens there next, as a member, can do so at once.
+pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &Start) {
+    let empty = Empty { id, founds: matches!(start, Start::Found { .. }) };
+    let serve = async {
+        let incoming = TcpIncoming::bind(address)?;
+        // With a signal, though it never comes: connections end with the server only if there is one.
+        let server = Server::builder().add_service(FoundingServer::new(empty));
+        let served = server.serve_with_incoming_shutdown(incoming, std::future::pending()).await;
+        served.map_err(std::io::Error::other)
+    };
+    if let Err(error) = serve.await {
+        tracing::warn!(%address, %error, "the other controllers are not told that this one has no data yet");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io;
+
+    use futures::stream;
+    use hyper_util::rt::TokioIo;
+    use millrace_cluster_state::State;
+    use millrace_proto::raft::JoinIntent;
+    use millrace_raft_store::{DataDir, Identity, Store};
+    use tokio::io::duplex;
+    use tonic::codegen::http::Uri;
+    use tonic::transport::{Channel, Endpoint};
+
+    use super::*;
+    use crate::raft::asking::join_request;
+
+    /// Controllers that wait, by their address; whoever is not here is away.
+    #[derive(Debug, Clone, Default)]
+    struct Waiting(BTreeMap<String, Empty>);
+
+    impl World for Waiting {
+        fn dial(&self, endpoint: &Endpoint) -> Channel {
+            let world = self.clone();
+            let connect = move |to: Uri| {
+                let found = to.host().and_then(|host| world.0.get(host)).copied();
+                async move {
+                    let empty = found.ok_or(io::ErrorKind::ConnectionRefused)?;
+                    let (ours, theirs) = duplex(4096);
+                    let incoming = stream::iter([Ok::<_, io::Error>(theirs)]);
+                    let server = Server::builder().add_service(FoundingServer::new(empty));
+                    tokio::spawn(server.serve_with_incoming(incoming));
+                    Ok::<_, io::Error>(TokioIo::new(ours))
+                }
+            };
+            endpoint.connect_with_connector_lazy(tower::service_fn(connect))
+        }
+
+        fn open(
+            &self,
+            _dir: DataDir,
+            _identity: &Identity,
+        ) -> Result<Store<State>, millrace_raft_store::Error> {
+            unreachable!("nothing is opened before a cluster was found")
+        }
+    }
+
+    /// What controller 2 finds that would begin a cluster with `a` and `b`.
+    async fn found(waiting: &[(&str, u64, bool)]) -> Result<Found, String> {
+        let empty = |&(name, id, founds): &(&str, u64, bool)| {
+            (name.to_owned(), Empty { id: ControllerId(id), founds })
+        };
+        let world = Waiting(waiting.iter().map(empty).collect());
+        let request = join_request(ControllerId(2), "new", JoinIntent::Check);
+        let with = ["a:1".to_owned(), "b:1".to_owned()];
+        found_or_join(&world, &with, request).await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_is_begun_only_with_all_the_others_empty() {
+        assert_eq!(found(&[("a", 1, false), ("b", 3, false)]).await, Ok(Found::Nothing));
+        let refused = found(&[("b", 3, false)]).await.unwrap_err();
+        assert!(refused.contains("a:1 does not answer"), "{refused}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_several_the_one_with_the_lowest_id_begins() {
+        assert_eq!(found(&[("a", 4, true), ("b", 3, true)]).await, Ok(Found::Nothing));
+        let refused = found(&[("a", 1, true), ("b", 3, true)]).await.unwrap_err();
+        assert!(refused.contains("controller 1 was told to as well"), "{refused}");
+    }
+}

@@ -1,0 +1,150 @@
+//! What is still known of one request or trace: the spans that controllers and workers keep of it,
+//! put together. Nothing is known where they keep none (`--keep-spans`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::future::{join, join_all};
+use millrace_proto::admin as api;
+use millrace_proto::trace::wire::{Span, Spans};
+use millrace_proto::trace::{FOUND_MAX, Kept};
+use millrace_proto::worker::GetSpansRequest;
+use millrace_types::{Failure, Reason};
+use prost::Message as _;
+
+use crate::fleet::{Fleet, Worker};
+use crate::raft::{Lane, Peer, Replica};
+
+/// How long whoever is asked may take: a tree with a part missing is better than none.
+const ASK_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest id.
+const ID_LEN_MAX: usize = 128;
+
+/// Who keeps spans. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Traces {
+    pub(crate) own: Option<Kept>,
+    pub(crate) replica: Replica,
+    pub(crate) fleet: Fleet,
+}
+
+/// The spans that one of them gave, or who did not.
+type Given = Result<Vec<Span>, String>;
+
+impl Traces {
+    /// The trace that an id names, or the last one that a request of this id was in.
+    ///
+    /// # Errors
+    /// `MALFORMED_REQUEST`, or `TRACE_NOT_FOUND` where nobody keeps a span of it.
+    pub(crate) async fn find(&self, id: &str) -> Result<api::Trace, Failure> {
+        if id.is_empty() || id.len() > ID_LEN_MAX {
+            let message = format!("an id has 1 to {ID_LEN_MAX} characters: give a request's or a trace's");
+            return Err(Failure::new(Reason::MalformedRequest, message));
+        }
+        let found = put_together(self.ask_all(id).await).map_err(|missing| not_found(id, &missing))?;
+        if found.trace_id == id {
+            return Ok(found);
+        }
+        // Not everybody who was in it knows whose request it was.
+        let whole = put_together(self.ask_all(&found.trace_id).await);
+        Ok(whole.unwrap_or(found))
+    }
+
+    async fn ask_all(&self, id: &str) -> impl Iterator<Item = Given> + use<> {
+        let own = self.own.as_ref().map(|kept| kept.find(id)).unwrap_or_default();
+        let (controllers, workers) = join(self.controllers_spans(id), self.workers_spans(id)).await;
+        std::iter::once(Ok(own)).chain(controllers).chain(workers)
+    }
+
+    async fn controllers_spans(&self, id: &str) -> Vec<Given> {
+        let ask = async |peer: Peer| {
+            let spans =
+                peer.call(ASK_TIMEOUT, &id, async |mut it, message| it.get_spans(message).await).await;
+            let spans: Vec<u8> = spans.map_err(|failure| failure.message)?;
+            let spans = Spans::decode(spans.as_slice());
+            spans.map(|it| it.spans).map_err(|error| format!("controller {}: {error}", peer.id()))
+        };
+        join_all(self.replica.others(Lane::Requests).into_iter().map(ask)).await
+    }
+
+    async fn workers_spans(&self, id: &str) -> Vec<Given> {
+        let workers = self.fleet.workers();
+        let ask = async |worker: &Worker| {
+            let request = tonic::Request::new(GetSpansRequest { id: id.to_owned() });
+            match tokio::time::timeout(ASK_TIMEOUT, worker.calls.get_spans(request)).await {
+                Ok(Ok(spans)) => Ok(spans.into_inner().spans),
+                Ok(Err(status)) => Err(format!("{}: {}", worker.name, status.message())),
+                Err(_) => Err(format!("{}: no answer within {ASK_TIMEOUT:?}", worker.name)),
+            }
+        };
+        join_all(workers.values().map(|worker| ask(worker))).await
+    }
+}
+
+/// What is kept here, as another controller is given it.
+pub(crate) fn given(kept: Option<&Kept>, id: &str) -> Vec<u8> {
+    Spans { spans: kept.map(|kept| kept.find(id)).unwrap_or_default() }.encode_to_vec()
+}
+
+/// One trace of all that was given, the one that began last. Processes that share what they keep give
+/// a span twice.
+fn put_together(given: impl Iterator<Item = Given>) -> Result<api::Trace, Vec<String>> {
+    let (mut spans, mut missing) = (BTreeMap::new(), Vec::new());
+    for part in given {
+        match part {
+            Ok(part) => spans.extend(part.into_iter().map(|span| (span.span_id.clone(), span))),
+            Err(why) => missing.push(why),
+        }
+    }
+    let Some(last) = spans.values().max_by_key(|span: &&Span| span.start_unix_ns) else {
+        return Err(missing);
+    };
+    let trace_id = last.trace_id.clone();
+    let mut spans: Vec<_> = spans.into_values().filter(|span| span.trace_id == trace_id).collect();
+    spans.sort_by_key(|span| span.start_unix_ns);
+    if spans.len() >= FOUND_MAX {
+        spans.drain(..spans.len() - FOUND_MAX);
+        missing.push(format!("what was before the last {FOUND_MAX} spans"));
+    }
+    Ok(api::Trace { trace_id, spans, missing })
+}
+
+fn not_found(id: &str, missing: &[String]) -> Failure {
+    let message = match missing {
+        [] => format!(
+            "no span of {id} is kept: start controllers and workers with --keep-spans; the last ones are kept until their process ends"
+        ),
+        missing => format!("no span of {id} was found, but not everybody answered: {}", missing.join("; ")),
+    };
+    Failure::new(Reason::TraceNotFound, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(trace: &str, id: &str, start_unix_ns: u64) -> Span {
+        Span { trace_id: trace.into(), span_id: id.into(), start_unix_ns, ..Span::default() }
+    }
+
+    #[test]
+    fn parts_of_the_last_trace_are_put_together_in_order() {
+        let given = [
+            Ok(vec![span("new", "b", 20), span("old", "x", 1)]),
+            Err("worker-2: no answer within 1s".to_owned()),
+            Ok(vec![span("new", "c", 30), span("new", "b", 20), span("new", "a", 10)]),
+        ];
+        let trace = put_together(given.into_iter()).unwrap();
+        assert_eq!(trace.trace_id, "new");
+        assert_eq!(trace.spans, [span("new", "a", 10), span("new", "b", 20), span("new", "c", 30)]);
+        assert_eq!(trace.missing, ["worker-2: no answer within 1s"]);
+    }
+
+    #[test]
+    fn without_a_span_there_is_no_trace() {
+        let missing = put_together([Ok(Vec::new()), Err("w".to_owned())].into_iter()).unwrap_err();
+        assert_eq!(missing, ["w"]);
+        assert!(not_found("r", &missing).message.contains("not everybody answered: w"));
+        assert!(not_found("r", &[]).message.contains("--keep-spans"));
+    }
+}

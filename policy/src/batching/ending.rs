@@ -1,0 +1,193 @@
+//! What becomes of a batch: it ends, or is lost, and each of its requests goes on by itself; or its
+//! requests leave it one by one.
+
+use millrace_types::{GpuIndex, Timestamp};
+
+use super::{Batch, Batcher, Item, Stage};
+use crate::attempts::{Loss, Progress, Verdict};
+use crate::core::Core as _;
+use crate::dispatch::{self, Action, Request, Return};
+use crate::ids::{FunctionIndex, RequestKey};
+
+impl Batcher {
+    /// Forgets a batch.
+    pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        if let Some(batch) = self.take_out(key) {
+            self.taken_out(now, key, &batch, actions);
+        }
+    }
+
+    fn take_out(&mut self, key: RequestKey) -> Option<Batch> {
+        self.close(key);
+        let batch = self.batches.remove(&key)?;
+        for key in batch.keys() {
+            self.batch_of.remove(&key);
+        }
+        Some(batch)
+    }
+
+    /// Does what follows from a batch being forgotten.
+    fn taken_out(&mut self, now: Timestamp, key: RequestKey, batch: &Batch, actions: &mut Vec<Action>) {
+        if batch.whole.rows > 1 {
+            self.forward(now, dispatch::Event::Rows { key, rows: 1 }, actions);
+        }
+        if let Stage::Held { until } = batch.stage {
+            self.held.remove(&(until, key));
+        } else {
+            self.one_less(now, batch.first.function, actions);
+        }
+    }
+
+    /// A batch of a function is not at work any more: without any nobody is held back.
+    fn one_less(&mut self, now: Timestamp, function: FunctionIndex, actions: &mut Vec<Action>) {
+        let Some(it) = self.functions.get_mut(&function) else { return };
+        it.at_work -= 1;
+        if it.at_work == 0 {
+            for key in it.open.values().copied().collect::<Vec<_>>() {
+                self.release(now, key, actions);
+            }
+        }
+    }
+
+    pub(super) fn withdraw(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(lead) = self.batch_of.remove(&key) else {
+            return self.forward(now, dispatch::Event::Withdraw { key }, actions);
+        };
+        let Some(batch) = self.batches.get_mut(&lead) else { return };
+        let Some(place) = batch.keys().position(|member| member == key) else { return };
+        batch.members.remove(place);
+        if !batch.members.is_empty() {
+            return self.shrink(now, lead, actions);
+        }
+        match batch.stage {
+            Stage::Held { .. } => self.remove(now, lead, actions),
+            Stage::Queued => {
+                self.forward(now, dispatch::Event::Withdraw { key: lead }, actions);
+                self.remove(now, lead, actions);
+            }
+            Stage::On(_) => self.forward(now, dispatch::Event::Withdraw { key: lead }, actions),
+        }
+    }
+
+    /// A batch that waits is as large as those who are left make it; what is on a GPU stays as it was.
+    fn shrink(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(batch) = self.batches.get_mut(&key).filter(|batch| !matches!(batch.stage, Stage::On(_)))
+        else {
+            return;
+        };
+        let left = batch.members.iter().map(|&(_, item)| item).reduce(Item::plus);
+        batch.whole = left.unwrap_or(batch.whole);
+        let rows = batch.whole.rows;
+        if batch.stage == Stage::Queued {
+            self.forward(now, dispatch::Event::Rows { key, rows }, actions);
+        }
+    }
+
+    pub(super) fn ended(
+        &mut self,
+        now: Timestamp,
+        key: RequestKey,
+        event: dispatch::Event,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(batch) = self.batches.get(&key) else { return self.forward(now, event, actions) };
+        if batch.members.len() > 1 && !batch.split {
+            self.totals.batches += 1;
+            self.totals.requests += batch.members.len() as u64;
+        }
+        let again = if batch.split { batch.members.clone() } else { Vec::new() };
+        self.forward(now, event, actions);
+        self.remove(now, key, actions);
+        let failed = Loss::Failed(Progress::Begun);
+        again.into_iter().for_each(|(request, _)| self.again(now, request, failed, actions));
+    }
+
+    pub(super) fn returned(
+        &mut self,
+        now: Timestamp,
+        key: RequestKey,
+        why: Return,
+        event: dispatch::Event,
+        actions: &mut Vec<Action>,
+    ) {
+        match why {
+            Return::Recalled if self.batches.get(&key).is_some_and(|batch| batch.members.is_empty()) => {
+                self.forward(now, event, actions);
+                self.remove(now, key, actions);
+            }
+            Return::Recalled => {
+                if let Some(batch) = self.batches.get_mut(&key) {
+                    batch.stage = Stage::Queued;
+                }
+                self.forward(now, event, actions);
+            }
+            Return::Failed(progress) => {
+                self.lose(now, self.known(key, progress), Loss::Failed, event, actions);
+            }
+            Return::Died(progress) => self.lose(now, self.known(key, progress), Loss::Died, event, actions),
+        }
+    }
+
+    fn known(&self, key: RequestKey, progress: Progress) -> Vec<(RequestKey, Progress)> {
+        self.batches.contains_key(&key).then_some((key, progress)).into_iter().collect()
+    }
+
+    pub(super) fn down(
+        &mut self,
+        now: Timestamp,
+        gpu: GpuIndex,
+        progress: impl Fn(RequestKey) -> Progress,
+        event: dispatch::Event,
+        actions: &mut Vec<Action>,
+    ) {
+        let there = self.batches.iter().filter(|(_, batch)| batch.stage == Stage::On(gpu));
+        let lost = there.map(|(&key, _)| (key, progress(key))).collect();
+        self.lose(now, lost, Loss::Died, event, actions);
+    }
+
+    /// Batches lost their GPU: each of their requests goes on by itself.
+    fn lose(
+        &mut self,
+        now: Timestamp,
+        lost: Vec<(RequestKey, Progress)>,
+        loss: fn(Progress) -> Loss,
+        event: dispatch::Event,
+        actions: &mut Vec<Action>,
+    ) {
+        let mut gone = Vec::new();
+        for (key, progress) in lost {
+            let Some(batch) = self.take_out(key) else { continue };
+            // The one that the queue knows it by goes on there, unless it has left.
+            let led = batch.keys().any(|member| member == key);
+            if !led && !batch.members.is_empty() {
+                let mut cancelled = Vec::new();
+                self.queue.on_event(now, dispatch::Event::Withdraw { key }.into(), &mut cancelled);
+                cancelled
+                    .retain(|action| !matches!(action, Action::Cancel { key: gone, .. } if *gone == key));
+                actions.extend(cancelled);
+            }
+            gone.push((key, batch, loss(progress)));
+        }
+        // Nothing that follows may go to the GPU before it is known to be gone.
+        self.forward(now, event, actions);
+        for (key, batch, loss) in gone {
+            let others =
+                batch.members.iter().map(|&(request, _)| request).filter(|request| request.key != key);
+            others.for_each(|request| self.again(now, request, loss, actions));
+            self.taken_out(now, key, &batch, actions);
+        }
+    }
+
+    /// Runs a request of a lost batch by itself, if it may run again.
+    fn again(&mut self, now: Timestamp, request: Request, loss: Loss, actions: &mut Vec<Action>) {
+        match request.attempts.after(loss) {
+            Verdict::Again(attempts) => {
+                let request = Request { attempts, ..request };
+                self.forward(now, dispatch::Event::Enqueue(request), actions);
+            }
+            Verdict::Refuse { reason, may_have_executed } => {
+                actions.push(Action::Fail { key: request.key, reason, may_have_executed });
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! How a batch comes about: what waits is joined, held back, closed and let into the queue.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_types::{Batching, Timestamp};
+
+use super::{Batch, Batcher, DESCRIPTORS_MAX, Function, INLINE_MAX, Item, Stage};
+use crate::dispatch::{self, Action, Request};
+use crate::ids::{FunctionIndex, RequestKey};
+
+impl Batcher {
+    pub(super) fn enqueue(
+        &mut self,
+        now: Timestamp,
+        request: Request,
+        item: Item,
+        actions: &mut Vec<Action>,
+    ) {
+        let (key, kind) = (request.key, (item.class, request.priority));
+        let limits = self.functions.get(&request.function).filter(|it| item.rows <= it.batching.max_size);
+        let Some(it) = limits else { return self.forward(now, dispatch::Event::Enqueue(request), actions) };
+        let Batching { max_size, max_wait } = it.batching;
+        if let Some(open) = it.open.get(&kind).copied() {
+            if self.fits(now, open, item) {
+                return self.join(now, open, request, item, actions);
+            }
+            self.close(open);
+            self.release(now, open, actions);
+        }
+        let Some(it) = self.functions.get_mut(&request.function) else { return };
+        let may_grow = item.rows < max_size;
+        let waits = may_grow && it.at_work > 0 && !max_wait.is_zero();
+        if may_grow {
+            it.open.insert(kind, key);
+        }
+        let until = now + max_wait;
+        let (members, stage) = (vec![(request, item)], Stage::Held { until });
+        let batch = Batch { first: request, members, whole: item, oldest: now, stage, split: false };
+        self.held.insert((until, key));
+        self.batch_of.insert(key, key);
+        self.batches.insert(key, batch);
+        if !waits {
+            self.release(now, key, actions);
+        }
+    }
+
+    /// Whether a batch may grow by a request.
+    fn fits(&self, now: Timestamp, key: RequestKey, item: Item) -> bool {
+        let batch = &self.batches[&key];
+        let Some(it) = self.functions.get(&batch.first.function) else { return false };
+        let larger = batch.whole.plus(item);
+        let in_time = |rows: u32| {
+            let run = self.dispatch().predicted_run(batch.first.model, rows)?;
+            Some(now + run <= batch.oldest + it.deadline?)
+        };
+        larger.rows <= it.batching.max_size
+            && larger.inline <= INLINE_MAX
+            && larger.descriptors <= DESCRIPTORS_MAX
+            && (in_time(larger.rows) != Some(false) || in_time(batch.whole.rows) == Some(false))
+    }
+
+    fn join(
+        &mut self,
+        now: Timestamp,
+        key: RequestKey,
+        request: Request,
+        item: Item,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(batch) = self.batches.get_mut(&key) else { return };
+        batch.members.push((request, item));
+        batch.whole = batch.whole.plus(item);
+        self.batch_of.insert(request.key, key);
+        let (rows, stage) = (batch.whole.rows, batch.stage);
+        let full = self.functions.get(&request.function).is_some_and(|it| rows >= it.batching.max_size);
+        if full {
+            self.close(key);
+        }
+        match stage {
+            Stage::Held { .. } if full => self.release(now, key, actions),
+            Stage::Held { .. } | Stage::On(_) => {}
+            Stage::Queued => self.forward(now, dispatch::Event::Rows { key, rows }, actions),
+        }
+    }
+
+    /// Nobody joins a batch any more.
+    pub(super) fn close(&mut self, key: RequestKey) {
+        let Some(batch) = self.batches.get(&key) else { return };
+        let kind = batch.kind();
+        if let Some(it) = self.functions.get_mut(&batch.first.function)
+            && it.open.get(&kind) == Some(&key)
+        {
+            it.open.remove(&kind);
+        }
+    }
+
+    /// Lets a batch that was held back wait for a GPU.
+    pub(super) fn release(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(batch) = self.batches.get_mut(&key) else { return };
+        let Stage::Held { until } = batch.stage else { return };
+        self.held.remove(&(until, key));
+        batch.stage = Stage::Queued;
+        let (first, rows) = (batch.first, batch.whole.rows);
+        if let Some(it) = self.functions.get_mut(&first.function) {
+            it.at_work += 1;
+        }
+        // Before it is given to a GPU, which may be at once.
+        if rows > 1 {
+            self.forward(now, dispatch::Event::Rows { key, rows }, actions);
+        }
+        self.forward(now, dispatch::Event::Enqueue(first), actions);
+    }
+
+    /// Lets those go that were held back for as long as they may be.
+    pub(super) fn release_due(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        while let Some(&(_, key)) = self.held.first().filter(|(until, _)| *until <= now) {
+            self.release(now, key, actions);
+        }
+    }
+
+    pub(super) fn limits(
+        &mut self,
+        now: Timestamp,
+        function: FunctionIndex,
+        limits: (Option<Batching>, Option<Duration>),
+        actions: &mut Vec<Action>,
+    ) {
+        let (Some(batching), deadline) = limits else {
+            let Some(gone) = self.functions.remove(&function) else { return };
+            return gone.open.into_values().for_each(|key| self.release(now, key, actions));
+        };
+        // Batches of before it was last told to run each alone may still be at work.
+        let out =
+            |batch: &&Batch| batch.first.function == function && !matches!(batch.stage, Stage::Held { .. });
+        let it = self.functions.entry(function).or_insert_with(|| Function {
+            batching,
+            deadline,
+            open: BTreeMap::new(),
+            at_work: self.batches.values().filter(out).count() as u32,
+        });
+        (it.batching, it.deadline) = (batching, deadline);
+    }
+}

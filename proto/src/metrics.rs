@@ -1,0 +1,83 @@
+//! Metrics as text, in the format that whoever scrapes asks for: OpenMetrics, as they are written, or
+//! Prometheus's older text format, which is what curl and `promtool check metrics` are given. They
+//! differ in what a counter is called in its HELP and TYPE lines, and in units and the end.
+
+use http::header::ACCEPT;
+use http::{HeaderMap, HeaderValue};
+
+const OPEN_METRICS: &str = "application/openmetrics-text";
+
+/// The text and its content type for a scrape with these headers.
+#[must_use]
+pub fn negotiated(headers: &HeaderMap, open_metrics: String) -> (HeaderValue, String) {
+    let accepts = |value: &HeaderValue| value.to_str().is_ok_and(|text| text.contains(OPEN_METRICS));
+    if headers.get_all(ACCEPT).iter().any(accepts) {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        return (HeaderValue::from_static(kind), open_metrics);
+    }
+    (HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"), prometheus_text(&open_metrics))
+}
+
+fn prometheus_text(open_metrics: &str) -> String {
+    let counters = open_metrics.lines().filter_map(|line| {
+        let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        (kind == "counter").then_some(name)
+    });
+    let counters: std::collections::HashSet<&str> = counters.collect();
+    let mut text = String::with_capacity(open_metrics.len());
+    for line in open_metrics.lines() {
+        let about = ["# HELP ", "# TYPE "].into_iter().find(|prefix| line.starts_with(prefix));
+        let named = about.and_then(|prefix| Some((prefix, line[prefix.len()..].split_once(' ')?)));
+        match named {
+            Some((prefix, (name, rest))) if counters.contains(name) => {
+                text.push_str(&format!("{prefix}{name}_total {rest}\n"));
+            }
+            None if line.starts_with("# UNIT ") || line == "# EOF" => {}
+            _ => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITTEN: &str = "\
+# HELP requests Requests finished.
+# TYPE requests counter
+requests_total{reason=\"OK\"} 3
+# HELP memory_bytes Memory.
+# TYPE memory_bytes gauge
+# UNIT memory_bytes bytes
+memory_bytes 7
+# EOF
+";
+
+    #[test]
+    fn who_asks_for_open_metrics_gets_them() {
+        let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4";
+        let headers = HeaderMap::from_iter([(ACCEPT, accept.parse().unwrap())]);
+        let (kind, text) = negotiated(&headers, WRITTEN.to_owned());
+        assert!(kind.to_str().unwrap().starts_with(OPEN_METRICS));
+        assert_eq!(text, WRITTEN);
+    }
+
+    #[test]
+    fn others_get_counters_under_their_whole_names() {
+        let (kind, text) = negotiated(&HeaderMap::new(), WRITTEN.to_owned());
+        assert!(kind.to_str().unwrap().starts_with("text/plain"));
+        let expected = "\
+# HELP requests_total Requests finished.
+# TYPE requests_total counter
+requests_total{reason=\"OK\"} 3
+# HELP memory_bytes Memory.
+# TYPE memory_bytes gauge
+memory_bytes 7
+";
+        assert_eq!(text, expected);
+    }
+}

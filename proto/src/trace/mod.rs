@@ -1,0 +1,152 @@
+//! W3C trace context through gRPC metadata and HTTP headers, spans told after the fact, and those a
+//! process [keeps](Kept).
+//!
+//! With no OpenTelemetry layer installed the current span has no context: injecting writes nothing,
+//! and nothing is told.
+
+mod kept;
+
+use std::time::{Duration, SystemTime};
+
+use http::HeaderMap;
+use opentelemetry::Context;
+use opentelemetry::global::{get_text_map_propagator, tracer};
+use opentelemetry::propagation::{Extractor, Injector};
+use opentelemetry::trace::{Span as _, Status, TraceContextExt as _, Tracer as _};
+use tonic::metadata::{KeyRef, MetadataKey, MetadataMap, MetadataValue};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+pub use opentelemetry::KeyValue;
+
+pub use self::kept::{FOUND_MAX, Kept};
+
+/// Spans as they are shown to people.
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod wire {
+    tonic::include_proto!("millrace.trace.v1");
+}
+
+/// The attribute that names the request a span is of.
+pub const REQUEST_ID: &str = "millrace.request.id";
+/// Whose spans they are, in the words of OpenTelemetry's scopes.
+pub const SCOPE: &str = "millrace";
+
+struct Metadata<'a>(&'a MetadataMap);
+struct MetadataMut<'a>(&'a mut MetadataMap);
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Metadata<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        let ascii = |key| match key {
+            KeyRef::Ascii(key) => Some(key.as_str()),
+            KeyRef::Binary(_) => None,
+        };
+        self.0.keys().filter_map(ascii).collect()
+    }
+}
+
+impl Injector for MetadataMut<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        // A propagator's keys and values are plain ASCII; one that is not cannot travel.
+        if let (Ok(key), Ok(value)) =
+            (MetadataKey::from_bytes(key.as_bytes()), MetadataValue::try_from(value))
+        {
+            self.0.insert(key, value);
+        }
+    }
+}
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
+
+/// The trace context a gRPC caller sent.
+#[must_use]
+pub fn extract(metadata: &MetadataMap) -> Context {
+    get_text_map_propagator(|propagator| propagator.extract(&Metadata(metadata)))
+}
+
+/// The trace context an HTTP caller sent.
+#[must_use]
+pub fn extract_headers(headers: &HeaderMap) -> Context {
+    get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)))
+}
+
+/// Makes `span` a child of the caller's.
+pub fn adopt(span: &Span, parent: Context) {
+    // An error means that no OpenTelemetry layer is installed: there is nothing to join then.
+    if let Err(error) = span.set_parent(parent) {
+        tracing::trace!(%error, "span keeps no parent");
+    }
+}
+
+/// Writes the current span's context into a request's metadata.
+pub fn inject(metadata: &mut MetadataMap) {
+    let context = Span::current().context();
+    get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut MetadataMut(metadata)));
+}
+
+/// Whether anybody records a span.
+#[must_use]
+pub fn is_recorded(span: &Span) -> bool {
+    !span.is_disabled() && span.context().span().span_context().is_sampled()
+}
+
+/// Something that has ended, and when by a clock that only goes forward.
+#[derive(Debug, Clone, Copy)]
+pub struct Past {
+    /// How long ago it ended.
+    pub ago: Duration,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Adds a child to `parent` that has ended already: what another process or a device did and said so
+/// afterwards. Costs nothing where nobody looks at the parent.
+pub fn tell(parent: &Span, name: &'static str, past: Past, attributes: impl FnOnce() -> Vec<KeyValue>) {
+    if parent.is_disabled() {
+        return;
+    }
+    let context = parent.context();
+    if !context.span().span_context().is_sampled() {
+        return;
+    }
+    // Collectors put spans of several machines on one axis, which is the wall's.
+    #[allow(clippy::disallowed_methods, reason = "spans are in wall-clock time and decide nothing")]
+    let ended = SystemTime::now() - past.ago;
+    let tracer = tracer(SCOPE);
+    let told = tracer.span_builder(name).with_start_time(ended - past.took).with_attributes(attributes());
+    told.start_with_context(&tracer, &context).end_with_timestamp(ended);
+}
+
+/// Adds what happened at one moment to a span. Costs nothing where nobody looks at it.
+pub fn note(span: &Span, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) {
+    if !span.is_disabled() {
+        span.add_event(name, attributes());
+    }
+}
+
+/// Adds to what a span says. Costs nothing where nobody looks at it.
+pub fn add(span: &Span, attributes: impl FnOnce() -> Vec<KeyValue>) {
+    if !span.is_disabled() {
+        attributes().into_iter().for_each(|it| span.set_attribute(it.key, it.value));
+    }
+}
+
+/// Says of a span that what it tells of failed.
+pub fn fail(span: &Span, why: impl std::fmt::Display) {
+    if !span.is_disabled() {
+        span.set_status(Status::error(why.to_string()));
+    }
+}

@@ -1,0 +1,136 @@
+//! One machine of a scenario: its topology's links and GPUs as models, the real actors above them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_types::{Bytes, BytesPerSec, Revision, RevisionKey};
+use millrace_worker::clock::Clock;
+use millrace_worker::handle::NodeHandle;
+use millrace_worker::install::{FunctionConfig, PreparedModel, Profile};
+use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
+use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
+use millrace_worker::port::modelled::ModelledMachine;
+
+use crate::control::{digest, function_key};
+use crate::run::Error;
+use crate::scenario::{Function, NodeSpec, Scenario};
+
+/// Requests that a node and a function may have: more than any scenario has.
+const REQUESTS_MAX: u32 = 1 << 28;
+
+/// One machine.
+pub(crate) struct Machine {
+    pub(crate) handle: NodeHandle,
+    pub(crate) executors: ModelledMachine,
+    pub(crate) trace: Option<SharedTrace>,
+    host_rate: BytesPerSec,
+}
+
+impl Machine {
+    /// Starts its actors, in the runtime of this thread.
+    pub(crate) fn start(scenario: &Scenario, node: &NodeSpec, place: usize, clock: &Arc<dyn Clock>) -> Self {
+        let behaviour = |gpu: &millrace_types::topology::Gpu| {
+            let run = |(place, function): (usize, &Function)| {
+                let model = &function.model;
+                let run = RunModel {
+                    takes: paced(scenario, &gpu.gpu_type, model.run),
+                    tail: paced(scenario, &gpu.gpu_type, model.tail),
+                    start: model.start,
+                    end: RunEnd::Done,
+                };
+                (model_name(place), run)
+            };
+            Behaviour {
+                start: scenario.executor_start,
+                process_start: if node.isolation.per_model() {
+                    scenario.process_start
+                } else {
+                    Duration::ZERO
+                },
+                // As fast as the links are.
+                copy_rate: BytesPerSec(u64::MAX),
+                copy_fails_every: None,
+                ties: scenario.ties,
+                runs: scenario.functions.iter().enumerate().map(run).collect(),
+            }
+        };
+        let behaviours = node.topology.gpus.iter().map(behaviour).collect();
+        let executors = ModelledMachine::new(Arc::clone(clock), behaviours).with_links(&node.topology);
+        let trace = scenario.traced.then(SharedTrace::default);
+        let mut config = NodeConfig::new(node.topology.clone());
+        (config.dispatch, config.eviction, config.isolation) = (node.dispatch, node.eviction, node.isolation);
+        config.memory = node.memory.clone();
+        (config.requests_max, config.in_flight_max) = (REQUESTS_MAX, REQUESTS_MAX);
+        let seed = scenario.seed.wrapping_add(place as u64);
+        let context = NodeContext::new(seed, Box::new(executors.clone())).with_clock(Arc::clone(clock));
+        let context = match &trace {
+            Some(trace) => context.with_trace(Arc::clone(trace)),
+            None => context,
+        };
+        Self { handle: start_here(config, context), executors, trace, host_rate: host_rate(node) }
+    }
+
+    /// What it is told of a function.
+    pub(crate) fn config(&self, scenario: &Scenario, node: &NodeSpec, place: usize) -> FunctionConfig {
+        let function = &scenario.functions[place];
+        let load = self.host_rate.time_for(function.model.weights).max(function.model.start);
+        let mut types: Vec<_> = node.topology.gpus.iter().map(|gpu| gpu.gpu_type.clone()).collect();
+        types.sort_unstable();
+        types.dedup();
+        let profile = |gpu_type: String| {
+            let run = paced(scenario, &gpu_type, function.model.run);
+            Profile { gpu_type, load, run }
+        };
+        FunctionConfig {
+            key: revision(place, function),
+            slo: function.slo,
+            idempotent: true,
+            gpu_memory: Some(function.model.memory),
+            serving: function.serving,
+            profiles: types.into_iter().map(profile).collect(),
+        }
+    }
+}
+
+/// What a function is called on its nodes.
+pub(crate) fn revision(place: usize, function: &Function) -> RevisionKey {
+    RevisionKey { function: function_key(place, function), revision: Revision::FIRST }
+}
+
+fn model_name(place: usize) -> String {
+    format!("m{place}")
+}
+
+/// The models as nodes are given them: names and sizes, and empty files.
+pub(crate) fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, Error> {
+    let fd = rustix::fs::memfd_create("simulated", rustix::fs::MemfdFlags::CLOEXEC);
+    let file: Arc<OwnedFd> = Arc::new(fd.map_err(std::io::Error::from)?);
+    let model = |(place, function): (usize, &Function)| {
+        Arc::new(PreparedModel {
+            digest: digest(place),
+            name: model_name(place),
+            graph: Arc::clone(&file),
+            graph_bytes: Bytes::ZERO,
+            weights: Arc::clone(&file),
+            weights_bytes: function.model.weights,
+            group_bytes: millrace_types::Bytes::mib(2),
+            launches: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        })
+    };
+    Ok(functions.iter().enumerate().map(model).collect())
+}
+
+/// How long a run takes on a type of GPU.
+fn paced(scenario: &Scenario, gpu_type: &str, span: Duration) -> Duration {
+    span * scenario.pace.get(gpu_type).copied().unwrap_or(100) / 100
+}
+
+/// How fast a model comes onto the first GPU of a node.
+fn host_rate(node: &NodeSpec) -> BytesPerSec {
+    let path = node.topology.gpus.first().map(|gpu| gpu.host_path.as_slice()).unwrap_or_default();
+    let rates = path.iter().map(|link| node.topology.links[link.0 as usize].rate);
+    rates.min().unwrap_or(BytesPerSec(u64::MAX))
+}

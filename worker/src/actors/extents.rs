@@ -1,0 +1,33 @@
+//! Blocks, as executors are told of them.
+
+use millrace_policy::fabric::PeerBlocks;
+use millrace_policy::memory::{BLOCK, Run as BlockRun};
+use millrace_proto::executor::{Extent, PeerSource};
+use millrace_types::Bytes;
+
+/// A program's blocks, one after the other in its address range. The range is as long as the weights,
+/// in whole pages: what is held beyond them, of the last block or for runs, has no place in it.
+pub(super) fn of_program(blocks: &[BlockRun], weights: Bytes) -> Vec<Extent> {
+    let range = weights.0.next_multiple_of(rustix::param::page_size() as u64);
+    let mut range_offset = 0;
+    let extent = |run: &BlockRun| {
+        let bytes = (BLOCK.0 * u64::from(run.len)).min(range - range_offset);
+        let extent = Extent { range_offset, device_offset: BLOCK.0 * u64::from(run.start), bytes };
+        range_offset += bytes;
+        (bytes > 0).then_some(extent)
+    };
+    blocks.iter().filter_map(extent).collect()
+}
+
+/// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights.
+pub(super) fn of_peer(peer: &PeerBlocks, offset: Bytes) -> PeerSource {
+    let mut range_offset = offset.0;
+    let extent = |run: &BlockRun| {
+        let (device_offset, bytes) = (BLOCK.0 * u64::from(run.start), BLOCK.0 * u64::from(run.len));
+        let extent = Extent { range_offset, device_offset, bytes };
+        range_offset += bytes;
+        extent
+    };
+    let extents = peer.blocks.iter().map(extent).collect();
+    PeerSource { gpu: peer.gpu.0, incarnation: peer.incarnation.0, extents }
+}

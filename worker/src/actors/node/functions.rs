@@ -1,0 +1,103 @@
+//! What the node's functions mean to dispatch: what is installed, how it is to be served, what it scores.
+
+use std::sync::Arc;
+
+use millrace_policy::ids::FunctionIndex;
+use millrace_policy::{batching, dispatch, tenancy};
+use millrace_types::{ModelId, SloCounts, Timestamp};
+
+use super::Node;
+use crate::control::checkpoint::Scores;
+use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
+use crate::supervisor::Removed;
+
+impl Node {
+    pub(super) fn install(
+        &mut self,
+        now: Timestamp,
+        function: FunctionConfig,
+        prepared: Arc<PreparedModel>,
+    ) -> Result<(), InstallError> {
+        let key = function.key.clone();
+        let profiles = function.profiles.clone();
+        if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
+            let weights = prepared.weights_bytes;
+            self.dispatch(now, dispatch::Event::Install { model, memory, weights });
+            for Profile { gpu_type, load, run } in profiles {
+                if let Some(kind) = self.supervisor.kind_of(&gpu_type) {
+                    self.dispatch(now, dispatch::Event::Profile { model, kind, load, run });
+                }
+            }
+        }
+        if let Some(model) = self.supervisor.model_of(&key) {
+            self.residency(now, model);
+        }
+        if let Some(limits) = self.supervisor.limits_of(&key) {
+            self.dispatch(now, limits);
+        }
+        if let Some((function, tenant)) = self.supervisor.capped(&key) {
+            self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
+        }
+        if self.dispatch.core.dispatch().wants_scores()
+            && let Some((function, objective)) = self.supervisor.objective_of(&key)
+        {
+            self.dispatch(now, dispatch::Event::Objective { function, objective });
+        }
+        Ok(())
+    }
+
+    /// Keeps what the functions of a model want kept.
+    fn residency(&mut self, now: Timestamp, model: ModelId) {
+        if let Some(residency) = self.supervisor.new_residency(model) {
+            self.dispatch(now, dispatch::Event::Keep { model, copies: residency.min_warm });
+        }
+    }
+
+    pub(super) fn scored(&mut self, now: Timestamp, function: FunctionIndex, here: SloCounts) {
+        let base = self.bases.get(&function).copied().unwrap_or_default();
+        self.dispatch(now, dispatch::Event::Score { function, counts: base.plus(here) });
+    }
+
+    /// Scores with what was counted elsewhere and before, which those from here are added to.
+    pub(super) fn scores(&mut self, now: Timestamp, scores: &Scores) {
+        if !self.dispatch.core.dispatch().wants_scores() {
+            return;
+        }
+        for (function, key, here) in self.supervisor.scored() {
+            let Some(all) = scores.get(&key) else { continue };
+            let (known, seen) = (self.bases.get(&function).copied().unwrap_or_default(), all.since(here));
+            // What was scored here since they were put together is missing from them: the most
+            // that was ever left over is nearest.
+            let base = SloCounts { m: known.m.max(seen.m), n: known.n.max(seen.n) };
+            if base != known {
+                self.bases.insert(function, base);
+                self.scored(now, function, here);
+            }
+        }
+    }
+
+    pub(super) fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
+        self.bases.remove(&function);
+        if self.dispatch.core.batches(function) {
+            self.dispatch(now, batching::Event::Limits { function, batching: None, deadline: None });
+        }
+        if self.dispatch.core.dispatch().wants_scores() {
+            self.dispatch(now, dispatch::Event::Forget { function });
+        }
+        if self.dispatch.core.tenancy().owned(function) {
+            self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
+        }
+        match self.supervisor.remove(function) {
+            Some(Removed::WithModel(model)) => self.dispatch(now, dispatch::Event::Remove { model }),
+            Some(Removed::FunctionOnly(model)) => self.residency(now, model),
+            None => {}
+        }
+    }
+
+    pub(super) fn function_reset(&mut self, now: Timestamp, function: FunctionIndex) {
+        let lost = self.entries.values().filter(|entry| entry.work.function == function);
+        for key in lost.map(|entry| entry.work.key).collect::<Vec<_>>() {
+            self.withdraw(now, key);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A request between its admission and its end, as far as the node has to know: whether it waits or is
+//! on a GPU, and the span of its wait.
+
+use millrace_policy::batching::Batcher;
+use millrace_types::GpuIndex;
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::actors::work::SharedWork;
+
+/// A request in the queue or on a GPU.
+pub(super) struct Entry {
+    pub(super) work: SharedWork,
+    /// Its wait, while it waits.
+    queue: Option<Span>,
+    on: Option<GpuIndex>,
+}
+
+impl Entry {
+    /// One that waits from now on.
+    pub(super) fn new(work: SharedWork, queue: &Batcher) -> Self {
+        let mut entry = Self { work, queue: None, on: None };
+        entry.waits(queue);
+        entry
+    }
+
+    /// It waits, again or for the first time.
+    pub(super) fn waits(&mut self, queue: &Batcher) {
+        self.on = None;
+        self.queue = Some(tracing::info_span!(
+            parent: &self.work.span,
+            "queue",
+            millrace.queued = queue.queued(),
+            millrace.gpu = Empty,
+        ));
+    }
+
+    /// It waits no more.
+    pub(super) fn goes_to(&mut self, gpu: GpuIndex) {
+        self.on = Some(gpu);
+        if let Some(queue) = self.queue.take() {
+            queue.record("millrace.gpu", gpu.0);
+        }
+    }
+
+    pub(super) fn is_on(&self, gpu: GpuIndex) -> bool {
+        self.on == Some(gpu)
+    }
+}

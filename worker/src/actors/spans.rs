@@ -1,0 +1,135 @@
+//! What of a request's trace is made on its GPU: its model's swap with the copies of it, and its run
+//! with the launches of that. Nothing is made of what nobody looks at.
+
+use std::fmt::Display;
+
+use millrace_policy::fabric::Cargo;
+use millrace_policy::ids::{RunId, TransferId};
+use millrace_proto::executor::LaunchTimes;
+use millrace_proto::trace::{self, KeyValue, Past};
+use millrace_types::topology::LinkId;
+use millrace_types::{Bytes, GpuIndex, Timestamp};
+use tracing::Span;
+
+/// The spans of one request, while it is on a GPU.
+pub(crate) struct Spans {
+    parent: Span,
+    gpu: GpuIndex,
+    swap: Option<(TransferId, Span)>,
+    run: Option<(RunId, Span)>,
+}
+
+/// A batch of a transfer that came over a link.
+pub(crate) struct Copied {
+    pub(crate) transfer: TransferId,
+    pub(crate) link: LinkId,
+    pub(crate) started: Timestamp,
+    pub(crate) finished: Timestamp,
+    pub(crate) bytes: Bytes,
+}
+
+impl Spans {
+    /// Of a request whose trace this is.
+    pub(crate) fn new(parent: Span, gpu: GpuIndex) -> Self {
+        Self { parent, gpu, swap: None, run: None }
+    }
+
+    /// Its model is on its way, for which so many others made room.
+    pub(crate) fn swap_begins(
+        &mut self,
+        transfer: TransferId,
+        cargo: Cargo,
+        from: Option<GpuIndex>,
+        evicted: usize,
+    ) {
+        let source = || from.map_or_else(|| "host".to_owned(), |peer| format!("gpu {}", peer.0));
+        let span = tracing::info_span!(
+            parent: &self.parent,
+            "swap",
+            millrace.gpu = self.gpu.0,
+            millrace.source = source(),
+            millrace.bytes = cargo.weights.get(),
+        );
+        if evicted > 0 {
+            let evicted = i64::try_from(evicted).unwrap_or(i64::MAX);
+            trace::note(&span, "made room", || vec![KeyValue::new("millrace.evicted.models", evicted)]);
+        }
+        self.swap = Some((transfer, span));
+    }
+
+    /// Whether its model is on its way.
+    pub(crate) fn swapping(&self) -> bool {
+        self.swap.is_some()
+    }
+
+    /// Whether its model comes by this transfer.
+    pub(crate) fn swaps_by(&self, transfer: TransferId) -> bool {
+        self.swap.as_ref().is_some_and(|(mine, _)| *mine == transfer)
+    }
+
+    /// What is left to tell when the request has ended: an executor's word of a run may come before that
+    /// of the copy that the run waited for.
+    pub(crate) fn leave(self) -> Option<Self> {
+        self.swap.is_some().then_some(Self { run: None, ..self })
+    }
+
+    /// Its model is there.
+    pub(crate) fn swap_ends(&mut self) {
+        self.swap = None;
+    }
+
+    /// Part of a model came.
+    pub(crate) fn copied(&self, now: Timestamp, copied: &Copied) {
+        let Some((_, span)) = self.swap.as_ref().filter(|_| self.swaps_by(copied.transfer)) else { return };
+        trace::tell(span, "copy", past(now, copied.started, copied.finished), || {
+            let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
+            let link = KeyValue::new("millrace.link", i64::from(copied.link.0));
+            vec![link, KeyValue::new("millrace.bytes", bytes)]
+        });
+    }
+
+    /// It is handed to the executor, alone or with others. Whether the executor should tell of its
+    /// launches.
+    pub(crate) fn run_begins(&mut self, run: RunId, attempt: u32, requests: usize) -> bool {
+        let span = tracing::info_span!(
+            parent: &self.parent,
+            "run",
+            millrace.gpu = self.gpu.0,
+            millrace.attempt = attempt,
+            millrace.batch.requests = requests,
+        );
+        let looked_at = trace::is_recorded(&span);
+        self.run = Some((run, span));
+        looked_at
+    }
+
+    /// What the executor says of a run's launches.
+    pub(crate) fn launched(&self, now: Timestamp, run: RunId, times: &[LaunchTimes]) {
+        let Some((_, span)) = self.run.as_ref().filter(|(mine, _)| *mine == run) else { return };
+        for launch in times {
+            let past = past(now, Timestamp(launch.started_ns), Timestamp(launch.finished_ns));
+            trace::tell(span, "launch", past, || {
+                let number = KeyValue::new("millrace.launch", i64::from(launch.launch));
+                vec![number, KeyValue::new("millrace.waited_ms", launch.waited_ns as f64 / 1e6)]
+            });
+        }
+    }
+
+    /// Another GPU wants it.
+    pub(crate) fn recalled(&self) {
+        if let Some((_, span)) = &self.run {
+            trace::note(span, "asked back by another GPU", Vec::new);
+        }
+    }
+
+    /// It ends here without an answer.
+    pub(crate) fn fail(&self, why: impl Display) {
+        let spans = [&self.swap.as_ref().map(|(_, span)| span), &self.run.as_ref().map(|(_, span)| span)];
+        spans.into_iter().flatten().for_each(|span| trace::fail(span, &why));
+    }
+}
+
+/// When something ended and what it took, both by the executor's clock, which is this machine's.
+fn past(now: Timestamp, started: Timestamp, finished: Timestamp) -> Past {
+    Past { ago: now.since(finished), took: finished.since(started) }
+}

@@ -1,0 +1,421 @@
+//! What a worker's `/metrics` shows: its GPUs, links, queue, host memory, and what its functions
+//! score. Read when it is scraped: nothing is counted on the way of a request. Requests as clients see
+//! them are the gateways' to tell.
+//!
+//! Bounded: [`FUNCTIONS_MAX`] functions have labels of their own, the first by name; the others are
+//! `_other` together.
+
+mod writer;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use axum::body::Body;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Response, StatusCode};
+use millrace_policy::admission::Score;
+use millrace_proto::metrics::negotiated;
+use millrace_proto::worker::HostModel;
+use millrace_types::{FunctionKey, Slo};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::{Registry, Unit};
+use tokio::sync::watch;
+
+use self::writer::{Labels, Writer};
+use crate::control::desired::{Desired, Function};
+use crate::control::telemetry;
+use crate::handle::NodeHandle;
+use crate::host_tier::Counts;
+use crate::snapshot::{GpuHealth, NodeSnapshot};
+
+/// Functions with labels of their own.
+const FUNCTIONS_MAX: usize = 1000;
+/// The label of the others.
+const OTHER: &str = "_other";
+
+/// Answers whoever scrapes.
+#[derive(Debug, Clone)]
+pub(crate) struct Shown {
+    pub(crate) node: NodeHandle,
+    pub(crate) host: telemetry::Host,
+    pub(crate) desired: watch::Receiver<Desired>,
+}
+
+impl Shown {
+    pub(crate) async fn answer(self, headers: HeaderMap) -> Response<Body> {
+        let objectives = {
+            let desired = self.desired.borrow();
+            let objective = |it: &Function| Some((it.key.function.clone(), it.slo?));
+            desired.functions.iter().filter_map(objective).collect()
+        };
+        let host_models = self.host.models.borrow().to_vec();
+        let host_counts = **self.host.counts.borrow();
+        let snapshot = self.node.snapshot().await;
+        let seen = Seen { snapshot, host_models, host_counts, objectives };
+        match text(seen) {
+            Ok(text) => {
+                let (kind, text) = negotiated(&headers, text);
+                let mut response = Response::new(Body::from(text));
+                response.headers_mut().insert(CONTENT_TYPE, kind);
+                response
+            }
+            Err(error) => {
+                let mut response = Response::new(Body::from(format!("cannot write the metrics: {error}\n")));
+                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                response
+            }
+        }
+    }
+}
+
+/// What is shown at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) snapshot: NodeSnapshot,
+    pub(crate) host_models: Vec<HostModel>,
+    pub(crate) host_counts: Counts,
+    /// What functions go by, where they have an objective.
+    pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
+}
+
+/// The metrics as OpenMetrics text.
+///
+/// # Errors
+/// Never, unless the text cannot grow.
+pub(crate) fn text(seen: Seen) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(seen));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+impl Collector for Seen {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut writer = Writer(&mut encoder);
+        self.gpus(&mut writer)?;
+        self.links(&mut writer)?;
+        self.dispatch(&mut writer)?;
+        self.functions(&mut writer)
+    }
+}
+
+impl Seen {
+    fn gpus(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let gpus = || self.snapshot.gpus.iter().map(|gpu| (vec![("gpu", gpu.index.0.to_string())], gpu));
+        writer.gauges(
+            ("millrace_gpu_up", "1 while the GPU serves", None),
+            gpus().map(|(mut labels, gpu)| {
+                labels.push(("gpu_type", gpu.gpu_type.clone()));
+                (labels, f64::from(u8::from(gpu.health == GpuHealth::Up)))
+            }),
+        )?;
+        writer.gauges(
+            ("millrace_gpu_memory", "The GPU's memory", Some(Unit::Bytes)),
+            gpus().map(|(labels, gpu)| (labels, gpu.memory.get() as f64)),
+        )?;
+        writer.gauges(
+            ("millrace_gpu_memory_taken", "What of it models hold", Some(Unit::Bytes)),
+            gpus().map(|(labels, gpu)| (labels, gpu.used.get() as f64)),
+        )?;
+        writer.gauges(
+            ("millrace_gpu_models", "Models on the GPU, or on their way there", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.models.len() as f64)),
+        )?;
+        writer.counters(
+            ("millrace_gpu_busy", "Time that the GPU computed", Some(Unit::Seconds)),
+            gpus().map(|(labels, gpu)| (labels, gpu.busy.as_secs_f64())),
+        )?;
+        writer.counters(
+            ("millrace_gpu_swaps", "Models brought onto the GPU", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.swaps as f64)),
+        )?;
+        // Counted at its end, where the other is at its beginning: a difference of the two could go down.
+        writer.counters(
+            ("millrace_gpu_peer_swaps", "Of those, the ones that came whole from another GPU", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.peer_swaps as f64)),
+        )?;
+        writer.counters(
+            ("millrace_gpu_evictions", "Models that made room on the GPU", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.evictions as f64)),
+        )?;
+        writer.counters(
+            ("millrace_gpu_executor_restarts", "Executors of the GPU started after the first", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.restarts as f64)),
+        )
+    }
+
+    fn links(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let links = || self.snapshot.links.iter().map(|it| (vec![("link", it.link.0.to_string())], it));
+        writer.counters(
+            ("millrace_link_carried", "What the link carried towards GPUs", Some(Unit::Bytes)),
+            links().map(|(labels, link)| (labels, link.carried.get() as f64)),
+        )?;
+        writer.gauges(
+            ("millrace_link_rate_bytes_per_second", "The link's rate as the topology says", None),
+            links().map(|(labels, link)| (labels, link.rate.0 as f64)),
+        )?;
+        writer.gauges(
+            ("millrace_link_measured_bytes_per_second", "The same, of its last batches", None),
+            links().filter_map(|(labels, link)| Some((labels, link.measured?.0 as f64))),
+        )?;
+        writer.gauges(
+            ("millrace_link_outstanding", "Batches granted on the link and not finished", None),
+            links().map(|(labels, link)| (labels, f64::from(link.outstanding))),
+        )
+    }
+
+    fn dispatch(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let (stats, batches) = (&self.snapshot.dispatch, self.snapshot.batches);
+        for (name, help, count) in [
+            ("millrace_dispatch_hits", "Requests given to a GPU that held their model", stats.hits),
+            ("millrace_dispatch_misses", "Requests given to a GPU that did not hold it", stats.misses),
+            ("millrace_dispatch_false_misses", "Of those, while another GPU held it", stats.false_misses),
+            ("millrace_dispatch_reserved", "Requests bound to a busy GPU", stats.reserved),
+            ("millrace_dispatch_passed", "Requests that left the queue before older ones", stats.passed),
+            (
+                "millrace_host_cold_starts",
+                "Models that came from the disk again",
+                self.host_counts.cold_starts,
+            ),
+            (
+                "millrace_host_evictions",
+                "Models that left host memory for others",
+                self.host_counts.evictions,
+            ),
+            ("millrace_batches", "Runs of several requests", batches.batches),
+            ("millrace_batched_requests", "Requests in them", batches.requests),
+        ] {
+            writer.counter((name, help, None), count)?;
+        }
+        let bytes: u64 = self.host_models.iter().map(|model| model.bytes).sum();
+        for (name, help, unit, value) in [
+            ("millrace_node_queued", "Requests in the node's queue", None, f64::from(self.snapshot.queued)),
+            (
+                "millrace_dispatch_overtaken_max",
+                "How often the most overtaken request was overtaken",
+                None,
+                stats.overtaken_max as f64,
+            ),
+            (
+                "millrace_dispatch_top_copies",
+                "GPUs that hold the model asked for most",
+                None,
+                stats.top_copies as f64,
+            ),
+            ("millrace_host_models", "Models in host memory", None, self.host_models.len() as f64),
+            ("millrace_host_models_memory", "What they take", Some(Unit::Bytes), bytes as f64),
+        ] {
+            writer.gauge((name, help, unit), value)?;
+        }
+        // Torpor alone has one.
+        let help = "The share of required request counts that is prioritised";
+        stats.alpha.map_or(Ok(()), |alpha| writer.gauge(("millrace_dispatch_alpha", help, None), alpha))
+    }
+
+    fn functions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let shown = self.shown();
+        let functions = || shown.iter().map(|(labels, it)| (labels.clone(), it));
+        writer.counters(
+            ("millrace_function_requests", "Requests that ended on this worker, by how", None),
+            functions().flat_map(|(labels, it)| {
+                let ended = |outcome: &str, count: u64| {
+                    ([labels.clone(), vec![("outcome", outcome.to_owned())]].concat(), count as f64)
+                };
+                let Score { completed, expired, failed, cancelled, .. } = it.score;
+                [
+                    ended("completed", completed),
+                    ended("expired", expired),
+                    ended("failed", failed),
+                    ended("cancelled", cancelled),
+                ]
+            }),
+        )?;
+        writer.gauges(
+            ("millrace_function_in_flight", "Requests admitted and not answered", None),
+            functions().map(|(labels, it)| (labels, f64::from(it.in_flight))),
+        )?;
+        writer.counters(
+            ("millrace_function_gpu", "GPU time that is charged", Some(Unit::Seconds)),
+            functions().map(|(labels, it)| (labels, it.score.billed_ms as f64 / 1e3)),
+        )?;
+        writer.counters(
+            ("millrace_function_slo_requests", "Requests that count towards the objective", None),
+            functions().map(|(labels, it)| (labels, it.score.scored as f64)),
+        )?;
+        writer.counters(
+            ("millrace_function_slo_in_time", "Of those, the ones answered in time", None),
+            functions().map(|(labels, it)| (labels, it.score.in_time as f64)),
+        )?;
+        let required = |(labels, it): (Labels, &Counted)| Some((labels, it.required?));
+        let help = "Requests still to be answered in time to meet the objective; negative: to spare";
+        writer.gauges(("millrace_function_required_requests", help, None), functions().filter_map(required))
+    }
+
+    /// Each function with what it counted on this node, its revisions together; the last by name as one
+    /// where they are too many, so that a scrape has those that the one before had.
+    fn shown(&self) -> Vec<(Labels, Counted)> {
+        let mut all: BTreeMap<&FunctionKey, Counted> = BTreeMap::new();
+        for (key, &score) in &self.snapshot.past {
+            all.entry(key).or_default().add(score, 0);
+        }
+        for it in &self.snapshot.functions {
+            all.entry(&it.key.function).or_default().add(it.score(), it.in_flight);
+        }
+        let mut all: Vec<_> = all.into_iter().collect();
+        let rest = all.split_off(all.len().min(FUNCTIONS_MAX));
+        let labels = |tenant: &str, function: &str| {
+            vec![("tenant", tenant.to_owned()), ("function", function.to_owned())]
+        };
+        let mut shown: Vec<_> = all
+            .into_iter()
+            .map(|(key, it)| {
+                let required = self.objectives.get(key).map(|slo| it.required(slo));
+                (labels(key.tenant.as_str(), key.name.as_str()), Counted { required, ..it })
+            })
+            .collect();
+        if !rest.is_empty() {
+            let mut other = Counted::default();
+            rest.into_iter().for_each(|(_, it)| other.add(it.score, it.in_flight));
+            shown.push((labels(OTHER, OTHER), other));
+        }
+        shown
+    }
+}
+
+/// What is shown of a function.
+#[derive(Debug, Default, Clone, Copy)]
+struct Counted {
+    score: Score,
+    in_flight: u32,
+    required: Option<f64>,
+}
+
+impl Counted {
+    fn add(&mut self, score: Score, in_flight: u32) {
+        self.score = self.score.plus(score);
+        self.in_flight += in_flight;
+    }
+
+    /// The required request count (T17), `(pn - m) / (1 - p)`, of what was counted on this node.
+    fn required(&self, slo: &Slo) -> f64 {
+        let (m, n) = (self.score.in_time as f64, self.score.scored as f64);
+        (slo.percentile * n - m) / (1.0 - slo.percentile)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_policy::dispatch::Stats;
+    use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
+
+    use super::*;
+    use crate::snapshot::{FunctionSnapshot, GpuSnapshot};
+
+    fn function(name: &str) -> FunctionKey {
+        FunctionKey {
+            tenant: millrace_types::TenantName::default(),
+            name: millrace_types::FunctionName::new(name).unwrap(),
+        }
+    }
+
+    fn scored(name: &str, completed: u64, in_time: u64) -> FunctionSnapshot {
+        FunctionSnapshot {
+            key: RevisionKey { function: function(name), revision: Revision::new(2).unwrap() },
+            in_flight: 1,
+            completed,
+            expired: 0,
+            failed: 0,
+            cancelled: 0,
+            in_time,
+            scored: completed,
+            billed: Duration::from_millis(1500),
+        }
+    }
+
+    fn lines(seen: Seen, about: &str) -> Vec<String> {
+        let text = text(seen).unwrap();
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        text.lines().filter(|line| line.starts_with(about)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_gpu_shows_what_it_did_and_where_models_came_from() {
+        let gpu = GpuSnapshot {
+            index: GpuIndex(1),
+            gpu_type: "V100".into(),
+            health: GpuHealth::Up,
+            memory: Bytes(100),
+            used: Bytes(10),
+            models: Vec::new(),
+            running: None,
+            incarnation: Incarnation(4),
+            executor_pid: None,
+            executor_pids: Vec::new(),
+            restarts: 3,
+            swaps: 5,
+            peer_swaps: 2,
+            evictions: 1,
+            moved: Bytes::ZERO,
+            busy: Duration::from_millis(250),
+        };
+        let snapshot = NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() };
+        let expected = [
+            r#"millrace_gpu_up{gpu="1",gpu_type="V100"} 1.0"#,
+            r#"millrace_gpu_memory_bytes{gpu="1"} 100.0"#,
+            r#"millrace_gpu_memory_taken_bytes{gpu="1"} 10.0"#,
+            r#"millrace_gpu_models{gpu="1"} 0.0"#,
+            r#"millrace_gpu_busy_seconds_total{gpu="1"} 0.25"#,
+            r#"millrace_gpu_swaps_total{gpu="1"} 5.0"#,
+            r#"millrace_gpu_peer_swaps_total{gpu="1"} 2.0"#,
+            r#"millrace_gpu_evictions_total{gpu="1"} 1.0"#,
+            r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
+        ];
+        assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_gpu"), expected);
+    }
+
+    #[test]
+    fn a_function_shows_its_score_and_what_it_needs_to_meet_its_objective() {
+        let past = Score { completed: 10, in_time: 5, scored: 10, ..Score::default() };
+        let snapshot = NodeSnapshot {
+            functions: vec![scored("a", 90, 84)],
+            past: [(function("a"), past)].into(),
+            ..NodeSnapshot::default()
+        };
+        let slo = Slo { deadline: Duration::from_millis(50), percentile: 0.9 };
+        let seen = Seen { snapshot, objectives: [(function("a"), slo)].into(), ..Seen::default() };
+        let lines = lines(seen, "millrace_function_");
+        let has = |line: &str| assert!(lines.iter().any(|it| it == line), "{line} in {lines:#?}");
+        has(r#"millrace_function_requests_total{tenant="default",function="a",outcome="completed"} 100.0"#);
+        has(r#"millrace_function_slo_in_time_total{tenant="default",function="a"} 89.0"#);
+        has(r#"millrace_function_gpu_seconds_total{tenant="default",function="a"} 1.5"#);
+        let required =
+            lines.iter().find(|it| it.starts_with("millrace_function_required_requests{")).unwrap();
+        let value: f64 = required.rsplit_once(' ').unwrap().1.parse().unwrap();
+        assert!((value - 10.0).abs() < 1e-9, "(0.9 * 100 - 89) / 0.1: {required}");
+    }
+
+    #[test]
+    fn functions_beyond_the_bound_are_shown_as_one() {
+        let functions = (0..FUNCTIONS_MAX as u64 + 3).map(|i| scored(&format!("f{i:04}"), i, 0)).collect();
+        let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
+        let lines = lines(Seen { snapshot, ..Seen::default() }, "millrace_function_slo_requests_total{");
+        assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
+        let other = r#"millrace_function_slo_requests_total{tenant="_other",function="_other"} 3003.0"#;
+        assert_eq!(lines.last().unwrap(), other, "the last three by name: 1000, 1001 and 1002");
+    }
+
+    #[test]
+    fn alpha_is_shown_where_there_is_one() {
+        let with = |alpha| {
+            let dispatch = Stats { alpha, ..Stats::default() };
+            Seen { snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() }, ..Seen::default() }
+        };
+        assert_eq!(lines(with(Some(0.25)), "millrace_dispatch_alpha"), ["millrace_dispatch_alpha 0.25"]);
+        assert_eq!(lines(with(None), "millrace_dispatch_alpha"), [""; 0]);
+    }
+}

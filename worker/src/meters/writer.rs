@@ -1,0 +1,58 @@
+//! Writes metrics that are read when they are scraped, one after the other.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+/// What tells the values of one metric apart.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// What a metric is called and says.
+pub(super) type About = (&'static str, &'static str, Option<Unit>);
+
+/// Writes metrics, each with all its values.
+pub(super) struct Writer<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
+
+impl Writer<'_, '_> {
+    pub(super) fn counters(
+        &mut self,
+        about: About,
+        rows: impl Iterator<Item = (Labels, f64)>,
+    ) -> fmt::Result {
+        self.write(MetricType::Counter, about, rows, |value, encoder| {
+            ConstCounter::new(value).encode(encoder)
+        })
+    }
+
+    pub(super) fn gauges(&mut self, about: About, rows: impl Iterator<Item = (Labels, f64)>) -> fmt::Result {
+        self.write(MetricType::Gauge, about, rows, |value, encoder| ConstGauge::new(value).encode(encoder))
+    }
+
+    pub(super) fn counter(&mut self, (name, help, unit): About, value: u64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)
+    }
+
+    pub(super) fn gauge(&mut self, (name, help, unit): About, value: f64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        ConstGauge::new(value).encode(metric)
+    }
+
+    fn write(
+        &mut self,
+        kind: MetricType,
+        (name, help, unit): About,
+        rows: impl Iterator<Item = (Labels, f64)>,
+        write: impl Fn(f64, MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        for (labels, value) in rows {
+            write(value, metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Where models are when there is not room for all of them, on the GPU and in host memory.
+
+use millrace_proto::worker::FunctionPhase;
+use millrace_types::{Bytes, Digest, Reason};
+use millrace_worker::start::memory::{Config, Layout};
+use millrace_worker::start::{Worker, start};
+
+use crate::controller::Controller;
+use crate::support::{all_up, client, config, invoke, row, values};
+
+/// The MLP under another digest: a producer's name more.
+fn mlp(name: u8) -> Vec<u8> {
+    const PRODUCER_NAME: u8 = 2 << 3 | 2;
+    [&millrace_model::synth::mlp()[..], &[PRODUCER_NAME, 1, name]].concat()
+}
+
+/// Publishes so many of them, and gives what the controller is to desire.
+fn published<'a>(controller: &Controller, names: &[&'a str]) -> Vec<(&'a str, Digest)> {
+    let publish = |name: &&'a str| (*name, controller.publish(&mlp(name.as_bytes()[0])));
+    names.iter().map(publish).collect()
+}
+
+async fn answer(worker: &Worker, function: &str) -> Vec<f32> {
+    values(&invoke(&mut client(worker), function, 1, &row(1)).await.unwrap())
+}
+
+/// T13: three models of one block, each in a partition of two.
+#[tokio::test(flavor = "multi_thread")]
+async fn models_move_within_a_gpu_until_a_partition_is_free_and_answer_as_before() {
+    const NAMES: [&str; 3] = ["a", "b", "c"];
+    for isolation in ["gpu", "model"] {
+        let dir = tempfile::tempdir().unwrap();
+        let controller = Controller::start("test-cluster", 1).await;
+        let mut config = config(dir.path(), &[controller.addr], 1);
+        config.topology.gpus[0].memory = Bytes::mib(12);
+        config.isolation = isolation.parse().unwrap();
+        let two = Bytes::mib(4);
+        let sizes = Config { partition: two, step: two, irregular_min: two, ..Config::default() };
+        let sizes = Config { regular: vec![Bytes::mib(2)], ..sizes };
+        config.gpu_memory = Layout::Partitions.of(sizes).grid().unwrap();
+        let worker = start(config).await.unwrap();
+        all_up(&controller).await;
+        controller.desire(&published(&controller, &NAMES));
+        for name in NAMES {
+            controller.ready(name).await;
+        }
+        let expected = answer(&worker, "a").await;
+        for name in NAMES {
+            assert_eq!(answer(&worker, name).await, expected, "{name}");
+        }
+        let moved = |telemetry: &millrace_proto::worker::Telemetry| telemetry.gpus[0].moved_bytes == 2 << 20;
+        let telemetry = controller.telemetry("a model moves", moved).await;
+        assert_eq!(telemetry.gpus[0].swaps, 3);
+        for name in NAMES {
+            assert_eq!(answer(&worker, name).await, expected, "{name}, {isolation}");
+        }
+        let gpu = worker.node().snapshot().await.gpus.remove(0);
+        assert_eq!((gpu.swaps, gpu.evictions, gpu.used), (3, 0, Bytes::mib(6)), "nothing came again");
+        worker.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir.path(), &[controller.addr], 1);
+    // Every announced size is 64 MiB: room for one at a time while it is being prepared.
+    config.host_memory = Bytes::mib(64);
+    let worker = start(config).await.unwrap();
+    let models = published(&controller, &["a", "b"]);
+    controller.desire(&models[..1]);
+    controller.ready("a").await;
+    let expected = answer(&worker, "a").await;
+    controller.desire(&models);
+    controller.ready("b").await;
+    let left = |telemetry: &millrace_proto::worker::Telemetry| {
+        telemetry.host_evictions == 1 && telemetry.host_models.len() == 1
+    };
+    let telemetry = controller.telemetry("a left for b", left).await;
+    assert_eq!(telemetry.cold_starts, 0);
+    // Its function is ready as before, and the request that meets the cold start says so.
+    let cold = invoke(&mut client(&worker), "a", 2, &row(1)).await.unwrap();
+    assert_eq!(values(&cold), expected);
+    let split = cold.split.unwrap();
+    assert!(split.cold_ns > 0 && split.swap_ns > 0, "{split:?}");
+    assert!(split.cold_ns + split.queue_ns + split.swap_ns + split.run_ns <= split.total_ns, "{split:?}");
+    let again = invoke(&mut client(&worker), "a", 3, &row(1)).await.unwrap().split.unwrap();
+    assert_eq!(again.cold_ns, 0, "{again:?}");
+    let came = |telemetry: &millrace_proto::worker::Telemetry| telemetry.cold_starts == 1;
+    controller.telemetry("one cold start", came).await;
+    assert_eq!(controller.fetches(), 2, "the second time it came from the disk");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_no_host_memory_could_hold_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir.path(), &[controller.addr], 1);
+    config.host_memory = Bytes::mib(32);
+    let worker = start(config).await.unwrap();
+    controller.desire(&published(&controller, &["a"]));
+    let message = controller.phase("a", FunctionPhase::Failed).await;
+    assert!(message.contains("32.0 MiB in all") && message.contains("--host-memory"), "{message}");
+    let refused = invoke(&mut client(&worker), "a", 1, &row(1)).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::FunctionNotReady);
+    worker.shutdown().await;
+}
+
+/// T09: the first executor of a GPU measures before it is ready.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_size_of_a_group_is_measured_on_the_device() {
+    use millrace_worker::groups::{GROUP_MAX, GROUP_MIN};
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let worker = start(config(dir.path(), &[controller.addr], 1)).await.unwrap();
+    all_up(&controller).await;
+    let group = worker.node().group().unwrap();
+    assert!((GROUP_MIN..=GROUP_MAX).contains(&group), "{group}");
+    let told = |telemetry: &millrace_proto::worker::Telemetry| telemetry.group_bytes == group.get();
+    controller.telemetry("it is told", told).await;
+    worker.shutdown().await;
+}

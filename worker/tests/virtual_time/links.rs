@@ -1,0 +1,106 @@
+//! What the modelled links of modelled GPUs take, alone and shared.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::{ByteRange, Copy, CopyDone, LoadProgram, Map};
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation};
+use millrace_worker::clock::{Clock, VirtualClock};
+use millrace_worker::port::model::{Behaviour, RunModel};
+use millrace_worker::port::modelled::ModelledMachine;
+use millrace_worker::port::{PortEventKind, PortSink, Spawner as _};
+
+const BATCH: Bytes = Bytes::mib(10);
+/// 10 MiB at 12 GB/s.
+const BATCH_TAKES: Duration = Duration::from_nanos(873_814);
+const BATCHES: u64 = 40;
+
+/// GPUs whose ways from the host have one link of 12 GB/s in common.
+fn shared_link(gpus: u32) -> Topology {
+    let gpu = |index| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "modelled".to_owned(),
+        memory: Bytes::gib(1),
+        host_path: vec![LinkId(0)],
+    };
+    let link = Link { kind: LinkKind::PcieUplink, rate: BytesPerSec::gb(12) };
+    Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link] }
+}
+
+/// Orders batches for every GPU at once, and gives what its executor says of each, in order.
+fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    actix_rt::System::with_tokio_rt(runtime).block_on(async move {
+        let behaviour = Behaviour {
+            start: Duration::ZERO,
+            process_start: Duration::ZERO,
+            // As fast as the links are.
+            copy_rate: BytesPerSec(u64::MAX),
+            copy_fails_every: None,
+            ties: 0,
+            runs: [("m".to_owned(), RunModel::new(Duration::ZERO))].into(),
+        };
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::since(tokio::time::Instant::now()));
+        let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour; gpus as usize]);
+        let mut machine = machine.with_links(&shared_link(gpus));
+        let done: Vec<Arc<Mutex<Vec<CopyDone>>>> = (0..gpus).map(|_| Arc::default()).collect();
+        let port = |gpu: u32| {
+            let done = Arc::clone(&done[gpu as usize]);
+            let sink = PortSink::new(move |event| {
+                if let PortEventKind::Event(Event::CopyDone(copy), _) = event.kind {
+                    done.lock().unwrap().push(copy);
+                }
+            });
+            machine.port(GpuIndex(gpu), sink)
+        };
+        let mut ports: Vec<_> = (0..gpus).map(port).collect();
+        ports.iter_mut().for_each(|port| port.start(Incarnation(1)));
+        tokio::time::sleep(clock.sleep_for(Duration::from_millis(10))).await;
+        for port in &mut ports {
+            let load = LoadProgram { program: 1, name: "m".to_owned(), ..LoadProgram::default() };
+            port.send(Command::LoadProgram(load), Vec::new());
+            port.send(Command::Map(Map { program: 1, generation: 1, ..Map::default() }), Vec::new());
+            for batch in 0..BATCHES {
+                let copy = Copy {
+                    transfer: 1,
+                    batch,
+                    program: 1,
+                    generation: 1,
+                    ranges: vec![ByteRange { bytes: BATCH.0, ..ByteRange::default() }],
+                    not_after_ns: u64::MAX,
+                    ..Copy::default()
+                };
+                port.send(Command::Copy(copy), Vec::new());
+            }
+        }
+        tokio::time::sleep(clock.sleep_for(Duration::from_secs(1))).await;
+        done.iter().map(|done| done.lock().unwrap().clone()).collect()
+    })
+}
+
+#[test]
+fn every_batch_of_a_transfer_takes_what_the_link_says() {
+    let done = copy_on_all(1).remove(0);
+    assert_eq!(done.len() as u64, BATCHES);
+    for (batch, copy) in done.iter().enumerate() {
+        let took = Duration::from_nanos(copy.finished_ns - copy.started_ns);
+        assert_eq!(took.abs_diff(BATCH_TAKES).as_micros(), 0, "batch {batch}: {took:?}");
+    }
+    let whole = Duration::from_nanos(done[done.len() - 1].finished_ns - done[0].started_ns);
+    let expected = BATCH_TAKES * BATCHES as u32;
+    assert_eq!(whole.abs_diff(expected).as_micros(), 0, "{whole:?} of {expected:?}");
+}
+
+#[test]
+fn two_gpus_behind_one_link_take_twice_as_long_each() {
+    for done in copy_on_all(2) {
+        assert_eq!(done.len() as u64, BATCHES);
+        let whole = Duration::from_nanos(done[done.len() - 1].finished_ns - done[0].started_ns);
+        let expected = 2 * BATCH_TAKES * BATCHES as u32;
+        assert!(whole.abs_diff(expected).as_micros() < 2, "{whole:?} of {expected:?}");
+    }
+}
