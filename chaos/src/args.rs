@@ -1,18 +1,24 @@
 //! The command line.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
-use millrace_chaos::scenario::{self, Keep, Scenario};
+use millrace_chaos::scenario::{self, Keep, Options, Scenario};
+use millrace_chaos::timeline::Echo;
+
+use crate::binary;
 
 const EXAMPLES: &str = "\
 Examples:
   millrace-chaos list
   millrace-chaos run leader-kill --seed 7
-  millrace-chaos run executor-storm --rounds 30 --dispatch torpor --eviction torpor
+  millrace-chaos run executor-storm --lasts 1m --dispatch torpor --isolation model
+  millrace-chaos run mine.yaml --report target/chaos
   millrace-chaos run all -o json > report.jsonl
+  millrace-chaos soak --minutes 60 --seed 3 --report target/soak
 
 Exit codes:
   0  every check of every run held; what this machine does not allow was skipped
@@ -37,34 +43,61 @@ pub(crate) enum Command {
     },
     /// Run scenarios, one after the other.
     Run(Run),
+    /// Run scenarios drawn by the seed, one after the other, until the time is over.
+    Soak(Soak),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
-    /// Their names, or `all`.
+    /// Their names, or `all`, or files of your own (.yaml).
     #[arg(required = true, value_name = "SCENARIO")]
     names: Vec<String>,
-    /// Where random choices begin: which process, when, which bytes [default: a random one, printed].
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
-    /// How many faults [default: as many as the scenario says].
+    /// How many rounds, where a scenario has rounds [default: as many as it says].
     #[arg(long, value_name = "N")]
     rounds: Option<NonZeroU32>,
-    /// How many functions `executor-storm` has [default: 200].
+    /// How long, where a scenario has a storm [default: as long as it says].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    lasts: Option<Duration>,
+    /// How many functions there are, where a scenario has many [default: as many as it says].
     #[arg(long, value_name = "N")]
     functions: Option<NonZeroU32>,
+    #[command(flatten)]
+    pub(crate) how: How,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Soak {
+    /// After how many minutes no other scenario is begun.
+    #[arg(long, value_name = "N")]
+    pub(crate) minutes: NonZeroU32,
+    #[command(flatten)]
+    pub(crate) how: How,
+}
+
+/// What every run takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct How {
+    /// Where random choices begin: which process, when, which bytes [default: a random one, printed].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// The dispatch policy of the workers, as of 'millrace up' [default: its own].
     #[arg(long, value_name = "NAME")]
     dispatch: Option<String>,
     /// The eviction policy of the workers, as of 'millrace up' [default: its own].
     #[arg(long, value_name = "NAME")]
     eviction: Option<String>,
+    /// Which models share an executor process, as of 'millrace up' [default: the scenario's].
+    #[arg(long, value_name = "NAME", value_parser = ["gpu", "model", "resident"])]
+    isolation: Option<String>,
     /// The binary to test [default: beside this one, or in target/].
     #[arg(long, value_name = "PATH", env = "MILLRACE_BINARY")]
-    pub(crate) millrace: Option<PathBuf>,
+    millrace: Option<PathBuf>,
     /// How to print: text as it happens, or a line of JSON for each scenario.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub(crate) output: Output,
+    /// Also write a report for CI (junit.xml) and one for a browser (report.html) to this folder.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) report: Option<PathBuf>,
     /// Keep the processes' folders and logs, not only when a check fails.
     #[arg(long)]
     keep: bool,
@@ -77,35 +110,56 @@ pub(crate) enum Output {
 }
 
 impl Run {
-    /// What is to be run.
-    pub(crate) fn scenarios(&self) -> anyhow::Result<Vec<&'static Scenario>> {
+    /// What is to be run. Every file is read before anything is started.
+    pub(crate) fn scenarios(&self) -> anyhow::Result<Vec<Scenario>> {
         if self.names == ["all"] {
-            return Ok(scenario::ALL.iter().collect());
+            return Ok(scenario::all());
         }
         let find = |name: &String| {
+            if name.ends_with(".yaml") || name.ends_with(".yml") {
+                return Scenario::read(Path::new(name));
+            }
             scenario::find(name)
                 .with_context(|| format!("there is no scenario {name:?}: see 'millrace-chaos list'"))
         };
         self.names.iter().map(find).collect()
     }
 
-    pub(crate) fn rounds(&self) -> Option<u32> {
-        self.rounds.map(NonZeroU32::get)
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        let (rounds, functions) = (self.rounds.map(u32::from), self.functions.map(u32::from));
+        Ok(Options { rounds, functions, lasts: self.lasts, ..self.how.options()? })
+    }
+}
+
+impl How {
+    /// Every scenario as it is.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => u64::from(getrandom::u32().map_err(|error| anyhow::anyhow!("no randomness: {error}"))?),
+        };
+        Ok(Options {
+            seed,
+            program: binary::find(self.millrace.as_deref())?,
+            rounds: None,
+            lasts: None,
+            functions: None,
+            policies: self.policies(),
+            echo: if self.output == Output::Text { Echo::Print } else { Echo::Silent },
+            keep: if self.keep { Keep::Always } else { Keep::Failed },
+        })
     }
 
-    pub(crate) fn functions(&self) -> Option<u32> {
-        self.functions.map(NonZeroU32::get)
-    }
-
-    /// The policies that were named, as words for a worker, which refuses what it does not know.
-    pub(crate) fn policies(&self) -> Vec<String> {
-        let flags = [("--dispatch", &self.dispatch), ("--eviction", &self.eviction)];
+    /// The policies and the isolation that were named, as words for a worker, which refuses what it
+    /// does not know.
+    fn policies(&self) -> Vec<String> {
+        let flags = [
+            ("--dispatch", &self.dispatch),
+            ("--eviction", &self.eviction),
+            ("--isolation", &self.isolation),
+        ];
         let words = flags.into_iter().flat_map(|(flag, name)| Some([flag.to_owned(), name.clone()?]));
         words.flatten().collect()
-    }
-
-    pub(crate) fn keep(&self) -> Keep {
-        if self.keep { Keep::Always } else { Keep::Failed }
     }
 }
 
@@ -116,17 +170,33 @@ mod tests {
     fn run(words: &[&str]) -> Run {
         match Cli::parse_from([&["millrace-chaos", "run"], words].concat()).command {
             Command::Run(run) => run,
-            Command::List { .. } => panic!("these words run"),
+            other => panic!("these words run: {other:?}"),
         }
     }
 
     #[test]
     fn scenarios_are_named_one_by_one_or_all_at_once() {
         let names = |words: &[&str]| {
-            run(words).scenarios().map(|found| found.iter().map(|it| it.name).collect::<Vec<_>>())
+            let found = run(words).scenarios()?;
+            anyhow::Ok(found.iter().map(|it| it.name().to_owned()).collect::<Vec<_>>())
         };
         assert_eq!(names(&["worker-kill", "leader-kill"]).unwrap(), ["worker-kill", "leader-kill"]);
-        assert_eq!(names(&["all"]).unwrap().len(), scenario::ALL.len());
+        assert_eq!(names(&["all"]).unwrap().len(), scenario::all().len());
         assert!(names(&["leader-kil"]).unwrap_err().to_string().contains("millrace-chaos list"));
+    }
+
+    #[test]
+    fn a_file_of_ones_own_is_read_before_anything_is_started() {
+        let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+        let path = file.path().to_str().unwrap();
+        std::fs::write(path, "name: mine\nkind: storm\n").unwrap();
+        let refusal = run(&[path]).scenarios().unwrap_err().to_string();
+        assert!(refusal.contains(path) && refusal.contains("line 2"), "{refusal}");
+    }
+
+    #[test]
+    fn policies_and_isolation_are_words_for_workers() {
+        let run = run(&["executor-kill", "--isolation", "model", "--eviction", "lru"]);
+        assert_eq!(run.how.policies(), ["--eviction", "lru", "--isolation", "model"]);
     }
 }

@@ -9,11 +9,13 @@ use tokio::time::Instant;
 
 use crate::clock;
 
-/// Whether the harness did it or the cluster showed it.
+/// Whether the harness broke or did it, or the cluster showed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A fault, a repair, a start.
+    /// A fault.
+    Fault,
+    /// A repair, a start.
     Did,
     /// What followed.
     Saw,
@@ -31,17 +33,18 @@ pub struct Event {
     pub what: String,
 }
 
-fn millis<S: serde::Serializer>(at: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn millis<S: serde::Serializer>(at: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u128(at.as_millis())
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
+            Kind::Fault => "fault",
             Kind::Did => "did",
             Kind::Saw => "saw",
         };
-        write!(f, "{:>9.3} s  {kind}  {}", self.at.as_secs_f64(), self.what)
+        write!(f, "{:>9.3} s  {kind:5}  {}", self.at.as_secs_f64(), self.what)
     }
 }
 
@@ -80,7 +83,12 @@ impl Timeline {
         clock::now() - self.shared.begun
     }
 
-    /// Notes what was done.
+    /// Notes what was broken.
+    pub fn fault(&self, what: impl Into<String>) {
+        self.note(Kind::Fault, what.into());
+    }
+
+    /// Notes what was done besides.
     pub fn did(&self, what: impl Into<String>) {
         self.note(Kind::Did, what.into());
     }

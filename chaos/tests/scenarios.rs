@@ -1,5 +1,5 @@
-//! The cheapest scenarios against real processes, so that neither the harness nor what it promises
-//! rots between runs by hand. They need the `millrace` binary beside this test's, which
+//! The short set: the cheapest scenarios against real processes, so that neither the harness nor what
+//! it promises rots between runs by hand. They need the `millrace` binary beside this test's, which
 //! `cargo build -p millrace-cli` makes (`cargo test --workspace` does too); without it they say so.
 
 #![allow(clippy::unwrap_used)]
@@ -15,12 +15,15 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// What `millrace-chaos` says when it finds no binary to test.
 const NOT_BUILT: &str = "no millrace binary";
 
-/// Runs a scenario for one round; `None` where there is nothing to test.
+/// Runs a scenario for one round, or a short storm; `None` where there is nothing to test.
 fn run(words: &[&str]) -> Option<Value> {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"));
     // A seed of its own each time would find more, and fail where nobody changed anything.
-    command.arg("run").args(words).args(["--seed", "1", "--rounds", "1", "--output", "json"]);
+    command
+        .arg("run")
+        .args(words)
+        .args(["--seed", "1", "--rounds", "1", "--lasts", "8s", "--output", "json"]);
     let Output { status, stdout, stderr } = command.output().unwrap();
     let (said, complained) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     if complained.contains(NOT_BUILT) {
@@ -47,6 +50,7 @@ fn a_leader_that_is_killed_costs_nothing_that_was_promised() {
         "reads and writes are linearizable",
         "no idempotent request is lost",
         "every answer is right",
+        "bills count every answer once",
         "no process outlives its parent",
     ];
     assert_eq!(verdicts(&report), expected.map(|name| (name, "pass")));
@@ -54,8 +58,10 @@ fn a_leader_that_is_killed_costs_nothing_that_was_promised() {
 }
 
 #[test]
-fn an_executor_that_is_killed_on_a_node_that_swaps_leaves_nothing_behind() {
-    let Some(report) = run(&["executor-storm", "--functions", "80"]) else { return };
+fn executors_that_are_killed_on_a_node_that_swaps_leave_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let Some(report) = run(&["executor-storm", "--functions", "80", "--report", at]) else { return };
     let expected = [
         "executors come back",
         "the worker's own memory is flat",
@@ -65,9 +71,44 @@ fn an_executor_that_is_killed_on_a_node_that_swaps_leaves_nothing_behind() {
         "nobody is left behind",
         "no idempotent request is lost",
         "every answer is right",
+        "bills count every answer once",
         "no process outlives its parent",
     ];
     assert_eq!(verdicts(&report), expected.map(|name| (name, "pass")));
+    let junit = std::fs::read_to_string(folder.path().join("junit.xml")).unwrap();
+    assert!(junit.contains(r#"tests="10" skipped="0" failures="0""#), "{junit}");
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2);
+}
+
+#[test]
+fn in_isolation_the_process_of_a_model_is_found_killed_and_replaced() {
+    for isolation in ["model", "resident"] {
+        let Some(report) = run(&["executor-kill", "--isolation", isolation]) else { return };
+        assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+        let events = report["timeline"].as_array().unwrap().iter();
+        let kills = events.filter(|event| event["kind"] == "fault");
+        let said: Vec<_> = kills.filter_map(|event| event["what"].as_str()).collect();
+        assert!(said.len() == 1 && said[0].starts_with("kill -9 of the executor of "), "{said:?}");
+    }
+}
+
+#[test]
+fn a_request_that_kills_who_runs_it_is_quarantined_after_two() {
+    let Some(report) = run(&["poison-request"]) else { return };
+    assert!(verdicts(&report).contains(&("a poison request is quarantined", "pass")), "{report}");
+    assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+}
+
+#[test]
+fn a_file_that_is_no_scenario_is_refused_before_anything_is_started() {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(file.path(), "name: mine\nabuot: nothing\n").unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_millrace-chaos")).arg("run").arg(file.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.contains("abuot") && said.contains("line 2"), "{said}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A cluster of real processes on loopback: controllers and workers with data folders of their own,
 //! seen through the admin API as its operators see it.
 
+mod ends;
 mod faults;
 mod part;
 mod ports;
@@ -15,7 +16,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use millrace_client::{Address, Admin, Endpoints};
+use tokio::task::JoinHandle;
 
+pub use self::ends::Process;
 pub use self::faults::Injection;
 use self::part::{Recipe, Running, Started};
 pub(crate) use self::part::{descendants, is_alive, signal};
@@ -32,7 +35,7 @@ use crate::timeline::Timeline;
 const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "200"];
 
 /// What to start.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Plan {
     /// Voters.
     pub controllers: u64,
@@ -44,23 +47,27 @@ pub struct Plan {
     pub injection: Injection,
     /// What each worker has.
     pub machine: Machine,
+    /// What workers are started with besides.
+    pub worker_words: Vec<String>,
 }
 
 /// What a worker has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Machine {
-    /// One small GPU, so that a cluster of several workers starts in seconds.
-    OneGpu,
-    /// Four GPUs that hold less than host memory does: models are swapped all the time.
-    FourGpus,
+pub struct Machine {
+    /// Emulated GPUs.
+    pub gpus: u32,
+    /// Bytes of each.
+    pub gpu_memory: u64,
+    /// Bytes for models beside them.
+    pub host_memory: u64,
 }
 
 impl Machine {
-    fn words(self) -> [&'static str; 6] {
-        match self {
-            Self::OneGpu => ["--gpus", "1", "--gpu-memory", "256MiB", "--host-memory", "512MiB"],
-            Self::FourGpus => ["--gpus", "4", "--gpu-memory", "128MiB", "--host-memory", "3GiB"],
-        }
+    fn words(self) -> Vec<String> {
+        let Self { gpus, gpu_memory, host_memory } = self;
+        let sizes =
+            [("--gpus", u64::from(gpus)), ("--gpu-memory", gpu_memory), ("--host-memory", host_memory)];
+        sizes.into_iter().flat_map(|(flag, size)| [flag.to_owned(), size.to_string()]).collect()
     }
 }
 
@@ -87,6 +94,8 @@ pub struct Cluster {
     worker_words: Vec<String>,
     controllers: BTreeMap<u64, Controller>,
     workers: BTreeMap<String, Worker>,
+    /// Those that were started again and do not serve yet.
+    starting: Vec<(Process, JoinHandle<anyhow::Result<Running>>)>,
     /// Below them: fronts outlive the processes that connect to them.
     fronts: Vec<Front>,
 }
@@ -104,6 +113,7 @@ struct Controller {
 struct Worker {
     recipe: Recipe,
     running: Option<Running>,
+    listen: SocketAddr,
 }
 
 /// How a start that may be refused went.
@@ -130,19 +140,19 @@ impl Cluster {
             worker_words: Vec::new(),
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
+            starting: Vec::new(),
             fronts: Vec::new(),
         }
     }
 
-    /// Starts every process of a plan, and waits until all of it is up. Workers also get the words of
-    /// their `policies`.
+    /// Starts every process of a plan, and waits until all of it is up.
     ///
     /// # Errors
     /// When a process ends or the cluster is not up in time, with what its log says.
-    pub async fn start(&mut self, plan: Plan, policies: &[String]) -> anyhow::Result<()> {
+    pub async fn start(&mut self, plan: &Plan) -> anyhow::Result<()> {
         self.injection = plan.injection;
-        self.worker_words = plan.machine.words().map(str::to_owned).to_vec();
-        self.worker_words.extend_from_slice(policies);
+        self.worker_words = plan.machine.words();
+        self.worker_words.extend_from_slice(&plan.worker_words);
         for id in 1..=plan.controllers {
             self.add_controller(id, None).await?;
         }
@@ -206,7 +216,7 @@ impl Cluster {
         words.extend_from_slice(&self.worker_words);
         let recipe = self.recipe(name.to_owned(), Vec::new(), words);
         let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
-        self.workers.insert(name.to_owned(), Worker { recipe, running: Some(running) });
+        self.workers.insert(name.to_owned(), Worker { recipe, running: Some(running), listen });
         Ok(())
     }
 
@@ -224,6 +234,12 @@ impl Cluster {
         let address = front.address;
         self.fronts.push(front);
         Ok(address)
+    }
+
+    /// The binary of every process.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
     }
 
     /// The ids of all controllers.
@@ -300,167 +316,6 @@ impl Cluster {
 
     fn controller_mut(&mut self, id: u64) -> anyhow::Result<&mut Controller> {
         self.controllers.get_mut(&id).with_context(|| format!("there is no controller {id}"))
-    }
-
-    fn worker_mut(&mut self, name: &str) -> anyhow::Result<&mut Worker> {
-        self.workers.get_mut(name).with_context(|| format!("there is no worker {name}"))
-    }
-
-    /// kill -9 of a controller. `role` says what it was, for the timeline.
-    ///
-    /// # Errors
-    /// When it does not end.
-    pub async fn kill_controller(&mut self, id: u64, role: &str) -> anyhow::Result<()> {
-        let Some(running) = self.controller_mut(id)?.running.take() else { return Ok(()) };
-        let pid = running.pid;
-        self.timeline.did(format!("kill -9 of controller {id} (pid {pid}), {role}"));
-        running.kill().await?;
-        self.network.forget(pid);
-        Ok(())
-    }
-
-    /// kill -9 of all controllers, one right after the other.
-    ///
-    /// # Errors
-    /// When one does not end.
-    pub async fn kill_all_controllers(&mut self) -> anyhow::Result<()> {
-        let running: Vec<_> = self.controllers.values_mut().filter_map(|it| it.running.take()).collect();
-        let pids: Vec<_> = running.iter().map(|it| it.pid).collect();
-        for &pid in &pids {
-            signal(pid, rustix::process::Signal::KILL)?;
-            self.network.forget(pid);
-        }
-        self.timeline.did(format!("kill -9 of every controller (pids {pids:?})"));
-        for running in running {
-            running.kill().await?;
-        }
-        Ok(())
-    }
-
-    /// Starts a controller again over its folder, or sees it refuse.
-    ///
-    /// # Errors
-    /// When it neither serves nor ends.
-    pub async fn try_restart_controller(&mut self, id: u64) -> anyhow::Result<Start> {
-        self.timeline.did(format!("started controller {id} again"));
-        let named = named(&self.network, &Party::Controller(id));
-        let controller = self.controller_mut(id)?;
-        let before = std::fs::metadata(&controller.recipe.log).map_or(0, |it| it.len());
-        match controller.recipe.start(named).await? {
-            Started::Ready(running) => {
-                controller.running = Some(*running);
-                Ok(Start::Serves)
-            }
-            Started::Ended(status) => {
-                let log = std::fs::read(&controller.recipe.log).context("cannot read its log")?;
-                let said = log.get(usize::try_from(before).unwrap_or(0)..).unwrap_or_default();
-                Ok(Start::Refused(status, String::from_utf8_lossy(said).into_owned()))
-            }
-        }
-    }
-
-    /// Starts a controller again over its folder.
-    ///
-    /// # Errors
-    /// When it does not serve.
-    pub async fn restart_controller(&mut self, id: u64) -> anyhow::Result<()> {
-        match self.try_restart_controller(id).await? {
-            Start::Serves => Ok(()),
-            Start::Refused(status, said) => bail!("controller {id} does not start ({status}): {said}"),
-        }
-    }
-
-    /// Starts every controller again, all at once: none is ready before a majority is there.
-    ///
-    /// # Errors
-    /// When one does not serve.
-    pub async fn restart_all_controllers(&mut self) -> anyhow::Result<()> {
-        self.timeline.did("started every controller again");
-        let starts = self.controllers.iter().filter(|(_, it)| it.running.is_none());
-        let starts = starts.map(|(&id, it)| {
-            let (recipe, named) = (it.recipe.clone(), named(&self.network, &Party::Controller(id)));
-            async move { anyhow::Ok((id, must_run(&recipe, recipe.start(named).await?)?)) }
-        });
-        for (id, running) in futures::future::try_join_all(starts).await? {
-            self.controller_mut(id)?.running = Some(running);
-        }
-        Ok(())
-    }
-
-    /// How a controller ended by itself, if it did. It may be started again then.
-    pub fn controller_ended(&mut self, id: u64) -> Option<ExitStatus> {
-        let running = &mut self.controllers.get_mut(&id)?.running;
-        let (pid, status) = running.as_mut().and_then(|it| Some((it.pid, it.ended()?)))?;
-        *running = None;
-        self.network.forget(pid);
-        self.timeline.saw(format!("controller {id} ended by itself ({status})"));
-        Some(status)
-    }
-
-    /// Lets a controller run inside another program from its next start on, such as one that enters
-    /// other mounts. That program has to become it: its pid is the controller's.
-    ///
-    /// # Errors
-    /// When there is no such controller.
-    pub fn place_controller(&mut self, id: u64, prefix: Vec<String>) -> anyhow::Result<()> {
-        self.controller_mut(id)?.recipe.prefix = prefix;
-        Ok(())
-    }
-
-    /// kill -9 of a worker.
-    ///
-    /// # Errors
-    /// When it does not end.
-    pub async fn kill_worker(&mut self, name: &str) -> anyhow::Result<()> {
-        let Some(running) = self.worker_mut(name)?.running.take() else { return Ok(()) };
-        let pid = running.pid;
-        self.timeline.did(format!("kill -9 of {name} (pid {pid})"));
-        running.kill().await?;
-        self.network.forget(pid);
-        Ok(())
-    }
-
-    /// Starts a worker again over its folder.
-    ///
-    /// # Errors
-    /// When it does not serve.
-    pub async fn restart_worker(&mut self, name: &str) -> anyhow::Result<()> {
-        self.timeline.did(format!("started {name} again"));
-        let named = named(&self.network, &Party::Worker(name.to_owned()));
-        let worker = self.worker_mut(name)?;
-        worker.running = Some(must_run(&worker.recipe, worker.recipe.start(named).await?)?);
-        Ok(())
-    }
-
-    /// The pid of a worker that runs.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub fn worker_pid(&self, name: &str) -> anyhow::Result<u32> {
-        let running = self.workers.get(name).and_then(|it| it.running.as_ref());
-        Ok(running.with_context(|| format!("{name} does not run"))?.pid)
-    }
-
-    /// The pids of all processes that run, executors included.
-    #[must_use]
-    pub fn pids(&self) -> Vec<u32> {
-        let controllers = self.controllers.values().filter_map(|it| it.running.as_ref());
-        let workers = self.workers.values().filter_map(|it| it.running.as_ref());
-        let parts: Vec<u32> = controllers.chain(workers).map(|it| it.pid).collect();
-        parts.iter().flat_map(|&pid| [vec![pid], descendants(pid)].concat()).collect()
-    }
-
-    /// kill -9 of everybody but the executors, who have to end with their workers.
-    ///
-    /// # Errors
-    /// When a process does not end.
-    pub async fn kill_everybody(&mut self) -> anyhow::Result<()> {
-        let controllers = self.controllers.values_mut().filter_map(|it| it.running.take());
-        let workers = self.workers.values_mut().filter_map(|it| it.running.take());
-        for running in controllers.chain(workers).collect::<Vec<_>>() {
-            running.kill().await?;
-        }
-        Ok(())
     }
 }
 

@@ -16,6 +16,8 @@ use tokio::process::{Child, ChildStdout, Command};
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
 /// How long the end of a killed process may take.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a process may take to end that was asked to: longer than it gives requests under way.
+const GRACE: Duration = Duration::from_secs(30);
 /// Lines of a log shown where its process failed.
 const LOG_LINES: usize = 12;
 
@@ -107,6 +109,15 @@ impl Running {
             .with_context(|| format!("process {} outlives kill -9", self.pid))?
             .context("a child can be waited for")?;
         Ok(())
+    }
+
+    /// SIGTERM, and waits until it has ended.
+    pub(super) async fn end(mut self) -> anyhow::Result<ExitStatus> {
+        signal(self.pid, Signal::TERM)?;
+        let ended = tokio::time::timeout(GRACE, self.child.wait()).await;
+        ended
+            .with_context(|| format!("process {} goes on {GRACE:?} after SIGTERM", self.pid))?
+            .context("a child can be waited for")
     }
 
     /// How it ended by itself, if it did.

@@ -69,12 +69,13 @@ impl Cluster {
         leader_at(&self.admin()?, but).await
     }
 
-    /// Who leads a majority as these controllers see it, as soon as somebody does: the id and the term.
+    /// Who leads a majority as these controllers see it, as soon as somebody does who is not `but`: the id
+    /// and the term.
     ///
     /// # Errors
     /// When nobody does within [`PATIENCE`].
-    pub async fn leader_among(&self, ids: &[u64]) -> anyhow::Result<(u64, u64)> {
-        leader_at(&self.admin_of_all(ids)?, None).await
+    pub async fn leader_among(&self, ids: &[u64], but: Option<u64>) -> anyhow::Result<(u64, u64)> {
+        leader_at(&self.admin_of_all(ids)?, but).await
     }
 
     /// Who leads now.

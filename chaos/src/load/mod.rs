@@ -22,6 +22,7 @@ use anyhow::Context as _;
 use millrace_client::{Address, Endpoints};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use serde::Deserialize;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +30,7 @@ pub(crate) use self::admin::read_all;
 pub use self::availability::Availability;
 use self::keys::Keys;
 pub use self::targets::{Network, POKED, Target, Targets};
+pub(crate) use self::targets::{POISON, publish_slow};
 use crate::history::History;
 use crate::oracle::requests::Request;
 use crate::timeline::Timeline;
@@ -39,10 +41,15 @@ const REQUESTERS: u32 = 4;
 /// How many where nobody else asks anything.
 const REQUESTERS_ALONE: u32 = 16;
 
+/// What the names of functions that are not a scenario's own begin with.
+pub(crate) const RESERVED: [&str; 4] = [keys::PREFIX, probe::NAME, POKED, POISON];
+
 /// Which clients there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mix {
     /// All of the table above.
+    #[default]
     Everything,
     /// Requesters, and more of them. Functions are neither made nor changed, so that what a worker
     /// holds has no reason to grow.

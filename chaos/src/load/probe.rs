@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 const THINK_MS: std::ops::Range<u64> = 20..40;
 
 /// What the probe writes.
-const NAME: &str = "probe";
+pub(super) const NAME: &str = "probe";
 
 pub(super) async fn run(mut client: Client, model: Digest, writes: Arc<Availability>) {
     let admin = Admin::new(client.endpoints.clone());

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
+use futures::TryStreamExt as _;
 use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Tensor};
 use millrace_types::{DataType, Digest};
 use rand::Rng as _;
@@ -23,6 +24,25 @@ const INPUTS: usize = 4;
 
 /// The function that [`Targets::poke`] writes.
 pub const POKED: &str = "poked";
+
+/// The function whose long requests kill whoever runs them.
+pub(crate) const POISON: &str = "poison";
+/// Its network: a transformer, whose runs take long for a batch of many texts.
+const SLOW: [&str; 13] = [
+    "bert",
+    "--layers",
+    "2",
+    "--hidden",
+    "256",
+    "--heads",
+    "4",
+    "--inner",
+    "1024",
+    "--vocabulary",
+    "1000",
+    "--positions",
+    "64",
+];
 
 /// A function that is to stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +71,8 @@ pub struct Targets {
     pub(super) model: Digest,
     pub(super) functions: Arc<Vec<Function>>,
     pokes: Arc<AtomicU64>,
+    /// Answers that the harness itself asked for, examples included.
+    asked: Arc<AtomicU64>,
 }
 
 /// A function that stays.
@@ -103,7 +125,8 @@ impl Targets {
             let examples = examples(&name, &inference, rng).await?;
             functions.push(Function { name, examples });
         }
-        Ok(Self { model, functions: Arc::new(functions), pokes: Arc::default() })
+        let asked = Arc::new(AtomicU64::new((functions.len() * INPUTS) as u64));
+        Ok(Self { model, functions: Arc::new(functions), pokes: Arc::default(), asked })
     }
 
     /// Their names.
@@ -131,10 +154,27 @@ impl Targets {
             Ok(answer) => answer,
             Err(error) => return Ok(Err(error)),
         };
+        self.asked.fetch_add(1, Ordering::Relaxed);
         if answer.outputs != example.outputs {
             bail!("{name} answers otherwise than before");
         }
         Ok(Ok(()))
+    }
+
+    /// How many answers the harness itself asked for.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// The requests that all of them were billed for so far.
+    ///
+    /// # Errors
+    /// When the bills cannot be read.
+    pub async fn billed(&self, admin: &Admin) -> Result<u64, Error> {
+        let bills: Vec<_> = admin.billing(None, None).try_collect().await?;
+        let own = bills.iter().filter(|bill| self.names().any(|name| name == bill.function));
+        Ok(own.map(|bill| bill.requests).sum())
     }
 
     /// A write that nobody judges: it may come into force late, and never matters.
@@ -164,16 +204,31 @@ async fn examples(name: &str, inference: &Inference, rng: &mut StdRng) -> anyhow
 async fn upload(network: Network, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<Digest> {
     let Network { kind, seed } = network;
     let path = root.join(format!("{kind}-{seed}.onnx"));
+    synthesize(&[kind, "--seed", &seed.to_string()], program, &path, admin).await
+}
+
+/// Publishes [`POISON`].
+///
+/// # Errors
+/// When the cluster refuses it.
+pub(crate) async fn publish_slow(program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<()> {
+    let digest = synthesize(&SLOW, program, &root.join("slow.onnx"), admin).await?;
+    admin.apply(&keys::spec(POISON, 0), digest, ApplyOptions::default()).await?;
+    Ok(())
+}
+
+async fn synthesize(words: &[&str], program: &Path, path: &Path, admin: &Admin) -> anyhow::Result<Digest> {
     let mut command = Command::new(program);
-    command.args(["synth", kind, "--seed", &seed.to_string(), "--out"]).arg(&path).stdin(Stdio::null());
+    // The user's own settings must not reach it: MILLRACE_BINARY, which is ours, is none it knows.
+    command.env_clear().arg("synth").args(words).arg("--out").arg(path).stdin(Stdio::null());
     let output = command.output().await.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
         bail!("'millrace synth' fails: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let file = ModelFile::open(&path)?;
+    let file = ModelFile::open(path)?;
     admin.upload(&file, |_| {}).await.context("the model is not taken")?;
     // The cluster has it now, and hundreds of them are gigabytes.
-    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(file.digest())
 }
 

@@ -1,13 +1,13 @@
-//! A user-space TCP proxy that stands in front of processes of a cluster: cuts and delays what
+//! A user-space TCP proxy that stands in front of processes of a cluster: cuts and slows what
 //! crosses it, by who talks to whom. This kernel has no netem, and processes on loopback share one
 //! address: who connects is found from the connection's socket, in /proc.
 //!
 //! ```text
 //!   controller 1 ──► front of controller 2 ──► controller 2
-//!        (its pid is found)   │ rules: (1, 2) cut | delayed
+//!        (its pid is found)   │ rules: 1 to 2 cut | slow
 //! ```
 //! A cut link drops nothing and says nothing: bytes wait, as they do under TCP while packets are
-//! lost. When it is mended they go on, or the connection is reset ([`Mend`]).
+//! lost. When it is mended they go on, or the connection is reset ([`Mend`]). A link may be cut one way.
 
 mod owner;
 mod pump;
@@ -15,6 +15,7 @@ mod rules;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
@@ -23,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::proxy::rules::Rules;
-pub use crate::proxy::rules::{Mend, Party};
+pub use crate::proxy::rules::{Mend, Party, Slowness, Way};
 
 /// Connections through one front at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 512;
@@ -36,6 +37,8 @@ pub struct Network {
     pids: Arc<Mutex<BTreeMap<u32, Party>>>,
     /// Connections that a cut holds now.
     held: Arc<watch::Sender<usize>>,
+    /// How many there were so far.
+    connections: Arc<AtomicU64>,
 }
 
 /// A listener in front of one party. It ends when dropped, with the connections through it.
@@ -55,7 +58,12 @@ impl Drop for Front {
 impl Default for Network {
     fn default() -> Self {
         let (rules, held) = (watch::Sender::new(Rules::default()), watch::Sender::new(0));
-        Self { rules: Arc::new(rules), pids: Arc::default(), held: Arc::new(held) }
+        Self {
+            rules: Arc::new(rules),
+            pids: Arc::default(),
+            held: Arc::new(held),
+            connections: Arc::default(),
+        }
     }
 }
 
@@ -70,17 +78,17 @@ impl Network {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
     }
 
-    /// Cuts every link between the two sides, both ways.
-    pub fn cut(&self, one: &[Party], other: &[Party]) {
-        self.rules.send_modify(|rules| rules.cut(one, other));
+    /// Cuts every link between the two sides, as `way` says of the first.
+    pub fn cut(&self, one: &[Party], other: &[Party], way: Way) {
+        self.rules.send_modify(|rules| rules.cut(one, other, way));
     }
 
-    /// Delays every link between these parties, both ways.
-    pub fn delay(&self, among: &[Party], by: std::time::Duration) {
-        self.rules.send_modify(|rules| rules.delay(among, by));
+    /// Makes every link between these parties slow, both ways.
+    pub fn slow(&self, among: &[Party], slowness: Slowness) {
+        self.rules.send_modify(|rules| rules.slow(among, slowness));
     }
 
-    /// Takes every cut and delay back.
+    /// Takes every cut and slowness back.
     pub fn mend(&self, how: Mend) {
         self.rules.send_modify(|rules| rules.mend(how));
     }
@@ -129,8 +137,15 @@ async fn accept(network: Network, to: Party, listener: TcpListener, target: Sock
 async fn carry(network: &Network, to: &Party, near: TcpStream, peer: SocketAddr, target: SocketAddr) {
     let Ok(front) = near.local_addr() else { return };
     let from = network.owner_of(peer, front);
-    let link = pump::Link::new(network.rules.subscribe(), &network.held, from, to.clone());
-    if link.open().await.is_err() {
+    let link = pump::Link::new(
+        network.rules.subscribe(),
+        &network.held,
+        from,
+        to.clone(),
+        network.connections.fetch_add(1, Ordering::Relaxed),
+    );
+    // A handshake crosses both ways.
+    if link.open().await.is_err() || link.reversed().open().await.is_err() {
         return;
     }
     // Nobody listens there now: closing tells the caller.
@@ -140,7 +155,7 @@ async fn carry(network: &Network, to: &Party, near: TcpStream, peer: SocketAddr,
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -199,7 +214,7 @@ mod tests {
         let (network, front, echo) = stage().await;
         let mut old = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut old).await);
-        network.cut(&[Party::Controller(1)], &[Party::Controller(2)]);
+        network.cut(&[Party::Controller(1)], &[Party::Controller(2)], Way::Both);
         let mut new = TcpStream::connect(front.address).await.unwrap();
         new.write_all(b"x").await.unwrap();
         old.write_all(b"x").await.unwrap();
@@ -218,7 +233,7 @@ mod tests {
         let (network, front, _echo) = stage().await;
         let mut old = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut old).await);
-        network.cut(&[Party::Controller(2)], &[Party::Controller(1)]);
+        network.cut(&[Party::Controller(2)], &[Party::Controller(1)], Way::Both);
         old.write_all(b"x").await.unwrap();
         until_held(&network, 1).await;
         network.mend(Mend::Reset);
@@ -230,16 +245,39 @@ mod tests {
     #[tokio::test]
     async fn a_cut_between_others_holds_nothing() {
         let (network, front, _echo) = stage().await;
-        network.cut(&[Party::Controller(3)], &[Party::Controller(2)]);
+        network.cut(&[Party::Controller(3)], &[Party::Controller(2)], Way::Both);
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut stream).await);
+    }
+
+    #[tokio::test]
+    async fn a_cut_one_way_lets_the_other_pass() {
+        let (network, front, echo) = stage().await;
+        let mut stream = TcpStream::connect(front.address).await.unwrap();
+        assert!(answers(&mut stream).await);
+        network.cut(&[Party::Controller(1)], &[Party::Controller(2)], Way::In);
+        stream.write_all(b"x").await.unwrap();
+        // What was sent has arrived: it is the answer that is held.
+        until_held(&network, 1).await;
+        let mut new = TcpStream::connect(front.address).await.unwrap();
+        new.write_all(b"x").await.unwrap();
+        until_held(&network, 2).await;
+        assert_eq!(echo.came.load(Ordering::SeqCst), 1);
+        network.mend(Mend::Resume);
+        let mut byte = [0];
+        for stream in [&mut stream, &mut new] {
+            stream.read_exact(&mut byte).await.unwrap();
+        }
     }
 
     #[tokio::test]
     async fn a_delay_counts_each_way() {
         let (network, front, _echo) = stage().await;
         let by = Duration::from_millis(30);
-        network.delay(&[Party::Controller(1), Party::Controller(2)], by);
+        network.slow(
+            &[Party::Controller(1), Party::Controller(2)],
+            Slowness { delay: by, ..Slowness::default() },
+        );
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         let begun = clock::now();
         assert!(answers(&mut stream).await);

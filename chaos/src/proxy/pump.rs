@@ -4,28 +4,35 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::rules::{Party, Rules, State};
+use super::rules::{Party, Rules, Slowness, State};
 use crate::clock;
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Chunks under way in one direction of one connection: with a delay, what the link holds.
 const CHUNKS_MAX: usize = 64;
+/// When TCP sends a lost packet again at the earliest, on Linux.
+const RESENT_AFTER: Duration = Duration::from_millis(200);
 
 /// One connection's view of its link.
 #[derive(Clone)]
 pub(super) struct Link {
     rules: watch::Receiver<Rules>,
     held: Arc<watch::Sender<usize>>,
+    /// Who sends to whom.
     ends: (Party, Party),
     /// The resets there had been when it was opened.
     resets: u64,
+    /// Among all connections so far: where its losses begin.
+    number: u64,
 }
 
 /// The link was reset.
@@ -54,9 +61,10 @@ impl Link {
         held: &Arc<watch::Sender<usize>>,
         from: Party,
         to: Party,
+        number: u64,
     ) -> Self {
         let resets = rules.borrow().resets();
-        Self { rules, held: held.clone(), ends: (from, to), resets }
+        Self { rules, held: held.clone(), ends: (from, to), resets, number }
     }
 
     fn state(&self) -> State {
@@ -77,8 +85,31 @@ impl Link {
         if resets > self.resets { Err(Reset) } else { Ok(()) }
     }
 
-    fn delay(&self) -> Duration {
-        self.state().delay
+    /// The other direction of it.
+    pub(super) fn reversed(&self) -> Self {
+        let (from, to) = self.ends.clone();
+        Self { ends: (to, from), ..self.clone() }
+    }
+}
+
+/// When what is sent over one direction of a connection arrives. Pure.
+#[derive(Debug, Default)]
+struct Wire {
+    /// When the last byte so far is through.
+    free: Option<Instant>,
+}
+
+impl Wire {
+    /// When a chunk of `len` bytes arrives that is sent now, if `drawn` of 0 to 999 says whether it is
+    /// lost at first. Nothing overtakes what was sent before it.
+    fn due(&mut self, now: Instant, len: usize, slowness: Slowness, drawn: u32) -> Instant {
+        let Slowness { delay, loss_permille, bytes_per_second } = slowness;
+        let takes = bytes_per_second
+            .map_or(Duration::ZERO, |rate| Duration::from_nanos(len as u64 * 1_000_000_000 / rate.get()));
+        let again = if drawn < loss_permille { RESENT_AFTER } else { Duration::ZERO };
+        let through = self.free.map_or(now, |free| free.max(now)) + takes + again;
+        self.free = Some(through);
+        through + delay
     }
 }
 
@@ -90,7 +121,9 @@ pub(super) async fn both(link: Link, near: TcpStream, far: TcpStream) {
     }
     let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
     // Either's reset ends both: the halves are dropped with the future.
-    let _ended = tokio::try_join!(one_way(&link, near_read, far_write), one_way(&link, far_read, near_write));
+    let (there, back) = (link.clone(), link.reversed());
+    let _ended =
+        tokio::try_join!(one_way(&there, near_read, far_write), one_way(&back, far_read, near_write));
 }
 
 /// Carries one direction to its end, in order, each chunk after its delay.
@@ -98,10 +131,12 @@ async fn one_way(link: &Link, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -
     let (queue, mut chunks) = mpsc::channel::<(Instant, Bytes)>(CHUNKS_MAX);
     let read = async move {
         let mut buffer = vec![0; CHUNK_BYTES];
+        let (mut wire, mut rng) = (Wire::default(), SmallRng::seed_from_u64(link.number));
         // A connection that breaks ends as one that is closed.
         while let Ok(len @ 1..) = from.read(&mut buffer).await {
             let chunk = Bytes::copy_from_slice(&buffer[..len]);
-            if queue.send((clock::now() + link.delay(), chunk)).await.is_err() {
+            let due = wire.due(clock::now(), len, link.state().slowness, rng.random_range(0..1000));
+            if queue.send((due, chunk)).await.is_err() {
                 break;
             }
         }
@@ -118,4 +153,24 @@ async fn one_way(link: &Link, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -
     };
     let ((), written) = tokio::join!(read, write);
     written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use super::*;
+
+    #[test]
+    fn a_chunk_waits_for_its_turn_its_bytes_and_its_delay() {
+        let ms = Duration::from_millis;
+        let (mut wire, now) = (Wire::default(), clock::now());
+        let slowness =
+            Slowness { delay: ms(5), loss_permille: 10, bytes_per_second: NonZeroU64::new(1_000_000) };
+        assert_eq!(wire.due(now, 2_000, slowness, 999) - now, ms(2 + 5));
+        assert_eq!(wire.due(now, 1_000, slowness, 9) - now, ms(2 + 1 + 200 + 5), "lost at first");
+        assert_eq!(wire.due(now, 1_000, slowness, 10) - now, ms(203 + 1 + 5), "behind it");
+        let later = now + ms(1_000);
+        assert_eq!(wire.due(later, 0, Slowness::default(), 0), later, "a link that is well");
+    }
 }

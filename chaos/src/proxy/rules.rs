@@ -1,7 +1,11 @@
 //! Which links are cut or slow. Pure.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU64;
 use std::time::Duration;
+
+use serde::Deserialize;
 
 /// An end of a link.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,14 +27,62 @@ pub enum Mend {
     Reset,
 }
 
-/// The state of one link.
+/// Which way a link is cut.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Nothing comes through.
+    #[default]
+    Both,
+    /// What is sent is lost; what others send comes.
+    Out,
+    /// What others send is lost; what is sent comes.
+    In,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Both => "both ways",
+            Self::Out => "what it sends",
+            Self::In => "what it is sent",
+        })
+    }
+}
+
+/// What makes a link slow, each way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Slowness {
+    /// How long a packet takes.
+    pub delay: Duration,
+    /// How many of a thousand packets are lost. TCP sends them again: they are late, and what comes
+    /// after them waits.
+    pub loss_permille: u32,
+    /// What goes through in a second; `None` for all of it.
+    pub bytes_per_second: Option<NonZeroU64>,
+}
+
+impl fmt::Display for Slowness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} longer each way", self.delay)?;
+        if self.loss_permille > 0 {
+            write!(f, ", {} of 1000 packets lost at first", self.loss_permille)?;
+        }
+        match self.bytes_per_second {
+            Some(rate) => write!(f, ", {rate} bytes a second"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The state of one direction of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) cut: bool,
-    pub(super) delay: Duration,
+    pub(super) slowness: Slowness,
 }
 
-/// Every link that is not as it should be. Links have no direction.
+/// Every direction of a link that is not as it should be, by who sends to whom.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     links: BTreeMap<(Party, Party), State>,
@@ -39,18 +91,23 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    pub(super) fn cut(&mut self, one: &[Party], other: &[Party]) {
+    pub(super) fn cut(&mut self, one: &[Party], other: &[Party], way: Way) {
         for a in one {
             for b in other {
-                self.link(a, b).cut = true;
+                if way != Way::In {
+                    self.link(a, b).cut = true;
+                }
+                if way != Way::Out {
+                    self.link(b, a).cut = true;
+                }
             }
         }
     }
 
-    pub(super) fn delay(&mut self, among: &[Party], by: Duration) {
-        for (index, a) in among.iter().enumerate() {
-            for b in &among[index + 1..] {
-                self.link(a, b).delay = by;
+    pub(super) fn slow(&mut self, among: &[Party], slowness: Slowness) {
+        for a in among {
+            for b in among.iter().filter(|&b| b != a) {
+                self.link(a, b).slowness = slowness;
             }
         }
     }
@@ -60,26 +117,23 @@ impl Rules {
         self.resets += u64::from(how == Mend::Reset);
     }
 
-    pub(super) fn state(&self, a: &Party, b: &Party) -> State {
-        self.links.get(&ends(a, b)).copied().unwrap_or_default()
+    pub(super) fn state(&self, from: &Party, to: &Party) -> State {
+        self.links.get(&(from.clone(), to.clone())).copied().unwrap_or_default()
     }
 
     pub(super) fn resets(&self) -> u64 {
         self.resets
     }
 
-    fn link(&mut self, a: &Party, b: &Party) -> &mut State {
-        self.links.entry(ends(a, b)).or_default()
+    fn link(&mut self, from: &Party, to: &Party) -> &mut State {
+        self.links.entry((from.clone(), to.clone())).or_default()
     }
-}
-
-fn ends(a: &Party, b: &Party) -> (Party, Party) {
-    let (first, second) = if a <= b { (a, b) } else { (b, a) };
-    (first.clone(), second.clone())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     #[test]
@@ -87,7 +141,7 @@ mod tests {
         let [a, b, c] = [1, 2, 3].map(Party::Controller);
         let worker = Party::Worker("w".into());
         let mut rules = Rules::default();
-        rules.cut(&[a.clone(), worker.clone()], &[b.clone(), c.clone()]);
+        rules.cut(&[a.clone(), worker.clone()], &[b.clone(), c.clone()], Way::Both);
         for (one, other) in [(&a, &b), (&c, &a), (&b, &worker)] {
             assert!(rules.state(one, other).cut && rules.state(other, one).cut, "{one:?} {other:?}");
         }
@@ -101,11 +155,22 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_among_all_of_those_named() {
+    fn a_link_may_be_cut_one_way() {
+        let [a, b] = [1, 2].map(Party::Controller);
+        for (way, out, back) in [(Way::Out, true, false), (Way::In, false, true)] {
+            let mut rules = Rules::default();
+            rules.cut(slice::from_ref(&a), slice::from_ref(&b), way);
+            assert_eq!((rules.state(&a, &b).cut, rules.state(&b, &a).cut), (out, back), "{way:?}");
+        }
+    }
+
+    #[test]
+    fn slowness_is_among_all_of_those_named() {
         let [a, b, c] = [1, 2, 3].map(Party::Controller);
         let mut rules = Rules::default();
-        rules.delay(&[a.clone(), b.clone()], Duration::from_millis(5));
-        assert_eq!(rules.state(&b, &a).delay, Duration::from_millis(5));
-        assert_eq!(rules.state(&b, &c).delay, Duration::ZERO);
+        let slowness = Slowness { delay: Duration::from_millis(5), ..Slowness::default() };
+        rules.slow(&[a.clone(), b.clone()], slowness);
+        assert_eq!(rules.state(&b, &a).slowness, slowness);
+        assert_eq!(rules.state(&b, &c).slowness, Slowness::default());
     }
 }

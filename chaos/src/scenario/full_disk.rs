@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 
 use super::small_disk::SmallDisk;
 use super::stage::Stage;
-use crate::cluster::{Start, until};
+use crate::cluster::{Process, Start, until};
 
 /// What the system says of a full disk.
 const NO_SPACE: &str = "No space left on device";
@@ -35,7 +35,7 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 impl Stage {
     /// Puts the folder of a controller on a disk of its own.
     async fn on_a_small_disk(&mut self, id: u64) -> anyhow::Result<SmallDisk> {
-        self.cluster.kill_controller(id, "to put its folder on a small disk").await?;
+        self.cluster.kill(&Process::Controller(id), ", to put its folder on a small disk").await?;
         let disk = SmallDisk::in_place_of(self.cluster.dir(id)?).await?;
         self.cluster.place_controller(id, disk.prefix())?;
         self.cluster.restart_controller(id).await?;
@@ -59,12 +59,12 @@ impl Stage {
         let before = self.cluster.log(id)?.len();
         let taken = disk.fill()?;
         let role = if leads { "which leads" } else { "which follows" };
-        self.timeline.did(format!("filled the disk of controller {id}, {role}, with {taken} bytes"));
+        self.timeline.fault(format!("filled the disk of controller {id}, {role}, with {taken} bytes"));
         // Its log goes on as long as there is space in the blocks that it has.
         let status = self.ends(id).await?;
         self.fault();
         self.names_the_disk(id, status, before)?;
-        let (leader, term) = self.cluster.leader_among(&others).await?;
+        let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads, term {term}"));
         self.resumed().await?;
         self.note_writes_resumed();
@@ -94,7 +94,7 @@ impl Stage {
     async fn ends(&mut self, id: u64) -> anyhow::Result<ExitStatus> {
         let mut ended = None;
         until(&format!("controller {id} ends by itself"), async || {
-            ended = self.cluster.controller_ended(id);
+            ended = self.cluster.ended(&Process::Controller(id));
             ended.is_none().then(|| "it runs".to_owned())
         })
         .await?;

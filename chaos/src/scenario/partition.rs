@@ -22,10 +22,9 @@ use millrace_types::Reason;
 use rand::Rng as _;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
-use super::PLACED_AGAIN;
-use super::stage::{ALONE, EVERYWHERE, Stage};
-use crate::proxy::{Mend, Party};
-use crate::timeline::seconds;
+use super::Promise;
+use super::stage::Stage;
+use crate::proxy::{Party, Slowness, Way};
 
 /// How long a packet takes on a slow link, in milliseconds.
 const SLOW_MS: std::ops::RangeInclusive<u64> = 5..=30;
@@ -86,9 +85,9 @@ impl Stage {
             beyond.extend(self.workers());
         }
         self.fault();
-        self.timeline.did(format!("cut controller {id}, {role}, from {from}"));
-        self.cluster.network.cut(&[Party::Controller(id)], &beyond);
-        let (leader, term) = self.cluster.leader_among(&others).await?;
+        self.timeline.fault(format!("cut controller {id}, {role}, from {from}"));
+        self.cluster.network.cut(&[Party::Controller(id)], &beyond, Way::Both);
+        let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads the others, term {term}"));
         self.resumed().await?;
         self.note_writes_resumed();
@@ -103,18 +102,14 @@ impl Stage {
         let names = self.cluster.worker_names();
         let worker = names.choose(&mut self.rng).context("there is a worker")?.clone();
         self.fault();
-        let begun = self.timeline.now();
-        self.timeline.did(format!("cut {worker} from every controller"));
+        self.timeline.fault(format!("cut {worker} from every controller"));
         let controllers = self.controllers();
-        self.cluster.network.cut(&[Party::Worker(worker.clone())], &controllers);
+        self.cluster.network.cut(&[Party::Worker(worker.clone())], &controllers, Way::Both);
         self.resumed().await?;
         self.lost(&worker).await?;
-        for name in [EVERYWHERE, ALONE] {
-            self.served_again(name).await?;
-        }
-        let took = self.timeline.now() - begun;
-        self.timeline.saw(format!("every function is served again {} after the fault", seconds(took)));
-        self.note("functions are placed again", PLACED_AGAIN, took);
+        self.served().await?;
+        let took = self.timeline.now() - self.latest.at;
+        self.note("functions are placed again", Promise::placed_again(), took);
         self.calm().await;
         self.mend();
         Ok(())
@@ -123,10 +118,10 @@ impl Stage {
     /// Cuts every link there is.
     async fn everybody_alone(&mut self) -> anyhow::Result<()> {
         let all = [self.controllers(), self.workers()].concat();
-        self.timeline.did("cut everybody from everybody");
+        self.timeline.fault("cut everybody from everybody");
         for (index, one) in all.iter().enumerate() {
             // Nobody is cut from itself.
-            self.cluster.network.cut(std::slice::from_ref(one), &all[index + 1..]);
+            self.cluster.network.cut(std::slice::from_ref(one), &all[index + 1..], Way::Both);
         }
         let ids = self.cluster.controller_ids();
         try_join_all(ids.iter().map(|&id| self.says_that_it_is_alone(id))).await?;
@@ -145,8 +140,8 @@ impl Stage {
         let all = [self.controllers(), self.workers()].concat();
         let (leader, term) = self.cluster.leader_but(None).await?;
         self.fault();
-        self.timeline.did(format!("made every link take {by:?} longer each way"));
-        self.cluster.network.delay(&all, by);
+        self.timeline.fault(format!("made every link take {by:?} longer each way"));
+        self.cluster.network.slow(&all, Slowness { delay: by, ..Slowness::default() });
         self.calm().await;
         self.resumed().await?;
         self.note_writes_resumed();
@@ -156,24 +151,6 @@ impl Stage {
         }
         self.mend();
         Ok(())
-    }
-
-    fn controllers(&self) -> Vec<Party> {
-        self.cluster.controller_ids().into_iter().map(Party::Controller).collect()
-    }
-
-    fn workers(&self) -> Vec<Party> {
-        self.cluster.worker_names().into_iter().map(Party::Worker).collect()
-    }
-
-    /// Mends every link: what waited goes on, or breaks, by the seed.
-    fn mend(&mut self) {
-        let (how, what) = match self.rng.random() {
-            true => (Mend::Resume, "what waited goes on"),
-            false => (Mend::Reset, "what waited is reset"),
-        };
-        self.timeline.did(format!("mended every link: {what}"));
-        self.cluster.network.mend(how);
     }
 
     /// Asks a controller that reaches no majority for a write and a linearizable read: it refuses

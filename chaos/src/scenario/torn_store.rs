@@ -10,7 +10,7 @@ use rand::seq::SliceRandom as _;
 
 use super::damage::Damage;
 use super::stage::Stage;
-use crate::cluster::{Start, until};
+use crate::cluster::{Process, Start, until};
 
 /// Every refusal names the damage by one of these, and says to bring the controller back under a
 /// new id.
@@ -23,14 +23,14 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     for damage in damages.into_iter().cycle().take(stage.rounds as usize) {
         let leader = stage.cluster.leader().await?;
         let (victim, role) = match stage.rng.random() {
-            true => (leader, "which led"),
-            false => (stage.a_follower().await?, "which followed"),
+            true => (leader, ", which led"),
+            false => (stage.a_follower().await?, ", which followed"),
         };
         stage.snapshots_are_kept(victim).await?;
         stage.fault();
-        stage.cluster.kill_controller(victim, role).await?;
+        stage.cluster.kill(&Process::Controller(victim), role).await?;
         let done = damage.inflict(stage.cluster.dir(victim)?, &mut stage.rng)?;
-        stage.timeline.did(format!("{done}, of controller {victim}"));
+        stage.timeline.fault(format!("{done}, of controller {victim}"));
         stage.resumed().await?;
         stage.note_writes_resumed();
         stage.calm().await;

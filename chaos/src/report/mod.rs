@@ -1,10 +1,20 @@
-//! What a run found: one line a check, with its numbers, and one verdict.
+//! What a run found: one line a check, with its numbers, and one verdict; as text, and as files for
+//! a CI server and for a browser ([`Folder`]).
+
+mod chart;
+mod folder;
+mod html;
+mod junit;
+mod series;
 
 use std::fmt::{self, Write as _};
+use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::timeline::Event;
+pub use self::folder::Folder;
+pub use self::series::{Second, Series};
+use crate::timeline::{Event, Kind};
 
 /// Lines of evidence shown of a failed check.
 const EVIDENCE_LINES: usize = 60;
@@ -66,13 +76,17 @@ impl Check {
 }
 
 /// A whole run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// Which scenario.
     pub scenario: String,
+    /// What that does, in a line.
+    pub about: String,
     /// Where its random choices began: the same again with `--seed`.
     pub seed: u64,
+    /// The command that makes the same choices again.
+    pub again: String,
     /// How it ended.
     pub verdict: Verdict,
     /// Why it was skipped, or why it could not be carried out.
@@ -82,12 +96,41 @@ pub struct Report {
     pub checks: Vec<Check>,
     /// What was done and seen.
     pub timeline: Vec<Event>,
+    /// What became of requests, second by second.
+    pub requests: Series,
+    /// How long all of it took.
+    #[serde(rename = "tookMs", serialize_with = "crate::timeline::millis")]
+    pub took: Duration,
     /// The processes' folders and logs, where they were kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
 }
 
 impl Report {
+    /// A run of which nothing is known yet.
+    #[must_use]
+    pub fn begin(scenario: &str, about: &str, seed: u64, again: String) -> Self {
+        Self {
+            scenario: scenario.to_owned(),
+            about: about.to_owned(),
+            seed,
+            again,
+            verdict: Verdict::Skipped,
+            reason: None,
+            checks: Vec::new(),
+            timeline: Vec::new(),
+            requests: Series::default(),
+            took: Duration::ZERO,
+            kept: None,
+        }
+    }
+
+    /// How many faults there were.
+    #[must_use]
+    pub fn faults(&self) -> usize {
+        self.timeline.iter().filter(|event| event.kind == Kind::Fault).count()
+    }
+
     /// The checks and the verdict, for people. The timeline was printed as it happened.
     #[must_use]
     pub fn text(&self) -> String {
@@ -116,19 +159,18 @@ impl Report {
 mod tests {
     use super::*;
 
+    /// A run in which one check held and one did not.
+    pub(super) fn failed(evidence: Vec<String>) -> Report {
+        let checks = vec![Check::pass("one", "1 of 1"), Check::fail("second", "0 of 1", evidence)];
+        let again = "millrace-chaos run leader-kill --seed 7".to_owned();
+        let report = Report::begin("leader-kill", "kill -9 the leader", 7, again);
+        Report { verdict: Verdict::Fail, checks, took: Duration::from_secs(3), ..report }
+    }
+
     #[test]
     fn evidence_is_shown_under_its_check_and_cut_short() {
         let evidence = (0..EVIDENCE_LINES + 2).map(|line| format!("line {line}")).collect();
-        let report = Report {
-            scenario: "leader-kill".into(),
-            seed: 7,
-            verdict: Verdict::Fail,
-            reason: None,
-            checks: vec![Check::pass("one", "1 of 1"), Check::fail("second", "0 of 1", evidence)],
-            timeline: Vec::new(),
-            kept: None,
-        };
-        let text = report.text();
+        let text = failed(evidence).text();
         assert!(text.starts_with("PASS  one     1 of 1\nFAIL  second  0 of 1\n      line 0\n"), "{text}");
         assert!(text.ends_with("and 2 lines more: see -o json\nFAIL leader-kill --seed 7"), "{text}");
     }

@@ -1,0 +1,267 @@
+//! Processes of a cluster that end, by themselves or by our hand, and are started again.
+
+use std::fmt;
+use std::process::ExitStatus;
+
+use anyhow::{Context as _, bail};
+
+use super::part::{Recipe, Running, Started};
+use super::{Cluster, Start, descendants, must_run, named, signal};
+use crate::proxy::Party;
+
+/// A controller or a worker, whether or not it runs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Process {
+    /// By its id.
+    Controller(u64),
+    /// By its name.
+    Worker(String),
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Controller(id) => write!(f, "controller {id}"),
+            Self::Worker(name) => f.write_str(name),
+        }
+    }
+}
+
+impl Cluster {
+    /// kill -9 of a process, if it runs. `role` says what it was, for the timeline.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub async fn kill(&mut self, process: &Process, role: &str) -> anyhow::Result<()> {
+        let Some(running) = self.take(process)? else { return Ok(()) };
+        let pid = running.pid;
+        self.timeline.fault(format!("kill -9 of {process} (pid {pid}){role}"));
+        running.kill().await?;
+        self.network.forget(pid);
+        Ok(())
+    }
+
+    /// SIGTERM to a process, if it runs, and waits until it has ended as it wants to.
+    ///
+    /// # Errors
+    /// When it does not end, or not well.
+    pub async fn end(&mut self, process: &Process, role: &str) -> anyhow::Result<()> {
+        let Some(running) = self.take(process)? else { return Ok(()) };
+        let pid = running.pid;
+        self.timeline.fault(format!("SIGTERM to {process} (pid {pid}){role}"));
+        let status = running.end().await?;
+        self.network.forget(pid);
+        if !status.success() {
+            bail!("{process} was asked to end, and ended with {status}");
+        }
+        self.timeline.saw(format!("{process} ended"));
+        Ok(())
+    }
+
+    /// Starts a process again over its folder, if it does not run, and does not wait until it serves.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn begin_start(&mut self, process: &Process) -> anyhow::Result<()> {
+        if self.running(process)?.is_some() || self.starting.iter().any(|(it, _)| it == process) {
+            return Ok(());
+        }
+        self.timeline.did(format!("started {process} again"));
+        let named = named(&self.network, &process.party());
+        let recipe = self.recipe_of(process)?;
+        // Children are tied to the thread that starts them: a task of the runtime's own threads ends
+        // with the runtime, after the cluster.
+        let start = tokio::spawn(async move { must_run(&recipe, recipe.start(named).await?) });
+        self.starting.push((process.clone(), start));
+        Ok(())
+    }
+
+    /// Waits until everybody serves who is being started.
+    ///
+    /// # Errors
+    /// When one does not.
+    pub async fn join_starts(&mut self) -> anyhow::Result<()> {
+        for (process, start) in std::mem::take(&mut self.starting) {
+            let running = start.await.with_context(|| format!("the start of {process} failed"))?;
+            *self.running_mut(&process)? = Some(running?);
+        }
+        Ok(())
+    }
+
+    /// Takes in those that are being started and serve by now.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub async fn take_in_started(&mut self) -> anyhow::Result<()> {
+        let (done, left) =
+            std::mem::take(&mut self.starting).into_iter().partition(|(_, it)| it.is_finished());
+        self.starting = done;
+        let joined = self.join_starts().await;
+        self.starting = left;
+        joined
+    }
+
+    /// The pid of a process that runs.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn pid(&self, process: &Process) -> anyhow::Result<u32> {
+        let running = self.running(process)?.as_ref();
+        Ok(running.with_context(|| format!("{process} does not run"))?.pid)
+    }
+
+    /// The ids of the controllers that run.
+    #[must_use]
+    pub fn running_controllers(&self) -> Vec<u64> {
+        self.controllers.iter().filter(|(_, it)| it.running.is_some()).map(|(&id, _)| id).collect()
+    }
+
+    /// The names of the workers that run.
+    #[must_use]
+    pub fn running_workers(&self) -> Vec<String> {
+        self.workers.iter().filter(|(_, it)| it.running.is_some()).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn running(&self, process: &Process) -> anyhow::Result<&Option<Running>> {
+        let found = match process {
+            Process::Controller(id) => self.controllers.get(id).map(|it| &it.running),
+            Process::Worker(name) => self.workers.get(name).map(|it| &it.running),
+        };
+        found.with_context(|| format!("there is no {process}"))
+    }
+
+    fn running_mut(&mut self, process: &Process) -> anyhow::Result<&mut Option<Running>> {
+        let found = match process {
+            Process::Controller(id) => self.controllers.get_mut(id).map(|it| &mut it.running),
+            Process::Worker(name) => self.workers.get_mut(name).map(|it| &mut it.running),
+        };
+        found.with_context(|| format!("there is no {process}"))
+    }
+
+    fn take(&mut self, process: &Process) -> anyhow::Result<Option<Running>> {
+        Ok(self.running_mut(process)?.take())
+    }
+
+    fn recipe_of(&self, process: &Process) -> anyhow::Result<Recipe> {
+        let found = match process {
+            Process::Controller(id) => self.controllers.get(id).map(|it| it.recipe.clone()),
+            Process::Worker(name) => self.workers.get(name).map(|it| it.recipe.clone()),
+        };
+        found.with_context(|| format!("there is no {process}"))
+    }
+
+    /// kill -9 of all controllers, one right after the other.
+    ///
+    /// # Errors
+    /// When one does not end.
+    pub async fn kill_all_controllers(&mut self) -> anyhow::Result<()> {
+        let running: Vec<_> = self.controllers.values_mut().filter_map(|it| it.running.take()).collect();
+        let pids: Vec<_> = running.iter().map(|it| it.pid).collect();
+        for &pid in &pids {
+            signal(pid, rustix::process::Signal::KILL)?;
+            self.network.forget(pid);
+        }
+        self.timeline.fault(format!("kill -9 of every controller (pids {pids:?})"));
+        for running in running {
+            running.kill().await?;
+        }
+        Ok(())
+    }
+
+    /// Starts a controller again over its folder, or sees it refuse.
+    ///
+    /// # Errors
+    /// When it neither serves nor ends.
+    pub async fn try_restart_controller(&mut self, id: u64) -> anyhow::Result<Start> {
+        self.timeline.did(format!("started controller {id} again"));
+        let named = named(&self.network, &Party::Controller(id));
+        let controller = self.controller_mut(id)?;
+        let before = std::fs::metadata(&controller.recipe.log).map_or(0, |it| it.len());
+        match controller.recipe.start(named).await? {
+            Started::Ready(running) => {
+                controller.running = Some(*running);
+                Ok(Start::Serves)
+            }
+            Started::Ended(status) => {
+                let log = std::fs::read(&controller.recipe.log).context("cannot read its log")?;
+                let said = log.get(usize::try_from(before).unwrap_or(0)..).unwrap_or_default();
+                Ok(Start::Refused(status, String::from_utf8_lossy(said).into_owned()))
+            }
+        }
+    }
+
+    /// Starts a controller again over its folder.
+    ///
+    /// # Errors
+    /// When it does not serve.
+    pub async fn restart_controller(&mut self, id: u64) -> anyhow::Result<()> {
+        match self.try_restart_controller(id).await? {
+            Start::Serves => Ok(()),
+            Start::Refused(status, said) => bail!("controller {id} does not start ({status}): {said}"),
+        }
+    }
+
+    /// How a process ended by itself, if it did. It may be started again then.
+    pub fn ended(&mut self, process: &Process) -> Option<ExitStatus> {
+        let running = self.running_mut(process).ok()?;
+        let (pid, status) = running.as_mut().and_then(|it| Some((it.pid, it.ended()?)))?;
+        *running = None;
+        self.network.forget(pid);
+        self.timeline.saw(format!("{process} ended by itself ({status})"));
+        Some(status)
+    }
+
+    /// Lets a controller run inside another program from its next start on, such as one that enters
+    /// other mounts. That program has to become it: its pid is the controller's.
+    ///
+    /// # Errors
+    /// When there is no such controller.
+    pub fn place_controller(&mut self, id: u64, prefix: Vec<String>) -> anyhow::Result<()> {
+        self.controller_mut(id)?.recipe.prefix = prefix;
+        Ok(())
+    }
+
+    /// The pid of a worker that runs.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn worker_pid(&self, name: &str) -> anyhow::Result<u32> {
+        self.pid(&Process::Worker(name.to_owned()))
+    }
+
+    /// The pids of all processes that run, executors included.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        let controllers = self.controllers.values().filter_map(|it| it.running.as_ref());
+        let workers = self.workers.values().filter_map(|it| it.running.as_ref());
+        let parts: Vec<u32> = controllers.chain(workers).map(|it| it.pid).collect();
+        parts.iter().flat_map(|&pid| [vec![pid], descendants(pid)].concat()).collect()
+    }
+
+    /// kill -9 of everybody but the executors, who have to end with their workers.
+    ///
+    /// # Errors
+    /// When a process does not end.
+    pub async fn kill_everybody(&mut self) -> anyhow::Result<()> {
+        for (_, start) in self.starting.drain(..) {
+            start.abort();
+        }
+        let controllers = self.controllers.values_mut().filter_map(|it| it.running.take());
+        let workers = self.workers.values_mut().filter_map(|it| it.running.take());
+        for running in controllers.chain(workers).collect::<Vec<_>>() {
+            running.kill().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Process {
+    /// As the proxies know it.
+    #[must_use]
+    pub fn party(&self) -> Party {
+        match self {
+            Self::Controller(id) => Party::Controller(*id),
+            Self::Worker(name) => Party::Worker(name.clone()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The cluster is healthy again: every function is ready where it is to be, every controller has what
+//! all have, every gateway serves.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_client::messages;
+
+use crate::load::POKED;
+use crate::report::Check;
+use crate::timeline::seconds;
+
+/// How many times as long as promised a run may take before it fails: this machine is shared, and the
+/// binary may be a debug build. What it took is printed.
+pub const ALLOWANCE: u32 = 5;
+/// The check's name.
+pub const NAME: &str = "nobody is left behind";
+
+/// Judges how long a cluster took until it was healthy again.
+#[must_use]
+pub fn check(found: &Healthy, within: Duration) -> Check {
+    let &Healthy { controllers, functions, workers, took } = found;
+    let limit = within * ALLOWANCE;
+    let detail = format!(
+        "{} and serve, {workers} workers are up, every function is ready; settled in {}, stated {}, fails beyond {}",
+        agreement(controllers, functions),
+        seconds(took),
+        seconds(within),
+        seconds(limit)
+    );
+    let late = (took > limit).then(|| format!("it took {} until all was as it has to be", seconds(took)));
+    Check::of(NAME, detail, late.into_iter().collect())
+}
+
+/// A cluster in which everything is as it has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Healthy {
+    /// How many agree.
+    pub controllers: usize,
+    /// On how many functions.
+    pub functions: usize,
+    /// How many are up.
+    pub workers: usize,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Why an enabled function is not ready, if it is not.
+pub(crate) fn not_ready(function: &messages::Function) -> Option<String> {
+    let ready = |it: &&messages::Condition| it.r#type == "Ready";
+    let condition = function.conditions.iter().find(ready)?;
+    let name = || function.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default();
+    (function.enabled && condition.status() != messages::ConditionStatus::True)
+        .then(|| format!("{}: {} ({})", name(), condition.reason, condition.message))
+}
+
+/// Whether the nodes together have the placements that the functions ask for.
+pub(crate) fn misplaced(functions: &[messages::Function], nodes: &[messages::Node]) -> Option<String> {
+    let replicas = |it: &messages::Function| it.spec.as_ref().map_or(0, |spec| spec.replicas.max(1));
+    let wanted: u32 = functions.iter().filter(|it| it.enabled).map(replicas).sum();
+    let placed: u32 = nodes.iter().map(|node| node.placements).sum();
+    (placed != wanted).then(|| format!("{placed} placements instead of {wanted}"))
+}
+
+/// What controllers have to agree on of a function.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    generation: u64,
+    resource_version: u64,
+    enabled: bool,
+    /// The model file of the latest revision.
+    digest: String,
+}
+
+impl Known {
+    fn of(function: &messages::Function) -> Self {
+        let latest = function.revisions.iter().find(|it| it.number == function.generation);
+        let artifact = latest.and_then(|it| it.artifact.as_ref());
+        Self {
+            generation: function.generation,
+            resource_version: function.resource_version,
+            enabled: function.enabled,
+            digest: artifact.map(|it| it.digest.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Every function but the one that is poked: such a write may come into force late.
+pub(crate) fn known(functions: &[messages::Function]) -> BTreeMap<String, Known> {
+    let name = |it: &messages::Function| it.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default();
+    let judged = functions.iter().filter(|it| name(it) != POKED);
+    judged.map(|it| (name(it), Known::of(it))).collect()
+}
+
+fn agreement(controllers: usize, functions: usize) -> String {
+    match (controllers, functions) {
+        (1, 1) => "1 controller has its 1 function".to_owned(),
+        (1, functions) => format!("1 controller has all {functions} functions"),
+        (controllers, 1) => format!("{controllers} controllers agree on 1 function"),
+        (controllers, functions) => format!("{controllers} controllers agree on {functions} functions"),
+    }
+}
+
+/// Where a controller has another state than all.
+pub(crate) fn difference(own: &BTreeMap<String, Known>, all: &BTreeMap<String, Known>) -> String {
+    let keys = own.keys().chain(all.keys()).find(|&key| own.get(key) != all.get(key));
+    keys.map(|key| format!("{key} is {:?} here and {:?} for all", own.get(key), all.get(key)))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Verdict;
+
+    #[test]
+    fn what_controllers_agree_on_is_said_of_one_and_of_many() {
+        assert_eq!(agreement(1, 1), "1 controller has its 1 function");
+        assert_eq!(agreement(1, 2), "1 controller has all 2 functions");
+        assert_eq!(agreement(3, 1), "3 controllers agree on 1 function");
+        assert_eq!(agreement(3, 12), "3 controllers agree on 12 functions");
+    }
+
+    #[test]
+    fn a_cluster_that_settles_late_fails_beyond_the_allowance() {
+        let settled = |seconds| {
+            let took = Duration::from_secs(seconds);
+            check(&Healthy { controllers: 3, functions: 2, workers: 2, took }, Duration::from_secs(2)).verdict
+        };
+        assert_eq!(settled(10), Verdict::Pass);
+        assert_eq!(settled(11), Verdict::Fail);
+    }
+}

@@ -1,0 +1,165 @@
+//! The plots of one run, as SVG to be set into a page: how long requests took and how they ended,
+//! over time, with a line at each fault.
+
+use std::error::Error;
+
+use anyhow::anyhow;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::{Report, Second};
+use crate::timeline::Kind;
+
+/// What a curve is called, how it is drawn, and its value in a second.
+type Curve<T> = (&'static str, RGBColor, fn(&Second) -> T);
+
+const SIZE: (u32, u32) = (1060, 260);
+const MARGIN: u32 = 8;
+const X_LABELS: u32 = 34;
+/// The same for both plots, so that a moment is above itself.
+const Y_LABELS: u32 = 72;
+const FONT: (&str, u32) = ("sans-serif", 13);
+
+const FAULT: RGBColor = RGBColor(214, 60, 60);
+const MEDIAN: RGBColor = RGBColor(33, 102, 172);
+const P99: RGBColor = RGBColor(230, 145, 20);
+const SLOWEST: RGBColor = RGBColor(150, 150, 160);
+const ANSWERED: RGBColor = RGBColor(120, 180, 140);
+const RETRIED: RGBColor = RGBColor(230, 165, 40);
+const LOST: RGBColor = RGBColor(190, 20, 40);
+const GRID: RGBColor = RGBColor(232, 232, 236);
+
+/// The least that a plot of latencies shows, in milliseconds: where every request is faster, its
+/// logarithmic axis begins here all the same.
+const LATENCY_MIN_MS: f64 = 1.0;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn Error>>;
+
+/// How long requests took, by when they ended.
+pub(super) fn latency(report: &Report) -> anyhow::Result<String> {
+    draw(|area| draw_latency(area, report))
+}
+
+/// How many requests ended in each second, and how.
+pub(super) fn outcomes(report: &Report) -> anyhow::Result<String> {
+    draw(|area| draw_outcomes(area, report))
+}
+
+fn draw(carry_out: impl FnOnce(&Area<'_>) -> Drawn) -> anyhow::Result<String> {
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+    carry_out(&area).map_err(|error| anyhow!("a plot cannot be drawn: {error}"))?;
+    drop(area);
+    Ok(svg)
+}
+
+fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
+    let busy: Vec<Second> = report.requests.seconds.iter().copied().filter(|it| it.ended() > 0).collect();
+    let most = busy.iter().map(|it| it.max_ms).fold(LATENCY_MIN_MS * 10.0, f64::max) * 1.2;
+    let mut chart = ChartBuilder::on(area)
+        .margin(MARGIN)
+        .x_label_area_size(X_LABELS)
+        .y_label_area_size(Y_LABELS)
+        .build_cartesian_2d(begin(report)..end(report), (LATENCY_MIN_MS..most).log_scale())?;
+    chart
+        .configure_mesh()
+        .label_style(FONT)
+        .x_label_formatter(&|at| format!("{at:.0}"))
+        .axis_style(GRID)
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .y_desc("ms, from the first try")
+        .y_label_formatter(&|ms| format!("{ms:.0}"))
+        .draw()?;
+    let faults = faults(report);
+    chart.draw_series(faults.iter().map(|&at| line(at, LATENCY_MIN_MS, most)))?;
+    let lines: [Curve<f64>; 3] =
+        [("slowest", SLOWEST, |it| it.max_ms), ("p99", P99, |it| it.p99_ms), ("p50", MEDIAN, |it| it.p50_ms)];
+    for (name, colour, of) in lines {
+        let points = busy.iter().map(|it| (it.at as f64 + 0.5, of(it).max(LATENCY_MIN_MS)));
+        chart
+            .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    legend(&mut chart)?;
+    Ok(area.present()?)
+}
+
+fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
+    let seconds = &report.requests.seconds;
+    let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * 1.1;
+    let mut chart = ChartBuilder::on(area)
+        .margin(MARGIN)
+        .x_label_area_size(X_LABELS)
+        .y_label_area_size(Y_LABELS)
+        .build_cartesian_2d(begin(report)..end(report), 0.0..most)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .label_style(FONT)
+        .x_label_formatter(&|at| format!("{at:.0}"))
+        .axis_style(GRID)
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .x_desc("seconds")
+        .y_desc("requests a second")
+        .y_label_formatter(&|count| format!("{count:.0}"))
+        .draw()?;
+    // Each over those named before it.
+    let parts: [Curve<(u64, u64)>; 3] = [
+        ("answered", ANSWERED, |it| (0, it.answered - it.retried)),
+        ("answered after another try", RETRIED, |it| (it.answered - it.retried, it.answered)),
+        ("lost or wrong", LOST, |it| (it.answered, it.ended())),
+    ];
+    for (name, colour, of) in parts {
+        let bars = seconds.iter().filter_map(|it| {
+            let (from, to) = of(it);
+            let (left, right) = (it.at as f64 + 0.05, it.at as f64 + 0.95);
+            (to > from).then(|| Rectangle::new([(left, from as f64), (right, to as f64)], colour.filled()))
+        });
+        chart
+            .draw_series(bars)?
+            .label(name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+    }
+    chart.draw_series(faults(report).iter().map(|&at| line(at, 0.0, most)))?;
+    legend(&mut chart)?;
+    Ok(area.present()?)
+}
+
+fn legend<'a, 'b: 'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>) -> Drawn
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .label_font(FONT)
+        .background_style(WHITE.mix(0.8))
+        .border_style(GRID)
+        .draw()?;
+    Ok(())
+}
+
+fn line(at: f64, from: f64, to: f64) -> PathElement<(f64, f64)> {
+    PathElement::new([(at, from), (at, to)], FAULT.mix(0.55).stroke_width(1))
+}
+
+fn faults(report: &Report) -> Vec<f64> {
+    let faults = report.timeline.iter().filter(|event| event.kind == Kind::Fault);
+    faults.map(|event| event.at.as_secs_f64()).collect()
+}
+
+/// Where both plots begin: with the first request, since a cluster takes a while to start.
+fn begin(report: &Report) -> f64 {
+    report.requests.seconds.first().map_or(0.0, |it| it.at as f64)
+}
+
+/// Where both plots end: with the last request, or the last fault.
+fn end(report: &Report) -> f64 {
+    let last = report.requests.seconds.last().map_or(1.0, |it| it.at as f64 + 1.0);
+    faults(report).into_iter().fold(last, f64::max)
+}

@@ -1,0 +1,85 @@
+//! Where the reports of some runs go as files.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::{Report, html, junit};
+
+/// What CI servers read.
+const JUNIT: &str = "junit.xml";
+/// What people read. One file: styles and plots are in it.
+const HTML: &str = "report.html";
+
+/// A folder of report files. They are written anew after each run, so that what was found is there
+/// whatever ends the harness.
+#[derive(Debug)]
+pub struct Folder {
+    dir: PathBuf,
+    reports: Vec<Report>,
+}
+
+impl Folder {
+    /// A folder without a report, made if need be: before anything is started.
+    ///
+    /// # Errors
+    /// When it cannot be written to.
+    pub fn begin(dir: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let folder = Self { dir: dir.to_owned(), reports: Vec::new() };
+        folder.write()?;
+        Ok(folder)
+    }
+
+    /// Adds a run.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn add(&mut self, report: Report) -> anyhow::Result<()> {
+        self.reports.push(report);
+        self.write()
+    }
+
+    /// The file to open in a browser.
+    #[must_use]
+    pub fn page(&self) -> PathBuf {
+        self.dir.join(HTML)
+    }
+
+    fn write(&self) -> anyhow::Result<()> {
+        self.put(JUNIT, &junit::render(&self.reports)?)?;
+        self.put(HTML, &html::render(&self.reports)?)
+    }
+
+    fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.dir.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::failed;
+
+    #[test]
+    fn every_run_so_far_is_in_both_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("new");
+        let mut folder = Folder::begin(&at).unwrap();
+        let other = Report { scenario: "worker-kill".into(), ..failed(Vec::new()) };
+        for report in [failed(Vec::new()), other] {
+            folder.add(report).unwrap();
+        }
+        for name in [JUNIT, HTML] {
+            let text = std::fs::read_to_string(at.join(name)).unwrap();
+            assert!(text.contains("leader-kill") && text.contains("worker-kill"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_said_at_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(Folder::begin(&file.path().join("under")).unwrap_err().to_string().contains("cannot make"));
+    }
+}

@@ -1,0 +1,207 @@
+//! The reports of some runs as one page for a browser, with nothing to fetch: a summary, and of each
+//! run its plots, its checks and its timeline.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{Check, EVIDENCE_LINES, Report, Verdict, chart};
+use crate::timeline::{Event, Kind, seconds};
+
+/// Events of one run shown: a long storm has thousands.
+const EVENTS_MAX: usize = 2_000;
+const STYLE: &str = include_str!("report.css");
+
+pub(super) fn render(reports: &[Report]) -> anyhow::Result<String> {
+    let runs = reports.iter().enumerate().map(|(at, report)| run(at, report));
+    let runs = runs.collect::<anyhow::Result<Vec<_>>>()?;
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width";
+                title { "millrace-chaos: " (heading(reports)) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    h1 { "Chaos report" }
+                    p { (heading(reports)) }
+                }
+                main {
+                    (summary(reports))
+                    @for run in &runs { (run) }
+                }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+fn heading(reports: &[Report]) -> String {
+    let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
+    let (passed, failed) = (count(Verdict::Pass), count(Verdict::Fail));
+    let skipped = match count(Verdict::Skipped) {
+        0 => String::new(),
+        skipped => format!(", {skipped} skipped"),
+    };
+    format!("{passed} passed, {failed} failed{skipped}")
+}
+
+fn summary(reports: &[Report]) -> Markup {
+    html! {
+        section {
+            h2 { "Runs" }
+            table .summary {
+                thead {
+                    tr {
+                        th { "verdict" } th { "scenario" } th .number { "seed" } th .number { "took" }
+                        th .number { "faults" } th .number { "requests" } th .number { "tried again" }
+                        th .number { "lost or wrong" } th .number { "p50" } th .number { "p99" }
+                        th .number { "slowest" }
+                    }
+                }
+                tbody {
+                    @for (at, report) in reports.iter().enumerate() {
+                        @let total = &report.requests.total;
+                        tr {
+                            td { (pill(report.verdict)) }
+                            td { a href=(format!("#run-{at}")) { (report.scenario) } }
+                            td .number { (report.seed) }
+                            td .number { (format!("{:.0} s", report.took.as_secs_f64())) }
+                            td .number { (report.faults()) }
+                            td .number { (total.ended()) }
+                            td .number { (total.retried) }
+                            td .number .bad[total.lost > 0] { (total.lost) }
+                            td .number { (millis(total.p50_ms)) }
+                            td .number { (millis(total.p99_ms)) }
+                            td .number { (millis(total.max_ms)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn run(at: usize, report: &Report) -> anyhow::Result<Markup> {
+    let plots = match report.requests.seconds.is_empty() {
+        true => html! {},
+        false => html! {
+            h3 { "How long requests took" span .note { "each red line is a fault" } }
+            figure { (PreEscaped(chart::latency(report)?)) }
+            h3 { "How requests ended" }
+            figure { (PreEscaped(chart::outcomes(report)?)) }
+        },
+    };
+    Ok(html! {
+        section id=(format!("run-{at}")) {
+            h2 { (report.scenario) " " (pill(report.verdict)) }
+            p { (report.about) "." }
+            @if let Some(reason) = &report.reason { p .reason { (reason) } }
+            p { "Again: " code { (report.again) } }
+            @if let Some(kept) = &report.kept { p { "Logs: " code { (kept) } } }
+            @if !report.checks.is_empty() { (checks(&report.checks)) }
+            (plots)
+            @if !report.timeline.is_empty() { (timeline(&report.timeline)) }
+        }
+    })
+}
+
+fn checks(checks: &[Check]) -> Markup {
+    html! {
+        h3 { "Checks" }
+        table {
+            tbody {
+                @for Check { name, verdict, detail, evidence } in checks {
+                    tr {
+                        td { (pill(*verdict)) }
+                        td .promise { (name) }
+                        td {
+                            (detail)
+                            @if !evidence.is_empty() {
+                                details open { summary { "what shows it" } (lines(evidence)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn lines(evidence: &[String]) -> Markup {
+    let more = evidence.len().saturating_sub(EVIDENCE_LINES);
+    html! {
+        pre {
+            @for line in evidence.iter().take(EVIDENCE_LINES) { (line) "\n" }
+            @if more > 0 { "and " (more) " lines more" }
+        }
+    }
+}
+
+fn timeline(events: &[Event]) -> Markup {
+    let more = events.len().saturating_sub(EVENTS_MAX);
+    html! {
+        details {
+            summary { "Timeline, " (events.len()) " events" }
+            table .timeline {
+                tbody {
+                    @for Event { at, kind, what } in events.iter().take(EVENTS_MAX) {
+                        tr class=(class(*kind)) {
+                            td .number { (seconds(*at)) }
+                            td { (what) }
+                        }
+                    }
+                }
+            }
+            @if more > 0 { p { "and " (more) " events more" } }
+        }
+    }
+}
+
+fn class(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Fault => "fault",
+        Kind::Did => "did",
+        Kind::Saw => "saw",
+    }
+}
+
+fn pill(verdict: Verdict) -> Markup {
+    let class = match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "fail",
+        Verdict::Skipped => "skipped",
+    };
+    html! { span class=(format!("pill {class}")) { (verdict.to_string()) } }
+}
+
+fn millis(ms: f64) -> String {
+    if ms >= 1e3 { format!("{:.2} s", ms / 1e3) } else { format!("{ms:.1} ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::failed;
+    use crate::report::{Second, Series};
+
+    #[test]
+    fn a_page_fetches_nothing_and_escapes_what_it_shows() {
+        let page = render(&[failed(vec!["<script>1</script>".into()])]).unwrap();
+        assert!(page.contains("&lt;script&gt;1"), "{page}");
+        assert!(page.contains("0 passed, 1 failed"), "{page}");
+        for outside in ["src=", "href=\"http", "@import", "url("] {
+            assert!(!page.contains(outside), "{outside} in {page}");
+        }
+    }
+
+    #[test]
+    fn a_run_with_requests_has_both_plots() {
+        let second =
+            Second { at: 1, answered: 5, p50_ms: 3.0, p99_ms: 9.0, max_ms: 9.0, ..Second::default() };
+        let requests = Series { seconds: vec![second], total: second };
+        let page = render(&[Report { requests, ..failed(Vec::new()) }]).unwrap();
+        assert_eq!(page.matches("<svg").count(), 2, "{page}");
+    }
+}

@@ -1,0 +1,121 @@
+//! What became of requests, second by second: what a plot shows. Pure.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::oracle::requests::{Ended, Request};
+
+/// One second of a run: the requests that ended in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Second {
+    /// Since the timeline began.
+    pub at: u64,
+    /// Answered right.
+    pub answered: u64,
+    /// Of those, after their client was told to try again.
+    pub retried: u64,
+    /// Refused for good, given up, or answered wrong.
+    pub lost: u64,
+    /// How long they took in milliseconds, from the first try to the end: the median.
+    pub p50_ms: f64,
+    /// The 99th of a hundred.
+    pub p99_ms: f64,
+    /// The slowest.
+    pub max_ms: f64,
+}
+
+/// All requests of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Series {
+    /// From the first second to the last in which one ended, those without any included.
+    pub seconds: Vec<Second>,
+    /// All of them as one.
+    pub total: Second,
+}
+
+impl Series {
+    /// Sorts requests into seconds.
+    #[must_use]
+    pub fn of(requests: &[Request]) -> Self {
+        let mut by_second: Vec<Vec<&Request>> = Vec::new();
+        for request in requests {
+            // A run lasts hours at most.
+            let at = usize::try_from(request.ended.as_secs()).unwrap_or(usize::MAX - 1);
+            if by_second.len() <= at {
+                by_second.resize(at + 1, Vec::new());
+            }
+            by_second[at].push(request);
+        }
+        let first = by_second.iter().position(|ended| !ended.is_empty()).unwrap_or_default();
+        let seconds = (0..).zip(&by_second).skip(first).map(|(at, ended)| Second::of(at, ended)).collect();
+        Self { seconds, total: Second::of(0, &requests.iter().collect::<Vec<_>>()) }
+    }
+}
+
+impl Second {
+    fn of(at: u64, ended: &[&Request]) -> Self {
+        let count = |which: fn(&Request) -> bool| ended.iter().filter(|it| which(it)).count() as u64;
+        let right = |request: &Request| request.how == Ended::Right;
+        let mut took: Vec<Duration> = ended.iter().map(|it| it.ended - it.begun).collect();
+        took.sort_unstable();
+        let at_hundredth = |hundredth: usize| {
+            let index = (took.len() * hundredth).div_ceil(100).saturating_sub(1);
+            took.get(index).map_or(0.0, |took| took.as_secs_f64() * 1e3)
+        };
+        Self {
+            at,
+            answered: count(right),
+            retried: count(|it| it.how == Ended::Right && !it.retried.is_empty()),
+            lost: count(|it| it.how != Ended::Right),
+            p50_ms: at_hundredth(50),
+            p99_ms: at_hundredth(99),
+            max_ms: at_hundredth(100),
+        }
+    }
+
+    /// How many ended.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.answered + self.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(begun_ms: u64, ended_ms: u64, how: Ended) -> Request {
+        let at = Duration::from_millis;
+        let (id, function) = ("r".to_owned(), "f".to_owned());
+        Request { id, function, begun: at(begun_ms), ended: at(ended_ms), retried: Vec::new(), how }
+    }
+
+    #[test]
+    fn requests_count_in_the_second_in_which_they_ended() {
+        let again = Request { retried: vec!["NO_WORKER: none".into()], ..request(1500, 3100, Ended::Right) };
+        let requests =
+            [request(1000, 1010, Ended::Right), request(1000, 1030, Ended::GivenUp("late".into())), again];
+        let Series { seconds, total } = Series::of(&requests);
+        assert_eq!(seconds.iter().map(|it| it.at).collect::<Vec<_>>(), [1, 2, 3]);
+        let first = Second {
+            at: 1,
+            answered: 1,
+            lost: 1,
+            p50_ms: 10.0,
+            p99_ms: 30.0,
+            max_ms: 30.0,
+            ..Second::default()
+        };
+        assert_eq!(seconds[0], first);
+        assert_eq!(seconds[1], Second { at: 2, ..Second::default() });
+        assert_eq!((seconds[2].answered, seconds[2].retried, seconds[2].max_ms), (1, 1, 1600.0));
+        assert_eq!((total.ended(), total.lost, total.max_ms), (3, 1, 1600.0));
+    }
+
+    #[test]
+    fn no_request_is_no_second() {
+        assert_eq!(Series::of(&[]), Series::default());
+    }
+}

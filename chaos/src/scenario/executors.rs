@@ -1,0 +1,157 @@
+//! Executor processes, whether one has a whole GPU or each model one of its own: chosen, killed, and
+//! waited for.
+
+use anyhow::Context as _;
+use millrace_client::messages::{Gpu, Node};
+use rand::seq::IndexedRandom as _;
+use rustix::process::Signal;
+
+use super::stage::Stage;
+use crate::cluster::{descendants, is_alive, signal, until};
+use crate::timeline::seconds;
+
+/// An executor that is about to be killed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Victim {
+    pid: u32,
+    /// Its GPU, by node and index, where the cluster told it.
+    place: Option<(String, u32)>,
+    /// What the cluster says that it is for.
+    role: String,
+    /// The functions whose model is its own; none where it has a GPU's.
+    functions: Vec<String>,
+}
+
+impl Victim {
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(super) fn role(&self) -> &str {
+        &self.role
+    }
+}
+
+impl Stage {
+    /// One of the executors that run, by the seed. In isolation they come and go with their models, so
+    /// that a pid which the cluster told may be another's by now: only children of a worker count.
+    pub(super) async fn an_executor(&mut self) -> anyhow::Result<Victim> {
+        let mut running = Vec::new();
+        until("an executor runs", async || {
+            let workers = self.cluster.worker_names();
+            let workers = workers.iter().filter_map(|name| self.cluster.worker_pid(name).ok());
+            running = workers.flat_map(descendants).filter(|&pid| is_alive(pid)).collect();
+            running.is_empty().then(|| "no worker has one".to_owned())
+        })
+        .await?;
+        let pid = running.choose(&mut self.rng).copied().context("one runs")?;
+        Ok(victim(&self.cluster.admin()?.nodes().await?, pid))
+    }
+
+    /// kill -9 of an executor.
+    pub(super) fn kill_executor(&self, victim: &Victim) -> anyhow::Result<()> {
+        let Victim { pid, role, .. } = victim;
+        self.timeline.fault(format!("kill -9 of the executor {role} (pid {pid})"));
+        signal(*pid, Signal::KILL)
+    }
+
+    /// Waits until every GPU is up without an executor that was killed, and what was its own is served
+    /// again. In isolation the process of a model is started when somebody asks for it.
+    pub(super) async fn executor_back(&self, victim: &Victim) -> anyhow::Result<()> {
+        let begun = self.timeline.now();
+        let admin = self.cluster.admin()?;
+        until(&format!("the executor {} is back", victim.role), async || match admin.nodes().await {
+            Ok(nodes) => not_back(&nodes, victim),
+            Err(error) => Some(error.to_string()),
+        })
+        .await?;
+        for function in self.targets.names().filter(|&it| victim.functions.iter().any(|own| own == it)) {
+            self.served_again(function).await?;
+        }
+        let took = seconds(self.timeline.now() - begun);
+        self.timeline.saw(format!("the executor {} is back, {took} after the fault", victim.role));
+        Ok(())
+    }
+}
+
+/// What the cluster says of a process.
+fn victim(nodes: &[Node], pid: u32) -> Victim {
+    for node in nodes {
+        for gpu in &node.gpus {
+            let role = format!("of GPU {} of {}", gpu.index, node.name);
+            let place = Some((node.name.clone(), gpu.index));
+            if gpu.executor_pid == pid {
+                return Victim { pid, place, role, functions: Vec::new() };
+            }
+            let own = gpu.models.iter().find(|model| model.executor_pid == pid);
+            let functions: Vec<_> =
+                own.iter().flat_map(|model| &model.functions).map(|it| name(it).to_owned()).collect();
+            if !functions.is_empty() {
+                let role = format!("of {} {role}", functions.join(", "));
+                return Victim { pid, place, role, functions };
+            }
+            if gpu.executor_pids.contains(&pid) {
+                return Victim { pid, place, role: format!("of a model {role}"), functions };
+            }
+        }
+    }
+    Victim { pid, place: None, role: "of a model".to_owned(), functions: Vec::new() }
+}
+
+/// The name in `tenant/name@revision`.
+fn name(revision: &str) -> &str {
+    let key = revision.split_once('@').map_or(revision, |(key, _)| key);
+    key.rsplit_once('/').map_or(key, |(_, name)| name)
+}
+
+/// Why an executor does not count as replaced: its GPU is not up, or some GPU still names it.
+pub(super) fn not_back(nodes: &[Node], victim: &Victim) -> Option<String> {
+    let not_back = |node: &Node, gpu: &Gpu| {
+        let is_its =
+            victim.place.as_ref().is_none_or(|(name, index)| (name, index) == (&node.name, &gpu.index));
+        let named = gpu.executor_pid == victim.pid || gpu.executor_pids.contains(&victim.pid);
+        (is_its && gpu.health != "Up" || named)
+            .then(|| format!("GPU {} of {}: {}, {:?}", gpu.index, node.name, gpu.health, gpu.executor_pids))
+    };
+    nodes.iter().find_map(|node| node.gpus.iter().find_map(|gpu| not_back(node, gpu)))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_client::messages::ResidentModel;
+
+    use super::*;
+
+    fn node(gpu: Gpu) -> [Node; 1] {
+        [Node { name: "w".into(), gpus: vec![gpu], ..Default::default() }]
+    }
+
+    #[test]
+    fn an_executor_is_a_gpus_or_a_models() {
+        let shared = node(Gpu { executor_pid: 7, executor_pids: vec![7], ..Default::default() });
+        assert_eq!(victim(&shared, 7).role, "of GPU 0 of w");
+        let model =
+            ResidentModel { functions: vec!["default/f@2".into()], executor_pid: 8, ..Default::default() };
+        let own = node(Gpu { executor_pids: vec![8, 9], models: vec![model], ..Default::default() });
+        let found = victim(&own, 8);
+        assert_eq!((found.role.as_str(), found.functions), ("of f of GPU 0 of w", vec!["f".to_owned()]));
+        assert_eq!(victim(&own, 9).role, "of a model of GPU 0 of w");
+        assert_eq!(victim(&own, 10).role, "of a model");
+    }
+
+    #[test]
+    fn a_gpu_is_back_once_it_is_up_and_names_the_dead_process_no_more() {
+        let gpu = |index, health: &str, pids: &[u32]| Gpu {
+            index,
+            health: health.into(),
+            executor_pids: pids.to_vec(),
+            ..Default::default()
+        };
+        let killed = victim(&node(gpu(0, "Up", &[7])), 7);
+        assert!(not_back(&node(gpu(0, "Up", &[7])), &killed).is_some());
+        assert!(not_back(&node(gpu(0, "Restarting", &[])), &killed).is_some());
+        assert_eq!(not_back(&node(gpu(0, "Up", &[8])), &killed), None);
+        assert_eq!(not_back(&node(gpu(0, "Up", &[])), &killed), None);
+        assert_eq!(not_back(&node(gpu(1, "Restarting", &[8])), &killed), None, "another GPU");
+    }
+}

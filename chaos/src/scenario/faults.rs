@@ -1,0 +1,242 @@
+//! Carries out the faults that a file names, and undoes them.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rand::Rng as _;
+use rand::seq::IndexedRandom as _;
+
+use super::spec::{Cut, DeviceFault, Direction, Fault, Jump, Side, Slow, Stall, Who};
+use super::stage::Stage;
+use crate::cluster::Process;
+use crate::proxy::{Mend, Party, Slowness};
+
+/// Longer than any scenario takes: a stall ends when it is repaired.
+const STALL_LASTS: Duration = Duration::from_secs(600);
+
+/// What undoes a fault, in the order in which several are undone: who hangs or is cut off answers
+/// nobody.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Undo {
+    /// A process that was stopped goes on, if it is still there.
+    Continue(u32),
+    /// Every link is as it should be.
+    Mend,
+    /// A process that was ended is started again over its folder.
+    Start(Process),
+    /// A worker gets memory again, or is started again where it has ended.
+    Feed(String),
+    /// The machine of a controller is well again.
+    Clear(u64),
+}
+
+impl Stage {
+    /// Breaks something, and says what undoes it, where that is not done by itself.
+    pub(super) async fn inflict(&mut self, fault: &Fault) -> anyhow::Result<Vec<Undo>> {
+        self.latest.leader = None;
+        match *fault {
+            Fault::Kill(Who::Executor) => {
+                let victim = self.an_executor().await?;
+                self.kill_executor(&victim)?;
+                self.latest.victims.push(victim);
+                Ok(Vec::new())
+            }
+            Fault::Kill(Who::EveryController) => {
+                self.breaks_connections();
+                let ids = self.cluster.controller_ids();
+                self.cluster.kill_all_controllers().await?;
+                Ok(ids.into_iter().map(|id| Undo::Start(Process::Controller(id))).collect())
+            }
+            Fault::Kill(who) => {
+                let (process, role) = self.chosen(who).await?;
+                self.loses(&process);
+                self.cluster.kill(&process, &role).await?;
+                Ok(vec![Undo::Start(process)])
+            }
+            Fault::Stop(who) => self.stop(who).await,
+            Fault::Restart(who) => {
+                let (process, role) = self.chosen(who).await?;
+                self.loses(&process);
+                self.cluster.end(&process, &role).await?;
+                self.cluster.begin_start(&process)?;
+                Ok(Vec::new())
+            }
+            Fault::Starve(who) => {
+                let (process, _) = self.chosen(who).await?;
+                self.loses(&process);
+                let Process::Worker(name) = process else { return Ok(Vec::new()) };
+                self.cluster.starve_worker(&name)?;
+                Ok(vec![Undo::Feed(name)])
+            }
+            Fault::Cut(cut) => self.cut(cut).await,
+            Fault::Slow(slow) => Ok(self.slow_links(slow)),
+            Fault::StallDisk(Stall { who, each_sync }) => {
+                let id = self.controller(who).await?;
+                let each_sync = each_sync.draw(&mut self.rng);
+                self.cluster.stall_disk(id, each_sync, STALL_LASTS).await?;
+                Ok(vec![Undo::Clear(id)])
+            }
+            Fault::MoveClock(Jump { who, by, direction }) => {
+                let id = self.controller(who).await?;
+                let by = i64::try_from(by.draw(&mut self.rng).as_millis()).context("a jump of years")?;
+                let back = match direction {
+                    Direction::Ahead => false,
+                    Direction::Back => true,
+                    Direction::Either => self.rng.random(),
+                };
+                self.cluster.move_clock(id, if back { -by } else { by }).await?;
+                Ok(vec![Undo::Clear(id)])
+            }
+            Fault::Device(fault) => self.fail_device(fault).await.map(|()| Vec::new()),
+        }
+    }
+
+    async fn stop(&mut self, who: Who) -> anyhow::Result<Vec<Undo>> {
+        let (pid, what) = match who {
+            Who::Executor => {
+                let victim = self.an_executor().await?;
+                (victim.pid(), format!("the executor {}", victim.role()))
+            }
+            who => {
+                let (process, role) = self.chosen(who).await?;
+                self.loses(&process);
+                (self.cluster.pid(&process)?, format!("{process}{role}"))
+            }
+        };
+        self.timeline.fault(format!("stopped {what} (SIGSTOP, pid {pid})"));
+        crate::cluster::signal(pid, rustix::process::Signal::STOP)?;
+        Ok(vec![Undo::Continue(pid)])
+    }
+
+    async fn cut(&mut self, Cut { who, from, way }: Cut) -> anyhow::Result<Vec<Undo>> {
+        let (process, role) = self.chosen(who).await?;
+        self.loses(&process);
+        let one = process.party();
+        let (beyond, whom) = match from {
+            Side::Controllers => (self.controllers(), "the controllers"),
+            Side::Workers => (self.workers(), "the workers"),
+            Side::Everybody => ([self.controllers(), self.workers()].concat(), "everybody"),
+        };
+        let beyond: Vec<Party> = beyond.into_iter().filter(|other| *other != one).collect();
+        self.timeline.fault(format!("cut {process}{role} from {whom}, {way}"));
+        self.cluster.network.cut(&[one], &beyond, way);
+        Ok(vec![Undo::Mend])
+    }
+
+    fn slow_links(&mut self, Slow { delay, loss_permille, bandwidth }: Slow) -> Vec<Undo> {
+        self.breaks_connections();
+        let bytes_per_second = bandwidth.and_then(|size| std::num::NonZeroU64::new(size.0));
+        let slowness = Slowness { delay: delay.draw(&mut self.rng), loss_permille, bytes_per_second };
+        let all = [self.controllers(), self.workers()].concat();
+        self.timeline.fault(format!("made every link slow: {slowness}"));
+        self.cluster.network.slow(&all, slowness);
+        vec![Undo::Mend]
+    }
+
+    async fn fail_device(&mut self, fault: DeviceFault) -> anyhow::Result<()> {
+        let (Process::Worker(name), _) = self.chosen(Who::AnyWorker).await? else { return Ok(()) };
+        let nodes = self.cluster.admin()?.nodes().await?;
+        let node = nodes.iter().find(|node| node.name == name).context("the worker is a node")?;
+        let gpu = node.gpus.choose(&mut self.rng).context("a worker has a GPU")?.index;
+        self.cluster.fail_device(&name, gpu, fault.into()).await
+    }
+
+    /// Undoes faults. What is started again is waited for later: a controller is not ready before a
+    /// majority is there.
+    pub(super) async fn undo(&mut self, undos: Vec<Undo>) -> anyhow::Result<()> {
+        for undo in undos {
+            match undo {
+                Undo::Start(process) => self.cluster.begin_start(&process)?,
+                Undo::Continue(pid) => {
+                    self.timeline.did(format!("process {pid} goes on (SIGCONT)"));
+                    crate::cluster::signal(pid, rustix::process::Signal::CONT)?;
+                }
+                Undo::Feed(name) => self.cluster.feed_worker(&name)?,
+                Undo::Mend => self.mend(),
+                // The faults of a machine end with its process.
+                Undo::Clear(id) if !self.cluster.running_controllers().contains(&id) => {}
+                Undo::Clear(id) => self.cluster.clear_faults(id).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Mends every link: what waited goes on, or breaks, by the seed.
+    pub(super) fn mend(&mut self) {
+        let (how, what) = match self.rng.random() {
+            true => (Mend::Resume, "what waited goes on"),
+            false => (Mend::Reset, "what waited is reset"),
+        };
+        self.breaks_connections();
+        self.timeline.did(format!("mended every link: {what}"));
+        self.cluster.network.mend(how);
+    }
+
+    /// One that runs, by the seed, and what it is.
+    async fn chosen(&mut self, who: Who) -> anyhow::Result<(Process, String)> {
+        Ok(match who {
+            Who::AnyWorker => {
+                let names = self.cluster.running_workers();
+                let name = names.choose(&mut self.rng).context("no worker runs")?;
+                (Process::Worker(name.clone()), String::new())
+            }
+            Who::Worker(number) => (Process::Worker(format!("worker-{number}")), String::new()),
+            who => {
+                let id = self.controller(who).await?;
+                let leads = self.latest.leader == Some(id);
+                let role = if leads { ", which leads" } else { "" };
+                (Process::Controller(id), role.to_owned())
+            }
+        })
+    }
+
+    async fn controller(&mut self, who: Who) -> anyhow::Result<u64> {
+        let leader = self.cluster.leader().await?;
+        self.latest.leader = Some(leader);
+        let running = self.cluster.running_controllers();
+        let chosen = match who {
+            Who::Leader => Some(leader),
+            Who::Controller(id) => Some(id),
+            Who::Follower => {
+                let followers: Vec<u64> = running.into_iter().filter(|&id| id != leader).collect();
+                followers.choose(&mut self.rng).copied()
+            }
+            _ => running.choose(&mut self.rng).copied(),
+        };
+        chosen.context("no such controller runs")
+    }
+
+    /// What a fault of a process means for bills, and which worker it was about.
+    fn loses(&mut self, process: &Process) {
+        self.breaks_connections();
+        if let Process::Worker(name) = process {
+            self.latest.worker = Some(name.clone());
+            self.account.lost.push(self.timeline.now());
+        }
+    }
+
+    pub(super) fn breaks_connections(&mut self) {
+        self.account.broke.push(self.timeline.now());
+    }
+
+    pub(super) fn controllers(&self) -> Vec<Party> {
+        self.cluster.controller_ids().into_iter().map(Party::Controller).collect()
+    }
+
+    pub(super) fn workers(&self) -> Vec<Party> {
+        self.cluster.worker_names().into_iter().map(Party::Worker).collect()
+    }
+}
+
+impl From<DeviceFault> for millrace_proto::executor::Fault {
+    fn from(fault: DeviceFault) -> Self {
+        match fault {
+            DeviceFault::FailedCopy => Self::FailNextCopy,
+            DeviceFault::FailedMap => Self::FailNextMap,
+            DeviceFault::Xid => Self::Xid,
+            DeviceFault::OffTheBus => Self::OffTheBus,
+            DeviceFault::OutOfMemory => Self::OutOfMemory,
+            DeviceFault::AbortOnRun => Self::AbortOnRun,
+        }
+    }
+}

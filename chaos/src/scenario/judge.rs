@@ -1,0 +1,225 @@
+//! The end of every run: the load ends, the cluster settles, everything is judged, the cluster ends.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::TryStreamExt as _;
+use millrace_client::{Admin, messages};
+
+use super::Keep;
+use super::spec::Invariant;
+use super::stage::Stage;
+use crate::cluster::{is_alive, until, until_within};
+use crate::history::{Operation, Seen};
+use crate::load::read_all;
+use crate::oracle::healthy::{self, ALLOWANCE, Healthy};
+use crate::oracle::{acknowledged, answered, billed, gone, linearizable, right};
+use crate::report::{Check, Report, Series, Verdict};
+use crate::timeline::seconds;
+
+/// How long processes whose parent was killed may take to end.
+const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a bill may take to have what a worker counted.
+const BILL_PATIENCE: Duration = Duration::from_secs(15);
+
+impl Stage {
+    /// Ends the load, waits for the cluster to settle, judges everything, ends the cluster.
+    pub(super) async fn finish(mut self, played: anyhow::Result<()>, keep: Keep, report: &mut Report) {
+        if let Err(error) = played {
+            self.failed("the cluster recovers", &error);
+        }
+        if let Err(error) = self.load.stop().await {
+            self.failed("clients end", &error);
+        }
+        self.timeline.did("ended the load");
+        self.check_took();
+        match self.settle().await {
+            Ok(found) => self.checks.push(healthy::check(&found, self.healthy_within)),
+            Err(error) => self.failed(healthy::NAME, &error),
+        }
+        self.judge().await;
+        match self.end().await {
+            Ok(check) => self.checks.push(check),
+            Err(error) => self.failed(gone::NAME, &error),
+        }
+        let failed = self.checks.iter().any(|check| check.verdict == Verdict::Fail);
+        report.verdict = if failed { Verdict::Fail } else { Verdict::Pass };
+        report.checks = self.checks;
+        report.requests = Series::of(&self.load.requests());
+        report.took = self.timeline.now();
+        report.timeline = self.timeline.events();
+        if failed || keep == Keep::Always {
+            report.kept = Some(self.folder.keep().display().to_string());
+        }
+    }
+
+    fn failed(&mut self, name: &str, error: &anyhow::Error) {
+        let lines = format!("{error:#}").lines().map(str::to_owned).collect();
+        self.checks.push(Check::fail(name, "it did not", lines));
+    }
+
+    fn check_took(&mut self) {
+        for (name, (promise, took)) in &self.took {
+            let slowest = took.iter().max().copied().unwrap_or_default();
+            let limit = promise.within * ALLOWANCE;
+            let each: Vec<_> = took.iter().map(|it| seconds(*it)).collect();
+            let detail = format!(
+                "slowest of {}: {} (each: {}); promised {}, fails beyond {}",
+                took.len(),
+                seconds(slowest),
+                each.join(", "),
+                seconds(promise.within),
+                seconds(limit)
+            );
+            let late = (slowest > limit).then(|| promise.source.clone());
+            self.checks.push(Check::of(*name, detail, late.into_iter().collect()));
+        }
+    }
+
+    /// Everybody is back, agrees, and serves.
+    async fn settle(&self) -> anyhow::Result<Healthy> {
+        let begun = self.timeline.now();
+        self.cluster.reached(self.wanted(0)).await?;
+        self.functions_are_ready().await?;
+        let functions = self.controllers_agree().await?;
+        let took = self.timeline.now() - begun;
+        for id in self.cluster.controller_ids() {
+            for name in self.targets.names() {
+                let endpoint = self.cluster.endpoint_of(id)?;
+                let asked = self.targets.ask(name, endpoint).await;
+                asked.with_context(|| format!("the gateway of controller {id} does not serve {name}"))?;
+            }
+        }
+        let (controllers, workers) = (self.cluster.controller_ids().len(), self.workers);
+        Ok(Healthy { controllers, functions, workers, took })
+    }
+
+    async fn functions_are_ready(&self) -> anyhow::Result<()> {
+        let admin = self.cluster.admin()?;
+        until("every enabled function is ready, on as many nodes as it asks for", async || {
+            let listed = async {
+                let functions: Vec<_> = admin.functions(None).try_collect().await?;
+                anyhow::Ok((functions, admin.nodes().await?))
+            };
+            match listed.await {
+                Ok((functions, nodes)) => functions
+                    .iter()
+                    .find_map(healthy::not_ready)
+                    .or_else(|| healthy::misplaced(&functions, &nodes)),
+                Err(error) => Some(error.to_string()),
+            }
+        })
+        .await
+    }
+
+    /// Each controller's own state has every function as all have it. Says how many there are.
+    async fn controllers_agree(&self) -> anyhow::Result<usize> {
+        let admin = self.cluster.admin()?;
+        for id in self.cluster.controller_ids() {
+            let stale = self.cluster.admin_of(id)?.stale();
+            until(&format!("controller {id} has what all have"), async || {
+                match (known(&stale).await, known(&admin).await) {
+                    (Ok(own), Ok(all)) => (own != all).then(|| healthy::difference(&own, &all)),
+                    (Err(error), _) | (_, Err(error)) => Some(error.to_string()),
+                }
+            })
+            .await?;
+        }
+        Ok(known(&admin).await?.len())
+    }
+
+    async fn judge(&mut self) {
+        if self.holds(Invariant::Acknowledged) || self.holds(Invariant::Linearizable) {
+            self.judge_writes().await;
+        }
+        let requests = self.load.requests();
+        if self.holds(Invariant::Answered) {
+            self.checks.push(answered::check(&requests));
+        }
+        if self.holds(Invariant::Right) {
+            self.checks.push(right::check(&requests));
+        }
+        if self.holds(Invariant::Billed) {
+            match self.bill().await {
+                Ok(check) => self.checks.push(check),
+                Err(error) => self.failed(billed::NAME, &error),
+            }
+        }
+    }
+
+    async fn judge_writes(&mut self) {
+        let mut histories = self.load.history.by_key();
+        match self.last().await {
+            Ok((last, reads)) => {
+                if self.holds(Invariant::Acknowledged) {
+                    self.checks.push(acknowledged::check(&histories, &last));
+                }
+                for read in reads {
+                    histories.entry(read.key.clone()).or_default().push(read);
+                }
+            }
+            Err(error) => {
+                self.failed("no acknowledged write is lost", &error.context("the end cannot be read"));
+            }
+        }
+        if self.holds(Invariant::Linearizable) {
+            // The search may take long, and nothing else has to go on meanwhile.
+            self.checks.push(linearizable::check(&histories));
+        }
+    }
+
+    /// What every function is at the end, and the same as reads of each: the last of its history.
+    async fn last(&self) -> anyhow::Result<(BTreeMap<String, Seen>, Vec<Operation>)> {
+        let invoked = self.timeline.now();
+        let last = read_all(&self.cluster.admin()?).await?;
+        let returned = self.timeline.now();
+        let keys = self.load.history.by_key().into_keys();
+        let reads = keys.map(|key| Operation::last_read(&key, last.get(&key).copied(), invoked, returned));
+        let reads = reads.collect();
+        Ok((last, reads))
+    }
+
+    /// Waits until the bill has what it may not lack, and judges it.
+    async fn bill(&mut self) -> anyhow::Result<Check> {
+        let requests = self.load.requests();
+        let admin = self.cluster.admin()?;
+        self.account.asked = self.targets.asked();
+        let (least, _) = self.account.bounds(&requests);
+        // What is still missing then is for the check to say.
+        let mut billed = 0;
+        let read = until_within(BILL_PATIENCE, "every answer is billed", async || {
+            match self.targets.billed(&admin).await {
+                Ok(sum) => {
+                    billed = sum;
+                    (billed < least).then(|| format!("{billed} of {least}"))
+                }
+                Err(error) => Some(error.to_string()),
+            }
+        });
+        if let Err(late) = read.await {
+            self.timeline.saw(format!("{late:#}"));
+        }
+        self.account.billed = billed;
+        Ok(billed::check(&self.account, &requests))
+    }
+
+    /// kill -9 of all but the executors; those have to end by themselves.
+    async fn end(&mut self) -> anyhow::Result<Check> {
+        let pids = self.cluster.pids();
+        self.cluster.kill_everybody().await?;
+        let mut left = Vec::new();
+        let ended = until_within(LEFTOVER_PATIENCE, "every process is gone", async || {
+            left = pids.iter().copied().filter(|&pid| is_alive(pid)).collect();
+            (!left.is_empty()).then(|| format!("pids {left:?}"))
+        });
+        // Who is left is in the check.
+        ended.await.unwrap_or_default();
+        Ok(gone::check(&pids, &left))
+    }
+}
+
+async fn known(admin: &Admin) -> Result<BTreeMap<String, healthy::Known>, millrace_client::Error> {
+    let functions: Vec<messages::Function> = admin.functions(None).try_collect().await?;
+    Ok(healthy::known(&functions))
+}

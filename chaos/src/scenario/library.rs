@@ -1,0 +1,80 @@
+//! The scenarios that come with the harness: files, embedded.
+
+use super::Scenario;
+use super::spec::Spec;
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        /// Each file, by its name.
+        const FILES: &[(&str, &str)] =
+            &[$((concat!($name, ".yaml"), include_str!(concat!("../../scenarios/", $name, ".yaml")))),*];
+    };
+}
+
+files![
+    "leader-kill",
+    "follower-kill",
+    "worker-kill",
+    "executor-kill",
+    "executor-storm",
+    "leader-storm",
+    "all-controllers-kill",
+    "rolling-restart",
+    "frozen-processes",
+    "partition",
+    "split-brain",
+    "bad-links",
+    "torn-store",
+    "full-disk",
+    "clock-jump",
+    "stalled-disk",
+    "stalled-disk-leader",
+    "gpu-faults",
+    "worker-oom",
+    "poison-request",
+    "everything-at-once",
+];
+
+/// Every scenario that comes with the harness.
+///
+/// # Panics
+/// Never: a test reads each.
+#[must_use]
+pub fn all() -> Vec<Scenario> {
+    let parse = |&(name, text): &(&str, &str)| Spec::parse(name, text).expect("embedded scenarios are valid");
+    FILES.iter().map(parse).map(|spec| Scenario { spec }).collect()
+}
+
+/// The scenario of a name.
+#[must_use]
+pub fn find(name: &str) -> Option<Scenario> {
+    all().into_iter().find(|scenario| scenario.name() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_embedded_file_is_a_scenario_of_its_own_name() {
+        for (file, text) in FILES {
+            let spec = Spec::parse(file, text).unwrap_or_else(|error| panic!("{error:#}"));
+            assert_eq!(format!("{}.yaml", spec.name), *file);
+            assert_eq!(find(&spec.name).map(|found| found.about().to_owned()), Some(spec.about));
+        }
+        assert!(find("none").is_none());
+    }
+
+    #[test]
+    fn every_file_in_the_folder_is_embedded() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios");
+        let mut there: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        let mut embedded: Vec<_> = FILES.iter().map(|(file, _)| (*file).to_owned()).collect();
+        there.sort();
+        embedded.sort();
+        assert_eq!(there, embedded);
+    }
+}

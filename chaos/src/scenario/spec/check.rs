@@ -1,0 +1,205 @@
+//! What a file may say that its grammar cannot tell: found before anything is started.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::{Await, Code, Cut, Fault, Invariant, Jump, Spec, Stall, Step, Stream, Who};
+use crate::load::{Mix, RESERVED};
+
+/// The most that this machine starts of each.
+const WORKERS_MAX: u32 = 8;
+const GPUS_MAX: u32 = 8;
+const FUNCTIONS_MAX: u32 = 1_000;
+/// The least from one fault of a stream to the next.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+
+impl Spec {
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        is_a_name(&self.name)?;
+        self.check_cluster()?;
+        self.check_functions()?;
+        self.check_body()?;
+        for (number, step) in (1..).zip(&self.round) {
+            self.check_step(step).with_context(|| format!("step {number} of the round"))?;
+        }
+        for (number, stream) in (1..).zip(&self.storm) {
+            self.check_stream(stream).with_context(|| format!("stream {number} of the storm"))?;
+        }
+        self.check_invariants()
+    }
+
+    fn check_cluster(&self) -> anyhow::Result<()> {
+        let shape = &self.cluster;
+        ensure!([1, 3, 5].contains(&shape.controllers), "a cluster has 1, 3 or 5 controllers");
+        ensure!((1..=WORKERS_MAX).contains(&shape.workers), "a cluster has 1 to {WORKERS_MAX} workers");
+        ensure!((1..=GPUS_MAX).contains(&shape.gpus), "a worker has 1 to {GPUS_MAX} GPUs");
+        Ok(())
+    }
+
+    fn check_functions(&self) -> anyhow::Result<()> {
+        ensure!(!self.functions.is_empty(), "functions: there has to be one to ask");
+        let mut names = BTreeSet::new();
+        for function in &self.functions {
+            let name = &function.name;
+            is_a_name(name)?;
+            ensure!(names.insert(name), "functions: {name} is there twice");
+            let reserved = RESERVED.iter().find(|&&own| name.starts_with(own));
+            ensure!(
+                reserved.is_none(),
+                "functions: names that begin with {reserved:?} are the harness's own"
+            );
+            let (replicas, workers) = (function.replicas.get(), self.cluster.workers);
+            ensure!(replicas <= workers, "functions: {name} asks for {replicas} of {workers} workers");
+        }
+        let count: u32 = self.functions.iter().map(|it| it.count.get()).sum();
+        ensure!(count <= FUNCTIONS_MAX, "functions: {count} are more than {FUNCTIONS_MAX}");
+        Ok(())
+    }
+
+    fn check_body(&self) -> anyhow::Result<()> {
+        let bodies = [!self.round.is_empty(), !self.storm.is_empty(), self.plays.is_some()];
+        ensure!(
+            bodies.iter().filter(|&&there| there).count() == 1,
+            "a scenario has a round, a storm or a plays, and one of them"
+        );
+        let (rounds, lasts) = (self.rounds.is_some(), self.lasts.is_some());
+        match self.storm.is_empty() {
+            true => ensure!(rounds && !lasts, "a round or a plays takes rounds, and no lasts"),
+            false => ensure!(lasts && !rounds, "a storm takes lasts, and no rounds"),
+        }
+        if matches!(self.plays, Some(Code::Partition | Code::FullDisk | Code::ClockJump | Code::TornStore)) {
+            ensure!(self.cluster.controllers >= 3, "what it plays takes 3 controllers");
+            ensure!(self.load == Mix::Everything, "what it plays takes load: everything");
+        }
+        Ok(())
+    }
+
+    fn check_step(&self, step: &Step) -> anyhow::Result<()> {
+        match step {
+            Step::Fault(fault) => self.check_fault(fault),
+            Step::Await(awaited) => self.check_await(*awaited),
+            Step::Promise(promise) => {
+                ensure!(promise.within.is_exact(), "a promise is one time");
+                self.check_await(promise.r#await)
+            }
+            Step::Pause(_) | Step::Repair => Ok(()),
+        }
+    }
+
+    fn check_await(&self, awaited: Await) -> anyhow::Result<()> {
+        match awaited {
+            Await::AnotherLeader => {
+                ensure!(self.cluster.controllers >= 3, "another leader takes 3 controllers");
+            }
+            Await::Lost => ensure!(
+                self.faults().any(
+                    |fault| matches!(fault, Fault::Kill(who) | Fault::Cut(Cut { who, .. }) if who.is_worker())
+                ),
+                "lost is about a worker that was killed or cut off before"
+            ),
+            Await::Executors => ensure!(
+                self.faults().any(|fault| matches!(fault, Fault::Kill(Who::Executor))),
+                "executors is about those that were killed before"
+            ),
+            Await::Service | Await::Served | Await::Whole => {}
+        }
+        Ok(())
+    }
+
+    fn check_fault(&self, fault: &Fault) -> anyhow::Result<()> {
+        let (Fault::Kill(who)
+        | Fault::Stop(who)
+        | Fault::Restart(who)
+        | Fault::Starve(who)
+        | Fault::Cut(Cut { who, .. })
+        | Fault::StallDisk(Stall { who, .. })
+        | Fault::MoveClock(Jump { who, .. })) = fault
+        else {
+            return Ok(());
+        };
+        self.check_who(*who)?;
+        let one_controller = who.is_controller() && *who != Who::EveryController;
+        match fault {
+            Fault::Restart(_) => ensure!(
+                one_controller || who.is_worker(),
+                "restart is for a controller or a worker: an executor ends with its worker"
+            ),
+            Fault::Stop(_) => ensure!(*who != Who::EveryController, "stop is for one process"),
+            Fault::Starve(_) => ensure!(who.is_worker(), "starve is for a worker"),
+            Fault::Cut(_) => {
+                ensure!(one_controller || who.is_worker(), "cut is for a controller or a worker");
+            }
+            Fault::StallDisk(_) | Fault::MoveClock(_) => {
+                ensure!(one_controller, "only controllers have disks and clocks that can be broken");
+            }
+            Fault::Kill(_) | Fault::Slow(_) | Fault::Device(_) => {}
+        }
+        Ok(())
+    }
+
+    fn check_who(&self, who: Who) -> anyhow::Result<()> {
+        let (controllers, workers) = (self.cluster.controllers, self.cluster.workers);
+        match who {
+            Who::Follower => ensure!(controllers > 1, "a single controller leads"),
+            Who::Controller(id) => {
+                ensure!((1..=controllers).contains(&id), "there is no controller {id} of {controllers}");
+            }
+            Who::Worker(number) => {
+                ensure!((1..=workers).contains(&number), "there is no worker {number} of {workers}");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn check_stream(&self, stream: &Stream) -> anyhow::Result<()> {
+        self.check_fault(&stream.fault)?;
+        ensure!(stream.every.least >= EVERY_MIN, "every takes {EVERY_MIN:?} at least");
+        match (stream.fault.is_repaired(), stream.r#for) {
+            (true, None) => bail!("this fault takes a for: how long until it is repaired"),
+            (false, Some(_)) => bail!("this fault takes no for: it ends by itself"),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_invariants(&self) -> anyhow::Result<()> {
+        let has = |invariant| self.invariants.contains(&invariant);
+        for (invariant, name) in [
+            (Invariant::Answered, "answered"),
+            (Invariant::Right, "right"),
+            (Invariant::Healthy, "healthy"),
+            (Invariant::Gone, "gone"),
+        ] {
+            ensure!(has(invariant), "invariants: {name} has to hold in every scenario");
+        }
+        if has(Invariant::Acknowledged) || has(Invariant::Linearizable) {
+            ensure!(self.load == Mix::Everything, "invariants: nobody writes without load: everything");
+        }
+        if has(Invariant::Flat) || has(Invariant::Returned) {
+            ensure!(self.cluster.workers == 1, "invariants: flat and returned are about one worker");
+            let ends_it = |fault: &Fault| matches!(fault, Fault::Kill(who) | Fault::Restart(who) | Fault::Starve(who) if who.is_worker());
+            ensure!(!self.faults().any(ends_it), "invariants: flat and returned take a worker that goes on");
+            ensure!(!self.storm.is_empty(), "invariants: flat and returned take a storm");
+            ensure!(self.load == Mix::Requests, "invariants: flat and returned take load: requests");
+        }
+        Ok(())
+    }
+}
+
+impl Fault {
+    /// Whether it lasts until somebody repairs it.
+    pub(crate) fn is_repaired(&self) -> bool {
+        !matches!(self, Self::Kill(Who::Executor) | Self::Restart(_) | Self::Device(_))
+    }
+}
+
+fn is_a_name(name: &str) -> anyhow::Result<()> {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    ensure!(
+        !name.is_empty() && name.len() <= 40 && name.bytes().all(fits),
+        "{name:?} is no name: 1 to 40 of a to z, 0 to 9 and -"
+    );
+    Ok(())
+}

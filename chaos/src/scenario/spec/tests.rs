@@ -1,0 +1,96 @@
+use super::*;
+
+const WHOLE: &str = "\
+name: mine
+about: kill the leader
+functions:
+- {name: everywhere, model: mlp, replicas: 2}
+rounds: 2
+round:
+- fault: {kill: leader}
+- await: another-leader
+- promise: {await: service, within: 2s, source: me}
+- pause: 1500ms
+- repair
+- await: whole
+invariants: [answered, right, healthy, gone]
+";
+
+const STORM: &str = "\
+name: mine
+about: many at once
+cluster: {controllers: 1, workers: 1, gpus: 4}
+functions:
+- {name: swapped, model: tiny-cnn, count: 200}
+load: requests
+lasts: 5m
+storm:
+- {every: 2s, fault: {kill: executor}}
+- {every: 5s..9s, fault: {slow: {delay: 5ms..30ms}}, for: 2s}
+invariants: [answered, right, healthy, gone, flat, returned]
+";
+
+fn refusal(text: &str) -> String {
+    format!("{:#}", Spec::parse("mine.yaml", text).unwrap_err())
+}
+
+#[test]
+fn a_file_says_a_round_or_a_storm() {
+    let spec = Spec::parse("mine.yaml", WHOLE).unwrap();
+    assert_eq!((spec.rounds.map(NonZeroU32::get), spec.round.len()), (Some(2), 6));
+    assert!(!spec.is_proxied() && !spec.is_injected() && !spec.fails_devices());
+    let storm = Spec::parse("mine.yaml", STORM).unwrap();
+    assert_eq!((storm.cluster.gpus, storm.functions[0].count.get()), (4, 200));
+    assert!(storm.is_proxied(), "slow links take proxies");
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_line() {
+    for (from, to, line) in [
+        ("rounds: 2", "roundz: 2", "line 5"),
+        ("model: mlp,", "modle: mlp,", "line 4"),
+        ("kill: leader", "kil: leader", "line 7"),
+        ("within: 2s,", "without: 2s,", "line 9"),
+        ("kill: leader", "kill: ledaer", "line 7"),
+        ("1500ms", "a while", "line 10"),
+    ] {
+        let refusal = refusal(&WHOLE.replace(from, to));
+        assert!(refusal.starts_with("mine.yaml is no scenario") && refusal.contains(line), "{to}: {refusal}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_started() {
+    let whole: &[(&str, &str, &str)] = &[
+        ("name: mine", "name: Mine!", "is no name"),
+        ("rounds: 2\n", "", "takes rounds"),
+        ("rounds: 2", "lasts: 2m", "takes rounds"),
+        ("rounds: 2", "rounds: 2\nplays: torn-store", "one of them"),
+        ("functions:", "cluster: {controllers: 2}\nfunctions:", "1, 3 or 5"),
+        ("functions:", "cluster: {controllers: 1}\nfunctions:", "step 2 of the round: another leader"),
+        ("replicas: 2", "replicas: 3", "3 of 2 workers"),
+        ("name: everywhere", "name: register-1", "harness's own"),
+        ("kill: leader", "kill: controller-4", "step 1 of the round: there is no controller 4"),
+        ("kill: leader", "starve: leader", "starve is for a worker"),
+        ("kill: leader", "restart: executor", "restart is for"),
+        ("another-leader", "lost", "killed or cut off"),
+        ("right, ", "", "right has to hold"),
+        ("gone]", "gone, flat]", "one worker"),
+    ];
+    for (from, to, expected) in whole {
+        let refusal = refusal(&WHOLE.replace(from, to));
+        assert!(refusal.contains(expected), "{to}: {refusal}");
+    }
+    let storm: &[(&str, &str, &str)] = &[
+        ("lasts: 5m\n", "", "takes lasts"),
+        ("every: 2s,", "every: 1ms,", "stream 1 of the storm: every"),
+        (", for: 2s", "", "stream 2 of the storm: this fault takes a for"),
+        ("{kill: executor}}", "{kill: executor}, for: 1s}", "takes no for"),
+        ("{kill: executor}}", "{restart: worker}}", "a worker that goes on"),
+        ("gone,", "gone, linearizable,", "nobody writes"),
+    ];
+    for (from, to, expected) in storm {
+        let refusal = refusal(&STORM.replace(from, to));
+        assert!(refusal.contains(expected), "{to}: {refusal}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Carries out the storm of a file: faults of several kinds, each at its own rate. When each comes is
+//! drawn before the first one ([`schedule`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+
+use super::spec::{Await, Fault, Invariant, Stream, Who};
+use super::stage::Stage;
+use super::watch::Watch;
+use crate::cluster::{shared_memory, until_within};
+use crate::oracle::{flat, returned};
+use crate::timeline::seconds;
+
+/// How long the shared memory of what has ended may take to go.
+const RETURN_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Something that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    /// Since the storm began.
+    at: Duration,
+    /// Which occurrence of a fault: numbered over the whole storm.
+    number: usize,
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    /// The fault of a stream.
+    Begin(usize),
+    /// The repair of that occurrence.
+    End,
+}
+
+/// When every fault comes and goes, in order. No fault begins after the storm is over; a repair may
+/// come later, and is done at the end.
+fn schedule(streams: &[Stream], lasts: Duration, rng: &mut StdRng) -> Vec<Due> {
+    let (mut due, mut number) = (Vec::new(), 0);
+    for (index, stream) in streams.iter().enumerate() {
+        let mut at = stream.every.draw(rng);
+        while at < lasts {
+            due.push(Due { at, number, what: What::Begin(index) });
+            if let Some(span) = stream.r#for {
+                due.push(Due { at: at + span.draw(rng), number, what: What::End });
+            }
+            number += 1;
+            at += stream.every.draw(rng);
+        }
+    }
+    due.sort_unstable();
+    due.retain(|it| it.at <= lasts);
+    due
+}
+
+pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration) -> anyhow::Result<()> {
+    let kills_executors = streams.iter().any(|it| matches!(it.fault, Fault::Kill(Who::Executor)));
+    let worker = match stage.holds(Invariant::Flat) {
+        true => {
+            stage.cluster.worker_names().first().map(|name| stage.cluster.worker_pid(name)).transpose()?
+        }
+        false => None,
+    };
+    let held = shared_memory(&stage.cluster.pids());
+    let watch = Watch::begin(stage.cluster.admin()?, worker, stage.timeline.clone());
+    stage.fault();
+    let raged = stage.rage(streams, lasts, &watch).await;
+    let gap = stage.load.answers.gap_max();
+    stage.timeline.did("the storm is over");
+    // Also where it failed: what is stopped and cut stays so otherwise.
+    stage.repair().await?;
+    raged?;
+    stage.fault();
+    stage.resumed().await?;
+    stage.wait_for(Await::Whole).await?;
+    let samples = watch.end().await?;
+    if kills_executors {
+        stage.checks.push(watch_check(&samples.returns, gap));
+    }
+    if stage.holds(Invariant::Flat) {
+        stage.checks.extend(flat::check(&samples.usage));
+    }
+    if stage.holds(Invariant::Returned) {
+        // Requests under way lie in shared memory too.
+        stage.load.stop().await?;
+        stage.shared_memory_returns(&held).await;
+    }
+    Ok(())
+}
+
+fn watch_check(returns: &[Duration], gap: Duration) -> crate::report::Check {
+    let slowest = returns.iter().max().copied().unwrap_or_default();
+    crate::report::Check::pass(
+        "executors come back",
+        format!(
+            "all of {} that were killed, the slowest after {}; never without an answer for more than {}",
+            returns.len(),
+            seconds(slowest),
+            seconds(gap)
+        ),
+    )
+}
+
+impl Stage {
+    /// Breaks and repairs as it is due.
+    async fn rage(&mut self, streams: &[Stream], lasts: Duration, watch: &Watch) -> anyhow::Result<()> {
+        let due = schedule(streams, lasts, &mut self.rng);
+        let begun = self.timeline.now();
+        let mut open = BTreeMap::new();
+        for Due { at, number, what } in due {
+            self.rest_until(begun + at).await;
+            self.cluster.take_in_started().await?;
+            match what {
+                What::Begin(index) => match self.inflict(&streams[index].fault).await {
+                    Ok(undos) => {
+                        open.insert(number, undos);
+                        for victim in std::mem::take(&mut self.latest.victims) {
+                            watch.killed(victim);
+                        }
+                    }
+                    // Whom it is for may be down by another fault.
+                    Err(error) => self.timeline.saw(format!("a fault finds nobody: {error:#}")),
+                },
+                What::End => {
+                    let undos = open.remove(&number).unwrap_or_default();
+                    // Whom it is for may hang or be cut off by another fault: at the end nobody is.
+                    if let Err(error) = self.undo(undos.clone()).await {
+                        self.timeline.saw(format!("a repair waits for the end: {error:#}"));
+                        self.open.extend(undos);
+                    }
+                }
+            }
+        }
+        self.rest_until(begun + lasts).await;
+        self.open.extend(open.into_values().flatten());
+        Ok(())
+    }
+
+    async fn rest_until(&self, at: Duration) {
+        tokio::time::sleep(at.saturating_sub(self.timeline.now())).await;
+    }
+
+    async fn shared_memory_returns(&mut self, before: &returned::Files) {
+        let mut after = returned::Files::new();
+        let back = until_within(RETURN_PATIENCE, "shared memory is as it was", async || {
+            after = shared_memory(&self.cluster.pids());
+            returned::left_behind(before, &after).into_iter().next()
+        });
+        // What is still held is in the check.
+        back.await.unwrap_or_default();
+        self.checks.push(returned::check(before, &after));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+
+    use super::*;
+    use crate::scenario::spec::Span;
+
+    fn streams() -> Vec<Stream> {
+        let ms = Duration::from_millis;
+        let exactly = |at| Span::exactly(ms(at));
+        vec![
+            Stream { every: exactly(2_000), fault: Fault::Kill(Who::Executor), r#for: None },
+            Stream {
+                every: Span { least: ms(3_000), most: ms(4_000) },
+                fault: Fault::Kill(Who::AnyWorker),
+                r#for: Some(exactly(1_500)),
+            },
+        ]
+    }
+
+    #[test]
+    fn faults_come_at_their_rates_and_are_repaired_in_their_time() {
+        let lasts = Duration::from_secs(60);
+        let due = schedule(&streams(), lasts, &mut StdRng::seed_from_u64(1));
+        assert!(due.windows(2).all(|pair| pair[0].at <= pair[1].at));
+        let begins = |index| due.iter().filter(move |it| it.what == What::Begin(index));
+        let at: Vec<_> = begins(0).map(|it| it.at.as_secs()).collect();
+        assert_eq!(at, (1..30).map(|n| n * 2).collect::<Vec<_>>());
+        assert!((14..=20).contains(&begins(1).count()), "{due:?}");
+        for begin in begins(1).filter(|it| it.at + Duration::from_millis(1_500) <= lasts) {
+            let end = due.iter().find(|it| it.number == begin.number && it.what == What::End).unwrap();
+            assert_eq!(end.at - begin.at, Duration::from_millis(1_500));
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_storm_and_another_gives_another() {
+        let of = |seed| schedule(&streams(), Duration::from_secs(60), &mut StdRng::seed_from_u64(seed));
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+    }
+}
