@@ -1,0 +1,209 @@
+//! A compose project of its own, and what is done to it. Removed with its image and volumes when it
+//! is dropped, also by a test that failed.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+pub(crate) const SERVICES: [&str; 6] =
+    ["controller-1", "controller-2", "controller-3", "worker-1", "worker-2", "worker-3"];
+
+/// The base image, as `deploy/compose/base-image.sh` names it.
+const BASE: &str = "millrace-base";
+/// How long any step may take before it counts as hung.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same for a command of the engine, in seconds: it copies images of a hundred megabytes.
+const COMMAND_SECONDS: &str = "120";
+
+/// A running cluster.
+pub(crate) struct Cluster {
+    project: String,
+    image: String,
+    ports: [u16; 3],
+    /// The compose tool that is here.
+    tool: &'static [&'static str],
+    /// The controllers' client ports, with commas.
+    pub(crate) endpoints: String,
+}
+
+/// A file of the repository.
+pub(crate) fn repository(path: &str) -> String {
+    format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Cluster {
+    /// Builds the image and starts everything; `None`, after saying why, where that cannot be done.
+    pub(crate) fn up() -> Option<Self> {
+        let tool = match compose_tool() {
+            Ok(tool) => tool,
+            Err(missing) => {
+                eprintln!("SKIPPED: the compose cluster was not run: {missing}");
+                return None;
+            }
+        };
+        let project = format!("millrace-test-{}", std::process::id());
+        let ports = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let ports = ports.map(|listener| listener.local_addr().unwrap().port());
+        let endpoints = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
+        let cluster = Self { image: format!("{project}:latest"), project, ports, tool, endpoints };
+        cluster.build();
+        cluster.compose(&["up", "-d", "--no-build"]);
+        Some(cluster)
+    }
+
+    /// The image with the binary under test, without its debugging information.
+    fn build(&self) {
+        let folder = tempfile::tempdir().unwrap();
+        let binary = folder.path().join("millrace");
+        let built = env!("CARGO_BIN_EXE_millrace");
+        let stripped = Command::new("strip").arg("-o").arg(&binary).arg(built).output();
+        if !stripped.is_ok_and(|output| output.status.success()) {
+            std::fs::copy(built, &binary).unwrap();
+        }
+        let dockerfile = repository("deploy/compose/Dockerfile");
+        let base = format!("BASE_IMAGE={BASE}");
+        let mut build = docker(&["build", "--quiet", "--target", "prebuilt", "--build-arg", &base]);
+        build.args(["--file", &dockerfile, "--tag", &self.image]).arg(folder.path());
+        done(build);
+    }
+
+    /// A command of the compose tool over this project.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = bounded(self.tool);
+        let file = repository("deploy/compose/compose.yaml");
+        command.args(["--project-name", &self.project, "--file", &file]).args(words);
+        command.env("CLUSTER_IMAGE", &self.image);
+        for (number, port) in (1..).zip(self.ports) {
+            command.env(format!("CLUSTER_PORT_{number}"), port.to_string());
+        }
+        command.env("CLUSTER_GPU_MEMORY", "256MiB").env("CLUSTER_HOST_MEMORY", "256MiB");
+        command
+    }
+
+    fn compose(&self, words: &[&str]) -> String {
+        done(self.command(words))
+    }
+
+    /// A verb of the binary under test, from outside; its standard output.
+    pub(crate) fn ok(&self, words: &[&str]) -> String {
+        let mut command = bounded(&[env!("CARGO_BIN_EXE_millrace")]);
+        command.env_clear().env("HOME", "/nonexistent").args(words).args(["-e", &self.endpoints]);
+        done(command)
+    }
+
+    /// Waits until every controller votes and every GPU is up.
+    pub(crate) fn wait_whole(&self) {
+        self.ok(&["cluster", "wait", "--voters", "3", "--nodes", "3", "--timeout", "60s"]);
+    }
+
+    /// Waits until the engine's own health checks pass everywhere.
+    pub(crate) fn wait_healthy(&self) {
+        for service in SERVICES {
+            eventually(&format!("{service} is healthy"), || {
+                self.inspect(service, "{{.State.Health.Status}}") == "healthy"
+            });
+        }
+    }
+
+    pub(crate) fn leader(&self) -> u64 {
+        let status: Value = serde_json::from_str(&self.ok(&["cluster", "status", "-o", "json"])).unwrap();
+        status["leader"].as_u64().unwrap_or_else(|| panic!("no leader in {status}"))
+    }
+
+    /// `kill -9` of a service's process, which its engine did not ask for.
+    pub(crate) fn kill(&self, service: &str) {
+        let pid = self.inspect(service, "{{.State.Pid}}").parse().unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        let restarts = || self.inspect(service, "{{.RestartCount}}") != "0";
+        eventually(&format!("{service} is started again"), restarts);
+    }
+
+    /// Stops a service in order, and starts it again.
+    pub(crate) fn restart(&self, service: &str) {
+        self.compose(&["restart", "--timeout", "45", service]);
+        let said = self.compose(&["logs", service]);
+        assert!(said.contains("stopping: requests under way get"), "{service} heard no signal: {said}");
+    }
+
+    fn inspect(&self, service: &str, format: &str) -> String {
+        let container = self.compose(&["ps", "-q", service]);
+        done(docker(&["inspect", "--format", format, container.trim()])).trim().to_owned()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", text(&self.command(&["ps"]).output().unwrap()));
+            eprintln!("{}", text(&self.command(&["logs", "--tail=40"]).output().unwrap()));
+        }
+        let down = self.command(&["down", "--volumes", "--timeout", "5"]).output();
+        let removed = docker(&["rmi", "--force", &self.image]).output();
+        for output in [down, removed] {
+            if !output.as_ref().is_ok_and(|output| output.status.success()) {
+                eprintln!("{} may be left: {output:?}", self.project);
+            }
+        }
+    }
+}
+
+/// The compose tool that is here, if everything else is as well.
+fn compose_tool() -> Result<&'static [&'static str], String> {
+    let succeeds = |mut command: Command| command.output().is_ok_and(|output| output.status.success());
+    if !rustix::process::geteuid().is_root() {
+        return Err("it kills containers' processes, for which it has to be root".to_owned());
+    }
+    if !succeeds(docker(&["info"])) {
+        return Err("no Docker Engine answers here".to_owned());
+    }
+    let tools: [&'static [&'static str]; 2] = [&["docker", "compose"], &["docker-compose"]];
+    let works = |tool: &&[&str]| {
+        let mut version = bounded(tool);
+        version.arg("version");
+        succeeds(version)
+    };
+    let tool =
+        tools.into_iter().find(works).ok_or("there is neither 'docker compose' nor 'docker-compose'")?;
+    if !succeeds(docker(&["image", "inspect", BASE])) {
+        return Err(format!("there is no image {BASE}: make it with deploy/compose/base-image.sh"));
+    }
+    Ok(tool)
+}
+
+fn docker(words: &[&str]) -> Command {
+    let mut command = bounded(&["docker"]);
+    command.args(words);
+    command
+}
+
+/// A command that ends.
+fn bounded(words: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", COMMAND_SECONDS]).args(words).current_dir(Path::new("/"));
+    command
+}
+
+/// Runs a command that has to succeed; its standard output.
+fn done(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}: {}", output.status, text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Polls until it is so: what is watched belongs to other processes, which cannot tell us.
+#[allow(clippy::disallowed_methods, reason = "real processes in real time")]
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "not after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

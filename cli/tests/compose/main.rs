@@ -1,0 +1,45 @@
+//! The compose cluster of `deploy/compose`, for real: an image with the binary under test, nine
+//! containers' worth of networks and volumes, and clients on the published ports. Needs a Docker
+//! Engine, a compose tool, root, and the base image that `deploy/compose/base-image.sh` makes; says
+//! what is missing and passes where one of them is not there.
+
+#![allow(clippy::unwrap_used)]
+
+mod clients;
+mod engine;
+
+use clients::Clients;
+use engine::{Cluster, SERVICES};
+
+/// Answers that have to come after each fault, to say that the cluster serves again.
+const STEADY: usize = 50;
+
+#[test]
+fn a_cluster_comes_up_serves_and_loses_no_request_to_kills_and_a_rolling_restart() {
+    let Some(cluster) = Cluster::up() else { return };
+    cluster.wait_whole();
+    cluster.ok(&["apply", "-f", &engine::repository("examples/digits/function.yaml")]);
+    let picture = engine::repository("examples/digits/images/digit-3.png");
+    let answer = cluster.ok(&["invoke", "digits", "--image", &picture]);
+    assert!(answer.contains("digit-3.png: 3 "), "{answer}");
+
+    // Restarted by the engine, over their volumes.
+    let clients = Clients::start(&cluster.endpoints);
+    let leader = cluster.leader();
+    for service in [format!("controller-{leader}"), "worker-1".to_owned()] {
+        cluster.kill(&service);
+        clients.answered_more(STEADY);
+        cluster.wait_whole();
+    }
+    for service in SERVICES {
+        cluster.restart(service);
+        cluster.wait_whole();
+        clients.answered_more(STEADY);
+    }
+    let (answered, failures) = clients.stop();
+    assert!(failures.is_empty(), "{} of {answered} requests failed: {failures:#?}", failures.len());
+
+    cluster.wait_healthy();
+    assert_eq!(cluster.ok(&["invoke", "digits", "--image", &picture]).lines().next(), answer.lines().next());
+    eprintln!("compose: {answered} requests were answered");
+}
