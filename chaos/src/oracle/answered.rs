@@ -1,31 +1,42 @@
 //! No accepted idempotent request is lost: each is answered, if need be after its client was told to
-//! try again and did.
+//! try again and did. One that was caught in two executors that were killed may be quarantined: it
+//! cannot be told from one that kills them (docs/operating.md, *What is promised*).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use millrace_types::Reason;
 
 use super::requests::{Ended, Request};
 use crate::report::Check;
 use crate::timeline::seconds;
 
 const NAME: &str = "no idempotent request is lost";
+/// Deaths of executors under a request after which it is quarantined.
+const DEATHS: usize = 2;
 
-/// Judges all requests.
+/// Judges all requests; `killed` is when executors were.
 #[must_use]
-pub fn check(requests: &[Request]) -> Check {
-    let mut lost: Vec<String> = requests.iter().filter_map(lost).collect();
-    let answered = requests.len() - lost.len();
+pub fn check(requests: &[Request], killed: &[Duration]) -> Check {
+    let mut lost: Vec<String> = requests.iter().filter_map(|it| lost(it, killed)).collect();
+    let answered = requests.iter().filter(|it| matches!(it.how, Ended::Right | Ended::Wrong(_))).count();
+    let quarantined = requests.len() - answered - lost.len();
     if requests.is_empty() {
         lost.push("no request was made".to_owned());
     }
-    Check::of(NAME, detail(requests, answered), lost)
+    let mut detail = detail(requests, answered);
+    if quarantined > 0 {
+        detail += &format!("; {quarantined} quarantined, each caught in {DEATHS} executors that were killed");
+    }
+    Check::of(NAME, detail, lost)
 }
 
-fn lost(request: &Request) -> Option<String> {
+fn lost(request: &Request, killed: &[Duration]) -> Option<String> {
+    let caught = || killed.iter().filter(|at| (request.begun..=request.ended).contains(at)).count();
     match &request.how {
         Ended::Right | Ended::Wrong(_) => None,
+        Ended::Refused(why) if why.starts_with(Reason::Quarantined.as_str()) && caught() >= DEATHS => None,
         Ended::Refused(why) => Some(request.line(&format!("refused for good: {why}"))),
         Ended::GivenUp(why) => Some(request.line(&format!("given up: {why}"))),
     }
@@ -65,20 +76,33 @@ mod tests {
     #[test]
     fn a_request_may_be_told_to_try_again_but_has_to_be_answered() {
         let right = || request(Ended::Right, &["NO_WORKER: none", "NO_WORKER: none"]);
-        assert_eq!(check(&[right()]).verdict, Verdict::Pass);
-        let detail = check(&[right()]).detail;
+        assert_eq!(check(&[right()], &[]).verdict, Verdict::Pass);
+        let detail = check(&[right()], &[]).detail;
         assert!(
             detail.starts_with("1 of 1 answered, 1 after being told to try again (NO_WORKER 2)"),
             "{detail}"
         );
         for how in [Ended::Refused("no".into()), Ended::GivenUp("late".into())] {
-            assert_eq!(check(&[right(), request(how, &[])]).verdict, Verdict::Fail);
+            assert_eq!(check(&[right(), request(how, &[])], &[]).verdict, Verdict::Fail);
         }
-        assert_eq!(check(&[request(Ended::Wrong("other bytes".into()), &[])]).verdict, Verdict::Pass);
+        assert_eq!(check(&[request(Ended::Wrong("other bytes".into()), &[])], &[]).verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn one_that_two_kills_have_caught_may_be_quarantined() {
+        let at = |millis: &[u64]| millis.iter().map(|&it| Duration::from_millis(it)).collect::<Vec<_>>();
+        let verdict = |killed: &[u64]| {
+            let how = Ended::Refused("QUARANTINED".to_owned());
+            check(&[request(how, &[])], &at(killed)).verdict
+        };
+        assert_eq!(verdict(&[1_100, 1_900]), Verdict::Pass);
+        assert_eq!(verdict(&[1_100, 2_100]), Verdict::Fail, "it had ended before the second");
+        let other = request(Ended::Refused("EXECUTOR_LOST".to_owned()), &[]);
+        assert_eq!(check(&[other], &at(&[1_100, 1_900])).verdict, Verdict::Fail);
     }
 
     #[test]
     fn no_request_at_all_proves_nothing() {
-        assert_eq!(check(&[]).verdict, Verdict::Fail);
+        assert_eq!(check(&[], &[]).verdict, Verdict::Fail);
     }
 }

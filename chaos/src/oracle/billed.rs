@@ -12,6 +12,9 @@ pub const NAME: &str = "bills count every answer once";
 /// What a worker that is lost has not told: it tells about once a second, and the answer to that has
 /// to come back.
 const UNTOLD: Duration = Duration::from_secs(3);
+/// A connection or a stream that is silent for so long may be given up, and its requests be carried out
+/// again, without any fault: the machine stood still.
+const SILENT: Duration = Duration::from_secs(2);
 /// How long after a fault a connection may still break by it: it is given up after 4 s.
 const BREAKS_WITHIN: Duration = Duration::from_secs(10);
 
@@ -37,6 +40,7 @@ impl Account {
         let untold = |it: &Request| self.lost.iter().any(|&at| it.ended + UNTOLD >= at && it.begun <= at);
         let broken = |it: &Request| {
             it.how != Ended::Right
+                || it.ended - it.begun >= SILENT
                 || self.broke.iter().any(|&at| it.begun <= at + BREAKS_WITHIN && it.ended >= at)
         };
         let tries: u64 = requests.iter().map(|it| it.retried.len() as u64).sum();

@@ -49,9 +49,10 @@ impl Stage {
     }
 
     /// kill -9 of an executor.
-    pub(super) fn kill_executor(&self, victim: &Victim) -> anyhow::Result<()> {
+    pub(super) fn kill_executor(&mut self, victim: &Victim) -> anyhow::Result<()> {
         let Victim { pid, role, .. } = victim;
         self.timeline.fault(format!("kill -9 of the executor {role} (pid {pid})"));
+        self.killed.push(self.timeline.now());
         signal(*pid, Signal::KILL)
     }
 

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 
 use super::small_disk::SmallDisk;
 use super::stage::Stage;
-use crate::cluster::{Process, Start, until};
+use crate::cluster::{PATIENCE, Process, Start, until};
 
 /// What the system says of a full disk.
 const NO_SPACE: &str = "No space left on device";
@@ -45,10 +45,15 @@ impl Stage {
 
     /// Hands leadership to a controller, unless it has it.
     async fn lets_lead(&mut self, id: u64) -> anyhow::Result<()> {
-        if self.cluster.leader().await? != id {
-            self.cluster.admin()?.transfer_leadership(Some(id)).await?;
-            self.timeline.did(format!("let controller {id} lead"));
+        let begun = self.timeline.now();
+        // A slow sync at a voter may keep it from being elected in time.
+        while self.cluster.leader().await? != id {
+            if let Err(error) = self.cluster.admin()?.transfer_leadership(Some(id)).await {
+                ensure!(self.timeline.now() - begun < PATIENCE, "controller {id} does not lead: {error}");
+                self.timeline.saw(format!("controller {id} does not lead yet: {error}"));
+            }
         }
+        self.timeline.did(format!("controller {id} leads"));
         self.calm().await;
         Ok(())
     }

@@ -135,7 +135,7 @@ impl Stage {
         }
         let requests = self.load.requests();
         if self.holds(Invariant::Answered) {
-            self.checks.push(answered::check(&requests));
+            self.checks.push(answered::check(&requests, &self.killed));
         }
         if self.holds(Invariant::Right) {
             self.checks.push(right::check(&requests));

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::executors::Victim;
 use super::faults::Undo;
-use super::spec::{Functions, Invariant, Shape, Spec};
+use super::spec::{Code, Functions, Invariant, Shape, Spec};
 use super::{Options, Promise};
 use crate::cluster::{Cluster, Injection, Links, Machine, Plan, Process, Wanted, until};
 use crate::load::{Load, Mix, Network, Target, Targets};
@@ -45,6 +45,8 @@ pub(crate) struct Stage {
     pub(super) latest: Latest,
     /// What bills are judged by.
     pub(super) account: Account,
+    /// When executors were killed.
+    pub(super) killed: Vec<Duration>,
     spec: Spec,
 }
 
@@ -103,6 +105,7 @@ impl Stage {
             open: Vec::new(),
             latest: Latest::default(),
             account: Account::default(),
+            killed: Vec::new(),
             spec: spec.clone(),
         };
         stage.calm().await;
@@ -235,6 +238,10 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
     let mut worker_words = options.policies.clone();
     worker_words.extend(own.into_iter().flatten());
     worker_words.extend(spec.fails_devices().then(|| "--allow-faults".to_owned()));
+    // Its long request has to be seen while it runs, however many cores there are.
+    if spec.plays == Some(Code::PoisonRequest) {
+        worker_words.extend(["--executor-threads", "1"].map(str::to_owned));
+    }
     Plan {
         controllers,
         workers,

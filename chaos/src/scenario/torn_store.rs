@@ -34,8 +34,9 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
         stage.resumed().await?;
         stage.note_writes_resumed();
         stage.calm().await;
+        let before = stage.cluster.log(victim)?.len();
         match stage.cluster.try_restart_controller(victim).await? {
-            Start::Serves => stage.serves_or_ends(victim).await?,
+            Start::Serves => stage.serves_or_ends(victim, before).await?,
             Start::Refused(status, said) => {
                 stage.refused(victim, status, &said)?;
                 stage.replace(victim).await?;
@@ -62,9 +63,8 @@ impl Stage {
     }
 
     /// A controller started over a damaged folder: it is to be whole. What it only finds damaged when
-    /// it reads it ends it, as clearly as at its start.
-    async fn serves_or_ends(&mut self, id: u64) -> anyhow::Result<()> {
-        let before = self.cluster.log(id)?.len();
+    /// it reads it ends it, as clearly as at its start. Its log is of it from `before` on.
+    async fn serves_or_ends(&mut self, id: u64, before: usize) -> anyhow::Result<()> {
         match self.whole_unless_ended(id).await? {
             None => self.timeline.saw(format!("controller {id} serves, with nothing lost")),
             Some(status) => {
@@ -92,7 +92,17 @@ impl Stage {
         let ids = self.cluster.controller_ids();
         let new = ids.iter().max().copied().unwrap_or_default() + 1;
         let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
-        self.cluster.admin_of_all(&others)?.remove_controller(id).await?;
+        let admin = self.cluster.admin_of_all(&others)?;
+        // Refused while one of the others does not answer at once, as it may on a busy machine.
+        until(&format!("controller {id} is removed"), async || {
+            if let Ok(status) = admin.cluster_status().await
+                && status.controllers.iter().all(|it| it.id != id)
+            {
+                return None;
+            }
+            Some(admin.remove_controller(id).await.map_or_else(|error| error.to_string(), |_| "asked".into()))
+        })
+        .await?;
         self.timeline.did(format!("removed controller {id} from the group"));
         self.cluster.add_controller(new, Some(id)).await?;
         self.timeline.did(format!("started controller {new} in its place, with an empty folder"));

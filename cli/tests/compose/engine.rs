@@ -51,6 +51,8 @@ impl Cluster {
         let endpoints = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
         let cluster = Self { image: format!("{project}:latest"), project, ports, tool, endpoints };
         cluster.build();
+        // Of a run that was killed under the same name: there is mostly none.
+        cluster.command(&["down", "--volumes", "--timeout", "0"]).output().unwrap();
         cluster.compose(&["up", "-d", "--no-build"]);
         Some(cluster)
     }
@@ -110,8 +112,13 @@ impl Cluster {
     }
 
     pub(crate) fn leader(&self) -> u64 {
-        let status: Value = serde_json::from_str(&self.ok(&["cluster", "status", "-o", "json"])).unwrap();
-        status["leader"].as_u64().unwrap_or_else(|| panic!("no leader in {status}"))
+        let mut leader = None;
+        eventually("somebody leads", || {
+            let status: Value = serde_json::from_str(&self.ok(&["cluster", "status", "-o", "json"])).unwrap();
+            leader = status["leader"].as_u64();
+            leader.is_some()
+        });
+        leader.unwrap()
     }
 
     /// `kill -9` of a service's process, which its engine did not ask for.

@@ -154,12 +154,12 @@ fn writes_go_on_when_the_leader_is_killed_and_it_comes_back_by_the_command_that_
     // At once: who writes meanwhile waits for the next leader.
     up.apply_digits();
     assert_ne!(leader(&up), killed);
-    let missing = up.refused(5, &["cluster", "wait", "--voters", "3", "--timeout", "1s"]);
     let (id, _) = killed.controller.as_ref().unwrap();
-    assert!(
-        missing.contains("2 of 3 voters are up") && missing.contains(&format!("controller {id}: ")),
-        "{missing}"
-    );
+    // Its last look, on a busy machine, may have been at fewer.
+    eventually("it is said who is missing", || {
+        let missing = up.refused(5, &["cluster", "wait", "--voters", "3", "--timeout", "1s"]);
+        missing.contains("2 of 3 voters are up") && missing.contains(&format!("controller {id}: "))
+    });
 
     let report =
         format!("{} (pid {}) was killed by signal 9: 2 of 3 controllers are left", killed.name, killed.pid);

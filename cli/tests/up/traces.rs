@@ -160,7 +160,8 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "unlucky"]);
     // The answer may be here before the last span has ended.
     eventually("the second run and the split are told of", || {
-        let text = up.ok(&["trace", "unlucky"]);
+        // Not found before the first span that names it has ended.
+        let text = String::from_utf8_lossy(&up.run(&["trace", "unlucky"]).stdout).into_owned();
         text.contains("1 of 2 runs failed") && text.contains(", queue ")
     });
     let text = up.ok(&["trace", "unlucky"]);
@@ -186,18 +187,18 @@ fn any_controller_of_a_group_puts_a_trace_together() {
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
     let asked = |controller: &str| {
         let output = millrace().args(["trace", "mine", "-o", "json", "-e", controller]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+        // Nobody who was asked in time may have known of it yet.
+        output.status.success().then(|| serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap())
     };
     let controllers: Vec<_> = up.parts().into_iter().filter_map(|part| part.controller).collect();
-    let from_each = || controllers.iter().map(|(_, address)| asked(address)).collect::<Vec<_>>();
+    let from_each = || controllers.iter().map(|(_, address)| asked(address)).collect::<Option<Vec<_>>>();
     let processes = |trace: &serde_json::Value| {
         let spans = trace["spans"].as_array().unwrap().iter();
         spans.map(|span| span["process"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>()
     };
     // The answer may be here before the last span has ended.
     eventually("each of the three tells the same of one controller and one worker", || {
-        let traces = from_each();
+        let Some(traces) = from_each() else { return false };
         let seen = processes(&traces[0]);
         let of = |role: &str| seen.iter().filter(|name| name.starts_with(role)).count();
         traces.len() == 3

@@ -135,11 +135,22 @@ pub(crate) async fn three() -> Vec<Member> {
     let first = Member::start(1, Start::Bootstrap).await;
     let second = Member::start(2, first.joining(JoinAs::Voter)).await;
     let third = Member::start(3, second.joining(JoinAs::Voter)).await;
+    // It does, unless the machine stood still for so long that another was elected.
+    until("controller 1 leads", async || {
+        let transfer = api::TransferLeadershipRequest { id: 1 };
+        first.admin().transfer_leadership(transfer).await.ok()
+    })
+    .await;
     vec![first, second, third]
 }
 
 pub(crate) async fn status(member: &Member) -> api::ClusterStatus {
     member.admin().get_cluster_status(api::GetClusterStatusRequest {}).await.unwrap().into_inner()
+}
+
+/// What is said of the group: of a busy machine's disk more may be said, and rightly.
+pub(crate) fn of_group(status: &api::ClusterStatus) -> Vec<&String> {
+    status.warnings.iter().filter(|it| !it.starts_with("the disk of controller")).collect()
 }
 
 /// Each controller's part, by id.
@@ -176,7 +187,7 @@ async fn any_controller_takes_writes_and_reads_what_was_written_through_another(
     for member in &members {
         let status = status(member).await;
         assert_eq!((status.leader, status.answered_by, status.quorum), (1, member.id(), true));
-        assert_eq!(status.warnings, Vec::<String>::new());
+        assert_eq!(of_group(&status), Vec::<&String>::new());
         assert_eq!(roles(member).await, BTreeMap::from(expected));
     }
     let [a, b, c] = [&members[0], &members[1], &members[2]];
@@ -191,6 +202,8 @@ async fn any_controller_takes_writes_and_reads_what_was_written_through_another(
                 timeout: Some(prost_types::Duration { seconds: generation, nanos: 0 }),
                 ..crate::support::spec("f")
             }),
+            // Without a key, a write that a change of the leader has caught is not tried again.
+            idempotency_key: format!("generation {generation}"),
             ..apply_request("f", &mlp())
         };
         let (writer, reader) = if generation % 2 == 0 { (b, c) } else { (c, b) };
@@ -251,7 +264,7 @@ async fn writes_resume_when_the_leader_is_killed_and_again_when_it_is_back() {
 
     members[0].restart().await;
     assert_eq!(get(&mut members[0].admin(), "after").await.unwrap().generation, 1);
-    assert!(status(&members[0]).await.warnings.is_empty());
+    assert_eq!(of_group(&status(&members[0]).await), Vec::<&String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

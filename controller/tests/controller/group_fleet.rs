@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use futures::future::select_all;
 use millrace_proto::admin as api;
 use millrace_proto::inference::{self as oip, grpc_inference_service_client::GrpcInferenceServiceClient};
 use millrace_types::Reason;
@@ -42,9 +43,10 @@ async fn a_worker_has_one_registration_and_obeys_whoever_leads() {
     assert!(worker.iter().all(|stream| stream.desired.borrow().functions.is_empty()), "only the leader says");
 
     members.pop().unwrap().kill();
-    let elected =
-        until("a new leader", async || worker.iter().position(|stream| stream.leadership.borrow().leads))
-            .await;
+    let elected = {
+        let led = worker.iter_mut().map(|it| Box::pin(it.leadership.wait_for(|it| it.leads)));
+        soon("a new leader", select_all(led)).await.1
+    };
     assert!(worker[elected].leadership.borrow().term > term);
     worker[elected].told(&["f@1"]).await;
     assert_eq!(worker[elected].desired.borrow().term, worker[elected].leadership.borrow().term);

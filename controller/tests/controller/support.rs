@@ -215,13 +215,15 @@ pub(crate) async fn nodes(admin: &mut AdminClient<Channel>) -> Vec<api::Node> {
     admin.list_nodes(api::ListNodesRequest::default()).await.unwrap().into_inner().nodes
 }
 
-/// Asks again until the answer is as wanted. Each question is a round trip, so nothing spins.
+/// Asks again until the answer is as wanted.
 pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     soon(what, async {
         loop {
             if let Some(answer) = ask().await {
                 return answer;
             }
+            // What is asked may wait for nothing, and whoever is asked needs the processor.
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
     .await

@@ -72,7 +72,7 @@ async fn a_stream_survives_requests_that_fail() {
         ("good", ""),
         ("shape", "[3]"),
         ("failing", "told to fail"),
-        ("late", "10ms"),
+        ("late", "request's timeout"),
         ("good again", ""),
     ] {
         let (answered, error) = next_id(&mut answers).await;

@@ -21,7 +21,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::ledger::Ledger;
-use crate::support::within;
+use crate::support::{PATIENCE, within};
 
 /// A running controller. Dropped, it is gone, connections included.
 pub(crate) struct Controller {
@@ -237,7 +237,10 @@ impl Controller {
         says: impl FnMut(&wire::Telemetry) -> bool,
     ) -> wire::Telemetry {
         let mut telemetry = self.state.telemetry.subscribe();
-        within(what, telemetry.wait_for(says)).await.unwrap().clone()
+        match tokio::time::timeout(PATIENCE, telemetry.wait_for(says)).await {
+            Ok(said) => said.unwrap().clone(),
+            Err(_) => panic!("not within {PATIENCE:?}: {what}; the last: {:#?}", self.latest_telemetry()),
+        }
     }
 }
 

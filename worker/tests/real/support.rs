@@ -23,7 +23,7 @@ use crate::controller::Controller;
 pub(crate) const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
 pub(crate) const WORKER_VARIABLE: &str = "MILLRACE_TEST_WORKER";
 /// Enough for anything that is going to happen at all.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for an event that a test is about.
 pub(crate) async fn within<T>(what: &str, event: impl Future<Output = T>) -> T {
