@@ -107,10 +107,11 @@ mod tests {
             prop_assert!(at(cost_us + more) >= at(cost_us));
         }
 
-        /// Each point measured wrongly by up to 3% either way moves the elbow by one size at most.
+        /// Each point measured wrongly by up to 2.5% either way moves the elbow by one size at most: where
+        /// one size just reaches 90% of the best, the next has 5% to spare.
         #[test]
         fn noise_moves_the_elbow_by_one_size_at_most(
-            cost_us in 1u64..50, gb in 1u64..32, noise in prop::collection::vec(970u64..=1030, 14),
+            cost_us in 1u64..50, gb in 1u64..32, noise in prop::collection::vec(975u64..=1025, 14),
         ) {
             let points = curve(cost_us * 1000, gb * 1_000_000_000);
             let noisy: Vec<_> = points

@@ -162,9 +162,11 @@ impl Gpu {
             self.cancel_transfers(|moving| moving.model == model, actions);
             if !self.slots.uses(model) {
                 actions.push(Action::Evicted { models: vec![model] });
-                if self.isolation == Isolation::Resident {
-                    self.unload(model, actions);
-                }
+            }
+            // Whoever waits here has it loaded again at its turn. A run that was sent comes back first.
+            let sent = self.slots.iter().any(|slot| slot.model == model && slot.run().is_some());
+            if self.isolation == Isolation::Resident && !sent {
+                self.unload(model, actions);
             }
         }
     }

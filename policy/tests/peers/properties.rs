@@ -103,3 +103,38 @@ fn no_copy_reads_what_has_taken_its_models_place_and_every_request_ends() {
     assert!(moved.get() > 10, "{} models moved: the test shows little", moved.get());
     assert!(from_peers.get() > 1_000, "{} chunks came from peers: the test shows little", from_peers.get());
 }
+
+/// A model that was being moved is not there any more when the move fails: with it goes its process,
+/// also where a request for it waits behind others, which may never come to its turn.
+#[test]
+fn a_move_that_fails_ends_the_process_of_a_model_that_only_waiting_requests_want() {
+    let mut world = World::new(Isolation::Resident, Layout::Partitions);
+    let deliver = |world: &mut World, times| (0..times).for_each(|_| _ = world.deliver(0));
+    world.prefetch(2, ModelId(1));
+    world.assign(2, ModelId(0), None);
+    world.prefetch(0, ModelId(0));
+    deliver(&mut world, 3);
+    world.copy(2);
+    deliver(&mut world, 2);
+    world.copy(2);
+    world.prefetch(0, ModelId(0));
+    deliver(&mut world, 1);
+    world.prefetch(0, ModelId(0));
+    deliver(&mut world, 4);
+    world.copy(2);
+    deliver(&mut world, 4);
+    world.copy(2);
+    deliver(&mut world, 3);
+    world.run(2);
+    world.wait();
+    world.assign(2, ModelId(3), None);
+    world.assign(0, ModelId(0), None);
+    world.assign(2, ModelId(2), None);
+    (0..3).for_each(|_| world.assign(0, ModelId(0), None));
+    world.wait();
+    world.assign(2, ModelId(1), None);
+    let moving = world.moves(2);
+    world.fail_move(2);
+    assert_eq!((moving, world.moves(2)), (1, 0), "the move is what fails");
+    world.check();
+}

@@ -267,6 +267,11 @@ impl World {
         }
     }
 
+    /// Moves that an executor was told to make and has not made.
+    pub(crate) fn moves(&self, index: usize) -> usize {
+        self.places[index].moves.len()
+    }
+
     /// What a copy reads.
     fn read(&self, grant: &Grant) -> Vec<Option<Chunk>> {
         let model = grant.cargo.model;

@@ -144,11 +144,12 @@ async fn what_one_leader_did_not_answer_is_sent_to_the_next() {
     in_order(&ledger, 1);
     first.follow(2);
     first.commit(true);
-    let offered = first.offered();
     let digest = first.publish(&millrace_model::synth::mlp());
     first.desire(&[("mlp", digest)]);
     second.committed("the model", |ledger| ledger.kept.models.contains_key(&copies()[0])).await;
-    assert_eq!(first.offered(), offered);
+    // What was on its way there already may still have come again.
+    let last = second.ledger().borrow().seq;
+    assert!(first.last_offered() < last, "what came after went to the new leader alone");
     worker.shutdown().await;
 }
 
@@ -190,7 +191,9 @@ async fn a_worker_that_goes_in_order_tells_the_last_and_says_goodbye_everywhere(
         invoke(&mut client(&worker), "mlp", id, &row(1)).await.unwrap();
     }
     worker.drain(std::time::Duration::from_secs(10)).await;
-    // No wait: what is to be heard is heard by now.
+    // It waited for that, but not for ever: on a machine that stands still it comes a little later.
+    first.said_goodbye().await;
+    second.said_goodbye().await;
     assert_eq!((first.goodbyes(), second.goodbyes()), (1, 1));
     assert_eq!(requests(&first.ledger().borrow()), 5, "nothing is forgiven");
     worker.shutdown().await;

@@ -14,6 +14,7 @@ use millrace_proto::worker::controller_message::Message as Said;
 use millrace_proto::worker::worker_control_server::{WorkerControl, WorkerControlServer};
 use millrace_proto::worker::worker_message::Message as Heard;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_types::checkpoint::SyncBatch;
 use millrace_types::{Digest, Failure, Reason};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -51,6 +52,7 @@ struct State {
     telemetry: watch::Sender<wire::Telemetry>,
     /// Batches that came, committed or not.
     offered: watch::Sender<usize>,
+    last_offered: watch::Sender<u64>,
     alive: watch::Receiver<()>,
 }
 
@@ -97,6 +99,7 @@ impl Controller {
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
             offered: watch::Sender::default(),
+            last_offered: watch::Sender::default(),
             alive: ends.clone(),
         });
         let service = WorkerControlServer::new(Service(state.clone()));
@@ -191,9 +194,20 @@ impl Controller {
         within("another batch", offered.changed()).await.unwrap();
     }
 
+    /// The number of the batch that came last, again or not.
+    pub(crate) fn last_offered(&self) -> u64 {
+        *self.state.last_offered.borrow()
+    }
+
     /// Batches that came.
     pub(crate) fn offered(&self) -> usize {
         *self.state.offered.borrow()
+    }
+
+    /// Waits for a goodbye, if none was heard.
+    pub(crate) async fn said_goodbye(&self) {
+        let mut goodbyes = self.state.goodbyes.subscribe();
+        within("a goodbye", goodbyes.wait_for(|&heard| heard > 0)).await.unwrap();
     }
 
     /// Goodbyes heard.
@@ -254,7 +268,8 @@ impl State {
             Heard::Goodbye(_) => self.goodbyes.send_modify(|goodbyes| *goodbyes += 1),
             Heard::Checkpoint(wire::Checkpoint { batch }) => {
                 self.offered.send_modify(|offered| *offered += 1);
-                let batch = rmp_serde::from_slice(&batch).unwrap();
+                let batch: SyncBatch = rmp_serde::from_slice(&batch).unwrap();
+                self.last_offered.send_replace(batch.seq);
                 if *self.commits.borrow() {
                     let mut answer = None;
                     self.ledger.send_modify(|ledger| answer = Some(ledger.take(batch)));

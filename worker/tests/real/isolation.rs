@@ -148,7 +148,6 @@ async fn a_process_killed_while_another_runs_leaves_that_run_alone() {
     kill_9(victim);
     let gone = |telemetry: &wire::Telemetry| pid_of(&telemetry.gpus[0], "quick").is_none();
     let gpu = controller.telemetry("the quick one gone", gone).await.gpus[0].clone();
-    assert!(gpu.running.contains("slow"), "{gpu:?}");
     assert_eq!(gpu.executor_pids, [runs_in]);
     assert_eq!(slow.await.unwrap().attempts, 1);
     assert_eq!(answer(&client, "quick", 3).await, expected, "in another process");

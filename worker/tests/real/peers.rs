@@ -113,11 +113,10 @@ impl Joined {
         }
     }
 
-    /// Waits until some of the model is on GPU 1 and not all.
-    async fn half_way(&self) -> wire::Telemetry {
-        let some = |telemetry: &wire::Telemetry| {
-            telemetry.gpus[1].models.iter().any(|model| (1..ALMOST_ALL).contains(&model.loaded_bytes))
-        };
+    /// Waits until some of the model is on GPU 1.
+    async fn begun(&self) -> wire::Telemetry {
+        let some =
+            |telemetry: &wire::Telemetry| telemetry.gpus[1].models.iter().any(|model| model.loaded_bytes > 0);
         self.controller.telemetry("part of the model on GPU 1", some).await
     }
 
@@ -148,33 +147,46 @@ async fn a_model_from_a_peer_answers_as_one_from_the_host() {
     joined.worker.shutdown().await;
 }
 
+/// Breaks a copy between the GPUs while it is under way, which costs no answer, and checks what `then` says
+/// of the worker afterwards. A machine that is busy enough ends the copy before: it is tried again then.
+async fn broken(
+    isolation: Isolation,
+    breaks: impl AsyncFn(&Joined, &wire::Telemetry),
+    then: impl AsyncFn(&Joined),
+) {
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let joined = joined_with(dir.path(), isolation).await;
+        let answers = joined.second().await;
+        let telemetry = joined.begun().await;
+        breaks(&joined, &telemetry).await;
+        joined.check(answers).await;
+        let whole_from_there = joined.worker.node().snapshot().await.gpus[1].peer_swaps > 0;
+        then(&joined).await;
+        joined.worker.shutdown().await;
+        if !whole_from_there {
+            return;
+        }
+    }
+    panic!("the copy always ended before it was broken");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
-    let dir = tempfile::tempdir().unwrap();
-    let joined = joined(dir.path()).await;
-    let answers = joined.second().await;
-    let telemetry = joined.half_way().await;
-    kill_9(telemetry.gpus[0].executor_pid);
-    joined.check(answers).await;
-    let telemetry = joined.controller.latest_telemetry();
-    assert_eq!(telemetry.gpus[1].peer_swaps, 0, "it did not come whole from there: {telemetry:?}");
-    joined.worker.shutdown().await;
+    let kill = async |_: &Joined, now: &wire::Telemetry| kill_9(now.gpus[0].executor_pid);
+    broken(Isolation::Gpu, kill, async |_| {}).await;
 }
 
 /// Where each model has a process of its own, the GPU's memory outlives it: what is being copied
 /// stays until the copy has stopped, and the rest comes from elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_models_process_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
-    let dir = tempfile::tempdir().unwrap();
-    let joined = joined_with(dir.path(), Isolation::Model).await;
-    let answers = joined.second().await;
-    let telemetry = joined.half_way().await;
-    kill_9(telemetry.gpus[0].models[0].executor_pid);
-    joined.check(answers).await;
-    let telemetry = joined.controller.latest_telemetry();
-    assert_eq!(telemetry.gpus[1].peer_swaps, 0, "it did not come whole from there: {telemetry:?}");
-    assert!(telemetry.gpus.iter().all(|gpu| gpu.restarts == 0), "{telemetry:?}");
-    joined.worker.shutdown().await;
+    let kill = async |_: &Joined, now: &wire::Telemetry| kill_9(now.gpus[0].models[0].executor_pid);
+    broken(Isolation::Model, kill, async |joined| {
+        let gpus = joined.worker.node().snapshot().await.gpus;
+        assert!(gpus.iter().all(|gpu| gpu.restarts == 0), "{gpus:?}");
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,29 +200,21 @@ async fn a_model_from_a_peer_answers_as_one_from_the_host_in_processes_of_their_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_that_goes_down_in_the_middle_of_a_copy_costs_time_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let joined = joined(dir.path()).await;
-    let answers = joined.second().await;
-    joined.half_way().await;
-    inject(&mut client(&joined.worker), 1, Fault::LosePeers, "").await;
-    joined.check(answers).await;
-    assert_eq!(joined.controller.latest_telemetry().gpus[1].peer_swaps, 0);
-    joined.worker.shutdown().await;
+    let cut = async |joined: &Joined, _: &wire::Telemetry| {
+        inject(&mut client(&joined.worker), 1, Fault::LosePeers, "").await;
+    };
+    broken(Isolation::Gpu, cut, async |_| {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_falls_off_the_bus_is_replaced_and_costs_time_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let joined = joined(dir.path()).await;
-    let answers = joined.second().await;
-    let before = joined.half_way().await;
-    inject(&mut client(&joined.worker), 0, Fault::Xid, "").await;
-    let unhealthy = |now: &wire::Telemetry| {
-        let gpu = &now.gpus[0];
-        gpu.health() == wire::GpuHealth::Unhealthy || gpu.incarnation > before.gpus[0].incarnation
+    let fall = async |joined: &Joined, before: &wire::Telemetry| {
+        inject(&mut client(&joined.worker), 0, Fault::Xid, "").await;
+        let unhealthy = |now: &wire::Telemetry| {
+            let gpu = &now.gpus[0];
+            gpu.health() == wire::GpuHealth::Unhealthy || gpu.incarnation > before.gpus[0].incarnation
+        };
+        joined.controller.telemetry("a GPU that is unhealthy", unhealthy).await;
     };
-    joined.controller.telemetry("a GPU that is unhealthy", unhealthy).await;
-    joined.check(answers).await;
-    all_up(&joined.controller).await;
-    joined.worker.shutdown().await;
+    broken(Isolation::Gpu, fall, async |joined| drop(all_up(&joined.controller).await)).await;
 }
