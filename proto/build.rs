@@ -14,7 +14,7 @@ const FILES: &[&str] = &[
     "proto/millrace/worker/v1/worker.proto",
 ];
 /// What others of them name.
-const SHARED: &[&str] = &["proto/millrace/trace/v1/trace.proto"];
+const SHARED: &[&str] = &["proto/millrace/activity/v1/activity.proto", "proto/millrace/trace/v1/trace.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -25,7 +25,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // way every time.
     let configured = || tonic_prost_build::configure().bytes(".");
     configured().btree_map(".").compile_fds(protox::compile(SHARED, ["proto"])?)?;
-    let shared = configured().extern_path(".millrace.trace.v1", "crate::trace::wire");
+    let shared = configured()
+        .extern_path(".millrace.activity.v1", "crate::activity")
+        .extern_path(".millrace.trace.v1", "crate::trace::wire");
     shared.btree_map(".inference").compile_fds(descriptors)?;
     Ok(())
 }

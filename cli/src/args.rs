@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    invoke, ps, scheduling, sim, synth, tenant, trace, up, version, worker,
+    invoke, ps, scheduling, sim, synth, tenant, top, trace, up, version, worker,
 };
 use crate::failure::EXIT_CODES;
 use crate::load;
@@ -98,6 +98,7 @@ pub(crate) enum Command {
     Load(load::Args),
     Sim(sim::Args),
     Tenant(tenant::Args),
+    Top(top::Args),
     Trace(trace::Args),
     Cluster(cluster::Args),
     Health(health::Args),

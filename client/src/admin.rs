@@ -282,6 +282,22 @@ impl Admin {
         Ok(answer.into_inner())
     }
 
+    /// What functions and links did, as all controllers and workers count it together: the busiest
+    /// functions, at most so many.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn activity(&self, functions_max: u32) -> Result<admin::GetActivityResponse, Error> {
+        let request = admin::GetActivityRequest { tenant: String::new(), functions_max };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).get_activity(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
     /// What controllers and workers still know of a request or a trace, by its id.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use millrace_proto::activity::Activity;
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
@@ -83,5 +84,12 @@ impl Worker for Remote {
 
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         self.0.clone().get_spans(request).await
+    }
+
+    async fn get_activity(
+        &self,
+        request: Request<wire::GetActivityRequest>,
+    ) -> Result<Response<Activity>, Status> {
+        self.0.clone().get_activity(request).await
     }
 }

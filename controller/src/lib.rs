@@ -19,12 +19,14 @@
 //! Only what must survive is in Raft: functions, artifacts, nodes, placements and what workers
 //! checkpoint. Streams, telemetry and requests are in memory here and gone with the process.
 
+mod activity;
 mod admin;
 mod artifacts;
 pub mod clock;
 pub mod config;
 pub mod connector;
 mod events;
+mod everyone;
 mod faults;
 mod fleet;
 mod leader;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
+use millrace_gateway::activity::Activity;
 use millrace_gateway::auth::{Anyone, Authenticate, LoopbackOnly};
 use millrace_gateway::config::FrontDoorConfig;
 use millrace_gateway::serve::{self, FrontDoor};
@@ -20,17 +21,20 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
+use crate::activity::{Activities, Doors};
 use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Bucket, SharedPlace, Store};
 use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, KEEP_ALIVE};
 use crate::connector::Connector;
 use crate::events::{Events, Watch};
+use crate::everyone::Everyone;
 use crate::faults::FaultService;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::Duties;
 use crate::raft::bootstrap::{self, Opening};
+use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
 use crate::raft::{Replica, disks, duties, elections, founding, service};
 use crate::serving::Serving;
@@ -104,7 +108,12 @@ pub async fn start(
         outlook: outlook.clone(),
         stop: stop.clone(),
     };
-    let raft_service = service::Service::new(replica.clone(), artifacts.clone()).showing(config.kept.clone());
+    let doors = Doors {
+        counts: Activity::default(),
+        process: format!("controller/{}/{:016x}", config.id.0, config.seed),
+    };
+    let shown = Shown { kept: config.kept.clone(), doors };
+    let raft_service = service::Service::new(replica.clone(), artifacts.clone()).showing(shown.clone());
     let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
     if faults.is_some() {
         tracing::warn!(
@@ -139,6 +148,7 @@ pub async fn start(
     }
     let faults = if config.allow_faults { Faults::Allowed } else { Faults::Refused };
     let waiting = CancellationToken::new();
+    let everyone = Everyone { replica: replica.clone(), fleet: fleet.clone() };
     let admin = AdminService {
         replica: replica.clone(),
         fleet: fleet.clone(),
@@ -146,7 +156,8 @@ pub async fn start(
         artifacts,
         events: events.clone(),
         stop: waiting.clone(),
-        traces: Traces { own: config.kept.clone(), replica: replica.clone(), fleet: fleet.clone() },
+        traces: Traces { own: shown.kept, everyone: everyone.clone() },
+        activities: Activities { own: shown.doors, everyone },
         faults,
     };
     let serving = Serving::new(replica.clone(), fleet, outlook);
@@ -264,6 +275,7 @@ fn open_front_door(
         if config.insecure { Arc::new(Anyone::default()) } else { Arc::new(LoopbackOnly::default()) };
     let front = FrontDoorConfig {
         authenticate,
+        activity: admin.activities.own.counts.clone(),
         ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
     };
     let metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());

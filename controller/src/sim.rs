@@ -27,12 +27,14 @@ use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use crate::StartError;
+use crate::activity::{Activities, Doors};
 use crate::admin::{AdminService, Faults};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{KEEP_ALIVE, Limits, Start};
 use crate::connector::Tcp;
 use crate::events::Events;
+use crate::everyone::Everyone;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::{Duties, Outlook};
@@ -117,7 +119,9 @@ impl Member {
             stop: stop.clone(),
         };
         let faults = Faults::Refused;
-        let traces = Traces { own: None, replica: replica.clone(), fleet: fleet.clone() };
+        let everyone = Everyone { replica: replica.clone(), fleet: fleet.clone() };
+        let traces = Traces { own: None, everyone: everyone.clone() };
+        let activities = Activities { own: Doors::default(), everyone };
         let (events, ended) = (Events::new(config.seed), stop.clone());
         let replica_of = replica.clone();
         let admin = AdminService {
@@ -126,6 +130,7 @@ impl Member {
             outlook,
             artifacts,
             traces,
+            activities,
             events,
             stop: ended,
             faults,

@@ -2,9 +2,8 @@
 //! put together. Nothing is known where they keep none (`--keep-spans`).
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
 
-use futures::future::{join, join_all};
 use millrace_proto::admin as api;
 use millrace_proto::trace::wire::{Span, Spans};
 use millrace_proto::trace::{FOUND_MAX, Kept};
@@ -12,11 +11,10 @@ use millrace_proto::worker::GetSpansRequest;
 use millrace_types::{Failure, Reason};
 use prost::Message as _;
 
-use crate::fleet::{Fleet, Worker};
-use crate::raft::{Lane, Peer, Replica};
+use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
+use crate::fleet::Worker;
+use crate::raft::Peer;
 
-/// How long whoever is asked may take: a tree with a part missing is better than none.
-const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest id.
 const ID_LEN_MAX: usize = 128;
 
@@ -24,12 +22,8 @@ const ID_LEN_MAX: usize = 128;
 #[derive(Debug, Clone)]
 pub(crate) struct Traces {
     pub(crate) own: Option<Kept>,
-    pub(crate) replica: Replica,
-    pub(crate) fleet: Fleet,
+    pub(crate) everyone: Everyone,
 }
-
-/// The spans that one of them gave, or who did not.
-type Given = Result<Vec<Span>, String>;
 
 impl Traces {
     /// The trace that an id names, or the last one that a request of this id was in.
@@ -50,34 +44,23 @@ impl Traces {
         Ok(whole.unwrap_or(found))
     }
 
-    async fn ask_all(&self, id: &str) -> impl Iterator<Item = Given> + use<> {
+    async fn ask_all(&self, id: &str) -> Vec<Given<Vec<Span>>> {
         let own = self.own.as_ref().map(|kept| kept.find(id)).unwrap_or_default();
-        let (controllers, workers) = join(self.controllers_spans(id), self.workers_spans(id)).await;
-        std::iter::once(Ok(own)).chain(controllers).chain(workers)
-    }
-
-    async fn controllers_spans(&self, id: &str) -> Vec<Given> {
-        let ask = async |peer: Peer| {
-            let spans =
-                peer.call(ASK_TIMEOUT, &id, async |mut it, message| it.get_spans(message).await).await;
-            let spans: Vec<u8> = spans.map_err(|failure| failure.message)?;
+        let controller = |peer: Peer| async move {
+            let spans: Vec<u8> =
+                peer.call(ASK_TIMEOUT, &id, async |mut it, message| it.get_spans(message).await).await?;
             let spans = Spans::decode(spans.as_slice());
-            spans.map(|it| it.spans).map_err(|error| format!("controller {}: {error}", peer.id()))
+            spans
+                .map(|it| it.spans)
+                .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))
         };
-        join_all(self.replica.others(Lane::Requests).into_iter().map(ask)).await
-    }
-
-    async fn workers_spans(&self, id: &str) -> Vec<Given> {
-        let workers = self.fleet.workers();
-        let ask = async |worker: &Worker| {
+        let worker = |worker: Arc<Worker>| async move {
             let request = tonic::Request::new(GetSpansRequest { id: id.to_owned() });
-            match tokio::time::timeout(ASK_TIMEOUT, worker.calls.get_spans(request)).await {
-                Ok(Ok(spans)) => Ok(spans.into_inner().spans),
-                Ok(Err(status)) => Err(format!("{}: {}", worker.name, status.message())),
-                Err(_) => Err(format!("{}: no answer within {ASK_TIMEOUT:?}", worker.name)),
-            }
+            Ok(worker.calls.get_spans(request).await?.map(|it| it.spans))
         };
-        join_all(workers.values().map(|worker| ask(worker))).await
+        let mut given = self.everyone.ask(controller, worker).await;
+        given.push(Ok(own));
+        given
     }
 }
 
@@ -88,7 +71,7 @@ pub(crate) fn given(kept: Option<&Kept>, id: &str) -> Vec<u8> {
 
 /// One trace of all that was given, the one that began last. Processes that share what they keep give
 /// a span twice.
-fn put_together(given: impl Iterator<Item = Given>) -> Result<api::Trace, Vec<String>> {
+fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api::Trace, Vec<String>> {
     let (mut spans, mut missing) = (BTreeMap::new(), Vec::new());
     for part in given {
         match part {
@@ -134,7 +117,7 @@ mod tests {
             Err("worker-2: no answer within 1s".to_owned()),
             Ok(vec![span("new", "c", 30), span("new", "b", 20), span("new", "a", 10)]),
         ];
-        let trace = put_together(given.into_iter()).unwrap();
+        let trace = put_together(given).unwrap();
         assert_eq!(trace.trace_id, "new");
         assert_eq!(trace.spans, [span("new", "a", 10), span("new", "b", 20), span("new", "c", 30)]);
         assert_eq!(trace.missing, ["worker-2: no answer within 1s"]);
@@ -142,7 +125,7 @@ mod tests {
 
     #[test]
     fn without_a_span_there_is_no_trace() {
-        let missing = put_together([Ok(Vec::new()), Err("w".to_owned())].into_iter()).unwrap_err();
+        let missing = put_together([Ok(Vec::new()), Err("w".to_owned())]).unwrap_err();
         assert_eq!(missing, ["w"]);
         assert!(not_found("r", &missing).message.contains("not everybody answered: w"));
         assert!(not_found("r", &[]).message.contains("--keep-spans"));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use millrace_types::Bytes;
 
+use crate::activity::Activity;
 use crate::auth::{Authenticate, LoopbackOnly};
 
 /// Tells the wall-clock time, as the time since 1970. For records only, never for waiting.
@@ -23,13 +24,21 @@ pub struct FrontDoorConfig {
     pub wall_clock: WallClock,
     /// For request ids: two front doors of one cluster must not share it.
     pub seed: u64,
+    /// Shows what the front door counts, to whoever keeps a clone of it.
+    pub activity: Activity,
 }
 
 impl FrontDoorConfig {
     /// The default limits, for callers of this machine only.
     #[must_use]
     pub fn new(wall_clock: WallClock, seed: u64) -> Self {
-        Self { limits: Limits::default(), authenticate: Arc::new(LoopbackOnly::default()), wall_clock, seed }
+        Self {
+            limits: Limits::default(),
+            authenticate: Arc::new(LoopbackOnly::default()),
+            wall_clock,
+            seed,
+            activity: Activity::default(),
+        }
     }
 }
 

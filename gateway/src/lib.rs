@@ -21,12 +21,14 @@
 //! | `front` | the way of one inference, the same for both protocols |
 //! | `parameters` | the request parameters that mean something |
 //! | `describe`, `meters` | what is said of models, what is counted |
+//! | [`activity`] | what was counted, for people who watch |
 //! | `grpc`, `rest` | the two protocols |
 //!
 //! It knows nothing of Raft, workers or GPUs.
 //!
 //! [`Backend`]: backend::Backend
 
+pub mod activity;
 pub mod auth;
 pub mod backend;
 mod budget;

@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::activity::Latencies;
 use crate::backend::{Model, Split};
 
 /// The label of functions beyond those that have one of their own.
@@ -64,6 +65,8 @@ pub(crate) struct Tally {
     pub(crate) output: Cumulative,
     /// Milliseconds since 1970; 0 before the first.
     pub(crate) last_inference_ms: AtomicU64,
+    /// Of what was answered.
+    pub(crate) latencies: Latencies,
     labels: FunctionLabels,
     answered: Counter,
     total_seconds: Histogram,
@@ -87,6 +90,7 @@ impl Tally {
     pub(crate) fn answered(&self, times: &Times, unix_ms: u64) {
         let Split { cold, queue, swap, run } = times.split;
         self.success.add(times.total);
+        self.latencies.add(times.total);
         self.queue.add(queue);
         self.swap.add(swap);
         self.run.add(run);
@@ -103,10 +107,13 @@ impl Tally {
     }
 }
 
+/// The tallies of all revisions that were invoked.
+pub(crate) type Tallies = Arc<RwLock<HashMap<RevisionKey, Arc<Tally>>>>;
+
 /// Every tally, and the metrics of no one function.
 #[derive(Debug)]
 pub(crate) struct Meters {
-    tallies: RwLock<HashMap<RevisionKey, Arc<Tally>>>,
+    tallies: Tallies,
     labelled: Mutex<BTreeSet<FunctionKey>>,
     labelled_max: usize,
     outcomes: Family<OutcomeLabels, Counter>,
@@ -132,10 +139,15 @@ fn seconds() -> Histogram {
 }
 
 impl Meters {
-    pub(crate) fn new(registry: &mut Registry, labelled_max: usize, bytes_in_flight_max: u64) -> Self {
+    pub(crate) fn new(
+        registry: &mut Registry,
+        tallies: Tallies,
+        labelled_max: usize,
+        bytes_in_flight_max: u64,
+    ) -> Self {
         let family = || Family::new_with_constructor(seconds as fn() -> Histogram);
         let meters = Self {
-            tallies: RwLock::default(),
+            tallies,
             labelled: Mutex::default(),
             labelled_max,
             outcomes: Family::default(),
@@ -249,6 +261,7 @@ impl Meters {
             run: Cumulative::default(),
             output: Cumulative::default(),
             last_inference_ms: AtomicU64::new(0),
+            latencies: Latencies::default(),
             answered,
             total_seconds: self.total_seconds.get_or_create_owned(&labels),
             queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
@@ -319,7 +332,7 @@ mod tests {
     #[test]
     fn functions_beyond_the_bound_share_a_label_and_deleted_ones_make_room() {
         let mut registry = Registry::default();
-        let meters = Meters::new(&mut registry, 2, 1);
+        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
         for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
             meters.tally(&model(name), |_| true);
         }
@@ -335,7 +348,7 @@ mod tests {
     #[test]
     fn answers_and_failures_are_both_timed() {
         let mut registry = Registry::default();
-        let meters = Meters::new(&mut registry, 2, 1);
+        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
         let tally = meters.tally(&model("a"), |_| true);
         let ms = Duration::from_millis;
         let split = Split { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3) };

@@ -123,9 +123,10 @@ impl FrontDoor {
 
     fn door(self, closing: Closing) -> Door {
         let Self { config, backend, mut registry, mut services, mut routes } = self;
-        let FrontDoorConfig { limits, authenticate, wall_clock, seed } = config;
+        let FrontDoorConfig { limits, authenticate, wall_clock, seed, activity } = config;
         let budget = Budget::new(limits.in_flight_max.max(limits.message_max));
-        let meters = Meters::new(&mut registry, limits.labelled_functions_max, budget.capacity());
+        let labelled_max = limits.labelled_functions_max;
+        let meters = Meters::new(&mut registry, activity.0, labelled_max, budget.capacity());
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
         let message_len_max = limits.message_len_max();
         let waiting = Semaphore::new(limits.waiting_max);

@@ -8,6 +8,7 @@
 //! | [`executor`] | a worker and its executors |
 //! | [`raft`] | controllers among themselves |
 //! | [`fault`] | faults of one controller, for tests |
+//! | [`activity`] | what functions and links did, as all of them tell it |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
@@ -38,6 +39,11 @@ pub mod raft {
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod fault {
     tonic::include_proto!("millrace.fault.v1");
+}
+
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod activity {
+    tonic::include_proto!("millrace.activity.v1");
 }
 
 pub mod convert;

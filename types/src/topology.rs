@@ -26,6 +26,21 @@ impl Topology {
             _ => None,
         })
     }
+
+    /// What people call a link: its kind and whose it is, as in `pcie 0`, `uplink 0,1`, `nvlink 0-1`.
+    #[must_use]
+    pub fn link_name(&self, link: LinkId) -> String {
+        let users = || {
+            let crosses = self.gpus.iter().filter(|gpu| gpu.host_path.contains(&link));
+            crosses.map(|gpu| gpu.index.0.to_string()).collect::<Vec<_>>().join(",")
+        };
+        match self.links.get(link.0 as usize).map(|link| link.kind) {
+            Some(LinkKind::Pcie) => format!("pcie {}", users()),
+            Some(LinkKind::PcieUplink) => format!("uplink {}", users()),
+            Some(LinkKind::NvLink { a, b }) => format!("nvlink {}-{}", a.0, b.0),
+            None => format!("link {}", link.0),
+        }
+    }
 }
 
 /// One GPU.

@@ -14,8 +14,10 @@
 //! | [`host_tier`] | artifacts become models in host memory |
 //! | [`control`] | the streams to the controllers |
 //! | [`service`] | the gRPC service for gateways |
+//! | `activity`, `meters` | what is counted, for whoever asks and for Prometheus |
 //! | [`start`] | all of it put together |
 
+mod activity;
 mod actors;
 pub mod clock;
 pub mod control;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use millrace_proto::activity::Activity;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::to_status;
 use millrace_proto::trace::wire::Spans;
@@ -16,6 +17,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
+use crate::activity::Place;
 use crate::handle::{FaultError, NodeHandle};
 use crate::host_tier::gate::Gate;
 use crate::host_tier::{Signature, Signatures};
@@ -56,20 +58,22 @@ pub struct WorkerService {
     budget: Arc<Budget>,
     faults: Faults,
     draining: Arc<AtomicBool>,
+    place: Place,
     kept: Option<Kept>,
 }
 
 impl WorkerService {
     /// Serves the functions that `signatures` names, whose models are behind the gate.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         node: NodeHandle,
+        place: Place,
         (signatures, gate): (watch::Receiver<Arc<Signatures>>, Gate),
         limits: Limits,
         faults: Faults,
     ) -> Self {
         let budget = Arc::new(Budget::new(limits.in_flight));
-        Self { node, signatures, gate, budget, faults, draining: Arc::default(), kept: None }
+        Self { node, signatures, gate, budget, faults, draining: Arc::default(), place, kept: None }
     }
 
     /// The same, showing the spans that are kept here.
@@ -169,6 +173,13 @@ impl wire::worker_server::Worker for WorkerService {
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         let spans = self.kept.as_ref().map(|kept| kept.find(&request.get_ref().id));
         Ok(Response::new(Spans { spans: spans.unwrap_or_default() }))
+    }
+
+    async fn get_activity(
+        &self,
+        _request: Request<wire::GetActivityRequest>,
+    ) -> Result<Response<Activity>, Status> {
+        Ok(Response::new(self.place.activity(&self.node.snapshot().await)))
     }
 }
 

@@ -185,6 +185,19 @@ impl NodeSnapshot {
         }
     }
 
+    /// What each function counted on this node, those of its revisions that are gone included, and how
+    /// many of its requests are in flight.
+    pub(crate) fn scores(&self) -> BTreeMap<&FunctionKey, (Score, u32)> {
+        let mut scores: BTreeMap<_, (Score, u32)> =
+            self.past.iter().map(|(key, &score)| (key, (score, 0))).collect();
+        for it in &self.functions {
+            let (score, in_flight) = scores.entry(&it.key.function).or_default();
+            *score = score.plus(it.score());
+            *in_flight += it.in_flight;
+        }
+        scores
+    }
+
     pub(crate) fn sort(&mut self) {
         self.gpus.sort_by_key(|gpu| gpu.index);
         self.functions.sort_by(|a, b| a.key.cmp(&b.key));

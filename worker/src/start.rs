@@ -22,6 +22,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tonic::transport::server::TcpIncoming;
 
+use crate::activity::Place;
 use crate::clock::MonotonicClock;
 use crate::control::desired::Desired;
 use crate::control::{self, Control, telemetry};
@@ -175,10 +176,16 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
     let (quotas_now, desired_shown) = (desired.subscribe(), desired.subscribe());
+    let hello = hello(&config, addr);
+    let place = Place {
+        node: config.node.clone(),
+        instance: hello.instance.clone(),
+        topology: Arc::new(config.topology.clone()),
+    };
     let control = Control::start(
         control::Config {
             name: config.node.clone(),
-            hello: hello(&config, addr),
+            hello,
             controllers: control_channels,
             attached,
             data_dir,
@@ -203,7 +210,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
     let models = (view.signatures.clone(), gate);
-    let service = WorkerService::new(node.clone(), models, config.limits, config.faults);
+    let service = WorkerService::new(node.clone(), place, models, config.limits, config.faults);
     let service = service.showing(config.kept);
     // Serving from now on, until it is told to stop.
     let (server, health) = server::serve(&service, config.limits, shown, incoming);

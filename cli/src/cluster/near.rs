@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_controller::{ConnectError, Connector, Tcp, Transport};
+use millrace_proto::activity::Activity;
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::Worker;
@@ -82,5 +83,12 @@ impl Worker for Neighbour {
 
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         self.service().await?.get_spans(request).await
+    }
+
+    async fn get_activity(
+        &self,
+        request: Request<wire::GetActivityRequest>,
+    ) -> Result<Response<Activity>, Status> {
+        self.service().await?.get_activity(request).await
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod sim;
 pub(crate) mod synth;
 mod target;
 pub(crate) mod tenant;
+pub(crate) mod top;
 pub(crate) mod trace;
 pub(crate) mod up;
 pub(crate) mod version;
@@ -75,6 +76,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Tenant(args) => tenant::run(args, &session).instrument(info_span!("tenant")).await,
         // A span is told of when it ends: these would end with the watch, or be in their own list.
         Command::Events(args) => events::run(args, &session).await,
+        Command::Top(args) => top::run(args, &session).await,
         Command::Trace(args) => trace::run(args, &session).await,
         Command::Cluster(args) => cluster::run(args, &session).instrument(info_span!("cluster")).await,
         Command::Autoscale(args) => autoscale::run(args, &session).await,

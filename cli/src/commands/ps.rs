@@ -29,7 +29,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 }
 
 /// The size of each model's weights, by digest. A GPU tells only what of them has arrived.
-fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
+pub(crate) fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
     let revisions = functions.iter().flat_map(|function| &function.revisions);
     revisions
         .filter_map(|revision| {

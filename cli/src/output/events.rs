@@ -10,11 +10,11 @@ use crate::output::text::moment;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Event<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    time: Option<String>,
+    pub(crate) time: Option<String>,
     severity: &'static str,
-    reason: &'a str,
-    object: &'a str,
-    message: &'a str,
+    pub(crate) reason: &'a str,
+    pub(crate) object: &'a str,
+    pub(crate) message: &'a str,
 }
 
 impl<'a> From<&'a wire::Event> for Event<'a> {

@@ -11,4 +11,5 @@ mod life;
 mod metrics;
 mod running;
 mod serving;
+mod top;
 mod traces;

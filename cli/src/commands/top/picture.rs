@@ -1,0 +1,755 @@
+//! What `top` shows, made of samples: the same for a screen and for lines of text.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_client::messages as wire;
+use millrace_proto::activity::{FunctionActivity, LinkActivity};
+
+use super::sample::{Events, History, Sample, Span, quantile, seconds};
+use super::sheet::{Cell, Column, Row, Sheet, Tone, Width};
+use crate::commands::ps::weights;
+use crate::output::events::Event;
+use crate::output::text::{latency, size};
+
+/// What can be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Pane {
+    Gpus,
+    Functions,
+    Links,
+    Events,
+}
+
+impl Pane {
+    pub(super) const ALL: [Self; 4] = [Self::Gpus, Self::Functions, Self::Links, Self::Events];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Gpus => "GPUs",
+            Self::Functions => "Functions",
+            Self::Links => "Links",
+            Self::Events => "Events",
+        }
+    }
+}
+
+const fn words(heading: &'static str, width: u16) -> Column {
+    Column { heading, width: Width::Words(width) }
+}
+
+const fn number(heading: &'static str, width: u16) -> Column {
+    Column { heading, width: Width::Number(width) }
+}
+
+const fn rest(heading: &'static str, part: u16) -> Column {
+    Column { heading, width: Width::Rest(part) }
+}
+
+const GPUS: &[Column] = &[
+    rest("NODE", 2),
+    number("GPU", 3),
+    words("STATE", 10),
+    words("MEMORY", 24),
+    number("MODELS", 6),
+    number("BUSY", 5),
+    number("SWAPS/S", 8),
+    number("EVICT/S", 8),
+    number("RESTARTS", 8),
+    rest("RUNNING", 3),
+];
+const FUNCTIONS: &[Column] = &[
+    rest("FUNCTION", 1),
+    number("REQ/S", 8),
+    number("FAIL/S", 7),
+    number("P50", 8),
+    number("P98", 8),
+    words("OBJECTIVE", 13),
+    number("IN TIME", 8),
+    number("DUE", 7),
+    number("FLIGHT", 6),
+    number("GPUS", 6),
+];
+const LINKS: &[Column] = &[
+    rest("NODE", 1),
+    words("LINK", 14),
+    number("RATE", 12),
+    number("OF", 6),
+    number("MEASURED", 12),
+    number("CARRIED", 10),
+    number("BATCHES", 7),
+];
+const EVENTS: &[Column] = &[words("TIME", 20), words("REASON", 18), words("OBJECT", 26), rest("MESSAGE", 1)];
+
+/// Everything that is shown.
+#[derive(Debug)]
+pub(super) struct Picture {
+    /// The cluster in a few lines.
+    pub(super) head: Vec<(String, Tone)>,
+    gpus: Sheet,
+    functions: Sheet,
+    links: Sheet,
+    events: Sheet,
+}
+
+impl Picture {
+    /// What the samples show; `None` before the first.
+    pub(super) fn of(history: &History, events: &Events) -> Option<Self> {
+        let now = history.now()?;
+        let since = Since { before: history.before(), now };
+        Some(Self {
+            head: since.head(),
+            gpus: Sheet { columns: GPUS, rows: since.gpus() },
+            functions: Sheet { columns: FUNCTIONS, rows: since.functions() },
+            links: Sheet { columns: LINKS, rows: since.links() },
+            events: Sheet {
+                columns: EVENTS,
+                rows: events.kept.iter().rev().enumerate().map(event).collect(),
+            },
+        })
+    }
+
+    pub(super) fn sheet(&self, pane: Pane) -> &Sheet {
+        match pane {
+            Pane::Gpus => &self.gpus,
+            Pane::Functions => &self.functions,
+            Pane::Links => &self.links,
+            Pane::Events => &self.events,
+        }
+    }
+}
+
+/// The newest sample, and what to compare it with.
+#[derive(Clone, Copy)]
+struct Since<'a> {
+    before: Option<&'a Sample>,
+    now: &'a Sample,
+}
+
+impl<'a> Since<'a> {
+    fn span(&self) -> Option<Span> {
+        Some(Span::between(self.before?, self.now))
+    }
+
+    fn head(&self) -> Vec<(String, Tone)> {
+        vec![self.cluster(), self.machines(), self.requests()]
+    }
+
+    fn cluster(&self) -> (String, Tone) {
+        let status = &self.now.status;
+        let up = status.controllers.iter().filter(|it| it.reachable).count();
+        let leads = match status.leader {
+            0 => "nobody leads".to_owned(),
+            leader => format!("controller {leader} leads in term {}", status.term),
+        };
+        let of = status.controllers.len();
+        let mut text = format!("cluster {}: {leads}, {up} of {of} controllers up", status.cluster_id);
+        // 'cluster status' has them all.
+        if let Some(warning) = status.warnings.first() {
+            text += &format!("; {warning}");
+        }
+        let tone = match () {
+            () if !status.quorum || status.leader == 0 => Tone::Bad,
+            () if up < of || !status.warnings.is_empty() => Tone::Warning,
+            () => Tone::Plain,
+        };
+        (text, tone)
+    }
+
+    fn machines(&self) -> (String, Tone) {
+        let nodes = &self.now.nodes;
+        let connected = nodes.iter().filter(|node| node.connected).count();
+        let gpus: Vec<_> = nodes.iter().flat_map(|node| &node.gpus).collect();
+        let up = gpus.iter().filter(|gpu| gpu.health == "Up").count();
+        let sum = |of: fn(&wire::Gpu) -> u64| size(gpus.iter().map(|gpu| of(gpu)).sum());
+        let queued: u32 = nodes.iter().map(|node| node.queued).sum();
+        let text = format!(
+            "{connected} of {} nodes connected, {up} of {} GPUs up, {} of {} of GPU memory taken, {queued} requests queued",
+            nodes.len(),
+            gpus.len(),
+            sum(|gpu| gpu.used_bytes),
+            sum(|gpu| gpu.memory_bytes),
+        );
+        let whole = connected == nodes.len() && up == gpus.len();
+        (text, if whole { Tone::Plain } else { Tone::Warning })
+    }
+
+    fn requests(&self) -> (String, Tone) {
+        let Some(span) = self.span() else {
+            return ("requests: counting".to_owned(), Tone::Quiet);
+        };
+        let sum = |of: fn(&FunctionActivity) -> u64| {
+            let all = |sample: &Sample| sample.activity.functions.iter().map(of).sum::<u64>();
+            span.rate(self.before.map_or(0, all), all(self.now))
+        };
+        let (answered, failed) = (sum(|it| it.answered), sum(|it| it.failed));
+        let mut text =
+            format!("{answered:.1} requests/s answered, {failed:.1}/s failed, over {:.0} s", span.0);
+        if self.now.left_out > 0 {
+            text += &format!("; {} quieter functions are left out", self.now.left_out);
+        }
+        for missing in &self.now.missing {
+            text += &format!("; not counted: {missing}");
+        }
+        let tone = match () {
+            () if failed > 0.0 => Tone::Bad,
+            () if !self.now.missing.is_empty() => Tone::Warning,
+            () => Tone::Plain,
+        };
+        (text, tone)
+    }
+
+    fn gpus(&self) -> Vec<Row> {
+        let nodes = self.now.nodes.iter();
+        nodes.flat_map(|node| node.gpus.iter().map(move |gpu| self.gpu(node, gpu))).collect()
+    }
+
+    fn gpu(&self, node: &wire::Node, gpu: &wire::Gpu) -> Row {
+        let before = self.before.and_then(|sample| {
+            let node = sample.nodes.iter().find(|it| it.name == node.name && it.epoch == node.epoch)?;
+            node.gpus.iter().find(|it| it.index == gpu.index)
+        });
+        let rate = |of: fn(&wire::Gpu) -> u64| {
+            let rate = before.and_then(|before| Some(self.span()?.rate(of(before), of(gpu))));
+            rate.map_or_else(Cell::unknown, |rate| Cell::number(rate, format!("{rate:.1}")))
+        };
+        let busy = before.and_then(|before| Some(self.span()?.share(before.busy, gpu.busy)));
+        let state = Cell::text(if node.connected { gpu.health.as_str() } else { "Away" });
+        let taken = share(gpu.used_bytes, gpu.memory_bytes);
+        Row {
+            id: format!("{}/{}", node.name, gpu.index),
+            cells: vec![
+                Cell::text(&node.name),
+                // By number, the first first.
+                Cell::number(-f64::from(gpu.index), gpu.index.to_string()),
+                match (node.connected, gpu.health.as_str()) {
+                    (true, "Up") => state.tone(Tone::Good),
+                    (true, "Starting") => state.tone(Tone::Warning),
+                    _ => state.tone(Tone::Bad),
+                },
+                Cell::number(taken, format!("{} {:>3.0}%", bar(taken, 18), taken * 100.0)),
+                Cell::number(gpu.models.len() as f64, gpu.models.len().to_string()),
+                busy.map_or_else(Cell::unknown, |busy| {
+                    Cell::number(busy, format!("{:.0}%", busy.min(1.0) * 100.0))
+                }),
+                rate(|gpu| gpu.swaps),
+                rate(|gpu| gpu.evictions),
+                Cell::number(gpu.restarts as f64, gpu.restarts.to_string()).tone(if gpu.restarts > 0 {
+                    Tone::Warning
+                } else {
+                    Tone::Quiet
+                }),
+                Cell::text(&gpu.running),
+            ],
+        }
+    }
+
+    fn functions(&self) -> Vec<Row> {
+        let active = self.now.activity.functions.iter().map(|it| (name(&it.tenant, &it.function), it));
+        let active: BTreeMap<_, _> = active.collect();
+        let known = self.now.functions.iter().filter_map(|it| {
+            let spec = it.spec.as_ref()?;
+            Some((name(&spec.tenant, &spec.name), spec))
+        });
+        let known: BTreeMap<_, _> = known.collect();
+        // What was deleted is still counted; it has no place here.
+        known.iter().map(|(id, spec)| self.function(id, spec, active.get(id).copied())).collect()
+    }
+
+    fn function(&self, id: &str, spec: &wire::FunctionSpec, now: Option<&FunctionActivity>) -> Row {
+        let none = FunctionActivity::default();
+        let now = now.unwrap_or(&none);
+        let before = self.before.and_then(|sample| {
+            let mut all = sample.activity.functions.iter();
+            all.find(|it| it.tenant == spec.tenant && it.function == spec.name)
+        });
+        let (span, was) = (self.span(), before.unwrap_or(&none));
+        let rate = |count: fn(&FunctionActivity) -> u64, bad: Tone| {
+            let rate = span.map(|span| span.rate(count(was), count(now)));
+            rate.map_or_else(Cell::unknown, |rate| {
+                let tone = if rate > 0.0 { bad } else { Tone::Quiet };
+                Cell::number(rate, format!("{rate:.1}")).tone(tone)
+            })
+        };
+        let took = |of: f64| {
+            let took = span.and_then(|_| quantile(before, now, of));
+            took.map_or_else(Cell::unknown, |took| Cell::number(took.as_secs_f64(), latency_text(took)))
+        };
+        let objective = Objective::of(spec, was, now);
+        let gpus = span.map(|span| span.share(was.gpu_time, now.gpu_time));
+        Row {
+            id: id.to_owned(),
+            cells: vec![
+                Cell::text(id),
+                rate(|it| it.answered, Tone::Plain),
+                rate(|it| it.failed, Tone::Bad),
+                took(0.5),
+                took(0.98),
+                objective.as_ref().map_or_else(Cell::unknown, Objective::goal),
+                objective.as_ref().map_or_else(Cell::unknown, Objective::in_time),
+                objective.as_ref().map_or_else(Cell::unknown, Objective::due),
+                Cell::number(f64::from(now.in_flight), now.in_flight.to_string()),
+                gpus.map_or_else(Cell::unknown, |gpus| Cell::number(gpus, format!("{gpus:.2}"))),
+            ],
+        }
+    }
+
+    fn links(&self) -> Vec<Row> {
+        self.now.activity.links.iter().map(|link| self.link(link)).collect()
+    }
+
+    fn link(&self, now: &LinkActivity) -> Row {
+        let before = self.before.and_then(|sample| {
+            sample.activity.links.iter().find(|it| it.node == now.node && it.link == now.link)
+        });
+        let rate = before.and_then(|before| Some(self.span()?.rate(before.carried_bytes, now.carried_bytes)));
+        let per_second = |rate: f64| format!("{}/s", size(rate as u64));
+        let measured = Some(now.measured_bytes_per_second).filter(|&rate| rate > 0);
+        Row {
+            id: format!("{}/{}", now.node, now.name),
+            cells: vec![
+                Cell::text(&now.node),
+                Cell::text(&now.name),
+                rate.map_or_else(Cell::unknown, |rate| Cell::number(rate, per_second(rate))),
+                rate.map_or_else(Cell::unknown, |rate| {
+                    let of = rate / now.bytes_per_second as f64;
+                    Cell::number(of, format!("{:.0}%", of * 100.0))
+                }),
+                measured
+                    .map_or_else(Cell::unknown, |rate| Cell::number(rate as f64, per_second(rate as f64))),
+                Cell::number(now.carried_bytes as f64, size(now.carried_bytes)),
+                Cell::number(f64::from(now.outstanding), now.outstanding.to_string()),
+            ],
+        }
+    }
+}
+
+/// What a function is held to, and how it does.
+struct Objective {
+    deadline: Duration,
+    percentile: f64,
+    /// In between: requests that count, and those in time.
+    lately: (u64, u64),
+    /// The same, ever.
+    ever: (u64, u64),
+}
+
+impl Objective {
+    fn of(spec: &wire::FunctionSpec, was: &FunctionActivity, now: &FunctionActivity) -> Option<Self> {
+        let slo = spec.slo.as_ref()?;
+        Some(Self {
+            deadline: Duration::try_from(slo.deadline?).ok()?,
+            percentile: slo.percentile,
+            lately: (
+                now.slo_requests.saturating_sub(was.slo_requests),
+                now.slo_in_time.saturating_sub(was.slo_in_time),
+            ),
+            ever: (now.slo_requests, now.slo_in_time),
+        })
+    }
+
+    fn goal(&self) -> Cell {
+        let text = format!("{} p{}", latency(self.deadline), self.percentile * 100.0);
+        Cell::number(-self.deadline.as_secs_f64(), text)
+    }
+
+    /// The share in time, lately; ever where none came lately.
+    fn in_time(&self) -> Cell {
+        let (count, in_time) = if self.lately.0 > 0 { self.lately } else { self.ever };
+        if count == 0 {
+            return Cell::unknown();
+        }
+        let share = in_time as f64 / count as f64;
+        let tone = match () {
+            () if self.lately.0 == 0 => Tone::Quiet,
+            () if share < self.percentile => Tone::Bad,
+            () => Tone::Good,
+        };
+        // What is worst comes first.
+        Cell::number(-share, format!("{:.1}%", share * 100.0)).tone(tone)
+    }
+
+    /// The required request count (T17), (pn - m) / (1 - p): what has still to be in time, or is to spare.
+    fn due(&self) -> Cell {
+        let (n, m) = (self.ever.0 as f64, self.ever.1 as f64);
+        let due = (self.percentile * n - m) / (1.0 - self.percentile);
+        Cell::number(due, format!("{due:+.0}")).tone(if due > 0.0 { Tone::Bad } else { Tone::Quiet })
+    }
+}
+
+fn event((place, event): (usize, &wire::Event)) -> Row {
+    let Event { time, reason, object, message, .. } = Event::from(event);
+    let tone = match event.severity() {
+        wire::EventSeverity::Warning => Tone::Warning,
+        _ => Tone::Plain,
+    };
+    Row {
+        id: object.to_owned(),
+        cells: vec![
+            // The newest first, also of those in one second.
+            Cell::number(-(place as f64), time.unwrap_or_else(|| "-".to_owned())),
+            Cell::text(reason).tone(tone),
+            Cell::text(object),
+            Cell::text(message),
+        ],
+    }
+}
+
+pub(super) fn name(tenant: &str, function: &str) -> String {
+    format!("{tenant}/{function}")
+}
+
+fn latency_text(took: Duration) -> String {
+    if took == Duration::MAX { ">50 s".to_owned() } else { latency(took) }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// So much of a bar.
+pub(super) fn bar(share: f64, width: usize) -> String {
+    let full = (share.clamp(0.0, 1.0) * width as f64).round() as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(width - full))
+}
+
+/// A closer look at what a row is about, as lines.
+pub(super) fn detail(pane: Pane, id: &str, history: &History, events: &Events) -> Vec<(String, Tone)> {
+    let Some(now) = history.now() else { return Vec::new() };
+    let since = Since { before: history.before(), now };
+    let mut lines = match pane {
+        Pane::Gpus => since.gpu_detail(id),
+        Pane::Functions => since.function_detail(id),
+        Pane::Links => since.link_detail(id),
+        Pane::Events => Vec::new(),
+    };
+    let about = match pane {
+        Pane::Gpus => format!("gpu/{id}"),
+        Pane::Functions => format!("function/{id}"),
+        Pane::Links => return lines,
+        Pane::Events => id.to_owned(),
+    };
+    let its: Vec<_> = events.kept.iter().rev().filter(|it| it.object == about).collect();
+    if !its.is_empty() {
+        lines.push((String::new(), Tone::Plain));
+        lines.push((format!("Events of {about}, the newest first:"), Tone::Plain));
+    }
+    lines.extend(its.into_iter().map(|it| {
+        let Event { time, reason, message, .. } = Event::from(it);
+        let tone = if it.severity() == wire::EventSeverity::Warning { Tone::Warning } else { Tone::Plain };
+        (format!("  {}  {reason}: {message}", time.unwrap_or_default()), tone)
+    }));
+    lines
+}
+
+fn plain(text: impl Into<String>) -> (String, Tone) {
+    (text.into(), Tone::Plain)
+}
+
+impl Since<'_> {
+    fn gpu_detail(&self, id: &str) -> Vec<(String, Tone)> {
+        let all = self.now.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
+        let found = all.into_iter().find(|(node, gpu)| format!("{}/{}", node.name, gpu.index) == id);
+        let Some((node, gpu)) = found else { return vec![plain(format!("{id} is gone"))] };
+        let mut lines = vec![
+            plain(format!("GPU {id}: {}, {}", gpu.gpu_type, gpu.health)),
+            plain(format!(
+                "{} of {} taken; the node has {} requests queued",
+                size(gpu.used_bytes),
+                size(gpu.memory_bytes),
+                node.queued
+            )),
+            plain(format!(
+                "swaps: {} (from other GPUs: {}), evictions: {}, restarts: {}, busy for {:.1} s",
+                gpu.swaps,
+                gpu.peer_swaps,
+                gpu.evictions,
+                gpu.restarts,
+                seconds(gpu.busy)
+            )),
+            plain(""),
+            plain("Models, the largest first:"),
+        ];
+        let weights = weights(&self.now.functions);
+        let mut models: Vec<_> = gpu.models.iter().collect();
+        models.sort_by_key(|model| std::cmp::Reverse(model.bytes));
+        for model in models {
+            let functions = model.functions.join(", ");
+            let running = !gpu.running.is_empty() && model.functions.contains(&gpu.running);
+            let all = weights.get(model.digest.as_str()).copied();
+            let state = match all.filter(|&all| model.loaded_bytes < all) {
+                _ if running => "running".to_owned(),
+                Some(all) => format!("loading, {} of {} there", size(model.loaded_bytes), size(all)),
+                None => format!("idle for {:.0} s", seconds(model.idle)),
+            };
+            let part = share(model.bytes, gpu.memory_bytes);
+            let text = format!("  {} {:>10}  {functions}: {state}", bar(part, 20), size(model.bytes));
+            lines.push((text, if running { Tone::Good } else { Tone::Plain }));
+        }
+        lines
+    }
+
+    fn function_detail(&self, id: &str) -> Vec<(String, Tone)> {
+        let its = |tenant: &str, function: &str| name(tenant, function) == id;
+        let known = self
+            .now
+            .functions
+            .iter()
+            .find(|it| it.spec.as_ref().is_some_and(|spec| its(&spec.tenant, &spec.name)));
+        let Some(known) = known else { return vec![plain(format!("{id} is gone"))] };
+        let mut lines = vec![plain(format!("Function {id}, generation {}", known.generation))];
+        for condition in &known.conditions {
+            let tone = match condition.status() {
+                wire::ConditionStatus::True => Tone::Good,
+                wire::ConditionStatus::False => Tone::Bad,
+                _ => Tone::Warning,
+            };
+            lines.push((
+                format!("  {}: {} ({})", condition.r#type, condition.reason, condition.message),
+                tone,
+            ));
+        }
+        let find = |sample: &'_ Sample| {
+            sample.activity.functions.iter().find(|it| its(&it.tenant, &it.function)).cloned()
+        };
+        if let Some(now) = find(self.now) {
+            let before = self.before.and_then(find);
+            let took =
+                |of: f64| quantile(before.as_ref(), &now, of).map_or_else(|| "-".to_owned(), latency_text);
+            lines.push(plain(""));
+            lines.push(plain(format!(
+                "{} answered, {} failed, {} in flight",
+                now.answered, now.failed, now.in_flight
+            )));
+            lines.push(plain(format!(
+                "latency of the last {:.0} s: p50 {}, p90 {}, p98 {}, p99 {}, slowest {}",
+                self.span().map_or(0.0, |span| span.0),
+                took(0.5),
+                took(0.9),
+                took(0.98),
+                took(0.99),
+                took(1.0)
+            )));
+            lines.push(plain(format!(
+                "objective: {} of {} requests in time; GPU time charged: {:.1} s",
+                now.slo_in_time,
+                now.slo_requests,
+                seconds(now.gpu_time)
+            )));
+        }
+        lines.push(plain(""));
+        lines.push(plain("On GPUs:"));
+        for node in &self.now.nodes {
+            for gpu in &node.gpus {
+                for model in &gpu.models {
+                    if model.functions.iter().any(|it| it.split_once('@').is_some_and(|(name, _)| name == id))
+                    {
+                        lines.push(plain(format!(
+                            "  {}/{}: {} of weights there, {} of memory taken, idle for {:.0} s",
+                            node.name,
+                            gpu.index,
+                            size(model.loaded_bytes),
+                            size(model.bytes),
+                            seconds(model.idle)
+                        )));
+                    }
+                }
+            }
+        }
+        lines
+    }
+
+    fn link_detail(&self, id: &str) -> Vec<(String, Tone)> {
+        let found = self.now.activity.links.iter().find(|it| format!("{}/{}", it.node, it.name) == id);
+        let Some(link) = found else { return vec![plain(format!("{id} is gone"))] };
+        vec![
+            plain(format!("Link {id}")),
+            plain(format!("{}/s by the topology, in each direction", size(link.bytes_per_second))),
+            plain(format!("{}/s measured over its last batches", size(link.measured_bytes_per_second))),
+            plain(format!(
+                "{} carried towards GPUs, {} batches granted and not finished",
+                size(link.carried_bytes),
+                link.outstanding
+            )),
+        ]
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use millrace_proto::activity::LatencyBucket;
+
+    use super::super::sample::tests::sample;
+    use super::*;
+    use crate::clock::now;
+
+    fn gpu(swaps: u64, busy: i64) -> wire::Gpu {
+        wire::Gpu {
+            index: 1,
+            gpu_type: "V100".into(),
+            health: "Up".into(),
+            memory_bytes: 1 << 30,
+            used_bytes: 1 << 29,
+            models: vec![wire::ResidentModel {
+                functions: vec!["default/digits@1".into()],
+                bytes: 1 << 29,
+                loaded_bytes: 1 << 29,
+                ..Default::default()
+            }],
+            running: "default/digits@1".into(),
+            swaps,
+            restarts: 1,
+            busy: Some(prost_types::Duration { seconds: busy, nanos: 0 }),
+            ..Default::default()
+        }
+    }
+
+    fn digits(answered: u64, failed: u64) -> FunctionActivity {
+        FunctionActivity {
+            tenant: "default".into(),
+            function: "digits".into(),
+            answered,
+            failed,
+            latencies: vec![LatencyBucket { up_to_seconds: 0.01, count: answered }],
+            in_flight: 2,
+            slo_requests: answered,
+            slo_in_time: answered / 2,
+            gpu_time: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+        }
+    }
+
+    /// A cluster two seconds apart, in which one function's requests take 10 ms and half are late.
+    pub(in super::super) fn history() -> (History, Events) {
+        let start = now();
+        let at = |second: u64, swaps, busy, function: FunctionActivity, carried_bytes| {
+            let mut it = sample(start + Duration::from_secs(second), &["w"]);
+            it.status = wire::ClusterStatus {
+                cluster_id: "c".into(),
+                leader: 1,
+                term: 4,
+                quorum: true,
+                controllers: vec![wire::Controller { id: 1, reachable: true, ..Default::default() }],
+                ..Default::default()
+            };
+            it.nodes = vec![wire::Node {
+                name: "worker-1".into(),
+                connected: true,
+                gpus: vec![gpu(swaps, busy)],
+                queued: 3,
+                ..Default::default()
+            }];
+            let spec = |name: &str, slo| wire::FunctionSpec {
+                tenant: "default".into(),
+                name: name.into(),
+                slo,
+                ..Default::default()
+            };
+            let deadline = Some(prost_types::Duration { seconds: 0, nanos: 80_000_000 });
+            let slo = Some(wire::Slo { deadline, percentile: 0.98 });
+            it.functions = [spec("digits", slo), spec("quiet", None)]
+                .map(|spec| wire::Function { spec: Some(spec), ..Default::default() })
+                .into();
+            it.activity.functions = vec![function];
+            it.activity.links = vec![LinkActivity {
+                node: "worker-1".into(),
+                link: 0,
+                name: "pcie 1".into(),
+                bytes_per_second: 1 << 30,
+                measured_bytes_per_second: 0,
+                carried_bytes,
+                outstanding: 1,
+            }];
+            it
+        };
+        let mut history = History::default();
+        let window = Duration::from_secs(10);
+        history.add(at(0, 10, 5, digits(100, 0), 0), window);
+        history.add(at(2, 14, 6, digits(200, 4), 1 << 30), window);
+        let event = |seconds, severity: wire::EventSeverity, reason: &str| wire::Event {
+            time: Some(prost_types::Timestamp { seconds, nanos: 0 }),
+            severity: severity.into(),
+            reason: reason.into(),
+            object: "gpu/worker-1/1".into(),
+            message: "its executor died".into(),
+        };
+        let mut events = Events::default();
+        events.kept.push_back(event(1_700_000_000, wire::EventSeverity::Normal, "GpuUp"));
+        events.kept.push_back(event(1_700_000_001, wire::EventSeverity::Warning, "ExecutorRestarted"));
+        (history, events)
+    }
+
+    fn texts(picture: &Picture, pane: Pane) -> Vec<Vec<&str>> {
+        let rows = picture.sheet(pane).rows.iter();
+        rows.map(|row| row.cells.iter().map(|cell| cell.text.as_str()).collect()).collect()
+    }
+
+    #[test]
+    fn rates_and_shares_are_of_the_time_between_two_samples() {
+        let (history, events) = history();
+        let picture = Picture::of(&history, &events).unwrap();
+        let gpus = texts(&picture, Pane::Gpus);
+        let memory = "█████████░░░░░░░░░  50%";
+        assert_eq!(
+            gpus,
+            [["worker-1", "1", "Up", memory, "1", "50%", "2.0", "0.0", "1", "default/digits@1"]]
+        );
+        let functions = texts(&picture, Pane::Functions);
+        assert_eq!(
+            functions[0],
+            [
+                "default/digits",
+                "50.0",
+                "2.0",
+                "9.17 ms",
+                "9.17 ms",
+                "80.0 ms p98",
+                "50.0%",
+                "+4800",
+                "2",
+                "0.00"
+            ]
+        );
+        assert_eq!(functions[1][..4], ["default/quiet", "0.0", "0.0", "-"]);
+        assert_eq!(
+            texts(&picture, Pane::Links),
+            [["worker-1", "pcie 1", "512.0 MiB/s", "50%", "-", "1.0 GiB", "1"]]
+        );
+        let reasons: Vec<_> = texts(&picture, Pane::Events).iter().map(|row| row[1]).collect();
+        assert_eq!(reasons, ["ExecutorRestarted", "GpuUp"], "the newest first");
+        let head: Vec<_> = picture.head.iter().map(|(text, _)| text.as_str()).collect();
+        assert_eq!(
+            head,
+            [
+                "cluster c: controller 1 leads in term 4, 1 of 1 controllers up",
+                "1 of 1 nodes connected, 1 of 1 GPUs up, 512.0 MiB of 1.0 GiB of GPU memory taken, 3 requests queued",
+                "50.0 requests/s answered, 2.0/s failed, over 2 s",
+            ]
+        );
+        assert_eq!(picture.head[2].1, Tone::Bad);
+    }
+
+    #[test]
+    fn a_closer_look_has_the_models_of_a_gpu_and_the_latencies_of_a_function() {
+        let (history, events) = history();
+        let text = |pane, id| {
+            let lines = detail(pane, id, &history, &events).into_iter();
+            lines.map(|(text, _)| text).collect::<Vec<_>>().join("\n")
+        };
+        let gpu = text(Pane::Gpus, "worker-1/1");
+        assert!(gpu.contains("default/digits@1: running") && gpu.contains("ExecutorRestarted: its"), "{gpu}");
+        let function = text(Pane::Functions, "default/digits");
+        assert!(function.contains("p99 9.17 ms") && function.contains("worker-1/1: 512.0 MiB"), "{function}");
+        assert!(text(Pane::Links, "worker-1/pcie 1").contains("1.0 GiB carried"));
+        assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
+    }
+
+    #[test]
+    fn the_first_sample_shows_no_rates() {
+        let mut one = History::default();
+        one.add(sample(now(), &["w"]), Duration::from_secs(10));
+        assert!(Picture::of(&History::default(), &Events::default()).is_none());
+        let picture = Picture::of(&one, &Events::default()).unwrap();
+        assert_eq!(picture.head[2].0, "requests: counting");
+        assert_eq!(picture.head[0].1, Tone::Bad, "nobody leads");
+    }
+}

@@ -1,0 +1,45 @@
+//! `millrace top` over real processes.
+
+use std::process::Stdio;
+
+use crate::running::{Up, eventually, millrace, repository};
+
+const IMAGE: &str = "examples/digits/images/digit-3.png";
+
+/// The cells under a heading of one pane's row, in a look that was printed.
+fn cell<'a>(look: &'a str, pane: &str, heading: &str, id: &str) -> Option<&'a str> {
+    let lines = look.lines().skip_while(|line| *line != pane);
+    let mut lines = lines.skip(1).take_while(|line| !line.is_empty());
+    let at =
+        lines.next()?.split("  ").map(str::trim).filter(|it| !it.is_empty()).position(|it| it == heading)?;
+    let row = lines.find(|line| line.contains(id))?;
+    row.split("  ").map(str::trim).filter(|it| !it.is_empty()).nth(at)
+}
+
+#[test]
+fn any_controller_shows_what_all_front_doors_and_workers_count() {
+    let up = Up::group(None, 2, &[]);
+    up.apply_digits();
+    let controllers: Vec<_> = up.parts().into_iter().filter_map(|part| part.controller).collect();
+    let other = &controllers.last().unwrap().1;
+    let mut look = String::new();
+    // Another controller's requests, while it looks.
+    eventually("a rate of requests", || {
+        let mut top = millrace();
+        top.args(["top", "--interval", "1s", "-e", other]).stdout(Stdio::piped());
+        let top = top.spawn().unwrap();
+        for _ in 0..3 {
+            up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "-e", &controllers[0].1]);
+        }
+        let output = top.wait_with_output().unwrap();
+        assert!(output.status.success());
+        look = String::from_utf8(output.stdout).unwrap();
+        let rate = cell(&look, "Functions", "REQ/S", "default/digits");
+        rate.is_some_and(|rate| rate != "0.0" && rate != "-") && look.contains("FunctionReady")
+    });
+    assert!(look.contains("3 of 3 controllers up") && look.contains("2 of 2 nodes connected"), "{look}");
+    assert!(cell(&look, "Functions", "P98", "default/digits").unwrap().ends_with("ms"), "{look}");
+    // One of the workers ran them, over its link.
+    let (gpus, links) = (look.matches(" Up ").count(), look.matches(" pcie ").count());
+    assert_eq!((gpus, links), (2, 2), "{look}");
+}

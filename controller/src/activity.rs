@@ -1,0 +1,215 @@
+//! What functions and links do, put together of what every front door and every worker counts.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_gateway::activity;
+use millrace_proto::activity::{Activity, FunctionActivity, LatencyBucket};
+use millrace_proto::admin as api;
+use millrace_proto::worker::GetActivityRequest;
+use millrace_types::{Failure, FunctionKey, Reason};
+use prost::Message as _;
+
+use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
+use crate::fleet::Worker;
+use crate::raft::Peer;
+
+/// Functions told when the request does not say how many, and the most that it may ask for.
+const FUNCTIONS_DEFAULT: usize = 100;
+const FUNCTIONS_MAX: usize = 1_000;
+
+/// Who counts. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Activities {
+    pub(crate) own: Doors,
+    pub(crate) everyone: Everyone,
+}
+
+/// The front door of this controller.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Doors {
+    pub(crate) counts: activity::Activity,
+    /// Names the process, and no other that comes after it.
+    pub(crate) process: String,
+}
+
+impl Activities {
+    /// What all of them counted.
+    pub(crate) async fn gather(&self, request: &api::GetActivityRequest) -> api::GetActivityResponse {
+        let controller = |peer: Peer| async move {
+            let told: Vec<u8> =
+                peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_activity(message).await).await?;
+            Activity::decode(told.as_slice())
+                .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))
+        };
+        let worker = |worker: Arc<Worker>| async move {
+            worker.calls.get_activity(tonic::Request::new(GetActivityRequest {})).await
+        };
+        let mut given = self.everyone.ask(controller, worker).await;
+        given.push(Ok(self.own.told()));
+        let max = match request.functions_max {
+            0 => FUNCTIONS_DEFAULT,
+            max => (max as usize).min(FUNCTIONS_MAX),
+        };
+        put_together(given, &request.tenant, max)
+    }
+}
+
+impl Doors {
+    /// What was counted here.
+    pub(crate) fn told(&self) -> Activity {
+        let function = |(key, it): (FunctionKey, activity::FunctionActivity)| {
+            let bucket = |(up_to_seconds, count)| LatencyBucket { up_to_seconds, count };
+            FunctionActivity {
+                tenant: key.tenant.to_string(),
+                function: key.name.to_string(),
+                answered: it.answered,
+                failed: it.failed,
+                latencies: it.latencies.into_iter().map(bucket).collect(),
+                ..FunctionActivity::default()
+            }
+        };
+        Activity {
+            functions: self.counts.functions().into_iter().map(function).collect(),
+            links: Vec::new(),
+            processes: vec![self.process.clone()],
+        }
+    }
+}
+
+fn put_together(
+    given: impl IntoIterator<Item = Given<Activity>>,
+    tenant: &str,
+    max: usize,
+) -> api::GetActivityResponse {
+    let (mut functions, mut links) = (BTreeMap::new(), Vec::new());
+    let (mut processes, mut missing) = (Vec::new(), Vec::new());
+    for part in given {
+        match part {
+            Ok(part) => {
+                links.extend(part.links);
+                processes.extend(part.processes);
+                let wanted = part.functions.into_iter().filter(|it| tenant.is_empty() || it.tenant == tenant);
+                for it in wanted {
+                    match functions.entry((it.tenant.clone(), it.function.clone())) {
+                        Entry::Vacant(entry) => {
+                            entry.insert(it);
+                        }
+                        Entry::Occupied(mut entry) => add(entry.get_mut(), it),
+                    }
+                }
+            }
+            Err(why) => missing.push(why),
+        }
+    }
+    processes.sort();
+    links.sort_by(|a, b| (&a.node, a.link).cmp(&(&b.node, b.link)));
+    let mut functions: Vec<_> = functions.into_values().collect();
+    let left_out = functions.len().saturating_sub(max);
+    if left_out > 0 {
+        functions.sort_by_key(|it| Reverse((it.answered + it.failed, it.in_flight)));
+        functions.truncate(max);
+        functions.sort_by(|a, b| (&a.tenant, &a.function).cmp(&(&b.tenant, &b.function)));
+    }
+    api::GetActivityResponse {
+        activity: Some(Activity { functions, links, processes }),
+        functions_left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
+        missing,
+    }
+}
+
+fn add(sum: &mut FunctionActivity, other: FunctionActivity) {
+    sum.answered += other.answered;
+    sum.failed += other.failed;
+    sum.in_flight += other.in_flight;
+    sum.slo_requests += other.slo_requests;
+    sum.slo_in_time += other.slo_in_time;
+    let time = |it: &FunctionActivity| -> Duration {
+        it.gpu_time.and_then(|it| it.try_into().ok()).unwrap_or_default()
+    };
+    sum.gpu_time = (time(sum) + time(&other)).try_into().ok();
+    for LatencyBucket { up_to_seconds, count } in other.latencies {
+        match sum.latencies.binary_search_by(|it| it.up_to_seconds.total_cmp(&up_to_seconds)) {
+            Ok(at) => sum.latencies[at].count += count,
+            Err(at) => sum.latencies.insert(at, LatencyBucket { up_to_seconds, count }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_proto::activity::LinkActivity;
+
+    use super::*;
+
+    fn function(name: &str, answered: u64, latencies: &[(f64, u64)]) -> FunctionActivity {
+        let bucket = |&(up_to_seconds, count): &(f64, u64)| LatencyBucket { up_to_seconds, count };
+        FunctionActivity {
+            tenant: "t".into(),
+            function: name.into(),
+            answered,
+            latencies: latencies.iter().map(bucket).collect(),
+            ..FunctionActivity::default()
+        }
+    }
+
+    fn told(functions: Vec<FunctionActivity>) -> Given<Activity> {
+        Ok(Activity { functions, ..Activity::default() })
+    }
+
+    #[test]
+    fn what_front_doors_and_workers_count_is_added_up() {
+        let ms = |ms| Duration::from_millis(ms).try_into().ok();
+        let worker = |in_flight, gpu_ms| FunctionActivity {
+            in_flight,
+            slo_requests: 2,
+            slo_in_time: 1,
+            gpu_time: ms(gpu_ms),
+            ..function("a", 0, &[])
+        };
+        let links = ["n1", "n0"].map(|node| LinkActivity { node: node.into(), ..LinkActivity::default() });
+        let given = [
+            told(vec![function("a", 3, &[(0.5, 1), (2.0, 2)])]),
+            told(vec![function("a", 4, &[(0.5, 1), (1.0, 3)]), function("b", 1, &[])]),
+            Err("worker-2: no answer within 1s".to_owned()),
+            Ok(Activity {
+                functions: vec![worker(1, 700)],
+                links: links.into(),
+                processes: vec!["w".into()],
+            }),
+            told(vec![worker(2, 600)]),
+        ];
+        let answer = put_together(given, "", 10);
+        let activity = answer.activity.unwrap();
+        let a = FunctionActivity {
+            in_flight: 3,
+            slo_requests: 4,
+            slo_in_time: 2,
+            gpu_time: ms(1300),
+            ..function("a", 7, &[(0.5, 2), (1.0, 3), (2.0, 2)])
+        };
+        let b = FunctionActivity { gpu_time: None, ..function("b", 1, &[]) };
+        assert_eq!(activity.functions, [a, b]);
+        assert_eq!(activity.links.iter().map(|it| it.node.as_str()).collect::<Vec<_>>(), ["n0", "n1"]);
+        assert_eq!((answer.missing.len(), answer.functions_left_out), (1, 0));
+        assert_eq!(activity.processes, ["w"]);
+    }
+
+    #[test]
+    fn the_busiest_are_told_where_there_are_too_many() {
+        let given = [told((0..5).map(|i| function(&format!("f{i}"), (i * 7) % 5, &[])).collect())];
+        let answer = put_together(given, "", 2);
+        let names: Vec<_> = answer.activity.unwrap().functions.into_iter().map(|it| it.function).collect();
+        assert_eq!(names, ["f2", "f4"], "of 0, 2, 4, 1, 3");
+        assert_eq!(answer.functions_left_out, 3);
+    }
+
+    #[test]
+    fn another_tenants_functions_are_not_told() {
+        let answer = put_together([told(vec![function("a", 1, &[])])], "other", 2);
+        assert!(answer.activity.unwrap().functions.is_empty());
+    }
+}

@@ -1,0 +1,60 @@
+//! Asks every other controller and every attached worker the same thing, for answers that are better
+//! with a part missing than not given.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{join, join_all};
+use futures::{FutureExt as _, TryFutureExt as _};
+use millrace_types::Failure;
+use tonic::{Response, Status};
+
+use crate::fleet::{Fleet, Worker};
+use crate::raft::{Lane, Peer, Replica};
+
+/// How long whoever is asked may take.
+pub(crate) const ASK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Who can be asked. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Everyone {
+    pub(crate) replica: Replica,
+    pub(crate) fleet: Fleet,
+}
+
+/// What one of them gave, or who did not and why.
+pub(crate) type Given<T> = Result<T, String>;
+
+impl Everyone {
+    /// Asks all of them at once.
+    pub(crate) async fn ask<T, C, W>(
+        &self,
+        controller: impl Fn(Peer) -> C,
+        worker: impl Fn(Arc<Worker>) -> W,
+    ) -> Vec<Given<T>>
+    where
+        C: Future<Output = Result<T, Failure>>,
+        W: Future<Output = Result<Response<T>, Status>>,
+    {
+        let from_controller = |peer| controller(peer).map_err(|failure| failure.message);
+        let from_worker = |it: Arc<Worker>| {
+            let name = it.name.clone();
+            let asked = tokio::time::timeout(ASK_TIMEOUT, worker(it));
+            asked.map(move |answer| match answer {
+                Ok(answer) => answer.map(Response::into_inner).map_err(|status| who(&name, status.message())),
+                Err(_) => Err(who(&name, format!("no answer within {ASK_TIMEOUT:?}"))),
+            })
+        };
+        let controllers = self.replica.others(Lane::Requests).into_iter().map(from_controller);
+        let workers = self.fleet.workers();
+        let workers = workers.values().cloned().map(from_worker);
+        let (mut given, from_workers) = join(join_all(controllers), join_all(workers)).await;
+        given.extend(from_workers);
+        given
+    }
+}
+
+fn who(name: impl Display, why: impl Display) -> String {
+    format!("{name}: {why}")
+}
