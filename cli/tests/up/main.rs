@@ -9,6 +9,7 @@ mod group;
 mod halt;
 mod life;
 mod metrics;
+mod reflection;
 mod running;
 mod serving;
 mod top;

@@ -1,0 +1,269 @@
+//! Every method of the admin API, called by a client that knows nothing but what the server's reflection
+//! says: as `grpcurl` and its like do.
+
+use std::cell::RefCell;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_proto::status::from_status;
+use millrace_types::{Digest, Reason};
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, ServiceDescriptor};
+use prost_types::FileDescriptorProto;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use crate::running::{Up, eventually, repository};
+
+const ADMIN: &str = "millrace.admin.v1.Admin";
+const MODEL: &str = "examples/digits/digits.onnx";
+const IMAGE: &str = "examples/digits/images/digit-3.png";
+
+/// Messages of which no more is known than their descriptors.
+struct Dynamic(MessageDescriptor);
+
+impl Codec for Dynamic {
+    type Encode = DynamicMessage;
+    type Decode = DynamicMessage;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self(self.0.clone())
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl Encoder for Dynamic {
+    type Item = DynamicMessage;
+    type Error = Status;
+
+    fn encode(&mut self, item: DynamicMessage, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        item.encode(into).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl Decoder for Dynamic {
+    type Item = DynamicMessage;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<DynamicMessage>, Status> {
+        let decoded = DynamicMessage::decode(self.0.clone(), from);
+        decoded.map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+/// The client, with the methods that it has called.
+struct Stock {
+    runtime: Runtime,
+    channel: Channel,
+    service: ServiceDescriptor,
+    called: RefCell<BTreeSet<String>>,
+}
+
+/// A file by its name, or by a symbol in it.
+async fn file(client: &mut ServerReflectionClient<Channel>, question: MessageRequest) -> FileDescriptorProto {
+    let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+    let answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap();
+    let answer = answers.into_inner().message().await.unwrap().unwrap();
+    match answer.message_response.unwrap() {
+        MessageResponse::FileDescriptorResponse(files) => {
+            FileDescriptorProto::decode(files.file_descriptor_proto[0].as_slice()).unwrap()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Stock {
+    fn new(address: &str) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let (channel, service) = runtime.block_on(async {
+            let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+            let mut client = ServerReflectionClient::new(channel.clone());
+            let first = file(&mut client, MessageRequest::FileContainingSymbol(ADMIN.into())).await;
+            let (mut files, mut names) = (BTreeMap::new(), first.dependency.clone());
+            files.insert(first.name().to_owned(), first);
+            while let Some(name) = names.pop() {
+                if let Entry::Vacant(place) = files.entry(name) {
+                    let name = place.key().clone();
+                    let next = file(&mut client, MessageRequest::FileByFilename(name)).await;
+                    names.extend(next.dependency.iter().cloned());
+                    place.insert(next);
+                }
+            }
+            let mut pool = DescriptorPool::new();
+            pool.add_file_descriptor_protos(files.into_values()).unwrap();
+            (channel, pool.get_service_by_name(ADMIN).unwrap())
+        });
+        Self { runtime, channel, service, called: RefCell::default() }
+    }
+
+    /// Calls a method with one message, or with each of a stream's.
+    fn send(
+        &self,
+        method: &str,
+        messages: impl FnOnce(MessageDescriptor) -> Vec<DynamicMessage>,
+    ) -> Result<Value, Status> {
+        let method = self.service.methods().find(|it| it.name() == method).expect("the service has it");
+        self.called.borrow_mut().insert(method.name().to_owned());
+        let path = format!("/{ADMIN}/{}", method.name()).parse().unwrap();
+        let messages = Request::new(tokio_stream::iter(messages(method.input())));
+        let answer = self.runtime.block_on(async {
+            let mut client = Grpc::new(self.channel.clone());
+            client.ready().await.unwrap();
+            client.client_streaming(messages, path, Dynamic(method.output())).await
+        });
+        answer.map(|answer| serde_json::to_value(answer.get_ref()).unwrap())
+    }
+
+    fn call(&self, method: &str, request: Value) -> Result<Value, Status> {
+        self.send(method, |of| vec![DynamicMessage::deserialize(of, request).unwrap()])
+    }
+
+    fn ok(&self, method: &str, request: Value) -> Value {
+        self.call(method, request.clone()).unwrap_or_else(|status| panic!("{method} {request}: {status:?}"))
+    }
+
+    /// Why a call is refused.
+    fn refused(&self, method: &str, request: Value) -> Reason {
+        let answer = self.call(method, request.clone());
+        from_status(&answer.map(|answer| panic!("{method} {request}: {answer}")).unwrap_err()).reason
+    }
+}
+
+/// An artifact in pieces: what it is, then its bytes.
+fn upload(of: &MessageDescriptor, model: &[u8]) -> Vec<DynamicMessage> {
+    let header = json!({ "header": { "digest": Digest::of(model).to_string(), "bytes": model.len() } });
+    let header = DynamicMessage::deserialize(of.clone(), header).unwrap();
+    let pieces = model.chunks(20_000).map(|piece| {
+        let mut message = DynamicMessage::new(of.clone());
+        message.set_field_by_name("data", prost_reflect::Value::Bytes(piece.to_vec().into()));
+        message
+    });
+    std::iter::once(header).chain(pieces).collect()
+}
+
+#[test]
+fn every_method_is_called_with_what_reflection_says_and_no_more() {
+    let up = Up::ephemeral(&["--allow-faults", "--keep-spans", "1000"]);
+    let admin = Stock::new(&up.client);
+    functions(&admin, &up);
+    cluster(&admin);
+    nodes(&admin);
+    seen(&admin, &up);
+
+    let gone = json!({ "tenant": "default", "name": "digits" });
+    assert_eq!(
+        admin.refused(
+            "DeleteFunction",
+            json!({ "tenant": "default", "name": "digits", "resourceVersion": 999 })
+        ),
+        Reason::Conflict
+    );
+    admin.ok("DeleteFunction", gone.clone());
+    assert_eq!(admin.refused("GetFunction", gone), Reason::FunctionNotFound);
+
+    let there_are: BTreeSet<_> = admin.service.methods().map(|it| it.name().to_owned()).collect();
+    assert_eq!(*admin.called.borrow(), there_are, "every method is tried here");
+}
+
+/// A function from its model's upload to a request.
+fn functions(admin: &Stock, up: &Up) {
+    let model = std::fs::read(repository(MODEL)).unwrap();
+    let digest = Digest::of(&model).to_string();
+    assert_eq!(admin.ok("FindArtifacts", json!({ "digests": [digest] })), json!({}));
+    let uploaded = admin.send("UploadArtifact", |of| upload(&of, &model)).unwrap();
+    assert_eq!(uploaded["artifact"]["digest"], digest);
+    assert_eq!(admin.ok("FindArtifacts", json!({ "digests": [digest] }))["found"][0]["digest"], digest);
+
+    let apply = |priority: u32, more: &Value| {
+        let mut request = json!({
+            "spec": { "tenant": "default", "name": "digits", "runtime": "onnx", "timeout": "60s",
+                      "idempotent": true, "priority": priority },
+            "digest": digest,
+        });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    let outcome = |request| admin.ok("ApplyFunction", request)["outcome"].as_str().unwrap().to_owned();
+    assert_eq!(outcome(apply(4, &json!({ "dryRun": true }))), "APPLY_OUTCOME_CREATED");
+    let name = json!({ "tenant": "default", "name": "digits" });
+    assert_eq!(admin.refused("GetFunction", name.clone()), Reason::FunctionNotFound, "it was only tried");
+    assert_eq!(outcome(apply(4, &json!({}))), "APPLY_OUTCOME_CREATED");
+    assert_eq!(outcome(apply(4, &json!({}))), "APPLY_OUTCOME_UNCHANGED");
+    let stale = apply(5, &json!({ "resourceVersion": 999 }));
+    assert_eq!(admin.refused("ApplyFunction", stale), Reason::Conflict);
+    eventually("it is ready", || {
+        let function = admin.ok("GetFunction", name.clone());
+        let ready =
+            function["conditions"].as_array().unwrap().iter().find(|it| it["type"] == "Ready").cloned();
+        ready.is_some_and(|it| it["status"] == "CONDITION_STATUS_TRUE")
+    });
+    let listed = admin.ok("ListFunctions", json!({ "pageSize": 1, "consistency": "CONSISTENCY_STALE" }));
+    assert_eq!(listed["functions"][0]["spec"]["name"], "digits");
+    up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
+}
+
+fn cluster(admin: &Stock) {
+    let version = admin.ok("GetVersion", json!({}));
+    assert_eq!(version["apiVersions"], json!(["millrace/v1"]));
+    let status = admin.ok("GetClusterStatus", json!({}));
+    assert_eq!((&status["leader"], &status["quorum"]), (&json!("1"), &json!(true)));
+    assert_eq!(admin.refused("PromoteController", json!({ "id": 9 })), Reason::MembershipRefused);
+    assert_eq!(admin.refused("RemoveController", json!({ "id": 1 })), Reason::MembershipRefused);
+    assert_eq!(admin.ok("TransferLeadership", json!({ "id": 1 }))["leader"], "1", "as it was");
+}
+
+fn nodes(admin: &Stock) {
+    let nodes = admin.ok("ListNodes", json!({}));
+    let name = nodes["nodes"][0]["name"].as_str().unwrap();
+    assert_eq!(nodes["nodes"][0]["gpus"][0]["health"], "Up");
+    let schedule = |how: &str| {
+        let node = admin.ok("SetNodeScheduling", json!({ "name": name, "scheduling": how }));
+        assert_eq!(node["scheduling"], how);
+    };
+    schedule("NODE_SCHEDULING_CORDONED");
+    schedule("NODE_SCHEDULING_SCHEDULABLE");
+    assert_eq!(admin.refused("RemoveNode", json!({ "name": name })), Reason::NodeState, "it lives");
+    let fault = json!({ "node": name, "fault": "FAULT_FAIL_NEXT_COPY" });
+    assert_eq!(admin.ok("InjectFault", fault), json!({}));
+    let signal = admin.ok("GetScalingSignal", json!({}));
+    assert_eq!((&signal["nodesNow"], &signal["nodesNeeded"]), (&json!(1), &json!(1)), "{signal}");
+    let data = json!({ "id": { "home": name, "epoch": 1, "counter": 1 } });
+    assert_eq!(admin.ok("LookupData", data), json!({}), "nobody has heard of it");
+    let set = admin.ok("SetTenant", json!({ "name": "acme", "quota": { "gpusMax": 1 } }));
+    assert_eq!(set["quota"]["gpusMax"], 1);
+    let tenants = admin.ok("ListTenants", json!({}));
+    let names: Vec<_> = tenants["tenants"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["acme", "default"]);
+}
+
+/// What is told of the request.
+fn seen(admin: &Stock, up: &Up) {
+    let of_tenant = json!({ "tenant": "default" });
+    eventually("it is billed", || admin.ok("ListBilling", of_tenant.clone())["bills"][0]["requests"] == "1");
+    let activity = admin.ok("GetActivity", of_tenant)["activity"].clone();
+    assert_eq!(
+        (&activity["functions"][0]["answered"], activity["processes"].as_array().unwrap().len()),
+        (&json!("1"), 2)
+    );
+    let events = admin.ok("ListEvents", json!({ "pageSize": 1 }));
+    assert_eq!((events["events"].as_array().unwrap().len(), events["next"].is_string()), (1, true));
+    assert_eq!(admin.refused("GetTrace", json!({ "id": "nobody" })), Reason::TraceNotFound);
+    eventually("its trace is whole", || {
+        let trace = admin.call("GetTrace", json!({ "id": "mine" }));
+        trace.is_ok_and(|trace| trace["spans"].as_array().is_some_and(|spans| spans.len() > 3))
+    });
+    assert!(!up.said().contains("panicked"));
+}
