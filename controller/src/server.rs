@@ -36,7 +36,7 @@ use crate::leader::Duties;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
-use crate::raft::{Replica, disks, duties, elections, founding, service};
+use crate::raft::{Replica, disks, duties, elections, founding, service, unheard};
 use crate::serving::Serving;
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
@@ -127,6 +127,7 @@ pub async fn start(
     background.spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
     background.spawn(duties::run_until(stop.clone(), replica.clone()));
     background.spawn(disks::run_until(stop.clone(), replica.clone()));
+    background.spawn(unheard::run_until(stop.clone(), replica.clone()));
     if let Err(error) = bootstrap::enter(&replica, &config.start, &internal_address, &stop).await {
         drop(guard);
         end(internal, background, &replica).await;

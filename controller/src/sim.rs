@@ -41,7 +41,7 @@ use crate::leader::{Duties, Outlook};
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
-use crate::raft::{Replica, disks, duties, elections};
+use crate::raft::{Replica, disks, duties, elections, unheard};
 use crate::traces::Traces;
 
 pub use crate::serving::crowd::Crowd;
@@ -192,6 +192,7 @@ impl Member {
         tokio::spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
         tokio::spawn(duties::run_until(stop.clone(), replica.clone()));
         tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
+        tokio::spawn(unheard::run_until(stop.clone(), replica.clone()));
         bootstrap::enter(replica, &config.start, &config.internal_address, stop).await?;
         tokio::spawn(self.control.fleet.clone().follow_until(stop.clone(), replica.clone()));
         tokio::spawn(duties.run_until(stop.clone()));

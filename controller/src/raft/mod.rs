@@ -12,6 +12,7 @@
 //! | [`elections`] | when this controller stands; [`timing`] says how long silence lasts before |
 //! | [`time`] | what commands are stamped with, whatever wall clocks do |
 //! | [`disks`] | a leader whose disk is slow hands over |
+//! | [`unheard`] | a leader that hears no majority keeps quiet |
 //! | [`duties`] | changes of the group that were left half done |
 //! | [`status`] | how far each controller is |
 //! | [`peers`] | connections to the other controllers |
@@ -41,6 +42,7 @@ mod status;
 mod time;
 mod timing;
 mod transfer;
+pub(crate) mod unheard;
 // Public through `crate::sim`, where that is built.
 #[cfg_attr(not(feature = "sim"), allow(unreachable_pub))]
 pub(crate) mod world;

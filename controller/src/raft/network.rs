@@ -27,6 +27,7 @@ use tonic::{Code, Request, Status};
 
 use super::codec::{self, Target};
 use super::peers::{Lane, Peer, Peers};
+use super::unheard::Voice;
 
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -48,6 +49,7 @@ pub(crate) struct Network {
 pub(crate) struct Wire {
     log: Peer,
     bulk: Peer,
+    voice: Voice,
 }
 
 impl RaftNetworkFactory<ClusterConfig> for Network {
@@ -57,6 +59,7 @@ impl RaftNetworkFactory<ClusterConfig> for Network {
         Wire {
             log: self.peers.peer(target, member, Lane::Log),
             bulk: self.peers.peer(target, member, Lane::Bulk),
+            voice: self.peers.voice.clone(),
         }
     }
 }
@@ -105,6 +108,10 @@ impl RaftNetwork<ClusterConfig> for Wire {
         rpc: AppendEntriesRequest<ClusterConfig>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<u64>, CallError> {
+        if self.voice.is_silent() {
+            let why = Failed("this controller hears no majority: others may lead".to_owned());
+            return Err(RPCError::Unreachable(Unreachable::new(&why)));
+        }
         let request = self.request(&rpc, &option)?;
         let answer = self.client()?.append_entries(request).await.map_err(|status| call_error(&status))?;
         self.answer(answer.get_ref())

@@ -20,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
 use super::codec::{self, Target};
+use super::unheard::Voice;
 use super::world::World;
 use crate::artifacts::Held;
 use crate::config::{CONNECT_TIMEOUT, KEEP_ALIVE};
@@ -49,6 +50,8 @@ pub(crate) struct Peers {
     world: Arc<dyn World>,
     /// A lock: held to look one up or make one, never while one is used.
     channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
+    /// Whether this controller speaks as a leader.
+    pub(super) voice: Voice,
 }
 
 /// One member, as far as calling it goes.
@@ -63,7 +66,7 @@ pub(crate) struct Peer {
 
 impl Peers {
     pub(crate) fn new(own: Identity, world: Arc<dyn World>) -> Self {
-        Self { own: Arc::new(own), world, channels: Arc::default() }
+        Self { own: Arc::new(own), world, channels: Arc::default(), voice: Voice::default() }
     }
 
     /// Whose calls these are.

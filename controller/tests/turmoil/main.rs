@@ -12,7 +12,8 @@
 //! | [`people`], [`workers`], [`late_news`] | who uses the group |
 //! | [`replay`] | applies a run's log again |
 //! | [`network`], [`disk`] | the simulated machine |
-//! | [`slow_disk`] | whose disk is slow does not lead for long |
+//! | [`slow_disk`], [`unheard`] | whose disk is slow, and who hears nobody, does not lead for long |
+//! | [`plain`] | three controllers without a seed, for those |
 //!
 //! Not simulated: the front door and requests (its listener takes the machine's connections and no
 //! others), model files (no artifact is ever sent), and clocks that run apart or stand still. Work
@@ -49,9 +50,11 @@ mod network;
 mod no_lost_write;
 mod people;
 mod placements_converge;
+mod plain;
 mod planted;
 mod replay;
 mod runs;
 mod slow_disk;
 mod state_machine_safety;
+mod unheard;
 mod workers;
