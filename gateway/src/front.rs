@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use millrace_proto::trace;
 use millrace_types::function::TIMEOUT_MAX;
 use millrace_types::tensor::{Given, check_inputs, element_count};
 use millrace_types::{DataType, Failure, FunctionKey, FunctionName, Reason, RequestId, Revision, TensorSpec};
@@ -225,7 +226,7 @@ impl Run<'_> {
         };
         if let Some(tally) = &self.tally {
             let unix_ms = u64::try_from((self.front.wall_clock)().as_millis()).unwrap_or(u64::MAX);
-            tally.answered(&times, unix_ms);
+            tally.answered(&times, unix_ms, trace::recorded_id());
         }
         self.counted = true;
         times

@@ -4,11 +4,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use millrace_types::{FunctionKey, Reason, RevisionKey};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -34,6 +35,15 @@ struct OutcomeLabels {
     function: String,
     reason: &'static str,
 }
+
+/// The trace of a request that a bucket has: what to look at when it is too slow.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Exemplar {
+    trace_id: String,
+}
+
+/// Latencies, each bucket with the last traced request in it.
+type Traced = HistogramWithExemplars<Exemplar>;
 
 /// How often something happened, and how long it took in all.
 #[derive(Debug, Default)]
@@ -69,7 +79,7 @@ pub(crate) struct Tally {
     pub(crate) latencies: Latencies,
     labels: FunctionLabels,
     answered: Counter,
-    total_seconds: Histogram,
+    total_seconds: Traced,
     queue_seconds: Histogram,
     swap_seconds: Histogram,
     cold_seconds: Histogram,
@@ -87,7 +97,8 @@ pub(crate) struct Times {
 }
 
 impl Tally {
-    pub(crate) fn answered(&self, times: &Times, unix_ms: u64) {
+    /// Counts an answer; `trace_id` where its request is traced.
+    pub(crate) fn answered(&self, times: &Times, unix_ms: u64, trace_id: Option<String>) {
         let Split { cold, queue, swap, run } = times.split;
         self.success.add(times.total);
         self.latencies.add(times.total);
@@ -97,7 +108,9 @@ impl Tally {
         self.output.add(times.output);
         self.last_inference_ms.fetch_max(unix_ms, Ordering::Relaxed);
         self.answered.inc();
-        self.total_seconds.observe(times.total.as_secs_f64());
+        let exemplar = trace_id.map(|trace_id| Exemplar { trace_id });
+        let at = exemplar.is_some().then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms));
+        self.total_seconds.observe(times.total.as_secs_f64(), exemplar, at);
         self.queue_seconds.observe(queue.as_secs_f64());
         self.swap_seconds.observe(swap.as_secs_f64());
         if cold > Duration::ZERO {
@@ -117,7 +130,7 @@ pub(crate) struct Meters {
     labelled: Mutex<BTreeSet<FunctionKey>>,
     labelled_max: usize,
     outcomes: Family<OutcomeLabels, Counter>,
-    total_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    total_seconds: Family<FunctionLabels, Traced, fn() -> Traced>,
     queue_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     swap_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     /// Of the requests that met a cold start alone, so that their number is its count.
@@ -134,8 +147,16 @@ pub(crate) struct Meters {
 }
 
 /// 50 µs to 26 s.
+fn buckets() -> impl Iterator<Item = f64> {
+    exponential_buckets(50e-6, 2.0, 20)
+}
+
 fn seconds() -> Histogram {
-    Histogram::new(exponential_buckets(50e-6, 2.0, 20))
+    Histogram::new(buckets())
+}
+
+fn traced() -> Traced {
+    Traced::new(buckets())
 }
 
 impl Meters {
@@ -151,7 +172,7 @@ impl Meters {
             labelled: Mutex::default(),
             labelled_max,
             outcomes: Family::default(),
-            total_seconds: family(),
+            total_seconds: Family::new_with_constructor(traced as fn() -> Traced),
             queue_seconds: family(),
             swap_seconds: family(),
             cold_seconds: family(),
@@ -166,8 +187,13 @@ impl Meters {
             "Inference requests finished, by reason; OK when answered",
             meters.outcomes.clone(),
         );
+        registry.register_with_unit(
+            "millrace_request",
+            "From a request's arrival to its answer",
+            Unit::Seconds,
+            meters.total_seconds.clone(),
+        );
         for (name, help, family) in [
-            ("millrace_request", "From a request's arrival to its answer", &meters.total_seconds),
             ("millrace_request_queue", "Waiting for a GPU", &meters.queue_seconds),
             ("millrace_request_swap", "Waiting for the model to come onto the GPU", &meters.swap_seconds),
             (
@@ -285,13 +311,8 @@ impl Meters {
                 self.outcomes.remove(&OutcomeLabels { tenant, function, reason });
             }
             let labels = FunctionLabels { tenant, function };
-            for family in [
-                &self.total_seconds,
-                &self.queue_seconds,
-                &self.swap_seconds,
-                &self.run_seconds,
-                &self.cold_seconds,
-            ] {
+            self.total_seconds.remove(&labels);
+            for family in [&self.queue_seconds, &self.swap_seconds, &self.run_seconds, &self.cold_seconds] {
                 family.remove(&labels);
             }
             false
@@ -352,15 +373,21 @@ mod tests {
         let tally = meters.tally(&model("a"), |_| true);
         let ms = Duration::from_millis;
         let split = Split { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3) };
-        tally.answered(&Times { split, output: ms(0), total: ms(7) }, 99);
+        tally.answered(&Times { split, output: ms(0), total: ms(7) }, 99, None);
         let cold = |text: &str, count| {
             text.contains(&format!(r#"cold_start_seconds_count{{tenant="default",function="a"}} {count}"#))
         };
         assert!(cold(&text(&registry), 0), "a swap is no cold start");
         meters.failed(Some(&tally), Reason::TimedOut, ms(5));
         assert_eq!(tally.success.read(), (1, 7_000_000));
-        tally.answered(&Times { split: Split { cold: ms(9), ..split }, output: ms(0), total: ms(16) }, 99);
+        tally.answered(
+            &Times { split: Split { cold: ms(9), ..split }, output: ms(0), total: ms(16) },
+            99,
+            Some("5ca1ab1e".into()),
+        );
         assert!(cold(&text(&registry), 1));
+        let traced = r#"request_seconds_bucket{le="0.0256",tenant="default",function="a"} 2 # {trace_id="5ca1ab1e"} 0.016 0.099"#;
+        assert!(text(&registry).contains(traced), "{}", text(&registry));
         assert_eq!(tally.fail.read(), (1, 5_000_000));
         assert_eq!(tally.swap.read(), (2, 4_000_000));
         assert!(

@@ -1,10 +1,13 @@
 //! Metrics as text, in the format that whoever scrapes asks for: OpenMetrics, as they are written, or
 //! Prometheus's older text format, which is what curl and `promtool check metrics` are given. They
-//! differ in what a counter is called in its HELP and TYPE lines, and in units and the end.
+//! differ in what a counter is called in its HELP and TYPE lines, in units and the end, and in exemplars,
+//! which the older one does not have.
 
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue};
 
+/// What an exemplar begins with. In a label its quote would be escaped.
+const EXEMPLAR: &str = " # {trace_id=\"";
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
 /// The text and its content type for a scrape with these headers.
@@ -33,7 +36,11 @@ fn prometheus_text(open_metrics: &str) -> String {
                 text.push_str(&format!("{prefix}{name}_total {rest}\n"));
             }
             None if line.starts_with("# UNIT ") || line == "# EOF" => {}
-            _ => {
+            None => {
+                text.push_str(line.split_once(EXEMPLAR).map_or(line, |(sample, _)| sample));
+                text.push('\n');
+            }
+            Some(_) => {
                 text.push_str(line);
                 text.push('\n');
             }
@@ -54,6 +61,10 @@ requests_total{reason=\"OK\"} 3
 # TYPE memory_bytes gauge
 # UNIT memory_bytes bytes
 memory_bytes 7
+# HELP took_seconds Took.
+# TYPE took_seconds histogram
+# UNIT took_seconds seconds
+took_seconds_bucket{le=\"0.1\",of=\"a # {trace_id=\\\"b\"} 2 # {trace_id=\"5ca1ab1e\"} 0.05 12.5
 # EOF
 ";
 
@@ -77,6 +88,9 @@ requests_total{reason=\"OK\"} 3
 # HELP memory_bytes Memory.
 # TYPE memory_bytes gauge
 memory_bytes 7
+# HELP took_seconds Took.
+# TYPE took_seconds histogram
+took_seconds_bucket{le=\"0.1\",of=\"a # {trace_id=\\\"b\"} 2
 ";
         assert_eq!(text, expected);
     }

@@ -20,8 +20,14 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 fn metrics(server: &str) -> String {
+    scrape(server, "text/plain")
+}
+
+/// The metrics in a format of the scraper's choice, with the answer's headers.
+pub(crate) fn scrape(server: &str, accept: &str) -> String {
     let mut stream = TcpStream::connect(server).unwrap();
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n").unwrap();
+    let lines = ["GET /metrics HTTP/1.1", &format!("Host: {server}"), &format!("Accept: {accept}")];
+    write!(stream, "{}\r\nConnection: close\r\n\r\n", lines.join("\r\n")).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text

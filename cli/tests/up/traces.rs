@@ -18,6 +18,7 @@ use tokio::runtime::Runtime;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
+use crate::metrics::scrape;
 use crate::running::{Up, eventually, millrace, repository};
 
 const IMAGE: &str = "examples/digits/images/digit-3.png";
@@ -176,6 +177,10 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
     assert_eq!((of("queue").len(), of("swap").len()), (2, 2), "{text}");
     let by_trace = up.json(&["trace", trace["traceId"].as_str().unwrap()]);
     assert_eq!(by_trace["spans"], trace["spans"]);
+    // From a slow bucket to its trace.
+    let exemplar = format!(" # {{trace_id=\"{}\"}} ", trace["traceId"].as_str().unwrap());
+    assert!(scrape(&up.client, "application/openmetrics-text").contains(&exemplar), "{exemplar}");
+    assert!(!scrape(&up.client, "text/plain").contains("trace_id"), "the older format has none");
     let refused = up.refused(3, &["trace", "nobody"]);
     assert!(refused.contains("TRACE_NOT_FOUND") && refused.contains("--keep-spans"), "{refused}");
 }

@@ -103,6 +103,13 @@ pub fn is_recorded(span: &Span) -> bool {
     !span.is_disabled() && span.context().span().span_context().is_sampled()
 }
 
+/// The trace of the current span, where it is recorded: 32 hex digits.
+#[must_use]
+pub fn recorded_id() -> Option<String> {
+    let span = Span::current();
+    is_recorded(&span).then(|| span.context().span().span_context().trace_id().to_string())
+}
+
 /// Something that has ended, and when by a clock that only goes forward.
 #[derive(Debug, Clone, Copy)]
 pub struct Past {
