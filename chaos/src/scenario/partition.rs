@@ -125,9 +125,9 @@ impl Stage {
         }
         let ids = self.cluster.controller_ids();
         try_join_all(ids.iter().map(|&id| self.says_that_it_is_alone(id))).await?;
-        for id in ids {
-            self.serves_what_it_can(id, Left::Nobody).await?;
-        }
+        // At once: a gateway holds a request for a while before it refuses it, and the requests of the
+        // load wait only so long.
+        try_join_all(ids.into_iter().map(|id| self.serves_what_it_can(id, Left::Nobody))).await?;
         // Nothing can go on before: how soon it does is measured from here.
         self.fault();
         self.mend();
@@ -186,9 +186,11 @@ impl Stage {
             .await
             .with_context(|| format!("controller {id} does not answer a stale read"))?;
         let names: Vec<_> = found.iter().filter_map(|it| Some(it.spec.as_ref()?.name.as_str())).collect();
-        for name in self.targets.names() {
+        let asked = self.targets.names().map(async |name| {
             ensure!(names.contains(&name), "controller {id} has forgotten {name}");
-            let asked = self.targets.try_ask(name, self.cluster.endpoint_of(id)?).await?;
+            Ok((name, self.targets.try_ask(name, self.cluster.endpoint_of(id)?).await?))
+        });
+        for (name, asked) in try_join_all(asked).await? {
             match (left, asked) {
                 (Left::Workers, Ok(())) => {}
                 (Left::Nobody, Err(error)) if error.retryable() => {
