@@ -1,8 +1,9 @@
 //! No accepted idempotent request is lost: each is answered, if need be after its client was told to
-//! try again and did. One that was caught in two executors that were killed may be quarantined: it
-//! cannot be told from one that kills them (docs/operating.md, *What is promised*).
+//! try again and did. One that was caught in two executors that died may be quarantined: it cannot be told
+//! from one that kills them (docs/operating.md, *What is promised*).
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -16,9 +17,9 @@ const NAME: &str = "no idempotent request is lost";
 /// Deaths of executors under a request after which it is quarantined.
 const DEATHS: usize = 2;
 
-/// Judges all requests; `killed` is when executors were.
+/// Judges all requests; `killed` is when executors died, each by one fault, as far as that is known.
 #[must_use]
-pub fn check(requests: &[Request], killed: &[Duration]) -> Check {
+pub fn check(requests: &[Request], killed: &[RangeInclusive<Duration>]) -> Check {
     let mut lost: Vec<String> = requests.iter().filter_map(|it| lost(it, killed)).collect();
     let answered = requests.iter().filter(|it| matches!(it.how, Ended::Right | Ended::Wrong(_))).count();
     let quarantined = requests.len() - answered - lost.len();
@@ -27,13 +28,14 @@ pub fn check(requests: &[Request], killed: &[Duration]) -> Check {
     }
     let mut detail = detail(requests, answered);
     if quarantined > 0 {
-        detail += &format!("; {quarantined} quarantined, each caught in {DEATHS} executors that were killed");
+        detail += &format!("; {quarantined} quarantined, each caught in {DEATHS} executors that died");
     }
     Check::of(NAME, detail, lost)
 }
 
-fn lost(request: &Request, killed: &[Duration]) -> Option<String> {
-    let caught = || killed.iter().filter(|at| (request.begun..=request.ended).contains(at)).count();
+fn lost(request: &Request, killed: &[RangeInclusive<Duration>]) -> Option<String> {
+    let meets = |it: &&RangeInclusive<Duration>| *it.start() <= request.ended && *it.end() >= request.begun;
+    let caught = || killed.iter().filter(meets).count();
     match &request.how {
         Ended::Right | Ended::Wrong(_) => None,
         Ended::Refused(why) if why.starts_with(Reason::Quarantined.as_str()) && caught() >= DEATHS => None,
@@ -89,16 +91,16 @@ mod tests {
     }
 
     #[test]
-    fn one_that_two_kills_have_caught_may_be_quarantined() {
-        let at = |millis: &[u64]| millis.iter().map(|&it| Duration::from_millis(it)).collect::<Vec<_>>();
-        let verdict = |killed: &[u64]| {
-            let how = Ended::Refused("QUARANTINED".to_owned());
-            check(&[request(how, &[])], &at(killed)).verdict
+    fn one_that_two_deaths_have_caught_may_be_quarantined() {
+        let ms = Duration::from_millis;
+        let verdict = |why: &str, first: (u64, u64), second: (u64, u64)| {
+            let killed = [first, second].map(|(from, to)| ms(from)..=ms(to));
+            check(&[request(Ended::Refused(why.to_owned()), &[])], &killed).verdict
         };
-        assert_eq!(verdict(&[1_100, 1_900]), Verdict::Pass);
-        assert_eq!(verdict(&[1_100, 2_100]), Verdict::Fail, "it had ended before the second");
-        let other = request(Ended::Refused("EXECUTOR_LOST".to_owned()), &[]);
-        assert_eq!(check(&[other], &at(&[1_100, 1_900])).verdict, Verdict::Fail);
+        assert_eq!(verdict("QUARANTINED", (1_100, 1_100), (1_900, 1_900)), Verdict::Pass);
+        assert_eq!(verdict("QUARANTINED", (400, 5_400), (1_900, 1_900)), Verdict::Pass, "armed before");
+        assert_eq!(verdict("QUARANTINED", (1_100, 1_100), (2_100, 2_100)), Verdict::Fail, "it had ended");
+        assert_eq!(verdict("EXECUTOR_LOST", (1_100, 1_100), (1_900, 1_900)), Verdict::Fail);
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl Stage {
     pub(super) fn kill_executor(&mut self, victim: &Victim) -> anyhow::Result<()> {
         let Victim { pid, role, .. } = victim;
         self.timeline.fault(format!("kill -9 of the executor {role} (pid {pid})"));
-        self.killed.push(self.timeline.now());
+        let now = self.timeline.now();
+        self.killed.push(now..=now);
         signal(*pid, Signal::KILL)
     }
 

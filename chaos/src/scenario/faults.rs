@@ -13,6 +13,8 @@ use crate::proxy::{Mend, Party, Slowness};
 
 /// Longer than any scenario takes: a stall ends when it is repaired.
 const STALL_LASTS: Duration = Duration::from_secs(600);
+/// A fault of a GPU that ends its executor does so when the next work comes: under load within this.
+const ARMED: Duration = Duration::from_secs(5);
 
 /// What undoes a fault, in the order in which several are undone: who hangs or is cut off answers
 /// nobody.
@@ -138,6 +140,10 @@ impl Stage {
         let nodes = self.cluster.admin()?.nodes().await?;
         let node = nodes.iter().find(|node| node.name == name).context("the worker is a node")?;
         let gpu = node.gpus.choose(&mut self.rng).context("a worker has a GPU")?.index;
+        if matches!(fault, DeviceFault::Xid | DeviceFault::OffTheBus | DeviceFault::AbortOnRun) {
+            let now = self.timeline.now();
+            self.killed.push(now..=now + ARMED);
+        }
         self.cluster.fail_device(&name, gpu, fault.into()).await
     }
 

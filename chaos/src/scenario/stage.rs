@@ -2,6 +2,7 @@
 //! end is in `judge`.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -45,8 +46,8 @@ pub(crate) struct Stage {
     pub(super) latest: Latest,
     /// What bills are judged by.
     pub(super) account: Account,
-    /// When executors were killed.
-    pub(super) killed: Vec<Duration>,
+    /// When executors died, each by one fault.
+    pub(super) killed: Vec<RangeInclusive<Duration>>,
     spec: Spec,
 }
 
