@@ -37,7 +37,14 @@ impl Everyone {
         C: Future<Output = Result<T, Failure>>,
         W: Future<Output = Result<Response<T>, Status>>,
     {
-        let from_controller = |peer| controller(peer).map_err(|failure| failure.message);
+        let from_controller = |peer: Peer| {
+            let name = format!("controller {}", peer.id());
+            let named = move |failure: Failure| match failure.message.starts_with(&name) {
+                true => failure.message,
+                false => who(name, failure.message),
+            };
+            controller(peer).map_err(named)
+        };
         let from_worker = |it: Arc<Worker>| {
             let name = it.name.clone();
             let asked = tokio::time::timeout(ASK_TIMEOUT, worker(it));

@@ -12,12 +12,14 @@
 //!                                    └────────────────┘
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
 use millrace_types::Reason;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::peers::{Lane, Peer};
@@ -28,8 +30,9 @@ use super::timing::{HEARTBEAT, LEASE};
 /// How long a leader goes on that no majority answers: longer than its followers believe one that they
 /// do not hear, so that a late answer costs nothing.
 const UNHEARD_MAX: Duration = Duration::from_millis(600);
-/// How long it waits for answers when it asks whether it is heard.
-const ASK_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long it waits for answers when it asks whether it is heard: what an append may take, as who
+/// answers later than that acknowledges none.
+const ASK_TIMEOUT: Duration = HEARTBEAT;
 
 const _: () = assert!(UNHEARD_MAX.as_millis() > LEASE.as_millis(), "a leader that is late for once leads on");
 
@@ -57,9 +60,12 @@ async fn run(replica: Replica) {
     let voice = replica.peers.voice.clone();
     // Somebody whose disk stalls is heard, and its log is not: that is nothing to tell of.
     let mut told = false;
+    let mut leads: Option<(u64, Instant)> = None;
     loop {
         tokio::time::sleep(HEARTBEAT).await;
-        if !is_unheard(&replica) {
+        let since = |term| leads.filter(|&(of, _)| of == term).map_or_else(Instant::now, |(_, since)| since);
+        leads = replica.leading_term().map(|term| (term, since(term)));
+        if !leads.is_some_and(|(_, since)| is_unheard(&replica, since.elapsed())) {
             voice.set_silent(false);
             told = false;
             continue;
@@ -80,26 +86,29 @@ async fn run(replica: Replica) {
     }
 }
 
-/// Whether this controller leads others that have not answered for too long.
-fn is_unheard(replica: &Replica) -> bool {
+/// Whether others that this controller leads for so long have not answered for too long. A majority may
+/// never have: a leader that was started again leads on in its term.
+fn is_unheard(replica: &Replica, leads_for: Duration) -> bool {
     let silence = replica.raft.data_metrics().borrow().millis_since_quorum_ack.map(Duration::from_millis);
     let alone = replica.membership().voter_ids().count() < 2;
-    replica.leading_term().is_some() && !alone && silence.is_some_and(|silence| silence > UNHEARD_MAX)
+    !alone && silence.unwrap_or(leads_for) > UNHEARD_MAX
 }
 
-/// Whether a majority of the voters, this one among them, can be heard.
+/// Whether a majority of the voters, this one among them, can be heard; of both sets of them while they
+/// are changed.
 async fn majority_answers(replica: &Replica) -> bool {
     let membership = replica.membership();
-    let voters: Vec<u64> = membership.voter_ids().collect();
-    let others = replica.others(Lane::Requests).into_iter().filter(|peer| voters.contains(&peer.id()));
-    let answers = join_all(others.map(answers)).await.into_iter().filter(|&answers| answers).count();
-    2 * (answers + usize::from(voters.contains(&replica.id().0))) > voters.len()
+    let answered = join_all(replica.others(Lane::Requests).into_iter().map(answers)).await;
+    let heard: BTreeSet<u64> = answered.into_iter().flatten().chain([replica.id().0]).collect();
+    let majority = |voters: &BTreeSet<u64>| 2 * voters.intersection(&heard).count() > voters.len();
+    membership.get_joint_config().iter().all(majority)
 }
 
-/// Whether a voter says anything, a refusal included.
-async fn answers(peer: Peer) -> bool {
+/// A member that says anything, a refusal included.
+async fn answers(peer: Peer) -> Option<u64> {
     let asked = peer.call::<_, PeerStatus>(ASK_TIMEOUT, &(), async |mut client, message| {
         client.get_status(message).await
     });
-    asked.await.map_or_else(|failure| failure.reason != Reason::NoLeader, |_| true)
+    let heard = asked.await.map_or_else(|failure| failure.reason != Reason::NoLeader, |_| true);
+    heard.then(|| peer.id())
 }

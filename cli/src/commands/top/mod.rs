@@ -15,6 +15,7 @@ mod sheet;
 mod view;
 
 use std::io::IsTerminal as _;
+use std::pin::Pin;
 use std::time::Duration;
 
 use millrace_client::Admin;
@@ -33,6 +34,8 @@ use crate::session::Session;
 
 /// The shortest time between two looks.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// How far back rates look at most: all looks until then are kept.
+const WINDOW_MAX: Duration = Duration::from_secs(600);
 /// Keys that were pressed and not yet looked at.
 const KEYS_MAX: usize = 64;
 
@@ -57,7 +60,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "TIME", default_value = "2s", value_parser = looks_every)]
     interval: Duration,
     /// How far back rates and latencies look.
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = looks_back)]
     window: Duration,
     /// Print text, a look after the other, and no colours.
     #[arg(short, long)]
@@ -71,6 +74,16 @@ fn looks_every(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     match time {
         time if time < INTERVAL_MIN => Err(format!("look at most every {INTERVAL_MIN:?}")),
+        _ => Ok(time),
+    }
+}
+
+fn looks_back(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match time {
+        time if time > WINDOW_MAX => {
+            Err(format!("look back at most {}", humantime::format_duration(WINDOW_MAX)))
+        }
         _ => Ok(time),
     }
 }
@@ -99,12 +112,26 @@ struct Seen {
     events: Events,
 }
 
+/// What a look found: a sample, and the events since.
+type Look = Result<(Sample, Events), millrace_client::Error>;
+
 impl Seen {
     async fn look(&mut self, admin: &Admin, window: Duration) -> Result<(), millrace_client::Error> {
-        self.events.follow(admin).await?;
-        self.history.add(Sample::take(admin).await?, window);
+        let found = look(admin, self.events.after()).await?;
+        self.take(found, window);
         Ok(())
     }
+
+    fn take(&mut self, (sample, events): (Sample, Events), window: Duration) {
+        self.history.add(sample, window);
+        self.events.extend(events);
+    }
+}
+
+/// Asks the cluster.
+async fn look(admin: &Admin, mut events: Events) -> Look {
+    events.follow(admin).await?;
+    Ok((Sample::take(admin).await?, events))
 }
 
 /// Prints looks as text, the first as soon as there are rates.
@@ -169,6 +196,8 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
     let mut ticks = interval(args.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut looks = 0;
+    // Beside the keys, which are heard while nobody answers too.
+    let mut asked: Option<Pin<Box<dyn Future<Output = Look>>>> = None;
     loop {
         let picture = Picture::of(&seen.history, &seen.events);
         let scene = Scene {
@@ -191,13 +220,24 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
                 Some(Err(error)) => return Err(broken(error)),
                 None => return Ok(()),
             },
-            _ = ticks.tick() => {
+            _ = ticks.tick(), if asked.is_none() => {
                 if args.count.is_some_and(|count| looks == count) {
                     return Ok(());
                 }
                 if !view.paused {
                     looks += 1;
-                    trouble = seen.look(admin, args.window).await.err().map(|error| error.to_string());
+                    let (admin, events) = (admin.clone(), seen.events.after());
+                    asked = Some(Box::pin(async move { look(&admin, events).await }));
+                }
+            }
+            found = async { asked.as_mut().expect("it is only polled then").await }, if asked.is_some() => {
+                asked = None;
+                match found {
+                    Ok(found) => {
+                        seen.take(found, args.window);
+                        trouble = None;
+                    }
+                    Err(error) => trouble = Some(error.to_string()),
                 }
             }
         }
@@ -242,5 +282,6 @@ mod tests {
         assert!(looks_every("1ms").is_err());
         assert_eq!(looks_every("500ms").unwrap(), Duration::from_millis(500));
         assert!(looks_every("soon").is_err());
+        assert!(looks_back("11m").is_err() && looks_back("10m").is_ok());
     }
 }

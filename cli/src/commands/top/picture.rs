@@ -176,27 +176,41 @@ impl<'a> Since<'a> {
 
     fn requests(&self) -> (String, Tone) {
         let Some(span) = self.span() else {
-            return ("requests: counting".to_owned(), Tone::Quiet);
+            let tone = if self.now.missing.is_empty() { Tone::Quiet } else { Tone::Warning };
+            return (format!("requests: counting{}", self.not_counted()), tone);
         };
-        let sum = |of: fn(&FunctionActivity) -> u64| {
-            let all = |sample: &Sample| sample.activity.functions.iter().map(of).sum::<u64>();
-            span.rate(self.before.map_or(0, all), all(self.now))
+        let grown = self.now.activity.functions.iter().filter_map(|now| Some((self.was(now)?, now)));
+        let grown: Vec<_> = grown.collect();
+        let sum = |of: fn(&FunctionActivity) -> u64| -> f64 {
+            grown.iter().map(|(was, now)| span.rate(of(was), of(now))).sum()
         };
         let (answered, failed) = (sum(|it| it.answered), sum(|it| it.failed));
         let mut text =
             format!("{answered:.1} requests/s answered, {failed:.1}/s failed, over {:.0} s", span.0);
         if self.now.left_out > 0 {
-            text += &format!("; {} quieter functions are left out", self.now.left_out);
+            text += &format!("; {} functions that had fewer requests are left out", self.now.left_out);
         }
-        for missing in &self.now.missing {
-            text += &format!("; not counted: {missing}");
-        }
+        text += &self.not_counted();
         let tone = match () {
             () if failed > 0.0 => Tone::Bad,
             () if !self.now.missing.is_empty() => Tone::Warning,
             () => Tone::Plain,
         };
         (text, tone)
+    }
+
+    /// Who does not answer.
+    fn not_counted(&self) -> String {
+        self.now.missing.iter().map(|missing| format!("; not counted: {missing}")).collect()
+    }
+
+    /// What a function had counted before; nothing where it is new. `None` where it may have been left
+    /// out: all that it ever counted is no rate.
+    fn was(&self, now: &FunctionActivity) -> Option<FunctionActivity> {
+        let before = self.before?;
+        let its = |it: &&FunctionActivity| it.tenant == now.tenant && it.function == now.function;
+        let found = before.activity.functions.iter().find(its).cloned();
+        found.or_else(|| (before.left_out == 0).then(FunctionActivity::default))
     }
 
     fn gpus(&self) -> Vec<Row> {
@@ -257,13 +271,21 @@ impl<'a> Since<'a> {
     }
 
     fn function(&self, id: &str, spec: &wire::FunctionSpec, now: Option<&FunctionActivity>) -> Row {
-        let none = FunctionActivity::default();
+        let none = FunctionActivity {
+            tenant: spec.tenant.clone(),
+            function: spec.name.clone(),
+            ..FunctionActivity::default()
+        };
+        if now.is_none() && self.now.left_out > 0 {
+            // One of those that are left out, or one that does nothing: nobody knows.
+            let mut cells = vec![Cell::unknown(); FUNCTIONS.len()];
+            cells[0] = Cell::text(id);
+            return Row { id: id.to_owned(), cells };
+        }
         let now = now.unwrap_or(&none);
-        let before = self.before.and_then(|sample| {
-            let mut all = sample.activity.functions.iter();
-            all.find(|it| it.tenant == spec.tenant && it.function == spec.name)
-        });
-        let (span, was) = (self.span(), before.unwrap_or(&none));
+        let before = self.was(now);
+        let span = self.span().filter(|_| before.is_some());
+        let was = before.as_ref().unwrap_or(&none);
         let rate = |count: fn(&FunctionActivity) -> u64, bad: Tone| {
             let rate = span.map(|span| span.rate(count(was), count(now)));
             rate.map_or_else(Cell::unknown, |rate| {
@@ -272,7 +294,7 @@ impl<'a> Since<'a> {
             })
         };
         let took = |of: f64| {
-            let took = span.and_then(|_| quantile(before, now, of));
+            let took = span.and_then(|_| quantile(Some(was), now, of));
             took.map_or_else(Cell::unknown, |took| Cell::number(took.as_secs_f64(), latency_text(took)))
         };
         let objective = Objective::of(spec, was, now);
@@ -349,7 +371,8 @@ impl Objective {
     }
 
     fn goal(&self) -> Cell {
-        let text = format!("{} p{}", latency(self.deadline), self.percentile * 100.0);
+        let percent = (self.percentile * 1e6).round() / 1e4;
+        let text = format!("{} p{percent}", latency(self.deadline));
         Cell::number(-self.deadline.as_secs_f64(), text)
     }
 

@@ -60,7 +60,8 @@ impl History {
     /// Takes a sample in, and lets go of those that are more than `window` older, but for one.
     pub(super) fn add(&mut self, sample: Sample, window: Duration) {
         self.0.push_back(sample);
-        while self.0.len() > 2 && self.0[1].at + window <= self.now().map_or(self.0[1].at, |it| it.at) {
+        let newest = self.0[self.0.len() - 1].at;
+        while self.0.len() > 2 && newest - self.0[1].at >= window {
             self.0.pop_front();
         }
     }
@@ -145,6 +146,18 @@ pub(super) struct Events {
 }
 
 impl Events {
+    /// To go on with what comes after these.
+    pub(super) fn after(&self) -> Self {
+        Self { kept: VecDeque::new(), next: self.next.clone() }
+    }
+
+    /// Takes in what came after these.
+    pub(super) fn extend(&mut self, newer: Self) {
+        self.next = newer.next;
+        self.kept.extend(newer.kept);
+        self.kept.drain(..self.kept.len().saturating_sub(EVENTS_MAX));
+    }
+
     /// Asks for what is new.
     pub(super) async fn follow(&mut self, admin: &Admin) -> Result<(), Error> {
         loop {
