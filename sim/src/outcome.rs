@@ -221,9 +221,9 @@ fn counted(nodes: &[NodeSnapshot]) -> BTreeMap<FunctionKey, Usage> {
         *sum = sum.plus(usage);
     };
     for node in nodes {
-        for function in &node.functions {
-            let gpu_ns = u64::try_from(function.billed.as_nanos()).unwrap_or(u64::MAX);
-            add(&function.key.function, Usage { gpu_ns, requests: function.completed, idle_ms: 0 });
+        for (key, (score, _)) in node.scores() {
+            let gpu_ns = score.billed_ms.saturating_mul(1_000_000);
+            add(key, Usage { gpu_ns, requests: score.completed, idle_ms: 0 });
         }
         for (key, idle) in &node.idle {
             let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);

@@ -87,11 +87,11 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
         assert_eq!(node.queued, 0, "{what}");
         assert!(node.functions.iter().all(|function| function.in_flight == 0), "{what}");
         // The verdict of each function by its own counts is that of the requests (T17).
-        let scored: u64 = node.functions.iter().map(|function| function.scored).sum();
-        let completed: u64 = node.functions.iter().map(|it| it.completed + it.expired).sum();
+        let scored: u64 = node.functions.iter().map(|function| function.score.scored).sum();
+        let completed: u64 = node.functions.iter().map(|it| it.score.completed + it.score.expired).sum();
         assert_eq!(scored, completed, "{what}");
     }
-    let in_time: u64 = outcome.nodes.iter().flat_map(|node| &node.functions).map(|it| it.in_time).sum();
+    let in_time: u64 = outcome.nodes.iter().flat_map(|node| &node.functions).map(|it| it.score.in_time).sum();
     let slo = Duration::from_millis(200);
     let counted = outcome.records.iter().filter(|it| it.answered() && it.latency() <= slo).count() as u64;
     assert_eq!(in_time, counted, "{what}: m recomputed from the requests");

@@ -109,13 +109,13 @@ mod tests {
         let function = |name: &str, revision, completed| FunctionSnapshot {
             key: RevisionKey { function: key(name), revision: Revision::new(revision).unwrap() },
             in_flight: u32::try_from(completed).unwrap(),
-            completed,
-            expired: 0,
-            failed: 0,
-            cancelled: 0,
-            in_time: completed,
-            scored: completed,
-            billed: Duration::from_millis(completed),
+            score: Score {
+                completed,
+                in_time: completed,
+                scored: completed,
+                billed_ms: completed,
+                ..Score::default()
+            },
         };
         let past = Score { completed: 5, scored: 5, billed_ms: 1500, ..Score::default() };
         let snapshot = NodeSnapshot {

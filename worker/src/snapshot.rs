@@ -116,34 +116,8 @@ pub struct FunctionSnapshot {
     pub key: RevisionKey,
     /// Requests admitted and not answered.
     pub in_flight: u32,
-    /// Requests answered with outputs.
-    pub completed: u64,
-    /// Requests whose timeout passed.
-    pub expired: u64,
-    /// Requests answered with another error.
-    pub failed: u64,
-    /// Requests the client gave up.
-    pub cancelled: u64,
-    /// m of the objective: served in time (T17).
-    pub in_time: u64,
-    /// n of the objective: completed or expired (T17).
-    pub scored: u64,
-    /// GPU time charged, each answered attempt rounded up to a millisecond.
-    pub billed: Duration,
-}
-
-impl FunctionSnapshot {
-    pub(crate) fn score(&self) -> Score {
-        Score {
-            completed: self.completed,
-            expired: self.expired,
-            failed: self.failed,
-            cancelled: self.cancelled,
-            in_time: self.in_time,
-            scored: self.scored,
-            billed_ms: u64::try_from(self.billed.as_millis()).unwrap_or(u64::MAX),
-        }
-    }
+    /// What it has counted.
+    pub score: Score,
 }
 
 /// One link, towards the GPUs.
@@ -187,12 +161,13 @@ impl NodeSnapshot {
 
     /// What each function counted on this node, those of its revisions that are gone included, and how
     /// many of its requests are in flight.
-    pub(crate) fn scores(&self) -> BTreeMap<&FunctionKey, (Score, u32)> {
+    #[must_use]
+    pub fn scores(&self) -> BTreeMap<&FunctionKey, (Score, u32)> {
         let mut scores: BTreeMap<_, (Score, u32)> =
             self.past.iter().map(|(key, &score)| (key, (score, 0))).collect();
         for it in &self.functions {
             let (score, in_flight) = scores.entry(&it.key.function).or_default();
-            *score = score.plus(it.score());
+            *score = score.plus(it.score);
             *in_flight += it.in_flight;
         }
         scores

@@ -7,9 +7,9 @@ use millrace_types::{FunctionName, Priority};
 
 use crate::clock;
 use crate::commands::get::{objective, readiness, short};
-use crate::commands::ps;
 use crate::commands::target::{Kind, Target};
 use crate::failure::Failure;
+use crate::output::residents::residents;
 use crate::output::{Output, document, documents, print, text};
 use crate::session::Session;
 
@@ -144,7 +144,7 @@ fn condition_line(condition: &wire::Condition) -> String {
 fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String> {
     let prefix = format!("{}/{}@", spec.tenant, spec.name);
     let mut lines = Vec::new();
-    for (node, gpu, model) in ps::residents(nodes) {
+    for (node, gpu, model) in residents(nodes) {
         let (loaded, held) = (text::size(model.loaded_bytes), text::size(model.bytes));
         let revisions = model.functions.iter().filter_map(|function| function.strip_prefix(&prefix));
         lines.extend(revisions.map(|revision| {

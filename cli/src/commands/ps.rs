@@ -7,6 +7,7 @@ use millrace_client::messages as wire;
 
 use crate::commands::get::short;
 use crate::failure::Failure;
+use crate::output::residents::{State, residents, weights};
 use crate::output::table::{Table, col, wide};
 use crate::output::{Output, documents, list, text};
 use crate::session::Session;
@@ -28,27 +29,6 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     list(args.output.output, &documents, &table(&nodes, &weights(&functions)), empty)
 }
 
-/// The size of each model's weights, by digest. A GPU tells only what of them has arrived.
-pub(crate) fn weights(functions: &[wire::Function]) -> BTreeMap<&str, u64> {
-    let revisions = functions.iter().flat_map(|function| &function.revisions);
-    revisions
-        .filter_map(|revision| {
-            Some((revision.artifact.as_ref()?.digest.as_str(), revision.model.as_ref()?.weights_bytes))
-        })
-        .collect()
-}
-
-/// Every model on every GPU.
-pub(crate) fn residents(
-    nodes: &[wire::Node],
-) -> impl Iterator<Item = (&str, &wire::Gpu, &wire::ResidentModel)> {
-    nodes.iter().flat_map(|node| {
-        node.gpus
-            .iter()
-            .flat_map(move |gpu| gpu.models.iter().map(move |model| (node.name.as_str(), gpu, model)))
-    })
-}
-
 fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
     let mut table = Table::new([
         col("NODE"),
@@ -62,15 +42,14 @@ fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
         wide("EXECUTOR"),
     ]);
     for (node, gpu, model) in residents(nodes) {
-        let running = !gpu.running.is_empty() && model.functions.contains(&gpu.running);
-        // The model of a function that has just been deleted is not known any more.
-        let weights = weights.get(model.digest.as_str()).copied();
-        let state = match running {
-            true => "Running",
-            false if weights.is_some_and(|weights| model.loaded_bytes < weights) => "Loading",
-            false => "Idle",
+        let state = State::of(gpu, model, weights);
+        let word = match state {
+            State::Running => "Running",
+            State::Loading { .. } => "Loading",
+            State::Idle => "Idle",
         };
-        let idle = model.idle.and_then(|idle| idle.try_into().ok()).filter(|_| !running);
+        let idle = model.idle.and_then(|idle| idle.try_into().ok()).filter(|_| state != State::Running);
+        let weights = weights.get(model.digest.as_str()).copied();
         table.row([
             node.to_owned(),
             gpu.index.to_string(),
@@ -78,7 +57,7 @@ fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
             text::size(model.bytes),
             weights.map(|weights| percent(model.loaded_bytes, weights)).unwrap_or_default(),
             idle.map(text::age).unwrap_or_default(),
-            state.to_owned(),
+            word.to_owned(),
             short(&model.digest),
             model.executor_pid.to_string(),
         ]);

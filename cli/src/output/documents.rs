@@ -7,6 +7,7 @@ use millrace_client::messages as wire;
 use millrace_types::manifest::API_VERSION;
 use serde::Serialize;
 
+use crate::output::residents::is_running;
 use crate::output::text::moment;
 
 #[derive(Debug, Serialize)]
@@ -456,7 +457,7 @@ impl Gpu {
 impl ResidentModel {
     pub(crate) fn new(node: &str, gpu: &wire::Gpu, model: wire::ResidentModel) -> Self {
         Self {
-            running: !gpu.running.is_empty() && model.functions.contains(&gpu.running),
+            running: is_running(gpu, &model),
             node: node.to_owned(),
             gpu: gpu.index,
             functions: model.functions,

@@ -4,6 +4,7 @@ pub(crate) mod answers;
 pub(crate) mod bills;
 pub(crate) mod documents;
 pub(crate) mod events;
+pub(crate) mod residents;
 pub(crate) mod table;
 pub(crate) mod tenants;
 pub(crate) mod text;

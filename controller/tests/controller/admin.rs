@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
+use crate::stub::Stub;
 use crate::support::{
-    Cluster, Stub, apply, apply_request, cnn, data, get, header, list, mlp, reason, record, soon, until,
-    upload,
+    Cluster, apply, apply_request, cnn, data, get, header, list, mlp, reason, record, soon, until, upload,
 };
 
 #[tokio::test]

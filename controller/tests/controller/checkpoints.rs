@@ -9,7 +9,8 @@ use millrace_types::{
     SyncPart, TenantName, Usage,
 };
 
-use crate::support::{Cluster, Stub, apply, mlp, nodes, reason, short_lease, soon, until, upload};
+use crate::stub::Stub;
+use crate::support::{Cluster, apply, mlp, nodes, reason, short_lease, soon, until, upload};
 
 const FULL: SyncPart = SyncPart::Full(Portion::Only);
 

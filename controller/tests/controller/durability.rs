@@ -8,7 +8,8 @@ use millrace_controller::Tcp;
 use millrace_proto::admin as api;
 use proptest::prelude::*;
 
-use crate::support::{Cluster, Stub, apply_request, config, list, mlp, record, upload};
+use crate::stub::Stub;
+use crate::support::{Cluster, apply_request, config, list, mlp, record, upload};
 
 #[tokio::test]
 async fn a_restart_serves_the_same_functions_without_a_new_upload() {

@@ -6,9 +6,9 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message;
 use millrace_types::{Digest, Reason};
 
+use crate::stub::{Prepares, Stub, hello};
 use crate::support::{
-    Cluster, Prepares, Stub, apply, apply_request, cnn, hello, mlp, nodes, reason, short_lease, soon, until,
-    upload,
+    Cluster, apply, apply_request, cnn, mlp, nodes, reason, short_lease, soon, until, upload,
 };
 
 #[tokio::test]

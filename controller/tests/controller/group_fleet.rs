@@ -9,7 +9,8 @@ use millrace_proto::inference::{self as oip, grpc_inference_service_client::Grpc
 use millrace_types::Reason;
 
 use crate::group::{Member, three};
-use crate::support::{Prepares, Stub, apply, channel, mlp, nodes, reason, soon, until, upload};
+use crate::stub::{Prepares, Stub};
+use crate::support::{apply, channel, mlp, nodes, reason, soon, until, upload};
 
 fn internal(member: &Member) -> SocketAddr {
     member.config.internal_listen
@@ -73,7 +74,7 @@ async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
     apply(&mut members[0].admin(), "f", &mlp()).await.unwrap();
     worker[0].told(&["f@1"]).await;
     // A stub is told on the leader's stream and reports there; a worker reports on all.
-    let functions: Vec<_> = worker[0].desired.borrow().functions.iter().map(crate::support::ready).collect();
+    let functions: Vec<_> = worker[0].desired.borrow().functions.iter().map(crate::stub::ready).collect();
     let ready = millrace_proto::worker::FunctionStatuses { functions };
     let ready = millrace_proto::worker::worker_message::Message::FunctionStatuses(ready);
     worker[2].send(ready.clone()).await;

@@ -7,7 +7,8 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_types::Reason;
 
-use crate::support::{Cluster, Prepares, Stub, mlp, nodes, reason, short_lease, soon, until};
+use crate::stub::{Prepares, Stub};
+use crate::support::{Cluster, mlp, nodes, reason, short_lease, soon, until};
 
 async fn until_lost(cluster: &Cluster, name: &str) -> api::Node {
     let mut admin = cluster.admin();

@@ -16,4 +16,5 @@ mod object_store;
 mod placement;
 mod readiness;
 mod routing;
+mod stub;
 mod support;

@@ -5,9 +5,9 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_types::Reason;
 
+use crate::stub::{Prepares, Stub, ready};
 use crate::support::{
-    Cluster, Prepares, Stub, apply, apply_request, cnn, get, mlp, nodes, ready, reason, short_lease, until,
-    upload,
+    Cluster, apply, apply_request, cnn, get, mlp, nodes, reason, short_lease, until, upload,
 };
 
 async fn schedule(cluster: &Cluster, name: &str, scheduling: api::NodeScheduling) -> api::Node {

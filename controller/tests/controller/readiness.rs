@@ -9,7 +9,8 @@ use millrace_proto::worker::{FunctionPhase, FunctionStatuses};
 use millrace_types::Reason;
 
 use crate::routing::{answer_of, infer, infer_within, until_ready};
-use crate::support::{Cluster, Prepares, Stub, apply_request, mlp, ready, soon, until};
+use crate::stub::{Prepares, Stub, ready};
+use crate::support::{Cluster, apply_request, mlp, soon, until};
 
 #[tokio::test]
 async fn a_function_that_is_nowhere_ready_says_why() {

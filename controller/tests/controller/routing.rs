@@ -11,9 +11,8 @@ use millrace_proto::worker::{GpuHealth, GpuTelemetry, ResidentModel, Telemetry};
 use millrace_types::{Digest, Failure, Reason};
 use tonic::{Request, Status};
 
-use crate::support::{
-    Call, Cluster, Stub, StubService, apply_request, mlp, short_lease, soon, until, upload,
-};
+use crate::stub::{Call, Stub, StubService};
+use crate::support::{Cluster, apply_request, mlp, short_lease, soon, until, upload};
 
 fn request(name: &str) -> oip::ModelInferRequest {
     oip::ModelInferRequest {
@@ -73,7 +72,7 @@ pub(crate) async fn until_ready(cluster: &Cluster, name: &str) {
 }
 
 /// The stub that gets a request, and the request: whichever of the two it is.
-async fn first_called<'a>(a: &'a mut Stub, b: &'a mut Stub) -> (bool, crate::support::Call) {
+async fn first_called<'a>(a: &'a mut Stub, b: &'a mut Stub) -> (bool, crate::stub::Call) {
     soon("a call", async {
         tokio::select! {
             call = a.calls.recv() => (true, call.unwrap()),

@@ -194,17 +194,10 @@ impl Function {
     }
 
     fn report(&self, parts: &Parts) {
-        let score = self.score.get();
         let part = SnapshotPart::Function(FunctionSnapshot {
             key: self.key.clone(),
             in_flight: u32::try_from(self.admission.core.in_flight()).unwrap_or(u32::MAX),
-            completed: score.completed,
-            expired: score.expired,
-            failed: score.failed,
-            cancelled: score.cancelled,
-            in_time: score.in_time,
-            scored: score.scored,
-            billed: Duration::from_millis(score.billed_ms),
+            score: self.score.get(),
         });
         // Whoever asked may have given up.
         parts.send(part).unwrap_or_default();

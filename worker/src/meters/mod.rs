@@ -322,13 +322,7 @@ mod tests {
         FunctionSnapshot {
             key: RevisionKey { function: function(name), revision: Revision::new(2).unwrap() },
             in_flight: 1,
-            completed,
-            expired: 0,
-            failed: 0,
-            cancelled: 0,
-            in_time,
-            scored: completed,
-            billed: Duration::from_millis(1500),
+            score: Score { completed, in_time, scored: completed, billed_ms: 1500, ..Score::default() },
         }
     }
 

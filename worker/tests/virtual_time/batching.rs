@@ -50,8 +50,8 @@ fn what_waits_runs_as_one_and_each_gets_and_pays_for_its_rows() {
         let snapshot = world.node.snapshot().await;
         assert_eq!((snapshot.batches.batches, snapshot.batches.requests), (1, 3));
         // 40 + 40 + (10 + 20 + 10) + 40 ms.
-        assert_eq!(snapshot.functions[0].billed, Duration::from_millis(160));
-        assert_eq!((snapshot.functions[0].completed, snapshot.queued), (6, 0));
+        assert_eq!(snapshot.functions[0].score.billed_ms, 160);
+        assert_eq!((snapshot.functions[0].score.completed, snapshot.queued), (6, 0));
     });
 }
 
@@ -67,7 +67,7 @@ fn a_batch_that_fails_runs_again_each_request_alone() {
             assert_eq!(reason(answer).await, (Reason::ModelFailed, true), "alone it is the request's fault");
         }
         let snapshot = world.node.snapshot().await;
-        assert_eq!((snapshot.batches.batches, snapshot.functions[0].failed), (0, 3));
+        assert_eq!((snapshot.batches.batches, snapshot.functions[0].score.failed), (0, 3));
     });
 }
 

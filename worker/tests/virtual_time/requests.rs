@@ -44,9 +44,9 @@ fn the_first_request_swaps_and_the_second_finds_the_model_there() {
         assert_eq!((snapshot.gpus[0].swaps, snapshot.gpus[0].models[0].loaded), (1, Bytes::mib(20)));
         assert_eq!(snapshot.gpus[0].models[0].functions, [revision(0)]);
         assert_eq!(snapshot.links[0].carried, Bytes::mib(20));
-        let function = &snapshot.functions[0];
-        assert_eq!((function.completed, function.in_time, function.scored), (2, 2, 2));
-        assert_eq!(function.billed, Duration::from_millis(10), "two runs of 5 ms");
+        let score = snapshot.functions[0].score;
+        assert_eq!((score.completed, score.in_time, score.scored), (2, 2, 2));
+        assert_eq!(score.billed_ms, 10, "two runs of 5 ms");
     });
 }
 
@@ -179,7 +179,8 @@ fn a_request_expires_in_the_queue_and_while_it_runs_each_at_its_deadline() {
         let done = next.await.unwrap().unwrap();
         assert!(done.split.queue >= Duration::from_millis(49), "{:?}", done.split);
         let function = world.node.snapshot().await.functions.remove(0);
-        assert_eq!((function.expired, function.completed, function.scored, function.in_flight), (2, 1, 3, 0));
+        let score = function.score;
+        assert_eq!((score.expired, score.completed, score.scored, function.in_flight), (2, 1, 3, 0));
     });
 }
 
@@ -196,7 +197,7 @@ fn a_client_that_goes_away_leaves_every_queue() {
         world.pass_ms(1).await;
         let snapshot = world.node.snapshot().await;
         assert_eq!(
-            (snapshot.queued, snapshot.functions[0].in_flight, snapshot.functions[0].cancelled),
+            (snapshot.queued, snapshot.functions[0].in_flight, snapshot.functions[0].score.cancelled),
             (0, 0, 5)
         );
         // The one that runs goes on to its end; the one behind it never begins.
@@ -273,7 +274,7 @@ fn a_function_that_was_retired_can_be_installed_again() {
         world.install(0, Bytes::mib(2)).await;
         world.ask(request(0)).await.unwrap().unwrap();
         let snapshot = world.node.snapshot().await;
-        assert_eq!(snapshot.functions[0].completed, 1, "counted anew");
+        assert_eq!(snapshot.functions[0].score.completed, 1, "counted anew");
         assert_eq!(snapshot.past[&revision(0).function].completed, 1, "and what went is not forgotten");
     });
 }

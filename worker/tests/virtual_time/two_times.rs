@@ -146,7 +146,10 @@ fn everything_is_given_back_in_the_end() {
         assert_eq!(gpu.used, gpu.models.iter().map(|model| model.bytes).sum());
         assert!(gpu.swaps > gpu.models.len() as u64, "{gpu:?}");
     }
-    let answered: u64 =
-        snapshot.functions.iter().map(|f| f.completed + f.expired + f.failed + f.cancelled).sum();
+    let answered: u64 = snapshot
+        .functions
+        .iter()
+        .map(|f| f.score.completed + f.score.expired + f.score.failed + f.score.cancelled)
+        .sum();
     assert_eq!(answered, scenario.requests() as u64);
 }

@@ -6,7 +6,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, BorderType, Cell as Place, Paragraph, Row as Lines, Table, TableState, Wrap};
 
-use super::picture::{Pane, Picture, detail};
+use super::detail::detail;
+use super::picture::{Pane, Picture};
 use super::sample::{Events, History};
 use super::sheet::{Cell, Column, Tone, Width};
 use super::view::{Mode, View};
@@ -145,7 +146,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use super::super::picture::tests::history;
+    use super::super::fixture::history;
     use super::*;
 
     fn seen(pane: Pane, mode: Mode, filter: &str) -> View {

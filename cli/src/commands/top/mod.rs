@@ -3,12 +3,16 @@
 //! | module | holds |
 //! |---|---|
 //! | [`sample`] | what is asked, and how counts become rates |
-//! | [`picture`] | what is shown of it |
+//! | [`picture`] | what is shown of it; [`objective`] of a function's objective, [`detail`] of one row |
 //! | [`sheet`] | tables that can be sorted and filtered |
 //! | [`view`] | what whoever looks has chosen, and what keys do |
 //! | [`draw`] | the picture on a terminal |
 
+mod detail;
 mod draw;
+#[cfg(test)]
+mod fixture;
+mod objective;
 mod picture;
 mod sample;
 mod sheet;
@@ -261,7 +265,7 @@ fn keys() -> mpsc::Receiver<std::io::Result<Input>> {
 
 #[cfg(test)]
 mod tests {
-    use super::picture::tests::history;
+    use super::fixture::history;
     use super::*;
 
     #[test]

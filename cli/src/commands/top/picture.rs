@@ -6,9 +6,9 @@ use std::time::Duration;
 use millrace_client::messages as wire;
 use millrace_proto::activity::{FunctionActivity, LinkActivity};
 
-use super::sample::{Events, History, Sample, Span, quantile, seconds};
+use super::objective::Objective;
+use super::sample::{Events, History, Sample, Span, quantile};
 use super::sheet::{Cell, Column, Row, Sheet, Tone, Width};
-use crate::commands::ps::weights;
 use crate::output::events::Event;
 use crate::output::text::{latency, size};
 
@@ -231,7 +231,7 @@ impl<'a> Since<'a> {
         let state = Cell::text(if node.connected { gpu.health.as_str() } else { "Away" });
         let taken = share(gpu.used_bytes, gpu.memory_bytes);
         Row {
-            id: format!("{}/{}", node.name, gpu.index),
+            id: gpu_name(&node.name, gpu),
             cells: vec![
                 Cell::text(&node.name),
                 // By number, the first first.
@@ -328,7 +328,7 @@ impl<'a> Since<'a> {
         let per_second = |rate: f64| format!("{}/s", size(rate as u64));
         let measured = Some(now.measured_bytes_per_second).filter(|&rate| rate > 0);
         Row {
-            id: format!("{}/{}", now.node, now.name),
+            id: link_name(now),
             cells: vec![
                 Cell::text(&now.node),
                 Cell::text(&now.name),
@@ -343,60 +343,6 @@ impl<'a> Since<'a> {
                 Cell::number(f64::from(now.outstanding), now.outstanding.to_string()),
             ],
         }
-    }
-}
-
-/// What a function is held to, and how it does.
-struct Objective {
-    deadline: Duration,
-    percentile: f64,
-    /// In between: requests that count, and those in time.
-    lately: (u64, u64),
-    /// The same, ever.
-    ever: (u64, u64),
-}
-
-impl Objective {
-    fn of(spec: &wire::FunctionSpec, was: &FunctionActivity, now: &FunctionActivity) -> Option<Self> {
-        let slo = spec.slo.as_ref()?;
-        Some(Self {
-            deadline: Duration::try_from(slo.deadline?).ok()?,
-            percentile: slo.percentile,
-            lately: (
-                now.slo_requests.saturating_sub(was.slo_requests),
-                now.slo_in_time.saturating_sub(was.slo_in_time),
-            ),
-            ever: (now.slo_requests, now.slo_in_time),
-        })
-    }
-
-    fn goal(&self) -> Cell {
-        let percent = (self.percentile * 1e6).round() / 1e4;
-        let text = format!("{} p{percent}", latency(self.deadline));
-        Cell::number(-self.deadline.as_secs_f64(), text)
-    }
-
-    /// The share in time, lately; ever where none came lately.
-    fn in_time(&self) -> Cell {
-        let (count, in_time) = if self.lately.0 > 0 { self.lately } else { self.ever };
-        if count == 0 {
-            return Cell::unknown();
-        }
-        let share = in_time as f64 / count as f64;
-        let tone = match () {
-            () if self.lately.0 == 0 => Tone::Quiet,
-            () if share < self.percentile => Tone::Bad,
-            () => Tone::Good,
-        };
-        // What is worst comes first.
-        Cell::number(-share, format!("{:.1}%", share * 100.0)).tone(tone)
-    }
-
-    /// The required request count (T17), (pn - m) / (1 - p): what has still to be in time, or is to spare.
-    fn due(&self) -> Cell {
-        let (n, m) = (self.ever.0 as f64, self.ever.1 as f64);
-        let due = (self.percentile * n - m) / (1.0 - self.percentile);
-        Cell::number(due, format!("{due:+.0}")).tone(if due > 0.0 { Tone::Bad } else { Tone::Quiet })
     }
 }
 
@@ -422,11 +368,19 @@ pub(super) fn name(tenant: &str, function: &str) -> String {
     format!("{tenant}/{function}")
 }
 
-fn latency_text(took: Duration) -> String {
+pub(super) fn gpu_name(node: &str, gpu: &wire::Gpu) -> String {
+    format!("{node}/{}", gpu.index)
+}
+
+pub(super) fn link_name(link: &LinkActivity) -> String {
+    format!("{}/{}", link.node, link.name)
+}
+
+pub(super) fn latency_text(took: Duration) -> String {
     if took == Duration::MAX { ">50 s".to_owned() } else { latency(took) }
 }
 
-fn share(part: u64, whole: u64) -> f64 {
+pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
@@ -436,270 +390,12 @@ pub(super) fn bar(share: f64, width: usize) -> String {
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
 
-/// A closer look at what a row is about, as lines.
-pub(super) fn detail(pane: Pane, id: &str, history: &History, events: &Events) -> Vec<(String, Tone)> {
-    let Some(now) = history.now() else { return Vec::new() };
-    let since = Since { before: history.before(), now };
-    let mut lines = match pane {
-        Pane::Gpus => since.gpu_detail(id),
-        Pane::Functions => since.function_detail(id),
-        Pane::Links => since.link_detail(id),
-        Pane::Events => Vec::new(),
-    };
-    let about = match pane {
-        Pane::Gpus => format!("gpu/{id}"),
-        Pane::Functions => format!("function/{id}"),
-        Pane::Links => return lines,
-        Pane::Events => id.to_owned(),
-    };
-    let its: Vec<_> = events.kept.iter().rev().filter(|it| it.object == about).collect();
-    if !its.is_empty() {
-        lines.push((String::new(), Tone::Plain));
-        lines.push((format!("Events of {about}, the newest first:"), Tone::Plain));
-    }
-    lines.extend(its.into_iter().map(|it| {
-        let Event { time, reason, message, .. } = Event::from(it);
-        let tone = if it.severity() == wire::EventSeverity::Warning { Tone::Warning } else { Tone::Plain };
-        (format!("  {}  {reason}: {message}", time.unwrap_or_default()), tone)
-    }));
-    lines
-}
-
-fn plain(text: impl Into<String>) -> (String, Tone) {
-    (text.into(), Tone::Plain)
-}
-
-impl Since<'_> {
-    fn gpu_detail(&self, id: &str) -> Vec<(String, Tone)> {
-        let all = self.now.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
-        let found = all.into_iter().find(|(node, gpu)| format!("{}/{}", node.name, gpu.index) == id);
-        let Some((node, gpu)) = found else { return vec![plain(format!("{id} is gone"))] };
-        let mut lines = vec![
-            plain(format!("GPU {id}: {}, {}", gpu.gpu_type, gpu.health)),
-            plain(format!(
-                "{} of {} taken; the node has {} requests queued",
-                size(gpu.used_bytes),
-                size(gpu.memory_bytes),
-                node.queued
-            )),
-            plain(format!(
-                "swaps: {} (from other GPUs: {}), evictions: {}, restarts: {}, busy for {:.1} s",
-                gpu.swaps,
-                gpu.peer_swaps,
-                gpu.evictions,
-                gpu.restarts,
-                seconds(gpu.busy)
-            )),
-            plain(""),
-            plain("Models, the largest first:"),
-        ];
-        let weights = weights(&self.now.functions);
-        let mut models: Vec<_> = gpu.models.iter().collect();
-        models.sort_by_key(|model| std::cmp::Reverse(model.bytes));
-        for model in models {
-            let functions = model.functions.join(", ");
-            let running = !gpu.running.is_empty() && model.functions.contains(&gpu.running);
-            let all = weights.get(model.digest.as_str()).copied();
-            let state = match all.filter(|&all| model.loaded_bytes < all) {
-                _ if running => "running".to_owned(),
-                Some(all) => format!("loading, {} of {} there", size(model.loaded_bytes), size(all)),
-                None => format!("idle for {:.0} s", seconds(model.idle)),
-            };
-            let part = share(model.bytes, gpu.memory_bytes);
-            let text = format!("  {} {:>10}  {functions}: {state}", bar(part, 20), size(model.bytes));
-            lines.push((text, if running { Tone::Good } else { Tone::Plain }));
-        }
-        lines
-    }
-
-    fn function_detail(&self, id: &str) -> Vec<(String, Tone)> {
-        let its = |tenant: &str, function: &str| name(tenant, function) == id;
-        let known = self
-            .now
-            .functions
-            .iter()
-            .find(|it| it.spec.as_ref().is_some_and(|spec| its(&spec.tenant, &spec.name)));
-        let Some(known) = known else { return vec![plain(format!("{id} is gone"))] };
-        let mut lines = vec![plain(format!("Function {id}, generation {}", known.generation))];
-        for condition in &known.conditions {
-            let tone = match condition.status() {
-                wire::ConditionStatus::True => Tone::Good,
-                wire::ConditionStatus::False => Tone::Bad,
-                _ => Tone::Warning,
-            };
-            lines.push((
-                format!("  {}: {} ({})", condition.r#type, condition.reason, condition.message),
-                tone,
-            ));
-        }
-        let find = |sample: &'_ Sample| {
-            sample.activity.functions.iter().find(|it| its(&it.tenant, &it.function)).cloned()
-        };
-        if let Some(now) = find(self.now) {
-            let before = self.before.and_then(find);
-            let took =
-                |of: f64| quantile(before.as_ref(), &now, of).map_or_else(|| "-".to_owned(), latency_text);
-            lines.push(plain(""));
-            lines.push(plain(format!(
-                "{} answered, {} failed, {} in flight",
-                now.answered, now.failed, now.in_flight
-            )));
-            lines.push(plain(format!(
-                "latency of the last {:.0} s: p50 {}, p90 {}, p98 {}, p99 {}, slowest {}",
-                self.span().map_or(0.0, |span| span.0),
-                took(0.5),
-                took(0.9),
-                took(0.98),
-                took(0.99),
-                took(1.0)
-            )));
-            lines.push(plain(format!(
-                "objective: {} of {} requests in time; GPU time charged: {:.1} s",
-                now.slo_in_time,
-                now.slo_requests,
-                seconds(now.gpu_time)
-            )));
-        }
-        lines.push(plain(""));
-        lines.push(plain("On GPUs:"));
-        for node in &self.now.nodes {
-            for gpu in &node.gpus {
-                for model in &gpu.models {
-                    if model.functions.iter().any(|it| it.split_once('@').is_some_and(|(name, _)| name == id))
-                    {
-                        lines.push(plain(format!(
-                            "  {}/{}: {} of weights there, {} of memory taken, idle for {:.0} s",
-                            node.name,
-                            gpu.index,
-                            size(model.loaded_bytes),
-                            size(model.bytes),
-                            seconds(model.idle)
-                        )));
-                    }
-                }
-            }
-        }
-        lines
-    }
-
-    fn link_detail(&self, id: &str) -> Vec<(String, Tone)> {
-        let found = self.now.activity.links.iter().find(|it| format!("{}/{}", it.node, it.name) == id);
-        let Some(link) = found else { return vec![plain(format!("{id} is gone"))] };
-        vec![
-            plain(format!("Link {id}")),
-            plain(format!("{}/s by the topology, in each direction", size(link.bytes_per_second))),
-            plain(format!("{}/s measured over its last batches", size(link.measured_bytes_per_second))),
-            plain(format!(
-                "{} carried towards GPUs, {} batches granted and not finished",
-                size(link.carried_bytes),
-                link.outstanding
-            )),
-        ]
-    }
-}
-
 #[cfg(test)]
-pub(super) mod tests {
-    use millrace_proto::activity::LatencyBucket;
-
+mod tests {
+    use super::super::fixture::history;
     use super::super::sample::tests::sample;
     use super::*;
     use crate::clock::now;
-
-    fn gpu(swaps: u64, busy: i64) -> wire::Gpu {
-        wire::Gpu {
-            index: 1,
-            gpu_type: "V100".into(),
-            health: "Up".into(),
-            memory_bytes: 1 << 30,
-            used_bytes: 1 << 29,
-            models: vec![wire::ResidentModel {
-                functions: vec!["default/digits@1".into()],
-                bytes: 1 << 29,
-                loaded_bytes: 1 << 29,
-                ..Default::default()
-            }],
-            running: "default/digits@1".into(),
-            swaps,
-            restarts: 1,
-            busy: Some(prost_types::Duration { seconds: busy, nanos: 0 }),
-            ..Default::default()
-        }
-    }
-
-    fn digits(answered: u64, failed: u64) -> FunctionActivity {
-        FunctionActivity {
-            tenant: "default".into(),
-            function: "digits".into(),
-            answered,
-            failed,
-            latencies: vec![LatencyBucket { up_to_seconds: 0.01, count: answered }],
-            in_flight: 2,
-            slo_requests: answered,
-            slo_in_time: answered / 2,
-            gpu_time: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
-        }
-    }
-
-    /// A cluster two seconds apart, in which one function's requests take 10 ms and half are late.
-    pub(in super::super) fn history() -> (History, Events) {
-        let start = now();
-        let at = |second: u64, swaps, busy, function: FunctionActivity, carried_bytes| {
-            let mut it = sample(start + Duration::from_secs(second), &["w"]);
-            it.status = wire::ClusterStatus {
-                cluster_id: "c".into(),
-                leader: 1,
-                term: 4,
-                quorum: true,
-                controllers: vec![wire::Controller { id: 1, reachable: true, ..Default::default() }],
-                ..Default::default()
-            };
-            it.nodes = vec![wire::Node {
-                name: "worker-1".into(),
-                connected: true,
-                gpus: vec![gpu(swaps, busy)],
-                queued: 3,
-                ..Default::default()
-            }];
-            let spec = |name: &str, slo| wire::FunctionSpec {
-                tenant: "default".into(),
-                name: name.into(),
-                slo,
-                ..Default::default()
-            };
-            let deadline = Some(prost_types::Duration { seconds: 0, nanos: 80_000_000 });
-            let slo = Some(wire::Slo { deadline, percentile: 0.98 });
-            it.functions = [spec("digits", slo), spec("quiet", None)]
-                .map(|spec| wire::Function { spec: Some(spec), ..Default::default() })
-                .into();
-            it.activity.functions = vec![function];
-            it.activity.links = vec![LinkActivity {
-                node: "worker-1".into(),
-                link: 0,
-                name: "pcie 1".into(),
-                bytes_per_second: 1 << 30,
-                measured_bytes_per_second: 0,
-                carried_bytes,
-                outstanding: 1,
-            }];
-            it
-        };
-        let mut history = History::default();
-        let window = Duration::from_secs(10);
-        history.add(at(0, 10, 5, digits(100, 0), 0), window);
-        history.add(at(2, 14, 6, digits(200, 4), 1 << 30), window);
-        let event = |seconds, severity: wire::EventSeverity, reason: &str| wire::Event {
-            time: Some(prost_types::Timestamp { seconds, nanos: 0 }),
-            severity: severity.into(),
-            reason: reason.into(),
-            object: "gpu/worker-1/1".into(),
-            message: "its executor died".into(),
-        };
-        let mut events = Events::default();
-        events.kept.push_back(event(1_700_000_000, wire::EventSeverity::Normal, "GpuUp"));
-        events.kept.push_back(event(1_700_000_001, wire::EventSeverity::Warning, "ExecutorRestarted"));
-        (history, events)
-    }
 
     fn texts(picture: &Picture, pane: Pane) -> Vec<Vec<&str>> {
         let rows = picture.sheet(pane).rows.iter();
@@ -749,21 +445,6 @@ pub(super) mod tests {
             ]
         );
         assert_eq!(picture.head[2].1, Tone::Bad);
-    }
-
-    #[test]
-    fn a_closer_look_has_the_models_of_a_gpu_and_the_latencies_of_a_function() {
-        let (history, events) = history();
-        let text = |pane, id| {
-            let lines = detail(pane, id, &history, &events).into_iter();
-            lines.map(|(text, _)| text).collect::<Vec<_>>().join("\n")
-        };
-        let gpu = text(Pane::Gpus, "worker-1/1");
-        assert!(gpu.contains("default/digits@1: running") && gpu.contains("ExecutorRestarted: its"), "{gpu}");
-        let function = text(Pane::Functions, "default/digits");
-        assert!(function.contains("p99 9.17 ms") && function.contains("worker-1/1: 512.0 MiB"), "{function}");
-        assert!(text(Pane::Links, "worker-1/pcie 1").contains("1.0 GiB carried"));
-        assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl View {
 
 #[cfg(test)]
 mod tests {
-    use super::super::picture::tests::history;
+    use super::super::fixture::history;
     use super::*;
 
     fn press(view: &mut View, keys: &str) -> Then {

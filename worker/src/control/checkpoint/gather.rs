@@ -104,18 +104,7 @@ fn copies(snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> BTreeMap<ModelCo
 }
 
 fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
-    let here = snapshot.functions.iter().map(|function| {
-        let totals = Totals {
-            counts: SloCounts { m: function.in_time, n: function.scored },
-            usage: Usage {
-                gpu_ns: u64::try_from(function.billed.as_nanos()).unwrap_or(u64::MAX),
-                requests: function.completed,
-                idle_ms: 0,
-            },
-        };
-        (function.key.function.clone(), totals)
-    });
-    let gone = snapshot.past.iter().map(|(function, score)| {
+    let scored = snapshot.scores().into_iter().map(|(function, (score, _))| {
         let totals = Totals {
             counts: SloCounts { m: score.in_time, n: score.scored },
             usage: Usage {
@@ -131,7 +120,7 @@ fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
         (function.clone(), Totals { usage: Usage { idle_ms, ..Usage::NONE }, ..Totals::default() })
     });
     let mut sums = BTreeMap::<FunctionKey, Totals>::new();
-    for (function, totals) in here.chain(gone).chain(idle) {
+    for (function, totals) in scored.chain(idle) {
         let sum = sums.entry(function).or_default();
         *sum = sum.plus(totals);
     }
@@ -153,17 +142,8 @@ mod tests {
     }
 
     fn function(revision: u64, completed: u64, in_time: u64) -> FunctionSnapshot {
-        FunctionSnapshot {
-            key: RevisionKey { function: key(), revision: Revision::new(revision).unwrap() },
-            in_flight: 0,
-            completed,
-            expired: 0,
-            failed: 0,
-            cancelled: 0,
-            in_time,
-            scored: completed,
-            billed: Duration::from_millis(completed * 2),
-        }
+        let key = RevisionKey { function: key(), revision: Revision::new(revision).unwrap() };
+        FunctionSnapshot { key, in_flight: 0, score: score(completed, in_time) }
     }
 
     fn score(completed: u64, in_time: u64) -> Score {

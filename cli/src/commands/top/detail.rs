@@ -1,0 +1,187 @@
+//! A closer look at what one row is about, as lines.
+
+use std::cmp::Reverse;
+
+use millrace_client::messages as wire;
+
+use super::picture::{Pane, bar, gpu_name, latency_text, link_name, name, share};
+use super::sample::{Events, History, Sample, Span, quantile, seconds};
+use super::sheet::Tone;
+use crate::output::events::Event;
+use crate::output::residents::{State, residents, weights};
+use crate::output::text::size;
+
+type Line = (String, Tone);
+
+/// A closer look at what a row is about.
+pub(super) fn detail(pane: Pane, id: &str, history: &History, events: &Events) -> Vec<Line> {
+    let Some(now) = history.now() else { return Vec::new() };
+    let (mut lines, about) = match pane {
+        Pane::Gpus => (gpu(now, id), format!("gpu/{id}")),
+        Pane::Functions => (function(history, now, id), format!("function/{id}")),
+        Pane::Links => return link(now, id),
+        Pane::Events => (Vec::new(), id.to_owned()),
+    };
+    let its: Vec<_> = events.kept.iter().rev().filter(|it| it.object == about).collect();
+    if !its.is_empty() {
+        lines.push((String::new(), Tone::Plain));
+        lines.push((format!("Events of {about}, the newest first:"), Tone::Plain));
+    }
+    lines.extend(its.into_iter().map(|it| {
+        let Event { time, reason, message, .. } = Event::from(it);
+        let tone = if it.severity() == wire::EventSeverity::Warning { Tone::Warning } else { Tone::Plain };
+        (format!("  {}  {reason}: {message}", time.unwrap_or_default()), tone)
+    }));
+    lines
+}
+
+fn plain(text: impl Into<String>) -> Line {
+    (text.into(), Tone::Plain)
+}
+
+fn gone(id: &str) -> Vec<Line> {
+    vec![plain(format!("{id} is gone"))]
+}
+
+fn gpu(now: &Sample, id: &str) -> Vec<Line> {
+    let mut all = now.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
+    let found = all.find(|(node, gpu)| gpu_name(&node.name, gpu) == id);
+    let Some((node, gpu)) = found else { return gone(id) };
+    let mut lines = vec![
+        plain(format!("GPU {id}: {}, {}", gpu.gpu_type, gpu.health)),
+        plain(format!(
+            "{} of {} taken; the node has {} requests queued",
+            size(gpu.used_bytes),
+            size(gpu.memory_bytes),
+            node.queued
+        )),
+        plain(format!(
+            "swaps: {} (from other GPUs: {}), evictions: {}, restarts: {}, busy for {:.1} s",
+            gpu.swaps,
+            gpu.peer_swaps,
+            gpu.evictions,
+            gpu.restarts,
+            seconds(gpu.busy)
+        )),
+        plain(""),
+        plain("Models, the largest first:"),
+    ];
+    let weights = weights(&now.functions);
+    let mut models: Vec<_> = gpu.models.iter().collect();
+    models.sort_by_key(|model| Reverse(model.bytes));
+    lines.extend(models.into_iter().map(|model| {
+        let (state, tone) = match State::of(gpu, model, &weights) {
+            State::Running => ("running".to_owned(), Tone::Good),
+            State::Loading { of } => {
+                (format!("loading, {} of {} there", size(model.loaded_bytes), size(of)), Tone::Plain)
+            }
+            State::Idle => (format!("idle for {:.0} s", seconds(model.idle)), Tone::Plain),
+        };
+        let bar = bar(share(model.bytes, gpu.memory_bytes), 20);
+        let functions = model.functions.join(", ");
+        (format!("  {bar} {:>10}  {functions}: {state}", size(model.bytes)), tone)
+    }));
+    lines
+}
+
+fn function(history: &History, now: &Sample, id: &str) -> Vec<Line> {
+    let known = now
+        .functions
+        .iter()
+        .find(|it| it.spec.as_ref().is_some_and(|spec| name(&spec.tenant, &spec.name) == id));
+    let Some(known) = known else { return gone(id) };
+    let mut lines = vec![plain(format!("Function {id}, generation {}", known.generation))];
+    lines.extend(known.conditions.iter().map(condition));
+    lines.extend(counted(history, now, id));
+    lines.extend([plain(""), plain("On GPUs:")]);
+    let its = |revision: &String| revision.split_once('@').is_some_and(|(name, _)| name == id);
+    let copies = residents(&now.nodes).filter(|(.., model)| model.functions.iter().any(its));
+    lines.extend(copies.map(|(node, gpu, model)| {
+        plain(format!(
+            "  {}: {} of weights there, {} of memory taken, idle for {:.0} s",
+            gpu_name(node, gpu),
+            size(model.loaded_bytes),
+            size(model.bytes),
+            seconds(model.idle)
+        ))
+    }));
+    lines
+}
+
+fn condition(condition: &wire::Condition) -> Line {
+    let tone = match condition.status() {
+        wire::ConditionStatus::True => Tone::Good,
+        wire::ConditionStatus::False => Tone::Bad,
+        wire::ConditionStatus::Unknown | wire::ConditionStatus::Unspecified => Tone::Warning,
+    };
+    (format!("  {}: {} ({})", condition.r#type, condition.reason, condition.message), tone)
+}
+
+/// What was counted of a function; nothing before its first request.
+fn counted(history: &History, now: &Sample, id: &str) -> Vec<Line> {
+    let find = |sample: &Sample| {
+        sample.activity.functions.iter().find(|it| name(&it.tenant, &it.function) == id).cloned()
+    };
+    let Some(counted) = find(now) else { return Vec::new() };
+    let before = history.before();
+    let span = before.map_or(0.0, |before| Span::between(before, now).0);
+    let earlier = before.and_then(find);
+    let took =
+        |of: f64| quantile(earlier.as_ref(), &counted, of).map_or_else(|| "-".to_owned(), latency_text);
+    vec![
+        plain(""),
+        plain(format!(
+            "{} answered, {} failed, {} in flight",
+            counted.answered, counted.failed, counted.in_flight
+        )),
+        plain(format!(
+            "latency of the last {span:.0} s: p50 {}, p90 {}, p98 {}, p99 {}, slowest {}",
+            took(0.5),
+            took(0.9),
+            took(0.98),
+            took(0.99),
+            took(1.0)
+        )),
+        plain(format!(
+            "objective: {} of {} requests in time; GPU time charged: {:.1} s",
+            counted.slo_in_time,
+            counted.slo_requests,
+            seconds(counted.gpu_time)
+        )),
+    ]
+}
+
+fn link(now: &Sample, id: &str) -> Vec<Line> {
+    let Some(link) = now.activity.links.iter().find(|it| link_name(it) == id) else { return gone(id) };
+    vec![
+        plain(format!("Link {id}")),
+        plain(format!("{}/s by the topology, in each direction", size(link.bytes_per_second))),
+        plain(format!("{}/s measured over its last batches", size(link.measured_bytes_per_second))),
+        plain(format!(
+            "{} carried towards GPUs, {} batches granted and not finished",
+            size(link.carried_bytes),
+            link.outstanding
+        )),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::history;
+    use super::*;
+
+    #[test]
+    fn a_closer_look_has_the_models_of_a_gpu_and_the_latencies_of_a_function() {
+        let (history, events) = history();
+        let text = |pane, id| {
+            let lines = detail(pane, id, &history, &events).into_iter();
+            lines.map(|(text, _)| text).collect::<Vec<_>>().join("\n")
+        };
+        let gpu = text(Pane::Gpus, "worker-1/1");
+        assert!(gpu.contains("default/digits@1: running") && gpu.contains("ExecutorRestarted: its"), "{gpu}");
+        let function = text(Pane::Functions, "default/digits");
+        assert!(function.contains("p99 9.17 ms") && function.contains("worker-1/1: 512.0 MiB"), "{function}");
+        assert!(text(Pane::Links, "worker-1/pcie 1").contains("1.0 GiB carried"));
+        assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
+    }
+}

@@ -1,0 +1,105 @@
+//! A cluster for tests of what is shown of it.
+
+use std::time::Duration;
+
+use millrace_client::messages as wire;
+use millrace_proto::activity::{FunctionActivity, LatencyBucket, LinkActivity};
+
+use super::sample::tests::sample;
+use super::sample::{Events, History};
+use crate::clock::now;
+
+fn gpu(swaps: u64, busy: i64) -> wire::Gpu {
+    wire::Gpu {
+        index: 1,
+        gpu_type: "V100".into(),
+        health: "Up".into(),
+        memory_bytes: 1 << 30,
+        used_bytes: 1 << 29,
+        models: vec![wire::ResidentModel {
+            functions: vec!["default/digits@1".into()],
+            bytes: 1 << 29,
+            loaded_bytes: 1 << 29,
+            ..Default::default()
+        }],
+        running: "default/digits@1".into(),
+        swaps,
+        restarts: 1,
+        busy: Some(prost_types::Duration { seconds: busy, nanos: 0 }),
+        ..Default::default()
+    }
+}
+
+fn digits(answered: u64, failed: u64) -> FunctionActivity {
+    FunctionActivity {
+        tenant: "default".into(),
+        function: "digits".into(),
+        answered,
+        failed,
+        latencies: vec![LatencyBucket { up_to_seconds: 0.01, count: answered }],
+        in_flight: 2,
+        slo_requests: answered,
+        slo_in_time: answered / 2,
+        gpu_time: Some(prost_types::Duration { seconds: 1, nanos: 0 }),
+    }
+}
+
+/// A cluster two seconds apart, in which one function's requests take 10 ms and half are late.
+pub(super) fn history() -> (History, Events) {
+    let start = now();
+    let at = |second: u64, swaps, busy, function: FunctionActivity, carried_bytes| {
+        let mut it = sample(start + Duration::from_secs(second), &["w"]);
+        it.status = wire::ClusterStatus {
+            cluster_id: "c".into(),
+            leader: 1,
+            term: 4,
+            quorum: true,
+            controllers: vec![wire::Controller { id: 1, reachable: true, ..Default::default() }],
+            ..Default::default()
+        };
+        it.nodes = vec![wire::Node {
+            name: "worker-1".into(),
+            connected: true,
+            gpus: vec![gpu(swaps, busy)],
+            queued: 3,
+            ..Default::default()
+        }];
+        let spec = |name: &str, slo| wire::FunctionSpec {
+            tenant: "default".into(),
+            name: name.into(),
+            slo,
+            ..Default::default()
+        };
+        let deadline = Some(prost_types::Duration { seconds: 0, nanos: 80_000_000 });
+        let slo = Some(wire::Slo { deadline, percentile: 0.98 });
+        it.functions = [spec("digits", slo), spec("quiet", None)]
+            .map(|spec| wire::Function { spec: Some(spec), ..Default::default() })
+            .into();
+        it.activity.functions = vec![function];
+        it.activity.links = vec![LinkActivity {
+            node: "worker-1".into(),
+            link: 0,
+            name: "pcie 1".into(),
+            bytes_per_second: 1 << 30,
+            measured_bytes_per_second: 0,
+            carried_bytes,
+            outstanding: 1,
+        }];
+        it
+    };
+    let mut history = History::default();
+    let window = Duration::from_secs(10);
+    history.add(at(0, 10, 5, digits(100, 0), 0), window);
+    history.add(at(2, 14, 6, digits(200, 4), 1 << 30), window);
+    let event = |seconds, severity: wire::EventSeverity, reason: &str| wire::Event {
+        time: Some(prost_types::Timestamp { seconds, nanos: 0 }),
+        severity: severity.into(),
+        reason: reason.into(),
+        object: "gpu/worker-1/1".into(),
+        message: "its executor died".into(),
+    };
+    let mut events = Events::default();
+    events.kept.push_back(event(1_700_000_000, wire::EventSeverity::Normal, "GpuUp"));
+    events.kept.push_back(event(1_700_000_001, wire::EventSeverity::Warning, "ExecutorRestarted"));
+    (history, events)
+}

@@ -1,0 +1,67 @@
+//! What a function is held to, and how it does, as cells.
+
+use std::time::Duration;
+
+use millrace_client::messages as wire;
+use millrace_proto::activity::FunctionActivity;
+
+use super::sheet::{Cell, Tone};
+use crate::output::text::latency;
+
+/// What a function is held to, and how it does.
+pub(super) struct Objective {
+    deadline: Duration,
+    percentile: f64,
+    /// In between: requests that count, and those in time.
+    lately: (u64, u64),
+    /// The same, ever.
+    ever: (u64, u64),
+}
+
+impl Objective {
+    pub(super) fn of(
+        spec: &wire::FunctionSpec,
+        was: &FunctionActivity,
+        now: &FunctionActivity,
+    ) -> Option<Self> {
+        let slo = spec.slo.as_ref()?;
+        Some(Self {
+            deadline: Duration::try_from(slo.deadline?).ok()?,
+            percentile: slo.percentile,
+            lately: (
+                now.slo_requests.saturating_sub(was.slo_requests),
+                now.slo_in_time.saturating_sub(was.slo_in_time),
+            ),
+            ever: (now.slo_requests, now.slo_in_time),
+        })
+    }
+
+    pub(super) fn goal(&self) -> Cell {
+        let percent = (self.percentile * 1e6).round() / 1e4;
+        let text = format!("{} p{percent}", latency(self.deadline));
+        Cell::number(-self.deadline.as_secs_f64(), text)
+    }
+
+    /// The share in time, lately; ever where none came lately.
+    pub(super) fn in_time(&self) -> Cell {
+        let (count, in_time) = if self.lately.0 > 0 { self.lately } else { self.ever };
+        if count == 0 {
+            return Cell::unknown();
+        }
+        let share = in_time as f64 / count as f64;
+        let tone = match () {
+            () if self.lately.0 == 0 => Tone::Quiet,
+            () if share < self.percentile => Tone::Bad,
+            () => Tone::Good,
+        };
+        // What is worst comes first.
+        Cell::number(-share, format!("{:.1}%", share * 100.0)).tone(tone)
+    }
+
+    /// The required request count (T17), (pn - m) / (1 - p): what has still to be in time, or is to spare.
+    pub(super) fn due(&self) -> Cell {
+        let (n, m) = (self.ever.0 as f64, self.ever.1 as f64);
+        let due = (self.percentile * n - m) / (1.0 - self.percentile);
+        Cell::number(due, format!("{due:+.0}")).tone(if due > 0.0 { Tone::Bad } else { Tone::Quiet })
+    }
+}

@@ -1,0 +1,295 @@
+//! A worker as far as a controller can tell.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use millrace_proto::activity::Activity;
+use millrace_proto::trace::wire::Spans;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_control_client::WorkerControlClient;
+use millrace_proto::worker::worker_server::{Worker, WorkerServer};
+use millrace_proto::worker::{controller_message, worker_message};
+use millrace_types::Reason;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, oneshot, watch};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use crate::support::{Cluster, channel, reason, soon, until};
+
+/// A request that a stub worker was sent.
+pub(crate) struct Call {
+    pub(crate) request: wire::InvokeRequest,
+    /// Closed when the caller went away.
+    pub(crate) answer: oneshot::Sender<Result<wire::InvokeResponse, Status>>,
+}
+
+impl Call {
+    /// Answers with zeros of the MLP's output.
+    pub(crate) fn answer(self) {
+        let output = wire::InferTensor {
+            name: "y".into(),
+            datatype: "FP32".into(),
+            shape: vec![1, 64],
+            data: vec![0; 256].into(),
+        };
+        let split = wire::Split { queue_ns: 1, swap_ns: 2, run_ns: 3, total_ns: 6, ..wire::Split::default() };
+        let response =
+            wire::InvokeResponse { outputs: vec![output], split: Some(split), gpu: 0, attempts: 1 };
+        self.answer.send(Ok(response)).unwrap();
+    }
+
+    pub(crate) fn refuse(self, reason: Reason) {
+        let failure = millrace_types::Failure::new(reason, "as the test wants it");
+        self.answer.send(Err(millrace_proto::status::to_status(&failure))).unwrap();
+    }
+}
+
+/// The worker's service: hands every call to the test.
+#[derive(Clone)]
+pub(crate) struct StubService(pub(crate) mpsc::UnboundedSender<Call>);
+
+#[tonic::async_trait]
+impl Worker for StubService {
+    async fn invoke(
+        &self,
+        request: Request<wire::InvokeRequest>,
+    ) -> Result<Response<wire::InvokeResponse>, Status> {
+        let (answer, answered) = oneshot::channel();
+        let call = Call { request: request.into_inner(), answer };
+        self.0.send(call).map_err(|_| Status::internal("the test is over"))?;
+        answered.await.map_err(|_| Status::internal("the test gave no answer"))?.map(Response::new)
+    }
+
+    async fn inject_fault(
+        &self,
+        _request: Request<wire::InjectFaultRequest>,
+    ) -> Result<Response<wire::InjectFaultResponse>, Status> {
+        Ok(Response::new(wire::InjectFaultResponse {}))
+    }
+
+    async fn get_spans(&self, _request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
+        Ok(Response::new(Spans::default()))
+    }
+
+    async fn get_activity(
+        &self,
+        _request: Request<wire::GetActivityRequest>,
+    ) -> Result<Response<Activity>, Status> {
+        Ok(Response::new(Activity::default()))
+    }
+}
+
+/// A worker as far as a controller can tell: a stream and a service, in a runtime of their own, so
+/// that it can be killed like a process.
+pub(crate) struct Stub {
+    runtime: Option<Runtime>,
+    pub(crate) hello: wire::ControllerHello,
+    pub(crate) desired: watch::Receiver<wire::DesiredState>,
+    /// The epoch it was last told of.
+    pub(crate) epoch: watch::Receiver<u64>,
+    pub(crate) leadership: watch::Receiver<wire::Leadership>,
+    pub(crate) acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
+    pub(crate) calls: mpsc::UnboundedReceiver<Call>,
+    /// Dropping it ends the stream and leaves the service.
+    pub(crate) out: Option<mpsc::Sender<wire::WorkerMessage>>,
+    /// Whether it gives signs of life.
+    pub(crate) alive: watch::Sender<bool>,
+}
+
+pub(crate) fn hello(name: &str, instance: &str, address: &str) -> wire::WorkerHello {
+    wire::WorkerHello {
+        cluster_id: String::new(),
+        protocol_version: millrace_proto::PROTOCOL_VERSION,
+        build: "stub".into(),
+        node: name.into(),
+        instance: instance.into(),
+        address: address.into(),
+        gpus: vec![wire::GpuCapacity { index: 0, gpu_type: "stub".into(), memory_bytes: 1 << 30 }],
+        host_memory_bytes: 8 << 30,
+        topology: "stub".into(),
+        seen_epoch: 0,
+    }
+}
+
+/// What a stub reports of the functions it is told to serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prepares {
+    AtOnce,
+    Never,
+}
+
+impl Stub {
+    /// Starts a worker that reports every function ready as soon as it is told of it.
+    pub(crate) async fn start(cluster: &Cluster, name: &str) -> Self {
+        Self::start_as(cluster, name, "first", Prepares::AtOnce).await.unwrap()
+    }
+
+    pub(crate) async fn start_as(
+        cluster: &Cluster,
+        name: &str,
+        instance: &str,
+        prepares: Prepares,
+    ) -> Result<Self, Status> {
+        Self::start_at(cluster.controller.internal_addr(), name, instance, prepares).await
+    }
+
+    /// Starts a worker with a stream to the controller of that address.
+    pub(crate) async fn start_at(
+        internal: std::net::SocketAddr,
+        name: &str,
+        instance: &str,
+        prepares: Prepares,
+    ) -> Result<Self, Status> {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (give_call, calls) = mpsc::unbounded_channel();
+        let (name, instance) = (name.to_owned(), instance.to_owned());
+        let internal = internal.to_string();
+        let started = runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            let incoming = tonic::transport::server::TcpIncoming::from(listener);
+            let server = Server::builder().add_service(WorkerServer::new(StubService(give_call)));
+            tokio::spawn(server.serve_with_incoming(incoming));
+            attach(internal, hello(&name, &instance, &address), prepares).await
+        });
+        match started.await.unwrap() {
+            Ok(attached) => {
+                let Attached { hello, desired, epoch, leadership, acks, out, alive } = attached;
+                let (runtime, out) = (Some(runtime), Some(out));
+                Ok(Self { runtime, hello, desired, epoch, leadership, acks, calls, out, alive })
+            }
+            Err(status) => {
+                runtime.shutdown_background();
+                Err(status)
+            }
+        }
+    }
+
+    /// Starts a worker as soon as its name is free.
+    pub(crate) async fn start_when_free(cluster: &Cluster, name: &str, instance: &str) -> Self {
+        until("the name to be free", async || {
+            match Self::start_as(cluster, name, instance, Prepares::AtOnce).await {
+                Ok(stub) => Some(stub),
+                Err(status) => {
+                    assert_eq!(reason(&status), Reason::NodeNameTaken, "{status}");
+                    None
+                }
+            }
+        })
+        .await
+    }
+
+    /// The next request it is sent.
+    pub(crate) async fn call(&mut self) -> Call {
+        soon("a call", self.calls.recv()).await.unwrap()
+    }
+
+    /// Waits until it is told to serve exactly these, as name@revision.
+    pub(crate) async fn told(&mut self, wanted: &[&str]) {
+        let told = |state: &wire::DesiredState| {
+            let names: Vec<_> =
+                state.functions.iter().map(|it| format!("{}@{}", it.name, it.revision)).collect();
+            names == wanted
+        };
+        soon("the desired state", self.desired.wait_for(told)).await.unwrap();
+    }
+
+    pub(crate) async fn report(&self, telemetry: wire::Telemetry) {
+        self.send(worker_message::Message::Telemetry(telemetry)).await;
+    }
+
+    pub(crate) async fn send(&self, message: worker_message::Message) {
+        let message = wire::WorkerMessage { message: Some(message) };
+        self.out.as_ref().unwrap().send(message).await.unwrap();
+    }
+
+    /// Ends it like kill -9: every connection breaks, nothing is said.
+    pub(crate) fn kill(mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// What a worker has of its stream.
+struct Attached {
+    hello: wire::ControllerHello,
+    desired: watch::Receiver<wire::DesiredState>,
+    epoch: watch::Receiver<u64>,
+    leadership: watch::Receiver<wire::Leadership>,
+    acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
+    out: mpsc::Sender<wire::WorkerMessage>,
+    alive: watch::Sender<bool>,
+}
+
+async fn attach(internal: String, hello: wire::WorkerHello, prepares: Prepares) -> Result<Attached, Status> {
+    let (out, outgoing) = mpsc::channel(16);
+    let first = wire::WorkerMessage { message: Some(worker_message::Message::Hello(hello)) };
+    out.send(first).await.unwrap();
+    let outgoing = tokio_stream::wrappers::ReceiverStream::new(outgoing);
+    let mut incoming = WorkerControlClient::new(channel(internal)).attach(outgoing).await?.into_inner();
+    let Some(controller_message::Message::Hello(greeting)) = incoming.message().await?.unwrap().message
+    else {
+        panic!("no greeting");
+    };
+    let (told, desired) = watch::channel(wire::DesiredState::default());
+    let (registered, epoch) = watch::channel(greeting.epoch);
+    let (led, leadership) = watch::channel(wire::Leadership::default());
+    let (give_ack, acks) = mpsc::unbounded_channel();
+    let alive = watch::Sender::new(true);
+    // Weak: the test's end of the channel decides when the stream ends.
+    let reports = out.downgrade();
+    tokio::spawn(give_signs_of_life(out.downgrade(), alive.subscribe()));
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = incoming.next().await {
+            match message.message.unwrap() {
+                controller_message::Message::DesiredState(state) => {
+                    if let (Prepares::AtOnce, Some(out)) = (prepares, reports.upgrade()) {
+                        let functions = state.functions.iter().map(ready).collect();
+                        let statuses =
+                            worker_message::Message::FunctionStatuses(wire::FunctionStatuses { functions });
+                        out.send(wire::WorkerMessage { message: Some(statuses) }).await.ok();
+                    }
+                    told.send_replace(state);
+                }
+                controller_message::Message::Registration(it) => drop(registered.send_replace(it.epoch)),
+                controller_message::Message::Leadership(it) => drop(led.send_replace(it)),
+                // A test that does not look at them has dropped its end.
+                controller_message::Message::CheckpointAck(it) => drop(give_ack.send(it)),
+                controller_message::Message::Hello(_) => panic!("greeted twice"),
+            }
+        }
+    });
+    Ok(Attached { hello: greeting, desired, epoch, leadership, acks, out, alive })
+}
+
+/// Telemetry as often as a worker's, of an epoch that is over: alive, and nothing said.
+async fn give_signs_of_life(out: mpsc::WeakSender<wire::WorkerMessage>, alive: watch::Receiver<bool>) {
+    let mut beat = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        beat.tick().await;
+        let Some(out) = out.upgrade() else { return };
+        let sign = worker_message::Message::Telemetry(wire::Telemetry::default());
+        if *alive.borrow() && out.send(wire::WorkerMessage { message: Some(sign) }).await.is_err() {
+            return;
+        }
+    }
+}
+
+pub(crate) fn ready(function: &wire::DesiredFunction) -> wire::FunctionStatus {
+    wire::FunctionStatus {
+        tenant: function.tenant.clone(),
+        name: function.name.clone(),
+        revision: function.revision,
+        phase: wire::FunctionPhase::Ready.into(),
+        message: String::new(),
+    }
+}
