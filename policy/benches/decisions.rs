@@ -214,6 +214,7 @@ fn router(c: &mut Criterion) {
         unseen: worker % 5,
         held: if worker.is_multiple_of(4) { Held::OnIdleGpu } else { Held::InHost },
         host_rate: BytesPerSec::gb(12),
+        missing: Bytes::ZERO,
     };
     let request = router::Request { weights: Bytes::mib(200), run: Duration::from_millis(7) };
     for workers in [4, 100] {

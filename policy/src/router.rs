@@ -12,6 +12,9 @@ pub const RUN_GUESS: Duration = Duration::from_millis(10);
 /// only how it compares with a run matters here.
 pub const HOST_RATE: BytesPerSec = BytesPerSec::gb(12);
 
+/// How fast a worker is taken to fetch what it takes from another: 10 Gbit/s.
+pub const PEER_RATE: BytesPerSec = BytesPerSec(1_250_000_000);
+
 /// What a request needs, wherever it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
@@ -51,6 +54,8 @@ pub struct Candidate<W> {
     pub held: Held,
     /// How fast a model comes onto its GPUs.
     pub host_rate: BytesPerSec,
+    /// What of the request's inputs it would have to fetch from other workers first.
+    pub missing: Bytes,
 }
 
 impl<W> Candidate<W> {
@@ -73,7 +78,8 @@ impl<W> Candidate<W> {
             Held::InHost => false,
         };
         let swap = if resident { Duration::ZERO } else { self.host_rate.time_for(request.weights) };
-        Some(wait.saturating_add(swap).saturating_add(request.run))
+        let fetch = PEER_RATE.time_for(self.missing);
+        Some(wait.saturating_add(swap).saturating_add(fetch).saturating_add(request.run))
     }
 }
 
@@ -114,6 +120,7 @@ mod tests {
         unseen: 0,
         held: Held::InHost,
         host_rate: HOST_RATE,
+        missing: Bytes::ZERO,
     };
     const HOLDER: Candidate<&str> = Candidate { worker: "holder", held: Held::OnIdleGpu, ..IDLE };
 

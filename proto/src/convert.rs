@@ -4,9 +4,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_types::function::{DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
+use millrace_types::workflow::{Output, Run, Source, SourceError, Step};
 use millrace_types::{
-    Batching, Bytes, Dim, Failure, FunctionKey, FunctionName, FunctionSpec, Priority, Quota, Reason,
-    Residency, Resources, Runtime, Serving, Share, Slo, TenantName, TensorSpec,
+    Batching, Bytes, DataId, Dim, Epoch, Failure, FunctionKey, FunctionName, FunctionSpec, NodeName,
+    Priority, Quota, Reason, Residency, Resources, Runtime, Serving, Share, Slo, TenantName, TensorSpec,
+    WorkflowSpec,
 };
 
 use crate::{admin, worker};
@@ -119,6 +121,105 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
             max_wait: Some(duration_wire(batching.max_wait)),
         }),
     }
+}
+
+/// Reads a workflow spec and checks all that can be checked without its functions.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] with what to write instead.
+pub fn workflow_spec(wire: admin::WorkflowSpec) -> Result<WorkflowSpec, Failure> {
+    let negative = |field: &str| invalid_spec(format!("{field} is negative: give a time such as 50ms"));
+    let read = |field, wire: &prost_types::Duration| duration(wire).ok_or_else(|| negative(field));
+    let slo = match wire.slo {
+        None => None,
+        Some(slo) => {
+            let deadline = slo.deadline.as_ref().map_or(Ok(Duration::ZERO), |d| read("slo.deadline", d))?;
+            Some(Slo { deadline, percentile: slo.percentile })
+        }
+    };
+    let output =
+        |output: admin::WorkflowOutput| Ok(Output { name: output.name, from: source(&output.from)? });
+    let spec = WorkflowSpec {
+        key: function_key(&wire.tenant, &wire.name)?,
+        labels: wire.labels.into_iter().collect(),
+        slo,
+        timeout: wire.timeout.as_ref().map_or(Ok(DEFAULT_TIMEOUT), |d| read("timeout", d))?,
+        inputs: wire.inputs,
+        steps: wire.steps.into_iter().map(step).collect::<Result<_, Failure>>()?,
+        outputs: wire.outputs.into_iter().map(output).collect::<Result<_, Failure>>()?,
+    };
+    spec.validate().map_err(|error| invalid_spec(error.to_string()))?;
+    Ok(spec)
+}
+
+fn step(wire: admin::WorkflowStep) -> Result<Step, Failure> {
+    use admin::workflow_step::Run as Wire;
+    let name = |name: &str| FunctionName::new(name).map_err(|error| invalid_spec(error.to_string()));
+    let run = match &wire.run {
+        Some(Wire::Function(function)) => Run::Function(name(function)?),
+        Some(Wire::Workflow(workflow)) => Run::Workflow(name(workflow)?),
+        None => return Err(invalid_spec(format!("step {:?} runs nothing: name a function", wire.name))),
+    };
+    let given = |text: String| Some(text).filter(|text| !text.is_empty());
+    let input = |(input, from): (String, String)| Ok((input, source(&from)?));
+    Ok(Step {
+        name: name(&wire.name)?,
+        run,
+        inputs: wire.inputs.into_iter().map(input).collect::<Result<_, Failure>>()?,
+        each: given(wire.each),
+        when: given(wire.when).map(|from| source(&from)).transpose()?,
+    })
+}
+
+fn source(text: &str) -> Result<Source, Failure> {
+    text.parse().map_err(|error: SourceError| invalid_spec(error.to_string()))
+}
+
+/// Writes a workflow spec.
+#[must_use]
+pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
+    use admin::workflow_step::Run as Wire;
+    let step = |step: &Step| admin::WorkflowStep {
+        name: step.name.to_string(),
+        run: Some(match &step.run {
+            Run::Function(name) => Wire::Function(name.to_string()),
+            Run::Workflow(name) => Wire::Workflow(name.to_string()),
+        }),
+        inputs: step.inputs.iter().map(|(input, from)| (input.clone(), from.to_string())).collect(),
+        each: step.each.clone().unwrap_or_default(),
+        when: step.when.as_ref().map(ToString::to_string).unwrap_or_default(),
+    };
+    let output =
+        |output: &Output| admin::WorkflowOutput { name: output.name.clone(), from: output.from.to_string() };
+    admin::WorkflowSpec {
+        tenant: spec.key.tenant.to_string(),
+        name: spec.key.name.to_string(),
+        labels: spec.labels.clone().into_iter().collect(),
+        slo: spec.slo.map(|slo| admin::Slo {
+            deadline: Some(duration_wire(slo.deadline)),
+            percentile: slo.percentile,
+        }),
+        timeout: Some(duration_wire(spec.timeout)),
+        inputs: spec.inputs.clone(),
+        steps: spec.steps.iter().map(step).collect(),
+        outputs: spec.outputs.iter().map(output).collect(),
+    }
+}
+
+/// Reads the name of a piece of data.
+///
+/// # Errors
+/// [`Reason::MalformedRequest`] when it names no node.
+pub fn data_id(wire: &worker::DataId) -> Result<DataId, Failure> {
+    let home = NodeName::new(&wire.home)
+        .map_err(|error| Failure::new(Reason::MalformedRequest, error.to_string()))?;
+    Ok(DataId { home, epoch: Epoch(wire.epoch), counter: wire.counter })
+}
+
+/// Writes the name of a piece of data.
+#[must_use]
+pub fn data_id_wire(id: &DataId) -> worker::DataId {
+    worker::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }
 }
 
 /// How a function is served. Ranges are the spec's to check.

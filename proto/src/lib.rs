@@ -56,7 +56,7 @@ pub mod trace;
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// The version of every internal protocol. A peer with another is refused at its handshake.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// This build, for handshakes and `millrace version`.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

@@ -19,6 +19,7 @@ pub const fn code(reason: Reason) -> Code {
     match reason {
         Reason::FunctionNotFound
         | Reason::RevisionNotFound
+        | Reason::WorkflowNotFound
         | Reason::ArtifactNotFound
         | Reason::NodeNotFound
         | Reason::TraceNotFound => Code::NotFound,
@@ -38,13 +39,14 @@ pub const fn code(reason: Reason) -> Code {
         | Reason::InvalidModel
         | Reason::UnsupportedOperator
         | Reason::ModelTooLarge => Code::InvalidArgument,
-        Reason::DigestMismatch => Code::DataLoss,
+        Reason::DigestMismatch | Reason::DataLost => Code::DataLoss,
         Reason::Conflict => Code::Aborted,
-        Reason::NodeNameTaken => Code::AlreadyExists,
+        Reason::NodeNameTaken | Reason::NameTaken => Code::AlreadyExists,
         Reason::PeerMismatch
         | Reason::MembershipRefused
         | Reason::Quarantined
         | Reason::NodeState
+        | Reason::InUse
         | Reason::Fenced => Code::FailedPrecondition,
         Reason::QueueFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => Code::ResourceExhausted,
         Reason::TimedOut => Code::DeadlineExceeded,

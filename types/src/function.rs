@@ -21,6 +21,8 @@ pub const DEFAULT_REPLICAS: u32 = 1;
 pub const REPLICAS_MAX: u32 = 64;
 /// The most labels a function may carry.
 pub const LABELS_MAX: usize = 64;
+/// The most bytes of a label's key, or value.
+pub const LABEL_LEN_MAX: usize = 253;
 
 /// How a function's model is run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -117,12 +119,38 @@ pub enum SpecError {
     /// Too many labels.
     #[error("{0} labels: at most {LABELS_MAX} are kept")]
     TooManyLabels(usize),
+    /// A label's key without text, or one of the two beyond [`LABEL_LEN_MAX`].
+    #[error(
+        "label {key:?} is not valid: a key has 1 to {LABEL_LEN_MAX} bytes and a value at most {LABEL_LEN_MAX}"
+    )]
+    Label {
+        /// How its key begins.
+        key: String,
+    },
     /// No replica, or more than [`REPLICAS_MAX`].
     #[error("replicas is {0}: write a number from 1 to {REPLICAS_MAX}, or leave it out for 1")]
     Replicas(u32),
     /// How it is to be served.
     #[error(transparent)]
     Serving(#[from] ServingError),
+}
+
+/// Checks how many labels there are, and how long each is.
+pub(crate) fn validate_labels(labels: &BTreeMap<String, String>) -> Result<(), SpecError> {
+    if labels.len() > LABELS_MAX {
+        return Err(SpecError::TooManyLabels(labels.len()));
+    }
+    let is_bad =
+        |key: &str, value: &str| !(1..=LABEL_LEN_MAX).contains(&key.len()) || value.len() > LABEL_LEN_MAX;
+    match labels.iter().find(|(key, value)| is_bad(key, value)) {
+        Some((key, _)) => Err(SpecError::Label { key: beginning(key) }),
+        None => Ok(()),
+    }
+}
+
+/// As much of a name that may be too long as a message needs.
+pub(crate) fn beginning(name: &str) -> String {
+    name.chars().take(32).collect()
 }
 
 impl FunctionSpec {
@@ -160,9 +188,7 @@ impl FunctionSpec {
         if self.resources.gpu_memory == Some(Bytes::ZERO) {
             return Err(SpecError::ZeroMemory);
         }
-        if self.labels.len() > LABELS_MAX {
-            return Err(SpecError::TooManyLabels(self.labels.len()));
-        }
+        validate_labels(&self.labels)?;
         if !(1..=REPLICAS_MAX).contains(&self.replicas) {
             return Err(SpecError::Replicas(self.replicas));
         }
@@ -171,7 +197,11 @@ impl FunctionSpec {
 }
 
 impl Slo {
-    fn validate(self) -> Result<(), SpecError> {
+    /// Checks its ranges.
+    ///
+    /// # Errors
+    /// The first [`SpecError`] found.
+    pub fn validate(self) -> Result<(), SpecError> {
         if self.deadline.is_zero() {
             return Err(SpecError::ZeroDeadline);
         }
@@ -226,6 +256,18 @@ mod tests {
         assert_eq!(zero_timeout.validate(), Err(SpecError::ZeroTimeout));
         let resources = Resources { gpu_memory: Some(Bytes::ZERO) };
         assert_eq!(FunctionSpec { resources, ..spec() }.validate(), Err(SpecError::ZeroMemory));
+    }
+
+    #[test]
+    fn refuses_labels_without_a_key_and_too_long_ones() {
+        let check = |key: usize, value: usize| {
+            let labels = [("k".repeat(key), "v".repeat(value))].into();
+            FunctionSpec { labels, ..spec() }.validate()
+        };
+        let refused = |key: usize| Err(SpecError::Label { key: "k".repeat(key) });
+        assert_eq!((check(1, 0), check(LABEL_LEN_MAX, LABEL_LEN_MAX)), (Ok(()), Ok(())));
+        assert_eq!((check(0, 1), check(1, LABEL_LEN_MAX + 1)), (refused(0), refused(1)));
+        assert_eq!(check(LABEL_LEN_MAX + 1, 0), refused(32));
     }
 
     #[test]

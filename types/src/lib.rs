@@ -14,6 +14,7 @@
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
 //! | [`serving`] | whose requests go first, what stays on a GPU, what runs as one |
 //! | [`function`] | what a function is, and the checks a spec must pass |
+//! | [`workflow`] | functions joined into a graph, and the checks it must pass |
 //! | [`manifest`] | the YAML a user writes, read strictly |
 //! | [`topology`] | GPUs and the links between them, as data |
 //! | [`reason`] | the stable reasons that errors carry |
@@ -32,6 +33,7 @@ pub mod tensor;
 pub mod topology;
 pub mod units;
 pub mod usage;
+pub mod workflow;
 
 pub use checkpoint::{DataId, ModelCopy, NodeDelta, Portion, SyncBatch, SyncPart, Tier};
 pub use counts::{Alpha, SloBase, SloCounts};
@@ -48,3 +50,4 @@ pub use tenancy::{Quota, Share};
 pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};
 pub use usage::Usage;
+pub use workflow::WorkflowSpec;

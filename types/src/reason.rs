@@ -36,6 +36,12 @@ macro_rules! reasons {
 reasons! {
     /// No function of that name.
     FunctionNotFound = "FUNCTION_NOT_FOUND", retryable: false;
+    /// No workflow of that name.
+    WorkflowNotFound = "WORKFLOW_NOT_FOUND", retryable: false;
+    /// The name is another resource's.
+    NameTaken = "NAME_TAKEN", retryable: false;
+    /// A workflow runs it.
+    InUse = "IN_USE", retryable: false;
     /// The function has no such revision.
     RevisionNotFound = "REVISION_NOT_FOUND", retryable: false;
     /// The function was unloaded; load it first.
@@ -90,6 +96,8 @@ reasons! {
     Cancelled = "CANCELLED", retryable: true;
     /// The request was running in two executors as they died, and is kept from others.
     Quarantined = "QUARANTINED", retryable: false;
+    /// A piece of intermediate data is gone, and could not be made again.
+    DataLost = "DATA_LOST", retryable: true;
     /// Every attempt failed.
     AttemptsExhausted = "ATTEMPTS_EXHAUSTED", retryable: true;
     /// The executor died while running a request that must not run twice.

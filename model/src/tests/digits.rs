@@ -55,7 +55,7 @@ fn each_test_image_is_the_digit_its_name_says_however_it_is_shrunk() {
 
 #[test]
 fn its_manifest_reads() {
-    let manifest = millrace_types::manifest::parse(MANIFEST).unwrap().remove(0);
+    let manifest = millrace_types::manifest::parse(MANIFEST).unwrap().remove(0).function().unwrap();
     assert_eq!(
         (manifest.spec.key.to_string().as_str(), manifest.model_file.as_str()),
         ("default/digits", "digits.onnx")

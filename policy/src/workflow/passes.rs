@@ -1,0 +1,214 @@
+//! What follows from an event: the passes over all steps, forwards or backwards.
+
+use millrace_types::workflow::EACH_ROWS_MAX;
+
+use super::protocol::{Action, CallId, Cause, Facts, Slot, StepIndex};
+use super::state::{Call, Row, Stage};
+use super::{CALLS_MAX, Engine, Failure, RUNS_MAX};
+
+/// What the tensors that are known say of a step.
+enum Verdict {
+    Wait,
+    Skip,
+    /// So many calls.
+    Run(usize),
+}
+
+impl Engine {
+    /// Everything but starting calls. Calls are started only if the run goes on.
+    pub(super) fn advance(&mut self, actions: &mut Vec<Action>) -> Result<(), Failure> {
+        self.decide()?;
+        self.weigh(actions)?;
+        self.release(actions);
+        Ok(())
+    }
+
+    /// Forwards, so that a skip travels all the way in one pass.
+    fn decide(&mut self) -> Result<(), Failure> {
+        let plan = self.plan.clone();
+        for (at, step) in plan.steps().iter().enumerate() {
+            if self.steps[at].stage != Stage::Waiting {
+                continue;
+            }
+            match self.verdict(at)? {
+                Verdict::Wait => {}
+                Verdict::Skip => {
+                    self.steps[at].stage = Stage::Skipped;
+                    for slot in &step.outputs {
+                        self.slots[slot.0].skip(plan.slot(*slot).is_output);
+                    }
+                }
+                Verdict::Run(rows) => {
+                    self.steps[at].stage = Stage::Runs;
+                    self.steps[at].rows = vec![Row::default(); rows];
+                    for slot in &step.outputs {
+                        self.slots[slot.0].lay(rows);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn verdict(&self, at: usize) -> Result<Verdict, Failure> {
+        let step = &self.plan.steps()[at];
+        let failure = |cause| Failure { step: at, row: None, cause };
+        let facts = |slot: Slot| self.slots[slot.0].facts;
+        let mut is_known = true;
+        if let Some(when) = step.when {
+            match facts(when).map(Facts::condition) {
+                Some(Some(false)) => return Ok(Verdict::Skip),
+                Some(Some(true)) => {}
+                Some(None) => return Err(failure(Cause::Unread)),
+                None => is_known = false,
+            }
+        }
+        for (_, slot) in &step.inputs {
+            match facts(*slot) {
+                Some(facts) if facts.is_empty => return Ok(Verdict::Skip),
+                Some(_) => {}
+                None => is_known = false,
+            }
+        }
+        if !is_known {
+            return Ok(Verdict::Wait);
+        }
+        let Some(each) = step.each_slot().and_then(facts) else { return Ok(Verdict::Run(1)) };
+        let rows = usize::try_from(each.rows).ok().filter(|_| each.rows <= EACH_ROWS_MAX);
+        rows.map(Verdict::Run).ok_or_else(|| failure(Cause::TooManyRows { rows: each.rows }))
+    }
+
+    /// Backwards, so that what takes a tensor is weighed before what makes it.
+    fn weigh(&mut self, actions: &mut Vec<Action>) -> Result<(), Failure> {
+        let plan = self.plan.clone();
+        for (at, step) in plan.steps().iter().enumerate().rev() {
+            for slot in &step.outputs {
+                self.weigh_slot(*slot);
+            }
+            let is_wanted = step.outputs.iter().any(|slot| self.slots[slot.0].is_wanted);
+            self.steps[at].is_pending = match self.steps[at].stage {
+                Stage::Waiting => is_wanted,
+                Stage::Skipped => false,
+                Stage::Runs => {
+                    self.abandon_idle(at, actions);
+                    self.weigh_rows(at)?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    fn weigh_slot(&mut self, slot: Slot) {
+        let (planned, steps) = (self.plan.slot(slot), &self.steps);
+        let is_undecided = self.slots[slot.0].facts.is_none();
+        let decides = |step: &StepIndex| steps[step.0].is_pending && steps[step.0].stage == Stage::Waiting;
+        let is_wanted = planned.is_output
+            || planned.takers.iter().any(|step| steps[step.0].is_pending)
+            || (is_undecided && planned.conditions.iter().any(decides));
+        let is_held = is_wanted || planned.takers.iter().any(|step| steps[step.0].calls_out > 0);
+        let state = &mut self.slots[slot.0];
+        (state.is_wanted, state.is_held) = (is_wanted, is_held);
+    }
+
+    /// What is made again for nobody that is known may yet be wanted by a call that is out: such a
+    /// call goes on.
+    fn abandon_idle(&mut self, at: usize, actions: &mut Vec<Action>) {
+        if self.steps[at].calls_out == 0 {
+            return;
+        }
+        let is_held = |call: &Call| call.outputs.iter().any(|slot| self.slots[slot.0].is_held);
+        let idle = self.calls.iter().filter(|(_, call)| call.step == at && !is_held(call));
+        let idle: Vec<CallId> = idle.map(|(id, _)| *id).collect();
+        for call in idle {
+            self.back(call);
+            actions.push(Action::Abandon { call });
+        }
+    }
+
+    /// Whether rows of a step are to be called.
+    ///
+    /// # Errors
+    /// When one may not be.
+    fn weigh_rows(&self, at: usize) -> Result<bool, Failure> {
+        let step = &self.plan.steps()[at];
+        let is_missed = step.outputs.iter().any(|slot| self.slots[slot.0].is_missed());
+        if !is_missed {
+            return Ok(false);
+        }
+        let mut is_pending = false;
+        for (row, state) in self.steps[at].rows.iter().enumerate() {
+            if !self.is_to_be_called(at, row) {
+                continue;
+            }
+            is_pending = true;
+            if state.runs >= RUNS_MAX || (state.is_done && !step.is_idempotent) {
+                return Err(Failure { step: at, row: Some(row), cause: Cause::DataLost });
+            }
+        }
+        Ok(is_pending)
+    }
+
+    fn is_to_be_called(&self, at: usize, row: usize) -> bool {
+        let outputs = &self.plan.steps()[at].outputs;
+        self.steps[at].rows[row].out.is_none() && outputs.iter().any(|slot| self.slots[slot.0].misses(row))
+    }
+
+    /// Frees what nobody takes any more, before anything is started that needs room (D28), and has
+    /// the outputs made that no call makes.
+    fn release(&mut self, actions: &mut Vec<Action>) {
+        let plan = self.plan.clone();
+        for slot in (0..plan.slots().len()).map(Slot) {
+            if !self.slots[slot.0].is_held {
+                self.free(slot, actions);
+            }
+        }
+        for (at, step) in plan.steps().iter().enumerate() {
+            let outputs = if self.steps[at].stage == Stage::Skipped { step.outputs.as_slice() } else { &[] };
+            for slot in outputs {
+                if self.slots[slot.0].is_missed() {
+                    self.slots[slot.0].fill_empty();
+                    actions.push(Action::Empty { slot: *slot });
+                }
+            }
+        }
+    }
+
+    /// Starts what has all its inputs, the first steps and rows first.
+    pub(super) fn start(&mut self, actions: &mut Vec<Action>) {
+        let plan = self.plan.clone();
+        for (at, step) in plan.steps().iter().enumerate() {
+            let has_inputs = step.inputs.iter().all(|(_, slot)| self.slots[slot.0].is_whole());
+            if !self.steps[at].is_pending || self.steps[at].stage != Stage::Runs || !has_inputs {
+                continue;
+            }
+            for row in 0..self.steps[at].rows.len() {
+                if self.calls.len() >= CALLS_MAX {
+                    return;
+                }
+                if self.is_to_be_called(at, row) {
+                    self.call(at, row, actions);
+                }
+            }
+        }
+    }
+
+    fn call(&mut self, at: usize, row: usize, actions: &mut Vec<Action>) {
+        self.last_call.0 += 1;
+        let call = self.last_call;
+        let step = &self.plan.steps()[at];
+        let outputs: Vec<_> =
+            step.outputs.iter().copied().filter(|slot| self.slots[slot.0].misses(row)).collect();
+        actions.push(Action::Call {
+            call,
+            step: StepIndex(at),
+            row: self.row_of(at, Some(row)),
+            inputs: step.inputs.iter().map(|(_, slot)| *slot).collect(),
+            outputs: outputs.clone(),
+        });
+        let state = &mut self.steps[at];
+        state.calls_out += 1;
+        state.rows[row].runs += 1;
+        state.rows[row].out = Some(call);
+        self.calls.insert(call, Call { step: at, row, outputs });
+    }
+}

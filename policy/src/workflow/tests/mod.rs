@@ -1,0 +1,231 @@
+//! Each pattern of a workflow, each end of a run, and each way to lose data, action by action; then
+//! random workflows against a model of their meaning.
+
+mod losses;
+mod patterns;
+mod properties;
+mod world;
+
+use std::sync::Arc;
+
+use millrace_types::ids::{FunctionKey, FunctionName, TenantName};
+use millrace_types::tensor::{DataType, Dim, TensorSpec};
+use millrace_types::workflow::{Output, Run, Signature, Source, Step, WorkflowSpec};
+
+use super::*;
+
+fn name(name: &str) -> FunctionName {
+    FunctionName::new(name).unwrap()
+}
+
+/// `"b: x=a.y, z=input.x each x when c.y"`; outputs as `"b.y"`; one input per `"input.…"` met.
+fn spec(steps: &[&str], outputs: &[&str]) -> WorkflowSpec {
+    let steps: Vec<_> = steps.iter().map(|text| step(text)).collect();
+    let mut inputs = Vec::new();
+    for source in steps.iter().flat_map(|step| step.inputs.values()) {
+        if let Source::Input(input) = source
+            && !inputs.contains(input)
+        {
+            inputs.push(input.clone());
+        }
+    }
+    let output = |(at, from): (usize, &&str)| Output { name: format!("o{at}"), from: from.parse().unwrap() };
+    let outputs = outputs.iter().enumerate().map(output).collect();
+    let spec = WorkflowSpec::new(
+        FunctionKey { tenant: TenantName::default(), name: name("w") },
+        inputs,
+        steps,
+        outputs,
+    );
+    spec.validate().unwrap();
+    spec
+}
+
+fn step(text: &str) -> Step {
+    let (step, rest) = text.split_once(": ").unwrap();
+    let (rest, when) = match rest.split_once(" when ") {
+        Some((rest, when)) => (rest, Some(when.parse().unwrap())),
+        None => (rest, None),
+    };
+    let (rest, each) = match rest.split_once(" each ") {
+        Some((rest, each)) => (rest, Some(each.to_owned())),
+        None => (rest, None),
+    };
+    let input = |text: &str| {
+        let (input, from) = text.split_once('=').unwrap();
+        (input.to_owned(), from.parse().unwrap())
+    };
+    let inputs = rest.split(", ").map(input).collect();
+    Step { name: name(step), run: Run::Function(name(&format!("f-{step}"))), inputs, each, when }
+}
+
+/// Every function here gives `y` and `z`.
+fn signature() -> Signature {
+    let shape = vec![Dim::Symbol("n".into()), Dim::Fixed(4)];
+    let tensor =
+        |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: shape.clone() };
+    Signature { inputs: Vec::new(), outputs: vec![tensor("y"), tensor("z")] }
+}
+
+/// Functions whose names are in `once` are not idempotent.
+fn plan_of(spec: &WorkflowSpec, once: &[&str]) -> Arc<Plan> {
+    let signature = signature();
+    let is_idempotent = |run: &Run| !once.contains(&run.name().as_str());
+    Arc::new(Plan::new(spec, |_| Some(&signature), is_idempotent).unwrap())
+}
+
+fn rows(rows: u64) -> Facts {
+    Facts { rows, is_empty: rows == 0, holds: Some(rows > 0) }
+}
+
+fn zeros(rows: u64) -> Facts {
+    Facts { rows, is_empty: rows == 0, holds: Some(false) }
+}
+
+/// A run whose actions are read as text: `call 1 b[2] y`, `release a.y`, `answer b.y`.
+struct Told {
+    plan: Arc<Plan>,
+    engine: Engine,
+}
+
+impl Told {
+    fn new(steps: &[&str], outputs: &[&str]) -> Self {
+        Self::once(steps, outputs, &[])
+    }
+
+    fn once(steps: &[&str], outputs: &[&str], once: &[&str]) -> Self {
+        let plan = plan_of(&spec(steps, outputs), once);
+        Self { engine: Engine::new(plan.clone()), plan }
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<String> {
+        let mut actions = Vec::new();
+        self.engine.on_event(Timestamp::ZERO, event, &mut actions);
+        actions.iter().map(|action| self.text(action)).collect()
+    }
+
+    fn begin(&mut self, inputs: &[Facts]) -> Vec<String> {
+        self.tell(Event::Begin { inputs: inputs.to_vec() })
+    }
+
+    fn done(&mut self, call: u64, outputs: &[Facts]) -> Vec<String> {
+        self.tell(Event::Done { call: CallId(call), outputs: outputs.to_vec() })
+    }
+
+    fn failed(&mut self, call: u64, lost: &[&str]) -> Vec<String> {
+        let lost = lost.iter().map(|text| self.loss(text)).collect();
+        self.tell(Event::Failed { call: CallId(call), lost })
+    }
+
+    fn lost(&mut self, lost: &[&str]) -> Vec<String> {
+        let lost = lost.iter().map(|text| self.loss(text)).collect();
+        self.tell(Event::Lost { lost })
+    }
+
+    /// `a.y` or `a.y[2]`.
+    fn loss(&self, text: &str) -> Loss {
+        let (source, row) = match text.split_once('[') {
+            Some((source, row)) => (source, Some(row.trim_end_matches(']').parse().unwrap())),
+            None => (text, None),
+        };
+        let source: Source = source.parse().unwrap();
+        let slot = self.plan.slots().iter().position(|slot| slot.source == source).unwrap();
+        Loss { slot: Slot(slot), row }
+    }
+
+    fn slots(&self, slots: &[Slot]) -> String {
+        slots.iter().map(|slot| self.plan.slot(*slot).source.to_string()).collect::<Vec<_>>().join(" ")
+    }
+
+    fn text(&self, action: &Action) -> String {
+        let step = |step: &StepIndex, row: &Option<u64>| {
+            let name = self.plan.step(*step).name.as_str();
+            row.map_or_else(|| name.to_owned(), |row| format!("{name}[{row}]"))
+        };
+        match action {
+            Action::Call { call, step: of, row, inputs, outputs } => {
+                assert_eq!(
+                    *inputs,
+                    self.plan.step(*of).inputs.iter().map(|(_, slot)| *slot).collect::<Vec<_>>()
+                );
+                format!("call {} {} for {}", call.0, step(of, row), self.slots(outputs))
+            }
+            Action::Empty { slot } => format!("empty {}", self.slots(&[*slot])),
+            Action::Release { slot } => format!("release {}", self.slots(&[*slot])),
+            Action::Abandon { call } => format!("abandon {}", call.0),
+            Action::Answer { outputs } => format!("answer {}", self.slots(outputs)),
+            Action::Fail { step: of, row, cause } => format!("fail {}: {cause}", step(of, row)),
+        }
+    }
+
+    fn progress(&self) -> (usize, usize, usize, usize) {
+        let Progress { total, done, skipped, calls_out } = self.engine.progress();
+        (total, done, skipped, calls_out)
+    }
+}
+
+/// A table of events and what follows from each.
+macro_rules! follows {
+    ($($event:expr => [$($action:literal),*];)*) => {
+        $(assert_eq!($event, [$($action),*] as [&str; follows!(@count $($action)*)], "{}", stringify!($event));)*
+    };
+    (@count $($action:literal)*) => { <[&str]>::len(&[$($action),*]) };
+}
+use follows;
+
+#[test]
+fn a_plan_knows_who_takes_what() {
+    let spec = spec(&["b: x=a.y, w=input.v each x when a.z", "a: x=input.u"], &["b.y"]);
+    let plan = plan_of(&spec, &["f-b"]);
+    let sources: Vec<_> = plan.slots().iter().map(|slot| slot.source.to_string()).collect();
+    assert_eq!(sources, ["input.v", "input.u", "a.y", "a.z", "b.y"]);
+    assert_eq!(plan.steps().iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(plan.wanted(StepIndex(0)), [Slot(2), Slot(3)]);
+    assert_eq!(plan.wanted(StepIndex(1)), [Slot(4)]);
+    assert_eq!(plan.step(StepIndex(1)).each_slot(), Some(Slot(2)));
+    assert_eq!(
+        (plan.slot(Slot(2)).takers.as_slice(), plan.slot(Slot(2)).conditions.len()),
+        (&[StepIndex(1)][..], 0)
+    );
+    assert_eq!(
+        (plan.slot(Slot(3)).conditions.as_slice(), plan.slot(Slot(3)).takers.len()),
+        (&[StepIndex(1)][..], 0)
+    );
+    let of = |is: &dyn Fn(Slot) -> bool| (0..5).filter(|slot| is(Slot(*slot))).collect::<Vec<_>>();
+    assert_eq!(of(&|slot| plan.contents_wanted(slot)), [3, 4]);
+    assert_eq!(of(&|slot| plan.is_condition(slot)), [3]);
+    assert_eq!(of(&|slot| plan.is_input(slot)), [0, 1]);
+    assert_eq!(plan.steps().iter().map(|step| step.is_idempotent).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(plan.outputs(), [Slot(4)]);
+}
+
+#[test]
+fn a_plan_refuses_what_no_longer_fits() {
+    let good = spec(&["a: x=input.x", "b: x=a.y"], &["b.y"]);
+    type Change<'a> = &'a dyn Fn(&mut WorkflowSpec);
+    let checks: [(&str, Change<'_>); 5] = [
+        ("step \"a\" runs function \"gone\", which does not exist", &|it| {
+            it.steps[0].run = Run::Function(name("gone"));
+        }),
+        ("step \"b\" takes a.q, which does not exist", &|it| {
+            it.steps[1].inputs.insert("x".into(), "a.q".parse().unwrap());
+        }),
+        ("output \"o0\" takes b.q, which does not exist", &|it| {
+            it.outputs[0].from = "b.q".parse().unwrap();
+        }),
+        ("step \"b\" runs for each \"q\", which is none of its inputs", &|it| {
+            it.steps[1].each = Some("q".into());
+        }),
+        ("step \"b\" waits for a step that never runs", &|it| {
+            it.steps[1].when = Some("c.y".parse().unwrap())
+        }),
+    ];
+    let signature = signature();
+    let known = |run: &Run| (run.name().as_str() != "gone").then_some(&signature);
+    for (says, change) in checks {
+        let mut spec = good.clone();
+        change(&mut spec);
+        assert_eq!(Plan::new(&spec, known, |_| true).unwrap_err().to_string(), says);
+    }
+    assert_eq!(Plan::new(&good, known, |_| true).map(|plan| plan.steps().len()), Ok(2));
+}

@@ -1,0 +1,126 @@
+//! A manifest's `kind: Function`.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{Metadata, Problem, SloText, duration, timeout};
+use crate::function::{DEFAULT_REPLICAS, FunctionSpec, Resources, Runtime, SpecError};
+use crate::serving::{Batching, Priority, Residency, Serving};
+use crate::units::{Bytes, ParseBytesError};
+
+/// A function asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FunctionManifest {
+    /// The function.
+    pub spec: FunctionSpec,
+    /// Where its model lies, as written: relative to the manifest.
+    pub model_file: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Spec {
+    runtime: Option<String>,
+    model: Model,
+    slo: Option<SloText>,
+    timeout: Option<String>,
+    #[serde(default)]
+    resources: ResourcesText,
+    idempotent: Option<bool>,
+    replicas: Option<u32>,
+    priority: Option<u64>,
+    #[serde(default)]
+    residency: ResidencyText,
+    batching: Option<BatchingText>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Model {
+    file: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ResourcesText {
+    gpu_memory: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ResidencyText {
+    #[serde(default)]
+    pin: bool,
+    #[serde(default)]
+    min_warm: u32,
+    evict_after: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct BatchingText {
+    max_size: u32,
+    max_wait: Option<String>,
+}
+
+impl Spec {
+    pub(super) fn check(self, metadata: Metadata) -> Result<FunctionManifest, Problem> {
+        if self.model.file.is_empty() {
+            return Err(("spec.model.file", "is empty: name the model's file, relative to this one".into()));
+        }
+        let spec = FunctionSpec {
+            key: metadata.key()?,
+            labels: metadata.labels,
+            runtime: runtime(self.runtime.as_deref())?,
+            slo: self.slo.map(SloText::check).transpose()?,
+            timeout: timeout(self.timeout)?,
+            resources: self.resources.check()?,
+            idempotent: self.idempotent.unwrap_or(true),
+            replicas: self.replicas.unwrap_or(DEFAULT_REPLICAS),
+            serving: Serving {
+                priority: self.priority.map_or(Ok(Priority::default()), priority)?,
+                residency: self.residency.check()?,
+                batching: self.batching.map(BatchingText::check).transpose()?,
+            },
+        };
+        spec.validate().map_err(|e: SpecError| ("spec", e.to_string()))?;
+        Ok(FunctionManifest { spec, model_file: self.model.file })
+    }
+}
+
+impl ResourcesText {
+    fn check(self) -> Result<Resources, Problem> {
+        let parse = |text: String| {
+            text.parse::<Bytes>().map_err(|e: ParseBytesError| ("spec.resources.gpuMemory", e.to_string()))
+        };
+        Ok(Resources { gpu_memory: self.gpu_memory.map(parse).transpose()? })
+    }
+}
+
+impl ResidencyText {
+    fn check(self) -> Result<Residency, Problem> {
+        let after = self.evict_after.map(|text| duration("spec.residency.evictAfter", &text));
+        Ok(Residency { pin: self.pin, min_warm: self.min_warm, evict_after: after.transpose()? })
+    }
+}
+
+impl BatchingText {
+    fn check(self) -> Result<Batching, Problem> {
+        let wait = self.max_wait.map(|text| duration("spec.batching.maxWait", &text));
+        Ok(Batching { max_size: self.max_size, max_wait: wait.unwrap_or(Ok(Duration::ZERO))? })
+    }
+}
+
+fn priority(level: u64) -> Result<Priority, Problem> {
+    let (first, last) = (Priority::FIRST, Priority::LAST);
+    let problem = || format!("{level} is no priority: write a number from {first} (goes first) to {last}");
+    Priority::new(level).ok_or_else(|| ("spec.priority", problem()))
+}
+
+fn runtime(text: Option<&str>) -> Result<Runtime, Problem> {
+    match text {
+        None | Some("onnx") => Ok(Runtime::Onnx),
+        Some(other) => Err(("spec.runtime", format!("{other:?} is not known: this version has \"onnx\""))),
+    }
+}

@@ -1,0 +1,159 @@
+use super::*;
+use crate::function::FunctionSpec;
+use crate::serving::{Batching, Priority, Residency, Serving};
+use crate::units::Bytes;
+use crate::workflow::{Output, Run, Source, Step};
+
+const GOOD: &str = "\
+apiVersion: millrace/v1
+kind: Function
+metadata: {name: digits, labels: {team: vision}}
+spec:
+  model: {file: digits.onnx}
+  slo: {deadline: 50ms, percentile: 0.95}
+  resources: {gpuMemory: 64MiB}
+  replicas: 2
+  priority: 2
+  residency: {minWarm: 1, evictAfter: 10m}
+  batching: {maxSize: 8, maxWait: 2ms}
+";
+
+fn refusal(from: &str, to: &str) -> String {
+    assert!(GOOD.contains(from), "{from}");
+    parse(&GOOD.replace(from, to)).unwrap_err().to_string()
+}
+
+#[test]
+fn reads_every_field() {
+    let manifest = parse(GOOD).unwrap().remove(0);
+    let mut expected = FunctionSpec::new(FunctionKey {
+        tenant: TenantName::default(),
+        name: FunctionName::new("digits").unwrap(),
+    });
+    expected.labels.insert("team".into(), "vision".into());
+    expected.slo = Some(Slo { deadline: Duration::from_millis(50), percentile: 0.95 });
+    expected.resources.gpu_memory = Some(Bytes::mib(64));
+    expected.replicas = 2;
+    let (evict_after, max_wait) = (Some(Duration::from_secs(600)), Duration::from_millis(2));
+    expected.serving = Serving {
+        priority: Priority::new(2).unwrap(),
+        residency: Residency { pin: false, min_warm: 1, evict_after },
+        batching: Some(Batching { max_size: 8, max_wait }),
+    };
+    let model_file = "digits.onnx".into();
+    assert_eq!(manifest, Manifest::Function(FunctionManifest { spec: expected, model_file }));
+}
+
+#[test]
+fn each_refusal_says_what_to_do() {
+    for (from, to, says) in [
+        ("millrace/v1", "v2", "write \"millrace/v1\""),
+        ("kind: Function", "kind: Pod", "this version has Function and Workflow"),
+        ("name: digits", "name: Digits", "lower-case letters"),
+        ("  model:", "  modle:", "modle"),
+        ("0.95", "1.0", "strictly between 0 and 1"),
+        ("0.95", "0", "strictly between 0 and 1"),
+        ("50ms", "0ms", "slo.deadline is zero"),
+        ("50ms", "soon", "such as 50ms or 2s"),
+        ("64MiB", "lots", "such as 512MiB"),
+        ("replicas: 2", "replicas: 0", "a number from 1 to 64"),
+        ("replicas: 2", "replicas: 65", "a number from 1 to 64"),
+        ("replicas: 2", "replicas: -1", "replicas"),
+        ("replicas: 2", "replicas: two", "replicas"),
+        ("priority: 2", "priority: 0", "a number from 1 (goes first) to 8"),
+        ("minWarm: 1", "minWarm: 65", "a number from 0 to 64"),
+        ("minWarm: 1", "pin: true", "exclude each other"),
+        ("10m", "0s", "above zero"),
+        ("maxSize: 8", "maxSize: 1", "a number from 2 to 64"),
+        ("2ms", "2h", "shorten it"),
+        ("  batching: {maxSize: 8", "  idempotent: false\n  batching: {maxSize: 8", "needs idempotent: true"),
+        ("file: digits.onnx", "file: ''", "name the model's file"),
+    ] {
+        let message = refusal(from, to);
+        assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
+    }
+}
+
+#[test]
+fn refuses_the_same_name_twice_and_an_empty_file() {
+    let twice = format!("{GOOD}---\n{GOOD}");
+    assert!(matches!(parse(&twice), Err(ManifestError::Duplicate { document: 2, .. })));
+    assert!(parse("").is_err());
+}
+
+#[test]
+fn reads_several_documents() {
+    let two = format!("{GOOD}---\n{}", GOOD.replace("digits", "letters"));
+    assert_eq!(parse(&two).unwrap().len(), 2);
+}
+
+const WORKFLOW: &str = "\
+apiVersion: millrace/v1
+kind: Workflow
+metadata: {name: traffic}
+spec:
+  slo: {deadline: 500ms}
+  timeout: 10s
+  inputs: [frame]
+  steps:
+    - name: detect
+      function: detector
+      inputs: {image: input.frame}
+    - name: people
+      workflow: person
+      inputs: {crop: detect.crops}
+      each: crop
+      when: detect.found
+  outputs: {people: people.scores}
+";
+
+#[test]
+fn reads_a_workflow() {
+    let name = |name: &str| FunctionName::new(name).unwrap();
+    let source = |text: &str| text.parse::<Source>().unwrap();
+    let step = |step, run, input: &str, from| Step {
+        name: name(step),
+        run,
+        inputs: [(input.to_owned(), source(from))].into(),
+        each: None,
+        when: None,
+    };
+    let people = Step {
+        each: Some("crop".into()),
+        when: Some(source("detect.found")),
+        ..step("people", Run::Workflow(name("person")), "crop", "detect.crops")
+    };
+    let expected = WorkflowSpec {
+        slo: Some(Slo { deadline: Duration::from_millis(500), percentile: DEFAULT_PERCENTILE }),
+        timeout: Duration::from_secs(10),
+        ..WorkflowSpec::new(
+            FunctionKey { tenant: TenantName::default(), name: name("traffic") },
+            vec!["frame".into()],
+            vec![step("detect", Run::Function(name("detector")), "image", "input.frame"), people],
+            vec![Output { name: "people".into(), from: source("people.scores") }],
+        )
+    };
+    let both = parse(&format!("{GOOD}---\n{WORKFLOW}")).unwrap();
+    assert_eq!(both[1], Manifest::Workflow(expected));
+}
+
+#[test]
+fn each_refusal_of_a_workflow_says_what_to_do() {
+    for (from, to, says) in [
+        ("function: detector", "functoin: detector", "functoin"),
+        ("      function: detector\n", "", "write function: NAME or workflow: NAME"),
+        ("function: detector", "function: d\n      workflow: e", "not both"),
+        ("input.frame", "frame", "write input.NAME"),
+        ("detect.crops", "detector.crops", "there is no step \"detector\""),
+        ("each: crop", "each: crops", "name one of crop"),
+        ("500ms", "0s", "slo.deadline is zero"),
+        ("kind: Workflow", "kind: Function", "inputs"),
+        ("name: people", "name: People", "step name"),
+    ] {
+        assert!(WORKFLOW.contains(from), "{from}");
+        let message = parse(&WORKFLOW.replace(from, to)).unwrap_err().to_string();
+        assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
+    }
+    let spec_first = "apiVersion: millrace/v1\nspec: {}\nkind: Function\n";
+    assert!(parse(spec_first).unwrap_err().to_string().contains("kind is missing before spec"));
+}

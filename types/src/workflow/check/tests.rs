@@ -1,0 +1,241 @@
+use super::super::Output;
+use super::*;
+use crate::ids::{FunctionKey, TenantName};
+
+type Change<'a> = &'a dyn Fn(&mut WorkflowSpec);
+
+fn name(name: &str) -> FunctionName {
+    FunctionName::new(name).unwrap()
+}
+
+fn tensor(name: &str, datatype: DataType, shape: &[&str]) -> TensorSpec {
+    let dim = |text: &&str| match text.parse() {
+        Ok(size) => Dim::Fixed(size),
+        Err(_) => Dim::Symbol((*text).to_owned()),
+    };
+    TensorSpec { name: name.into(), datatype, shape: shape.iter().map(dim).collect() }
+}
+
+fn signature(run: &Run) -> Option<&'static Signature> {
+    use std::sync::LazyLock;
+    static DETECT: LazyLock<Signature> = LazyLock::new(|| Signature {
+        inputs: vec![tensor("image", DataType::Fp32, &["1", "3", "64", "64"])],
+        outputs: vec![
+            tensor("crops", DataType::Fp32, &["n", "3", "8", "8"]),
+            tensor("found", DataType::Int64, &["1"]),
+        ],
+    });
+    static NAME: LazyLock<Signature> = LazyLock::new(|| Signature {
+        inputs: vec![tensor("crop", DataType::Fp32, &["1", "3", "h", "w"])],
+        outputs: vec![tensor("scores", DataType::Fp32, &["1", "10"])],
+    });
+    static TOTAL: LazyLock<Signature> = LazyLock::new(|| Signature {
+        inputs: vec![tensor("x", DataType::Fp32, &["n", "10"])],
+        outputs: vec![tensor("sum", DataType::Fp32, &[])],
+    });
+    match run.name().as_str() {
+        "detect" => Some(&DETECT),
+        "name" => Some(&NAME),
+        "total" => Some(&TOTAL),
+        _ => None,
+    }
+}
+
+fn step(step: &str, run: &str, inputs: &[(&str, &str)]) -> Step {
+    let inputs: BTreeMap<_, _> =
+        inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap())).collect();
+    Step { name: name(step), run: Run::Function(name(run)), inputs, each: None, when: None }
+}
+
+/// A frame, what is in it, and what each of that is.
+fn traffic() -> WorkflowSpec {
+    let mut people = step("people", "name", &[("crop", "detect.crops")]);
+    people.each = Some("crop".into());
+    people.when = Some("detect.found".parse().unwrap());
+    let steps = vec![people, step("detect", "detect", &[("image", "input.frame")])];
+    let outputs = vec![Output { name: "people".into(), from: "people.scores".parse().unwrap() }];
+    let key = FunctionKey { tenant: TenantName::default(), name: name("traffic") };
+    WorkflowSpec::new(key, vec!["frame".into()], steps, outputs)
+}
+
+#[test]
+fn a_workflow_takes_and_gives_what_its_functions_do() {
+    let spec = traffic();
+    spec.validate().unwrap();
+    let expected = Signature {
+        inputs: vec![tensor("frame", DataType::Fp32, &["1", "3", "64", "64"])],
+        outputs: vec![tensor("people", DataType::Fp32, &["people:rows", "10"])],
+    };
+    assert_eq!(spec.check(signature), Ok(expected));
+    assert_eq!(spec.in_order().iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["detect", "people"]);
+}
+
+#[test]
+fn each_refusal_names_the_edge() {
+    let checks: &[(&str, Change<'_>)] = &[
+        ("step \"detect\" runs function \"yolo\", which does not exist", &|it| {
+            it.steps[1].run = Run::Function(name("yolo"));
+        }),
+        ("step \"people\": function \"name\" has no input \"x\": it has crop", &|it| {
+            it.steps[0].inputs.insert("x".into(), "detect.crops".parse().unwrap());
+        }),
+        ("has no output \"boxes\": it has crops, found", &|it| {
+            it.steps[0].inputs.insert("crop".into(), "detect.boxes".parse().unwrap());
+        }),
+        ("has no output \"none\"", &|it| it.steps[0].when = Some("detect.none".parse().unwrap())),
+        ("comes from nowhere: give it FP32 of shape [1, 3, h, w]", &|it| {
+            it.steps[0].inputs.clear();
+            it.steps[0].each = None;
+        }),
+        ("detect.found is INT64, and input \"crop\" of step \"people\" takes FP32", &|it| {
+            it.steps[0].inputs.insert("crop".into(), "detect.found".parse().unwrap());
+        }),
+        ("input.frame has shape [1, 3, 64, 64], and input \"x\" of step \"sum\" takes [n, 10]", &|it| {
+            it.steps.push(step("sum", "total", &[("x", "input.frame")]));
+            it.outputs[0].from = "sum.sum".parse().unwrap();
+        }),
+        ("output \"sum\" of step \"sum\" is a scalar", &|it| {
+            it.steps.push(step("sum", "total", &[("x", "people.scores")]));
+            it.outputs[0].from = "sum.sum".parse().unwrap();
+        }),
+        ("has no output \"boxes\": it has scores", &|it| {
+            it.outputs[0].from = "people.boxes".parse().unwrap();
+        }),
+    ];
+    for (says, change) in checks {
+        let mut spec = traffic();
+        change(&mut spec);
+        let message = spec.check(signature).unwrap_err().to_string();
+        assert!(message.contains(says), "{says:?}: {message}");
+    }
+}
+
+#[test]
+fn an_input_that_two_take_pleases_both() {
+    let mut spec = traffic();
+    spec.steps =
+        vec![step("a", "name", &[("crop", "input.x")]), step("b", "detect", &[("image", "input.x")])];
+    spec.inputs = vec!["x".into()];
+    spec.outputs = ["a.scores", "b.crops"]
+        .map(|from| Output { name: from.into(), from: from.parse().unwrap() })
+        .to_vec();
+    let found = spec.check(signature).unwrap();
+    assert_eq!(found.inputs, [tensor("x", DataType::Fp32, &["1", "3", "64", "64"])]);
+}
+
+#[test]
+fn symbols_of_two_functions_are_not_one() {
+    let mut spec = traffic();
+    spec.steps = vec![step("a", "name", &[("crop", "input.x")]), step("b", "name", &[("crop", "input.y")])];
+    spec.inputs = vec!["x".into(), "y".into()];
+    spec.outputs = ["a.scores", "b.scores"]
+        .map(|from| Output { name: from.into(), from: from.parse().unwrap() })
+        .to_vec();
+    let input = |name, step: &str| {
+        let [h, w] = ["h", "w"].map(|symbol| format!("{step}.{symbol}"));
+        tensor(name, DataType::Fp32, &["1", "3", &h, &w])
+    };
+    assert_eq!(spec.check(signature).unwrap().inputs, [input("x", "a"), input("y", "b")]);
+}
+
+#[test]
+fn a_step_that_takes_the_one_before_many_times_is_checked_as_fast_as_any() {
+    let mut spec = traffic();
+    let two = |at: usize| {
+        let from = if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
+        step(&format!("s{at}"), "add", &[("a", &from), ("b", &from)])
+    };
+    spec.steps = (0..super::super::STEPS_MAX).map(two).collect();
+    spec.inputs = vec!["x".into()];
+    spec.outputs = vec![Output { name: "y".into(), from: "s63.y".parse().unwrap() }];
+    spec.validate().unwrap();
+    let [a, b, y] = ["a", "b", "y"].map(|name| tensor(name, DataType::Fp32, &["n"]));
+    let add = Signature { inputs: vec![a, b], outputs: vec![y] };
+    // With a look at every way from the first step this would not end.
+    assert_eq!(spec.check(|_| Some(&add)).unwrap().inputs.len(), 1);
+    assert_eq!(spec.in_order().len(), spec.steps.len());
+}
+
+#[test]
+fn what_is_empty_has_no_rows() {
+    use super::super::empty_shape;
+    assert_eq!(empty_shape(&tensor("x", DataType::Fp32, &["1", "3", "h"])), [0, 3, 0]);
+    assert_eq!(empty_shape(&tensor("x", DataType::Fp32, &["n"])), [0]);
+}
+
+/// A chain of these steps, and what it gives: each takes the one before, and the last is the output.
+fn chain(runs: &[(&str, &Signature)]) -> Result<Signature, CheckError> {
+    let mut spec = traffic();
+    let source = |at: usize| if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
+    let steps = runs.iter().enumerate();
+    spec.steps = steps.map(|(at, (run, _))| step(&format!("s{at}"), run, &[("x", &source(at))])).collect();
+    spec.inputs = vec!["x".into()];
+    spec.outputs = vec![Output { name: "y".into(), from: source(runs.len()).parse().unwrap() }];
+    spec.validate().unwrap();
+    let find = |run: &Run| runs.iter().find(|(name, _)| *name == run.name().as_str());
+    spec.check(|run| find(run).map(|(_, signature)| *signature))
+}
+
+/// From a tensor of the one shape to one of the other.
+fn from_to(x: &[&str], y: &[&str]) -> Signature {
+    Signature { inputs: vec![tensor("x", DataType::Fp32, x)], outputs: vec![tensor("y", DataType::Fp32, y)] }
+}
+
+#[test]
+fn what_takes_rows_that_may_be_none_may_not_run() {
+    let (same, find) = (from_to(&["n", "4"], &["n", "4"]), from_to(&["n", "4"], &["found", "4"]));
+    let (one, count) = (from_to(&["n", "4"], &["1", "4"]), from_to(&["n", "4"], &[]));
+    let gives = |runs: &[(&str, &Signature)]| chain(runs).unwrap().outputs[0].shape.clone();
+    let shape = |dims: &[&str]| tensor("y", DataType::Fp32, dims).shape;
+    // The number of rows is that of the input: they are there.
+    assert_eq!(gives(&[("same", &same), ("one", &one)]), shape(&["1", "4"]));
+    assert_eq!(gives(&[("same", &same), ("count", &count)]), shape(&[]));
+    // What is found may be nothing, though the step that finds surely runs.
+    assert_eq!(gives(&[("find", &find)]), shape(&["s0.found", "4"]));
+    assert_eq!(gives(&[("find", &find), ("one", &one)]), shape(&["s1:rows", "4"]));
+    assert_eq!(gives(&[("find", &find), ("one", &one), ("same", &same)]), shape(&["s2:rows", "4"]));
+    let scalar = CheckError::Scalar { step: name("s1"), output: "y".into() };
+    assert_eq!(chain(&[("find", &find), ("count", &count)]), Err(scalar));
+    let nothing = from_to(&["n", "4"], &["0", "4"]);
+    assert_eq!(gives(&[("nothing", &nothing), ("one", &one)]), shape(&["s1:rows", "4"]));
+}
+
+#[test]
+fn a_workflow_in_another_keeps_to_the_same_rule() {
+    let (same, find) = (from_to(&["n", "4"], &["n", "4"]), from_to(&["n", "4"], &["found", "4"]));
+    let (one, count) = (from_to(&["n", "4"], &["1", "4"]), from_to(&["n", "4"], &[]));
+    let surely = chain(&[("a", &same), ("b", &same), ("c", &same)]).unwrap();
+    assert_eq!(surely.outputs[0].shape, surely.inputs[0].shape);
+    assert_eq!(chain(&[("surely", &surely), ("count", &count)]).unwrap().outputs[0].shape, []);
+    for perhaps in [&[("find", &find)][..], &[("find", &find), ("one", &one)]] {
+        let perhaps = chain(perhaps).unwrap();
+        let scalar = CheckError::Scalar { step: name("s1"), output: "y".into() };
+        assert_eq!(chain(&[("perhaps", &perhaps), ("count", &count)]), Err(scalar));
+    }
+}
+
+#[test]
+fn an_output_has_the_size_that_another_step_asks_of_the_input_it_follows() {
+    let mut spec = traffic();
+    spec.steps = vec![step("a", "same", &[("x", "input.x")]), step("b", "four", &[("x", "input.x")])];
+    spec.inputs = vec!["x".into()];
+    spec.outputs =
+        ["a.y", "b.y"].map(|from| Output { name: from.into(), from: from.parse().unwrap() }).to_vec();
+    let (same, four) = (from_to(&["n"], &["n"]), from_to(&["4"], &["4"]));
+    let found = spec.check(|run| Some(if run.name().as_str() == "same" { &same } else { &four })).unwrap();
+    let sizes = found.inputs.iter().chain(&found.outputs).map(|it| it.shape.clone());
+    assert_eq!(sizes.collect::<Vec<_>>(), vec![vec![Dim::Fixed(4)]; 3]);
+}
+
+#[test]
+fn no_input_has_the_name_of_rows_that_may_be_none() {
+    // An input that is called as the step that takes it by rows, and a symbol called `rows`.
+    let rows = from_to(&["rows", "4"], &["rows", "4"]);
+    let mut spec = traffic();
+    spec.steps = vec![step("x", "rows", &[("x", "input.x")])];
+    spec.steps[0].each = Some("x".into());
+    spec.inputs = vec!["x".into()];
+    spec.outputs = vec![Output { name: "y".into(), from: "x.y".parse().unwrap() }];
+    let found = spec.check(|_| Some(&rows)).unwrap();
+    assert_ne!(found.inputs[0].shape[0], found.outputs[0].shape[0]);
+}
