@@ -13,12 +13,17 @@
 //! | [`tenancy`] | which of a tenant's requests wait outside the queue, so that it keeps to its caps |
 //! | [`gpu`] | what a GPU loads, evicts and runs |
 //! | [`memory`] | who holds which blocks of a GPU, and who is evicted |
+//! | [`elastic`] | which intermediate data a GPU holds, and how much memory stays allocated for it |
 //! | [`fabric`] | which bytes cross which link when |
+//! | [`rates`] | how fast each flow may go to be in time, and whose batch is next |
+//! | [`index`] | where data is, whom to ask for it, and how to fetch it |
+//! | [`paths`] | which NVLinks bytes take from one GPU to another |
 //! | [`lifecycle`], [`backoff`] | when an executor process is started again |
 //! | [`lease`] | which silent nodes are still believed alive |
 //! | [`placement`] | which functions are kept on which nodes |
 //! | [`scaling`] | how many nodes the cluster needs |
 //! | [`router`] | which worker gets a request |
+//! | [`workflow`] | which step of a workflow runs when, and what is freed or made again |
 //! | [`checkpoint`] | what a worker tells the leader of its soft state, and when |
 //! | [`names`] | (nothing) reads what is chosen by name |
 //! | [`trace`] | (nothing) folds what cores did into a number, to compare runs |
@@ -30,16 +35,21 @@ pub mod batching;
 pub mod checkpoint;
 pub mod core;
 pub mod dispatch;
+pub mod elastic;
 pub mod fabric;
 pub mod gpu;
 pub mod ids;
+pub mod index;
 pub mod lease;
 pub mod lifecycle;
 pub mod memory;
 pub mod names;
+pub mod paths;
 pub mod placement;
+pub mod rates;
 pub mod residence;
 pub mod router;
 pub mod scaling;
 pub mod tenancy;
 pub mod trace;
+pub mod workflow;

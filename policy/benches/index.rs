@@ -1,0 +1,173 @@
+//! What the index of a node costs with a million live objects, in time and in memory, and what it
+//! costs to share links among flows, up to as many as are taken. Prints each figure beside its target.
+//!
+//! Lookups are timed in batches of 1000 in an order that no cache can guess: a percentile is one of
+//! batches, divided by their size, so that on a machine with other work the highest one shows the
+//! scheduler's slices. Memory is what the process's resident set grew by
+//! (`/proc/self/statm`): the workspace forbids the unsafe code that an allocator which counts takes.
+
+#![allow(clippy::disallowed_methods, reason = "it measures")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use millrace_policy::index::{Entry, Index, Place};
+use millrace_policy::rates::{Config, FLOWS_MAX, Flow, FlowId, Objective, Rates, SHARINGS, Sharing};
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, GpuIndex, NodeName, Timestamp};
+
+const OBJECTS: usize = 1_000_000;
+const BATCH: usize = 1_000;
+const BATCHES: usize = 2_000;
+const LOOKUP_TARGET: Duration = Duration::from_nanos(200);
+const BYTES_TARGET: usize = 200;
+const PAGE: usize = 4096;
+/// As many as are under way on a busy node, and all that are taken.
+const FLOWS: [u64; 2] = [64, FLOWS_MAX as u64];
+const EPOCH: Epoch = Epoch(3);
+const DECISIONS: usize = 2_000;
+
+/// xorshift64*: the same numbers everywhere.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * end as u64) >> 32) as usize
+    }
+}
+
+/// The bytes of memory this process has.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    pages.expect("the second number is the resident set's") * PAGE
+}
+
+fn name(number: usize) -> NodeName {
+    NodeName::new(&format!("gpu-worker-{number:02}")).expect("a node's name")
+}
+
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    sorted[(sorted.len() - 1) * percent / 100]
+}
+
+/// A million names, of which one in three that came between is gone: made here, and as many on each
+/// of some other nodes.
+fn names(others: usize) -> Vec<DataId> {
+    let homes: Vec<_> = (0..=others).map(name).collect();
+    let mut seeded = Seeded(7);
+    let made = (0..).filter(|_| seeded.below(3) > 0).take(OBJECTS);
+    let mut names = Vec::with_capacity(OBJECTS);
+    let id = |counter: usize| {
+        let home = counter % homes.len();
+        let epoch = if home == 0 { EPOCH } else { Epoch(9) };
+        DataId { home: homes[home].clone(), epoch, counter: counter as u64 }
+    };
+    names.extend(made.map(id));
+    names
+}
+
+/// Gives what it filled, so that the next does not take over its memory uncounted.
+fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index) {
+    // They are made before, so that what they take is not counted.
+    let names = names(others);
+    let before = resident();
+    let mut index = Index::new(name(0), EPOCH);
+    for id in &names {
+        while index.unique_id().counter < id.counter {}
+        let place = Place::Gpu(GpuIndex((id.counter % 8) as u32));
+        index.store(id, Entry { place, bytes: Bytes(id.counter) }).expect("a new name");
+    }
+    let grown = resident().saturating_sub(before);
+    let mut seeded = Seeded(11);
+    let mut took = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        // Whoever asks has just read the name.
+        let asked: Vec<DataId> = (0..BATCH).map(|_| names[seeded.below(names.len())].clone()).collect();
+        let start = Instant::now();
+        for id in &asked {
+            black_box(index.lookup(id)).expect("it is here");
+        }
+        took.push(start.elapsed() / BATCH as u32);
+    }
+    took.sort_unstable();
+    let [p50, p90, p99] = [50, 90, 99].map(|percent| percentile(&took, percent));
+    let bytes = grown / OBJECTS;
+    println!(
+        "index/{what}: {} objects, lookup p50 {p50:?}, p90 {p90:?}, p99 {p99:?} (target {LOOKUP_TARGET:?}), \
+         {bytes} bytes an object (target {BYTES_TARGET})",
+        index.len()
+    );
+    (names, index)
+}
+
+fn dgx_v100() -> Topology {
+    let link = |kind| Link { kind, rate: BytesPerSec::gb(12) };
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "V100".to_owned(),
+        memory: Bytes::gib(16),
+        host_path: vec![LinkId(index), LinkId(8 + index / 2)],
+    };
+    let links = (0..8).map(|_| link(LinkKind::Pcie)).chain((0..4).map(|_| link(LinkKind::PcieUplink)));
+    Topology { name: "bench".to_owned(), gpus: (0..8).map(gpu).collect(), links: links.collect() }
+}
+
+/// A flow that may use four of eight links, with 1 to 200 MB; one in eight is best effort. In all
+/// they need about so many percent of the uplinks.
+fn flow(id: u64, seeded: &mut Seeded, flows: u64, load_percent: u64) -> Flow {
+    let bytes = 1_000_000 * (1 + seeded.below(200) as u64);
+    let rate = 48_000_000_000 * load_percent / 100 / flows;
+    let infer = Duration::from_millis(5);
+    let slack = BytesPerSec(rate).time_for(Bytes(bytes));
+    let objective = (!id.is_multiple_of(8)).then_some(Objective { slo: infer + slack, infer });
+    let own = seeded.below(8) as u32;
+    let links = (0..4).map(|hop| LinkId((own + 2 * hop) % 8)).collect();
+    Flow { id: FlowId(id), bytes: Bytes(bytes), links, objective }
+}
+
+fn decisions(sharing: Sharing, flows: u64, load_percent: u64) {
+    let mut rates = Rates::new(&dgx_v100(), Config { sharing }).expect("a topology");
+    let mut seeded = Seeded(5);
+    let now = Timestamp::ZERO;
+    for id in 0..flows {
+        rates.begin(now, &flow(id, &mut seeded, flows, load_percent)).expect("a new flow");
+    }
+    let (mut shared, mut picked) = (Vec::new(), Vec::new());
+    for turn in 0..DECISIONS as u64 {
+        rates.end(now, FlowId(turn)).expect("it has begun");
+        let flow = flow(flows + turn, &mut seeded, flows, load_percent);
+        let start = Instant::now();
+        black_box(rates.begin(now, &flow)).expect("a new flow");
+        shared.push(start.elapsed());
+        let start = Instant::now();
+        black_box(rates.next_batch(LinkId((turn % 8) as u32)));
+        picked.push(start.elapsed());
+    }
+    shared.sort_unstable();
+    picked.sort_unstable();
+    println!(
+        "rates/{sharing}, {flows} flows, {load_percent} % asked: a flow begins p50 {:?}, p99 {:?}; \
+         the next batch p50 {:?}, p99 {:?}",
+        percentile(&shared, 50),
+        percentile(&shared, 99),
+        percentile(&picked, 50),
+        percentile(&picked, 99)
+    );
+}
+
+fn main() {
+    let homes = [("all made here", 0), ("half made on another node", 1), ("nine in ten made on 9 others", 9)];
+    let kept = homes.map(|(what, others)| lookups(what, others));
+    drop(kept);
+    for (_, sharing) in SHARINGS {
+        for flows in FLOWS {
+            for load_percent in [50, 200] {
+                decisions(sharing, flows, load_percent);
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What becomes of an object, from its coming to its end.
+
+use millrace_types::Bytes;
+
+use super::config::MigrationPolicy;
+use super::object::{Object, Place};
+use super::protocol::{Action, ObjectKey, Standing};
+use super::{CONSUMERS_MAX, FAILURES_MAX, OBJECTS_MAX, Store};
+use crate::ids::FunctionIndex;
+
+impl Store {
+    pub(super) fn store(
+        &mut self,
+        key: ObjectKey,
+        function: FunctionIndex,
+        size: Bytes,
+        consumers: &[Standing],
+        actions: &mut Vec<Action>,
+    ) {
+        let unfit = consumers.is_empty() || consumers.len() > CONSUMERS_MAX;
+        if unfit || self.objects.len() >= OBJECTS_MAX || self.objects.contains_key(&key) {
+            actions.push(Action::Decline { object: key });
+            return;
+        }
+        let now = self.tick();
+        let mut object = Object {
+            function,
+            size,
+            consumers: consumers.iter().copied().map(Some).collect(),
+            standing: Standing::Unqueued,
+            place: Place::Waiting,
+            extents: Vec::new(),
+            stored: now,
+            used: now,
+            fixed: false,
+            failures: 0,
+        };
+        object.look();
+        self.orders.enter(key, &object);
+        self.objects.insert(key, object);
+        if self.may_ever_fit(size) {
+            self.demands.stored(function, size);
+        }
+    }
+
+    /// Whether an object counts as its function's demand. What is above the cap is refused whatever the
+    /// pool keeps, so nothing is kept for it.
+    fn may_ever_fit(&self, size: Bytes) -> bool {
+        self.pool.takes(size) <= self.config.cap
+    }
+
+    fn counted_out(&mut self, function: FunctionIndex, size: Bytes) {
+        if self.may_ever_fit(size) {
+            self.demands.gone(function);
+        }
+    }
+
+    pub(super) fn stands(&mut self, key: ObjectKey, consumer: usize, standing: Standing) {
+        let Some(object) = self.objects.get(&key).filter(|object| object.place != Place::Ending) else {
+            return;
+        };
+        let Some(&Some(before)) = object.consumers.get(consumer) else { return };
+        let claimed = standing == Standing::Claimed && before != Standing::Claimed;
+        let now = self.tick();
+        self.change(key, |object| {
+            object.consumers[consumer] = Some(standing);
+            object.look();
+            object.used = if claimed { now } else { object.used };
+        });
+    }
+
+    pub(super) fn consumed(&mut self, key: ObjectKey, consumer: usize, actions: &mut Vec<Action>) {
+        let Some(object) = self.objects.get(&key).filter(|object| object.place != Place::Ending) else {
+            return;
+        };
+        let Some(&Some(before)) = object.consumers.get(consumer) else { return };
+        // Who was not claimed never read.
+        if before == Standing::Claimed {
+            self.pool.mapped(&object.extents);
+            self.counts.host_reads += u64::from(matches!(object.place, Place::Host | Place::Refused));
+        }
+        let mut wanted = true;
+        self.change(key, |object| {
+            object.consumers[consumer] = None;
+            wanted = object.look();
+        });
+        if !wanted {
+            self.end(key, actions);
+        }
+    }
+
+    /// Nobody wants an object any more (D28).
+    pub(super) fn end(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
+        let Some(object) = self.objects.get(&key) else { return };
+        let (function, size, place) = (object.function, object.size, object.place);
+        match place {
+            Place::Ending => return,
+            Place::Filling | Place::Migrating | Place::Reloading => {
+                self.change(key, |object| object.place = Place::Ending);
+            }
+            Place::Waiting | Place::Gpu | Place::Refused | Place::Host => self.remove(key, actions),
+        }
+        self.counted_out(function, size);
+        actions.push(Action::Free { object: key });
+    }
+
+    pub(super) fn migrated(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
+        let Some(object) = self.objects.get(&key) else { return };
+        match object.place {
+            Place::Migrating if self.stays(object) => {
+                self.change(key, |object| object.place = Place::Gpu);
+                actions.push(Action::Keep { object: key });
+            }
+            Place::Migrating => self.only_on_host(key, false, actions),
+            Place::Refused => self.change(key, |object| object.place = Place::Host),
+            Place::Ending => self.remove(key, actions),
+            Place::Waiting | Place::Filling | Place::Gpu | Place::Host | Place::Reloading => {}
+        }
+    }
+
+    /// Whether an object that was to leave is read here, or would be reloaded at once.
+    fn stays(&self, object: &Object) -> bool {
+        let comes_back = self.config.migration == MigrationPolicy::QueueAware
+            && self.orders.waiting.is_empty()
+            && matches!(object.standing, Standing::Queued(_));
+        let beside = self.pool.used() - object.held();
+        object.standing == Standing::Claimed
+            || comes_back && self.has_room_for(object.rank(), object.held(), beside)
+    }
+
+    pub(super) fn arrived(&mut self, key: ObjectKey, from: Place, actions: &mut Vec<Action>) {
+        match self.place(key) {
+            Some(place) if place == from => self.change(key, |object| object.place = Place::Gpu),
+            Some(Place::Ending) => self.remove(key, actions),
+            _ => {}
+        }
+    }
+
+    pub(super) fn copy_failed(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
+        match self.place(key) {
+            Some(Place::Migrating) => {
+                self.change(key, |object| (object.place, object.fixed) = (Place::Gpu, true));
+            }
+            Some(Place::Reloading) => self.only_on_host(key, true, actions),
+            Some(Place::Filling | Place::Refused) => self.not_taken(key, actions),
+            Some(Place::Ending) => self.remove(key, actions),
+            Some(Place::Waiting | Place::Gpu | Place::Host) | None => {}
+        }
+    }
+
+    /// Tries the other way with an object that is where it was produced still: the host for one that
+    /// could not be written, room that may be there by now for one that could not be copied to the host.
+    fn not_taken(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
+        let Some(object) = self.objects.get(&key) else { return };
+        if object.failures + 1 >= FAILURES_MAX {
+            return self.lost(key, actions);
+        }
+        let (mut extents, to_host) = (Vec::new(), object.place == Place::Filling);
+        self.change(key, |object| {
+            extents = std::mem::take(&mut object.extents);
+            object.failures += 1;
+            object.place = if to_host { Place::Refused } else { Place::Waiting };
+        });
+        self.pool.give_back(&extents, actions);
+        if to_host {
+            self.counts.refused += 1;
+            actions.push(Action::Refuse { object: key });
+        }
+    }
+
+    fn lost(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
+        if let Some(object) = self.objects.get(&key) {
+            self.counted_out(object.function, object.size);
+            self.remove(key, actions);
+            actions.push(Action::Lost { object: key });
+        }
+    }
+
+    /// What was on the GPU is lost, except what the host has too.
+    pub(super) fn gpu_lost(&mut self, actions: &mut Vec<Action>) {
+        self.pool.clear();
+        let keys: Vec<_> = self.objects.keys().copied().collect();
+        for key in keys {
+            match self.place(key) {
+                Some(Place::Filling | Place::Gpu | Place::Migrating) => {
+                    self.change(key, |object| object.extents.clear());
+                    self.lost(key, actions);
+                }
+                Some(Place::Ending) => {
+                    self.change(key, |object| object.extents.clear());
+                    self.remove(key, actions);
+                }
+                Some(Place::Reloading) => self.change(key, |object| {
+                    object.extents.clear();
+                    object.place = Place::Host;
+                }),
+                Some(Place::Waiting | Place::Refused | Place::Host) | None => {}
+            }
+        }
+    }
+}

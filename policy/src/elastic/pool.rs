@@ -1,0 +1,319 @@
+//! What of the GPU's memory the store keeps allocated, and what it costs to change that.
+//!
+//! | [`PoolPolicy`] | keeps | an object costs | gives back |
+//! |---|---|---|---|
+//! | `elastic` | the target, or what is in use if that is more | nothing within the target; beyond it a native allocation | what is free beyond the target, at once |
+//! | `caching` | all that was ever needed, in segments as `PyTorch`'s | a native allocation where no free piece is long enough | all free segments, at each period or at the limit |
+//! | `gmlake` | all that was ever needed, in blocks | a native allocation where too few are free; one IPC operation for each block whenever the object is handed to a function | nothing |
+//! | `none` | what is in use | a native allocation and a release | each object's, at once |
+//!
+//! A native call ("millisecond-level", §7.1) is counted per call: blocks that are backed together are
+//! one. The paper's 19% of latency (`none`) and its 45 ms (`gmlake`) are for whoever prices calls. The
+//! elastic pool's blocks are shared once, as a transfer buffer (§8), so an object costs it no IPC.
+//!
+//! The limit is no matter of policy: when it is lowered, every pool gives free memory back.
+
+use millrace_types::{Bytes, Timestamp};
+
+use super::blocks::{self, Blocks};
+use super::config::PoolPolicy;
+use super::protocol::{Action, Extent};
+use super::segments::{self, Segments};
+use crate::memory::{BLOCK, blocks_for};
+
+/// What a pool asked of the device so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NativeCalls {
+    /// Allocations that an object waited for.
+    pub allocations: u64,
+    /// Allocations that none waited for.
+    pub ahead: u64,
+    /// Releases.
+    pub releases: u64,
+    /// IPC operations, one for each block that a function had to map.
+    pub ipc: u64,
+}
+
+impl NativeCalls {
+    fn allocated(&mut self, extents: Vec<Extent>, purpose: Purpose, actions: &mut Vec<Action>) {
+        match purpose {
+            Purpose::Object => self.allocations += 1,
+            Purpose::Ahead => self.ahead += 1,
+        }
+        actions.push(Action::Allocate { extents });
+    }
+
+    fn released(&mut self, extents: Vec<Extent>, actions: &mut Vec<Action>) {
+        if !extents.is_empty() {
+            self.releases += 1;
+            actions.push(Action::Release { extents });
+        }
+    }
+
+    /// Each segment is an allocation of its own.
+    fn released_each(&mut self, segments: Vec<Extent>, actions: &mut Vec<Action>) {
+        segments.into_iter().for_each(|segment| self.released(vec![segment], actions));
+    }
+}
+
+/// Who memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// An object that waits for it.
+    Object,
+    /// Nobody waits.
+    Ahead,
+}
+
+#[derive(Debug)]
+enum Books {
+    Blocks(Blocks),
+    Segments(Segments),
+}
+
+/// The memory of one store.
+#[derive(Debug)]
+pub struct Pool {
+    policy: PoolPolicy,
+    cap: Bytes,
+    books: Books,
+    used: Bytes,
+    calls: NativeCalls,
+    next_reclaim: Option<Timestamp>,
+}
+
+impl Pool {
+    /// An empty pool that may have up to `cap`, a multiple of blocks.
+    #[must_use]
+    pub fn new(policy: PoolPolicy, cap: Bytes) -> Self {
+        let books = match policy {
+            PoolPolicy::Caching { .. } => Books::Segments(Segments::default()),
+            PoolPolicy::Elastic | PoolPolicy::GmLake | PoolPolicy::Unpooled => {
+                Books::Blocks(Blocks::new(u32::try_from(cap.0 / BLOCK.0).unwrap_or(u32::MAX)))
+            }
+        };
+        let calls = NativeCalls::default();
+        Self { policy, cap, books, used: Bytes::ZERO, calls, next_reclaim: None }
+    }
+
+    /// What is allocated.
+    #[must_use]
+    pub fn size(&self) -> Bytes {
+        match &self.books {
+            Books::Blocks(blocks) => blocks::bytes(blocks.backed()),
+            Books::Segments(segments) => segments.size(),
+        }
+    }
+
+    /// Of that, what objects have. The rest is free.
+    #[must_use]
+    pub fn used(&self) -> Bytes {
+        self.used
+    }
+
+    /// What was asked of the device.
+    #[must_use]
+    pub fn calls(&self) -> NativeCalls {
+        self.calls
+    }
+
+    /// What an object takes at least.
+    #[must_use]
+    pub fn takes(&self, size: Bytes) -> Bytes {
+        match &self.books {
+            Books::Blocks(_) => Bytes(u64::from(blocks_for(size).max(1)).saturating_mul(BLOCK.0)),
+            Books::Segments(_) => segments::rounded(size),
+        }
+    }
+
+    /// Takes memory for an object, within `limit`; `None`, and nothing taken, where there is no such
+    /// room.
+    pub fn take(
+        &mut self,
+        size: Bytes,
+        limit: Bytes,
+        purpose: Purpose,
+        actions: &mut Vec<Action>,
+    ) -> Option<Vec<Extent>> {
+        let limit = limit.min(self.cap);
+        let room = limit.saturating_sub(self.used);
+        if self.takes(size) > room {
+            return None;
+        }
+        let extents = match &mut self.books {
+            Books::Blocks(blocks) => {
+                let wanted = blocks_for(size).max(1);
+                let short = wanted.saturating_sub(blocks.free());
+                if short > 0 {
+                    self.calls.allocated(blocks.grow(short), purpose, actions);
+                }
+                blocks.take(wanted)
+            }
+            Books::Segments(segments) => {
+                if let Some(segment) = segments.short(size) {
+                    let fits = |segments: &Segments| segment <= limit.saturating_sub(segments.size());
+                    if !fits(segments) {
+                        self.calls.released_each(segments.shrink(Bytes::ZERO), actions);
+                    }
+                    if !fits(segments) {
+                        return None;
+                    }
+                    self.calls.allocated(vec![segments.grow(size)], purpose, actions);
+                }
+                vec![segments.take(size, room)?]
+            }
+        };
+        self.used += held(&extents);
+        Some(extents)
+    }
+
+    /// Takes back what an object had.
+    pub fn give_back(&mut self, extents: &[Extent], actions: &mut Vec<Action>) {
+        self.used = self.used - held(extents);
+        match &mut self.books {
+            Books::Blocks(blocks) => {
+                blocks.give_back(extents);
+                if self.policy == PoolPolicy::Unpooled {
+                    self.calls.released(blocks.shrink(blocks.free()), actions);
+                }
+            }
+            Books::Segments(segments) => extents.iter().for_each(|&extent| segments.give_back(extent)),
+        }
+    }
+
+    /// Counts that a function maps an object's memory.
+    pub fn mapped(&mut self, extents: &[Extent]) {
+        if self.policy == PoolPolicy::GmLake {
+            self.calls.ipc += held(extents).0 / BLOCK.0;
+        }
+    }
+
+    /// Follows the target, where the policy does, within `limit`. Objects keep what they have.
+    pub fn follow(&mut self, target: Bytes, limit: Bytes, actions: &mut Vec<Action>) {
+        let limit = limit.min(self.cap);
+        let elastic = self.policy == PoolPolicy::Elastic;
+        let wanted = if elastic { target } else { self.size() };
+        let goal = wanted.min(limit).max(self.used);
+        match &mut self.books {
+            Books::Blocks(blocks) => {
+                let goal = blocks_for(goal);
+                let backed = blocks.backed();
+                if backed < goal {
+                    self.calls.allocated(blocks.grow(goal - backed), Purpose::Ahead, actions);
+                } else {
+                    self.calls.released(blocks.shrink(backed - goal), actions);
+                }
+            }
+            Books::Segments(segments) => self.calls.released_each(segments.shrink(goal), actions),
+        }
+    }
+
+    /// Gives all free segments back when a period is over, where the policy has periods.
+    pub fn reclaim(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        let PoolPolicy::Caching { reclaim_every: Some(every) } = self.policy else { return };
+        let due = *self.next_reclaim.get_or_insert(now + every);
+        if now >= due {
+            self.next_reclaim = Some(now + every);
+            if let Books::Segments(segments) = &mut self.books {
+                self.calls.released_each(segments.shrink(Bytes::ZERO), actions);
+            }
+        }
+    }
+
+    /// When the period is over.
+    #[must_use]
+    pub fn next_reclaim(&self) -> Option<Timestamp> {
+        self.next_reclaim
+    }
+
+    /// Forgets everything: the device lost it. The counts and the period go on.
+    pub fn clear(&mut self) {
+        let (calls, next_reclaim) = (self.calls, self.next_reclaim);
+        *self = Self { calls, next_reclaim, ..Self::new(self.policy, self.cap) };
+    }
+}
+
+/// What stretches hold.
+pub(super) fn held(extents: &[Extent]) -> Bytes {
+    extents.iter().map(|extent| extent.len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAP: Bytes = Bytes::mib(40);
+
+    /// Takes sizes in MiB one by one and gives each back before the next.
+    fn one_by_one(policy: PoolPolicy, sizes: &[u64]) -> (Bytes, NativeCalls) {
+        let mut pool = Pool::new(policy, CAP);
+        for &size in sizes {
+            let extents = pool.take(Bytes::mib(size), CAP, Purpose::Object, &mut Vec::new()).unwrap();
+            pool.mapped(&extents);
+            pool.give_back(&extents, &mut Vec::new());
+            pool.follow(Bytes::mib(8), CAP, &mut Vec::new());
+        }
+        (pool.size(), pool.calls())
+    }
+
+    #[test]
+    fn each_policy_keeps_what_it_says() {
+        let sizes = [12, 12, 14, 6];
+        let calls = |allocations, ahead, releases, ipc| NativeCalls { allocations, ahead, releases, ipc };
+        // The first two need 12 MiB, of which the target keeps 8; the third 14; the last fits.
+        assert_eq!(one_by_one(PoolPolicy::Elastic, &sizes), (Bytes::mib(8), calls(3, 0, 3, 0)));
+        assert_eq!(one_by_one(PoolPolicy::GmLake, &sizes), (Bytes::mib(14), calls(2, 0, 0, 22)));
+        assert_eq!(one_by_one(PoolPolicy::Unpooled, &sizes), (Bytes::ZERO, calls(4, 0, 4, 0)));
+        // A segment of 12 and one of 14: the last is cut from the shorter.
+        let caching = PoolPolicy::Caching { reclaim_every: None };
+        assert_eq!(one_by_one(caching, &sizes), (Bytes::mib(26), calls(2, 0, 0, 0)));
+    }
+
+    #[test]
+    fn a_caching_pool_gives_free_segments_back_before_it_refuses() {
+        let mut pool = Pool::new(PoolPolicy::Caching { reclaim_every: None }, CAP);
+        let mut actions = Vec::new();
+        let one = pool.take(Bytes::mib(16), CAP, Purpose::Object, &mut actions).unwrap();
+        let two = pool.take(Bytes::mib(16), CAP, Purpose::Object, &mut actions).unwrap();
+        pool.give_back(&one, &mut actions);
+        assert_eq!(pool.take(Bytes::mib(26), CAP, Purpose::Object, &mut actions), None);
+        actions.clear();
+        assert!(pool.take(Bytes::mib(24), CAP, Purpose::Object, &mut actions).is_some());
+        pool.give_back(&two, &mut actions);
+        assert_eq!((pool.size(), pool.used()), (Bytes::mib(40), Bytes::mib(24)));
+        assert!(
+            matches!(actions[..], [Action::Release { .. }, Action::Allocate { .. }]),
+            "the first segment makes room: {actions:?}"
+        );
+    }
+
+    #[test]
+    fn a_caching_pool_reclaims_once_a_period() {
+        let every = std::time::Duration::from_secs(60);
+        let mut pool = Pool::new(PoolPolicy::Caching { reclaim_every: Some(every) }, CAP);
+        let at = |secs: u64| Timestamp(secs * 1_000_000_000);
+        pool.reclaim(at(5), &mut Vec::new());
+        assert_eq!(pool.next_reclaim(), Some(at(65)));
+        let extents = pool.take(Bytes::mib(16), CAP, Purpose::Object, &mut Vec::new()).unwrap();
+        pool.take(Bytes::mib(18), CAP, Purpose::Object, &mut Vec::new()).unwrap();
+        pool.give_back(&extents, &mut Vec::new());
+        pool.reclaim(at(64), &mut Vec::new());
+        assert_eq!(pool.size(), Bytes::mib(34));
+        pool.reclaim(at(65), &mut Vec::new());
+        assert_eq!((pool.size(), pool.next_reclaim()), (Bytes::mib(18), Some(at(125))));
+    }
+
+    #[test]
+    fn every_pool_gives_free_memory_back_when_the_limit_falls_and_takes_no_more() {
+        for (name, policy) in super::super::config::POOLS {
+            let mut pool = Pool::new(policy, CAP);
+            let sizes = [14, 14].map(Bytes::mib);
+            let taken = sizes.map(|size| pool.take(size, CAP, Purpose::Object, &mut Vec::new()).unwrap());
+            pool.give_back(&taken[1], &mut Vec::new());
+            pool.follow(CAP, Bytes::mib(6), &mut Vec::new());
+            assert_eq!((pool.size(), pool.used()), (Bytes::mib(14), Bytes::mib(14)), "{name}");
+            let more = pool.take(Bytes::mib(1), Bytes::mib(14), Purpose::Object, &mut Vec::new());
+            assert_eq!(more, None, "{name}");
+        }
+    }
+}

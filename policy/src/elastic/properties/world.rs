@@ -1,0 +1,301 @@
+//! A store, and what is known of its objects and its memory from its actions alone.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What is known of an object from outside.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) place: Place,
+    pub(super) extents: Vec<Extent>,
+    pub(super) consumers: Vec<Option<Standing>>,
+    pub(super) failed: bool,
+    /// When it was stored or claimed last, in steps.
+    pub(super) used: u64,
+}
+
+impl Seen {
+    fn standing(&self) -> Standing {
+        self.consumers.iter().flatten().min().copied().unwrap_or(Standing::Unqueued)
+    }
+
+    pub(super) fn is_copied(&self) -> bool {
+        matches!(
+            self.place,
+            Place::Filling | Place::Migrating | Place::Refused | Place::Reloading | Place::Ending
+        )
+    }
+}
+
+pub(super) struct World {
+    pub(super) store: Store,
+    pub(super) config: Config,
+    pub(super) now: Timestamp,
+    pub(super) seen: BTreeMap<ObjectKey, Seen>,
+    /// What is backed, by where it begins.
+    pub(super) backed: BTreeMap<u64, u64>,
+    pub(super) stored: u64,
+    /// Counts what was stored and claimed.
+    pub(super) clock: u64,
+    /// All that was ever to be done.
+    pub(super) done: Vec<Action>,
+}
+
+impl World {
+    pub(super) fn new(pool: PoolPolicy, migration: MigrationPolicy) -> Self {
+        let config = Config { cap: CAP, floor: FLOOR, pool, migration };
+        let (store, now) = (Store::new(config).unwrap(), Timestamp(0));
+        let (seen, backed) = (BTreeMap::new(), BTreeMap::new());
+        Self { store, config, now, seen, backed, stored: 0, clock: 0, done: Vec::new() }
+    }
+
+    pub(super) fn tell(&mut self, event: Event) {
+        let freed = match &event {
+            Event::Consumed { object, .. } | Event::Discard { object } => self.read(*object, &event),
+            _ => None,
+        };
+        let actions = self.on_event(event);
+        if let Some(object) = freed {
+            // D28: before anything is given to anybody; an unpooled object's memory goes first.
+            let first = actions.iter().find(|action| !matches!(action, Action::Release { .. }));
+            assert_eq!(first, Some(&Action::Free { object }));
+        }
+        self.check_victims(&actions);
+        actions.into_iter().for_each(|action| self.carry_out(action));
+        self.check();
+    }
+
+    fn on_event(&mut self, event: Event) -> Vec<Action> {
+        let (size, used) = (self.store.pool().size(), self.store.pool().used());
+        let mut actions = Vec::new();
+        self.store.on_event(self.now, event, &mut actions);
+        self.done.extend(actions.iter().cloned());
+        let (pool, limit) = (self.store.pool(), self.store.limit());
+        assert!(pool.size() <= size.max(limit), "{} is allocated beyond the limit", pool.size());
+        assert!(pool.used() <= used.max(limit), "{} is taken beyond the limit", pool.used());
+        actions
+    }
+
+    /// Whose end this is.
+    fn read(&mut self, object: ObjectKey, event: &Event) -> Option<ObjectKey> {
+        let seen = self.seen.get_mut(&object).filter(|seen| seen.place != Place::Ending)?;
+        match event {
+            Event::Consumed { consumer, .. } => *seen.consumers.get_mut(*consumer)? = None,
+            _ => seen.consumers.clear(),
+        }
+        seen.consumers.iter().flatten().next().is_none().then_some(object)
+    }
+
+    /// D27: nobody leaves who is needed before one that stays.
+    fn check_victims(&self, actions: &[Action]) {
+        let leave = |action: &Action| match *action {
+            Action::Migrate { object } => Some(object),
+            _ => None,
+        };
+        let victims: Vec<_> = actions.iter().filter_map(leave).collect();
+        for victim in &victims {
+            let seen = &self.seen[victim];
+            assert!(seen.place == Place::Gpu && !seen.failed, "{victim} is {:?}", seen.place);
+            assert_ne!(seen.standing(), Standing::Claimed, "{victim} is running or next");
+        }
+        match self.config.migration {
+            MigrationPolicy::QueueAware => {
+                self.check_order(&victims, actions, |object, seen| (seen.standing(), object));
+            }
+            MigrationPolicy::Lru => {
+                self.check_order(&victims, actions, |_, seen| std::cmp::Reverse(seen.used));
+            }
+        }
+    }
+
+    /// Whoever leaves comes after all that stay and may leave, in the order given.
+    fn check_order<K: Ord + std::fmt::Debug>(
+        &self,
+        victims: &[ObjectKey],
+        actions: &[Action],
+        rank: impl Fn(ObjectKey, &Seen) -> K,
+    ) {
+        let first = victims.iter().map(|object| rank(*object, &self.seen[object])).min();
+        let stays = |(&object, seen): (&ObjectKey, &Seen)| {
+            let may = seen.place == Place::Gpu && !seen.failed && !victims.contains(&object);
+            let may = may && !actions.contains(&Action::Free { object });
+            (may && seen.standing() != Standing::Claimed).then(|| rank(object, seen))
+        };
+        let last = self.seen.iter().filter_map(stays).max();
+        assert!(first.is_none() || last < first, "{last:?} stays, {first:?} leaves");
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Allocate { extents } => extents.iter().for_each(|extent| self.back(*extent)),
+            Action::Release { extents } => extents.iter().for_each(|extent| self.unback(*extent)),
+            Action::Place { object, extents } => self.get(object, Place::Filling, Place::Waiting, extents),
+            Action::Reload { object, extents } => {
+                assert!(!self.seen[&object].failed, "{object} is copied again");
+                assert!(matches!(self.seen[&object].standing(), Standing::Queued(_)));
+                self.get(object, Place::Reloading, Place::Host, extents);
+            }
+            Action::Migrate { object } => self.goes(object, Place::Gpu, Place::Migrating),
+            Action::Keep { object } => self.goes(object, Place::Host, Place::Gpu),
+            Action::Refuse { object } => self.goes(object, Place::Waiting, Place::Refused),
+            Action::Free { object } => {
+                let seen = self.seen.get_mut(&object).unwrap();
+                if seen.is_copied() && seen.place != Place::Refused {
+                    seen.place = Place::Ending;
+                } else {
+                    self.seen.remove(&object);
+                }
+            }
+            Action::Lost { object } => drop(self.seen.remove(&object).unwrap()),
+            Action::Decline { object } => panic!("{object} is declined"),
+        }
+    }
+
+    fn goes(&mut self, object: ObjectKey, from: Place, to: Place) {
+        let seen = self.seen.get_mut(&object).unwrap();
+        assert_eq!(seen.place, from, "{object} goes to {to:?}");
+        seen.place = to;
+    }
+
+    fn get(&mut self, object: ObjectKey, to: Place, from: Place, extents: Vec<Extent>) {
+        self.goes(object, from, to);
+        self.seen.get_mut(&object).unwrap().extents = extents;
+    }
+
+    fn back(&mut self, Extent { at, len }: Extent) {
+        let before = self.backed.range(..at + len.0).next_back();
+        assert!(before.is_none_or(|(_, &end)| end <= at), "{at} is backed twice");
+        self.backed.insert(at, at + len.0);
+    }
+
+    fn unback(&mut self, Extent { at, len }: Extent) {
+        let (mut at, end) = (at, at + len.0);
+        while at < end {
+            let (&start, &stop) = self.backed.range(..=at).next_back().expect("it is backed");
+            assert!(stop > at, "{at} is not backed");
+            self.backed.remove(&start);
+            if start < at {
+                self.backed.insert(start, at);
+            }
+            if stop > end {
+                self.backed.insert(end, stop);
+            }
+            at = stop;
+        }
+    }
+
+    fn is_backed(&self, extent: Extent) -> bool {
+        let (mut at, end) = (extent.at, extent.at + extent.len.0);
+        while at < end {
+            match self.backed.range(..=at).next_back() {
+                Some((_, &stop)) if stop > at => at = stop,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn check(&self) {
+        let pool = self.store.pool();
+        let size: u64 = self.backed.iter().map(|(start, end)| end - start).sum();
+        assert_eq!(pool.size(), Bytes(size), "what is backed");
+        assert!(pool.size() <= CAP, "{} is over the cap", pool.size());
+        let mut owned: Vec<_> = self.seen.values().flat_map(|seen| &seen.extents).copied().collect();
+        owned.sort_unstable();
+        let apart = |pair: &[Extent]| pair[0].at + pair[0].len.0 <= pair[1].at;
+        assert!(owned.windows(2).all(apart), "a byte has two owners: {owned:?}");
+        assert!(owned.iter().all(|&extent| self.is_backed(extent)), "an object has no memory");
+        assert_eq!(pool.used(), owned.iter().map(|extent| extent.len).sum(), "live and in flight");
+        assert_eq!(self.store.objects(), self.seen.len());
+        for (&object, seen) in &self.seen {
+            assert_eq!(self.store.place(object), Some(seen.place), "{object}");
+            assert_eq!(self.store.extents(object), seen.extents, "{object}");
+        }
+        self.check_progress();
+        let reached = self.store.target().min(self.store.limit()).max(pool.used());
+        match self.config.pool {
+            PoolPolicy::Elastic => assert_eq!(pool.size(), reached),
+            PoolPolicy::Unpooled => assert_eq!(pool.size(), pool.used()),
+            PoolPolicy::Caching { .. } | PoolPolicy::GmLake => {}
+        }
+        let coming = |seen: &&Seen| seen.place == Place::Reloading;
+        assert!(self.seen.values().filter(coming).count() <= RELOADS_MAX);
+    }
+
+    /// Who waits, waits for a copy; and so does what the limit demands.
+    fn check_progress(&self) {
+        if self.seen.values().any(Seen::is_copied) {
+            return;
+        }
+        let places = |place: Place| self.seen.values().filter(move |seen| seen.place == place);
+        assert_eq!(places(Place::Waiting).count(), 0, "they wait for nothing");
+        let stuck = |seen: &Seen| seen.failed || seen.standing() == Standing::Claimed;
+        let over = self.store.pool().used() > self.store.limit();
+        assert!(!over || places(Place::Gpu).all(stuck), "the limit is not kept");
+    }
+
+    /// Ends an object's copy.
+    pub(super) fn copied(&mut self, object: ObjectKey, well: bool) {
+        let seen = self.seen.get_mut(&object).unwrap();
+        let event = match (seen.place, well) {
+            (_, false) => Event::CopyFailed { object },
+            (Place::Filling, true) => Event::Filled { object },
+            (Place::Migrating | Place::Refused | Place::Ending, true) => Event::Migrated { object },
+            (Place::Reloading, true) => Event::Reloaded { object },
+            (place, true) => panic!("nothing of {object} is copied: {place:?}"),
+        };
+        let stays = well && seen.place == Place::Migrating && seen.standing() == Standing::Claimed;
+        match (seen.place, well) {
+            (Place::Ending, _) => drop(self.seen.remove(&object)),
+            (Place::Filling | Place::Reloading, true) => seen.place = Place::Gpu,
+            (Place::Migrating, false) => (seen.place, seen.failed) = (Place::Gpu, true),
+            (Place::Migrating | Place::Refused, true) => seen.place = Place::Host,
+            (Place::Reloading, false) => (seen.place, seen.failed) = (Place::Host, true),
+            // It is where it was produced still, and is refused, placed or lost at once.
+            (Place::Filling, false) => {
+                seen.place = Place::Waiting;
+                seen.extents.clear();
+            }
+            (Place::Refused, false) => seen.place = Place::Waiting,
+            _ => {}
+        }
+        let mut actions = self.on_event(event);
+        let kept = actions.contains(&Action::Keep { object });
+        assert!(kept || !stays, "{object} is claimed");
+        if let Some(seen) = self.seen.get_mut(&object).filter(|seen| seen.place == Place::Host && !kept) {
+            seen.extents.clear();
+        }
+        actions.retain(|action| *action != Action::Keep { object });
+        if kept {
+            self.goes(object, Place::Host, Place::Gpu);
+        }
+        self.check_victims(&actions);
+        actions.into_iter().for_each(|action| self.carry_out(action));
+        self.check();
+    }
+
+    pub(super) fn pick(
+        &self,
+        index: prop::sample::Index,
+        which: impl Fn(&Seen) -> bool,
+    ) -> Option<ObjectKey> {
+        let keys: Vec<_> =
+            self.seen.iter().filter(|(_, seen)| which(seen)).map(|(&object, _)| object).collect();
+        (!keys.is_empty()).then(|| *index.get(&keys))
+    }
+
+    pub(super) fn lose_gpu(&mut self) {
+        self.backed.clear();
+        self.seen.retain(|_, seen| seen.place != Place::Ending);
+        for seen in self.seen.values_mut() {
+            seen.extents.clear();
+            if seen.place == Place::Reloading {
+                seen.place = Place::Host;
+            }
+        }
+        self.tell(Event::GpuLost);
+    }
+}

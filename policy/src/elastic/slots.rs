@@ -1,0 +1,128 @@
+//! Sets of the store's blocks, as bits.
+
+use crate::memory::Run;
+
+/// A set of blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Slots {
+    words: Vec<u64>,
+    len: u32,
+}
+
+/// `len` bits from `start`, within a word.
+const fn mask(start: u32, len: u32) -> u64 {
+    let ones = if len >= u64::BITS { u64::MAX } else { (1 << len) - 1 };
+    ones << start
+}
+
+impl Slots {
+    /// None of `total` blocks.
+    pub(super) fn empty(total: u32) -> Self {
+        Self { words: vec![0; total.div_ceil(u64::BITS) as usize], len: 0 }
+    }
+
+    /// All of `total` blocks.
+    pub(super) fn full(total: u32) -> Self {
+        let mut slots = Self::empty(total);
+        slots.insert(Run { start: 0, len: total });
+        slots
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Adds blocks, none of which is in the set.
+    pub(super) fn insert(&mut self, run: Run) {
+        let (mut start, mut left) = (run.start, run.len);
+        while left > 0 {
+            let bit = start % u64::BITS;
+            let len = left.min(u64::BITS - bit);
+            let word = &mut self.words[(start / u64::BITS) as usize];
+            debug_assert_eq!(*word & mask(bit, len), 0, "a block of {run:?} is given back twice");
+            *word |= mask(bit, len);
+            (start, left) = (start + len, left - len);
+        }
+        self.len += run.len;
+    }
+
+    /// Takes the lowest blocks, as runs that do not touch, ascending.
+    pub(super) fn take_lowest(&mut self, count: u32) -> Vec<Run> {
+        debug_assert!(count <= self.len, "{count} of {} blocks", self.len);
+        let (mut runs, mut left): (Vec<Run>, u32) = (Vec::new(), count);
+        for (word, base) in self.words.iter_mut().zip((0..).step_by(u64::BITS as usize)) {
+            while *word != 0 && left > 0 {
+                let bit = word.trailing_zeros();
+                let len = (*word >> bit).trailing_ones().min(left);
+                *word &= !mask(bit, len);
+                left -= len;
+                match runs.last_mut() {
+                    Some(last) if last.end() == base + bit => last.len += len,
+                    _ => runs.push(Run { start: base + bit, len }),
+                }
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        self.len -= count - left;
+        runs
+    }
+
+    /// Takes the highest blocks, as runs that do not touch, descending.
+    pub(super) fn take_highest(&mut self, count: u32) -> Vec<Run> {
+        debug_assert!(count <= self.len, "{count} of {} blocks", self.len);
+        let (mut runs, mut left): (Vec<Run>, u32) = (Vec::new(), count);
+        let bases = (0..self.words.len() as u32).map(|word| word * u64::BITS);
+        for (word, base) in self.words.iter_mut().rev().zip(bases.rev()) {
+            while *word != 0 && left > 0 {
+                let above = word.leading_zeros();
+                let len = (*word << above).leading_ones().min(left);
+                let bit = u64::BITS - above - len;
+                *word &= !mask(bit, len);
+                left -= len;
+                match runs.last_mut() {
+                    Some(last) if base + bit + len == last.start => {
+                        *last = Run { start: base + bit, len: last.len + len };
+                    }
+                    _ => runs.push(Run { start: base + bit, len }),
+                }
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        self.len -= count - left;
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn run(start: u32, len: u32) -> Run {
+        Run { start, len }
+    }
+
+    #[test]
+    fn takes_from_either_end_in_runs() {
+        let mut slots = Slots::full(150);
+        assert_eq!(slots.take_lowest(100), [run(0, 100)], "across words");
+        assert_eq!(slots.take_highest(30), [run(120, 30)]);
+        slots.insert(run(3, 2));
+        slots.insert(run(62, 4));
+        assert_eq!(slots.len(), 26);
+        assert_eq!(slots.take_lowest(5), [run(3, 2), run(62, 3)]);
+        assert_eq!(slots.take_highest(21), [run(100, 20), run(65, 1)]);
+        assert_eq!(slots, Slots::empty(150));
+    }
+
+    #[test]
+    #[should_panic(expected = "given back twice")]
+    fn giving_back_twice_is_caught() {
+        let mut slots = Slots::full(10);
+        slots.insert(run(9, 1));
+    }
+}

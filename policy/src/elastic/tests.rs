@@ -1,0 +1,369 @@
+mod load;
+
+use super::*;
+use crate::ids::FunctionIndex;
+use Standing::{Claimed, Queued, Unqueued};
+
+const A: FunctionIndex = FunctionIndex(0);
+/// An object of the tests: five blocks.
+const SIZE: Bytes = Bytes::mib(10);
+
+const fn key(key: u64) -> ObjectKey {
+    ObjectKey(key)
+}
+
+fn config(objects: u64) -> Config {
+    let cap = Bytes(SIZE.0 * objects);
+    Config { cap, floor: Bytes::ZERO, ..Config::default() }
+}
+
+/// A store, and a device that does at once what it is told, except for copies.
+struct Bench {
+    store: Store,
+    now: Timestamp,
+    /// Objects that a load has stored.
+    stored: u64,
+}
+
+impl Bench {
+    fn new(config: Config) -> Self {
+        Self { store: Store::new(config).unwrap(), now: Timestamp(0), stored: 0 }
+    }
+
+    /// What is done besides native calls.
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = self.tell_all(event);
+        actions.retain(|action| !matches!(action, Action::Allocate { .. } | Action::Release { .. }));
+        actions
+    }
+
+    fn tell_all(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.store.on_event(self.now, event, &mut actions);
+        actions
+    }
+
+    fn store(&mut self, object: u64, size: Bytes, standing: Standing) -> Vec<Action> {
+        let consumers = vec![standing];
+        self.tell(Event::Store { object: key(object), function: A, size, consumers })
+    }
+
+    /// Stores an object that finds room, and fills it.
+    fn put(&mut self, object: u64, size: Bytes, standing: Standing) {
+        let actions = self.store(object, size, standing);
+        let extents = self.store.extents(key(object)).to_vec();
+        assert_eq!(actions, [Action::Place { object: key(object), extents }]);
+        assert_eq!(self.tell(Event::Filled { object: key(object) }), []);
+    }
+
+    fn stands(&mut self, object: u64, standing: Standing) -> Vec<Action> {
+        self.tell(Event::Stands { object: key(object), consumer: 0, standing })
+    }
+
+    fn consumed(&mut self, object: u64) -> Vec<Action> {
+        self.tell(Event::Consumed { object: key(object), consumer: 0 })
+    }
+
+    fn migrated(&mut self, object: u64) -> Vec<Action> {
+        self.tell(Event::Migrated { object: key(object) })
+    }
+
+    fn limit(&mut self, objects: u64) -> Vec<Action> {
+        self.tell(Event::Limit { limit: Bytes(SIZE.0 * objects) })
+    }
+
+    fn places(&self, objects: &[u64]) -> Vec<Option<Place>> {
+        objects.iter().map(|&object| self.store.place(key(object))).collect()
+    }
+
+    fn free(object: u64) -> Action {
+        Action::Free { object: key(object) }
+    }
+
+    fn migrate(object: u64) -> Action {
+        Action::Migrate { object: key(object) }
+    }
+
+    fn place(&self, object: u64) -> Action {
+        Action::Place { object: key(object), extents: self.store.extents(key(object)).to_vec() }
+    }
+
+    fn reload(&self, object: u64) -> Action {
+        Action::Reload { object: key(object), extents: self.store.extents(key(object)).to_vec() }
+    }
+}
+
+/// §7.2, Fig. 10b: a1 and a2 feed b1 and b2, which are queued in this order.
+#[test]
+fn what_is_needed_later_leaves_first_and_is_back_before_it_is_needed() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(1));
+    bench.put(2, SIZE, Queued(2));
+    assert_eq!(bench.limit(1), [Bench::migrate(2)]);
+    assert_eq!(bench.migrated(2), []);
+    assert_eq!(bench.stands(1, Claimed), []);
+    let consumed = bench.consumed(1);
+    assert_eq!(consumed, [Bench::free(1), bench.reload(2)]);
+    assert_eq!(bench.tell(Event::Reloaded { object: key(2) }), []);
+    assert_eq!(bench.stands(2, Claimed), []);
+    assert_eq!(bench.consumed(2), [Bench::free(2)]);
+    assert_eq!(bench.store.counts(), Counts { migrated: 1, reloaded: 1, refused: 0, host_reads: 0 });
+}
+
+/// The same by LRU: b1 has to read from the host what b2 could have waited for.
+#[test]
+fn lru_moves_what_is_needed_first() {
+    let mut bench = Bench::new(Config { migration: MigrationPolicy::Lru, ..config(2) });
+    bench.put(1, SIZE, Queued(1));
+    bench.put(2, SIZE, Queued(2));
+    assert_eq!(bench.limit(1), [Bench::migrate(1)]);
+    assert_eq!(bench.migrated(1), []);
+    assert_eq!(bench.stands(1, Claimed), []);
+    assert_eq!(bench.consumed(1), [Bench::free(1)]);
+    assert_eq!(bench.stands(2, Claimed), []);
+    assert_eq!(bench.consumed(2), [Bench::free(2)]);
+    assert_eq!(bench.store.counts(), Counts { migrated: 1, reloaded: 0, refused: 0, host_reads: 1 });
+}
+
+#[test]
+fn lru_counts_a_read_as_use() {
+    let mut bench = Bench::new(Config { migration: MigrationPolicy::Lru, ..config(2) });
+    bench.put(1, SIZE, Unqueued);
+    bench.put(2, SIZE, Unqueued);
+    bench.stands(1, Claimed);
+    bench.stands(1, Queued(9));
+    assert_eq!(bench.limit(1), [Bench::migrate(2)]);
+}
+
+#[test]
+fn a_newcomer_waits_for_the_room_of_what_is_further_back() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(5));
+    bench.put(2, SIZE, Unqueued);
+    assert_eq!(bench.store(3, SIZE, Queued(7)), [Bench::migrate(2)]);
+    assert_eq!(bench.places(&[1, 2, 3]), [Place::Gpu, Place::Migrating, Place::Waiting].map(Some));
+    assert_eq!(bench.store.pool().used(), Bytes(SIZE.0 * 2), "what is copied counts");
+    let migrated = bench.migrated(2);
+    assert_eq!(migrated, [bench.place(3)]);
+}
+
+#[test]
+fn a_newcomer_that_is_furthest_back_goes_to_the_host_itself() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(5));
+    bench.put(2, SIZE, Queued(6));
+    assert_eq!(bench.store(3, SIZE, Queued(7)), [Action::Refuse { object: key(3) }]);
+    assert_eq!(bench.store(4, SIZE, Queued(6)), [Action::Refuse { object: key(4) }], "of equals the later");
+    assert_eq!(bench.migrated(3), []);
+    assert_eq!(bench.places(&[3, 4]), [Place::Host, Place::Refused].map(Some));
+    bench.stands(1, Claimed);
+    let consumed = bench.consumed(1);
+    assert_eq!(consumed, [Bench::free(1)], "object 3 would be the first to leave again");
+    assert_eq!(bench.stands(3, Queued(2)), [bench.reload(3)], "now object 2 would");
+}
+
+#[test]
+fn nothing_leaves_for_a_newcomer_that_cannot_fit() {
+    let mut bench = Bench::new(config(3));
+    bench.put(1, SIZE, Claimed);
+    bench.put(2, SIZE, Unqueued);
+    let twice = Bytes(SIZE.0 * 3);
+    assert_eq!(bench.store(3, twice, Queued(1)), [Action::Refuse { object: key(3) }]);
+    assert_eq!(bench.places(&[1, 2]), [Place::Gpu; 2].map(Some));
+}
+
+#[test]
+fn what_can_never_fit_does_not_size_the_pool() {
+    let mut bench = Bench::new(config(3));
+    bench.tell(Event::Requested { function: A });
+    bench.put(1, SIZE, Claimed);
+    for too_large in [Bytes(SIZE.0 * 3 + 1), Bytes(u64::MAX)] {
+        assert_eq!(bench.store(2, too_large, Queued(1)), [Action::Refuse { object: key(2) }]);
+        bench.tell(Event::Discard { object: key(2) });
+    }
+    bench.now = Timestamp(1_000_000_000);
+    bench.tell(Event::Requested { function: A });
+    let demand = bench.store.demands().of(A).unwrap();
+    assert_eq!((demand.size(), demand.concurrency(), demand.live()), (Some(SIZE), Some(1), 1));
+    assert_eq!(bench.store.target(), SIZE);
+    assert_eq!(bench.store(3, Bytes(SIZE.0 * 3), Queued(1)), [Action::Refuse { object: key(3) }]);
+    assert_eq!(bench.store.demands().of(A).unwrap().live(), 2, "as large as the cap could fit");
+}
+
+#[test]
+fn what_is_claimed_or_written_never_moves() {
+    let mut bench = Bench::new(config(3));
+    bench.put(1, SIZE, Claimed);
+    bench.store(2, SIZE, Unqueued);
+    bench.put(3, SIZE, Queued(1));
+    assert_eq!(bench.limit(0), [Bench::migrate(3)]);
+    assert_eq!(bench.migrated(3), []);
+    assert_eq!(bench.store.pool().size(), Bytes(SIZE.0 * 2), "above the limit until it is read");
+    assert_eq!(bench.tell(Event::Filled { object: key(2) }), [Bench::migrate(2)]);
+    assert_eq!(bench.stands(1, Queued(4)), [Bench::migrate(1)], "its consumer went back to the queue");
+}
+
+#[test]
+fn an_object_of_many_consumers_goes_by_the_first_in_the_queue() {
+    let mut bench = Bench::new(config(2));
+    let consumers = vec![Unqueued, Queued(3)];
+    bench.tell(Event::Store { object: key(1), function: A, size: SIZE, consumers });
+    bench.tell(Event::Filled { object: key(1) });
+    bench.put(2, SIZE, Queued(4));
+    assert_eq!(bench.tell(Event::Consumed { object: key(1), consumer: 1 }), []);
+    assert_eq!(bench.limit(1), [Bench::migrate(1)], "who is left is not queued");
+    assert_eq!(bench.tell(Event::Consumed { object: key(1), consumer: 1 }), [], "it has read already");
+    assert_eq!(bench.consumed(1), [Bench::free(1)]);
+}
+
+#[test]
+fn what_is_claimed_while_it_leaves_stays() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(1));
+    bench.put(2, SIZE, Queued(2));
+    assert_eq!(bench.limit(1), [Bench::migrate(2)]);
+    assert_eq!(bench.stands(2, Claimed), [Bench::migrate(1)], "its room is still needed");
+    assert_eq!(bench.migrated(2), [Action::Keep { object: key(2) }]);
+    assert_eq!(bench.migrated(1), []);
+    assert_eq!(bench.places(&[1, 2]), [Place::Host, Place::Gpu].map(Some));
+}
+
+#[test]
+fn what_left_for_a_room_that_is_there_now_stays() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(1));
+    bench.put(2, SIZE, Queued(2));
+    assert_eq!(bench.limit(1), [Bench::migrate(2)]);
+    bench.stands(1, Claimed);
+    bench.consumed(1);
+    assert_eq!(bench.migrated(2), [Action::Keep { object: key(2) }]);
+}
+
+#[test]
+fn memory_under_a_copy_is_free_when_the_copy_has_ended() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(1));
+    bench.put(2, SIZE, Queued(2));
+    bench.limit(1);
+    assert_eq!(bench.consumed(2), [Bench::free(2)]);
+    assert_eq!(bench.places(&[2]), [Some(Place::Ending)]);
+    assert_eq!(bench.store.pool().used(), Bytes(SIZE.0 * 2));
+    assert_eq!(bench.tell(Event::Discard { object: key(2) }), [], "it is gone already");
+    assert_eq!(bench.tell(Event::CopyFailed { object: key(2) }), []);
+    assert_eq!((bench.store.objects(), bench.store.pool().used()), (1, SIZE));
+}
+
+#[test]
+fn a_reload_of_what_would_leave_first_leaves_room_for_a_newcomer() {
+    let mut bench = Bench::new(config(8));
+    (1..=9).for_each(|object| drop(bench.store(object, SIZE, Queued(object))));
+    (1..=8).for_each(|object| drop(bench.tell(Event::Filled { object: key(object) })));
+    assert_eq!(bench.migrated(9), []);
+    assert_eq!(bench.consumed(8), [Bench::free(8)], "an eighth of the limit would not be left");
+    let consumed = bench.consumed(7);
+    assert_eq!(consumed, [Bench::free(7), bench.reload(9)]);
+}
+
+#[test]
+fn the_nearest_come_back_first_and_few_at_once() {
+    let mut bench = Bench::new(config(4));
+    (1..=4).for_each(|object| bench.put(object, SIZE, Queued(object)));
+    assert_eq!(bench.limit(0), [4, 3, 2, 1].map(Bench::migrate), "the furthest first");
+    (1..=4).for_each(|object| drop(bench.migrated(object)));
+    let back = bench.limit(4);
+    assert_eq!(back, [bench.reload(1), bench.reload(2)]);
+    let third = bench.tell(Event::Reloaded { object: key(2) });
+    assert_eq!(third, [bench.reload(3)]);
+    let fourth = bench.tell(Event::Reloaded { object: key(1) });
+    assert_eq!(fourth, [], "it would leave first, and take the margin");
+}
+
+#[test]
+fn a_copy_that_failed_is_not_tried_again() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(1));
+    bench.put(2, SIZE, Queued(2));
+    bench.limit(1);
+    assert_eq!(bench.tell(Event::CopyFailed { object: key(2) }), [Bench::migrate(1)]);
+    bench.migrated(1);
+    bench.limit(2);
+    assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [], "its reload");
+    assert_eq!(bench.places(&[1, 2]), [Place::Host, Place::Gpu].map(Some));
+    assert_eq!(bench.store.pool().used(), SIZE);
+    assert_eq!(bench.stands(1, Queued(0)), []);
+}
+
+/// Until it is filled or on the host an object is where it was produced, too.
+#[test]
+fn what_could_not_be_written_goes_to_the_host() {
+    let mut bench = Bench::new(config(2));
+    bench.store(1, SIZE, Queued(1));
+    assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [Action::Refuse { object: key(1) }]);
+    assert_eq!((bench.places(&[1]), bench.store.pool().used()), (vec![Some(Place::Refused)], Bytes::ZERO));
+    let migrated = bench.migrated(1);
+    assert_eq!(migrated, [bench.reload(1)], "it is on the host like any other");
+    assert_eq!(bench.store.counts().refused, 1);
+}
+
+#[test]
+fn what_could_not_be_copied_to_the_host_waits_for_room_again() {
+    let mut bench = Bench::new(config(1));
+    bench.put(1, SIZE, Claimed);
+    assert_eq!(bench.store(2, SIZE, Queued(1)), [Action::Refuse { object: key(2) }]);
+    assert_eq!(bench.consumed(1), [Bench::free(1)]);
+    let failed = bench.tell(Event::CopyFailed { object: key(2) });
+    assert_eq!(failed, [bench.place(2)], "there is room by now");
+}
+
+#[test]
+fn what_can_be_copied_nowhere_is_lost_in_the_end() {
+    let mut bench = Bench::new(config(1));
+    bench.store(1, SIZE, Queued(1));
+    for _ in 1..FAILURES_MAX {
+        let failed = bench.tell(Event::CopyFailed { object: key(1) });
+        assert!(matches!(failed[..], [Action::Refuse { .. } | Action::Place { .. }]), "{failed:?}");
+    }
+    assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [Action::Lost { object: key(1) }]);
+    assert_eq!((bench.store.objects(), bench.store.pool().used()), (0, Bytes::ZERO));
+    assert_eq!(bench.store.demands().of(A).unwrap().live(), 0);
+}
+
+#[test]
+fn a_lost_gpu_loses_what_the_host_has_not() {
+    let mut bench = Bench::new(config(3));
+    (1..=3).for_each(|object| bench.put(object, SIZE, Queued(object)));
+    bench.limit(2);
+    bench.migrated(3);
+    bench.stands(1, Claimed);
+    let lost = bench.tell(Event::GpuLost);
+    assert_eq!(lost[..2], [1, 2].map(|object| Action::Lost { object: key(object) }));
+    assert_eq!(lost[2..], [bench.reload(3)], "there is room, and it is still waited for");
+    assert_eq!((bench.store.objects(), bench.store.pool().used()), (1, SIZE));
+}
+
+#[test]
+fn an_object_that_is_none_is_declined() {
+    let mut bench = Bench::new(config(2));
+    let declined = [Action::Decline { object: key(1) }];
+    let many = vec![Unqueued; CONSUMERS_MAX + 1];
+    for consumers in [vec![], many] {
+        assert_eq!(bench.tell(Event::Store { object: key(1), function: A, size: SIZE, consumers }), declined);
+    }
+    bench.put(1, SIZE, Unqueued);
+    assert_eq!(bench.store(1, SIZE, Unqueued), declined);
+    assert_eq!(bench.store.demands().of(A).unwrap().concurrency(), Some(1));
+}
+
+/// The paper's reason against segments (§9.2.4): more is free than is asked for, and none of it fits.
+#[test]
+fn in_segments_an_object_has_to_leave_though_there_is_room_by_size() {
+    let pool = PoolPolicy::Caching { reclaim_every: None };
+    let mut bench = Bench::new(Config { pool, ..config(4) });
+    (1..=8).for_each(|object| bench.put(object, Bytes::mib(5), Queued(object)));
+    [2, 4, 6, 8].into_iter().for_each(|object| drop(bench.consumed(object)));
+    assert_eq!((bench.store.pool().size(), bench.store.pool().used()), (Bytes::mib(40), Bytes::mib(20)));
+    assert_eq!(bench.store(9, Bytes::mib(8), Queued(0)), [Bench::migrate(7)]);
+    let migrated = bench.migrated(7);
+    assert_eq!(migrated, [bench.place(9), bench.reload(7)], "three pieces have joined; 7 fits a hole");
+    assert_eq!(bench.store(10, Bytes::mib(8), Queued(9)), [Action::Refuse { object: key(10) }]);
+}

@@ -1,0 +1,172 @@
+//! Contention-aware selection (Algorithm 1, D20): a pair's own link first, then what is free, then what
+//! is busy. Whoever is evicted takes only what is free and evicts nobody, so this ends.
+
+use super::matrix::{Mask, bits};
+use super::running::{Flow, Parts, Role, Running};
+
+impl Running {
+    /// Gives routes to the flows from `first` on, which have none: all their own links, then what is
+    /// free, the one with least first (§6.2), then what is busy.
+    pub(super) fn admit(&mut self, first: usize) {
+        for at in first..self.flows.len() {
+            self.claim(at);
+        }
+        for at in self.poorest_first(first) {
+            self.spread(at);
+        }
+        for at in self.poorest_first(first) {
+            self.balance(at);
+        }
+        self.grow();
+    }
+
+    /// Gives what was freed to whoever can use it, the one with least first. Flows that stayed on a link
+    /// of others leave it if they can by now: twice, since one that leaves may make way for another.
+    pub(super) fn grow(&mut self) {
+        for _ in 0..2 {
+            let mut strangers = false;
+            for at in 0..self.flows.len() {
+                let strange = self.strange(at);
+                if strange != 0 {
+                    strangers = true;
+                    self.leave(at, strange);
+                }
+            }
+            for link in bits(self.matrix.owned & self.matrix.open) {
+                self.even_out(link);
+            }
+            for at in self.poorest_first(0) {
+                self.spread(at);
+            }
+            if !strangers {
+                return;
+            }
+        }
+    }
+
+    /// Gives what a flow left behind to the others: what is free, and busy paths to those that have no
+    /// route at all.
+    pub(super) fn inherit(&mut self) {
+        self.grow();
+        let routeless = |flow: &Flow| flow.role == Role::Transfer && flow.total == 0;
+        let mut fed = false;
+        for at in 0..self.flows.len() {
+            if routeless(&self.flows[at]) {
+                self.balance(at);
+                fed |= self.flows[at].total > 0;
+            }
+        }
+        if fed {
+            self.grow();
+        }
+    }
+
+    /// The transfers from `first` on.
+    fn poorest_first(&self, first: usize) -> Vec<usize> {
+        let transfers = (first..self.flows.len()).filter(|&at| self.flows[at].role == Role::Transfer);
+        let mut order: Vec<_> = transfers.collect();
+        order.sort_unstable_by_key(|&at| (self.flows[at].total, at));
+        order
+    }
+
+    /// The links a flow crosses that are others' own.
+    fn strange(&self, at: usize) -> Mask {
+        let flow = &self.flows[at];
+        flow.mask & self.matrix.owned & !flow.link.map_or(0, |link| 1 << link)
+    }
+
+    /// Gives a flow the link that joins its pair: whoever borrowed it leaves, and other flows of the
+    /// pair share it.
+    fn claim(&mut self, at: usize) {
+        let (from, to) = (self.flows[at].from, self.flows[at].to);
+        let Some(link) = self.matrix.link(from, to) else { return };
+        self.flows[at].link = Some(link);
+        self.matrix.own(link);
+        for other in 0..self.flows.len() {
+            if self.flows[other].mask >> link & 1 == 1 && self.flows[other].link != Some(link) {
+                self.leave(other, 1 << link);
+            }
+        }
+        self.even_out(link);
+    }
+
+    /// Gives each owner of a link the same of it, after those who could not leave. One that would fall
+    /// under its floor keeps what it needs.
+    fn even_out(&mut self, link: usize) {
+        let owns = |flow: &Flow| flow.link == Some(link);
+        let Some(owner) = self.flows.iter().find(|flow| owns(flow)) else { return };
+        let Some(path) = self.matrix.direct(owner.from, owner.to) else { return };
+        let (mut owners, mut room) = (0, self.matrix.left(link));
+        for at in (0..self.flows.len()).filter(|&at| owns(&self.flows[at])) {
+            owners += 1;
+            room += self.rate_on(at, link);
+        }
+        let share = (room / owners).max(1);
+        for gains in [false, true] {
+            for at in 0..self.flows.len() {
+                if !owns(&self.flows[at]) {
+                    continue;
+                }
+                let (rate, flow) = (self.rate_on(at, link), &self.flows[at]);
+                let needs = flow.kept().saturating_sub(flow.total - rate);
+                let over = rate.saturating_sub(share.max(needs));
+                if gains {
+                    self.lay(at, path, share.saturating_sub(rate).min(self.matrix.room(path)));
+                } else if over > 0 {
+                    self.cut(at, path, over);
+                }
+            }
+        }
+    }
+
+    /// Evicts a flow from links that are others' own. What it had there it looks for where it is free.
+    /// Only a flow that would be left without a route, or under its floor, keeps some of it: a fair
+    /// share, or what the floor lacks.
+    fn leave(&mut self, at: usize, links: Mask) {
+        if self.flows[at].role == Role::Forward {
+            return self.strip(at, links);
+        }
+        let (before, floor, share) = (self.flows[at].parts, self.flows[at].kept(), self.share(links));
+        self.strip(at, links);
+        self.spread(at);
+        self.restore(at, &before, floor, share);
+        if self.flows[at].total < floor.max(1) {
+            // What it took elsewhere crosses the rest of its former routes: it goes back to those.
+            self.strip(at, Mask::MAX);
+            self.restore(at, &before, floor, share);
+        }
+        debug_assert!(self.flows[at].total >= floor.max(1), "nobody else took what it had");
+    }
+
+    /// Gives a flow of its former routes what its floor lacks, and a share if it has no route at all.
+    fn restore(&mut self, at: usize, before: &Parts, floor: u64, share: u64) {
+        for part in before.as_slice() {
+            let total = self.flows[at].total;
+            let lacks = if total == 0 { floor.max(share) } else { floor.saturating_sub(total) };
+            self.lay(at, part.path, lacks.min(part.rate).min(self.matrix.room(part.path)));
+        }
+    }
+
+    /// What a flow without another way may use of the tightest of these links.
+    fn share(&self, links: Mask) -> u64 {
+        let of = |link: usize| self.matrix.capacity(link) / self.users(link).max(1);
+        bits(links).map(of).min().unwrap_or(0).max(1)
+    }
+
+    /// Gives a flow what is left of its own link, and then its shortest paths over what is free, each as
+    /// much as its narrowest link has left.
+    pub(super) fn spread(&mut self, at: usize) {
+        let (from, to, link) = (self.flows[at].from, self.flows[at].to, self.flows[at].link);
+        let (leaving, entering) = (self.matrix.leaving[from], self.matrix.entering[to]);
+        let own = link.map_or(0, |link| 1 << link);
+        for path in self.matrix.paths_of(from, to) {
+            let free = self.matrix.free() | self.matrix.open & own;
+            if leaving & free == 0 || entering & free == 0 {
+                return;
+            }
+            if self.matrix.path(path).mask & !free == 0 && !self.lay(at, path, self.matrix.room(path)) {
+                return;
+            }
+        }
+    }
+}

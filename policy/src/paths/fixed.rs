@@ -1,0 +1,93 @@
+//! The baselines that do not look at what is taken (D31): each transfer has the same paths always, and
+//! the links are shared between the routes that cross them as hardware shares them, max-min fairly.
+
+use super::UCX_ROUTES;
+use super::matrix::Mask;
+use super::running::{Flow, Part, Parts, Role, Running};
+
+/// A route that is to have a share of every link it crosses.
+struct Lane {
+    flow: usize,
+    path: usize,
+    /// Its rate if it were alone.
+    ceiling: u64,
+    rate: Option<u64>,
+}
+
+impl Running {
+    /// The direct path of a pair, if it has one.
+    pub(super) fn direct_parts(&self, from: usize, to: usize) -> Parts {
+        self.parts_of(self.matrix.direct(from, to).into_iter())
+    }
+
+    /// The first paths of a pair.
+    pub(super) fn shortest_parts(&self, from: usize, to: usize) -> Parts {
+        self.parts_of(self.matrix.paths_of(from, to).take(UCX_ROUTES))
+    }
+
+    fn parts_of(&self, paths: impl Iterator<Item = usize>) -> Parts {
+        paths.map(|path| Part { path, rate: self.matrix.path(path).width }).collect()
+    }
+
+    /// Gives every flow its fixed routes anew, at the rates the others leave it.
+    pub(super) fn share_out(&mut self) {
+        for at in 0..self.flows.len() {
+            self.strip(at, Mask::MAX);
+        }
+        let lane = |flow: usize, part: &Part| Lane { flow, path: part.path, ceiling: part.rate, rate: None };
+        let of = |(flow, it): (usize, &Flow)| {
+            it.fixed.as_slice().iter().map(move |part| lane(flow, part)).collect::<Vec<_>>()
+        };
+        let mut lanes: Vec<Lane> = self.flows.iter().enumerate().flat_map(of).collect();
+        self.fill(&mut lanes);
+        for flow in lanes.chunk_by(|a, b| a.flow == b.flow) {
+            let divided = self.flows[flow[0].flow].role == Role::Transfer;
+            // The one that has least of what it would have alone.
+            let rate = |lane: &Lane| u128::from(lane.rate.unwrap_or(0));
+            let worse = |a: &&Lane, b: &&Lane| {
+                (rate(a) * u128::from(b.ceiling)).cmp(&(rate(b) * u128::from(a.ceiling)))
+            };
+            let Some(slowest) = flow.iter().min_by(worse).filter(|_| divided) else {
+                flow.iter().for_each(|lane| self.lay_lane(lane, rate(lane)));
+                continue;
+            };
+            for lane in flow {
+                let kept = u128::from(lane.ceiling) * rate(slowest) / u128::from(slowest.ceiling.max(1));
+                self.lay_lane(lane, kept);
+            }
+        }
+    }
+
+    fn lay_lane(&mut self, lane: &Lane, rate: u128) {
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+        let laid = self.lay(lane.flow, lane.path, rate);
+        debug_assert!(laid, "a flow has room for its fixed routes");
+    }
+
+    /// Progressive filling: all lanes grow alike until one meets a full link or its ceiling; that one
+    /// stays there, and the others go on.
+    fn fill(&self, lanes: &mut [Lane]) {
+        let mut left: Vec<u64> = (0..self.matrix.resources()).map(|at| self.matrix.left(at)).collect();
+        let mut active = vec![0u64; left.len()];
+        for lane in &*lanes {
+            self.matrix.path(lane.path).resources().for_each(|at| active[at] += 1);
+        }
+        while lanes.iter().any(|lane| lane.rate.is_none()) {
+            let limit = |lane: &Lane| {
+                let shares = self.matrix.path(lane.path).resources().map(|at| left[at] / active[at]);
+                shares.min().unwrap_or(0).min(lane.ceiling)
+            };
+            let open = lanes.iter().filter(|lane| lane.rate.is_none());
+            let Some(lowest) = open.map(limit).min() else { return };
+            let stay: Vec<bool> =
+                lanes.iter().map(|lane| lane.rate.is_none() && limit(lane) == lowest).collect();
+            for (lane, _) in lanes.iter_mut().zip(stay).filter(|(_, stays)| *stays) {
+                lane.rate = Some(lowest);
+                for at in self.matrix.path(lane.path).resources() {
+                    left[at] -= lowest;
+                    active[at] -= 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The GPUs a route crosses, without a heap.
+
+use std::fmt;
+
+use millrace_types::GpuIndex;
+
+/// Links a route crosses at most: between eight GPUs no loop-free one is longer.
+pub const HOPS_MAX: usize = 7;
+
+/// One to eight GPUs, in the order in which bytes cross them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hops {
+    gpus: [GpuIndex; HOPS_MAX + 1],
+    len: u8,
+}
+
+impl Hops {
+    /// Of the first GPUs there are, and of GPU 0 if there are none.
+    pub(super) fn of(gpus: impl IntoIterator<Item = GpuIndex>) -> Self {
+        let mut hops = Self { gpus: [GpuIndex(0); HOPS_MAX + 1], len: 0 };
+        for (to, gpu) in hops.gpus.iter_mut().zip(gpus) {
+            *to = gpu;
+            hops.len += 1;
+        }
+        hops.len = hops.len.max(1);
+        hops
+    }
+
+    /// The GPUs.
+    #[must_use]
+    pub fn as_slice(&self) -> &[GpuIndex] {
+        &self.gpus[..self.len()]
+    }
+
+    /// How many GPUs there are: one more than links.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.len.into()
+    }
+
+    /// Where bytes come from.
+    #[must_use]
+    pub fn first(&self) -> GpuIndex {
+        self.gpus[0]
+    }
+
+    /// Where they go.
+    #[must_use]
+    pub fn last(&self) -> GpuIndex {
+        self.gpus[self.len() - 1]
+    }
+
+    /// The links, as the GPUs that they join.
+    pub fn links(&self) -> impl Iterator<Item = (GpuIndex, GpuIndex)> {
+        self.as_slice().windows(2).map(|pair| (pair[0], pair[1]))
+    }
+}
+
+impl fmt::Debug for Hops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.as_slice().iter().map(|gpu| gpu.0)).finish()
+    }
+}

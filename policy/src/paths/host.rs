@@ -1,0 +1,134 @@
+//! A GPU's way to host memory over the PCIe links of others (D05, §5.1): a neighbour under another PCIe
+//! switch takes part of the bytes and forwards them over NVLink. The PCIe part of each way is an
+//! upper bound: who gets how much of a PCIe link is decided elsewhere. The NVLink part comes out of
+//! the matrix like any route.
+
+use std::cmp::Reverse;
+
+use millrace_types::topology::{LinkId, Topology};
+use millrace_types::{BytesPerSec, GpuIndex};
+
+use super::matrix::Matrix;
+use super::running::{Flow, Part, Parts, Role, Running};
+use super::{Change, Direction, FlowId, Hops, ROUTES_MAX, Selection};
+
+/// One way between host memory and a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostRoute {
+    /// The GPU whose PCIe link it crosses.
+    pub via: GpuIndex,
+    /// The GPUs it crosses, in the direction of the bytes: from `via`, or to it. One GPU alone where
+    /// nothing is forwarded.
+    pub forward: Hops,
+    /// What the PCIe link and the NVLinks can carry.
+    pub rate: BytesPerSec,
+}
+
+/// What came of beginning a host transfer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPlan {
+    /// Its ways: over the GPU's own PCIe link first, then those with fewer NVLinks.
+    pub routes: Vec<HostRoute>,
+    /// Other flows whose routes changed.
+    pub changes: Vec<Change>,
+}
+
+/// What a GPU's copies from and to the host cross.
+#[derive(Debug)]
+pub(super) struct HostPath {
+    links: Vec<LinkId>,
+    rate: u64,
+}
+
+/// Every GPU's.
+pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
+    let rate = |link: &LinkId| topology.links.get(link.0 as usize).map_or(0, |link| link.rate.0);
+    let of = |gpu: &millrace_types::topology::Gpu| HostPath {
+        links: gpu.host_path.clone(),
+        rate: gpu.host_path.iter().map(rate).min().unwrap_or(0),
+    };
+    topology.gpus.iter().map(of).collect()
+}
+
+/// A GPU's ways to the host, and those of others that it may use.
+pub(super) struct Ask<'a> {
+    pub(super) hosts: &'a [HostPath],
+    pub(super) id: FlowId,
+    pub(super) gpu: usize,
+    pub(super) direction: Direction,
+    pub(super) hops_max: usize,
+}
+
+impl Ask<'_> {
+    /// The ends of what a GPU forwards.
+    fn ends(&self, via: usize) -> (usize, usize) {
+        match self.direction {
+            Direction::ToGpu => (via, self.gpu),
+            Direction::FromGpu => (self.gpu, via),
+        }
+    }
+
+    fn via(&self, hops: &Hops) -> GpuIndex {
+        match self.direction {
+            Direction::ToGpu => hops.first(),
+            Direction::FromGpu => hops.last(),
+        }
+    }
+
+    /// The best path of those whose PCIe links are not used yet: the shortest, then the fastest, then
+    /// the one that leaves most to others.
+    fn next(&self, matrix: &Matrix, used: &[LinkId], selection: Selection) -> Option<(usize, Part)> {
+        let apart = |via: &usize| !self.hosts[*via].links.iter().any(|link| used.contains(link));
+        let ways = (0..self.hosts.len()).filter(apart).flat_map(|via| {
+            let (from, to) = self.ends(via);
+            matrix.paths_of(from, to).map(move |path| (via, path))
+        });
+        let free = |path: usize| match selection {
+            Selection::FaasTube => matrix.path(path).mask & !matrix.free() == 0,
+            Selection::Direct | Selection::Ucx => true,
+        };
+        let way = |(via, path): (usize, usize)| {
+            let room =
+                if selection == Selection::FaasTube { matrix.room(path) } else { matrix.path(path).width };
+            let rate = room.min(self.hosts[via].rate);
+            let hops = matrix.path(path).hops.links().count();
+            (hops <= self.hops_max && free(path) && rate > 0)
+                .then_some(((hops, Reverse(rate), Reverse(room), path), (via, Part { path, rate })))
+        };
+        ways.filter_map(way).min_by_key(|(order, _)| *order).map(|(_, found)| found)
+    }
+}
+
+impl Running {
+    /// Adds the flow that neighbours forward for a GPU's host transfer.
+    pub(super) fn begin_host(&mut self, ask: &Ask<'_>, selection: Selection) {
+        let at = self.flows.len();
+        self.flows.push(Flow::new(ask.id, Role::Forward, (ask.gpu, ask.gpu), 0));
+        let mut used = ask.hosts[ask.gpu].links.clone();
+        let mut fixed = Vec::new();
+        while let Some((via, part)) =
+            ask.next(&self.matrix, &used, selection).filter(|_| fixed.len() < ROUTES_MAX)
+        {
+            used.extend(&ask.hosts[via].links);
+            fixed.push(part);
+            if selection == Selection::FaasTube {
+                self.lay(at, part.path, part.rate);
+            }
+        }
+        self.flows[at].fixed = fixed.into_iter().collect::<Parts>();
+    }
+
+    /// The ways of the host transfer that began last, by length.
+    pub(super) fn host_routes(&self, ask: &Ask<'_>) -> Vec<HostRoute> {
+        let own = GpuIndex(ask.gpu as u32);
+        let rate = BytesPerSec(ask.hosts[ask.gpu].rate);
+        let mut routes = vec![HostRoute { via: own, forward: Hops::of([own]), rate }];
+        let parts = self.flows.last().map(|flow| flow.parts.as_slice()).unwrap_or_default();
+        routes.extend(parts.iter().map(|part| {
+            let route = self.route(part);
+            HostRoute { via: ask.via(&route.hops), forward: route.hops, rate: route.rate }
+        }));
+        routes.sort_by_key(|route| route.forward.links().count());
+        routes
+    }
+}

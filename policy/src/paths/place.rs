@@ -1,0 +1,102 @@
+//! Which GPUs a workflow's functions run on (D19): as MAPA does, where their NVLinks to each other are
+//! fastest. Says nothing of other workflows, nor of nodes: that is `placement`'s.
+
+use millrace_types::GpuIndex;
+use millrace_types::topology::Topology;
+
+use super::matrix::rates;
+use super::{Error, GPUS_MAX};
+
+/// Assignments that are tried at most. Eight functions on eight GPUs have 109,601 part and whole ones, so
+/// up to there the answer is the best; past it, it is the best of those that were tried.
+const TRIES_MAX: u32 = 200_000;
+
+/// Two functions of which one passes data to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    /// One function, counted from 0.
+    pub a: usize,
+    /// The other.
+    pub b: usize,
+    /// How much they pass, in any unit.
+    pub weight: u32,
+}
+
+/// The GPUs for functions 0, 1, 2 and so on, each its own: those that make the sum over all edges of
+/// weight times the rate of the NVLink between the two GPUs greatest; of equal ones the first in the order of
+/// `free`.
+///
+/// # Errors
+/// [`Error::TooFewGpus`], [`Error::UnknownGpu`], [`Error::UnknownFunction`], [`Error::TooManyGpus`].
+pub fn place(
+    topology: &Topology,
+    functions: usize,
+    edges: &[Edge],
+    free: &[GpuIndex],
+) -> Result<Vec<GpuIndex>, Error> {
+    if topology.gpus.len() > GPUS_MAX {
+        return Err(Error::TooManyGpus(topology.gpus.len()));
+    }
+    if let Some(gpu) = free.iter().find(|gpu| gpu.0 as usize >= topology.gpus.len()) {
+        return Err(Error::UnknownGpu(*gpu));
+    }
+    if let Some(edge) = edges.iter().find(|edge| edge.a.max(edge.b) >= functions) {
+        return Err(Error::UnknownFunction(edge.a.max(edge.b)));
+    }
+    if functions > free.len() {
+        return Err(Error::TooFewGpus { functions, free: free.len() });
+    }
+    let rates = rates(topology)?;
+    let rate = |a: GpuIndex, b: GpuIndex| rates[a.0 as usize * topology.gpus.len() + b.0 as usize];
+    let fastest = free.iter().flat_map(|&a| free.iter().map(move |&b| rate(a, b))).max().unwrap_or(0);
+    let mut search = Search { edges, free, rate: &rate, fastest, tries: 0, best: None };
+    search.on(&mut Vec::with_capacity(functions), functions, 0);
+    Ok(search.best.map(|(_, gpus)| gpus).unwrap_or_default())
+}
+
+struct Search<'a> {
+    edges: &'a [Edge],
+    free: &'a [GpuIndex],
+    rate: &'a dyn Fn(GpuIndex, GpuIndex) -> u64,
+    fastest: u64,
+    tries: u32,
+    best: Option<(u128, Vec<GpuIndex>)>,
+}
+
+impl Search<'_> {
+    /// Places the next function on every GPU in turn, unless that cannot beat the best, were all edges
+    /// yet to come as fast as the fastest.
+    fn on(&mut self, placed: &mut Vec<GpuIndex>, functions: usize, score: u128) {
+        self.tries += 1;
+        if placed.len() == functions {
+            if self.best.as_ref().is_none_or(|(best, _)| score > *best) {
+                self.best = Some((score, placed.clone()));
+            }
+            return;
+        }
+        let next = placed.len();
+        let open = self.edges.iter().filter(|edge| edge.a.max(edge.b) > next);
+        let hoped: u128 = open.map(|edge| u128::from(edge.weight) * u128::from(self.fastest)).sum();
+        for &gpu in self.free {
+            if placed.contains(&gpu) {
+                continue;
+            }
+            let scored = score + self.gained(placed, gpu);
+            let hopeless = self.best.as_ref().is_some_and(|(best, _)| scored + hoped <= *best);
+            if hopeless || (self.tries >= TRIES_MAX && self.best.is_some()) {
+                continue;
+            }
+            placed.push(gpu);
+            self.on(placed, functions, scored);
+            placed.pop();
+        }
+    }
+
+    /// What the edges between the next function, on this GPU, and those before it add.
+    fn gained(&self, placed: &[GpuIndex], gpu: GpuIndex) -> u128 {
+        let here = |edge: &&Edge| edge.a.max(edge.b) == placed.len() && edge.a != edge.b;
+        let add =
+            |edge: &Edge| u128::from(edge.weight) * u128::from((self.rate)(placed[edge.a.min(edge.b)], gpu));
+        self.edges.iter().filter(here).map(add).sum()
+    }
+}

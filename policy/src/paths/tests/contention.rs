@@ -1,0 +1,226 @@
+//! Algorithm 1, step by step.
+
+use super::*;
+
+/// The most that a network carries from one GPU to another: augmenting paths, widest or not.
+fn max_flow(topology: &Topology, from: usize, to: usize) -> u64 {
+    let gpus = topology.gpus.len();
+    let mut left = matrix::rates(topology).unwrap();
+    let mut flow = 0;
+    loop {
+        let mut before = vec![None; gpus];
+        let mut reached = vec![from];
+        let mut next = 0;
+        while next < reached.len() {
+            let gpu = reached[next];
+            next += 1;
+            for other in 0..gpus {
+                if left[gpu * gpus + other] > 0 && before[other].is_none() && other != from {
+                    before[other] = Some(gpu);
+                    reached.push(other);
+                }
+            }
+        }
+        if before[to].is_none() {
+            return flow;
+        }
+        let back = |gpu: &usize| before[*gpu];
+        let way: Vec<_> = std::iter::successors(Some(to), back).collect();
+        let width = way.windows(2).map(|link| left[link[1] * gpus + link[0]]).min().unwrap();
+        for link in way.windows(2) {
+            left[link[1] * gpus + link[0]] -= width;
+            left[link[0] * gpus + link[1]] += width;
+        }
+        flow += width;
+    }
+}
+
+#[test]
+fn a_lone_transfer_gets_all_that_the_links_can_carry_if_routes_may_be_long() {
+    let topology = dgx_v100();
+    for (from, to) in pairs() {
+        let mut paths = paths(&topology, Selection::FaasTube, None);
+        begin(&mut paths, 0, from, to);
+        assert_eq!(total(&paths, 0), max_flow(&topology, from as usize, to as usize), "{from} to {to}");
+    }
+}
+
+#[test]
+fn a_lone_transfer_gets_most_of_it_over_routes_of_the_default_length() {
+    // The figures of HOPS_DEFAULT.
+    let topology = dgx_v100();
+    let most: u64 = pairs().map(|(from, to)| max_flow(&topology, from as usize, to as usize)).sum();
+    let share = |hops| {
+        let of = |(from, to)| {
+            let mut paths = paths(&topology, Selection::FaasTube, hops);
+            begin(&mut paths, 0, from, to);
+            total(&paths, 0)
+        };
+        pairs().map(of).sum::<u64>() * 100 / most
+    };
+    assert_eq!([1, 2, 3, 4, 5].map(|hops| share(Some(hops))), [14, 47, 83, 95, 100]);
+}
+
+#[test]
+fn a_newcomer_takes_its_own_link_first_and_detours_after() {
+    let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(2));
+    let routes = [route(&[0, 3], 48), route(&[0, 1, 3], 24), route(&[0, 2, 3], 24)];
+    assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &routes)]);
+    assert_eq!([paths.left(GpuIndex(0), GpuIndex(3)), paths.left(GpuIndex(2), GpuIndex(3))], [gb(0), gb(24)]);
+    assert_eq!(paths.left(GpuIndex(3), GpuIndex(0)), gb(48), "the other direction is free");
+    assert_eq!(paths.end(FlowId(1)), []);
+}
+
+#[test]
+fn pairs_without_nvlink_meet_through_others() {
+    let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(2));
+    let routes = [route(&[0, 1, 5], 24), route(&[0, 4, 5], 24)];
+    assert_eq!(begin(&mut paths, 1, 0, 5), [change(1, &routes)]);
+}
+
+#[test]
+fn frees_a_link_for_its_owner_and_lends_it_again() {
+    // Two ways from 0 to 2, through 1 and through 3.
+    let square = machine(4, &[(0, 1, 24), (1, 2, 24), (0, 3, 48), (3, 2, 24)]);
+    let mut paths = paths(&square, Selection::FaasTube, Some(2));
+    let both = [route(&[0, 1, 2], 24), route(&[0, 3, 2], 24)];
+    assert_eq!(begin(&mut paths, 1, 0, 2), [change(1, &both)]);
+    let evicted = [change(1, &both[1..]), change(2, &[route(&[1, 2], 24)])];
+    assert_eq!(begin(&mut paths, 2, 1, 2), evicted);
+    assert_eq!(paths.end(FlowId(2)), [change(1, &both)]);
+}
+
+#[test]
+fn owners_of_one_link_share_it() {
+    let mut paths = paths(&machine(2, &[(0, 1, 48)]), Selection::FaasTube, None);
+    begin(&mut paths, 1, 0, 1);
+    let share = |flow, rate| change(flow, &[route(&[0, 1], rate)]);
+    assert_eq!(begin(&mut paths, 2, 0, 1), [share(1, 24), share(2, 24)]);
+    assert_eq!(begin(&mut paths, 3, 0, 1), [share(1, 16), share(2, 16), share(3, 16)]);
+    assert_eq!(paths.end(FlowId(3)), [share(1, 24), share(2, 24)]);
+    assert_eq!(paths.end(FlowId(1)), [change(2, &[route(&[0, 1], 48)])]);
+}
+
+#[test]
+fn who_has_no_other_way_keeps_a_fair_share_of_an_owners_link() {
+    let line = machine(3, &[(0, 1, 24), (1, 2, 24)]);
+    for order in [[(1, 0, 2), (2, 0, 1)], [(2, 0, 1), (1, 0, 2)]] {
+        let mut paths = paths(&line, Selection::FaasTube, None);
+        for (flow, from, to) in order {
+            begin(&mut paths, flow, from, to);
+        }
+        for flow in [1, 2] {
+            assert!(
+                total(&paths, flow).abs_diff(gb(12).0) < 24_000_000,
+                "{order:?}: {}",
+                total(&paths, flow)
+            );
+        }
+    }
+}
+
+#[test]
+fn moves_a_busy_route_that_is_as_fast_elsewhere() {
+    // 0 reaches 2 by 1 or by 3; 5 only by 1.
+    let links = [(0, 4, 24), (4, 1, 24), (1, 2, 24), (4, 3, 24), (3, 2, 24), (5, 1, 24)];
+    let mut paths = paths(&machine(6, &links), Selection::FaasTube, Some(3));
+    assert_eq!(begin(&mut paths, 1, 0, 2), [change(1, &[route(&[0, 4, 1, 2], 24)])]);
+    let moved = [change(1, &[route(&[0, 4, 3, 2], 24)]), change(2, &[route(&[5, 1, 2], 24)])];
+    assert_eq!(begin(&mut paths, 2, 5, 2), moved);
+}
+
+/// 0 and 3 reach 2 by 1 alone.
+fn shared_link() -> Topology {
+    machine(4, &[(0, 1, 24), (3, 1, 24), (1, 2, 24)])
+}
+
+#[test]
+fn splits_a_busy_path_evenly() {
+    let mut paths = paths(&shared_link(), Selection::FaasTube, None);
+    begin(&mut paths, 1, 0, 2);
+    begin(&mut paths, 2, 3, 2);
+    for flow in [1, 2] {
+        assert!(total(&paths, flow).abs_diff(gb(12).0) < 24_000_000, "{}", total(&paths, flow));
+    }
+    assert_eq!(paths.end(FlowId(2)), [change(1, &[route(&[0, 1, 2], 24)])]);
+}
+
+#[test]
+fn a_split_leaves_everybody_their_floor() {
+    let check = |floor, expected: [u64; 2]| {
+        let mut paths = paths(&shared_link(), Selection::FaasTube, None);
+        paths.begin(FlowId(1), GpuIndex(0), GpuIndex(2), gb(floor)).unwrap();
+        begin(&mut paths, 2, 3, 2);
+        let totals = [1, 2].map(|flow| (total(&paths, flow) + 500_000_000) / 1_000_000_000);
+        assert_eq!(totals, expected);
+        assert!(total(&paths, 1) >= gb(floor.min(24)).0);
+    };
+    check(0, [12, 12]);
+    check(20, [20, 4]);
+    // Nothing is left: the newcomer goes by the host, until the other ends.
+    check(24, [24, 0]);
+    check(100, [24, 0]);
+}
+
+#[test]
+fn an_owner_takes_no_more_than_the_floor_of_one_without_another_way_leaves() {
+    let mut paths = paths(&machine(3, &[(0, 1, 24), (1, 2, 24)]), Selection::FaasTube, None);
+    paths.begin(FlowId(1), GpuIndex(0), GpuIndex(2), gb(18)).unwrap();
+    let changes = [change(1, &[route(&[0, 1, 2], 18)]), change(2, &[route(&[0, 1], 6)])];
+    assert_eq!(begin(&mut paths, 2, 0, 1), changes);
+}
+
+#[test]
+fn who_had_to_go_by_the_host_gets_a_route_when_another_ends() {
+    let mut paths = paths(&shared_link(), Selection::FaasTube, None);
+    paths.begin(FlowId(1), GpuIndex(0), GpuIndex(2), gb(24)).unwrap();
+    assert_eq!(begin(&mut paths, 2, 3, 2), [change(2, &[])]);
+    assert_eq!(paths.end(FlowId(1)), [change(2, &[route(&[3, 1, 2], 24)])]);
+}
+
+#[test]
+fn the_transfers_of_a_workflow_have_their_own_links_before_any_borrows() {
+    // One after the other, the first would borrow the links of the others. Of the ways past GPU 4 it
+    // gets none either: it has most already.
+    let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(3));
+    let ask = |flow, to| Begin { flow: FlowId(flow), from: GpuIndex(0), to: GpuIndex(to), floor: gb(0) };
+    let changes = [
+        change(1, &[route(&[0, 3], 48)]),
+        change(2, &[route(&[0, 2], 24), route(&[0, 4, 6, 2], 24)]),
+        change(3, &[route(&[0, 1], 24), route(&[0, 4, 5, 1], 24)]),
+    ];
+    assert_eq!(paths.begin_all(&[ask(1, 3), ask(2, 2), ask(3, 1)]).unwrap(), changes);
+}
+
+#[test]
+fn a_switch_carries_no_more_over_several_paths() {
+    let topology = dgx_a100();
+    for selection in SELECTIONS.map(|(_, selection)| selection) {
+        for (from, to) in pairs() {
+            let mut paths = paths(&topology, selection, None);
+            assert_eq!(begin(&mut paths, 1, from, to), [change(1, &[route(&[from, to], 300)])]);
+        }
+    }
+}
+
+#[test]
+fn a_switchs_port_is_shared_by_all_that_cross_it() {
+    let topology = dgx_a100();
+    for selection in SELECTIONS.map(|(_, selection)| selection) {
+        let mut paths = paths(&topology, selection, None);
+        begin(&mut paths, 1, 0, 1);
+        begin(&mut paths, 2, 0, 2);
+        begin(&mut paths, 3, 3, 4);
+        for (flow, expected) in [(1, 150), (2, 150), (3, 300)] {
+            assert!(total(&paths, flow).abs_diff(gb(expected).0) < 300_000_000, "{selection}, {flow}");
+        }
+    }
+}
+
+#[test]
+fn four_gpus_without_nvlink_go_by_the_host() {
+    for selection in SELECTIONS.map(|(_, selection)| selection) {
+        let mut paths = paths(&machine(4, &[]), selection, None);
+        assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &[])]);
+    }
+}

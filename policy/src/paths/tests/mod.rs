@@ -1,0 +1,113 @@
+//! Fixtures: machines, and what must be true of paths whatever happened.
+
+mod baselines;
+mod contention;
+mod host;
+mod place;
+mod properties;
+mod split;
+
+use millrace_types::Bytes;
+use millrace_types::topology::{Gpu, Link, LinkId, LinkKind};
+
+use super::*;
+
+/// DGX-V100's pairs, as in the preset `dgx-v100`.
+const DOUBLE: [(u32, u32); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
+const SINGLE: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
+
+fn gb(n: u64) -> BytesPerSec {
+    BytesPerSec::gb(n)
+}
+
+/// GPUs of which each two share a PCIe switch of 12 GB/s, and NVLinks in GB/s.
+fn machine(gpus: u32, nvlinks: &[(u32, u32, u64)]) -> Topology {
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "test".to_owned(),
+        memory: Bytes::gib(16),
+        host_path: vec![LinkId(index), LinkId(gpus + index / 2)],
+    };
+    let link = |kind, rate| Link { kind, rate };
+    let mut links = vec![link(LinkKind::Pcie, gb(12)); gpus as usize];
+    links.extend(vec![link(LinkKind::PcieUplink, gb(12)); gpus.div_ceil(2) as usize]);
+    let join = |&(a, b, rate)| link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, gb(rate));
+    links.extend(nvlinks.iter().map(join));
+    Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links }
+}
+
+fn dgx_v100() -> Topology {
+    let links = DOUBLE.iter().map(|&(a, b)| (a, b, 48)).chain(SINGLE.iter().map(|&(a, b)| (a, b, 24)));
+    machine(8, &links.collect::<Vec<_>>())
+}
+
+fn dgx_a100() -> Topology {
+    let links = (0..8).flat_map(|b| (0..b).map(move |a| (a, b, 300)));
+    machine(8, &links.collect::<Vec<_>>())
+}
+
+fn paths(topology: &Topology, selection: Selection, hops_max: Option<u32>) -> Paths {
+    let hops_max = hops_max.map(|hops| NonZeroU32::new(hops).unwrap());
+    Paths::new(topology, Config { selection, hops_max }).unwrap()
+}
+
+fn begin(paths: &mut Paths, flow: u64, from: u32, to: u32) -> Vec<Change> {
+    paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to), BytesPerSec(0)).unwrap()
+}
+
+fn route(gpus: &[u32], gb_per_s: u64) -> Route {
+    Route { hops: Hops::of(gpus.iter().map(|&gpu| GpuIndex(gpu))), rate: gb(gb_per_s) }
+}
+
+fn change(flow: u64, routes: &[Route]) -> Change {
+    Change { flow: FlowId(flow), routes: routes.to_vec() }
+}
+
+fn sum(routes: &[Route]) -> u64 {
+    routes.iter().map(|route| route.rate.0).sum()
+}
+
+fn total(paths: &Paths, flow: u64) -> u64 {
+    sum(&paths.routes(FlowId(flow)).unwrap())
+}
+
+/// All ordered pairs of eight GPUs.
+fn pairs() -> impl Iterator<Item = (u32, u32)> {
+    (0..8).flat_map(|from| (0..8).filter(move |&to| to != from).map(move |to| (from, to)))
+}
+
+#[test]
+fn of_the_28_pairs_of_dgx_v100_12_have_no_nvlink_8_one_and_8_two() {
+    let paths = paths(&dgx_v100(), Selection::FaasTube, None);
+    let of = |rate| {
+        let has = |&(a, b): &(u32, u32)| a < b && paths.capacity(GpuIndex(a), GpuIndex(b)) == gb(rate);
+        pairs().filter(has).count()
+    };
+    assert_eq!([of(0), of(24), of(48)], [12, 8, 8]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let mut paths = paths(&dgx_v100(), Selection::FaasTube, None);
+    let ask =
+        |flow, from, to| Begin { flow: FlowId(flow), from: GpuIndex(from), to: GpuIndex(to), floor: gb(0) };
+    assert_eq!(paths.begin_all(&[ask(0, 0, 1), ask(1, 2, 8)]), Err(Error::UnknownGpu(GpuIndex(8))));
+    assert_eq!(paths.begin_all(&[ask(0, 0, 1), ask(1, 2, 2)]), Err(Error::SameGpu(GpuIndex(2))));
+    assert_eq!(paths.begin_all(&[ask(0, 0, 1), ask(0, 1, 0)]), Err(Error::Runs(FlowId(0))));
+    assert_eq!(paths.routes(FlowId(0)), None);
+    for flow in 0..FLOWS_MAX as u64 {
+        begin(&mut paths, flow, 0, 5);
+    }
+    assert_eq!(paths.begin_all(&[ask(1, 0, 1)]), Err(Error::Runs(FlowId(1))));
+    assert_eq!(paths.begin_all(&[ask(1000, 0, 1)]), Err(Error::TooManyFlows));
+    assert_eq!(paths.end(FlowId(1000)), []);
+    let starved = (0..FLOWS_MAX as u64).filter(|&flow| total(&paths, flow) == 0).count();
+    assert_eq!(starved, 0);
+    assert_eq!(Paths::new(&machine(65, &[]), Config::default()).unwrap_err(), Error::TooManyGpus(65));
+    assert_eq!(
+        Paths::new(&machine(2, &[(0, 2, 24)]), Config::default()).unwrap_err(),
+        Error::UnknownGpu(GpuIndex(2))
+    );
+    let ring: Vec<_> = (0..64).flat_map(|a| [(a, (a + 1) % 64, 24), (a, (a + 2) % 64, 24)]).collect();
+    assert_eq!(Paths::new(&machine(64, &ring), Config::default()).unwrap_err(), Error::TooManyLinks(256));
+}

@@ -1,0 +1,227 @@
+//! What is true whatever begins and ends, on DGX-V100, on a switch and on any topology.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::paths::matrix::Mask;
+use crate::paths::running::Role;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Begin(Vec<(u32, u32, u64)>),
+    Host { gpu: u32, direction: Direction, hops: u32 },
+    End(usize),
+}
+
+fn step(floors: u64) -> impl Strategy<Value = Step> {
+    let transfer = || (0..8u32, 0..8u32, 0..=floors).prop_map(|(from, to, floor)| (from, to, floor * 6));
+    let direction = prop_oneof![Just(Direction::ToGpu), Just(Direction::FromGpu)];
+    let host =
+        (0..8u32, direction, 1..3u32).prop_map(|(gpu, direction, hops)| Step::Host { gpu, direction, hops });
+    prop_oneof![
+        6 => transfer().prop_map(|transfer| Step::Begin(vec![transfer])),
+        2 => prop::collection::vec(transfer(), 0..5).prop_map(Step::Begin),
+        1 => host,
+        4 => any::<usize>().prop_map(Step::End),
+    ]
+}
+
+fn topology() -> impl Strategy<Value = Topology> {
+    let links = prop::collection::vec((0..8u32, 0..8u32, 1..7u64), 0..20);
+    let random = links.prop_map(|links| {
+        let links = links.into_iter().map(|(a, b, rate)| (a, b, rate * 8));
+        machine(8, &links.filter(|link| link.0 != link.1).collect::<Vec<_>>())
+    });
+    prop_oneof![3 => Just(dgx_v100()), 1 => Just(dgx_a100()), 3 => random]
+}
+
+/// Paths beside what a caller knows of them.
+struct Node {
+    paths: Paths,
+    begun: u64,
+    floors: BTreeMap<FlowId, u64>,
+    routes: BTreeMap<FlowId, Vec<Route>>,
+}
+
+impl Node {
+    fn take(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            let before = self.routes.insert(change.flow, change.routes.clone());
+            assert_ne!(before.as_ref(), Some(&change.routes), "only what changed is said");
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let before = self.routes.clone();
+        match step {
+            Step::Begin(transfers) => {
+                let mut asked = Vec::new();
+                for &(from, to, floor) in transfers.iter().filter(|(from, to, _)| from != to) {
+                    self.begun += 1;
+                    let flow = FlowId(self.begun);
+                    self.floors.insert(flow, gb(floor).0);
+                    asked.push(Begin { flow, from: GpuIndex(from), to: GpuIndex(to), floor: gb(floor) });
+                }
+                let changes = self.paths.begin_all(&asked).unwrap();
+                self.take(changes);
+                assert!(
+                    asked.iter().all(|begin| self.routes.contains_key(&begin.flow)),
+                    "newcomers are told"
+                );
+            }
+            Step::Host { gpu, direction, hops } => {
+                self.begun += 1;
+                let flow = FlowId(self.begun);
+                let hops = NonZeroU32::new(*hops).unwrap();
+                let plan = self.paths.begin_host(flow, GpuIndex(*gpu), *direction, hops).unwrap();
+                let forwarded = plan.routes.iter().filter(|route| route.forward.len() > 1);
+                let mut routes: Vec<_> =
+                    forwarded.map(|it| Route { hops: it.forward, rate: it.rate }).collect();
+                routes.sort_by_key(|route| route.hops);
+                self.routes.insert(flow, routes);
+                self.take(plan.changes);
+            }
+            Step::End(which) => {
+                if let Some(flow) = self.routes.keys().nth(which % self.routes.len().max(1)).copied() {
+                    self.routes.remove(&flow);
+                    let changes = self.paths.end(flow);
+                    self.take(changes);
+                }
+            }
+        }
+        self.audit(&before);
+    }
+
+    /// What each resource has to give is what is left and what routes have.
+    fn nothing_is_lost(&self) {
+        let matrix = &self.paths.running.matrix;
+        for resource in 0..matrix.resources() {
+            let used: u64 =
+                (0..self.paths.running.flows.len()).map(|at| self.paths.running.rate_on(at, resource)).sum();
+            assert_eq!(matrix.left(resource) + used, matrix.capacity(resource), "resource {resource}");
+        }
+    }
+
+    fn audit(&self, before: &BTreeMap<FlowId, Vec<Route>>) {
+        self.nothing_is_lost();
+        for flow in &self.paths.running.flows {
+            let mut routes = self.paths.routes(flow.id).unwrap();
+            assert_eq!(sum(&routes), flow.total);
+            for route in &routes {
+                let hops = route.hops.as_slice();
+                assert!(route.rate.0 > 0);
+                assert!(route.hops.links().all(|(a, b)| self.paths.capacity(a, b).0 > 0), "{route:?} exists");
+                let once = hops.iter().collect::<std::collections::BTreeSet<_>>().len();
+                assert_eq!(once, hops.len(), "{route:?} has no loop");
+                let ends = [hops[0].0 as usize, hops[hops.len() - 1].0 as usize];
+                let joins = match flow.role {
+                    Role::Transfer => ends == [flow.from, flow.to],
+                    Role::Forward => ends.contains(&flow.from),
+                };
+                assert!(joins, "{route:?}");
+            }
+            let mut told = self.routes[&flow.id].clone();
+            if flow.role == Role::Forward {
+                told.sort_by_key(|route| route.hops);
+                routes.sort_by_key(|route| route.hops);
+            }
+            assert_eq!(told, routes, "what was said is what is");
+            if self.paths.selection == Selection::FaasTube && flow.role == Role::Transfer {
+                self.keeps(flow, before.get(&flow.id));
+                self.wants_nothing_free(flow);
+            }
+        }
+    }
+
+    /// A flow that had a route has one, and is not under its floor if it was not.
+    fn keeps(&self, flow: &Flow, before: Option<&Vec<Route>>) {
+        let Some(had) = before.map(|routes| sum(routes)) else { return };
+        assert!(flow.total >= had.min(self.floors[&flow.id].max(1)), "{had} before: {flow:?}");
+    }
+
+    /// What is free is used, where it leads somewhere.
+    fn wants_nothing_free(&self, flow: &Flow) {
+        let matrix = &self.paths.running.matrix;
+        let own = flow.link.map_or(0, |link| 1 << link);
+        let free = matrix.free() | matrix.open & own;
+        let unused = matrix.paths_of(flow.from, flow.to).find(|&path| matrix.path(path).mask & !free == 0);
+        assert!(
+            unused.is_none() || flow.parts.is_full(),
+            "{:?} {flow:?}",
+            unused.map(|path| matrix.path(path))
+        );
+    }
+
+    /// Owners have at least an equal part of their link. Nobody else is on it who has another route.
+    fn owners_hold_their_links(&self) {
+        let running = &self.paths.running;
+        for (at, flow) in running.flows.iter().enumerate() {
+            let Some(link) = flow.link else { continue };
+            let part = running.matrix.capacity(link) / running.users(link);
+            assert!(
+                running.rate_on(at, link) >= part - part / 100,
+                "{} of {part}: {flow:?}",
+                running.rate_on(at, link)
+            );
+        }
+        for flow in &running.flows {
+            let strange: Mask = running.matrix.owned & flow.mask & !flow.link.map_or(0, |link| 1 << link);
+            let over = |path: usize| running.matrix.path(path).mask & strange != 0;
+            let parts = flow.parts.as_slice();
+            assert!(strange == 0 || parts.iter().all(|part| over(part.path)), "{flow:?}");
+        }
+    }
+
+    /// Ends everything: then the matrix is the topology again (D21).
+    fn end_all(&mut self) {
+        while !self.routes.is_empty() {
+            self.step(&Step::End(0));
+        }
+        let matrix = &self.paths.running.matrix;
+        assert_eq!((0..matrix.resources()).find(|&at| matrix.left(at) != matrix.capacity(at)), None);
+        assert_eq!(matrix.owned, 0);
+    }
+}
+
+fn node(topology: &Topology, selection: Selection, hops_max: Option<u32>) -> Node {
+    let paths = paths(topology, selection, hops_max);
+    Node { paths, begun: 0, floors: BTreeMap::new(), routes: BTreeMap::new() }
+}
+
+fn hops_max() -> impl Strategy<Value = Option<u32>> {
+    prop_oneof![Just(None), (1..5u32).prop_map(Some)]
+}
+
+fn selection() -> impl Strategy<Value = Selection> {
+    prop_oneof![4 => Just(Selection::FaasTube), 1 => Just(Selection::Direct), 1 => Just(Selection::Ucx)]
+}
+
+proptest! {
+    #[test]
+    fn links_are_neither_lost_nor_given_twice_and_nobody_starves(
+        topology in topology(),
+        selection in selection(),
+        hops_max in hops_max(),
+        steps in prop::collection::vec(step(4), 1..40),
+    ) {
+        let mut node = node(&topology, selection, hops_max);
+        steps.iter().for_each(|step| node.step(step));
+        node.end_all();
+    }
+
+    #[test]
+    fn owners_hold_their_links_where_nobody_has_a_floor(
+        topology in topology(),
+        hops_max in hops_max(),
+        steps in prop::collection::vec(step(0), 1..40),
+    ) {
+        let mut node = node(&topology, Selection::FaasTube, hops_max);
+        for step in &steps {
+            node.step(step);
+            node.owners_hold_their_links();
+        }
+        node.end_all();
+    }
+}

@@ -1,0 +1,357 @@
+//! How fast each flow between host memory and GPUs may go, so that each is in time for its objective
+//! (`FaaSTube` §6.1; D14 to D16, D18), and whose batch crosses a link next (D12, D13). One direction
+//! of a node's links; the other has rates of its own. Absent: time, pinned memory (D17) and copying.
+//!
+//! A flow needs `Rate_least = bytes / (L_slo - L_infer)`. With `faastube`:
+//!
+//! 1. In the order of their deadlines, ties by id, flows are **admitted** at exactly that rate, if it
+//!    fits on the links they may use beside those admitted before.
+//! 2. What is left goes to those that are **crowded** out, on the links they may use.
+//! 3. What is idle then goes wholly to the tightest admitted flow: link by link, to the tightest that
+//!    may use the link.
+//! 4. What not even those can use is for flows without an objective and **infeasible** ones. They
+//!    wait while links are full, and cross where nobody with a rate has anything to send.
+//!
+//! Steps 2 and 4 share max-min over each link. **Late** flows take steps 1 and 2 after all that may
+//! still be in time, admitted or crowded.
+//!
+//! **Re-weighting** (D16). A flow is behind when it was measured under its least rate by more than
+//! [`TOLERANCE_PERCENT`], and in all is more than a batch short. It then needs what remains in the
+//! time that remains: its least rate rises to that, from its next batch on. It cannot swing: a least rate never falls, does not depend
+//! on the rates given, and ends at what the flow's links carry, when the flow is late for good. Nor can
+//! two flows push each other out in turns, since deadlines do not change and the earlier one stays.
+//!
+//! ```text
+//! begin, end, measured ─────► ┌───────┐ ──► Change{allocations, standings}
+//! next_batch, give_back ────► │ rates │ ──► Batch{flow, link, bytes}
+//!                             └───────┘
+//! ```
+
+mod config;
+mod links;
+mod picker;
+mod protocol;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use millrace_types::topology::{LinkId, Topology};
+use millrace_types::{Bytes, BytesPerSec, Timestamp};
+
+pub use self::config::{Config, SHARINGS, Sharing};
+pub use self::protocol::{Allocation, Batch, Change, Error, Flow, FlowId, Infeasible, Objective, Standing};
+
+use self::links::{Links, Part, Split};
+use crate::fabric::BATCH_CHUNKS;
+use crate::memory::BLOCK;
+
+/// What crosses a link without interruption (D12, D13).
+pub const BATCH: Bytes = Bytes(BLOCK.0 * BATCH_CHUNKS.get() as u64);
+/// How far under its least rate a flow may be measured before it is re-weighted.
+pub const TOLERANCE_PERCENT: u64 = 5;
+/// The most flows at a time: as many as are decided on in less than 1 ms. Beginning one among so many,
+/// which ask for twice what the links carry, takes 0.4 ms (`cargo bench --bench index`); it grows with
+/// their square.
+pub const FLOWS_MAX: usize = 128;
+
+const NANOS_PER_SEC: u128 = 1_000_000_000;
+
+/// By when a flow is wanted, and how fast that is.
+#[derive(Debug, Clone, Copy)]
+struct Promise {
+    deadline: Timestamp,
+    least: NonZeroU64,
+    /// Whether it cannot be kept any more.
+    late: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    bytes: u64,
+    /// What of them was measured, and what was given to batches.
+    carried: u64,
+    granted: u64,
+    /// Whether a batch of it was given out at all: it is no newcomer then, crossed or not.
+    served: bool,
+    /// Its place in the order of arrival.
+    arrival: u64,
+    promise: Option<Promise>,
+    standing: Standing,
+    /// What its links carry together.
+    alone: u64,
+    parts: Vec<Part>,
+    /// By part: how many bytes more than its share it was given to send.
+    lead: Vec<i128>,
+}
+
+impl State {
+    /// The tightest first; those that are late last.
+    fn urgency(&self) -> (bool, Timestamp) {
+        self.promise.map_or((true, Timestamp::MAX), |promise| (promise.late, promise.deadline))
+    }
+
+    /// Raises the least rate to what carries the rest in the time that remains; says whether that
+    /// changes anything.
+    fn renew(&mut self, now: Timestamp) -> bool {
+        let left = self.bytes - self.carried;
+        let Some(promise) = self.promise.as_mut().filter(|promise| !promise.late && left > 0) else {
+            return false;
+        };
+        match rate_for(left, promise.deadline.since(now)).filter(|needed| needed.get() <= self.alone) {
+            Some(needed) if needed <= promise.least => return false,
+            Some(needed) => promise.least = needed,
+            None => promise.late = true,
+        }
+        true
+    }
+}
+
+/// The rate that carries so many bytes in a time, rounded up; `None` where none can.
+fn rate_for(bytes: u64, time: Duration) -> Option<NonZeroU64> {
+    let rate = (u128::from(bytes) * NANOS_PER_SEC).checked_div(time.as_nanos())?;
+    let exact = rate * time.as_nanos() == u128::from(bytes) * NANOS_PER_SEC;
+    NonZeroU64::new(u64::try_from(rate + u128::from(!exact)).unwrap_or(u64::MAX))
+}
+
+/// All flows of a node's links in one direction.
+#[derive(Debug)]
+pub struct Rates {
+    config: Config,
+    links: Links,
+    flows: BTreeMap<FlowId, State>,
+    arrivals: u64,
+    /// By link that is a meter: how many flows had come when the batch that crosses it was given out.
+    last_grants: Vec<Option<u64>>,
+}
+
+impl Rates {
+    /// Idle links.
+    ///
+    /// # Errors
+    /// [`Error::UnknownLink`], [`Error::Apart`] and [`Error::Circle`]: the topology's host paths do not
+    /// lead to the host.
+    pub fn new(topology: &Topology, config: Config) -> Result<Self, Error> {
+        let (links, last_grants) = (Links::of(topology)?, vec![None; topology.links.len()]);
+        Ok(Self { config, links, flows: BTreeMap::new(), arrivals: 0, last_grants })
+    }
+
+    /// Takes a flow, and says who may go how fast now. One that is infeasible is taken and reported.
+    ///
+    /// # Errors
+    /// [`Error::Begun`], [`Error::Empty`], [`Error::NoLink`] and [`Error::Full`]; nothing has changed
+    /// then.
+    pub fn begin(&mut self, now: Timestamp, flow: &Flow) -> Result<Change, Error> {
+        let id = flow.id;
+        if self.flows.contains_key(&id) {
+            return Err(Error::Begun(id));
+        }
+        if flow.bytes == Bytes::ZERO {
+            return Err(Error::Empty(id));
+        }
+        if self.flows.len() >= FLOWS_MAX {
+            return Err(Error::Full);
+        }
+        let parts = self.parts(flow)?;
+        let mut state = self.state(now, flow, parts);
+        let told = state.standing;
+        self.arrivals += 1;
+        state.arrival = self.arrivals;
+        self.flows.insert(id, state);
+        let mut change = self.share(now);
+        // The standing of a flow without a promise never changes: it is told here.
+        if !change.standings.iter().any(|&(flow, _)| flow == id) {
+            change.standings.push((id, told));
+            change.standings.sort_unstable_by_key(|&(flow, _)| flow);
+        }
+        Ok(change)
+    }
+
+    /// Forgets a flow, carried or not, and says who may go how fast now.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn end(&mut self, now: Timestamp, flow: FlowId) -> Result<Change, Error> {
+        self.flows.remove(&flow).ok_or(Error::Unknown(flow))?;
+        Ok(self.share(now))
+    }
+
+    /// Takes what a flow carried in the time since it was last measured, or began (D16), and says who
+    /// may go how fast now.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn measured(
+        &mut self,
+        now: Timestamp,
+        flow: FlowId,
+        bytes: Bytes,
+        window: Duration,
+    ) -> Result<Change, Error> {
+        let state = self.flows.get_mut(&flow).ok_or(Error::Unknown(flow))?;
+        state.carried = state.carried.saturating_add(bytes.0).min(state.bytes);
+        let Some(promise) = state.promise else { return Ok(Change::default()) };
+        let at_least = |time: Duration| u128::from(promise.least.get()) * time.as_nanos() / NANOS_PER_SEC;
+        let slow = u128::from(bytes.0) * 100 < at_least(window) * u128::from(100 - TOLERANCE_PERCENT);
+        let expected = at_least(promise.deadline.since(now)) + u128::from(BATCH.0);
+        let behind = slow && u128::from(state.bytes - state.carried) > expected;
+        Ok(if behind && state.renew(now) { self.share(now) } else { Change::default() })
+    }
+
+    /// What a flow can count on.
+    #[must_use]
+    pub fn standing(&self, flow: FlowId) -> Option<Standing> {
+        self.flows.get(&flow).map(|state| state.standing)
+    }
+
+    /// How fast a flow may go, by all its links together.
+    #[must_use]
+    pub fn rate(&self, flow: FlowId) -> Option<BytesPerSec> {
+        let parts = |state: &State| state.parts.iter().map(|part| part.rate).sum();
+        self.flows.get(&flow).map(|state| BytesPerSec(parts(state)))
+    }
+
+    /// The links a flow may enter by, each once.
+    fn parts(&self, flow: &Flow) -> Result<Vec<Part>, Error> {
+        let mut parts: Vec<Part> = Vec::with_capacity(flow.links.len());
+        for &link in &flow.links {
+            let link = self.links.place(link).ok_or(Error::NoLink(flow.id))?;
+            if parts.iter().all(|part| part.link != link) {
+                parts.push(Part { link, rate: 0 });
+            }
+        }
+        if parts.is_empty() { Err(Error::NoLink(flow.id)) } else { Ok(parts) }
+    }
+
+    fn state(&self, now: Timestamp, flow: &Flow, parts: Vec<Part>) -> State {
+        let links = parts.iter().map(|part| part.link).collect();
+        let alone = Split::new(&self.links, std::iter::once(links)).push(0, u64::MAX);
+        let promise = flow.objective.map(|objective| {
+            let slack = objective.slack().ok_or(Infeasible::NoSlack)?;
+            let least = rate_for(flow.bytes.0, slack).ok_or(Infeasible::NoSlack)?;
+            if least.get() > alone {
+                let (least, links) = (BytesPerSec(least.get()), BytesPerSec(alone));
+                return Err(Infeasible::BeyondLinks { least, links });
+            }
+            Ok(Promise { deadline: now + slack, least, late: false })
+        });
+        let (promise, standing) = match promise {
+            None => (None, Standing::Unpromised),
+            Some(Err(why)) => (None, Standing::Infeasible(why)),
+            // Other sharings keep no promise.
+            Some(Ok(_)) if self.config.sharing != Sharing::FaasTube => (None, Standing::Unpromised),
+            Some(Ok(promise)) => (Some(promise), Standing::Unpromised),
+        };
+        let lead = vec![0; parts.len()];
+        State {
+            bytes: flow.bytes.0,
+            carried: 0,
+            granted: 0,
+            served: false,
+            arrival: 0,
+            promise,
+            standing,
+            alone,
+            parts,
+            lead,
+        }
+    }
+
+    /// Lays all flows anew and says what that changes.
+    fn share(&mut self, now: Timestamp) -> Change {
+        for state in self.flows.values_mut() {
+            // What is crowded falls behind without being measured.
+            if matches!(state.standing, Standing::Crowded { .. }) {
+                state.renew(now);
+            }
+        }
+        let mut order: Vec<FlowId> = self.flows.keys().copied().collect();
+        match self.config.sharing {
+            // The sort is stable: ties stay in the order of ids.
+            Sharing::FaasTube => order.sort_by_key(|id| self.flows[id].urgency()),
+            Sharing::Fifo => order.sort_by_key(|id| self.flows[id].arrival),
+            Sharing::Fair => {}
+        }
+        let links = |id: &FlowId| self.flows[id].parts.iter().map(|part| part.link).collect();
+        let mut split = Split::new(&self.links, order.iter().map(links));
+        let promises: Vec<_> = order.iter().map(|id| self.flows[id].promise).collect();
+        let all: Vec<_> = (0..order.len()).collect();
+        let mut admitted = vec![false; order.len()];
+        match self.config.sharing {
+            Sharing::FaasTube => admitted = by_objective(&mut split, &promises),
+            Sharing::Fair => split.fill(&all),
+            Sharing::Fifo => all.iter().for_each(|&flow| {
+                split.push(flow, u64::MAX);
+            }),
+        }
+        let parts = split.into_flows();
+        let mut change = Change::default();
+        for ((id, parts), admitted) in order.into_iter().zip(parts).zip(admitted) {
+            if let Some(state) = self.flows.get_mut(&id) {
+                state.settle(id, parts, admitted, &mut change);
+            }
+        }
+        change.allocations.sort_unstable_by_key(|allocation| allocation.flow);
+        change.standings.sort_unstable_by_key(|&(flow, _)| flow);
+        change
+    }
+}
+
+/// The steps of the module's description, over flows in the order of their urgency; says who was
+/// admitted.
+fn by_objective(split: &mut Split<'_>, promises: &[Option<Promise>]) -> Vec<bool> {
+    let mut admitted = vec![false; promises.len()];
+    let (mut crowded, mut late, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for (flow, promise) in promises.iter().enumerate() {
+        match promise {
+            Some(promise) if promise.late => late.push((flow, promise.least.get())),
+            Some(promise) if split.admit(flow, promise.least.get()) => admitted[flow] = true,
+            Some(_) => crowded.push(flow),
+            None => others.push(flow),
+        }
+    }
+    split.fill(&crowded);
+    let mut slower = Vec::new();
+    for (flow, least) in late {
+        admitted[flow] = split.admit(flow, least);
+        if !admitted[flow] {
+            slower.push(flow);
+        }
+    }
+    split.fill(&slower);
+    for flow in (0..promises.len()).filter(|&flow| admitted[flow]) {
+        split.push(flow, u64::MAX);
+    }
+    split.fill(&others);
+    admitted
+}
+
+impl State {
+    /// Takes its rates, and notes what that changes.
+    fn settle(&mut self, id: FlowId, parts: Vec<Part>, admitted: bool, change: &mut Change) {
+        if self.parts != parts {
+            self.parts = parts;
+            let given = self.parts.iter().filter(|part| part.rate > 0);
+            let rates = given.map(|part| (LinkId(part.link as u32), BytesPerSec(part.rate))).collect();
+            change.allocations.push(Allocation { flow: id, rates });
+        }
+        let Some(promise) = self.promise else { return };
+        let least = BytesPerSec(promise.least.get());
+        let standing = match (promise.late, admitted) {
+            (true, _) => Standing::Late { least },
+            (false, true) => Standing::Admitted { least },
+            (false, false) => Standing::Crowded { least },
+        };
+        if self.standing != standing {
+            self.standing = standing;
+            change.standings.push((id, standing));
+        }
+    }
+}
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod runs;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Whose batch crosses a link next (D13), so that each flow goes at the rate it was given.
+//!
+//! A worst-case fair weighted queue (WF2Q, Bennett and Zhang 1996), kept in bytes instead of virtual
+//! time, so that rates may change at any batch. Every batch that crosses a link is credited to all
+//! who have something to send there, in proportion to their rates; whoever sends it pays. Next is,
+//! among those that are not ahead, whoever would be due first if it sent a batch; ties by urgency,
+//! then by id. While the flows of a link stay the same, each has been given no more than a batch less
+//! than its rate since it began, and no more than a batch more: so in any window it gets its rate
+//! less two batches at worst, and less one in a window that begins where it does.
+//!
+//! Links of a switch share its uplink, so what enters by any of them is counted together, at the last
+//! link on the way that can run short. Whoever is ahead there waits, its own link idle, while somebody
+//! is not: else PCIe would give each link half of the uplink, whatever the rates. Who has no rate waits
+//! until nobody has anything to send there.
+//!
+//! A newcomer that is the tightest of its link sends its first batch before anybody else, and pays for
+//! it like any other: it waits for the batch that is crossing. Its rate counts from the beginning of
+//! that batch on. So each newcomer costs the others a batch at most. D13's "no later than after the
+//! current batch" is read as said of that one: of several that come at once one alone can be next, and
+//! the others are served when they are due, which is what admission promised them.
+
+use millrace_types::Bytes;
+use millrace_types::topology::LinkId;
+
+use super::links::Part;
+use super::protocol::Due;
+use super::{BATCH, Batch, Error, FlowId, Rates, Sharing, State};
+
+/// A flow that has something to send by a link.
+struct Sender {
+    id: FlowId,
+    arrival: u64,
+    part: usize,
+    link: usize,
+    rate: u64,
+    lead: i128,
+    batch: u64,
+}
+
+/// Has one flow pay for a batch of its own: each other is credited its share, so that what is owed in
+/// all stays zero. Says what that changed.
+fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
+    let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
+    let bytes = u128::from(senders[payer].batch);
+    let share = |sender: &Sender| i128::try_from(bytes * u128::from(sender.rate) / total).unwrap_or(0);
+    let mut dues: Vec<_> = senders
+        .iter()
+        .map(|sender| {
+            let &Sender { id: flow, arrival, part, .. } = sender;
+            Due { flow, arrival, part, lead: -share(sender) }
+        })
+        .collect();
+    dues[payer].lead = 0;
+    dues[payer].lead = -dues.iter().map(|due| due.lead).sum::<i128>();
+    for (sender, due) in senders.iter_mut().zip(&dues) {
+        sender.lead += due.lead;
+    }
+    dues
+}
+
+/// Credits those that came while the last batch was crossing with their share of it: others have
+/// been given it.
+fn credit_the_wait(senders: &mut [Sender], last: u64) {
+    let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
+    for newcomer in (0..senders.len()).filter(|&at| senders[at].arrival > last).collect::<Vec<_>>() {
+        let rate = u128::from(senders[newcomer].rate);
+        let share = u128::from(BATCH.0) * rate / total;
+        let mut credit = 0;
+        for (at, sender) in senders.iter_mut().enumerate() {
+            if at != newcomer {
+                // What the others have together is more than nothing, as there is one.
+                let part = share * u128::from(sender.rate) / (total - rate);
+                let part = i128::try_from(part).unwrap_or(0);
+                sender.lead += part;
+                credit += part;
+            }
+        }
+        senders[newcomer].lead -= credit;
+    }
+}
+
+impl State {
+    /// What its next batch is; 0 when all of it was given out.
+    fn next_bytes(&self) -> u64 {
+        (self.bytes - self.granted).min(BATCH.0)
+    }
+
+    fn part_on(&self, link: usize) -> Option<usize> {
+        self.parts.iter().position(|part| part.link == link)
+    }
+}
+
+impl Rates {
+    /// Gives out the batch that is to enter by a link next. The caller asks when the link is free for
+    /// one, and reports what it carried to [`Self::measured`]. `None` when nobody who may use the link
+    /// has anything to send, or while a flow by another link of the same uplink comes first: the caller
+    /// asks again when rates change, and for all free links when a batch has ended.
+    pub fn next_batch(&mut self, link: LinkId) -> Option<Batch> {
+        let place = self.links.place(link)?;
+        let meter = self.links.meter(place);
+        let mut senders = self.senders(meter);
+        if senders.is_empty() {
+            self.last_grants[meter] = None;
+            let flow = self.longest_waiting(place)?;
+            return self.grant(flow, link, Vec::new());
+        }
+        if let Some(last) = self.last_grants[meter].as_mut() {
+            credit_the_wait(&mut senders, std::mem::replace(last, self.arrivals));
+        }
+        let chosen = self.newcomer(&senders, place).or_else(|| self.most_due(&senders, place));
+        let paid = chosen.map(|chosen| (senders[chosen].id, transfer(&mut senders, chosen)));
+        for sender in &senders {
+            if let Some(state) = self.flows.get_mut(&sender.id) {
+                state.lead[sender.part] = sender.lead;
+            }
+        }
+        let (flow, dues) = paid?;
+        self.grant(flow, link, dues)
+    }
+
+    fn grant(&mut self, flow: FlowId, link: LinkId, dues: Vec<Due>) -> Option<Batch> {
+        let meter = self.links.meter(self.links.place(link)?);
+        let state = self.flows.get_mut(&flow)?;
+        let bytes = state.next_bytes();
+        state.granted += bytes;
+        state.served = true;
+        self.last_grants[meter] = Some(self.arrivals);
+        Some(Batch { flow, link, bytes: Bytes(bytes), arrival: state.arrival, dues })
+    }
+
+    /// Takes back a batch that did not cross: nobody has paid for it, or was credited, any more.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] when its flow has ended.
+    pub fn give_back(&mut self, batch: Batch) -> Result<(), Error> {
+        let of = |state: &&mut State, arrival: u64| state.arrival == arrival;
+        let state = self.flows.get_mut(&batch.flow).filter(|state| of(state, batch.arrival));
+        let state = state.ok_or(Error::Unknown(batch.flow))?;
+        state.granted -= batch.bytes.0;
+        if let Some(place) = self.links.place(batch.link) {
+            // Whoever comes next has not waited for it.
+            self.last_grants[self.links.meter(place)] = None;
+        }
+        for due in batch.dues {
+            if let Some(state) = self.flows.get_mut(&due.flow).filter(|state| of(state, due.arrival)) {
+                state.lead[due.part] -= due.lead;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever has waited longest of those that may use a link, with a rate there or not.
+    fn longest_waiting(&self, link: usize) -> Option<FlowId> {
+        let may = |(_, state): &(&FlowId, &State)| state.next_bytes() > 0 && state.part_on(link).is_some();
+        let oldest = self.flows.iter().filter(may).min_by_key(|(_, state)| state.arrival);
+        oldest.map(|(&flow, _)| flow)
+    }
+
+    /// Flows with a rate and something to send, by each of the links that are counted at a meter; by
+    /// id.
+    fn senders(&self, meter: usize) -> Vec<Sender> {
+        let mut senders = Vec::new();
+        for (&id, state) in &self.flows {
+            let batch = state.next_bytes();
+            for (part, &Part { link, rate }) in state.parts.iter().enumerate() {
+                if rate > 0 && batch > 0 && self.links.meter(link) == meter {
+                    let (arrival, lead) = (state.arrival, state.lead[part]);
+                    senders.push(Sender { id, arrival, part, link, rate, lead, batch });
+                }
+            }
+        }
+        senders
+    }
+
+    /// The tightest flow of a link, if no batch of it was given out yet.
+    fn newcomer(&self, senders: &[Sender], link: usize) -> Option<usize> {
+        if self.config.sharing != Sharing::FaasTube {
+            return None;
+        }
+        let here = (0..senders.len()).filter(|&at| senders[at].link == link);
+        let tightest = here.min_by_key(|&at| (self.flows[&senders[at].id].urgency(), senders[at].id))?;
+        let state = &self.flows[&senders[tightest].id];
+        let in_time = state.promise.is_some_and(|promise| !promise.late);
+        (in_time && !state.served).then_some(tightest)
+    }
+
+    /// Who is next by a link; `None` while those that are by another link come first.
+    fn most_due(&self, senders: &[Sender], link: usize) -> Option<usize> {
+        let due = |&a: &usize, &b: &usize| {
+            let (a, b) = (&senders[a], &senders[b]);
+            // When each would be due: lead plus batch over rate, without dividing.
+            let when =
+                |it: &Sender, other: &Sender| (it.lead + i128::from(it.batch)) * i128::from(other.rate);
+            let urgency = |it: &Sender| (self.flows[&it.id].urgency(), it.id, it.link);
+            when(a, b).cmp(&when(b, a)).then_with(|| urgency(a).cmp(&urgency(b)))
+        };
+        let here = |at: &usize| senders[*at].link == link;
+        let not_ahead = || (0..senders.len()).filter(|&at| senders[at].lead <= 0);
+        if not_ahead().next().is_some() {
+            return not_ahead().filter(here).min_by(due);
+        }
+        // All are ahead where others have left that were behind.
+        (0..senders.len()).min_by(due).filter(here)
+    }
+}

@@ -1,0 +1,313 @@
+//! Exact cases, most on the links of a DGX-V100.
+
+mod batches;
+
+use millrace_types::GpuIndex;
+use millrace_types::topology::{Gpu, Link, LinkKind};
+
+use super::*;
+
+pub(super) const MB: u64 = 1_000_000;
+pub(super) const GB: u64 = 1_000_000_000;
+
+/// GPUs with a PCIe link each, and uplinks of the pairs 0 and 1, 2 and 3, ...: rates in bytes a second.
+/// The links come first, then the uplinks.
+pub(super) fn machine(links: &[u64], uplinks: &[u64]) -> Topology {
+    let link = |kind| move |&rate: &u64| Link { kind, rate: BytesPerSec(rate) };
+    let gpu = |index: usize| {
+        let uplink = (!uplinks.is_empty()).then_some(links.len() + index / 2);
+        let host_path = std::iter::once(index).chain(uplink).map(|link| LinkId(link as u32));
+        Gpu {
+            index: GpuIndex(index as u32),
+            gpu_type: "test".to_owned(),
+            memory: Bytes::gib(16),
+            host_path: host_path.collect(),
+        }
+    };
+    Topology {
+        name: "test".to_owned(),
+        gpus: (0..links.len()).map(gpu).collect(),
+        links: links
+            .iter()
+            .map(link(LinkKind::Pcie))
+            .chain(uplinks.iter().map(link(LinkKind::PcieUplink)))
+            .collect(),
+    }
+}
+
+/// Its eight PCIe links and four uplinks of 12 GB/s; NVLinks play no part here.
+fn dgx_v100() -> Topology {
+    machine(&[12 * GB; 8], &[12 * GB; 4])
+}
+
+fn one_link() -> Topology {
+    machine(&[12 * GB], &[])
+}
+
+fn faastube(topology: &Topology) -> Rates {
+    Rates::new(topology, Config::default()).unwrap()
+}
+
+/// A flow that has so many milliseconds besides an inference of 10 ms.
+fn wanted_in(id: u64, megabytes: u64, links: &[u32], slack_ms: u64) -> Flow {
+    let infer = Duration::from_millis(10);
+    let objective = Some(Objective { slo: infer + Duration::from_millis(slack_ms), infer });
+    Flow { objective, ..best_effort(id, megabytes, links) }
+}
+
+pub(super) fn best_effort(id: u64, megabytes: u64, links: &[u32]) -> Flow {
+    let links = links.iter().copied().map(LinkId).collect();
+    Flow { id: FlowId(id), bytes: Bytes(megabytes * MB), links, objective: None }
+}
+
+pub(super) fn gb(tenths: u64) -> BytesPerSec {
+    BytesPerSec(tenths * GB / 10)
+}
+
+fn at_ms(ms: u64) -> Timestamp {
+    Timestamp::ZERO + Duration::from_millis(ms)
+}
+
+/// Begins flows at once and compares the rates each has, in tenths of GB/s by link, and standings.
+fn check(topology: &Topology, sharing: Sharing, flows: &[Flow], expected: &[(&[(u32, u64)], Standing)]) {
+    let mut rates = Rates::new(topology, Config { sharing }).unwrap();
+    let mut told: BTreeMap<FlowId, (Vec<(LinkId, BytesPerSec)>, Standing)> = BTreeMap::new();
+    for flow in flows {
+        told.insert(flow.id, (Vec::new(), Standing::Unpromised));
+        let change = rates.begin(Timestamp::ZERO, flow).unwrap();
+        for allocation in change.allocations {
+            told.get_mut(&allocation.flow).unwrap().0 = allocation.rates;
+        }
+        for (flow, standing) in change.standings {
+            told.get_mut(&flow).unwrap().1 = standing;
+        }
+    }
+    let parts = |parts: &[(u32, u64)]| parts.iter().map(|&(link, rate)| (LinkId(link), gb(rate))).collect();
+    let expected = expected.iter().map(|&(rates, standing)| (parts(rates), standing));
+    let expected: BTreeMap<_, _> = flows.iter().map(|flow| flow.id).zip(expected).collect();
+    assert_eq!(told, expected);
+}
+
+fn admitted(tenths: u64) -> Standing {
+    Standing::Admitted { least: gb(tenths) }
+}
+
+fn crowded(tenths: u64) -> Standing {
+    Standing::Crowded { least: gb(tenths) }
+}
+
+const FREE: Standing = Standing::Unpromised;
+const FAASTUBE: Sharing = Sharing::FaasTube;
+
+#[test]
+fn gives_the_tightest_what_is_idle_and_others_exactly_what_they_need() {
+    // 1, 2 and 3 GB/s are needed of 12.
+    let flows = [wanted_in(1, 30, &[0], 30), wanted_in(2, 40, &[0], 20), wanted_in(3, 90, &[0], 30)];
+    let expected: [(&[_], _); 3] =
+        [(&[(0, 10)], admitted(10)), (&[(0, 80)], admitted(20)), (&[(0, 30)], admitted(30))];
+    check(&one_link(), FAASTUBE, &flows, &expected);
+}
+
+#[test]
+fn ties_go_to_the_lower_id_whoever_came_first() {
+    let flows = [wanted_in(7, 30, &[0], 30), wanted_in(5, 30, &[0], 30)];
+    check(&one_link(), FAASTUBE, &flows, &[(&[(0, 10)], admitted(10)), (&[(0, 110)], admitted(10))]);
+}
+
+#[test]
+fn a_lone_flow_fills_all_its_links() {
+    let flow = wanted_in(1, 12, &[4, 0, 2, 6], 1);
+    let rates: [(u32, u64); 4] = [(4, 120), (0, 120), (2, 120), (6, 120)];
+    check(&dgx_v100(), FAASTUBE, &[flow], &[(&rates, admitted(120))]);
+}
+
+#[test]
+fn counts_what_crosses_a_shared_uplink_for_both_gpus() {
+    // GPUs 0 and 1 share 12 GB/s; GPU 2 has its own.
+    let flows = [wanted_in(1, 20, &[0], 2), wanted_in(2, 80, &[1], 20), wanted_in(3, 80, &[2], 20)];
+    let expected: [(&[_], _); 3] =
+        [(&[(0, 80)], admitted(100)), (&[(1, 40)], admitted(40)), (&[(2, 120)], admitted(40))];
+    // 10 and 4 do not fit under one uplink: the tighter is admitted, the other gets the rest.
+    let mut crowding = expected;
+    crowding[0] = (&[(0, 100)], admitted(100));
+    crowding[1] = (&[(1, 20)], crowded(40));
+    check(&dgx_v100(), FAASTUBE, &flows, &crowding);
+}
+
+#[test]
+fn moves_a_flow_to_its_other_link_to_admit_one_that_has_none() {
+    // The first enters by link 0 until the second needs all of that.
+    let flows = [wanted_in(1, 12, &[0, 2], 2), wanted_in(2, 120, &[0], 10)];
+    check(&dgx_v100(), FAASTUBE, &flows, &[(&[(2, 120)], admitted(60)), (&[(0, 120)], admitted(120))]);
+    // And by a sibling, where the uplink is what is full.
+    let flows = [wanted_in(1, 12, &[0, 2], 2), wanted_in(2, 120, &[1], 10)];
+    check(&dgx_v100(), FAASTUBE, &flows, &[(&[(2, 120)], admitted(60)), (&[(1, 120)], admitted(120))]);
+}
+
+#[test]
+fn admits_the_tightest_until_the_link_is_full_and_shares_the_rest() {
+    // 6, 5, 4 and 4 GB/s of 12: 1 GB/s is left for the last two.
+    let flows = [
+        wanted_in(1, 40, &[0], 10),
+        wanted_in(2, 10, &[0], 2),
+        wanted_in(3, 40, &[0], 10),
+        wanted_in(4, 24, &[0], 4),
+        best_effort(5, 10, &[0]),
+    ];
+    let expected: [(&[_], _); 5] = [
+        (&[(0, 5)], crowded(40)),
+        (&[(0, 50)], admitted(50)),
+        (&[(0, 5)], crowded(40)),
+        (&[(0, 60)], admitted(60)),
+        (&[], FREE),
+    ];
+    check(&one_link(), FAASTUBE, &flows, &expected);
+}
+
+#[test]
+fn what_no_objective_can_use_is_shared_by_best_effort() {
+    let flows = [wanted_in(1, 30, &[0], 30), best_effort(2, 10, &[0, 2]), best_effort(3, 10, &[2])];
+    let expected: [(&[_], _); 3] = [(&[(0, 120)], admitted(10)), (&[(2, 60)], FREE), (&[(2, 60)], FREE)];
+    check(&dgx_v100(), FAASTUBE, &flows, &expected);
+}
+
+#[test]
+fn reports_what_cannot_be_in_time_and_gives_it_what_is_left() {
+    let beyond = Infeasible::BeyondLinks { least: BytesPerSec(12 * GB + 1000), links: gb(120) };
+    let too_much = Flow { bytes: Bytes(12 * MB + 1), ..wanted_in(1, 12, &[0], 1) };
+    check(
+        &one_link(),
+        FAASTUBE,
+        std::slice::from_ref(&too_much),
+        &[(&[(0, 120)], Standing::Infeasible(beyond))],
+    );
+    let just_fits = wanted_in(2, 12, &[0], 1);
+    let both: [(&[_], _); 2] = [(&[], Standing::Infeasible(beyond)), (&[(0, 120)], admitted(120))];
+    check(&one_link(), FAASTUBE, &[too_much, just_fits], &both);
+    let late = |slo| Flow {
+        objective: Some(Objective { slo: Duration::from_millis(slo), infer: Duration::from_millis(10) }),
+        ..best_effort(3, 1, &[0])
+    };
+    for slo in [0, 9, 10] {
+        for sharing in [FAASTUBE, Sharing::Fair, Sharing::Fifo] {
+            let standing = Standing::Infeasible(Infeasible::NoSlack);
+            check(&one_link(), sharing, &[late(slo)], &[(&[(0, 120)], standing)]);
+        }
+    }
+    check(&one_link(), FAASTUBE, &[late(11)], &[(&[(0, 120)], admitted(10))]);
+}
+
+#[test]
+fn fair_and_fifo_ignore_objectives() {
+    let flows = [wanted_in(1, 30, &[0, 2], 30), wanted_in(2, 30, &[0], 3), best_effort(3, 1, &[1])];
+    // The uplink of links 0 and 1 is shared by three.
+    let fair: [(&[_], _); 3] = [(&[(0, 40), (2, 120)], FREE), (&[(0, 40)], FREE), (&[(1, 40)], FREE)];
+    check(&dgx_v100(), Sharing::Fair, &flows, &fair);
+    let fifo: [(&[_], _); 3] = [(&[(0, 120), (2, 120)], FREE), (&[], FREE), (&[], FREE)];
+    check(&dgx_v100(), Sharing::Fifo, &flows, &fifo);
+}
+
+#[test]
+fn a_flow_that_falls_behind_needs_what_remains_in_the_time_that_remains() {
+    let mut rates = faastube(&one_link());
+    rates.begin(Timestamp::ZERO, &wanted_in(1, 300, &[0], 150)).unwrap();
+    rates.begin(Timestamp::ZERO, &wanted_in(2, 60, &[0], 30)).unwrap();
+    let window = Duration::from_millis(10);
+    let mut measured = |ms, tenths| rates.measured(at_ms(ms), FlowId(1), Bytes(tenths * MB / 10), window);
+    // 20 MB are due in each window. It is slow, but not a batch of 10.5 MB short.
+    assert_eq!(measured(10, 100), Ok(Change::default()));
+    // It is a batch short, but at 96 % of its rate.
+    assert_eq!(measured(20, 192), Ok(Change::default()));
+    let change = measured(30, 189).unwrap();
+    let least = BytesPerSec(251_900_000 * 1000 / 120 + 1);
+    let rate = |flow, rate| Allocation { flow: FlowId(flow), rates: vec![(LinkId(0), BytesPerSec(rate))] };
+    let expected = Change {
+        allocations: vec![rate(1, least.0), rate(2, 12 * GB - least.0)],
+        standings: vec![(FlowId(1), Standing::Admitted { least })],
+    };
+    assert_eq!(change, expected);
+    // Ahead of its rate it keeps it.
+    let ahead = measured(40, 2000);
+    assert_eq!((ahead, rates.rate(FlowId(1))), (Ok(Change::default()), Some(least)));
+}
+
+#[test]
+fn a_flow_that_cannot_catch_up_is_late_for_good_and_comes_after_those_in_time() {
+    let mut rates = faastube(&one_link());
+    rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
+    let second = rates.begin(Timestamp::ZERO, &wanted_in(2, 200, &[0], 40)).unwrap();
+    assert_eq!(second.standings, [(FlowId(2), admitted(50))]);
+    let late = Standing::Late { least: gb(60) };
+    let change = rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
+    assert_eq!(change.standings, [(FlowId(1), late)]);
+    assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(2))), (Some(gb(60)), Some(gb(60))));
+    // One that is in time takes its rate from it.
+    rates.begin(at_ms(8), &wanted_in(3, 30, &[0], 10)).unwrap();
+    assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(3))), (Some(gb(40)), Some(gb(30))));
+    let again = rates.measured(at_ms(16), FlowId(1), Bytes::ZERO, Duration::from_millis(8));
+    assert_eq!((again, rates.standing(FlowId(1))), (Ok(Change::default()), Some(late)));
+}
+
+#[test]
+fn a_crowded_flow_is_admitted_when_there_is_room_at_the_rate_it_needs_by_then() {
+    let mut rates = faastube(&one_link());
+    rates.begin(Timestamp::ZERO, &wanted_in(1, 100, &[0], 10)).unwrap();
+    let begun = rates.begin(Timestamp::ZERO, &wanted_in(2, 120, &[0], 30)).unwrap();
+    assert_eq!(begun.standings, [(FlowId(2), crowded(40))]);
+    let change = rates.end(at_ms(10), FlowId(1)).unwrap();
+    assert_eq!(change.standings, [(FlowId(2), admitted(60))]);
+}
+
+#[test]
+fn refuses_what_is_no_flow() {
+    let mut rates = faastube(&one_link());
+    let mut begin = |flow: &Flow| rates.begin(Timestamp::ZERO, flow).map(|_| ());
+    assert_eq!(begin(&best_effort(1, 1, &[0])), Ok(()));
+    assert_eq!(begin(&best_effort(1, 1, &[0])), Err(Error::Begun(FlowId(1))));
+    assert_eq!(begin(&best_effort(2, 0, &[0])), Err(Error::Empty(FlowId(2))));
+    assert_eq!(begin(&best_effort(2, 1, &[])), Err(Error::NoLink(FlowId(2))));
+    assert_eq!(begin(&best_effort(2, 1, &[0, 1])), Err(Error::NoLink(FlowId(2))));
+    assert_eq!(rates.end(Timestamp::ZERO, FlowId(2)), Err(Error::Unknown(FlowId(2))));
+    let measured = rates.measured(Timestamp::ZERO, FlowId(2), Bytes::ZERO, Duration::ZERO);
+    assert_eq!(measured, Err(Error::Unknown(FlowId(2))));
+}
+
+#[test]
+fn sharings_have_names() {
+    for (name, sharing) in SHARINGS {
+        assert_eq!((name.parse(), sharing.to_string()), (Ok(sharing), name.to_owned()));
+    }
+    let refused = "equal".parse::<Sharing>().unwrap_err().to_string();
+    assert_eq!(refused, "sharing of links \"equal\" is not known: use one of faastube, fair, fifo");
+}
+
+#[test]
+fn what_is_late_comes_after_what_may_still_be_in_time() {
+    let mut rates = faastube(&one_link());
+    rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
+    rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
+    assert_eq!(rates.standing(FlowId(1)), Some(Standing::Late { least: gb(60) }));
+    rates.begin(at_ms(8), &wanted_in(2, 40, &[0], 10)).unwrap();
+    rates.begin(at_ms(8), &wanted_in(3, 200, &[0], 20)).unwrap();
+    // 4 and 10 GB/s do not fit: 8 are left for the second, before the late one has any.
+    assert_eq!(rates.standing(FlowId(3)), Some(crowded(100)));
+    let given = [1, 2, 3].map(|flow| rates.rate(FlowId(flow)).unwrap());
+    assert_eq!(given, [gb(0), gb(40), gb(80)]);
+}
+
+#[test]
+fn refuses_links_that_lead_nowhere_apart_or_round() {
+    let with = |paths: [&[u32]; 2]| {
+        let mut topology = machine(&[12 * GB; 2], &[12 * GB]);
+        for (gpu, path) in topology.gpus.iter_mut().zip(paths) {
+            gpu.host_path = path.iter().copied().map(LinkId).collect();
+        }
+        Rates::new(&topology, Config::default()).map(|_| ())
+    };
+    assert_eq!(with([&[0, 2], &[1, 2]]), Ok(()));
+    assert_eq!(with([&[0, 3], &[1, 2]]), Err(Error::UnknownLink(LinkId(3))));
+    assert_eq!(with([&[7], &[1, 2]]), Err(Error::UnknownLink(LinkId(7))));
+    assert_eq!(with([&[0, 1], &[0, 2]]), Err(Error::Apart(LinkId(0))));
+    assert_eq!(with([&[0, 0], &[1, 2]]), Err(Error::Circle(LinkId(0))));
+    assert_eq!(with([&[0, 2, 1], &[1, 0]]), Err(Error::Circle(LinkId(0))));
+}
