@@ -19,6 +19,7 @@
 //! | [`router`] | which node a request goes to, as the gateway has it |
 //! | [`outcome`] | what came of it, request by request, and summed up |
 //! | [`report`] | tables, CSV and plots |
+//! | [`passing`] | data between the functions of workflows, as flows: without actors, and a simulation of its own |
 //!
 //! What is modelled, and how: links divide their rates evenly among the copies that cross them
 //! (`worker::port::links`); a run takes what its model's figures say; a message takes no time. What
@@ -29,6 +30,7 @@ pub mod control;
 mod machine;
 pub mod models;
 pub mod outcome;
+pub mod passing;
 pub mod report;
 pub mod router;
 pub mod run;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_policy::router::{self, Candidate, HOST_RATE, Held, Request};
-use millrace_types::Digest;
+use millrace_types::{Bytes, Digest};
 use millrace_worker::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot};
 
 /// How often nodes say how they are.
@@ -93,6 +93,8 @@ impl Router {
                 unseen: known.unseen,
                 held,
                 host_rate: HOST_RATE,
+                // Requests bring their inputs along.
+                missing: Bytes::ZERO,
             })
         };
         let chosen = router::choose(serving.iter().filter_map(candidate), request)?;

@@ -6,9 +6,11 @@
 //! |---|---|
 //! | [`lalb`] | H01 to H06 and SM utilisation: one dispatch domain of 12 GPUs, and 3 nodes of 4 |
 //! | [`torpor`] | H07 to H16 and the text's: a node of four V100, six of them, one link, a day's bills |
+//! | [`faastube`] | H18 to H26 and the text's: data between the functions of workflows |
 //! | [`ours`] | what `unified` has to hold against every other policy |
 //! | [`tenants`] | what tenants' caps hold |
 
+pub mod faastube;
 pub mod figures;
 pub mod lalb;
 pub mod ours;
@@ -53,6 +55,7 @@ pub fn all() -> Vec<Experiment> {
     lalb::EXPERIMENTS
         .into_iter()
         .chain(torpor::EXPERIMENTS)
+        .chain(faastube::EXPERIMENTS)
         .chain(ours::EXPERIMENTS)
         .chain(tenants::EXPERIMENTS)
         .collect()

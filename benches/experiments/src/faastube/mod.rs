@@ -1,0 +1,270 @@
+//! The `FaaSTube` paper's experiments, on the simulation of flows (`millrace_sim::passing`): servers of
+//! eight V100 and of eight A100, four of the former, and one of four A10.
+//!
+//! | module | experiments |
+//! |---|---|
+//! | [`overall`] | the text's shares of data passing, and H18: against the three baselines |
+//! | [`parts`] | H19 to H21 and the text's interference: what each part is worth |
+//! | [`memory`] | H22, H23: the elastic store and its pool |
+//! | [`scale`] | H24 to H26: four nodes, no NVLink, and the topology |
+
+mod memory;
+mod overall;
+mod parts;
+mod scale;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use millrace_device::topology::Description;
+use millrace_sim::passing::{App, Arrivals, Outcome, Setup, System, Workflow, run};
+use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_types::topology::Topology;
+
+use crate::figures::{Figure, Order, Spread, Unit};
+use crate::{Effort, Experiment};
+
+/// The experiments of this module.
+pub const EXPERIMENTS: [Experiment; 11] = [
+    Experiment { id: "F2.2", title: "FaaSTube: what data passing takes of INFless+", run: overall::shares },
+    Experiment {
+        id: "F3.2",
+        title: "FaaSTube: driving's loads beside video, on DeepPlan+",
+        run: parts::interference,
+    },
+    Experiment { id: "H18", title: "FaaSTube against its baselines", run: overall::overall },
+    Experiment { id: "H19", title: "FaaSTube: its parts, one by one", run: parts::ablation },
+    Experiment { id: "H20", title: "FaaSTube: PCIe scheduling", run: parts::isolation },
+    Experiment { id: "H21", title: "FaaSTube: NVLink scheduling", run: parts::nvlink },
+    Experiment { id: "H22", title: "FaaSTube: the elastic store's parts", run: memory::store },
+    Experiment { id: "H23", title: "FaaSTube: pools", run: memory::pools },
+    Experiment { id: "H24", title: "FaaSTube: four nodes", run: scale::nodes },
+    Experiment { id: "H25", title: "FaaSTube: four A10 without NVLink", run: scale::without_nvlink },
+    Experiment { id: "H26", title: "FaaSTube: the topology of DGX-V100", run: scale::topology },
+];
+
+/// How far a band goes beyond the paper's range, in shares of a latency.
+const SLACK: f64 = 0.05;
+/// Requests of a run.
+const REQUESTS: usize = 400;
+/// The load, as a share of what INFless+ serves at most.
+const LOAD: f64 = 0.4;
+/// Requests of a burst, and between two of them.
+const BURST: (u32, Duration) = (8, Duration::from_millis(5));
+
+/// A GPU server.
+#[derive(Debug, Clone)]
+struct Server {
+    name: &'static str,
+    topology: Topology,
+    /// How long functions compute there, by a V100.
+    compute: f64,
+}
+
+impl Server {
+    fn named(name: &'static str, preset: &str, compute: f64) -> Result<Self> {
+        Ok(Self { name, topology: Description::preset(preset)?.build(), compute })
+    }
+
+    fn v100() -> Result<Self> {
+        Self::named("8xV100", "dgx-v100", 1.0)
+    }
+
+    fn a100() -> Result<Self> {
+        Self::named("8xA100", "dgx-a100", 0.5)
+    }
+
+    fn a10() -> Result<Self> {
+        Self::named("4xA10", "a10x4", 1.0)
+    }
+
+    /// As many replicas of a workflow as there are GPUs for.
+    fn app(&self, workflow: &Workflow) -> App {
+        let replicas = (self.topology.gpus.len() / workflow.functions.len()).max(1);
+        App { workflow: workflow.clone(), replicas, is_cut: false }
+    }
+
+    fn setup(&self, workflow: &Workflow, system: System, arrivals: Arrivals, seed: u64) -> Setup {
+        let setup = Setup::new(self.topology.clone(), self.app(workflow), system, arrivals, seed);
+        Setup { compute: self.compute, ..setup }
+    }
+}
+
+/// The shapes of arrivals (D32).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Shape {
+    Sporadic,
+    Periodic,
+    Bursty,
+}
+
+impl Shape {
+    const ALL: [Self; 3] = [Self::Sporadic, Self::Periodic, Self::Bursty];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sporadic => "sporadic",
+            Self::Periodic => "periodic",
+            Self::Bursty => "bursty",
+        }
+    }
+
+    /// Requests at a rate a second.
+    fn pattern(self, rate: f64) -> Pattern {
+        let gap = Duration::from_secs_f64(1.0 / rate);
+        match self {
+            Self::Sporadic => Pattern::Sporadic { mean_gap: gap },
+            Self::Periodic => Pattern::Periodic { period: gap, jitter: 0.1 },
+            Self::Bursty => bursts(BURST, rate),
+        }
+    }
+}
+
+/// Bursts of so many, so far apart, at a rate a second.
+fn bursts((size, apart): (u32, Duration), rate: f64) -> Pattern {
+    Pattern::Bursty { mean_gap: Duration::from_secs_f64(f64::from(size) / rate), size, apart }
+}
+
+fn requests(effort: Effort) -> usize {
+    if effort.short { 40 } else { REQUESTS }
+}
+
+/// Requests of several apps, each at its rate.
+fn open(shape: Shape, rates: &[f64], (seed, effort): (u64, Effort)) -> Arrivals {
+    let patterns: Vec<_> = rates.iter().map(|&rate| shape.pattern(rate)).collect();
+    open_as(&patterns, rates, (seed, effort))
+}
+
+/// The same in patterns of one's own, at those rates.
+fn open_as(patterns: &[Pattern], rates: &[f64], (seed, effort): (u64, Effort)) -> Arrivals {
+    let span = requests(effort) as f64 / rates.iter().sum::<f64>();
+    let arrivals = patterns::arrivals(patterns, Duration::from_secs_f64(span), seed);
+    Arrivals::Open(arrivals)
+}
+
+/// As many at a time as keep every function of every replica busy.
+fn closed(app: &App, effort: Effort) -> Arrivals {
+    let functions = app.replicas * app.workflow.functions.len();
+    Arrivals::Closed { outstanding: 3 * functions, total: requests(effort) }
+}
+
+/// Runs a setup with each seed from 1, side by side.
+fn outcomes(effort: Effort, setup: impl Fn(u64) -> Setup + Sync) -> Result<Vec<Outcome>> {
+    let next = AtomicUsize::new(0);
+    let seeds = usize::try_from(effort.seeds)?;
+    let results = Mutex::new(BTreeMap::new());
+    let work = || {
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            if place >= seeds {
+                return;
+            }
+            let result = run(&setup(place as u64 + 1));
+            results.lock().unwrap_or_else(PoisonError::into_inner).insert(place, result);
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(seeds);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_values().map(|result| result.context("a simulation")).collect()
+}
+
+fn spread(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> Spread {
+    Spread(outcomes.iter().map(of).collect())
+}
+
+/// What a system serves at most of a workflow, in requests a second.
+fn throughput(server: &Server, workflow: &Workflow, system: System, effort: Effort) -> Result<Spread> {
+    let arrivals = closed(&server.app(workflow), effort);
+    let runs = outcomes(effort, |seed| server.setup(workflow, system, arrivals.clone(), seed))?;
+    Ok(spread(&runs, Outcome::throughput))
+}
+
+/// The most that a system serves of a workflow on a server, with the first seed.
+fn most(server: &Server, workflow: &Workflow, system: System) -> Result<f64> {
+    Ok(throughput(server, workflow, system, Effort { seeds: 1, short: false })?.mean())
+}
+
+/// The rate at which a workflow is asked on a server, for every system.
+fn load(server: &Server, workflow: &Workflow) -> Result<f64> {
+    Ok(most(server, workflow, System::INFLESS)? * LOAD)
+}
+
+fn p99_latency(outcome: &Outcome) -> f64 {
+    outcome.p99(0, |record| record.latency().as_secs_f64())
+}
+
+fn p99_passing(outcome: &Outcome) -> f64 {
+    outcome.p99(0, |record| record.split.passing())
+}
+
+fn p99_split(outcome: &Outcome) -> f64 {
+    outcome.p99(0, |record| record.split.total())
+}
+
+/// Of several spreads, seed by seed, the least and the greatest.
+fn range(spreads: &[Spread]) -> (Spread, Spread) {
+    let seeds = spreads.iter().map(|spread| spread.0.len()).min().unwrap_or(0);
+    let of = |seed: usize, pick: fn(f64, f64) -> f64, from: f64| {
+        spreads.iter().map(|spread| spread.0[seed]).fold(from, pick)
+    };
+    let lowest = (0..seeds).map(|seed| of(seed, f64::min, f64::MAX)).collect();
+    let highest = (0..seeds).map(|seed| of(seed, f64::max, f64::MIN)).collect();
+    (Spread(lowest), Spread(highest))
+}
+
+/// The mean of several spreads, seed by seed.
+fn average(spreads: &[Spread]) -> Spread {
+    let seeds = spreads.iter().map(|spread| spread.0.len()).min().unwrap_or(0);
+    let mean = |seed: usize| spreads.iter().map(|spread| spread.0[seed]).sum::<f64>() / spreads.len() as f64;
+    Spread((0..seeds).map(mean).collect())
+}
+
+fn figure(
+    what: String,
+    paper: &str,
+    (ours, unit): (Spread, Unit),
+    band: (f64, f64),
+    cause: Option<&'static str>,
+) -> Figure {
+    Figure { what, paper: paper.to_owned(), ours, unit, band: band.0..=band.1, cause }
+}
+
+fn order(what: String, by: Spread, cause: Option<&'static str>) -> Order {
+    Order { what, by, cause }
+}
+
+fn ms(seconds: &Spread) -> String {
+    Unit::Millis.show(seconds.mean() * 1e3)
+}
+
+fn header<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(String::from).to_vec()
+}
+
+/// What the others assume with H18.
+fn as_h18() -> Vec<String> {
+    vec![AS_H18.to_owned()]
+}
+
+const AS_H18: &str = "Systems, costs, sizes and arrivals are H18's, where nothing else is said.";
+
+/// What all of these assume.
+fn assumed() -> Vec<String> {
+    vec![
+        "Flows, not chunks: bytes move at rates that the cores give at each event; a chunk's time for each further stage and a newcomer's wait for one batch are added (D08, D12, D13). PCIe shares come from `policy::rates`, NVLink paths and placement from `policy::paths`, stores and pools from `policy::elastic`, each with the choice that a system stands for.".to_owned(),
+        format!("Sizes and times of inference are not in the paper. Ours are calibrated on one thing only, the share of data passing in INFless+ (F2.2): batches of 10 to 60 MB between functions, ±20% by request, 2 to 10 ms of inference on a V100, half of that on an A100. A request comes at {:.0}% of what INFless+ serves at most, the same for every system; bursts are of {} requests {} ms apart; {REQUESTS} requests a run.", LOAD * 100.0, BURST.0, BURST.1.as_millis()),
+        "Each function has a GPU of its own and as many replicas as there are GPUs for; an instance serves one request at a time, and is busy while it fetches. INFless+, DeepPlan+, FaaSTube* and UCX have functions on GPUs at random, the others by MAPA's rule.".to_owned(),
+        "Host memory of INFless+, DeepPlan+ and FaaSTube* is pinned anew for each copy (70 ms for 100 MB, §3.2): §9.3 has INFless+ and DeepPlan+ equal where there is one PCIe link, so they differ in links alone. *by link*: each link's part is pinned by a thread of its own, as there is a daemon thread for each GPU (§8); *whole*: one call pins all. The paper does not say. Figures are for *by link*, and this choice was made by the paper's results: with *whole* links would hardly matter, and DeepPlan+ would save 8% of a copy where the paper has it at less than half of INFless+.".to_owned(),
+        "Without a pool, an output's memory in the store is allocated, mapped and released (§7.1); what it is copied into on another GPU is a transfer buffer that is mapped once (§8). A native allocation or release takes 1 ms (\"millisecond-level\"), an IPC operation 0.3 ms (GMLake's 45 ms over the 150 blocks of 300 MB), a remote call 0.3 ms and one through a pipe 0.02 ms (both assumed).".to_owned(),
+        "Changed after the first run, by the text (no size, time or band was): without a pool only the store's memory is allocated (before: what a copy arrives in, too); UCX places nothing (before: as MAPA); two nodes pin at the same time (before: one after the other). And the loads of H20, H22 and H23, for at the first ones nothing met, migrated or grew.".to_owned(),
+    ]
+}

@@ -1,0 +1,110 @@
+//! What copies consist of in a system, and what they pay before they begin.
+
+use std::time::Duration;
+
+use millrace_policy::elastic::Event;
+use millrace_policy::paths::Direction;
+use millrace_policy::rates::Objective;
+use millrace_types::{Bytes, BytesPerSec};
+
+use super::Error;
+use super::fabric::{Site, Step};
+use super::instances::Tag;
+use super::requests::{Key, Object};
+use super::run::Sim;
+use super::stores::Wanted;
+use super::system::{HostLinks, Oriented, Pinning};
+
+impl Sim<'_> {
+    pub(super) fn call_cost(&self) -> Duration {
+        let costs = &self.setup.costs;
+        if self.setup.system.piped { costs.piped_call } else { costs.remote_call }
+    }
+
+    pub(super) fn is_host_oriented(&self) -> bool {
+        self.setup.system.oriented == Oriented::Host
+    }
+
+    /// What pinning costs a copy over so many links.
+    fn pinning(&self, bytes: Bytes, links: u32) -> Duration {
+        let parts = match self.setup.system.pinning {
+            Pinning::Ring => return Duration::ZERO,
+            Pinning::ByLink => links,
+            Pinning::Whole => 1,
+        };
+        Duration::from_nanos((bytes.0 as f64 * self.setup.costs.pin_ns / f64::from(parts)) as u64)
+    }
+
+    /// The objective of a copy for a function: half as long again as it takes alone (D18).
+    fn objective(&self, bytes: Bytes, rate: BytesPerSec, compute: Duration) -> Option<Objective> {
+        let alone = rate.time_for(bytes) + compute;
+        Some(Objective { slo: alone + alone / 2, infer: compute })
+    }
+
+    /// A copy between a GPU and its host with what it pays first, for a function that computes so long.
+    pub(super) fn host_steps(
+        &self,
+        site: Site,
+        direction: Direction,
+        bytes: Bytes,
+        compute: Duration,
+    ) -> (Duration, [Step; 2]) {
+        let node = &self.fabric.nodes[site.node];
+        let links = self.setup.system.host_links;
+        let reach = node.reach(site.gpu, links);
+        let first = self.call_cost() + self.pinning(bytes, reach);
+        let rate = BytesPerSec(node.rate_of(node.pcie(site.gpu)).0 * u64::from(reach));
+        let objective = self.objective(bytes, rate, compute);
+        (first, [Step::Wait(first), Step::Host { site, direction, bytes, links, objective }])
+    }
+
+    /// How an input comes to a GPU (D04).
+    pub(super) fn fetch_steps(&self, to: Site, key: Key, compute: Duration) -> Vec<Step> {
+        let Some(&Object { site: from, size: bytes, .. }) = self.objects.get(&key) else { return Vec::new() };
+        let (_, load) = self.host_steps(to, Direction::ToGpu, bytes, compute);
+        let network = Step::Network { from: from.node, to: to.node, bytes };
+        let on_host = self.is_host_oriented() || self.stores.is_on_host(from, key);
+        if on_host {
+            return if from.node == to.node { load.to_vec() } else { vec![network, load[0], load[1]] };
+        }
+        let mut first = self.call_cost();
+        if from.node != to.node {
+            // Both hosts pin their memory, at the same time.
+            let reach = self.fabric.nodes[to.node].reach(to.gpu, self.setup.system.host_links);
+            first += self.pinning(bytes, reach);
+        }
+        let pcie = &self.fabric.nodes[to.node];
+        let objective = self.objective(bytes, pcie.rate_of(pcie.pcie(to.gpu)), compute);
+        vec![Step::Wait(first), Step::Gpus { from, to, bytes, objective }]
+    }
+
+    /// Tells a store, and begins what it wants.
+    pub(super) fn tell(&mut self, site: Site, event: Event) -> Result<(), Error> {
+        let told = self.stores.tell(self.now(), site, event)?;
+        self.want(site, &told.wanted, told.wait);
+        Ok(())
+    }
+
+    pub(super) fn want(&mut self, site: Site, wanted: &[Wanted], wait: Duration) {
+        for &it in wanted {
+            let (Wanted::Place(key) | Wanted::Migrate(key) | Wanted::Reload(key) | Wanted::Refuse(key)) = it;
+            let Some(bytes) = self.objects.get(&key).map(|object| object.size) else {
+                debug_assert!(false, "a store moves what everyone has read");
+                continue;
+            };
+            let copy =
+                |direction| [Step::Host { site, direction, bytes, links: HostLinks::Own, objective: None }];
+            match it {
+                Wanted::Place(_) => {
+                    let first = self.call_cost() + wait + self.setup.costs.within_gpu.time_for(bytes);
+                    self.fabric.begin(Tag::Stored(key), [Step::Wait(first)]);
+                }
+                Wanted::Migrate(_) => {
+                    self.fabric.begin(Tag::Migrated(site, key), copy(Direction::FromGpu));
+                }
+                Wanted::Reload(_) => self.fabric.begin(Tag::Reloaded(site, key), copy(Direction::ToGpu)),
+                Wanted::Refuse(_) => self.fabric.begin(Tag::Refused(site, key), copy(Direction::FromGpu)),
+            }
+        }
+    }
+}

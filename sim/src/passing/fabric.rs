@@ -1,0 +1,327 @@
+//! Everything that takes time: copies over the links of all nodes, and waits. A *course* is a sequence
+//! of steps; its tag says what its end means.
+//!
+//! Bytes flow fluidly: at each event the rates are asked anew, and what moves, moves at its slowest
+//! leg's rate until the next. Chunks and batches (D12, D13) are not stepped through; what they cost
+//! is added at the end of a step: a chunk's time for each further stage of a pipeline (D08), and for
+//! a newcomer the batch that crosses its link when it comes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use millrace_policy::memory::BLOCK;
+use millrace_policy::paths::Direction;
+use millrace_policy::rates::{BATCH, Objective};
+use millrace_types::topology::Topology;
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
+
+use super::links::{HostCopy, LegId, Links, pipelines_through_host};
+use super::system::{Costs, HostLinks, System};
+use super::{Error, Methods};
+
+/// A GPU of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Site {
+    pub(super) node: usize,
+    pub(super) gpu: GpuIndex,
+}
+
+/// What takes time.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Step {
+    Wait(Duration),
+    /// Between a GPU and its host.
+    Host {
+        site: Site,
+        direction: Direction,
+        bytes: Bytes,
+        links: HostLinks,
+        objective: Option<Objective>,
+    },
+    /// Between GPUs: within one, within a node, or in pipeline over both hosts and the network (D08).
+    Gpus {
+        from: Site,
+        to: Site,
+        bytes: Bytes,
+        objective: Option<Objective>,
+    },
+    /// From one node's host to another's.
+    Network {
+        from: usize,
+        to: usize,
+        bytes: Bytes,
+    },
+}
+
+#[derive(Debug)]
+enum Now {
+    Waits(Timestamp),
+    Moves {
+        left: f64,
+        legs: Vec<(usize, LegId)>,
+        network: Option<(usize, usize)>,
+        ceiling: f64,
+        fill: Duration,
+    },
+}
+
+#[derive(Debug)]
+struct Course<T> {
+    tag: T,
+    steps: VecDeque<Step>,
+    now: Now,
+}
+
+#[derive(Debug)]
+pub(super) struct Fabric<T> {
+    system: System,
+    costs: Costs,
+    pub(super) nodes: Vec<Links>,
+    courses: BTreeMap<u64, Course<T>>,
+    last: u64,
+    clock: Timestamp,
+    /// Bytes that were to cross, and that did.
+    pub(super) sent: u64,
+    pub(super) delivered: f64,
+    pub(super) methods: Methods,
+}
+
+impl<T: Copy> Fabric<T> {
+    pub(super) fn new(
+        topology: &Topology,
+        nodes: usize,
+        system: System,
+        costs: Costs,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            system,
+            costs,
+            nodes: (0..nodes).map(|_| Links::new(topology, &system)).collect::<Result<_, _>>()?,
+            courses: BTreeMap::new(),
+            last: 0,
+            clock: Timestamp::ZERO,
+            sent: 0,
+            delivered: 0.0,
+            methods: Methods::default(),
+        })
+    }
+
+    /// Begins a course.
+    pub(super) fn begin(&mut self, tag: T, steps: impl IntoIterator<Item = Step>) {
+        self.last += 1;
+        let now = Now::Waits(self.clock);
+        self.courses.insert(self.last, Course { tag, steps: steps.into_iter().collect(), now });
+    }
+
+    /// When something ends next.
+    ///
+    /// # Errors
+    /// [`Error::Stuck`] where something that moves has no rate and nothing else will end.
+    pub(super) fn next(&self) -> Result<Option<Timestamp>, Error> {
+        let crowd = self.crowd();
+        let end = |course: &Course<T>| match &course.now {
+            Now::Waits(until) => Some(*until),
+            Now::Moves { left, .. } => {
+                let rate = self.rate(&course.now, &crowd);
+                (rate > 0.0).then(|| self.clock + Duration::from_nanos((left / rate * 1e9).ceil() as u64))
+            }
+        };
+        let next = self.courses.values().filter_map(end).min();
+        if next.is_none() && !self.courses.is_empty() { Err(Error::Stuck) } else { Ok(next) }
+    }
+
+    /// Moves everything on to a moment that nothing ends before.
+    pub(super) fn advance(&mut self, to: Timestamp) {
+        let span = to.since(self.clock).as_secs_f64();
+        if span > 0.0 {
+            let crowd = self.crowd();
+            let rates: Vec<f64> =
+                self.courses.values().map(|course| self.rate(&course.now, &crowd)).collect();
+            for (course, rate) in self.courses.values_mut().zip(rates) {
+                let Now::Moves { left, legs, .. } = &mut course.now else { continue };
+                let moved = (rate * span).min(*left);
+                *left -= moved;
+                self.delivered += moved;
+                legs.iter().for_each(|&(node, leg)| self.nodes[node].carried(leg, moved));
+            }
+        }
+        self.clock = to;
+    }
+
+    /// Ends the steps that are over, begins the next ones, and gives what has come to its end.
+    pub(super) fn collect(&mut self) -> Result<Vec<T>, Error> {
+        let mut ended = Vec::new();
+        let ids: Vec<u64> = self.courses.keys().copied().collect();
+        for id in ids {
+            while let Some(course) = self.courses.get_mut(&id) {
+                match &mut course.now {
+                    Now::Waits(until) if *until > self.clock => break,
+                    Now::Waits(_) => {}
+                    // Less than a byte is what rounding left.
+                    Now::Moves { left, .. } if *left >= 1.0 => break,
+                    Now::Moves { left, legs, fill, .. } => {
+                        self.delivered += *left;
+                        let (legs, fill) = (std::mem::take(legs), *fill);
+                        course.now = Now::Waits(self.clock + fill);
+                        for (node, leg) in legs {
+                            self.nodes[node].end(self.clock, leg)?;
+                        }
+                        continue;
+                    }
+                }
+                match course.steps.pop_front() {
+                    Some(step) => {
+                        let now = self.step(step)?;
+                        if let Some(course) = self.courses.get_mut(&id) {
+                            course.now = now;
+                        }
+                    }
+                    None => {
+                        ended.push(course.tag);
+                        self.courses.remove(&id);
+                    }
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    /// How many cross each node's network, out and in.
+    fn crowd(&self) -> Vec<(u32, u32)> {
+        let mut crowd = vec![(0, 0); self.nodes.len()];
+        for course in self.courses.values() {
+            if let Now::Moves { network: Some((from, to)), .. } = course.now {
+                crowd[from].0 += 1;
+                crowd[to].1 += 1;
+            }
+        }
+        crowd
+    }
+
+    fn rate(&self, now: &Now, crowd: &[(u32, u32)]) -> f64 {
+        let Now::Moves { legs, network, ceiling, .. } = now else { return 0.0 };
+        let legs = legs.iter().map(|&(node, leg)| self.nodes[node].rate(leg));
+        let share = |(from, to): (usize, usize)| {
+            self.costs.network.0 as f64 / f64::from(crowd[from].0.max(crowd[to].1))
+        };
+        legs.chain(network.map(share)).fold(*ceiling, f64::min)
+    }
+
+    fn step(&mut self, step: Step) -> Result<Now, Error> {
+        Ok(match step {
+            Step::Wait(span) => Now::Waits(self.clock + span),
+            Step::Host { site, direction, bytes, links, objective } => {
+                self.methods.host_gpu += 1;
+                let copy = HostCopy { gpu: site.gpu, direction, bytes, links, objective };
+                let (leg, mut fill) = self.host_leg(site.node, copy)?;
+                if links == HostLinks::All && self.nodes[site.node].reach(site.gpu, links) > 1 {
+                    fill += self.chunk(site);
+                }
+                self.moves(bytes, vec![leg], None, f64::MAX, fill)
+            }
+            Step::Gpus { from, to, bytes, .. } if from == to => {
+                self.methods.intra += 1;
+                Now::Waits(self.clock + self.costs.within_gpu.time_for(bytes))
+            }
+            Step::Gpus { from, to, bytes, objective } if from.node == to.node => {
+                self.methods.inter += 1;
+                self.within_node(from, to, bytes, objective)?
+            }
+            Step::Gpus { from, to, bytes, objective } => {
+                self.methods.inter_node += 1;
+                let (legs, fill) = self.through_host(from, to, bytes, self.system.host_links, objective)?;
+                let network = self.costs.network.time_for(BLOCK);
+                self.moves(bytes, legs, Some((from.node, to.node)), f64::MAX, fill + network)
+            }
+            Step::Network { from, to, bytes } => {
+                self.methods.inter_node += 1;
+                self.moves(bytes, Vec::new(), Some((from, to)), f64::MAX, Duration::ZERO)
+            }
+        })
+    }
+
+    fn within_node(
+        &mut self,
+        from: Site,
+        to: Site,
+        bytes: Bytes,
+        objective: Option<Objective>,
+    ) -> Result<Now, Error> {
+        let leg = self.leg();
+        let node = from.node;
+        if let Some(hops) = self.nodes[node].begin_nvlink(leg, from.gpu, to.gpu)? {
+            let rate = BytesPerSec(self.nodes[node].rate(leg) as u64);
+            // A chunk is at each GPU on the way before it goes on.
+            let fill = rate.time_for(BLOCK).min(Duration::from_millis(1)) * (hops as u32 - 1);
+            return Ok(self.moves(bytes, vec![(node, leg)], None, f64::MAX, fill));
+        }
+        if pipelines_through_host(self.system.selection) && !self.nodes[node].has_nvlinks() {
+            let (legs, fill) = self.through_host(from, to, bytes, HostLinks::Own, objective)?;
+            return Ok(self.moves(bytes, legs, None, f64::MAX, fill));
+        }
+        let (legs, _) = self.through_host(from, to, bytes, HostLinks::Own, objective)?;
+        let link = self.nodes[node].pcie(from.gpu);
+        let ceiling = self.nodes[node].rate_of(link).0 as f64 * self.costs.peer_share;
+        Ok(self.moves(bytes, legs, None, ceiling, Duration::ZERO))
+    }
+
+    /// Up one host path and down another at once: the slower one's rate.
+    fn through_host(
+        &mut self,
+        from: Site,
+        to: Site,
+        bytes: Bytes,
+        links: HostLinks,
+        objective: Option<Objective>,
+    ) -> Result<(Vec<(usize, LegId)>, Duration), Error> {
+        let copy = |site: Site, direction| HostCopy { gpu: site.gpu, direction, bytes, links, objective };
+        let (up, waits_up) = self.host_leg(from.node, copy(from, Direction::FromGpu))?;
+        let (down, waits_down) = self.host_leg(to.node, copy(to, Direction::ToGpu))?;
+        Ok((vec![up, down], waits_up.max(waits_down) + self.chunk(to)))
+    }
+
+    /// A leg between a GPU and its host, and how long it waits for a batch that crosses.
+    fn host_leg(&mut self, node: usize, copy: HostCopy) -> Result<((usize, LegId), Duration), Error> {
+        let leg = self.leg();
+        let waits = self.nodes[node].begin_host(self.clock, leg, copy)?;
+        let link = self.nodes[node].pcie(copy.gpu);
+        let batch = self.nodes[node].rate_of(link).time_for(BATCH.min(copy.bytes));
+        Ok(((node, leg), if waits { batch } else { Duration::ZERO }))
+    }
+
+    /// How long a chunk takes by a GPU's PCIe link.
+    fn chunk(&self, site: Site) -> Duration {
+        let links = &self.nodes[site.node];
+        links.rate_of(links.pcie(site.gpu)).time_for(BLOCK)
+    }
+
+    fn leg(&mut self) -> LegId {
+        self.last += 1;
+        self.last
+    }
+
+    fn moves(
+        &mut self,
+        bytes: Bytes,
+        legs: Vec<(usize, LegId)>,
+        network: Option<(usize, usize)>,
+        ceiling: f64,
+        fill: Duration,
+    ) -> Now {
+        self.sent += bytes.0;
+        Now::Moves { left: bytes.0 as f64, legs, network, ceiling, fill }
+    }
+
+    pub(super) fn clock(&self) -> Timestamp {
+        self.clock
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.courses.is_empty() && self.nodes.iter().all(Links::is_idle)
+    }
+
+    /// The fullest link's use (see [`Links::fullest`]), or the network's.
+    pub(super) fn fullest(&self) -> f64 {
+        self.nodes.iter().map(Links::fullest).fold(0.0, f64::max)
+    }
+}

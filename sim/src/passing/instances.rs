@@ -1,0 +1,376 @@
+//! Requests through the functions of their workflow. An instance of a function has a GPU of its own
+//! and serves one request at a time, in the order in which they came to the workflow: it fetches its inputs,
+//! all at once, computes, and stores what it made. With data in host memory it copies that there
+//! itself and is busy until then; with a store on the GPU it is free when the store has taken it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millrace_policy::elastic::{Event, ObjectKey, Standing};
+use millrace_policy::ids::FunctionIndex;
+use millrace_policy::paths::Direction;
+use millrace_types::Bytes;
+
+use super::Error;
+use super::fabric::{Site, Step};
+use super::outcome::{Record, Split};
+use super::requests::{Key, Object, Request};
+use super::run::Sim;
+
+/// What the end of a course means.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Tag {
+    /// The CPU function is done.
+    Decoded(usize),
+    /// Bytes from the host are there; the copy paid so much first.
+    Loaded(usize, Duration),
+    /// An input is there.
+    Fetched(usize),
+    /// What was fetched into is released: the function computes.
+    Released(usize),
+    Computed(usize),
+    /// An output is where others can read it.
+    Stored(Key),
+    /// A response is at the host.
+    Responded {
+        request: usize,
+        function: usize,
+    },
+    Migrated(Site, Key),
+    Reloaded(Site, Key),
+    Refused(Site, Key),
+}
+
+/// What an instance is about.
+#[derive(Debug, Clone, Copy, Default)]
+struct Job {
+    request: usize,
+    /// Copies it waits for.
+    pending: usize,
+    /// When it began what it does, in seconds, and how long the copies took.
+    began: f64,
+    loads: f64,
+    fetches: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub(super) app: usize,
+    pub(super) function: usize,
+    pub(super) site: Site,
+    queue: BTreeSet<usize>,
+    job: Option<Job>,
+}
+
+impl Instance {
+    pub(super) fn new(app: usize, function: usize, site: Site) -> Self {
+        Self { app, function, site, queue: BTreeSet::new(), job: None }
+    }
+
+    fn index(&self) -> FunctionIndex {
+        FunctionIndex((self.app * 64 + self.function) as u32)
+    }
+}
+
+impl Sim<'_> {
+    fn seconds(&self) -> f64 {
+        self.now().as_nanos() as f64 / 1e9
+    }
+
+    fn compute(&self, app: usize, function: usize) -> Duration {
+        self.setup.apps[app].workflow.functions[function].compute.mul_f64(self.setup.compute)
+    }
+
+    fn decode(&self, app: usize) -> Duration {
+        self.setup.apps[app].workflow.decode.mul_f64(self.setup.compute)
+    }
+
+    /// A request of an app comes, and goes to its replicas in turn.
+    pub(super) fn arrive(&mut self, app: usize) {
+        let number = self.requests.len();
+        let replica = self.turns[app] % self.by_place[app].len();
+        self.turns[app] += 1;
+        self.requests.push(Request::new(self.setup, number, app, replica, self.now()));
+        let decode = self.decode(app);
+        self.fabric.begin(Tag::Decoded(number), [Step::Wait(decode)]);
+    }
+
+    fn instance_of(&self, request: usize, function: usize) -> usize {
+        let it = &self.requests[request];
+        self.by_place[it.app][it.replica][function]
+    }
+
+    pub(super) fn ended(&mut self, tag: Tag) -> Result<(), Error> {
+        match tag {
+            Tag::Decoded(request) => {
+                let app = self.requests[request].app;
+                let decode = Split { compute: self.decode(app).as_secs_f64(), ..Split::default() };
+                for function in 0..self.requests[request].calls.len() {
+                    if self.setup.apps[app].workflow.functions[function].loads > Bytes::ZERO {
+                        self.there(request, function, None, decode)?;
+                    }
+                }
+                Ok(())
+            }
+            Tag::Loaded(instance, first) => {
+                let took = self.took(instance);
+                if let Some(job) = &mut self.instances[instance].job {
+                    job.loads = job.loads.max(took);
+                    self.requests[job.request].loading += took - first.as_secs_f64();
+                }
+                self.arrived(instance)
+            }
+            Tag::Fetched(instance) => {
+                let took = self.took(instance);
+                if let Some(job) = &mut self.instances[instance].job {
+                    job.fetches = job.fetches.max(took);
+                }
+                self.arrived(instance)
+            }
+            Tag::Released(instance) => {
+                self.begin_compute(instance);
+                Ok(())
+            }
+            Tag::Computed(instance) => self.computed(instance),
+            Tag::Stored(key) => self.stored(key),
+            Tag::Responded { request, function } => self.responded(request, function),
+            Tag::Migrated(site, key) => self.tell(site, Event::Migrated { object: ObjectKey(key) }),
+            Tag::Reloaded(site, key) => self.tell(site, Event::Reloaded { object: ObjectKey(key) }),
+            Tag::Refused(site, key) => {
+                self.tell(site, Event::Migrated { object: ObjectKey(key) })?;
+                self.announce(key)
+            }
+        }
+    }
+
+    fn took(&self, instance: usize) -> f64 {
+        self.instances[instance].job.map_or(0.0, |job| self.seconds() - job.began)
+    }
+
+    /// An input of a call is there: once all are, the call is in its instance's queue.
+    fn there(&mut self, request: usize, function: usize, key: Option<Key>, way: Split) -> Result<(), Error> {
+        let call = &mut self.requests[request].calls[function];
+        call.missing -= 1;
+        call.inputs.extend(key);
+        if way.total() > call.way.total() {
+            call.way = way;
+        }
+        if call.missing > 0 {
+            return Ok(());
+        }
+        let instance = self.instance_of(request, function);
+        let (site, index) = (self.instances[instance].site, self.instances[instance].index());
+        self.instances[instance].queue.insert(request);
+        if !self.is_host_oriented() {
+            self.tell(site, Event::Requested { function: index })?;
+            self.stands(request, function, Standing::Queued(request as u64))?;
+        }
+        self.start(instance)
+    }
+
+    /// Tells the stores where a call stands that reads from them.
+    fn stands(&mut self, request: usize, function: usize, standing: Standing) -> Result<(), Error> {
+        for key in self.requests[request].calls[function].inputs.clone() {
+            let Some(object) = self.objects.get(&key) else { continue };
+            let Some(consumer) = object.takers.iter().position(|&taker| taker == function) else { continue };
+            let event = Event::Stands { object: ObjectKey(key), consumer, standing };
+            self.tell(object.site, event)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the first call of the queue, if the instance is free.
+    fn start(&mut self, instance: usize) -> Result<(), Error> {
+        if self.instances[instance].job.is_some() {
+            return Ok(());
+        }
+        let Some(request) = self.instances[instance].queue.pop_first() else { return Ok(()) };
+        let (app, function, site) =
+            (self.instances[instance].app, self.instances[instance].function, self.instances[instance].site);
+        if !self.is_host_oriented() {
+            self.stands(request, function, Standing::Claimed)?;
+        }
+        let compute = self.compute(app, function);
+        let loads = self.requests[request].scaled(self.setup.apps[app].workflow.functions[function].loads);
+        let inputs = self.requests[request].calls[function].inputs.clone();
+        let pending = inputs.len() + usize::from(loads > Bytes::ZERO);
+        let began = self.seconds();
+        self.instances[instance].job = Some(Job { request, pending, began, ..Job::default() });
+        if loads > Bytes::ZERO {
+            let (first, steps) = self.host_steps(site, Direction::ToGpu, loads, compute);
+            self.fabric.begin(Tag::Loaded(instance, first), steps);
+        }
+        for key in inputs {
+            let steps = self.fetch_steps(site, key, compute);
+            self.fabric.begin(Tag::Fetched(instance), steps);
+        }
+        Ok(())
+    }
+
+    /// A copy of an instance has ended; after the last it has read its inputs.
+    fn arrived(&mut self, instance: usize) -> Result<(), Error> {
+        let Some(job) = &mut self.instances[instance].job else { return Ok(()) };
+        job.pending -= 1;
+        if job.pending > 0 {
+            return Ok(());
+        }
+        let job = *job;
+        let function = self.instances[instance].function;
+        let inputs = std::mem::take(&mut self.requests[job.request].calls[function].inputs);
+        let mut wait = Duration::ZERO;
+        for &key in &inputs {
+            wait += self.read(key, function)?;
+        }
+        let way = &mut self.requests[job.request].calls[function].way;
+        // Copies from both run side by side: the longer one counts.
+        if job.loads > job.fetches {
+            way.host += job.loads;
+        } else {
+            way.functions += job.fetches;
+        }
+        way.functions += wait.as_secs_f64();
+        self.fabric.begin(Tag::Released(instance), [Step::Wait(wait)]);
+        Ok(())
+    }
+
+    /// A function has read a piece of data: its last reader frees it (D28). Says what is waited for.
+    fn read(&mut self, key: Key, function: usize) -> Result<Duration, Error> {
+        let Some(object) = self.objects.get_mut(&key) else { return Ok(Duration::ZERO) };
+        object.unread -= 1;
+        let (site, unread) = (object.site, object.unread);
+        let consumer = object.takers.iter().position(|&taker| taker == function).unwrap_or(0);
+        if unread == 0 {
+            self.objects.remove(&key);
+        }
+        if self.is_host_oriented() {
+            return Ok(Duration::ZERO);
+        }
+        let told =
+            self.stores.tell(self.now(), site, Event::Consumed { object: ObjectKey(key), consumer })?;
+        self.want(site, &told.wanted, Duration::ZERO);
+        Ok(told.wait)
+    }
+
+    fn begin_compute(&mut self, instance: usize) {
+        let compute = self.compute(self.instances[instance].app, self.instances[instance].function);
+        self.fabric.begin(Tag::Computed(instance), [Step::Wait(compute)]);
+    }
+
+    fn computed(&mut self, instance: usize) -> Result<(), Error> {
+        let Instance { app, function, site, job: Some(Job { request, .. }), .. } = self.instances[instance]
+        else {
+            return Ok(());
+        };
+        let (now, compute) = (self.now(), self.compute(app, function));
+        let is_host_oriented = self.is_host_oriented();
+        let call = &mut self.requests[request].calls[function];
+        call.way.compute += compute.as_secs_f64();
+        call.computed = now;
+        let spec = self.setup.apps[app].workflow.functions[function].clone();
+        let mut pending = 0;
+        let mut keys = Vec::new();
+        for output in &spec.outputs {
+            let runs = |taker: &&usize| self.requests[request].calls[**taker].runs;
+            let takers: Vec<usize> = output.takers.iter().filter(runs).copied().collect();
+            if takers.is_empty() {
+                continue;
+            }
+            self.last_key += 1;
+            let (size, unread) = (self.requests[request].scaled(output.size), takers.len());
+            let object = Object { request, maker: function, size, site, takers, unread };
+            self.objects.insert(self.last_key, object);
+            keys.push(self.last_key);
+            pending += 1;
+        }
+        if spec.response > Bytes::ZERO {
+            let bytes = self.requests[request].scaled(spec.response);
+            let (_, steps) = self.host_steps(site, Direction::FromGpu, bytes, Duration::ZERO);
+            self.fabric.begin(Tag::Responded { request, function }, steps);
+            // The store's daemon copies it out, and the function is free.
+            pending += usize::from(is_host_oriented);
+        }
+        if let Some(job) = &mut self.instances[instance].job {
+            job.pending = pending;
+        }
+        for key in keys {
+            self.publish(site, key, instance)?;
+        }
+        if !is_host_oriented {
+            let function = self.instances[instance].index();
+            self.tell(site, Event::Executed { function })?;
+        }
+        self.close(request, function, None)?;
+        if pending == 0 { self.free(instance) } else { Ok(()) }
+    }
+
+    /// Puts an output where others can read it.
+    fn publish(&mut self, site: Site, key: Key, instance: usize) -> Result<(), Error> {
+        let Some(object) = self.objects.get(&key) else { return Ok(()) };
+        let size = object.size;
+        if self.is_host_oriented() {
+            let (_, steps) = self.host_steps(site, Direction::FromGpu, size, Duration::ZERO);
+            self.fabric.begin(Tag::Stored(key), steps);
+            return Ok(());
+        }
+        let consumers = vec![Standing::Unqueued; object.takers.len()];
+        let function = self.instances[instance].index();
+        self.tell(site, Event::Store { object: ObjectKey(key), function, size, consumers })
+    }
+
+    fn stored(&mut self, key: Key) -> Result<(), Error> {
+        if !self.is_host_oriented()
+            && let Some(object) = self.objects.get(&key)
+        {
+            self.tell(object.site, Event::Filled { object: ObjectKey(key) })?;
+        }
+        self.announce(key)
+    }
+
+    /// Lets those who read a piece of data know that it is there, and its maker go on.
+    fn announce(&mut self, key: Key) -> Result<(), Error> {
+        let Some(object) = self.objects.get(&key) else { return Ok(()) };
+        let (request, maker, takers) = (object.request, object.maker, object.takers.clone());
+        let call = &self.requests[request].calls[maker];
+        let mut way = call.way;
+        way.functions += self.now().since(call.computed).as_secs_f64();
+        for taker in takers {
+            self.there(request, taker, Some(key), way)?;
+        }
+        self.done_one(self.instance_of(request, maker))
+    }
+
+    /// An instance has one copy less to wait for.
+    fn done_one(&mut self, instance: usize) -> Result<(), Error> {
+        let Some(job) = &mut self.instances[instance].job else { return Ok(()) };
+        job.pending -= 1;
+        if job.pending == 0 { self.free(instance) } else { Ok(()) }
+    }
+
+    fn free(&mut self, instance: usize) -> Result<(), Error> {
+        self.instances[instance].job = None;
+        self.start(instance)
+    }
+
+    fn responded(&mut self, request: usize, function: usize) -> Result<(), Error> {
+        let took = self.now().since(self.requests[request].calls[function].computed);
+        self.close(request, function, Some(took))?;
+        if self.is_host_oriented() { self.done_one(self.instance_of(request, function)) } else { Ok(()) }
+    }
+
+    /// A call, or its response, has ended: with the last of them, the request.
+    fn close(&mut self, request: usize, function: usize, response: Option<Duration>) -> Result<(), Error> {
+        let now = self.now();
+        let it = &mut self.requests[request];
+        let mut way = it.calls[function].way;
+        way.host += response.unwrap_or_default().as_secs_f64();
+        if way.total() > it.longest.total() {
+            it.longest = way;
+        }
+        it.open -= 1;
+        if it.open == 0 {
+            let (app, arrived, split, loading) = (it.app, it.arrived, it.longest, it.loading);
+            self.records.push(Record { app, arrived, finished: now, split, loading });
+        }
+        Ok(())
+    }
+}

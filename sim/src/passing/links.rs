@@ -1,0 +1,306 @@
+//! The links of one node, and who crosses them at which rate: `policy::rates` for PCIe, one for each
+//! direction, and `policy::paths` for NVLink. A *leg* is what one transfer has of either.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use millrace_policy::paths::{self, Direction, FlowId, Paths, Route, Selection};
+use millrace_policy::rates::{self, Objective, Rates, Sharing};
+use millrace_types::topology::{LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
+
+use super::Error;
+use super::system::{HostLinks, System};
+
+/// NVLinks between a GPU and the neighbour that forwards for it, at most: with two a GPU of DGX-V100
+/// reaches all four PCIe links (D05).
+const FORWARDS_MAX: NonZeroU32 = NonZeroU32::new(2).expect("not zero");
+
+/// A leg's name, not given again.
+pub(super) type LegId = u64;
+
+/// A copy between a GPU and its host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HostCopy {
+    pub(super) gpu: GpuIndex,
+    pub(super) direction: Direction,
+    pub(super) bytes: Bytes,
+    pub(super) links: HostLinks,
+    pub(super) objective: Option<Objective>,
+}
+
+#[derive(Debug)]
+struct HostLeg {
+    direction: Direction,
+    /// What PCIe gives it, by the link it enters by.
+    parts: Vec<(LinkId, u64)>,
+    /// What NVLinks forward, by the same; nothing for its own link.
+    forwards: BTreeMap<LinkId, u64>,
+    own: LinkId,
+    /// Whether it has a flow at the NVLinks too.
+    forwarded: bool,
+    /// What it carried since it was measured last.
+    carried: f64,
+    measured: Timestamp,
+}
+
+#[derive(Debug)]
+enum Leg {
+    Host(HostLeg),
+    NvLink(Vec<Route>),
+}
+
+#[derive(Debug)]
+pub(super) struct Links {
+    topology: Topology,
+    sharing: Sharing,
+    paths: Paths,
+    to_gpu: Rates,
+    from_gpu: Rates,
+    legs: BTreeMap<LegId, Leg>,
+    /// By GPU: over how many PCIe links it reaches the host when nothing else runs.
+    reach: Vec<u32>,
+}
+
+impl Links {
+    pub(super) fn new(topology: &Topology, system: &System) -> Result<Self, Error> {
+        let paths =
+            || Paths::new(topology, paths::Config { selection: system.selection, ..Default::default() });
+        let rates = || Rates::new(topology, rates::Config { sharing: system.sharing });
+        let mut idle = paths()?;
+        let mut reach = Vec::new();
+        for gpu in &topology.gpus {
+            let plan = idle.begin_host(FlowId(0), gpu.index, Direction::ToGpu, FORWARDS_MAX)?;
+            idle.end(FlowId(0));
+            reach.push(plan.routes.len() as u32);
+        }
+        Ok(Self {
+            topology: topology.clone(),
+            sharing: system.sharing,
+            paths: paths()?,
+            to_gpu: rates()?,
+            from_gpu: rates()?,
+            legs: BTreeMap::new(),
+            reach,
+        })
+    }
+
+    /// Over how many PCIe links a GPU reaches the host.
+    pub(super) fn reach(&self, gpu: GpuIndex, links: HostLinks) -> u32 {
+        match links {
+            HostLinks::Own => 1,
+            HostLinks::All => self.reach[gpu.0 as usize],
+        }
+    }
+
+    /// A GPU's own PCIe link.
+    pub(super) fn pcie(&self, gpu: GpuIndex) -> LinkId {
+        self.topology.gpus[gpu.0 as usize].host_path[0]
+    }
+
+    pub(super) fn rate_of(&self, link: LinkId) -> BytesPerSec {
+        self.topology.links[link.0 as usize].rate
+    }
+
+    fn rates(&mut self, direction: Direction) -> &mut Rates {
+        match direction {
+            Direction::ToGpu => &mut self.to_gpu,
+            Direction::FromGpu => &mut self.from_gpu,
+        }
+    }
+
+    /// Tells how much each copy of a direction carried (D16), so that what is shared next is shared by
+    /// what is left.
+    fn measure(&mut self, now: Timestamp, direction: Direction) -> Result<(), Error> {
+        let mut measured = Vec::new();
+        for (&id, leg) in &mut self.legs {
+            let Leg::Host(leg) = leg else { continue };
+            if leg.direction == direction && now > leg.measured {
+                measured.push((id, Bytes(leg.carried as u64), now.since(leg.measured)));
+                leg.carried -= leg.carried.floor();
+                leg.measured = now;
+            }
+        }
+        for (id, bytes, window) in measured {
+            let change = self.rates(direction).measured(now, rates::FlowId(id), bytes, window)?;
+            self.take_rates(&change);
+        }
+        Ok(())
+    }
+
+    fn take_rates(&mut self, change: &rates::Change) {
+        for allocation in &change.allocations {
+            if let Some(Leg::Host(leg)) = self.legs.get_mut(&allocation.flow.0) {
+                leg.parts = allocation.rates.iter().map(|&(link, rate)| (link, rate.0)).collect();
+            }
+        }
+    }
+
+    fn take_routes(&mut self, changes: Vec<paths::Change>) {
+        for change in changes {
+            let topology = &self.topology;
+            match self.legs.get_mut(&change.flow.0) {
+                Some(Leg::NvLink(routes)) => *routes = change.routes,
+                Some(Leg::Host(leg)) => {
+                    let via = |route: &Route| match leg.direction {
+                        Direction::ToGpu => route.hops.first(),
+                        Direction::FromGpu => route.hops.last(),
+                    };
+                    let forward =
+                        |route: &Route| (topology.gpus[via(route).0 as usize].host_path[0], route.rate.0);
+                    leg.forwards = change.routes.iter().map(forward).collect();
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Begins a copy from or to the host. Says whether it waits for a batch that crosses already (D13).
+    pub(super) fn begin_host(&mut self, now: Timestamp, id: LegId, copy: HostCopy) -> Result<bool, Error> {
+        self.measure(now, copy.direction)?;
+        let own = self.pcie(copy.gpu);
+        let (mut links, mut forwards) = (vec![own], BTreeMap::new());
+        let forwarded = copy.links == HostLinks::All && self.reach[copy.gpu.0 as usize] > 1;
+        if forwarded {
+            let plan = self.paths.begin_host(FlowId(id), copy.gpu, copy.direction, FORWARDS_MAX)?;
+            for route in plan.routes.iter().filter(|route| route.via != copy.gpu) {
+                links.push(self.pcie(route.via));
+                forwards.insert(self.pcie(route.via), route.rate.0);
+            }
+            self.take_routes(plan.changes);
+        }
+        let crossing = |leg: &Leg| matches!(leg, Leg::Host(leg) if leg.direction == copy.direction && leg.parts.iter().any(|(link, _)| *link == own));
+        let waits = self.sharing == Sharing::FaasTube && self.legs.values().any(crossing);
+        let leg = HostLeg {
+            direction: copy.direction,
+            parts: Vec::new(),
+            forwards,
+            own,
+            forwarded,
+            carried: 0.0,
+            measured: now,
+        };
+        self.legs.insert(id, Leg::Host(leg));
+        let flow = rates::Flow { id: rates::FlowId(id), bytes: copy.bytes, links, objective: copy.objective };
+        let change = self.rates(copy.direction).begin(now, &flow)?;
+        self.take_rates(&change);
+        Ok(waits)
+    }
+
+    /// Begins a copy between two GPUs over NVLinks; says how many its longest route crosses, none
+    /// where no NVLink leads there: then nothing has begun.
+    pub(super) fn begin_nvlink(
+        &mut self,
+        id: LegId,
+        from: GpuIndex,
+        to: GpuIndex,
+    ) -> Result<Option<usize>, Error> {
+        self.legs.insert(id, Leg::NvLink(Vec::new()));
+        let changes = self.paths.begin(FlowId(id), from, to, BytesPerSec(0))?;
+        self.take_routes(changes);
+        let longest = match self.legs.get(&id) {
+            Some(Leg::NvLink(routes)) => routes.iter().map(|route| route.hops.links().count()).max(),
+            _ => None,
+        };
+        if longest.is_none() {
+            let changes = self.paths.end(FlowId(id));
+            self.legs.remove(&id);
+            self.take_routes(changes);
+        }
+        Ok(longest)
+    }
+
+    pub(super) fn end(&mut self, now: Timestamp, id: LegId) -> Result<(), Error> {
+        match self.legs.get(&id) {
+            Some(Leg::Host(leg)) => {
+                let (direction, forwarded) = (leg.direction, leg.forwarded);
+                self.measure(now, direction)?;
+                self.legs.remove(&id);
+                let change = self.rates(direction).end(now, rates::FlowId(id))?;
+                self.take_rates(&change);
+                if forwarded {
+                    let changes = self.paths.end(FlowId(id));
+                    self.take_routes(changes);
+                }
+            }
+            Some(Leg::NvLink(_)) => {
+                self.legs.remove(&id);
+                let changes = self.paths.end(FlowId(id));
+                self.take_routes(changes);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Notes what a leg carried.
+    pub(super) fn carried(&mut self, id: LegId, bytes: f64) {
+        if let Some(Leg::Host(leg)) = self.legs.get_mut(&id) {
+            leg.carried += bytes;
+        }
+    }
+
+    /// How fast a leg may go, in bytes a second.
+    pub(super) fn rate(&self, id: LegId) -> f64 {
+        let rate: u64 = match self.legs.get(&id) {
+            Some(Leg::Host(leg)) => leg.parts.iter().map(|part| leg.over(part)).sum(),
+            Some(Leg::NvLink(routes)) => routes.iter().map(|route| route.rate.0).sum(),
+            None => 0,
+        };
+        rate as f64
+    }
+
+    /// Whether nothing runs and the matrix of D21 is the topology's again.
+    pub(super) fn is_idle(&self) -> bool {
+        let pairs = self
+            .topology
+            .gpus
+            .iter()
+            .flat_map(|a| self.topology.gpus.iter().map(move |b| (a.index, b.index)));
+        let whole =
+            |(a, b): (GpuIndex, GpuIndex)| a == b || self.paths.left(a, b) == self.paths.capacity(a, b);
+        self.legs.is_empty() && pairs.into_iter().all(whole)
+    }
+
+    /// The fullest link's use, as a share of what it carries; of a switch, each pair's. Above 1 is our
+    /// bug.
+    pub(super) fn fullest(&self) -> f64 {
+        let mut pcie: BTreeMap<(bool, LinkId), u64> = BTreeMap::new();
+        let mut nvlink: BTreeMap<(GpuIndex, GpuIndex), u64> = BTreeMap::new();
+        for (&id, leg) in &self.legs {
+            if let Leg::Host(leg) = leg {
+                for &(link, rate) in &leg.parts {
+                    let chain = self.topology.gpus.iter().find(|gpu| gpu.host_path[0] == link);
+                    for &link in chain.into_iter().flat_map(|gpu| &gpu.host_path) {
+                        *pcie.entry((leg.direction == Direction::ToGpu, link)).or_default() += rate;
+                    }
+                }
+            }
+            for route in self.paths.routes(FlowId(id)).into_iter().flatten() {
+                route.hops.links().for_each(|pair| *nvlink.entry(pair).or_default() += route.rate.0);
+            }
+        }
+        let of = |used: u64, most: BytesPerSec| used as f64 / most.0 as f64;
+        let pcie = pcie.into_iter().map(|((_, link), used)| of(used, self.rate_of(link)));
+        let nvlink = nvlink.into_iter().map(|((a, b), used)| of(used, self.paths.capacity(a, b)));
+        pcie.chain(nvlink).fold(0.0, f64::max)
+    }
+
+    /// Whether any NVLinks join its GPUs.
+    pub(super) fn has_nvlinks(&self) -> bool {
+        self.topology.links.iter().any(|link| matches!(link.kind, LinkKind::NvLink { .. }))
+    }
+}
+
+impl HostLeg {
+    /// What it has by one link: no more than is forwarded from there.
+    fn over(&self, &(link, rate): &(LinkId, u64)) -> u64 {
+        if link == self.own { rate } else { rate.min(self.forwards.get(&link).copied().unwrap_or(0)) }
+    }
+}
+
+/// Whether a selection may send what no NVLink carries through host memory in pipeline, as `FaaSTube`
+/// does (§9.3); the others copy over PCIe between the two GPUs.
+pub(super) fn pipelines_through_host(selection: Selection) -> bool {
+    selection == Selection::FaasTube
+}

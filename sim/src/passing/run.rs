@@ -1,0 +1,130 @@
+//! Runs a simulation: the next of what is to come, until every request was answered.
+
+use millrace_policy::elastic::Event;
+use millrace_types::Timestamp;
+
+use super::Error;
+use super::fabric::{Fabric, Site};
+use super::instances::{Instance, Tag};
+use super::outcome::{Outcome, Record};
+use super::requests::{Key, Objects, Request};
+use super::setup::{Arrivals, Setup};
+use super::stores::Stores;
+
+/// Everything that a run changes.
+pub(super) struct Sim<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) fabric: Fabric<Tag>,
+    pub(super) stores: Stores,
+    pub(super) instances: Vec<Instance>,
+    /// By app, replica and function.
+    pub(super) by_place: Vec<Vec<Vec<usize>>>,
+    pub(super) requests: Vec<Request>,
+    /// By app: how many requests came.
+    pub(super) turns: Vec<usize>,
+    pub(super) objects: Objects,
+    pub(super) last_key: Key,
+    pub(super) records: Vec<Record>,
+}
+
+/// Runs a simulation.
+///
+/// # Errors
+/// [`Error`].
+pub fn run(setup: &Setup) -> Result<Outcome, Error> {
+    let mut sim = Sim::new(setup)?;
+    let mut arrivals = setup.open().into_iter().peekable();
+    let total = match setup.arrivals {
+        Arrivals::Open(_) => arrivals.len(),
+        Arrivals::Closed { total, .. } => total,
+    };
+    let mut fullest: f64 = 0.0;
+    while sim.records.len() < total || !sim.fabric.is_idle() {
+        let wake = sim.stores.next_wake().filter(|_| sim.records.len() < total);
+        let comes = arrivals.peek().map(|arrival| arrival.at);
+        let next = sim.fabric.next()?.into_iter().chain(comes).chain(wake.map(|(at, _)| at)).min();
+        let now = next.ok_or(Error::Stuck)?.max(sim.fabric.clock());
+        sim.fabric.advance(now);
+        if let Some((_, site)) = wake.filter(|(at, _)| *at <= now) {
+            sim.tell(site, Event::Tick)?;
+        }
+        while let Some(arrival) = arrivals.next_if(|arrival| arrival.at <= now) {
+            sim.arrive(arrival.function as usize);
+        }
+        let before = sim.records.len();
+        loop {
+            let ended = sim.fabric.collect()?;
+            if ended.is_empty() {
+                break;
+            }
+            for tag in ended {
+                sim.ended(tag)?;
+            }
+        }
+        if setup.is_audited {
+            fullest = fullest.max(sim.fabric.fullest());
+        }
+        if matches!(setup.arrivals, Arrivals::Closed { .. }) {
+            for _ in before..sim.records.len() {
+                if sim.requests.len() < total {
+                    sim.arrive(0);
+                }
+            }
+        }
+    }
+    sim.outcome(fullest)
+}
+
+impl<'a> Sim<'a> {
+    fn new(setup: &'a Setup) -> Result<Self, Error> {
+        let sites = setup.sites()?;
+        let mut instances = Vec::new();
+        let mut by_place = Vec::new();
+        for (app, replicas) in sites.iter().enumerate() {
+            let mut of_app = Vec::new();
+            for sites in replicas {
+                let mut of_replica = Vec::new();
+                for (function, &site) in sites.iter().enumerate() {
+                    of_replica.push(instances.len());
+                    instances.push(Instance::new(app, function, site));
+                }
+                of_app.push(of_replica);
+            }
+            by_place.push(of_app);
+        }
+        let all: Vec<Site> = instances.iter().map(|instance: &Instance| instance.site).collect();
+        Ok(Self {
+            setup,
+            fabric: Fabric::new(&setup.topology, setup.nodes, setup.system, setup.costs)?,
+            stores: Stores::new(setup, all.into_iter())?,
+            instances,
+            by_place,
+            requests: Vec::new(),
+            turns: vec![0; setup.apps.len()],
+            objects: Objects::new(),
+            last_key: 0,
+            records: Vec::new(),
+        })
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.fabric.clock()
+    }
+
+    fn outcome(mut self, fullest: f64) -> Result<Outcome, Error> {
+        let memory = self.stores.memory(self.fabric.clock());
+        let (calls, counts) = (self.stores.calls(), self.stores.counts());
+        let is_clean = self.fabric.is_idle() && self.objects.is_empty() && self.stores.settle()?;
+        Ok(Outcome {
+            records: self.records,
+            methods: self.fabric.methods,
+            memory,
+            calls,
+            counts,
+            sent: self.fabric.sent,
+            delivered: self.fabric.delivered,
+            fullest,
+            is_clean,
+        })
+    }
+}
