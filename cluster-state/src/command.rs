@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, Quota, SyncBatch, TenantName,
+    WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -189,6 +190,22 @@ pub enum Command {
         /// All of the caps; none takes those away that there are.
         quota: Quota,
     },
+    /// Creates a workflow, or changes it when something differs.
+    ApplyWorkflow {
+        /// What its owner wants.
+        spec: WorkflowSpec,
+        /// As in [`Command::ApplyFunction`].
+        #[serde(default)]
+        expected: Option<u64>,
+    },
+    /// Removes a workflow.
+    DeleteWorkflow {
+        /// Which.
+        key: FunctionKey,
+        /// As in [`Command::ApplyFunction`].
+        #[serde(default)]
+        expected: Option<u64>,
+    },
 }
 
 impl Command {
@@ -211,6 +228,8 @@ impl Command {
             Self::RemoveNode { .. } => "RemoveNode",
             Self::RemoveArtifactHolder { .. } => "RemoveArtifactHolder",
             Self::SetQuota { .. } => "SetQuota",
+            Self::ApplyWorkflow { .. } => "ApplyWorkflow",
+            Self::DeleteWorkflow { .. } => "DeleteWorkflow",
         }
     }
 }

@@ -8,8 +8,9 @@ use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
 use crate::placements::PLACEMENTS_MAX;
 use crate::record::Function;
 use crate::state::{
-    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State, TENANTS_MAX,
+    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State, TENANTS_MAX, WORKFLOWS_MAX,
 };
+use crate::workflows::FitError;
 
 /// A broken invariant: a bug of this crate, or bytes that no build of it wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +51,18 @@ pub enum Violation {
     /// A live function that is also remembered as deleted.
     #[error("{0} is both here and retired")]
     RetiredAndHere(FunctionKey),
+    /// A function and a workflow of one name.
+    #[error("{0} is both a function and a workflow")]
+    NamedTwice(FunctionKey),
+    /// A workflow that cannot run what it runs, or of which that is not there.
+    #[error("workflow {0} does not fit what it runs: {1}")]
+    Unfit(FunctionKey, FitError),
+    /// A workflow that takes, gives or nests something else than is kept of it.
+    #[error("what is kept of workflow {0} does not follow from what it runs")]
+    Signature(FunctionKey),
+    /// A workflow whose number a deleted model of its name had.
+    #[error("workflow {0} counts from below where its name stopped")]
+    Generation(FunctionKey),
     /// More of something than its bound.
     #[error("more {0} than the bound")]
     Unbounded(&'static str),
@@ -85,6 +98,7 @@ impl State {
         self.check_cluster()?;
         self.check_bounds()?;
         self.check_functions()?;
+        self.check_workflows()?;
         self.check_artifacts()?;
         self.check_nodes()?;
         self.check_tenants()?;
@@ -105,9 +119,10 @@ impl State {
     fn check_bounds(&self) -> Result<(), Violation> {
         let bounds = [
             ("functions", self.functions.len(), FUNCTIONS_MAX),
+            ("workflows", self.workflows.len(), WORKFLOWS_MAX),
             ("artifacts", self.artifacts.len(), ARTIFACTS_MAX),
             ("nodes", self.nodes.len(), NODES_MAX),
-            ("retired functions", self.retired.len(), RETIRED_MAX),
+            ("retired names", self.retired.len(), RETIRED_MAX),
             ("placements", self.placements.len(), PLACEMENTS_MAX),
             ("tenants with caps", self.tenants.len(), TENANTS_MAX),
         ];
@@ -219,7 +234,10 @@ impl State {
         let placements =
             placements.map(|it| (format!("{} on {}", it.function, it.node), it.resource_version));
         let tenants = self.tenants.values().map(|it| (format!("tenant {}", it.name), it.resource_version));
-        for (what, version) in functions.chain(nodes).chain(retired).chain(placements).chain(tenants) {
+        let workflows =
+            self.workflows.values().map(|it| (format!("workflow {}", it.key), it.resource_version));
+        let all = functions.chain(workflows).chain(nodes).chain(retired).chain(placements).chain(tenants);
+        for (what, version) in all {
             if version == 0 || version > self.version || !seen.insert(version) {
                 return Err(Violation::Version(what, version));
             }

@@ -21,7 +21,8 @@
 //! |---|---|
 //! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
 //! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
-//! | [`record`] | functions, artifacts, nodes, placements and tenants as they are kept |
+//! | [`record`] | functions, workflows, artifacts, nodes, placements and tenants as they are kept |
+//! | [`workflows`] | whether a workflow fits what it runs, and what a change below it makes of it |
 //! | [`checkpoint`] | what a node told of its soft state |
 //! | [`index`] | tier 2 of the data index: who holds what, and what is lost |
 //! | [`invariants`] | what holds after every command |
@@ -41,6 +42,8 @@ pub mod snapshot;
 mod soft_invariants;
 mod soft_state;
 mod state;
+mod workflow_invariants;
+pub mod workflows;
 
 pub use accounts::{Account, FORGOTTEN_TENANTS_MAX, FunctionScore};
 pub use checkpoint::{Checkpoint, Knowledge, Score};
@@ -50,12 +53,13 @@ pub use invariants::Violation;
 pub use outcome::{Applied, Outcome, Refusal};
 pub use placements::PLACEMENTS_MAX;
 pub use record::{
-    Artifact, Cluster, ControllerId, Function, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
-    PlacementReason, RevisionRecord, Scheduling, Tenant,
+    Artifact, Cluster, ControllerId, Function, ModelKind, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
+    PlacementReason, RevisionRecord, Scheduling, Tenant, Workflow,
 };
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};
 pub use snapshot::{DecodeError, FORMAT};
 pub use state::{
     ARTIFACTS_MAX, CLUSTER_VERSION, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, REVISIONS_SERVED,
-    State, TENANTS_MAX,
+    State, TENANTS_MAX, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
 };
+pub use workflows::{FitError, USERS_NAMED_MAX};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, NodeName, Reason};
+use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, NodeName, Reason};
 use serde::{Deserialize, Serialize};
 
 use crate::command::UnixMillis;
-use crate::record::{ControllerId, Scheduling};
+use crate::record::{ControllerId, ModelKind, Scheduling};
 
 /// What [`crate::State::apply`] returns.
 pub type Outcome = Result<Applied, Refusal>;
@@ -85,12 +85,49 @@ pub enum Refusal {
         /// The name asked for.
         key: FunctionKey,
     },
+    /// No such workflow.
+    #[error("no workflow {key}: list them with 'millrace get workflows'")]
+    WorkflowNotFound {
+        /// The name asked for.
+        key: FunctionKey,
+    },
+    /// Functions and workflows are models alike, under one set of names.
+    #[error("{key} is a {by} already: choose another name, or delete the {by} first")]
+    NameTaken {
+        /// The name.
+        key: FunctionKey,
+        /// What has it.
+        by: ModelKind,
+    },
+    /// Workflows run it.
+    #[error("{key} is run by {}: change or delete what runs it first", users(by, *more))]
+    InUse {
+        /// Which function or workflow.
+        key: FunctionKey,
+        /// Workflows of the same tenant that run it, at most
+        /// [`USERS_NAMED_MAX`](crate::USERS_NAMED_MAX).
+        by: Vec<FunctionName>,
+        /// How many more do.
+        more: u64,
+    },
+    /// A change that a workflow could not run.
+    #[error(
+        "workflow {workflow} runs {key}, itself or through others, and could not run it so: {problem}; apply this under another name, and let the workflow run that"
+    )]
+    BreaksWorkflow {
+        /// The function or workflow to be changed.
+        key: FunctionKey,
+        /// What would no longer run.
+        workflow: FunctionKey,
+        /// Which of its edges would no longer fit, and why.
+        problem: String,
+    },
     /// The resource changed since it was read.
     #[error(
         "{key} is at resource version {actual}, not {expected} (0: absent): read it again and redo the change"
     )]
     Conflict {
-        /// Which function.
+        /// Which function or workflow.
         key: FunctionKey,
         /// What the caller had seen.
         expected: u64,
@@ -235,6 +272,15 @@ fn list(controllers: &[ControllerId]) -> String {
     names.join(", ")
 }
 
+fn users(named: &[FunctionName], more: u64) -> String {
+    let mut text = if named.len() == 1 { "workflow ".to_owned() } else { "workflows ".to_owned() };
+    text += &named.iter().map(FunctionName::as_str).collect::<Vec<_>>().join(", ");
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text
+}
+
 impl Refusal {
     /// The stable reason that interfaces report.
     #[must_use]
@@ -242,8 +288,11 @@ impl Refusal {
         match self {
             Self::NotInitialized => Reason::NoLeader,
             Self::OtherCluster { .. } => Reason::PeerMismatch,
-            Self::InvalidSpec { .. } => Reason::InvalidSpec,
+            Self::InvalidSpec { .. } | Self::BreaksWorkflow { .. } => Reason::InvalidSpec,
             Self::FunctionNotFound { .. } => Reason::FunctionNotFound,
+            Self::WorkflowNotFound { .. } => Reason::WorkflowNotFound,
+            Self::NameTaken { .. } => Reason::NameTaken,
+            Self::InUse { .. } => Reason::InUse,
             Self::Conflict { .. } | Self::ArtifactInUse { .. } | Self::LastHolder { .. } => Reason::Conflict,
             Self::ArtifactNotFound { .. } => Reason::ArtifactNotFound,
             Self::ArtifactDiffers { .. } => Reason::DigestMismatch,

@@ -1,12 +1,13 @@
-//! Functions, artifacts, nodes and tenants as the state keeps them.
+//! Functions, workflows, artifacts, nodes and tenants as the state keeps them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdSet;
+use millrace_types::workflow::{Ports, Signature};
 use millrace_types::{
     Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState, Quota,
-    Revision, TenantName, TensorSpec,
+    Revision, TenantName, TensorSpec, WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,18 @@ pub struct ModelSummary {
 }
 
 impl ModelSummary {
+    /// What it takes and gives.
+    #[must_use]
+    pub fn signature(&self) -> Signature {
+        Signature { inputs: self.inputs.clone(), outputs: self.outputs.clone() }
+    }
+
+    /// The same, as it lies here.
+    #[must_use]
+    pub fn ports(&self) -> Ports<'_> {
+        Ports { inputs: &self.inputs, outputs: &self.outputs }
+    }
+
     /// An input or output whose first dimension is not free: requests for such a model cannot run as
     /// one.
     #[must_use]
@@ -161,6 +174,48 @@ impl RevisionRecord {
     pub fn gpu_memory(&self, model: &ModelSummary) -> Bytes {
         self.spec.resources.gpu_memory.unwrap_or(Bytes::ZERO).max(model.weights)
     }
+}
+
+/// What a model's name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ModelKind {
+    /// A published model.
+    Function,
+    /// A graph of them.
+    Workflow,
+}
+
+impl fmt::Display for ModelKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Function => "function",
+            Self::Workflow => "workflow",
+        })
+    }
+}
+
+/// A workflow (D01). Only its newest spec is kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Workflow {
+    /// Whose it is and what it is called.
+    pub key: FunctionKey,
+    /// The state's version when its owner last changed it.
+    pub resource_version: u64,
+    /// Counts accepted specs from 1, and goes on counting if the name returns.
+    pub generation: Revision,
+    /// What its owner asked for.
+    pub spec: WorkflowSpec,
+    /// What it takes and gives, checked against what it runs. Changes with that, while the workflow's
+    /// own version and dates stay.
+    pub signature: Signature,
+    /// How deep workflows lie in it: 0 if it runs functions alone.
+    pub nesting: u32,
+    /// When it was created.
+    pub created_at: UnixMillis,
+    /// When its owner last changed it.
+    pub updated_at: UnixMillis,
+    /// Who made the last change.
+    pub updated_by: Caller,
 }
 
 /// One GPU of a node, as far as admission cares.

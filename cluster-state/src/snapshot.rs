@@ -15,7 +15,8 @@ use crate::state::State;
 /// | 2 | 0.2.0 | placements, checkpoints, scores, bills; a build that reads 1 only would lose them |
 /// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads 2 only takes no such usage |
 /// | 4 | 0.2.0 | how functions are served; a build that reads 3 only would lose it |
-pub const FORMAT: u16 = 4;
+/// | 5 | 0.2.0 | workflows; a build that reads 4 only would lose them |
+pub const FORMAT: u16 = 5;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -122,6 +123,18 @@ mod tests {
         assert!(old.functions().all(|function| function.latest().spec.replicas == 1));
         assert!(old.nodes().all(|node| node.scheduling == Scheduling::Schedulable));
         assert_eq!((old.placements_len(), old.checkpoints().count()), (0, 0));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
+    }
+
+    /// `format-4.state` was written by the last build of that format: a function that is placed on a
+    /// live node, one that was deleted, and a tenant's caps.
+    #[test]
+    fn reads_what_was_written_before_there_were_workflows() {
+        let old = State::decode(include_bytes!("../tests/data/format-4.state")).unwrap();
+        assert_eq!((old.functions_len(), old.retired.len(), old.placements_len()), (1, 1, 1));
+        let batching = old.functions().map(|function| function.latest().spec.serving.batching);
+        assert_eq!(batching.flatten().map(|it| it.max_size).collect::<Vec<_>>(), [8]);
+        assert_eq!((old.workflows_len(), old.tenants().count()), (0, 1));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 

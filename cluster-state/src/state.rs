@@ -14,24 +14,29 @@ use crate::commands;
 use crate::index::Index;
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::placements::{Placements, first_name};
-use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Tenant};
+use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Tenant, Workflow};
 use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
-pub const CLUSTER_VERSION: u64 = 3;
+pub const CLUSTER_VERSION: u64 = 4;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].
 pub const REVISIONS_SERVED: usize = 2;
 /// The most functions of a cluster.
 pub const FUNCTIONS_MAX: usize = 100_000;
+/// The most workflows of a cluster.
+pub const WORKFLOWS_MAX: usize = 10_000;
+/// The most workflows of a tenant: a change of what they run has every one of them checked again,
+/// before the next command.
+pub const WORKFLOWS_PER_TENANT_MAX: usize = 1_000;
 /// The most artifacts of a cluster.
 pub const ARTIFACTS_MAX: usize = 100_000;
 /// The most nodes kept, lost ones included.
 pub const NODES_MAX: usize = 4_096;
 /// The most tenants that have caps.
 pub const TENANTS_MAX: usize = 10_000;
-/// The most deleted functions whose revision numbers are remembered.
+/// The most deleted functions and workflows whose numbers are remembered.
 pub const RETIRED_MAX: usize = 10_000;
 
 /// Everything the controllers agree on.
@@ -53,10 +58,15 @@ pub struct State {
     pub(crate) artifacts: OrdMap<Digest, Arc<Artifact>>,
     pub(crate) nodes: OrdMap<NodeName, Arc<Node>>,
     pub(crate) epochs_given: u64,
-    /// Where a deleted function's revisions stopped: should its name return, they go on counting,
-    /// so that a number never means two models to a worker or a client.
+    /// Where the numbers of a deleted function or workflow stopped: should its name return, they go
+    /// on counting, so that a number never means two models to a worker or a client. No function that
+    /// is here stands in this. A workflow may: nodes may yet have to say what a function of that name
+    /// used.
     pub(crate) retired: OrdMap<FunctionKey, Retired>,
     pub(crate) sessions: Sessions,
+    /// None has the name of a function.
+    #[serde(default)]
+    pub(crate) workflows: OrdMap<FunctionKey, Arc<Workflow>>,
     /// Those that have caps.
     #[serde(default)]
     pub(crate) tenants: OrdMap<TenantName, Arc<Tenant>>,
@@ -77,7 +87,7 @@ pub struct State {
     pub(crate) synced: u64,
 }
 
-/// What is remembered of a deleted function.
+/// What is remembered of a deleted function or workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Retired {
     pub(crate) last: Revision,
@@ -169,6 +179,10 @@ impl State {
                 commands::remove_artifact_holder(self, *digest, *holder)
             }
             Command::SetQuota { tenant, quota } => commands::set_quota(self, context, tenant, *quota),
+            Command::ApplyWorkflow { spec, expected } => {
+                commands::apply_workflow(self, context, spec, *expected)
+            }
+            Command::DeleteWorkflow { key, expected } => commands::delete_workflow(self, key, *expected),
         }
     }
 

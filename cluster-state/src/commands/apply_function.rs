@@ -1,13 +1,15 @@
-//! Creates a function, or makes its next revision when its spec or model differs.
+//! Creates a function, or makes its next revision when its spec or model differs. The workflows that
+//! run it fit what it becomes.
 
 use std::sync::Arc;
 
-use millrace_types::{Digest, FunctionSpec, Revision};
+use millrace_types::{Digest, FunctionSpec};
 
-use super::{check_expected, count_use};
+use super::{check_expected, count_use, next_number};
 use crate::outcome::{Applied, Outcome, Refusal};
-use crate::record::{ControllerId, Function, RevisionRecord};
+use crate::record::{ControllerId, Function, ModelKind, ModelSummary, RevisionRecord};
 use crate::state::{Context, FUNCTIONS_MAX, REVISIONS_KEPT, State};
+use crate::workflows::{Fit, function_run};
 
 pub(crate) fn apply_function(
     state: &mut State,
@@ -17,9 +19,12 @@ pub(crate) fn apply_function(
     expected: Option<u64>,
     voters: &[ControllerId],
 ) -> Outcome {
-    check_expected(state, &spec.key, expected)?;
-    spec.validate().map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
+    if state.workflows.contains_key(&spec.key) {
+        return Err(Refusal::NameTaken { key: spec.key.clone(), by: ModelKind::Workflow });
+    }
     let current = state.functions.get(&spec.key);
+    check_expected(&spec.key, expected, current.map(|function| function.resource_version))?;
+    spec.validate().map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
     if current.is_some_and(|function| same_content(function.latest(), spec, digest)) {
         return Ok(Applied::Unchanged);
     }
@@ -27,15 +32,18 @@ pub(crate) fn apply_function(
         return Err(Refusal::Full { what: "functions".into(), limit: FUNCTIONS_MAX as u64 });
     }
     let revision = Arc::new(RevisionRecord {
-        number: next_number(state, spec),
+        number: next_number(state, &spec.key),
         spec: spec.clone(),
         digest,
         created_at: context.now,
         created_by: context.caller.clone(),
     });
-    check_model(state, &revision)?;
+    let model = check_model(state, &revision)?;
     check_held(state, digest, voters)?;
+    let fit = Fit::of_function(model.signature());
+    let fits = state.fits_after(&spec.key, function_run(&spec.key), fit)?;
 
+    state.take_fits(&spec.key.tenant, fits);
     count_use(state, digest, context.now, |uses| uses + 1);
     match state.functions.get(&spec.key).cloned() {
         None => Ok(create(state, context, revision)),
@@ -47,15 +55,9 @@ fn same_content(latest: &RevisionRecord, spec: &FunctionSpec, digest: Digest) ->
     latest.digest == digest && latest.spec == *spec
 }
 
-fn next_number(state: &State, spec: &FunctionSpec) -> Revision {
-    let here = state.functions.get(&spec.key).map(|function| function.generation());
-    let retired = || state.retired.get(&spec.key).map(|retired| retired.last);
-    here.or_else(retired).map_or(Revision::FIRST, Revision::next)
-}
-
 /// The model must be known, and fit a GPU of some live node. With no GPU registered yet anything
 /// is taken: workers come and go.
-fn check_model(state: &State, revision: &RevisionRecord) -> Result<(), Refusal> {
+fn check_model<'a>(state: &'a State, revision: &RevisionRecord) -> Result<&'a ModelSummary, Refusal> {
     let artifact =
         state.artifacts.get(&revision.digest).ok_or(Refusal::ArtifactNotFound { digest: revision.digest })?;
     if revision.spec.serving.batching.is_some()
@@ -72,7 +74,7 @@ fn check_model(state: &State, revision: &RevisionRecord) -> Result<(), Refusal> 
         Some(largest) if needed > largest => {
             Err(Refusal::ModelTooLarge { key: revision.spec.key.clone(), needed, largest })
         }
-        _ => Ok(()),
+        _ => Ok(&artifact.model),
     }
 }
 

@@ -1,11 +1,12 @@
-//! Removes a function with all its revisions, placements and scores, and remembers where its
-//! revisions' numbers stopped. What it used stays billed.
+//! Removes a function that no workflow runs, with all its revisions, placements and scores, and
+//! remembers where its revisions' numbers stopped. What it used stays billed.
 
 use millrace_types::FunctionKey;
 
-use super::{check_expected, count_use};
+use super::{check_expected, check_unused, count_use, retire};
 use crate::outcome::{Applied, Outcome, Refusal};
-use crate::state::{Context, RETIRED_MAX, Retired, State};
+use crate::state::{Context, Retired, State};
+use crate::workflows::function_run;
 
 pub(crate) fn delete_function(
     state: &mut State,
@@ -13,10 +14,11 @@ pub(crate) fn delete_function(
     key: &FunctionKey,
     expected: Option<u64>,
 ) -> Outcome {
-    if !state.functions.contains_key(key) {
+    let Some(function) = state.functions.get(key) else {
         return Err(Refusal::FunctionNotFound { key: key.clone() });
-    }
-    check_expected(state, key, expected)?;
+    };
+    check_expected(key, expected, Some(function.resource_version))?;
+    check_unused(state, key, &function_run(key))?;
 
     state.drop_placements_and_scores(key);
     let version = state.next_version();
@@ -27,19 +29,6 @@ pub(crate) fn delete_function(
         retire(state, key, Retired { last: function.generation(), version });
     }
     Ok(Applied::Deleted { version })
-}
-
-/// When too many are remembered, the one deleted first is forgotten: every worker has long dropped
-/// what it had of it.
-fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
-    state.retired.insert(key.clone(), retired);
-    if state.retired.len() > RETIRED_MAX {
-        let oldest = state.retired.iter().min_by_key(|(_, it)| it.version).map(|(key, _)| key.clone());
-        if let Some(oldest) = oldest {
-            state.retired.remove(&oldest);
-            state.forget_usage(&oldest);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@
 
 mod add_artifact;
 mod apply_function;
+mod apply_workflow;
 mod delete_function;
+mod delete_workflow;
 mod init_cluster;
 mod node_lost;
 mod place;
@@ -22,11 +24,14 @@ mod unplace;
 
 use std::sync::Arc;
 
-use millrace_types::{Digest, FunctionKey};
+use millrace_types::workflow::Run;
+use millrace_types::{Digest, FunctionKey, Revision};
 
 pub(crate) use add_artifact::add_artifact;
 pub(crate) use apply_function::apply_function;
+pub(crate) use apply_workflow::apply_workflow;
 pub(crate) use delete_function::delete_function;
+pub(crate) use delete_workflow::delete_workflow;
 pub(crate) use init_cluster::init_cluster;
 pub(crate) use node_lost::node_lost;
 pub(crate) use place::place;
@@ -42,13 +47,48 @@ pub(crate) use unplace::unplace;
 
 use crate::command::UnixMillis;
 use crate::outcome::Refusal;
-use crate::state::State;
+use crate::state::{RETIRED_MAX, Retired, State};
+use crate::workflows::USERS_NAMED_MAX;
 
 /// Refuses a writer that has not seen the latest version. 0 expects absence.
-fn check_expected(state: &State, key: &FunctionKey, expected: Option<u64>) -> Result<(), Refusal> {
-    let Some(expected) = expected else { return Ok(()) };
-    let actual = state.functions.get(key).map_or(0, |function| function.resource_version);
-    if expected == actual { Ok(()) } else { Err(Refusal::Conflict { key: key.clone(), expected, actual }) }
+fn check_expected(key: &FunctionKey, expected: Option<u64>, actual: Option<u64>) -> Result<(), Refusal> {
+    let actual = actual.unwrap_or(0);
+    match expected {
+        Some(expected) if expected != actual => Err(Refusal::Conflict { key: key.clone(), expected, actual }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses to take away what workflows run.
+fn check_unused(state: &State, key: &FunctionKey, run: &Run) -> Result<(), Refusal> {
+    let mut users = state.users_of(&key.tenant, run);
+    let by: Vec<_> = users.by_ref().take(USERS_NAMED_MAX).cloned().collect();
+    if by.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::InUse { key: key.clone(), by, more: users.count() as u64 })
+}
+
+/// The number of a model's next accepted spec: one more than the last that its name ever had, as far
+/// as that is remembered.
+fn next_number(state: &State, key: &FunctionKey) -> Revision {
+    let function = state.functions.get(key).map(|function| function.generation());
+    let workflow = || state.workflows.get(key).map(|workflow| workflow.generation);
+    let retired = || state.retired.get(key).map(|retired| retired.last);
+    function.or_else(workflow).or_else(retired).map_or(Revision::FIRST, Revision::next)
+}
+
+/// When too many are remembered, the one deleted first is forgotten: every worker has long dropped
+/// what it had of it.
+fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
+    state.retired.insert(key.clone(), retired);
+    if state.retired.len() > RETIRED_MAX {
+        let oldest = state.retired.iter().min_by_key(|(_, it)| it.version).map(|(key, _)| key.clone());
+        if let Some(oldest) = oldest {
+            state.retired.remove(&oldest);
+            state.forget_usage(&oldest);
+        }
+    }
 }
 
 /// One more or one less revision uses the artifact. Either way it was touched now: the grace

@@ -1,8 +1,10 @@
 //! A log for the tests of commands: proposes, and compares the state around a refusal.
 
+use millrace_types::workflow::{Output, Run, Step};
 use millrace_types::{
     Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
     GpuIndex, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart, TenantName, TensorSpec,
+    WorkflowSpec,
 };
 
 use crate::command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
@@ -30,16 +32,14 @@ impl Log {
     pub(crate) fn with_artifacts(names: &[&str]) -> Self {
         let mut log = Self::new();
         for name in names {
-            let holder = ControllerId(1);
-            log.apply(Command::AddArtifact {
-                digest: digest(name),
-                bytes: Bytes(100),
-                model: model(),
-                holder,
-            })
-            .unwrap();
+            log.add_model(name, model());
         }
         log
+    }
+
+    pub(crate) fn add_model(&mut self, name: &str, model: ModelSummary) {
+        let (digest, bytes, holder) = (digest(name), Bytes(100), ControllerId(1));
+        self.apply(Command::AddArtifact { digest, bytes, model, holder }).unwrap();
     }
 
     pub(crate) fn tick(&mut self, ms: u64) {
@@ -108,18 +108,23 @@ pub(crate) fn digest(name: &str) -> Digest {
     Digest::of(name.as_bytes())
 }
 
+/// Any number of rows.
+pub(crate) fn tensor(name: &str, columns: u64) -> TensorSpec {
+    let shape = vec![Dim::Symbol("batch".into()), Dim::Fixed(columns)];
+    TensorSpec { name: name.into(), datatype: DataType::Fp32, shape }
+}
+
 pub(crate) fn model() -> ModelSummary {
-    let tensor = |name: &str| TensorSpec {
-        name: name.into(),
-        datatype: DataType::Fp32,
-        shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(64)],
-    };
+    model_of(tensor("x", 64), tensor("y", 64))
+}
+
+pub(crate) fn model_of(input: TensorSpec, output: TensorSpec) -> ModelSummary {
     ModelSummary {
         weights: Bytes::mib(1),
         parameters: 262_144,
         launches: 3,
-        inputs: vec![tensor("x")],
-        outputs: vec![tensor("y")],
+        inputs: vec![input],
+        outputs: vec![output],
     }
 }
 
@@ -134,6 +139,36 @@ pub(crate) fn apply_expecting(name: &str, model: &str, expected: u64) -> Command
 
 pub(crate) fn delete(name: &str) -> Command {
     Command::DeleteFunction { key: key(name), expected: None }
+}
+
+pub(crate) fn run_function(name: &str) -> Run {
+    Run::Function(key(name).name)
+}
+
+pub(crate) fn run_workflow(name: &str) -> Run {
+    Run::Workflow(key(name).name)
+}
+
+/// `x` through one after the other, out as `y`.
+pub(crate) fn chain(name: &str, runs: &[Run]) -> WorkflowSpec {
+    let mut from = "input.x".to_owned();
+    let mut steps = Vec::new();
+    for (number, run) in runs.iter().enumerate() {
+        let step = format!("s{number}");
+        let inputs = [("x".to_owned(), from.parse().unwrap())].into();
+        from = format!("{step}.y");
+        steps.push(Step { name: key(&step).name, run: run.clone(), inputs, each: None, when: None });
+    }
+    let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
+    WorkflowSpec::new(key(name), vec!["x".into()], steps, outputs)
+}
+
+pub(crate) fn apply_workflow(spec: WorkflowSpec) -> Command {
+    Command::ApplyWorkflow { spec, expected: None }
+}
+
+pub(crate) fn delete_workflow(name: &str) -> Command {
+    Command::DeleteWorkflow { key: key(name), expected: None }
 }
 
 pub(crate) fn place(function: &str, node: &str) -> Command {

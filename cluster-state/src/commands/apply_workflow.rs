@@ -1,0 +1,101 @@
+//! Creates a workflow, or changes it when its spec differs. It fits what it runs as that is now, and
+//! every workflow that runs it fits what it becomes (D01).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use millrace_types::workflow::Run;
+use millrace_types::{FunctionKey, FunctionName, WorkflowSpec};
+
+use super::{check_expected, next_number};
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::{ModelKind, Workflow};
+use crate::state::{Context, State, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX};
+use crate::workflows::{Fits, workflow_run};
+
+pub(crate) fn apply_workflow(
+    state: &mut State,
+    context: Context<'_>,
+    spec: &WorkflowSpec,
+    expected: Option<u64>,
+) -> Outcome {
+    let key = &spec.key;
+    if state.functions.contains_key(key) {
+        return Err(Refusal::NameTaken { key: key.clone(), by: ModelKind::Function });
+    }
+    let current = state.workflows.get(key);
+    check_expected(key, expected, current.map(|workflow| workflow.resource_version))?;
+    spec.validate().map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
+    if current.is_some_and(|workflow| workflow.spec == *spec) {
+        return Ok(Applied::Unchanged);
+    }
+    if current.is_none() && state.workflows.len() >= WORKFLOWS_MAX {
+        return Err(Refusal::Full { what: "workflows".into(), limit: WORKFLOWS_MAX as u64 });
+    }
+    if current.is_none() && state.workflows_of(&key.tenant).count() >= WORKFLOWS_PER_TENANT_MAX {
+        let what = format!("workflows of tenant {}", key.tenant);
+        return Err(Refusal::Full { what, limit: WORKFLOWS_PER_TENANT_MAX as u64 });
+    }
+    check_ends(state, spec)?;
+    let fit = state
+        .fit(spec, &Fits::new())
+        .map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
+    let fits = state.fits_after(key, workflow_run(key), fit.clone())?;
+
+    let created_at = current.map_or(context.now, |workflow| workflow.created_at);
+    let is_new = current.is_none();
+    let generation = next_number(state, key);
+    let version = state.next_version();
+    let workflow = Workflow {
+        key: key.clone(),
+        resource_version: version,
+        generation,
+        spec: spec.clone(),
+        signature: fit.signature,
+        nesting: fit.nesting,
+        created_at,
+        updated_at: context.now,
+        updated_by: context.caller.clone(),
+    };
+    state.workflows.insert(key.clone(), Arc::new(workflow));
+    state.take_fits(&key.tenant, fits);
+    Ok(if is_new { Applied::Created { version } } else { Applied::Changed { version } })
+}
+
+/// A workflow that came to run itself, through others, would never end.
+fn check_ends(state: &State, spec: &WorkflowSpec) -> Result<(), Refusal> {
+    let Some(way) = way_to(state, spec, &spec.key, &mut BTreeSet::new()) else { return Ok(()) };
+    let names: Vec<_> = std::iter::once(&spec.key.name).chain(way).map(FunctionName::as_str).collect();
+    let problem = format!(
+        "workflows run each other: {}: take one of these steps out, for workflows end",
+        names.join(" -> ")
+    );
+    Err(Refusal::InvalidSpec { problem })
+}
+
+/// The names from a workflow, itself left out, to one that it runs, through others. Those that are
+/// kept lie at most [`NESTING_MAX`](millrace_types::workflow::NESTING_MAX) deep, and so does this
+/// go; each is looked into once.
+fn way_to<'a>(
+    state: &'a State,
+    from: &'a WorkflowSpec,
+    to: &FunctionKey,
+    seen: &mut BTreeSet<&'a FunctionName>,
+) -> Option<Vec<&'a FunctionName>> {
+    for run in from.runs() {
+        let Run::Workflow(name) = run else { continue };
+        if *name == to.name {
+            return Some(vec![name]);
+        }
+        let key = FunctionKey { tenant: to.tenant.clone(), name: name.clone() };
+        let Some(inner) = state.workflows.get(&key).filter(|_| seen.insert(name)) else { continue };
+        if let Some(mut way) = way_to(state, &inner.spec, to, seen) {
+            way.insert(0, name);
+            return Some(way);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! Removes a workflow that none runs, and remembers where its generations stopped.
+
+use millrace_types::FunctionKey;
+
+use super::{check_expected, check_unused, retire};
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::state::{Retired, State};
+use crate::workflows::workflow_run;
+
+pub(crate) fn delete_workflow(state: &mut State, key: &FunctionKey, expected: Option<u64>) -> Outcome {
+    let Some(workflow) = state.workflows.get(key) else {
+        return Err(Refusal::WorkflowNotFound { key: key.clone() });
+    };
+    check_expected(key, expected, Some(workflow.resource_version))?;
+    check_unused(state, key, &workflow_run(key))?;
+
+    let last = workflow.generation;
+    let version = state.next_version();
+    state.workflows.remove(key);
+    retire(state, key, Retired { last, version });
+    Ok(Applied::Deleted { version })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{
+        Log, apply, apply_workflow, chain, delete_workflow, key, run_function, run_workflow,
+    };
+
+    #[test]
+    fn a_name_that_returns_goes_on_counting_whatever_it_stands_for() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        let spec = || chain("w", &[run_function("f")]);
+        log.apply(apply_workflow(spec())).unwrap();
+        log.apply(apply_workflow(chain("w", &[run_function("f"), run_function("f")]))).unwrap();
+        let version = log.state.version();
+        assert_eq!(log.apply(delete_workflow("w")), Ok(Applied::Deleted { version: version + 1 }));
+        assert!(log.state.workflow(&key("w")).is_none());
+        log.apply(apply_workflow(spec())).unwrap();
+        assert_eq!(log.state.workflow(&key("w")).unwrap().generation.get(), 3);
+        log.apply(delete_workflow("w")).unwrap();
+        log.apply(apply("w", "m1")).unwrap();
+        assert_eq!(log.state.function(&key("w")).unwrap().generation().get(), 4);
+    }
+
+    #[test]
+    fn refuses_an_unknown_name_and_a_stale_version() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        assert_eq!(log.refused(delete_workflow("w")), Refusal::WorkflowNotFound { key: key("w") });
+        assert_eq!(log.refused(delete_workflow("f")), Refusal::WorkflowNotFound { key: key("f") });
+        log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
+        let actual = log.state.version();
+        let stale = Command::DeleteWorkflow { key: key("w"), expected: Some(actual - 1) };
+        assert_eq!(log.refused(stale), Refusal::Conflict { key: key("w"), expected: actual - 1, actual });
+        let fresh = Command::DeleteWorkflow { key: key("w"), expected: Some(actual) };
+        assert_eq!(log.apply(fresh), Ok(Applied::Deleted { version: actual + 1 }));
+    }
+
+    #[test]
+    fn one_that_another_runs_stays_until_that_is_gone() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.apply(apply_workflow(chain("inner", &[run_function("f")]))).unwrap();
+        log.apply(apply_workflow(chain("outer", &[run_workflow("inner")]))).unwrap();
+        let refused = log.refused(delete_workflow("inner"));
+        assert_eq!(refused, Refusal::InUse { key: key("inner"), by: vec![key("outer").name], more: 0 });
+        log.apply(delete_workflow("outer")).unwrap();
+        assert!(log.apply(delete_workflow("inner")).is_ok());
+    }
+}

@@ -1,0 +1,98 @@
+//! The invariants of workflows. Each is checked against what is kept of those that it runs, which are
+//! checked alike. None runs itself through others: each has more workflows in it than any that it
+//! runs, as its nesting counts them.
+
+use crate::invariants::Violation;
+use crate::record::Workflow;
+use crate::state::State;
+use crate::workflows::{Fit, Fits};
+
+impl State {
+    /// Takes as long as there are workflows and steps.
+    pub(crate) fn check_workflows(&self) -> Result<(), Violation> {
+        for (key, workflow) in &self.workflows {
+            if *key != workflow.key || *key != workflow.spec.key {
+                return Err(Violation::Misfiled(format!("workflow {}", workflow.key)));
+            }
+            if self.functions.contains_key(key) {
+                return Err(Violation::NamedTwice(key.clone()));
+            }
+            if self.retired.get(key).is_some_and(|retired| retired.last >= workflow.generation) {
+                return Err(Violation::Generation(key.clone()));
+            }
+            if workflow.created_at > workflow.updated_at || workflow.updated_at > self.clock {
+                return Err(Violation::Future(format!("workflow {key}")));
+            }
+            self.check_fit(workflow)?;
+        }
+        Ok(())
+    }
+
+    fn check_fit(&self, workflow: &Workflow) -> Result<(), Violation> {
+        let key = &workflow.key;
+        if workflow.spec.validate().is_err() {
+            return Err(Violation::Spec(key.clone()));
+        }
+        let fresh = self.fit(&workflow.spec, &Fits::new());
+        let fresh = fresh.map_err(|unfit| Violation::Unfit(key.clone(), unfit))?;
+        if fresh == Fit::of(workflow) { Ok(()) } else { Err(Violation::Signature(key.clone())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millrace_types::Revision;
+    use millrace_types::workflow::CheckError;
+
+    use super::*;
+    use crate::commands::testing::{Log, apply, apply_workflow, chain, key, run_function, run_workflow};
+    use crate::state::Retired;
+    use crate::workflows::FitError;
+
+    #[test]
+    fn each_broken_rule_is_found() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
+        log.apply(apply_workflow(chain("v", &[run_workflow("w")]))).unwrap();
+        let good = log.state;
+        good.check_invariants().unwrap();
+        let step = good.workflow(&key("w")).unwrap().spec.steps[0].name.clone();
+        let unknown = CheckError::UnknownRun { step, run: run_function("f") };
+        let changed = |name: &str, change: &dyn Fn(&mut Workflow)| {
+            let mut state = good.clone();
+            change(Arc::make_mut(state.workflows.get_mut(&key(name)).unwrap()));
+            state.check_workflows()
+        };
+
+        let signature = |name: &str| Err(Violation::Signature(key(name)));
+        // The one above comes first, by its name.
+        let above = changed("w", &|it| it.signature.outputs.clear());
+        assert!(
+            matches!(&above, Err(Violation::Unfit(of, FitError::Check(_))) if *of == key("v")),
+            "{above:?}"
+        );
+        assert_eq!(changed("v", &|it| it.signature.outputs.clear()), signature("v"));
+        assert_eq!(changed("v", &|it| it.nesting = 0), signature("v"));
+        assert_eq!(changed("w", &|it| it.spec.steps.clear()), Err(Violation::Spec(key("w"))));
+        // Two that run each other cannot both lie deeper than the other.
+        let looped = changed("w", &|it| it.spec.steps[0].run = run_workflow("v"));
+        assert!(matches!(looped, Err(Violation::Signature(_))), "{looped:?}");
+
+        let mut gone = good.clone();
+        gone.functions.remove(&key("f"));
+        let unfit = Violation::Unfit(key("w"), FitError::Check(unknown.into()));
+        assert_eq!(gone.check_workflows(), Err(unfit));
+
+        let mut twice = good.clone();
+        let function = good.functions.get(&key("f")).cloned().unwrap();
+        twice.functions.insert(key("w"), function);
+        assert_eq!(twice.check_workflows(), Err(Violation::NamedTwice(key("w"))));
+
+        let mut early = good.clone();
+        early.retired.insert(key("w"), Retired { last: Revision::FIRST, version: 1 });
+        assert_eq!(early.check_workflows(), Err(Violation::Generation(key("w"))));
+    }
+}

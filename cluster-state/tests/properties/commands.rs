@@ -1,0 +1,201 @@
+//! Random commands over a small world, so that they collide.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use millrace_cluster_state::{
+    Caller, Command, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, Scheduling, UnixMillis,
+};
+use millrace_types::{
+    Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
+    ModelCopy, NodeDelta, NodeName, Portion, Quota, Share, SloCounts, SyncBatch, SyncPart, TenantName, Tier,
+    Usage,
+};
+use proptest::prelude::*;
+
+use crate::workflows::{model, workflow_command};
+
+pub(crate) fn name(name: &str) -> FunctionName {
+    FunctionName::new(name).unwrap()
+}
+
+pub(crate) fn key_of(names: &[&'static str]) -> impl Strategy<Value = FunctionKey> + use<> {
+    (prop::sample::select(vec!["default", "acme"]), prop::sample::select(names.to_vec()))
+        .prop_map(|(tenant, of)| FunctionKey { tenant: TenantName::new(tenant).unwrap(), name: name(of) })
+}
+
+pub(crate) fn key() -> impl Strategy<Value = FunctionKey> {
+    key_of(&["f", "g", "h"])
+}
+
+pub(crate) fn digest() -> impl Strategy<Value = Digest> {
+    (0u8..4).prop_map(digest_of)
+}
+
+pub(crate) fn digest_of(number: u8) -> Digest {
+    Digest::of(&[number])
+}
+
+pub(crate) fn spec() -> impl Strategy<Value = FunctionSpec> {
+    // A timeout of zero is refused; memory beyond 3 GiB fits no GPU here.
+    (key(), 0u64..4, prop::option::of(1u64..5)).prop_map(|(key, timeout, gib)| {
+        let mut spec = FunctionSpec::new(key);
+        spec.timeout = Duration::from_secs(timeout);
+        spec.resources.gpu_memory = gib.map(Bytes::gib);
+        spec
+    })
+}
+
+fn node_name() -> impl Strategy<Value = NodeName> {
+    prop::sample::select(vec!["n1", "n2"]).prop_map(|name| NodeName::new(name).unwrap())
+}
+
+fn register() -> impl Strategy<Value = Command> {
+    (node_name(), prop::sample::select(vec!["a", "b"]), 1u64..4).prop_map(|(name, instance, gib)| {
+        Command::RegisterNode {
+            name,
+            instance: instance.into(),
+            address: "127.0.0.1:7080".into(),
+            gpus: vec![NodeGpu { index: GpuIndex(0), gpu_type: "emulated".into(), memory: Bytes::gib(gib) }],
+            topology: "test".into(),
+            host_memory: Bytes::gib(8),
+            seen: Epoch(0),
+        }
+    })
+}
+
+fn data_id() -> impl Strategy<Value = DataId> {
+    (node_name(), 1u64..3, 0u64..6).prop_map(|(home, epoch, counter)| DataId {
+        home,
+        epoch: Epoch(epoch),
+        counter,
+    })
+}
+
+fn copy() -> impl Strategy<Value = ModelCopy> {
+    let tier = prop::sample::select(vec![Tier::Host, Tier::Gpu(GpuIndex(0))]);
+    (digest(), tier).prop_map(|(digest, tier)| ModelCopy { digest, tier })
+}
+
+fn usage() -> impl Strategy<Value = Usage> {
+    (0u64..9, 0u64..9, 0u64..9).prop_map(|(gpu_ns, requests, idle_ms)| Usage { gpu_ns, requests, idle_ms })
+}
+
+fn delta() -> impl Strategy<Value = NodeDelta> {
+    let few = 0..3usize;
+    (
+        prop::collection::vec((copy(), Just(Bytes(9))), few.clone()),
+        prop::collection::vec(copy(), few.clone()),
+        prop::collection::vec((data_id(), Just(Bytes(5))), 0..6usize),
+        prop::collection::vec(data_id(), few.clone()),
+        // At times more in time than served: refused.
+        prop::collection::vec(
+            (key(), (0u64..9, 0u64..20).prop_map(|(m, n)| SloCounts { m, n })),
+            few.clone(),
+        ),
+        prop::collection::vec((key(), usage()), few),
+        prop::option::of((0u32..1_000_000).prop_map(|ppm| Alpha::from_ppm(ppm).unwrap())),
+    )
+        .prop_map(|(models, models_gone, entries, entries_gone, slo, usage, alpha)| NodeDelta {
+            models,
+            models_gone,
+            entries,
+            entries_gone,
+            slo,
+            usage,
+            alpha,
+            overflow: None,
+        })
+}
+
+pub(crate) fn sync() -> impl Strategy<Value = Command> {
+    let part = prop_oneof![
+        3 => Just(SyncPart::Delta),
+        2 => Just(SyncPart::Full(Portion::Only)),
+        1 => Just(SyncPart::Full(Portion::First)),
+        1 => Just(SyncPart::Full(Portion::Middle)),
+        1 => Just(SyncPart::Full(Portion::Last)),
+    ];
+    (node_name(), 1u64..5, 1u64..8, part, delta()).prop_map(|(node, epoch, seq, part, delta)| {
+        Command::SyncNode { node, batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
+    })
+}
+
+fn scheduling() -> impl Strategy<Value = Scheduling> {
+    prop::sample::select(vec![Scheduling::Schedulable, Scheduling::Cordoned, Scheduling::Draining])
+}
+
+fn voters() -> impl Strategy<Value = Vec<ControllerId>> {
+    prop_oneof![4 => Just(Vec::new()), 1 => Just(vec![ControllerId(1), ControllerId(2), ControllerId(3)])]
+}
+
+fn set_quota() -> impl Strategy<Value = Command> {
+    (key(), 0u32..3, 0u32..3).prop_map(|(key, gpus_max, share)| {
+        let (gpus_max, memory_share) = (NonZeroU32::new(gpus_max), Share::from_ppm(share * 300_000).ok());
+        Command::SetQuota { tenant: key.tenant, quota: Quota { gpus_max, memory_share, gpu_share: None } }
+    })
+}
+
+pub(crate) fn command() -> impl Strategy<Value = Command> {
+    let expected = || prop::option::weighted(0.3, 0u64..30);
+    prop_oneof![
+        1 => prop::sample::select(vec!["one", "two"])
+            .prop_map(|id| Command::InitCluster { cluster_id: ClusterId(id.into()) }),
+        8 => (spec(), digest(), expected(), voters())
+            .prop_map(|(spec, digest, expected, voters)| Command::ApplyFunction { spec, digest, expected, voters }),
+        2 => (key(), expected()).prop_map(|(key, expected)| Command::DeleteFunction { key, expected }),
+        2 => (key(), any::<bool>()).prop_map(|(key, enabled)| Command::SetFunctionEnabled { key, enabled }),
+        4 => (digest(), 10u64..12, 0u64..3).prop_map(|(digest, bytes, holder)| Command::AddArtifact {
+            digest, bytes: Bytes(bytes), model: model(digest), holder: ControllerId(holder),
+        }),
+        2 => (digest(), 0u64..200).prop_map(|(digest, at)| Command::RemoveArtifact {
+            digest, unused_since: UnixMillis(at),
+        }),
+        4 => register(),
+        2 => set_quota(),
+        4 => workflow_command(),
+        12 => sync(),
+        5 => (key(), node_name()).prop_map(|(function, node)| Command::Place {
+            function, node, reason: PlacementReason::Rebalance,
+        }),
+        2 => (key(), node_name()).prop_map(|(function, node)| Command::Unplace { function, node }),
+        1 => (node_name(), scheduling())
+            .prop_map(|(name, scheduling)| Command::SetNodeScheduling { name, scheduling }),
+        1 => node_name().prop_map(|name| Command::RemoveNode { name }),
+        1 => (digest(), 0u64..3).prop_map(|(digest, holder)| Command::RemoveArtifactHolder {
+            digest, holder: ControllerId(holder),
+        }),
+        2 => (node_name(), 0u64..6).prop_map(|(name, epoch)| Command::NodeLost { name, epoch: Epoch(epoch) }),
+    ]
+}
+
+fn proposal() -> impl Strategy<Value = Proposal> {
+    let idempotency = (prop::sample::select(vec!["c", "d"]), 0u64..20)
+        .prop_map(|(client, seq)| IdempotencyKey { client: client.into(), seq });
+    // Mostly milliseconds, at times beyond a session's life.
+    let stamp = prop_oneof![9 => 0u64..200, 1 => 3_600_000u64..7_400_000];
+    (stamp, prop::sample::select(vec!["alice", "bob"]), prop::option::of(idempotency), command()).prop_map(
+        |(stamp, caller, idempotency, command)| Proposal {
+            stamp: UnixMillis(stamp),
+            caller: Caller(caller.into()),
+            idempotency,
+            command,
+        },
+    )
+}
+
+/// A log that begins as a cluster's does, and then holds anything.
+pub(crate) fn log() -> impl Strategy<Value = Vec<Proposal>> {
+    let init = Proposal {
+        stamp: UnixMillis(1),
+        caller: Caller("controller".into()),
+        idempotency: None,
+        command: Command::InitCluster { cluster_id: ClusterId("one".into()) },
+    };
+    (any::<bool>(), prop::collection::vec(proposal(), 0..80)).prop_map(move |(begin, mut log)| {
+        if begin {
+            log.insert(0, init.clone());
+        }
+        log
+    })
+}

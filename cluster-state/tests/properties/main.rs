@@ -1,0 +1,261 @@
+//! Properties of whole logs.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod commands;
+mod workflows;
+
+use std::collections::BTreeMap;
+
+use commands::{command, digest, log, spec, sync};
+use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal, State};
+use millrace_types::workflow::{NESTING_MAX, Run, Signature};
+use millrace_types::{Digest, FunctionKey, FunctionSpec, Revision, WorkflowSpec};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+use workflows::log_of_workflows;
+
+/// Two commands to a log entry: they share an index.
+fn index_of(position: usize) -> u64 {
+    position as u64 / 2 + 1
+}
+
+fn replay(state: &mut State, from: usize, log: &[Proposal]) -> Vec<Outcome> {
+    log.iter().enumerate().map(|(n, proposal)| state.apply(index_of(from + n), proposal)).collect()
+}
+
+/// All of a state but what advances even when a command is refused.
+fn contents(state: &State) -> impl PartialEq + std::fmt::Debug + use<> {
+    (
+        state.version(),
+        state.cluster().cloned(),
+        (state.functions().cloned().collect::<Vec<_>>(), state.workflows().cloned().collect::<Vec<_>>()),
+        state.artifacts().cloned().collect::<Vec<_>>(),
+        state.nodes().cloned().collect::<Vec<_>>(),
+        state.placements().cloned().collect::<Vec<_>>(),
+        (
+            state.synced(),
+            state.checkpoints().map(|(name, it)| (name.clone(), it.clone())).collect::<Vec<_>>(),
+        ),
+        (state.index_held_len(), state.index_lost_len()),
+        state.usages().map(|(key, usage)| (key.clone(), *usage)).collect::<Vec<_>>(),
+    )
+}
+
+/// The properties of workflows say something of nesting only if the logs reach its limit.
+#[test]
+fn the_logs_nest_workflows_as_deep_as_is_allowed_and_deeper() {
+    let mut runner = TestRunner::deterministic();
+    let (mut deepest, mut too_deep) = (0, 0);
+    for _ in 0..256 {
+        let log = log_of_workflows().new_tree(&mut runner).unwrap().current();
+        let mut state = State::default();
+        for outcome in replay(&mut state, 0, &log) {
+            let refused = outcome.map_or_else(|refusal| refusal.to_string(), |_| String::new());
+            too_deep += u32::from(refused.contains("in another they would lie deeper than"));
+        }
+        deepest = state.workflows().map(|it| it.nesting).max().unwrap_or(0).max(deepest);
+    }
+    assert!(deepest as usize == NESTING_MAX && too_deep > 0, "{deepest} deep, {too_deep} too deep");
+}
+
+proptest! {
+    #[test]
+    fn every_log_keeps_the_invariants(log in log()) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let before = state.clone();
+            let outcome = state.apply(index_of(n), proposal);
+            prop_assert_eq!(state.check_invariants(), Ok(()));
+            prop_assert!(state.clock() >= before.clock().max(proposal.stamp));
+            prop_assert!(state.version() <= before.version() + 1);
+            if !matches!(outcome, Ok(applied) if applied.changed()) {
+                prop_assert_eq!(contents(&before), contents(&state));
+            }
+        }
+    }
+
+    /// Whatever is applied and deleted, each workflow can be run: what it runs is there, and its
+    /// edges fit. Whoever looks afresh finds the same signature.
+    #[test]
+    fn every_workflow_fits_what_it_runs_at_all_times(log in log_of_workflows()) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let before = state.clone();
+            let outcome = state.apply(index_of(n), proposal);
+            for workflow in state.workflows() {
+                let runs = workflow.spec.runs().into_iter();
+                let known: BTreeMap<Run, Signature> = runs
+                    .filter_map(|run| Some((run.clone(), state.signature(&workflow.key.tenant, run)?)))
+                    .collect();
+                let fresh = workflow.spec.check(|run| known.get(run));
+                prop_assert_eq!(fresh.as_ref(), Ok(&workflow.signature));
+                prop_assert!(state.function(&workflow.key).is_none());
+            }
+            if outcome.is_err() {
+                prop_assert_eq!(contents(&before), contents(&state));
+            }
+        }
+        prop_assert_eq!(State::decode(&state.encode()).unwrap(), state);
+    }
+
+    /// Of a function or a workflow, whichever has the name, and however often it was deleted.
+    #[test]
+    fn a_number_never_means_two_models_of_one_name(log in log_of_workflows()) {
+        let mut state = State::default();
+        let mut last: BTreeMap<FunctionKey, Revision> = BTreeMap::new();
+        for (n, proposal) in log.iter().enumerate() {
+            let outcome = state.apply(index_of(n), proposal);
+            let (Command::ApplyFunction { spec: FunctionSpec { key, .. }, .. }
+            | Command::ApplyWorkflow { spec: WorkflowSpec { key, .. }, .. }) = &proposal.command else {
+                continue;
+            };
+            let function = state.function(key).map(|it| it.generation());
+            let number = function.or_else(|| state.workflow(key).map(|it| it.generation));
+            match outcome {
+                Ok(Applied::Created { .. } | Applied::Changed { .. }) => {
+                    let expected = last.get(key).map_or(Revision::FIRST, |last| last.next());
+                    prop_assert_eq!(number, Some(expected));
+                    last.insert(key.clone(), expected);
+                }
+                _ => prop_assert!(number.is_none_or(|number| last.get(key) == Some(&number))),
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_log_gives_the_same_answers_and_the_same_bytes(log in log()) {
+        let (mut a, mut b) = (State::default(), State::default());
+        prop_assert_eq!(replay(&mut a, 0, &log), replay(&mut b, 0, &log));
+        prop_assert_eq!(a.encode(), b.encode());
+    }
+
+    #[test]
+    fn a_snapshot_and_the_rest_of_the_log_equal_the_whole_log(log in log(), cut in any::<prop::sample::Index>()) {
+        let cut = cut.index(log.len() + 1);
+        let mut whole = State::default();
+        let answers = replay(&mut whole, 0, &log);
+
+        let mut head = State::default();
+        replay(&mut head, 0, &log[..cut]);
+        let mut restored = State::decode(&head.encode()).unwrap();
+        prop_assert_eq!(&restored, &head);
+        let tail = replay(&mut restored, cut, &log[cut..]);
+        prop_assert_eq!(&answers[cut..], &tail[..]);
+        prop_assert_eq!(whole.encode(), restored.encode());
+    }
+
+    #[test]
+    fn a_repeated_idempotency_key_is_answered_the_same_and_changes_nothing(log in log(), seq in 100u64..200) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let key = IdempotencyKey { client: "repeats".into(), seq: seq + n as u64 };
+            let proposal = Proposal { idempotency: Some(key), ..proposal.clone() };
+            let first = state.apply(n as u64, &proposal);
+            let before = contents(&state);
+            let second = state.apply(n as u64, &proposal);
+            prop_assert_eq!(first, second);
+            prop_assert_eq!(before, contents(&state));
+        }
+    }
+
+    #[test]
+    fn an_epoch_is_never_given_twice(log in log()) {
+        let mut state = State::default();
+        let mut given = std::collections::BTreeSet::new();
+        for (n, proposal) in log.iter().enumerate() {
+            let unkeyed = Proposal { idempotency: None, ..proposal.clone() };
+            if let Ok(millrace_cluster_state::Applied::Registered { epoch }) = state.apply(n as u64, &unkeyed) {
+                prop_assert!(given.insert(epoch));
+            }
+        }
+    }
+
+    #[test]
+    fn a_dry_run_answers_as_the_write_would_and_changes_nothing(log in log(), next in command()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let next = Proposal {
+            stamp: state.clock(),
+            caller: Caller("alice".into()),
+            idempotency: None,
+            command: next,
+        };
+        let before = state.clone();
+        let (answer, after) = state.dry_run(&next);
+        prop_assert_eq!(&before, &state);
+        prop_assert_eq!(answer, state.apply(index_of(log.len()), &next));
+        prop_assert_eq!(contents(&after), contents(&state));
+    }
+
+    #[test]
+    fn two_writers_who_saw_the_same_version_cannot_both_win(log in log(), a in spec(), b in digest()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let seen = state.function(&a.key).map_or(0, |function| function.resource_version);
+        let write = |digest| Proposal {
+            stamp: state.clock(),
+            caller: Caller("alice".into()),
+            idempotency: None,
+            command: Command::ApplyFunction { spec: a.clone(), digest, expected: Some(seen), voters: Vec::new() },
+        };
+        let (first, second) = (write(b), write(Digest::of(b"other")));
+        // The same log entry: the same index.
+        let index = index_of(log.len());
+        let mut state = state;
+        if matches!(state.apply(index, &first), Ok(applied) if applied.changed()) {
+            let refused = state.apply(index, &second);
+            prop_assert!(matches!(refused, Err(Refusal::Conflict { .. })), "{:?}", refused);
+        }
+    }
+
+    /// Late, repeated and missing batches leave a node's checkpoint as its worker tells it.
+    #[test]
+    fn a_batch_that_does_not_follow_changes_nothing(log in log(), next in sync()) {
+        let mut state = State::default();
+        replay(&mut state, 0, &log);
+        let propose = |state: &mut State| {
+            let caller = Caller("worker".into());
+            let proposal =
+                Proposal { stamp: state.clock(), caller, idempotency: None, command: next.clone() };
+            state.apply(index_of(log.len()), &proposal)
+        };
+        let Command::SyncNode { node, batch } = &next else { unreachable!("the strategy gives these only") };
+        let last = state.checkpoint(node).map_or(0, |checkpoint| checkpoint.seq);
+        let before = contents(&state);
+        match propose(&mut state) {
+            Ok(Applied::Synced { seq }) => {
+                prop_assert!(seq == batch.seq && seq > last);
+                let before = contents(&state);
+                prop_assert_eq!(propose(&mut state), Ok(Applied::SyncRepeated { last: seq }));
+                prop_assert_eq!(before, contents(&state));
+            }
+            other => {
+                let stale = batch.seq <= last;
+                prop_assert!(!stale || !matches!(other, Ok(Applied::ResyncWanted { .. })), "{:?}", other);
+                prop_assert_eq!(before, contents(&state));
+            }
+        }
+    }
+
+    /// What functions counted and used never shrinks, whoever is lost; a function that is deleted
+    /// takes its score with it.
+    #[test]
+    fn totals_only_grow(log in log()) {
+        let mut state = State::default();
+        for (n, proposal) in log.iter().enumerate() {
+            let before = state.clone();
+            let outcome = state.apply(index_of(n), proposal);
+            let used = before.usage_in_all();
+            prop_assert_eq!(state.usage_in_all().merge(used), state.usage_in_all());
+            if matches!(outcome, Ok(Applied::Deleted { .. })) {
+                continue;
+            }
+            for function in state.functions() {
+                let (then, now) = (before.score(&function.key).total, state.score(&function.key).total);
+                prop_assert_eq!(now.merge(then), now);
+            }
+        }
+    }
+}

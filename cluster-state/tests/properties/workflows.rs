@@ -1,0 +1,125 @@
+//! Random workflows of the functions and models of that world, of which not all fit each other.
+
+use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, UnixMillis};
+use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::{
+    Bytes, ClusterId, DataType, Digest, Dim, FunctionKey, FunctionSpec, TenantName, TensorSpec, WorkflowSpec,
+};
+use proptest::prelude::*;
+
+use crate::commands::{digest, digest_of, key, key_of, name};
+
+/// So many that each in the one before lies deeper than is allowed.
+const WORKFLOWS: [&str; 6] = ["s", "t", "u", "v", "w", "x"];
+
+/// At times a function's.
+fn workflow_key() -> impl Strategy<Value = FunctionKey> {
+    key_of(&["s", "t", "u", "v", "w", "x", "h"])
+}
+
+/// The model of a digest: of the four, two are alike, one has other columns and one names its output
+/// otherwise.
+pub(crate) fn model(digest: Digest) -> ModelSummary {
+    let columns = if digest == digest_of(2) { 8 } else { 4 };
+    let output = if digest == digest_of(3) { "z" } else { "y" };
+    let tensor = |name: &str| TensorSpec {
+        name: name.into(),
+        datatype: DataType::Fp32,
+        shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(columns)],
+    };
+    let (inputs, outputs) = (vec![tensor("x")], vec![tensor(output)]);
+    ModelSummary { weights: Bytes::mib(1), parameters: 9, launches: 1, inputs, outputs }
+}
+
+/// What a step runs; `None`: the workflow whose name comes before, so that workflows nest deep.
+fn run() -> impl Strategy<Value = Option<Run>> {
+    prop_oneof![
+        3 => prop::sample::select(vec!["f", "g", "h"]).prop_map(|it| Some(Run::Function(name(it)))),
+        1 => prop::sample::select(WORKFLOWS.to_vec()).prop_map(|it| Some(Run::Workflow(name(it)))),
+        3 => Just(None),
+    ]
+}
+
+fn run_before(key: &FunctionKey) -> Run {
+    let at = WORKFLOWS.iter().position(|it| *it == key.name.as_str()).unwrap_or(0);
+    match at.checked_sub(1) {
+        Some(before) => Run::Workflow(name(WORKFLOWS[before])),
+        None => Run::Function(name("f")),
+    }
+}
+
+/// One to three steps, each of what the one before gives.
+fn workflow() -> impl Strategy<Value = WorkflowSpec> {
+    let output = prop_oneof![8 => Just("y"), 1 => Just("z")];
+    (workflow_key(), prop::collection::vec((run(), output), 1..4)).prop_map(|(key, runs)| {
+        let runs = runs.into_iter().map(|(run, output)| (run.unwrap_or_else(|| run_before(&key)), output));
+        chain(key.clone(), runs)
+    })
+}
+
+fn chain(key: FunctionKey, runs: impl Iterator<Item = (Run, &'static str)>) -> WorkflowSpec {
+    let mut from = "input.x".to_owned();
+    let mut steps = Vec::new();
+    for (number, (run, output)) in runs.enumerate() {
+        let inputs = [("x".to_owned(), from.parse().unwrap())].into();
+        steps.push(Step { name: name(&format!("s{number}")), run, inputs, each: None, when: None });
+        from = format!("s{number}.{output}");
+    }
+    let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
+    WorkflowSpec::new(key, vec!["x".into()], steps, outputs)
+}
+
+pub(crate) fn workflow_command() -> impl Strategy<Value = Command> {
+    let expected = || prop::option::weighted(0.2, 0u64..30);
+    prop_oneof![
+        4 => (workflow(), expected()).prop_map(|(spec, expected)| Command::ApplyWorkflow { spec, expected }),
+        1 => (workflow_key(), expected())
+            .prop_map(|(key, expected)| Command::DeleteWorkflow { key, expected }),
+    ]
+}
+
+/// A log that begins with the functions and nested workflows of one tenant, and changes, deletes and joins them.
+pub(crate) fn log_of_workflows() -> impl Strategy<Value = Vec<Proposal>> {
+    let propose = |command| Proposal {
+        stamp: UnixMillis(1),
+        caller: Caller("alice".into()),
+        idempotency: None,
+        command,
+    };
+    let function = |it: &str, digest| {
+        let key = FunctionKey { tenant: TenantName::default(), name: name(it) };
+        let spec = FunctionSpec::new(key);
+        Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() }
+    };
+    let mut begin = vec![Command::InitCluster { cluster_id: ClusterId("one".into()) }];
+    for digest in (0..4).map(digest_of) {
+        let (bytes, holder) = (Bytes(10), ControllerId(1));
+        begin.push(Command::AddArtifact { digest, bytes, model: model(digest), holder });
+    }
+    begin.extend(["f", "g", "h"].map(|it| function(it, digest_of(0))));
+    // Deep already: chance alone seldom nests them so.
+    begin.extend(WORKFLOWS[..4].iter().map(|it| {
+        let key = FunctionKey { tenant: TenantName::default(), name: name(it) };
+        let run = run_before(&key);
+        Command::ApplyWorkflow { spec: chain(key, std::iter::once((run, "y"))), expected: None }
+    }));
+    let of_default = |mut command: Command| {
+        match &mut command {
+            Command::ApplyFunction { spec, .. } => spec.key.tenant = TenantName::default(),
+            Command::ApplyWorkflow { spec, .. } => spec.key.tenant = TenantName::default(),
+            Command::DeleteFunction { key, .. } | Command::DeleteWorkflow { key, .. } => {
+                key.tenant = TenantName::default();
+            }
+            _ => {}
+        }
+        command
+    };
+    let change = prop_oneof![
+        6 => workflow_command(),
+        3 => (prop::sample::select(vec!["f", "g", "h"]), digest()).prop_map(move |(it, digest)| function(it, digest)),
+        1 => key().prop_map(|key| Command::DeleteFunction { key, expected: None }),
+    ];
+    prop::collection::vec(change, 0..60).prop_map(move |changes| {
+        begin.iter().cloned().chain(changes.into_iter().map(of_default)).map(propose).collect()
+    })
+}
