@@ -13,6 +13,7 @@
 //! | [`process_port`] | real ones |
 //! | [`host_tier`] | artifacts become models in host memory |
 //! | [`control`] | the streams to the controllers |
+//! | `objects` | intermediate data of workflows: what is held here, and what comes from other workers |
 //! | [`service`] | the gRPC service for gateways |
 //! | `activity`, `meters` | what is counted, for whoever asks and for Prometheus |
 //! | [`start`] | all of it put together |
@@ -28,6 +29,7 @@ pub mod host_tier;
 pub mod install;
 mod meters;
 pub mod node;
+mod objects;
 pub mod port;
 pub mod process_port;
 mod registry;

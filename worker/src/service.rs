@@ -9,11 +9,12 @@ use millrace_proto::activity::Activity;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::to_status;
 use millrace_proto::trace::wire::Spans;
-use millrace_proto::trace::{self, Kept, Past};
+use millrace_proto::trace::{self, Kept, KeyValue, Past};
 use millrace_proto::{convert, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{Bytes, Failure, GpuIndex, Reason, RequestId, Revision, RevisionKey};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
@@ -21,6 +22,7 @@ use crate::activity::Place;
 use crate::handle::{FaultError, NodeHandle};
 use crate::host_tier::gate::Gate;
 use crate::host_tier::{Signature, Signatures};
+use crate::objects::{Chunks, GatherError, Objects};
 use crate::request::{Completion, Invocation, Split};
 
 pub mod tensors;
@@ -60,6 +62,7 @@ pub struct WorkerService {
     draining: Arc<AtomicBool>,
     place: Place,
     kept: Option<Kept>,
+    objects: Objects,
 }
 
 impl WorkerService {
@@ -69,11 +72,12 @@ impl WorkerService {
         node: NodeHandle,
         place: Place,
         (signatures, gate): (watch::Receiver<Arc<Signatures>>, Gate),
+        objects: Objects,
         limits: Limits,
         faults: Faults,
     ) -> Self {
         let budget = Arc::new(Budget::new(limits.in_flight));
-        Self { node, signatures, gate, budget, faults, draining: Arc::default(), place, kept: None }
+        Self { node, signatures, gate, budget, faults, draining: Arc::default(), place, kept: None, objects }
     }
 
     /// The same, showing the spans that are kept here.
@@ -82,28 +86,124 @@ impl WorkerService {
         Self { kept, ..self }
     }
 
+    /// Returns once no object is held here any more.
+    pub(crate) async fn emptied(&self) {
+        self.objects.emptied().await;
+    }
+
     /// Refuses every request from now on.
     pub fn refuse(&self) {
         self.draining.store(true, Ordering::Relaxed);
         self.gate.close();
     }
 
-    async fn run(&self, request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
+    async fn run(&self, mut request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another"));
         }
-        let inputs: usize = request.inputs.iter().map(|input| input.data.len()).sum();
-        let _held = self.budget.take(inputs)?;
+        let _held = self.budget.take(self.objects.copied(&request.inputs))?;
         let revision = revision_key(&request)?;
         let signature = self.signature(&revision)?;
-        let invocation = invocation(request, revision, &signature)?;
+        tensors::check(&request.inputs, &request.outputs, &signature)?;
+        let hold = request.hold.take();
+        let (invocation, fetched) = match self.invocation(request, revision).await {
+            Ok(ready) => ready,
+            Err(GatherError::Failed(failure)) => return Err(failure),
+            Err(GatherError::Lost(ids)) => {
+                let lost = ids.iter().map(convert::data_id_wire).collect();
+                return Ok(wire::InvokeResponse { lost, ..wire::InvokeResponse::default() });
+            }
+        };
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
         if !held.waited().is_zero() {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
         }
         let completion = self.node.invoke(Invocation { cold: held.waited(), ..invocation }).await?;
-        response(completion)
+        Ok(wire::InvokeResponse { fetched, ..self.response(completion, hold).await? })
+    }
+
+    /// The request as the actors take it, with everything it takes at hand.
+    async fn invocation(
+        &self,
+        request: wire::InvokeRequest,
+        revision: RevisionKey,
+    ) -> Result<(Invocation, Vec<wire::Fetched>), GatherError> {
+        let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
+        let request_id = RequestId::new(&request.request_id)
+            .ok_or_else(|| malformed("request_id must be 1 to 128 visible ASCII characters"))?;
+        let timeout = match &request.timeout {
+            None => DEFAULT_TIMEOUT,
+            Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
+        };
+        let began = Instant::now();
+        let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs)).await;
+        let gathered = gathered.map_err(|_late| {
+            Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
+        })??;
+        tell_fetches(&gathered.fetched);
+        let (inputs, descriptors) = tensors::pack(gathered.inputs)?;
+        let invocation = Invocation {
+            request_id,
+            attempt: request.attempt,
+            attempts_left: request.attempts_left,
+            revision,
+            timeout: timeout.saturating_sub(began.elapsed()),
+            priority: request.priority,
+            inputs,
+            descriptors,
+            outputs: request.outputs,
+            cold: Duration::ZERO,
+        };
+        Ok((invocation, gathered.fetched))
+    }
+
+    /// The answer: outputs that are to be held are, as far as there is room, and the others told.
+    async fn response(
+        &self,
+        completion: Completion,
+        hold: Option<wire::Hold>,
+    ) -> Result<wire::InvokeResponse, Failure> {
+        let Completion { outputs, descriptors, share, split, gpu, attempts } = completion;
+        let unreadable = |error: tensors::UnpackError| {
+            Failure::new(Reason::Internal, format!("the executor's answer: {error}")).after_execution()
+        };
+        let taken = tensors::take(outputs, &descriptors, share).map_err(unreadable)?;
+        let mut outputs = Vec::with_capacity(taken.len());
+        for output in taken {
+            let held = match &hold {
+                Some(hold) => self.hold(output, hold).await,
+                None => Err(output),
+            };
+            outputs.push(held.or_else(tensors::answer).map_err(unreadable)?);
+        }
+        let (split, gpu) = (Some(split_wire(split)), gpu.0);
+        Ok(wire::InvokeResponse { outputs, split, gpu, attempts, ..wire::InvokeResponse::default() })
+    }
+
+    /// Keeps an output as an object, or gives it back: one that is to be answered, is small enough to
+    /// travel, or finds no room.
+    async fn hold(
+        &self,
+        output: tensors::Input,
+        hold: &wire::Hold,
+    ) -> Result<wire::InferTensor, tensors::Input> {
+        let bytes = output.contents.len();
+        if bytes <= tensors::INLINE_BYTES_MAX as u64 || hold.answered.contains(&output.name) {
+            return Err(output);
+        }
+        let time = hold.time.as_ref().and_then(convert::duration).unwrap_or(DEFAULT_TIMEOUT);
+        let tensors::Input { name, datatype, shape, contents } = output;
+        match self.objects.keep(contents, time).await {
+            Ok(id) => {
+                let id = Some(convert::data_id_wire(&id));
+                let object = wire::Object { id, address: String::new(), bytes };
+                let part = wire::HeldPart { object: Some(object), offset: 0, bytes };
+                let parts = vec![wire::TensorPart { part: Some(wire::tensor_part::Part::Held(part)) }];
+                Ok(wire::InferTensor { name, datatype, shape, parts, ..wire::InferTensor::default() })
+            }
+            Err(contents) => Err(tensors::Input { name, datatype, shape, contents }),
+        }
     }
 
     fn signature(&self, revision: &RevisionKey) -> Result<Arc<Signature>, Failure> {
@@ -175,11 +275,67 @@ impl wire::worker_server::Worker for WorkerService {
         Ok(Response::new(Spans { spans: spans.unwrap_or_default() }))
     }
 
+    async fn release_objects(
+        &self,
+        request: Request<wire::ReleaseObjectsRequest>,
+    ) -> Result<Response<wire::ReleaseObjectsResponse>, Status> {
+        let ids = request.into_inner().ids;
+        let ids = ids.iter().map(convert::data_id).collect::<Result<Vec<_>, _>>();
+        let ids = ids.map_err(|failure| to_status(&failure))?;
+        let objects = self.objects.clone();
+        // To the end, whether or not the caller waits for it.
+        let released = tokio::spawn(async move { objects.release(&ids).await }).await;
+        released.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(wire::ReleaseObjectsResponse {}))
+    }
+
     async fn get_activity(
         &self,
         _request: Request<wire::GetActivityRequest>,
     ) -> Result<Response<Activity>, Status> {
         Ok(Response::new(self.place.activity(&self.node.snapshot().await)))
+    }
+}
+
+#[tonic::async_trait]
+impl wire::worker_objects_server::WorkerObjects for WorkerService {
+    type FetchObjectStream = Chunks;
+
+    async fn fetch_object(
+        &self,
+        request: Request<wire::FetchObjectRequest>,
+    ) -> Result<Response<Chunks>, Status> {
+        let chunks = self.objects.serve(request.into_inner());
+        chunks.map(Response::new).map_err(|failure| to_status(&failure))
+    }
+}
+
+/// What came of objects, on the request's trace. Inputs are fetched one after the other, the last until
+/// now.
+fn tell_fetches(fetched: &[wire::Fetched]) {
+    let mut ago = Duration::ZERO;
+    for fetch in fetched.iter().rev() {
+        let took = Duration::from_nanos(fetch.took_ns);
+        ago += took;
+        let attributes = || {
+            vec![
+                KeyValue::new("millrace.input", fetch.input.clone()),
+                KeyValue::new("millrace.fetch.method", method_name(fetch.method())),
+                KeyValue::new("millrace.bytes", i64::try_from(fetch.bytes).unwrap_or(i64::MAX)),
+            ]
+        };
+        trace::tell(&tracing::Span::current(), "fetch", Past { ago, took }, attributes);
+    }
+}
+
+/// A method as people read it (D04).
+const fn method_name(method: wire::FetchMethod) -> &'static str {
+    match method {
+        wire::FetchMethod::Unspecified => "none",
+        wire::FetchMethod::Host => "host",
+        wire::FetchMethod::IntraGpu => "intra-gpu",
+        wire::FetchMethod::InterGpu => "inter-gpu",
+        wire::FetchMethod::InterNode => "inter-node",
     }
 }
 
@@ -195,42 +351,6 @@ fn parse_revision(text: &str) -> Option<RevisionKey> {
     let (tenant, name) = function.split_once('/')?;
     let function = convert::function_key(tenant, name).ok()?;
     Some(RevisionKey { function, revision: Revision::new(revision.parse().ok()?)? })
-}
-
-fn invocation(
-    request: wire::InvokeRequest,
-    revision: RevisionKey,
-    signature: &Signature,
-) -> Result<Invocation, Failure> {
-    let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
-    let request_id = RequestId::new(&request.request_id)
-        .ok_or_else(|| malformed("request_id must be 1 to 128 visible ASCII characters"))?;
-    let timeout = match &request.timeout {
-        None => DEFAULT_TIMEOUT,
-        Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
-    };
-    tensors::check(&request.inputs, &request.outputs, signature)?;
-    let (inputs, descriptors) = tensors::pack(request.inputs)?;
-    Ok(Invocation {
-        request_id,
-        attempt: request.attempt,
-        attempts_left: request.attempts_left,
-        revision,
-        timeout,
-        priority: request.priority,
-        inputs,
-        descriptors,
-        outputs: request.outputs,
-        cold: Duration::ZERO,
-    })
-}
-
-fn response(completion: Completion) -> Result<wire::InvokeResponse, Failure> {
-    let Completion { outputs, descriptors, share, split, gpu, attempts } = completion;
-    let outputs = tensors::unpack(outputs, &descriptors, share).map_err(|error| {
-        Failure::new(Reason::Internal, format!("the executor's answer: {error}")).after_execution()
-    })?;
-    Ok(wire::InvokeResponse { outputs, split: Some(split_wire(split)), gpu: gpu.0, attempts })
 }
 
 fn split_wire(split: Split) -> wire::Split {

@@ -34,6 +34,8 @@ use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
 use crate::meters::Shown;
 use crate::node::{self, NodeConfig, NodeContext};
+pub use crate::objects::OBJECT_MEMORY;
+use crate::objects::Objects;
 use crate::process_port::{ExecutorCommand, ProcessSpawner};
 use crate::service::{Faults, Limits, WorkerService};
 use crate::start::server::{Health, Server};
@@ -55,6 +57,8 @@ pub struct WorkerConfig {
     pub topology: Topology,
     /// The most host memory that models may take.
     pub host_memory: Bytes,
+    /// The most host memory that objects, the intermediate data of workflows, may take.
+    pub object_memory: Bytes,
     /// How much of models it takes on, at least as much: what does not fit host memory at one time
     /// waits on its disk.
     pub model_storage: Bytes,
@@ -206,11 +210,15 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         models: view.models.clone(),
         counts: view.counts.clone(),
     };
-    let shown = Shown { node: node.clone(), host: host.clone(), desired: desired_shown };
+    let objects = Objects::new(config.object_memory, control.index(), Arc::new(MonotonicClock));
+    let mut sweep = JoinSet::new();
+    sweep.spawn(objects.clone().sweep());
+    let shown =
+        Shown { node: node.clone(), host: host.clone(), objects: objects.clone(), desired: desired_shown };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
     let models = (view.signatures.clone(), gate);
-    let service = WorkerService::new(node.clone(), place, models, config.limits, config.faults);
+    let service = WorkerService::new(node.clone(), place, models, objects, config.limits, config.faults);
     let service = service.showing(config.kept);
     // Serving from now on, until it is told to stop.
     let (server, health) = server::serve(&service, config.limits, shown, incoming);
@@ -224,7 +232,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         server: Some(server),
         health,
         actors,
-        tasks: vec![host_tier, telemetry_task, passing],
+        tasks: vec![host_tier, telemetry_task, passing, sweep],
     })
 }
 
@@ -285,7 +293,13 @@ impl Worker {
     pub async fn drain(&self, grace: Duration) {
         self.service.refuse();
         self.health.refuse().await;
+        let began = tokio::time::Instant::now();
         self.node.quiesce(grace).await;
+        // What others have yet to fetch would have to be made again.
+        let left = grace.saturating_sub(began.elapsed());
+        if tokio::time::timeout(left, self.service.emptied()).await.is_err() {
+            tracing::info!("objects were left at the end of the grace: what needs them makes them again");
+        }
         self.control.leave().await;
         self.node.stop().await;
     }

@@ -16,8 +16,24 @@ const MADE_UP: Bytes = Bytes(4096);
 #[derive(Debug, Clone)]
 pub struct IndexFeed {
     pub(super) changes: mpsc::Sender<Event>,
-    pub(super) registration: watch::Receiver<Registration>,
-    pub(super) node: NodeName,
+    pub(crate) registration: watch::Receiver<Registration>,
+    pub(crate) node: NodeName,
+}
+
+/// Room for one thing to say.
+#[derive(Debug)]
+pub(crate) struct Place<'a>(mpsc::Permit<'a, Event>);
+
+impl Place<'_> {
+    /// A piece of data is here.
+    pub(crate) fn stored(self, id: DataId, bytes: Bytes) {
+        self.0.send(Event::DataStored { id, bytes });
+    }
+
+    /// It is no longer here.
+    pub(crate) fn dropped(self, id: DataId) {
+        self.0.send(Event::DataDropped { id });
+    }
 }
 
 impl IndexFeed {
@@ -30,6 +46,11 @@ impl IndexFeed {
     /// It is no longer here.
     pub async fn dropped(&self, id: DataId) {
         drop(self.changes.send(Event::DataDropped { id }).await);
+    }
+
+    /// Room for one thing to say, which then waits for nobody; `None` once the worker goes.
+    pub(crate) async fn place(&self) -> Option<Place<'_>> {
+        self.changes.reserve().await.ok().map(Place)
     }
 
     /// Says that `entries` pieces of data are here, which are not: an index of real size to test

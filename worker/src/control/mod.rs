@@ -238,11 +238,16 @@ impl Control {
 /// # Errors
 /// When the address is none.
 pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
+    Ok(endpoint(address)?.connect_lazy())
+}
+
+/// How a process of the cluster is connected to.
+pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true);
-    Ok(endpoint.connect_lazy())
+    Ok(endpoint)
 }

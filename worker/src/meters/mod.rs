@@ -1,10 +1,13 @@
-//! What a worker's `/metrics` shows: its GPUs, links, queue, host memory, and what its functions
+//! What a worker's `/metrics` shows: its GPUs, links, queue, host memory, objects, and what its functions
 //! score. Read when it is scraped: nothing is counted on the way of a request. Requests as clients see
 //! them are the gateways' to tell.
 //!
 //! Bounded: [`FUNCTIONS_MAX`] functions have labels of their own, the first by name; the others are
 //! `_other` together.
 
+mod objects;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -28,6 +31,7 @@ use crate::control::desired::{Desired, Function};
 use crate::control::telemetry;
 use crate::handle::NodeHandle;
 use crate::host_tier::Counts;
+use crate::objects::{Objects, Tally};
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
 /// Functions with labels of their own.
@@ -40,6 +44,7 @@ const OTHER: &str = "_other";
 pub(crate) struct Shown {
     pub(crate) node: NodeHandle,
     pub(crate) host: telemetry::Host,
+    pub(crate) objects: Objects,
     pub(crate) desired: watch::Receiver<Desired>,
 }
 
@@ -53,7 +58,8 @@ impl Shown {
         let host_models = self.host.models.borrow().to_vec();
         let host_counts = **self.host.counts.borrow();
         let snapshot = self.node.snapshot().await;
-        let seen = Seen { snapshot, host_models, host_counts, objectives };
+        let objects = self.objects.tally();
+        let seen = Seen { snapshot, host_models, host_counts, objects, objectives };
         match text(seen) {
             Ok(text) => {
                 let (kind, text) = negotiated(&headers, text);
@@ -76,6 +82,7 @@ pub(crate) struct Seen {
     pub(crate) snapshot: NodeSnapshot,
     pub(crate) host_models: Vec<HostModel>,
     pub(crate) host_counts: Counts,
+    pub(crate) objects: Tally,
     /// What functions go by, where they have an objective.
     pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
 }
@@ -98,6 +105,7 @@ impl Collector for Seen {
         self.gpus(&mut writer)?;
         self.links(&mut writer)?;
         self.dispatch(&mut writer)?;
+        objects::write(&self.objects, &mut writer)?;
         self.functions(&mut writer)
     }
 }
@@ -298,113 +306,5 @@ impl Counted {
     fn required(&self, slo: &Slo) -> f64 {
         let (m, n) = (self.score.in_time as f64, self.score.scored as f64);
         (slo.percentile * n - m) / (1.0 - slo.percentile)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use millrace_policy::dispatch::Stats;
-    use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
-
-    use super::*;
-    use crate::snapshot::{FunctionSnapshot, GpuSnapshot};
-
-    fn function(name: &str) -> FunctionKey {
-        FunctionKey {
-            tenant: millrace_types::TenantName::default(),
-            name: millrace_types::FunctionName::new(name).unwrap(),
-        }
-    }
-
-    fn scored(name: &str, completed: u64, in_time: u64) -> FunctionSnapshot {
-        FunctionSnapshot {
-            key: RevisionKey { function: function(name), revision: Revision::new(2).unwrap() },
-            in_flight: 1,
-            score: Score { completed, in_time, scored: completed, billed_ms: 1500, ..Score::default() },
-        }
-    }
-
-    fn lines(seen: Seen, about: &str) -> Vec<String> {
-        let text = text(seen).unwrap();
-        assert!(text.ends_with("# EOF\n"), "{text}");
-        text.lines().filter(|line| line.starts_with(about)).map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn a_gpu_shows_what_it_did_and_where_models_came_from() {
-        let gpu = GpuSnapshot {
-            index: GpuIndex(1),
-            gpu_type: "V100".into(),
-            health: GpuHealth::Up,
-            memory: Bytes(100),
-            used: Bytes(10),
-            models: Vec::new(),
-            running: None,
-            incarnation: Incarnation(4),
-            executor_pid: None,
-            executor_pids: Vec::new(),
-            restarts: 3,
-            swaps: 5,
-            peer_swaps: 2,
-            evictions: 1,
-            moved: Bytes::ZERO,
-            busy: Duration::from_millis(250),
-        };
-        let snapshot = NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() };
-        let expected = [
-            r#"millrace_gpu_up{gpu="1",gpu_type="V100"} 1.0"#,
-            r#"millrace_gpu_memory_bytes{gpu="1"} 100.0"#,
-            r#"millrace_gpu_memory_taken_bytes{gpu="1"} 10.0"#,
-            r#"millrace_gpu_models{gpu="1"} 0.0"#,
-            r#"millrace_gpu_busy_seconds_total{gpu="1"} 0.25"#,
-            r#"millrace_gpu_swaps_total{gpu="1"} 5.0"#,
-            r#"millrace_gpu_peer_swaps_total{gpu="1"} 2.0"#,
-            r#"millrace_gpu_evictions_total{gpu="1"} 1.0"#,
-            r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
-        ];
-        assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_gpu"), expected);
-    }
-
-    #[test]
-    fn a_function_shows_its_score_and_what_it_needs_to_meet_its_objective() {
-        let past = Score { completed: 10, in_time: 5, scored: 10, ..Score::default() };
-        let snapshot = NodeSnapshot {
-            functions: vec![scored("a", 90, 84)],
-            past: [(function("a"), past)].into(),
-            ..NodeSnapshot::default()
-        };
-        let slo = Slo { deadline: Duration::from_millis(50), percentile: 0.9 };
-        let seen = Seen { snapshot, objectives: [(function("a"), slo)].into(), ..Seen::default() };
-        let lines = lines(seen, "millrace_function_");
-        let has = |line: &str| assert!(lines.iter().any(|it| it == line), "{line} in {lines:#?}");
-        has(r#"millrace_function_requests_total{tenant="default",function="a",outcome="completed"} 100.0"#);
-        has(r#"millrace_function_slo_in_time_total{tenant="default",function="a"} 89.0"#);
-        has(r#"millrace_function_gpu_seconds_total{tenant="default",function="a"} 1.5"#);
-        let required =
-            lines.iter().find(|it| it.starts_with("millrace_function_required_requests{")).unwrap();
-        let value: f64 = required.rsplit_once(' ').unwrap().1.parse().unwrap();
-        assert!((value - 10.0).abs() < 1e-9, "(0.9 * 100 - 89) / 0.1: {required}");
-    }
-
-    #[test]
-    fn functions_beyond_the_bound_are_shown_as_one() {
-        let functions = (0..FUNCTIONS_MAX as u64 + 3).map(|i| scored(&format!("f{i:04}"), i, 0)).collect();
-        let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
-        let lines = lines(Seen { snapshot, ..Seen::default() }, "millrace_function_slo_requests_total{");
-        assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
-        let other = r#"millrace_function_slo_requests_total{tenant="_other",function="_other"} 3003.0"#;
-        assert_eq!(lines.last().unwrap(), other, "the last three by name: 1000, 1001 and 1002");
-    }
-
-    #[test]
-    fn alpha_is_shown_where_there_is_one() {
-        let with = |alpha| {
-            let dispatch = Stats { alpha, ..Stats::default() };
-            Seen { snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() }, ..Seen::default() }
-        };
-        assert_eq!(lines(with(Some(0.25)), "millrace_dispatch_alpha"), ["millrace_dispatch_alpha 0.25"]);
-        assert_eq!(lines(with(None), "millrace_dispatch_alpha"), [""; 0]);
     }
 }

@@ -1,7 +1,6 @@
 //! Tensors between the gateway's messages and an executor's frames. Small ones travel inline; the
 //! bytes of large ones go through memfds, so that the socket carries only their descriptors.
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -13,9 +12,9 @@ use millrace_proto::frames::DESCRIPTORS_MAX;
 use millrace_proto::worker::InferTensor;
 use millrace_types::tensor::element_count;
 use millrace_types::{DataType, Failure, Given, Reason, check_inputs};
-use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::host_tier::Signature;
+use crate::objects::{Contents as Held, memory, read_exact_at, size_of};
 use crate::port::Descriptor;
 use crate::request::Share;
 
@@ -23,6 +22,15 @@ use crate::request::Share;
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
 /// The most that all inline tensors of a request take; beyond it they go through memfds too.
 pub const INLINE_TOTAL_BYTES_MAX: usize = 1 << 20;
+
+/// An input, wherever its bytes are.
+#[derive(Debug)]
+pub(crate) struct Input {
+    pub(crate) name: String,
+    pub(crate) datatype: String,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) contents: Held,
+}
 
 /// Checks a request's tensors against what the model takes and gives.
 ///
@@ -32,12 +40,15 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
     let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
     let mut given = Vec::with_capacity(inputs.len());
     for input in inputs {
-        let InferTensor { name, datatype, shape, data } = input;
+        let InferTensor { name, datatype, shape, .. } = input;
+        if !input.parts.is_empty() && !input.data.is_empty() {
+            return Err(invalid(format!("input {name:?} has bytes and parts: send one of them")));
+        }
         let datatype: DataType =
             datatype.parse().map_err(|error| invalid(format!("input {name:?}: {error}")))?;
         let expected = element_count(shape).zip(datatype.size()).and_then(|(n, size)| n.checked_mul(size));
-        if expected.is_some_and(|bytes| bytes != data.len()) {
-            let found = data.len();
+        let found = size_of(input);
+        if expected.is_some_and(|bytes| bytes != found) {
             return Err(invalid(format!(
                 "input {name:?}: {found} bytes do not make {datatype} of shape {shape:?}"
             )));
@@ -60,23 +71,29 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
 /// # Errors
 /// [`Reason::InvalidInput`] for more large tensors than a frame has room for, [`Reason::QueueFull`]
 /// when there is no memory for them.
-pub fn pack(inputs: Vec<InferTensor>) -> Result<(Vec<Tensor>, Vec<Descriptor>), Failure> {
+pub(crate) fn pack(inputs: Vec<Input>) -> Result<(Vec<Tensor>, Vec<Descriptor>), Failure> {
     let mut descriptors: Vec<Descriptor> = Vec::new();
     let mut inline_left = INLINE_TOTAL_BYTES_MAX;
     let mut tensors = Vec::with_capacity(inputs.len());
-    for InferTensor { name, datatype, shape, data } in inputs {
-        let contents = if data.len() <= INLINE_BYTES_MAX.min(inline_left) {
-            inline_left -= data.len();
-            Contents::Inline(data)
-        } else {
-            let place = descriptors.len();
-            if place == DESCRIPTORS_MAX {
-                let message = format!("more than {DESCRIPTORS_MAX} inputs over {INLINE_BYTES_MAX} bytes");
-                return Err(Failure::new(Reason::InvalidInput, message));
+    for Input { name, datatype, shape, contents } in inputs {
+        let contents = match contents {
+            Held::Inline(data) if data.len() <= INLINE_BYTES_MAX.min(inline_left) => {
+                inline_left -= data.len();
+                Contents::Inline(data)
             }
-            descriptors.push(Arc::new(memfd(&data)?));
-            // Below DESCRIPTORS_MAX.
-            Contents::ContentsFd(place as u32)
+            contents => {
+                let place = descriptors.len();
+                if place == DESCRIPTORS_MAX {
+                    let message = format!("more than {DESCRIPTORS_MAX} inputs over {INLINE_BYTES_MAX} bytes");
+                    return Err(Failure::new(Reason::InvalidInput, message));
+                }
+                descriptors.push(match contents {
+                    Held::Inline(data) => Arc::new(memfd(&data)?),
+                    Held::Memory { fd, .. } => fd,
+                });
+                // Below DESCRIPTORS_MAX.
+                Contents::ContentsFd(place as u32)
+            }
         };
         tensors.push(Tensor { name, datatype, shape, contents: Some(contents) });
     }
@@ -85,7 +102,7 @@ pub fn pack(inputs: Vec<InferTensor>) -> Result<(Vec<Tensor>, Vec<Descriptor>), 
 
 fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
     let write = || {
-        let mut file = File::from(memfd_create("millrace-input", MemfdFlags::CLOEXEC)?);
+        let mut file = memory("millrace-input")?;
         file.write_all(data)?;
         Ok(file.into())
     };
@@ -103,17 +120,14 @@ fn part(bytes: usize, share: Option<Share>) -> Range<usize> {
 }
 
 fn read_part(fd: &OwnedFd, share: Option<Share>) -> io::Result<Bytes> {
-    let part = part(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0), share);
-    let size = part.len();
-    let mut data = BytesMut::zeroed(size);
-    let mut at = 0;
-    while at < size {
-        match rustix::io::pread(fd, &mut data[at..], (part.start + at) as u64)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => at += read,
-        }
-    }
+    let part = part(size_of_memory(fd)?, share);
+    let mut data = BytesMut::zeroed(part.len());
+    read_exact_at(fd, &mut data, part.start as u64)?;
     Ok(data.freeze())
+}
+
+fn size_of_memory(fd: &OwnedFd) -> io::Result<usize> {
+    Ok(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
 }
 
 /// An executor answered with tensors that do not make sense.
@@ -133,36 +147,55 @@ pub enum UnpackError {
     Read(String, io::Error),
 }
 
-/// Makes an executor's outputs a response's.
+/// Makes an executor's outputs a request's own, without copying those that are its alone.
 ///
 /// # Errors
 /// [`UnpackError`]: our own bug, or an executor's that is not itself any more.
-pub fn unpack(
+pub(crate) fn take(
     outputs: Vec<Tensor>,
     descriptors: &[Descriptor],
     share: Option<Share>,
-) -> Result<Vec<InferTensor>, UnpackError> {
-    let read = |Tensor { name, datatype, mut shape, contents }| {
+) -> Result<Vec<Input>, UnpackError> {
+    let one = |Tensor { name, datatype, mut shape, contents }| {
         if let Some(share) = share {
             if shape.first() != Some(&i64::from(share.of)) {
                 return Err(UnpackError::Rows(name, shape));
             }
             shape[0] = share.rows.into();
         }
-        let data = match contents {
+        let contents = match contents {
             None => return Err(UnpackError::Empty(name)),
-            Some(Contents::Inline(data)) => data.slice(part(data.len(), share)),
+            Some(Contents::Inline(data)) => Held::Inline(data.slice(part(data.len(), share))),
             Some(Contents::ContentsFd(place)) => match descriptors.get(place as usize) {
                 None => return Err(UnpackError::NoDescriptor(name, place)),
-                Some(fd) => match read_part(fd, share) {
-                    Ok(data) => data,
+                Some(fd) => match memory_of(fd, share) {
+                    Ok(held) => held,
                     Err(error) => return Err(UnpackError::Read(name, error)),
                 },
             },
         };
-        Ok(InferTensor { name, datatype, shape, data })
+        Ok(Input { name, datatype, shape, contents })
     };
-    outputs.into_iter().map(read).collect()
+    outputs.into_iter().map(one).collect()
+}
+
+fn memory_of(fd: &Descriptor, share: Option<Share>) -> io::Result<Held> {
+    Ok(match share {
+        None => Held::Memory { fd: fd.clone(), bytes: size_of_memory(fd)? as u64 },
+        Some(_) => Held::Inline(read_part(fd, share)?),
+    })
+}
+
+/// Makes an output a response's, with its bytes.
+///
+/// # Errors
+/// [`UnpackError::Read`].
+pub(crate) fn answer(output: Input) -> Result<InferTensor, UnpackError> {
+    let Input { name, datatype, shape, contents } = output;
+    match contents.whole() {
+        Ok(data) => Ok(InferTensor { name, datatype, shape, data, parts: Vec::new() }),
+        Err(error) => Err(UnpackError::Read(name, error)),
+    }
 }
 
 #[cfg(test)]
@@ -173,7 +206,26 @@ mod tests {
 
     fn tensor(name: &str, bytes: usize) -> InferTensor {
         let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();
-        InferTensor { name: name.into(), datatype: "UINT8".into(), shape: vec![bytes as i64], data }
+        let (datatype, shape) = ("UINT8".into(), vec![bytes as i64]);
+        InferTensor { name: name.into(), datatype, shape, data, parts: Vec::new() }
+    }
+
+    fn inputs(tensors: &[InferTensor]) -> Vec<Input> {
+        let input = |tensor: &InferTensor| Input {
+            name: tensor.name.clone(),
+            datatype: tensor.datatype.clone(),
+            shape: tensor.shape.clone(),
+            contents: Held::Inline(tensor.data.clone()),
+        };
+        tensors.iter().map(input).collect()
+    }
+
+    fn unpack(
+        outputs: Vec<Tensor>,
+        descriptors: &[Descriptor],
+        share: Option<Share>,
+    ) -> Result<Vec<InferTensor>, UnpackError> {
+        take(outputs, descriptors, share)?.into_iter().map(answer).collect()
     }
 
     fn signature() -> Signature {
@@ -185,16 +237,16 @@ mod tests {
 
     #[test]
     fn tensors_survive_inline_and_through_memory() {
-        let inputs = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
-        let (tensors, descriptors) = pack(inputs.clone()).unwrap();
+        let sent = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
+        let (tensors, descriptors) = pack(inputs(&sent)).unwrap();
         assert_eq!(descriptors.len(), 1);
-        assert_eq!(unpack(tensors, &descriptors, None).unwrap(), inputs);
+        assert_eq!(unpack(tensors, &descriptors, None).unwrap(), sent);
     }
 
     #[test]
     fn each_of_those_that_ran_as_one_gets_its_rows() {
         let large = INLINE_BYTES_MAX + 2;
-        let (tensors, descriptors) = pack(vec![tensor("a", 6), tensor("b", large)]).unwrap();
+        let (tensors, descriptors) = pack(inputs(&[tensor("a", 6), tensor("b", large)])).unwrap();
         assert_eq!(descriptors.len(), 1);
         let cut = |first, rows, of: usize| {
             let share = Some(Share { first, rows, of: of as u32 });
@@ -209,16 +261,16 @@ mod tests {
 
     #[test]
     fn many_small_tensors_do_not_outgrow_a_frame() {
-        let inputs: Vec<_> = (0..40).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect();
-        let (tensors, descriptors) = pack(inputs).unwrap();
+        let many =
+            |count: usize| (0..count).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect::<Vec<_>>();
+        let (tensors, descriptors) = pack(inputs(&many(40))).unwrap();
         let inline: usize = tensors
             .iter()
             .map(|tensor| if let Some(Contents::Inline(data)) = &tensor.contents { data.len() } else { 0 })
             .sum();
         assert_eq!(inline, INLINE_TOTAL_BYTES_MAX);
         assert_eq!(descriptors.len(), 24);
-        let too_many = (0..200).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect();
-        assert_eq!(pack(too_many).unwrap_err().reason, Reason::InvalidInput);
+        assert_eq!(pack(inputs(&many(200))).unwrap_err().reason, Reason::InvalidInput);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millrace_proto::worker::worker_objects_server::WorkerObjectsServer;
 use millrace_proto::worker::worker_server::WorkerServer;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -58,11 +59,17 @@ pub(super) fn serve(
     let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
     let worker =
         WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes);
+    // Chunks are small: the default limits do.
+    let objects = WorkerObjectsServer::new(service.clone());
     let (reporter, health) = tonic_health::server::health_reporter();
     let (stop, stopped) = oneshot::channel::<()>();
     let mut task = JoinSet::new();
     let metrics = axum::routing::get(move |headers| shown.clone().answer(headers));
-    let routes = Routes::new(worker).add_service(health).into_axum_router().route("/metrics", metrics);
+    let routes = Routes::new(worker)
+        .add_service(objects)
+        .add_service(health)
+        .into_axum_router()
+        .route("/metrics", metrics);
     let router = tonic::transport::Server::builder()
         // What scrapes metrics speaks no HTTP/2.
         .accept_http1(true)

@@ -83,6 +83,7 @@ fn ask_slow(client: &Client, id: u64) -> JoinHandle<wire::InvokeResponse> {
         datatype: "INT64".into(),
         shape: vec![TEXTS as i64, 4],
         data: tokens.repeat(TEXTS).into(),
+        parts: Vec::new(),
     }];
     let mut client = client.clone();
     tokio::spawn(async move {

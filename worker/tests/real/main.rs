@@ -14,6 +14,7 @@ mod isolation;
 mod ledger;
 mod memory;
 mod metrics;
+mod objects;
 mod peers;
 mod port;
 mod ports;

@@ -71,6 +71,7 @@ fn ask(client: &Client, id: u64, texts: usize) -> Answer {
         datatype: "INT64".into(),
         shape: vec![texts as i64, 4],
         data: tokens.repeat(texts).into(),
+        parts: Vec::new(),
     }];
     let mut client = client.clone();
     tokio::spawn(async move {

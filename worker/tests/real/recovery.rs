@@ -34,6 +34,7 @@ fn ask(function: &str, id: u64, texts: usize) -> wire::InvokeRequest {
         datatype: "INT64".into(),
         shape: vec![texts as i64, 4],
         data: tokens.repeat(texts).into(),
+        parts: Vec::new(),
     }];
     wire::InvokeRequest { inputs, ..request(function, id, &[]) }
 }

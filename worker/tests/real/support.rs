@@ -84,6 +84,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         controllers: controllers.iter().map(ToString::to_string).collect(),
         topology: topology(gpus),
         host_memory: Bytes::mib(256),
+        object_memory: Bytes::mib(256),
         model_storage: Bytes::ZERO,
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
         dispatch: PolicyConfig::default(),
@@ -152,8 +153,10 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
             datatype: "FP32".into(),
             shape: vec![1, row.len() as i64],
             data: data.into(),
+            parts: Vec::new(),
         }],
         outputs: Vec::new(),
+        hold: None,
     }
 }
 

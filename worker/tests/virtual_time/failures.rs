@@ -32,7 +32,9 @@ fn executors_that_die_under_load_cost_latency_only() {
         world.pass_ms(200).await;
         let snapshot = world.node.snapshot().await;
         assert_eq!(snapshot.gpus.iter().map(|gpu| gpu.restarts).sum::<u64>(), 4);
-        assert!(snapshot.functions.iter().all(|function| function.score.failed == 0 && function.in_flight == 0));
+        assert!(
+            snapshot.functions.iter().all(|function| function.score.failed == 0 && function.in_flight == 0)
+        );
     });
 }
 

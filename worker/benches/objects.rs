@@ -1,0 +1,167 @@
+//! What an object costs to hand on: on one worker, and from one to another over loopback beside a plain
+//! TCP stream that is fed from memory and ends in memory, in turns. Prints, and asserts nothing:
+//! `cargo bench -p millrace-worker --bench objects`.
+//!
+//! Executors are this program started again, as in the tests whose controller it uses.
+
+#![allow(clippy::unwrap_used, reason = "a measurement that meets the unexpected ends")]
+#![allow(dead_code, reason = "the tests use more of what they share")]
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use millrace_device::monotonic_now;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::tensor_part::Part;
+use millrace_proto::worker::worker_client::WorkerClient;
+use millrace_proto::worker::worker_server::WorkerServer;
+use millrace_types::{Bytes, NodeName};
+use millrace_worker::service::WorkerService;
+use millrace_worker::start::{Worker, WorkerConfig, start};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+#[path = "../tests/real/controller.rs"]
+mod controller;
+#[path = "../tests/real/ledger.rs"]
+mod ledger;
+#[path = "../tests/real/support.rs"]
+mod support;
+
+use controller::Controller;
+use support::{all_up, config, request, row};
+
+/// Rows of 64 floats: 100 MiB.
+const ROWS: u64 = 409_600;
+const BYTES: u64 = ROWS * 64 * 4;
+const ROUNDS: usize = 9;
+const PIECE: usize = 1 << 20;
+
+fn main() {
+    if std::env::var_os(support::EXECUTOR_VARIABLE).is_some() {
+        return support::be_an_executor();
+    }
+    tokio::runtime::Runtime::new().unwrap().block_on(hand_on());
+}
+
+async fn serving(dir: &std::path::Path, name: &str) -> (Worker, Controller) {
+    let controller = Controller::start("test-cluster", 1).await;
+    let config = config(&dir.join(name), &[controller.addr], 1);
+    let object_memory = Bytes::gib(1);
+    let config = WorkerConfig { node: NodeName::new(name).unwrap(), object_memory, ..config };
+    let worker = start(config).await.unwrap();
+    all_up(&controller).await;
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    controller.desire(&[("mlp", digest)]);
+    controller.ready("mlp").await;
+    (worker, controller)
+}
+
+fn tensor(data: bytes::Bytes, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
+    let (name, datatype) = ("x".into(), "FP32".into());
+    wire::InferTensor { name, datatype, shape: vec![ROWS as i64, 64], data, parts }
+}
+
+async fn ask(worker: &Worker, input: wire::InferTensor, keep: bool) -> wire::InvokeResponse {
+    let time = prost_types::Duration { seconds: 600, nanos: 0 };
+    let hold = keep.then(|| wire::Hold { time: Some(time), answered: Vec::new() });
+    let request = wire::InvokeRequest { inputs: vec![input], hold, ..request("mlp", 1, &[]) };
+    client(worker).invoke(request).await.unwrap().into_inner()
+}
+
+/// The worker's service, called without a socket, for messages of any size.
+fn client(worker: &Worker) -> WorkerClient<WorkerServer<WorkerService>> {
+    let server = WorkerServer::new(worker.service()).max_decoding_message_size(usize::MAX);
+    WorkerClient::new(server.max_encoding_message_size(usize::MAX)).max_decoding_message_size(usize::MAX)
+}
+
+/// The only object of an answer, for others.
+fn held(response: &wire::InvokeResponse, home: &Worker) -> wire::HeldPart {
+    let Some(Part::Held(mut held)) = response.outputs[0].parts[0].part.clone() else { panic!("not kept") };
+    let object = held.object.as_mut().unwrap();
+    object.address = home.addr().to_string();
+    held
+}
+
+async fn hand_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _one) = serving(dir.path(), "w1").await;
+    let (second, _two) = serving(dir.path(), "w2").await;
+    let data: Vec<u8> = (0..ROWS).flat_map(row).flat_map(f32::to_le_bytes).collect();
+    let kept = ask(&first, tensor(data.clone().into(), Vec::new()), true).await;
+    let part = held(&kept, &first);
+    let input =
+        || tensor(bytes::Bytes::new(), vec![wire::TensorPart { part: Some(Part::Held(part.clone())) }]);
+    let (mut here, mut there, mut plain) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for (worker, times) in [(&first, &mut here), (&second, &mut there)] {
+            let answer = ask(worker, input(), true).await;
+            times.push(Duration::from_nanos(answer.fetched[0].took_ns));
+            let ids = vec![held(&answer, worker).object.unwrap().id.unwrap()];
+            client(worker).release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+        }
+        let data = data.clone();
+        plain.push(tokio::task::spawn_blocking(move || over_tcp(&data)).await.unwrap());
+    }
+    println!("{} MiB, {ROUNDS} rounds in turns; median, least and most", BYTES >> 20);
+    println!(
+        "{:>34}: {}; the worker copies no byte: the next executor reads the memory that the one before wrote",
+        "on one worker",
+        spread(&mut here)
+    );
+    println!("{:>34}: {}", "from one worker to another", rate(&mut there));
+    println!("{:>34}: {}", "plain TCP, memory to memory", rate(&mut plain));
+    let mut ratios: Vec<f64> =
+        there.iter().zip(&plain).map(|(ours, plain)| plain.as_secs_f64() / ours.as_secs_f64()).collect();
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "{:>34}: {:.2} of its speed ({:.2} to {:.2}); to reach: 0.50",
+        "ratio",
+        ratios[ratios.len() / 2],
+        ratios[0],
+        ratios[ratios.len() - 1]
+    );
+    first.shutdown().await;
+    second.shutdown().await;
+}
+
+fn spread(times: &mut [Duration]) -> String {
+    times.sort_unstable();
+    format!("{:.1?} ({:.1?} to {:.1?})", times[times.len() / 2], times[0], times[times.len() - 1])
+}
+
+fn rate(times: &mut [Duration]) -> String {
+    let mut sorted = times.to_vec();
+    let of = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
+    sorted.sort_unstable();
+    let (least, most) = (of(sorted[sorted.len() - 1]), of(sorted[0]));
+    format!("{:.2} GB/s ({least:.2} to {most:.2})", of(sorted[sorted.len() / 2]))
+}
+
+/// The bytes through a socket, from memory into memory that an executor could map.
+fn over_tcp(data: &[u8]) -> Duration {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut piece = vec![0; PIECE];
+            for chunk in data.chunks(PIECE) {
+                piece[..chunk.len()].copy_from_slice(chunk);
+                socket.write_all(&piece[..chunk.len()]).unwrap();
+            }
+        });
+        let began = monotonic_now();
+        let mut socket = TcpStream::connect(address).unwrap();
+        let mut memory = File::from(memfd_create("plain", MemfdFlags::CLOEXEC).unwrap());
+        let mut piece = vec![0; PIECE];
+        let mut had = 0;
+        while had < data.len() {
+            let read = socket.read(&mut piece).unwrap();
+            memory.write_all(&piece[..read]).unwrap();
+            had += read;
+        }
+        monotonic_now().since(began)
+    })
+}

@@ -1,0 +1,35 @@
+//! Intermediate data that the worker holds, and how it came to requests (D04).
+
+use std::fmt;
+
+use prometheus_client::registry::Unit;
+
+use super::writer::Writer;
+use crate::objects::{Fetched, METHODS, Tally};
+
+pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
+    let Tally { usage, fetched } = tally;
+    writer.gauge(("millrace_objects", "Objects held", None), usage.objects as f64)?;
+    writer.gauge(
+        ("millrace_objects_memory", "What they take of host memory", Some(Unit::Bytes)),
+        usage.bytes.get() as f64,
+    )?;
+    writer.counter(("millrace_objects_kept", "Objects kept", None), usage.kept)?;
+    writer.counter(
+        ("millrace_objects_expired", "Of those, the ones that nobody let go of in their time", None),
+        usage.expired,
+    )?;
+    writer.counter(
+        ("millrace_objects_refused", "Outputs that were answered since there was no room to keep them", None),
+        usage.refused,
+    )?;
+    let by_method = |read: fn(&Fetched) -> u64| {
+        let rows = METHODS.iter().zip(fetched);
+        rows.map(move |(method, fetched)| (vec![("method", (*method).to_owned())], read(fetched) as f64))
+    };
+    writer.counters(
+        ("millrace_objects_fetches", "Inputs that were objects, by how they came", None),
+        by_method(|it| it.fetches),
+    )?;
+    writer.counters(("millrace_objects_fetched", "Their bytes", Some(Unit::Bytes)), by_method(|it| it.bytes))
+}

@@ -1,0 +1,124 @@
+use std::time::Duration;
+
+use millrace_policy::dispatch::Stats;
+use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
+
+use super::*;
+use crate::objects::{Fetched, Tally, Usage};
+use crate::snapshot::{FunctionSnapshot, GpuSnapshot};
+
+fn function(name: &str) -> FunctionKey {
+    FunctionKey {
+        tenant: millrace_types::TenantName::default(),
+        name: millrace_types::FunctionName::new(name).unwrap(),
+    }
+}
+
+fn scored(name: &str, completed: u64, in_time: u64) -> FunctionSnapshot {
+    FunctionSnapshot {
+        key: RevisionKey { function: function(name), revision: Revision::new(2).unwrap() },
+        in_flight: 1,
+        score: Score { completed, in_time, scored: completed, billed_ms: 1500, ..Score::default() },
+    }
+}
+
+fn lines(seen: Seen, about: &str) -> Vec<String> {
+    let text = text(seen).unwrap();
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    text.lines().filter(|line| line.starts_with(about)).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_gpu_shows_what_it_did_and_where_models_came_from() {
+    let gpu = GpuSnapshot {
+        index: GpuIndex(1),
+        gpu_type: "V100".into(),
+        health: GpuHealth::Up,
+        memory: Bytes(100),
+        used: Bytes(10),
+        models: Vec::new(),
+        running: None,
+        incarnation: Incarnation(4),
+        executor_pid: None,
+        executor_pids: Vec::new(),
+        restarts: 3,
+        swaps: 5,
+        peer_swaps: 2,
+        evictions: 1,
+        moved: Bytes::ZERO,
+        busy: Duration::from_millis(250),
+    };
+    let snapshot = NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() };
+    let expected = [
+        r#"millrace_gpu_up{gpu="1",gpu_type="V100"} 1.0"#,
+        r#"millrace_gpu_memory_bytes{gpu="1"} 100.0"#,
+        r#"millrace_gpu_memory_taken_bytes{gpu="1"} 10.0"#,
+        r#"millrace_gpu_models{gpu="1"} 0.0"#,
+        r#"millrace_gpu_busy_seconds_total{gpu="1"} 0.25"#,
+        r#"millrace_gpu_swaps_total{gpu="1"} 5.0"#,
+        r#"millrace_gpu_peer_swaps_total{gpu="1"} 2.0"#,
+        r#"millrace_gpu_evictions_total{gpu="1"} 1.0"#,
+        r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
+    ];
+    assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_gpu"), expected);
+}
+
+#[test]
+fn a_function_shows_its_score_and_what_it_needs_to_meet_its_objective() {
+    let past = Score { completed: 10, in_time: 5, scored: 10, ..Score::default() };
+    let snapshot = NodeSnapshot {
+        functions: vec![scored("a", 90, 84)],
+        past: [(function("a"), past)].into(),
+        ..NodeSnapshot::default()
+    };
+    let slo = Slo { deadline: Duration::from_millis(50), percentile: 0.9 };
+    let seen = Seen { snapshot, objectives: [(function("a"), slo)].into(), ..Seen::default() };
+    let lines = lines(seen, "millrace_function_");
+    let has = |line: &str| assert!(lines.iter().any(|it| it == line), "{line} in {lines:#?}");
+    has(r#"millrace_function_requests_total{tenant="default",function="a",outcome="completed"} 100.0"#);
+    has(r#"millrace_function_slo_in_time_total{tenant="default",function="a"} 89.0"#);
+    has(r#"millrace_function_gpu_seconds_total{tenant="default",function="a"} 1.5"#);
+    let required = lines.iter().find(|it| it.starts_with("millrace_function_required_requests{")).unwrap();
+    let value: f64 = required.rsplit_once(' ').unwrap().1.parse().unwrap();
+    assert!((value - 10.0).abs() < 1e-9, "(0.9 * 100 - 89) / 0.1: {required}");
+}
+
+#[test]
+fn functions_beyond_the_bound_are_shown_as_one() {
+    let functions = (0..FUNCTIONS_MAX as u64 + 3).map(|i| scored(&format!("f{i:04}"), i, 0)).collect();
+    let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
+    let lines = lines(Seen { snapshot, ..Seen::default() }, "millrace_function_slo_requests_total{");
+    assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
+    let other = r#"millrace_function_slo_requests_total{tenant="_other",function="_other"} 3003.0"#;
+    assert_eq!(lines.last().unwrap(), other, "the last three by name: 1000, 1001 and 1002");
+}
+
+#[test]
+fn alpha_is_shown_where_there_is_one() {
+    let with = |alpha| {
+        let dispatch = Stats { alpha, ..Stats::default() };
+        Seen { snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() }, ..Seen::default() }
+    };
+    assert_eq!(lines(with(Some(0.25)), "millrace_dispatch_alpha"), ["millrace_dispatch_alpha 0.25"]);
+    assert_eq!(lines(with(None), "millrace_dispatch_alpha"), [""; 0]);
+}
+
+#[test]
+fn objects_show_what_is_held_and_how_they_came() {
+    let objects = Tally {
+        usage: Usage { objects: 2, bytes: Bytes(4096), kept: 9, expired: 1, refused: 3 },
+        fetched: [Fetched { fetches: 5, bytes: 640 }, Fetched { fetches: 1, bytes: 64 }],
+    };
+    let expected = [
+        "millrace_objects 2.0",
+        "millrace_objects_memory_bytes 4096.0",
+        "millrace_objects_kept_total 9",
+        "millrace_objects_expired_total 1",
+        "millrace_objects_refused_total 3",
+        r#"millrace_objects_fetches_total{method="host"} 5.0"#,
+        r#"millrace_objects_fetches_total{method="inter-node"} 1.0"#,
+        r#"millrace_objects_fetched_bytes_total{method="host"} 640.0"#,
+        r#"millrace_objects_fetched_bytes_total{method="inter-node"} 64.0"#,
+    ];
+    assert_eq!(lines(Seen { objects, ..Seen::default() }, "millrace_objects"), expected);
+}

@@ -1,0 +1,285 @@
+//! A request's inputs put together: bytes that came with it, objects of this worker, and objects of
+//! others. One whole object of this worker is taken as it lies; everything else is copied, piece by
+//! piece, so that others have their turn on the thread.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use millrace_proto::convert;
+use millrace_proto::worker::tensor_part::Part;
+use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, TensorPart};
+use millrace_types::{DataId, Failure, Reason};
+use tokio::time::Instant;
+
+use super::peers::PeerError;
+use super::{Contents, Objects, PIECE, memory};
+use crate::service::tensors::{INLINE_BYTES_MAX, Input};
+
+/// A request's inputs, and how those that were objects came.
+#[derive(Debug)]
+pub(crate) struct Gathered {
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) fetched: Vec<Fetched>,
+}
+
+/// Why they could not be had.
+#[derive(Debug)]
+pub(crate) enum GatherError {
+    /// These objects are nowhere.
+    Lost(Vec<DataId>),
+    /// Something else is wrong.
+    Failed(Failure),
+}
+
+impl From<Failure> for GatherError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// What of a request's inputs is not to be had.
+struct Losses {
+    ids: Vec<DataId>,
+    /// Workers that do not answer.
+    unreachable: BTreeSet<String>,
+}
+
+/// How many bytes a tensor's contents have, as its sender says.
+pub(crate) fn size_of(tensor: &InferTensor) -> usize {
+    let part = |part: &TensorPart| match &part.part {
+        Some(Part::Data(data)) => data.len() as u64,
+        Some(Part::Held(held)) => held.bytes,
+        None => 0,
+    };
+    let parts = tensor.parts.iter().map(part).fold(0, u64::saturating_add);
+    usize::try_from(parts.saturating_add(tensor.data.len() as u64)).unwrap_or(usize::MAX)
+}
+
+/// A part of a tensor, found or to be asked for.
+enum Piece {
+    Here { contents: Contents, offset: u64, bytes: u64 },
+    There { id: DataId, address: String, offset: u64, bytes: u64 },
+}
+
+impl Objects {
+    /// Finds or fetches everything that a request takes. Its declared sizes have been checked. Every
+    /// object that is not to be had is named, so that all are made again at once.
+    pub(crate) async fn gather(&self, tensors: Vec<InferTensor>) -> Result<Gathered, GatherError> {
+        let mut gathered = Gathered { inputs: Vec::with_capacity(tensors.len()), fetched: Vec::new() };
+        let mut losses = Losses { ids: self.missing(&tensors)?, unreachable: BTreeSet::new() };
+        if !losses.ids.is_empty() {
+            return Err(GatherError::Lost(losses.ids));
+        }
+        for tensor in tensors {
+            let total = size_of(&tensor);
+            let InferTensor { name, datatype, shape, data, parts } = tensor;
+            let contents = if parts.is_empty() {
+                Contents::Inline(data)
+            } else {
+                let began = Instant::now();
+                let (contents, method) = self.assemble(parts, total, &mut losses).await?;
+                if let Some(method) = method {
+                    gathered.fetched.push(fetched(name.clone(), method, total, began.elapsed()));
+                }
+                contents
+            };
+            gathered.inputs.push(Input { name, datatype, shape, contents });
+        }
+        if losses.ids.is_empty() { Ok(gathered) } else { Err(GatherError::Lost(losses.ids)) }
+    }
+
+    /// Objects that nobody can be asked for: they are this worker's own and not here.
+    fn missing(&self, tensors: &[InferTensor]) -> Result<Vec<DataId>, Failure> {
+        let mut missing = Vec::new();
+        for part in tensors.iter().flat_map(|tensor| &tensor.parts) {
+            let Some(Part::Held(HeldPart { object: Some(object), .. })) = &part.part else { continue };
+            let Some(id) = &object.id else { continue };
+            let id = convert::data_id(id)?;
+            if self.is_own(&id, &object.address) && self.find(&id).is_none() {
+                missing.push(id);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn is_own(&self, id: &DataId, address: &str) -> bool {
+        id.home == self.0.feed.node || address.is_empty()
+    }
+
+    /// How much of a request's inputs is copied for it here: what lies here whole is not.
+    pub(crate) fn copied(&self, tensors: &[InferTensor]) -> usize {
+        let copied = |tensor: &InferTensor| match tensor.parts.as_slice() {
+            [TensorPart { part: Some(Part::Held(HeldPart { object: Some(object), .. })) }]
+                if object.id.as_ref().is_some_and(|id| id.home == self.0.feed.node.as_str()) =>
+            {
+                0
+            }
+            _ => size_of(tensor),
+        };
+        tensors.iter().map(copied).fold(0, usize::saturating_add)
+    }
+
+    /// A tensor of its parts, and by which method those of them came that were objects: that of the
+    /// farthest.
+    async fn assemble(
+        &self,
+        parts: Vec<TensorPart>,
+        total: usize,
+        losses: &mut Losses,
+    ) -> Result<(Contents, Option<FetchMethod>), GatherError> {
+        let mut pieces = Vec::with_capacity(parts.len());
+        let mut method = None;
+        for part in parts {
+            let piece = match part.part {
+                None => continue,
+                Some(Part::Data(data)) => {
+                    let bytes = data.len() as u64;
+                    Piece::Here { contents: Contents::Inline(data), offset: 0, bytes }
+                }
+                Some(Part::Held(part)) => {
+                    let piece = self.find_part(part)?;
+                    let (by, bytes) = match &piece {
+                        Piece::Here { bytes, .. } => (FetchMethod::Host, *bytes),
+                        Piece::There { bytes, .. } => (FetchMethod::InterNode, *bytes),
+                    };
+                    self.count(by, bytes);
+                    method = method.max(Some(by));
+                    piece
+                }
+            };
+            pieces.push(piece);
+        }
+        if let [Piece::Here { contents, offset: 0, bytes }] = pieces.as_slice()
+            && *bytes == contents.len()
+        {
+            return Ok((contents.clone(), method));
+        }
+        let contents = if total <= INLINE_BYTES_MAX {
+            self.small(pieces, total, losses).await
+        } else {
+            self.large(pieces, losses).await
+        };
+        Ok((contents?, method))
+    }
+
+    fn find_part(&self, HeldPart { object, offset, bytes }: HeldPart) -> Result<Piece, GatherError> {
+        let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
+        let object = object.ok_or_else(|| malformed("a part of a tensor names no object"))?;
+        let id = object.id.ok_or_else(|| malformed("an object has no id"))?;
+        let id = convert::data_id(&id)?;
+        match self.find(&id) {
+            Some(contents) if offset.saturating_add(bytes) > contents.len() => {
+                let message = format!(
+                    "object {id} has {} bytes, and {bytes} from {offset} are asked for",
+                    contents.len()
+                );
+                Err(Failure::new(Reason::MalformedRequest, message).into())
+            }
+            Some(contents) => Ok(Piece::Here { contents, offset, bytes }),
+            None if self.is_own(&id, &object.address) => Err(GatherError::Lost(vec![id])),
+            None => Ok(Piece::There { id, address: object.address, offset, bytes }),
+        }
+    }
+
+    async fn small(
+        &self,
+        pieces: Vec<Piece>,
+        total: usize,
+        losses: &mut Losses,
+    ) -> Result<Contents, GatherError> {
+        let mut data = BytesMut::with_capacity(total);
+        for piece in pieces {
+            match piece {
+                // At most INLINE_BYTES_MAX.
+                Piece::Here { contents, offset, bytes } => {
+                    data.extend_from_slice(&contents.read(offset, bytes as usize).map_err(no_memory)?);
+                }
+                Piece::There { id, address, offset, bytes } => {
+                    let mut sink = |chunk: &[u8]| {
+                        data.extend_from_slice(chunk);
+                        Ok(())
+                    };
+                    self.pull((id, &address), offset, bytes, &mut sink, losses).await?;
+                }
+            }
+        }
+        Ok(Contents::Inline(data.freeze()))
+    }
+
+    async fn large(&self, pieces: Vec<Piece>, losses: &mut Losses) -> Result<Contents, GatherError> {
+        let mut file = memory("millrace-input").map_err(no_memory)?;
+        for piece in pieces {
+            match piece {
+                Piece::Here { contents, offset, bytes } => {
+                    copy(&contents, offset, bytes, &mut file).await.map_err(no_memory)?;
+                }
+                Piece::There { id, address, offset, bytes } => {
+                    let mut sink = |chunk: &[u8]| file.write_all(chunk);
+                    self.pull((id, &address), offset, bytes, &mut sink, losses).await?;
+                }
+            }
+        }
+        Ok(whole(file)?)
+    }
+
+    /// Fetches bytes from another worker, or notes that they are not to be had.
+    async fn pull(
+        &self,
+        (id, address): (DataId, &str),
+        offset: u64,
+        bytes: u64,
+        sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
+        losses: &mut Losses,
+    ) -> Result<(), GatherError> {
+        if losses.unreachable.contains(address) {
+            losses.ids.push(id);
+            return Ok(());
+        }
+        let Err(error) = self.0.peers.fetch(&id, address, offset, bytes, sink).await else { return Ok(()) };
+        match error {
+            PeerError::Sink(error) => return Err(no_memory(error)),
+            PeerError::Refused(message) => {
+                return Err(Failure::new(Reason::MalformedRequest, message).into());
+            }
+            PeerError::Gone => {}
+            // Whatever else is there is not asked for: each would wait as long.
+            PeerError::Unreachable(_) => drop(losses.unreachable.insert(address.to_owned())),
+        }
+        tracing::warn!(object = %id, address, %error, "an object is not to be had");
+        losses.ids.push(id);
+        Ok(())
+    }
+}
+
+/// Copies bytes to a file's end, and lets others have the thread between pieces.
+async fn copy(contents: &Contents, mut offset: u64, mut left: u64, file: &mut File) -> io::Result<()> {
+    while left > 0 {
+        let piece = left.min(PIECE as u64);
+        file.write_all(&contents.read(offset, piece as usize)?)?;
+        (offset, left) = (offset + piece, left - piece);
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+fn whole(file: File) -> Result<Contents, Failure> {
+    let bytes = file.metadata().map_err(no_memory_failure)?.len();
+    Ok(Contents::Memory { fd: Arc::new(file.into()), bytes })
+}
+
+fn no_memory(error: io::Error) -> GatherError {
+    no_memory_failure(error).into()
+}
+
+fn no_memory_failure(error: io::Error) -> Failure {
+    Failure::new(Reason::QueueFull, format!("no memory for the inputs ({error}): try again soon"))
+}
+
+fn fetched(input: String, method: FetchMethod, bytes: usize, took: Duration) -> Fetched {
+    let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    Fetched { input, method: method.into(), bytes: bytes as u64, took_ns }
+}

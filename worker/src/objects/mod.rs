@@ -1,0 +1,270 @@
+//! Intermediate data of workflows that this worker holds, and what it takes from others: tier 1 of
+//! the index (DESIGN §5), the truth about what the node has.
+//!
+//! An answer that its caller wants kept stays here as an *object* and only its name travels; a
+//! request that takes it as input finds it by that name. On the node it stays in the memory that
+//! the executor wrote it to, and the next executor reads it there: the worker moves no byte of it,
+//! but of a request that ran as one with others, whose rows are cut out.
+//! From another node its bytes come from worker to worker, checked as they come, and go on from
+//! where a broken connection left off.
+//!
+//! An object lives until its last consumer has it (D28), or until the time is over for which it was
+//! asked to be kept: whoever asked may be gone. Where there is no room for one, its bytes are
+//! answered instead.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`shelf`] | which objects are here, how much of them, until when |
+//! | [`gather`] | a request's inputs put together from objects |
+//! | [`peers`] | objects of other workers |
+//! | [`serve`] | this worker's objects for them |
+
+mod gather;
+mod peers;
+mod serve;
+mod shelf;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use millrace_proto::worker::FetchMethod;
+use millrace_types::DataId;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::clock::Clock;
+use crate::control::index::IndexFeed;
+use crate::port::Descriptor;
+
+pub(crate) use gather::{GatherError, size_of};
+pub(crate) use peers::Peers;
+pub(crate) use serve::Chunks;
+pub(crate) use shelf::Usage;
+use shelf::{Limit, Shelf};
+
+/// The most bytes of objects a worker holds when it is not told.
+pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);
+/// The longest that an object is kept, whatever its caller says.
+pub(crate) const KEEP_MAX: Duration = Duration::from_secs(3600);
+/// How often what nobody came for is dropped.
+const SWEEP_EVERY: Duration = Duration::from_millis(500);
+/// How often one who waits for the last to go looks.
+const EMPTY_EVERY: Duration = Duration::from_millis(5);
+/// How much is copied at a time.
+const PIECE: usize = 1 << 20;
+
+/// A tensor's bytes, as the worker has them.
+#[derive(Debug, Clone)]
+pub(crate) enum Contents {
+    /// Small ones, or a part of others'.
+    Inline(Bytes),
+    /// In memory that an executor maps.
+    Memory {
+        /// That memory.
+        fd: Descriptor,
+        /// Its size.
+        bytes: u64,
+    },
+}
+
+impl Contents {
+    /// How many bytes there are.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Inline(data) => data.len() as u64,
+            Self::Memory { bytes, .. } => *bytes,
+        }
+    }
+
+    /// All of it.
+    pub(crate) fn whole(&self) -> io::Result<Bytes> {
+        // What does not fit an address space was never in memory.
+        self.read(0, usize::try_from(self.len()).unwrap_or(usize::MAX))
+    }
+
+    /// Bytes of it; copied, where they are in an executor's memory.
+    pub(crate) fn read(&self, offset: u64, len: usize) -> io::Result<Bytes> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match self {
+            // Below the length of a slice.
+            Self::Inline(data) => Ok(data.slice(offset as usize..end as usize)),
+            Self::Memory { fd, .. } => {
+                let mut data = Vec::with_capacity(len);
+                // Into memory that nobody has to clear first.
+                while data.len() < len {
+                    let at = offset + data.len() as u64;
+                    if rustix::io::pread(fd, spare_capacity(&mut data), at)? == 0 {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                data.truncate(len);
+                Ok(data.into())
+            }
+        }
+    }
+}
+
+/// How many descriptors this process may have, which is as many as the system lets it: each object
+/// that an executor wrote takes one.
+fn descriptors() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Where that is refused, it is as it was.
+    match setrlimit(Resource::Nofile, most) {
+        Ok(()) => limit.maximum,
+        Err(_refused) => limit.current,
+    }
+    .unwrap_or(u64::MAX)
+}
+
+/// Memory that executors can map, with nothing in it yet.
+pub(crate) fn memory(name: &str) -> io::Result<File> {
+    Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC)?))
+}
+
+/// Reads from a place on; the end before the buffer is full is an error.
+pub(crate) fn read_exact_at(fd: &OwnedFd, mut data: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !data.is_empty() {
+        match rustix::io::pread(fd, &mut *data, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (data, at) = (&mut data[read..], at + read as u64),
+        }
+    }
+    Ok(())
+}
+
+/// The ways by which objects come to requests, as metrics name them.
+pub(crate) const METHODS: [&str; 2] = ["host", "inter-node"];
+
+/// What is held, and what was fetched.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) usage: Usage,
+    /// By [`METHODS`].
+    pub(crate) fetched: [Fetched; METHODS.len()],
+}
+
+/// What came by one method.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Fetched {
+    pub(crate) fetches: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The same, counted by whoever fetches.
+#[derive(Debug, Default)]
+struct Counted {
+    fetches: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// The objects of a worker. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Objects(Arc<Inner>);
+
+struct Inner {
+    /// Looked at by whichever thread serves a request, for as long as a map's lookup takes: a message
+    /// to an actor would cost a wake-up on the way of each.
+    shelf: Mutex<Shelf>,
+    feed: IndexFeed,
+    clock: Arc<dyn Clock>,
+    peers: Peers,
+    /// By [`METHODS`].
+    fetched: [Counted; METHODS.len()],
+}
+
+impl std::fmt::Debug for Objects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Objects").field("tally", &self.tally()).finish_non_exhaustive()
+    }
+}
+
+impl Objects {
+    /// None yet, and room for so many bytes. Their names are those of the registration that `feed`
+    /// knows, and what lives long is told to it.
+    pub(crate) fn new(limit: millrace_types::Bytes, feed: IndexFeed, clock: Arc<dyn Clock>) -> Self {
+        let objects = descriptors() / 2;
+        let shelf = Mutex::new(Shelf::new(Limit { bytes: limit, objects }));
+        let (peers, fetched) = (Peers::default(), Default::default());
+        Self(Arc::new(Inner { shelf, feed, clock, peers, fetched }))
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an object for so long, and names it. Gives it back where there is no room, or no
+    /// controller has named this worker yet.
+    pub(crate) async fn keep(&self, contents: Contents, time: Duration) -> Result<DataId, Contents> {
+        let Some(epoch) = self.0.feed.registration.borrow().current else { return Err(contents) };
+        // First, so that nothing is between putting it there and saying so.
+        let Some(place) = self.0.feed.place().await else { return Err(contents) };
+        let bytes = millrace_types::Bytes(contents.len());
+        let until = self.0.clock.now() + time.min(KEEP_MAX);
+        let counter = self.shelf().put(epoch, contents, until)?;
+        let id = DataId { home: self.0.feed.node.clone(), epoch, counter };
+        place.stored(id.clone(), bytes);
+        Ok(id)
+    }
+
+    /// An object that is here.
+    pub(crate) fn find(&self, id: &DataId) -> Option<Contents> {
+        if id.home != self.0.feed.node {
+            return None;
+        }
+        self.shelf().get(id.epoch, id.counter).cloned()
+    }
+
+    /// Lets go of objects.
+    pub(crate) async fn release(&self, ids: &[DataId]) {
+        for id in ids.iter().filter(|id| id.home == self.0.feed.node) {
+            let Some(place) = self.0.feed.place().await else { return };
+            if self.shelf().remove(id.epoch, id.counter) {
+                place.dropped(id.clone());
+            }
+        }
+    }
+
+    /// Returns once nothing is held any more. Nobody waits for long: what nobody comes for goes.
+    pub(crate) async fn emptied(&self) {
+        while self.shelf().usage().objects > 0 {
+            tokio::time::sleep(EMPTY_EVERY).await;
+        }
+    }
+
+    /// What is held, and what was fetched.
+    pub(crate) fn tally(&self) -> Tally {
+        let read = |counted: &Counted| Fetched {
+            fetches: counted.fetches.load(Ordering::Relaxed),
+            bytes: counted.bytes.load(Ordering::Relaxed),
+        };
+        Tally { usage: self.shelf().usage(), fetched: self.0.fetched.each_ref().map(read) }
+    }
+
+    /// Counts an input that came by a method.
+    fn count(&self, method: FetchMethod, bytes: u64) {
+        let counted = &self.0.fetched[usize::from(method == FetchMethod::InterNode)];
+        counted.fetches.fetch_add(1, Ordering::Relaxed);
+        counted.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Drops what nobody came for, from now on.
+    pub(crate) async fn sweep(self) {
+        loop {
+            tokio::time::sleep(SWEEP_EVERY).await;
+            let expired = self.shelf().expire(self.0.clock.now());
+            for (epoch, counter) in expired {
+                let id = DataId { home: self.0.feed.node.clone(), epoch, counter };
+                tracing::debug!(%id, "nobody came for an object in its time");
+                self.0.feed.dropped(id).await;
+            }
+        }
+    }
+}
