@@ -82,6 +82,13 @@ impl Worker for Remote {
         self.0.clone().inject_fault(request).await
     }
 
+    async fn release_objects(
+        &self,
+        request: Request<wire::ReleaseObjectsRequest>,
+    ) -> Result<Response<wire::ReleaseObjectsResponse>, Status> {
+        self.0.clone().release_objects(request).await
+    }
+
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         self.0.clone().get_spans(request).await
     }

@@ -66,8 +66,8 @@ pub struct Model {
     pub revision: Revision,
     /// Every revision of the function that can be resolved, ascending; this one is among them.
     pub revisions: Vec<Revision>,
-    /// How it is run.
-    pub runtime: Runtime,
+    /// What it is.
+    pub kind: Kind,
     /// What it takes.
     pub inputs: Vec<TensorSpec>,
     /// What it gives.
@@ -80,6 +80,26 @@ pub struct Model {
     pub weights: millrace_types::Bytes,
     /// Whether it can be invoked now.
     pub availability: Availability,
+}
+
+/// What a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A function, and how it is run.
+    Function(Runtime),
+    /// Functions joined into a graph.
+    Workflow,
+}
+
+impl Kind {
+    /// What runs it, as the protocol's configuration says.
+    #[must_use]
+    pub const fn runtime(self) -> &'static str {
+        match self {
+            Self::Function(runtime) => runtime.as_str(),
+            Self::Workflow => "workflow",
+        }
+    }
 }
 
 /// Whether a model can be invoked, as the repository index tells it.

@@ -12,7 +12,7 @@ use millrace_proto::inference::{
 };
 use millrace_types::{DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, TensorSpec};
 
-use crate::backend::{Availability, Model};
+use crate::backend::{Availability, Kind, Model};
 use crate::call::Call;
 use crate::front::Front;
 use crate::meters::{Cumulative, Tally};
@@ -30,9 +30,10 @@ pub(crate) fn server() -> ServerMetadataResponse {
     }
 }
 
-const fn platform(runtime: Runtime) -> &'static str {
-    match runtime {
-        Runtime::Onnx => "millrace_onnx",
+const fn platform(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Function(Runtime::Onnx) => "millrace_onnx",
+        Kind::Workflow => "millrace_workflow",
     }
 }
 
@@ -45,7 +46,7 @@ pub(crate) fn metadata(model: &Model) -> ModelMetadataResponse {
     ModelMetadataResponse {
         name: model.key.name.to_string(),
         versions: model.revisions.iter().map(ToString::to_string).collect(),
-        platform: platform(model.runtime).to_owned(),
+        platform: platform(model.kind).to_owned(),
         inputs: model.inputs.iter().map(tensor).collect(),
         outputs: model.outputs.iter().map(tensor).collect(),
     }
@@ -91,9 +92,9 @@ pub(crate) fn config(model: &Model) -> ModelConfig {
     let policy = PolicyChoice::Specific(Specific { versions: versions.collect() });
     ModelConfig {
         name: model.key.name.to_string(),
-        platform: platform(model.runtime).to_owned(),
+        platform: platform(model.kind).to_owned(),
         backend: SERVER.to_owned(),
-        runtime: model.runtime.as_str().to_owned(),
+        runtime: model.kind.runtime().to_owned(),
         version_policy: Some(ModelVersionPolicy { policy_choice: Some(policy) }),
         max_batch_size: 0,
         input: model.inputs.iter().map(input).collect(),

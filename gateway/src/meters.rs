@@ -326,7 +326,7 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use crate::backend::Availability;
+    use crate::backend::{Availability, Kind};
 
     fn model(name: &str) -> Model {
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() };
@@ -334,7 +334,7 @@ mod tests {
             key,
             revision: Revision::FIRST,
             revisions: vec![Revision::FIRST],
-            runtime: Runtime::Onnx,
+            kind: Kind::Function(Runtime::Onnx),
             inputs: Vec::new(),
             outputs: Vec::new(),
             timeout: Duration::from_secs(1),

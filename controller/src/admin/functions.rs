@@ -76,7 +76,7 @@ impl AdminService {
     }
 
     /// Every check of a write, by applying it to a copy of the state.
-    async fn dry_run(
+    pub(super) async fn dry_run(
         &self,
         caller: millrace_cluster_state::Caller,
         command: Command,
@@ -134,7 +134,7 @@ impl AdminService {
 }
 
 /// The wire's 0 takes whatever is there.
-fn expected(resource_version: u64) -> Option<u64> {
+pub(super) fn expected(resource_version: u64) -> Option<u64> {
     (resource_version > 0).then_some(resource_version)
 }
 
@@ -153,8 +153,8 @@ fn listed<'a>(
     }
 }
 
-/// A token is the key of the last function of the page before.
-fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
+/// A token is the key of the last function, or workflow, of the page before.
+pub(super) fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
     if token.is_empty() {
         return Ok(None);
     }

@@ -13,6 +13,7 @@
 //! | [`scaling`] | how many nodes are needed |
 //! | [`data`] | where intermediate data is |
 //! | [`tenants`] | tenants and their caps |
+//! | [`workflows`] | apply, get, list, delete of workflows |
 //! | [`views`] | records as the API shows them |
 
 mod billing;
@@ -26,6 +27,7 @@ mod scaling;
 mod scheduling;
 mod tenants;
 mod views;
+mod workflows;
 
 use std::sync::Arc;
 
@@ -166,6 +168,34 @@ impl Admin for AdminService {
         request: Request<api::DeleteFunctionRequest>,
     ) -> Result<Response<api::DeleteFunctionResponse>, Status> {
         answer(self.delete_function(request).await)
+    }
+
+    async fn apply_workflow(
+        &self,
+        request: Request<api::ApplyWorkflowRequest>,
+    ) -> Result<Response<api::ApplyWorkflowResponse>, Status> {
+        answer(self.apply_workflow(request).await)
+    }
+
+    async fn get_workflow(
+        &self,
+        request: Request<api::GetWorkflowRequest>,
+    ) -> Result<Response<api::Workflow>, Status> {
+        answer(self.get_workflow(request.into_inner()).await)
+    }
+
+    async fn list_workflows(
+        &self,
+        request: Request<api::ListWorkflowsRequest>,
+    ) -> Result<Response<api::ListWorkflowsResponse>, Status> {
+        answer(self.list_workflows(request.into_inner()).await)
+    }
+
+    async fn delete_workflow(
+        &self,
+        request: Request<api::DeleteWorkflowRequest>,
+    ) -> Result<Response<api::DeleteWorkflowResponse>, Status> {
+        answer(self.delete_workflow(request).await)
     }
 
     async fn list_nodes(

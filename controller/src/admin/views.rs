@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, ModelSummary, RevisionRecord, State};
+use millrace_cluster_state::{Function, ModelSummary, RevisionRecord, State, Workflow};
 use millrace_policy::placement::Why;
 use millrace_proto::admin as api;
-use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire};
+use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire, workflow_spec_wire};
 use millrace_types::{Bytes, Digest};
 
 use super::objective;
@@ -36,6 +36,30 @@ pub(super) fn function(
         created_at: Some(timestamp_wire(function.created_at.0)),
         updated_at: Some(timestamp_wire(function.updated_at.0)),
         updated_by: function.updated_by.to_string(),
+    }
+}
+
+/// A workflow.
+pub(super) fn workflow(
+    state: &State,
+    workflow: &Workflow,
+    workers: &Workers,
+    shortages: &Shortages,
+) -> api::Workflow {
+    let (ready, reason, message) = match readiness::of_workflow(state, workflow, workers, shortages) {
+        None => (true, "Prepared", "all that it runs is ready".to_owned()),
+        Some((name, why)) => (false, why.reason(), format!("function {name}: {}", why.message())),
+    };
+    api::Workflow {
+        spec: Some(workflow_spec_wire(&workflow.spec)),
+        generation: workflow.generation.get(),
+        resource_version: workflow.resource_version,
+        inputs: workflow.signature.inputs.iter().map(tensor_spec_wire).collect(),
+        outputs: workflow.signature.outputs.iter().map(tensor_spec_wire).collect(),
+        conditions: vec![condition("Ready", ready, reason, message)],
+        created_at: Some(timestamp_wire(workflow.created_at.0)),
+        updated_at: Some(timestamp_wire(workflow.updated_at.0)),
+        updated_by: workflow.updated_by.to_string(),
     }
 }
 

@@ -1,8 +1,12 @@
 //! Whether a function can serve, from the state and what its workers report. The one rule behind
 //! the admin API's conditions and the protocol's readiness.
 
-use millrace_cluster_state::{Function, RevisionRecord, State};
-use millrace_types::{FunctionKey, RevisionKey};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use millrace_cluster_state::{Function, RevisionRecord, State, Workflow};
+use millrace_types::workflow::Run;
+use millrace_types::{FunctionKey, FunctionName, RevisionKey};
 
 use super::{Phase, Workers};
 use crate::leader::Shortages;
@@ -44,6 +48,39 @@ pub(crate) fn of_revision(
         0 => on_its_way(state, &key, workers, shortages),
         ready => Readiness::Prepared(ready),
     }
+}
+
+/// What keeps a workflow from being invoked: the first function that it, or a workflow in it, runs
+/// and of which no revision is ready. `None` where there is none.
+pub(crate) fn of_workflow(
+    state: &State,
+    workflow: &Workflow,
+    workers: &Workers,
+    shortages: &Shortages,
+) -> Option<(FunctionName, Readiness)> {
+    let key = |name: &FunctionName| FunctionKey { tenant: workflow.key.tenant.clone(), name: name.clone() };
+    let (mut seen, mut rest) = (BTreeSet::new(), vec![workflow]);
+    while let Some(next) = rest.pop() {
+        for run in next.spec.runs() {
+            let name = run.name();
+            // Each once, however often and how deep it is run.
+            if !seen.insert(name) {
+                continue;
+            }
+            if let Run::Workflow(name) = run {
+                rest.extend(state.workflow(&key(name)).map(|inner| &**inner));
+                continue;
+            }
+            let Some(function) = state.function(&key(name)) else { continue };
+            // One that can be named serves, as long as a newer one does not.
+            let of = |revision: &RevisionRecord| of_revision(state, function, revision, workers, shortages);
+            let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), Readiness::Prepared(_));
+            if !function.served().iter().any(ready) {
+                return Some((name.clone(), of(function.latest())));
+            }
+        }
+    }
+    None
 }
 
 /// How far a revision is that is ready nowhere.

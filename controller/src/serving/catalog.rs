@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use millrace_cluster_state::{FUNCTIONS_MAX, Function, RevisionRecord, State};
-use millrace_gateway::backend::{Availability, Model};
+use millrace_gateway::backend::{Availability, Kind, Model};
 use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 
 use crate::fleet::readiness::{self, Readiness, revision_key};
@@ -142,7 +142,7 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
             key: function.key.clone(),
             revision: revision.number,
             revisions: revisions.clone(),
-            runtime: revision.spec.runtime,
+            kind: Kind::Function(revision.spec.runtime),
             inputs: artifact.model.inputs.clone(),
             outputs: artifact.model.outputs.clone(),
             timeout: revision.spec.timeout,
@@ -158,7 +158,7 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
     served.iter().filter_map(|revision| one(revision)).collect()
 }
 
-fn availability(readiness: Readiness) -> Availability {
+pub(super) fn availability(readiness: Readiness) -> Availability {
     match readiness {
         Readiness::Prepared(_) => Availability::Ready,
         Readiness::Preparing => Availability::Preparing,

@@ -55,7 +55,7 @@ impl Crowd {
     pub fn route(&self, function: usize) -> Option<NodeName> {
         let sight = Sight { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
         let candidates = self.catalog.candidates(&sight, self.keys.get(function)?)?;
-        route::choose(&candidates, &REQUEST, |_| false).map(|worker| worker.name.clone())
+        route::choose(&candidates, &REQUEST, |_| Bytes::ZERO, |_| false).map(|worker| worker.name.clone())
     }
 }
 

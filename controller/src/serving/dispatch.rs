@@ -7,12 +7,12 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_gateway::backend::{Completion, Invocation, Model, Split, Tensor};
+use millrace_gateway::backend::Model;
 use millrace_policy::router;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};
-use millrace_types::{Failure, Reason, RevisionKey};
+use millrace_types::{Bytes, Failure, Reason, RequestId, RevisionKey};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 use tracing::Instrument as _;
@@ -42,13 +42,37 @@ struct Demand {
     request: router::Request,
 }
 
+/// One call of a function: a request's own, or one for a step of a workflow.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) request_id: RequestId,
+    pub(super) inputs: Vec<wire::InferTensor>,
+    /// The outputs wanted; empty for every one.
+    pub(super) outputs: Vec<String>,
+    pub(super) timeout: Duration,
+    pub(super) priority: u64,
+    /// What the worker is to keep of the outputs.
+    pub(super) hold: Option<wire::Hold>,
+    /// Bytes of the inputs that workers hold.
+    pub(super) held: Vec<(Arc<Worker>, Bytes)>,
+}
+
+/// A call answered.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) response: wire::InvokeResponse,
+    pub(super) worker: Arc<Worker>,
+    /// Attempts made, counting the one that answered.
+    pub(super) attempts: u32,
+}
+
 /// A request under way.
 pub(super) struct Dispatch<'a> {
     serving: &'a Serving,
     model: &'a Model,
     demand: Demand,
     run: &'a Run,
-    invocation: Invocation,
+    call: Call,
     deadline: Instant,
     /// Attempts made.
     attempts: u32,
@@ -64,16 +88,16 @@ impl<'a> Dispatch<'a> {
         model: &'a Model,
         key: RevisionKey,
         run: &'a Run,
-        invocation: Invocation,
+        call: Call,
     ) -> Self {
         let demand = Demand { key, request: router::Request { weights: model.weights, run: run.estimate() } };
-        let deadline = Instant::now() + invocation.timeout;
+        let deadline = Instant::now() + call.timeout;
         let (attempts, tried, may_have_executed) = (0, Vec::new(), false);
-        Self { serving, model, demand, run, invocation, deadline, attempts, tried, may_have_executed }
+        Self { serving, model, demand, run, call, deadline, attempts, tried, may_have_executed }
     }
 
     /// Carries it out.
-    pub(super) async fn run(mut self) -> Result<Completion, Failure> {
+    pub(super) async fn run(mut self) -> Result<Answer, Failure> {
         let result = self.attempt_all().await;
         // Whatever the last attempt ended with, an earlier one may have run.
         result.map_err(|failure| Failure {
@@ -82,13 +106,13 @@ impl<'a> Dispatch<'a> {
         })
     }
 
-    async fn attempt_all(&mut self) -> Result<Completion, Failure> {
+    async fn attempt_all(&mut self) -> Result<Answer, Failure> {
         let mut worker = self.choose().ok_or_else(|| self.no_worker())?;
         loop {
             self.attempts += 1;
             self.tried.push(worker.clone());
             worker = match self.attempt(&worker).await {
-                Ok(response) => return self.completion(response),
+                Ok(response) => return Ok(self.answer(response, worker)),
                 Err(Missed::Failed(failure)) => return Err(failure),
                 Err(Missed::Declined(failure)) => {
                     // It never began there, so it does not count as an attempt.
@@ -105,9 +129,14 @@ impl<'a> Dispatch<'a> {
 
     fn choose(&self) -> Option<Arc<Worker>> {
         let candidates = self.serving.candidates(&self.demand.key)?;
-        route::choose(&candidates, &self.demand.request, |worker| {
-            self.tried.iter().any(|tried| tried.is_process_of(worker))
-        })
+        let tried = |worker: &Worker| self.tried.iter().any(|tried| tried.is_process_of(worker));
+        route::choose(&candidates, &self.demand.request, |worker| self.missing(worker), tried)
+    }
+
+    /// What of the inputs a worker would have to fetch.
+    fn missing(&self, worker: &Worker) -> Bytes {
+        let others = self.call.held.iter().filter(|(holder, _)| !holder.is_process_of(worker));
+        others.map(|(_, bytes)| *bytes).sum()
     }
 
     fn no_worker(&self) -> Failure {
@@ -126,7 +155,7 @@ impl<'a> Dispatch<'a> {
     /// The next worker for a request whose worker is gone. Waits for one: somebody restarts it, or
     /// it only lost its stream.
     async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
-        tracing::warn!(worker = %lost.name, request = %self.invocation.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
+        tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
         }
@@ -201,7 +230,7 @@ impl<'a> Dispatch<'a> {
     fn request(&self) -> wire::InvokeRequest {
         let left = self.deadline.saturating_duration_since(Instant::now());
         wire::InvokeRequest {
-            request_id: self.invocation.request_id.to_string(),
+            request_id: self.call.request_id.to_string(),
             attempt: self.attempts,
             // Counting this one.
             attempts_left: ATTEMPTS_MAX + 1 - self.attempts,
@@ -209,26 +238,21 @@ impl<'a> Dispatch<'a> {
             function: self.demand.key.function.name.to_string(),
             revision: self.demand.key.revision.get(),
             timeout: Some(duration_wire(left)),
-            priority: self.invocation.priority,
-            inputs: self.invocation.inputs.iter().map(tensor_wire).collect(),
-            outputs: self.invocation.outputs.clone(),
+            priority: self.call.priority,
+            // Their bytes are shared.
+            inputs: self.call.inputs.clone(),
+            outputs: self.call.outputs.clone(),
+            hold: self.call.hold.clone(),
         }
     }
 
-    fn completion(&self, response: wire::InvokeResponse) -> Result<Completion, Failure> {
-        let split = response.split.unwrap_or_default();
-        self.run.took(Duration::from_nanos(split.run_ns));
-        Ok(Completion {
-            outputs: response.outputs.into_iter().map(tensor).collect::<Result<_, _>>()?,
-            split: Split {
-                cold: Duration::from_nanos(split.cold_ns),
-                queue: Duration::from_nanos(split.queue_ns),
-                swap: Duration::from_nanos(split.swap_ns),
-                run: Duration::from_nanos(split.run_ns),
-            },
-            // Those lost before, and what the worker that answered made itself.
-            attempts: self.attempts - 1 + response.attempts.max(1),
-        })
+    fn answer(&self, response: wire::InvokeResponse, worker: Arc<Worker>) -> Answer {
+        if let Some(split) = &response.split {
+            self.run.took(Duration::from_nanos(split.run_ns));
+        }
+        // Those lost before, and what the worker that answered made itself.
+        let attempts = self.attempts - 1 + response.attempts.max(1);
+        Answer { response, worker, attempts }
     }
 }
 
@@ -244,6 +268,7 @@ fn missed(worker: &Worker, status: &Status) -> Missed {
     let declined = matches!(
         failure.reason,
         Reason::QueueFull
+            | Reason::ByteBudgetExceeded
             | Reason::NoGpuMemory
             | Reason::ShuttingDown
             | Reason::FunctionNotReady
@@ -259,21 +284,4 @@ fn caused_by_connecting(mut error: &(dyn std::error::Error + 'static)) -> bool {
         error = source;
     }
     true
-}
-
-fn tensor_wire(tensor: &Tensor) -> wire::InferTensor {
-    wire::InferTensor {
-        name: tensor.name.clone(),
-        datatype: tensor.datatype.to_string(),
-        shape: tensor.shape.clone(),
-        data: tensor.data.clone(),
-    }
-}
-
-fn tensor(wire: wire::InferTensor) -> Result<Tensor, Failure> {
-    let datatype = wire.datatype.parse().map_err(|error| {
-        Failure::new(Reason::Internal, format!("the worker's answer cannot be read: {error}"))
-            .after_execution()
-    })?;
-    Ok(Tensor { name: wire.name, datatype, shape: wire.shape, data: wire.data })
 }

@@ -8,6 +8,8 @@
 //! | [`dispatch`] | one request on its way to a worker, and to another when that one is lost |
 //! | [`route`] | what the router is told of each worker |
 //! | [`runs`] | how long runs take, by what was seen |
+//! | [`workflow`] | workflows, and their runs |
+//! | [`tensors`] | tensors and times between the front door and workers |
 //!
 //! Nothing here asks who leads: with no leader and no majority, requests go where they went.
 
@@ -17,6 +19,8 @@ pub(crate) mod crowd;
 mod dispatch;
 mod route;
 mod runs;
+mod tensors;
+mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +28,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millrace_cluster_state::{Caller, Command, State};
 use millrace_gateway::auth;
-use millrace_gateway::backend::{Backend, Completion, Intent, Invocation, Model};
+use millrace_gateway::backend::{Backend, Completion, Intent, Invocation, Kind, Model};
 use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 use tokio::sync::watch;
 
@@ -33,8 +37,9 @@ use crate::fleet::readiness::{self, Readiness};
 use crate::leader::{Outlook, Shortages};
 use crate::raft::{self, Replica};
 use catalog::{Candidates, Catalog, Sight};
-use dispatch::Dispatch;
+use dispatch::{Answer, Call, Dispatch};
 use runs::Runs;
+use workflow::Workflows;
 
 /// How long a load waits for the function to get ready.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -50,11 +55,19 @@ pub(crate) struct Serving {
     outlook: Outlook,
     catalog: Catalog,
     runs: Runs,
+    workflows: Workflows,
 }
 
 impl Serving {
     pub(crate) fn new(replica: Replica, fleet: Fleet, outlook: Outlook) -> Self {
-        Self { replica, fleet, outlook, catalog: Catalog::default(), runs: Runs::default() }
+        Self {
+            replica,
+            fleet,
+            outlook,
+            catalog: Catalog::default(),
+            runs: Runs::default(),
+            workflows: Workflows::default(),
+        }
     }
 
     fn sight<'a>(&'a self, state: &'a State) -> Sight<'a> {
@@ -64,6 +77,13 @@ impl Serving {
     /// Who is ready for a revision now.
     fn candidates(&self, key: &RevisionKey) -> Option<Candidates> {
         self.catalog.candidates(&self.sight(&self.replica.state()), key)
+    }
+
+    /// Has a worker run a function.
+    async fn call(&self, model: &Model, call: Call) -> Result<Answer, Failure> {
+        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+        let run = self.runs.of(&key);
+        Dispatch::new(self, model, key, &run, call).run().await
     }
 
     /// Waits until the newest revision is ready somewhere, or cannot be.
@@ -134,11 +154,21 @@ impl Backend for Serving {
     }
 
     fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
-        self.catalog.resolve(&self.sight(&self.replica.state()), function, revision)
+        let state = self.replica.state();
+        let sight = self.sight(&state);
+        match self.workflows.resolve(&sight, function) {
+            Some(workflow) => of_generation(workflow, revision),
+            None => self.catalog.resolve(&sight, function, revision),
+        }
     }
 
     fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>> {
-        self.catalog.index(&self.sight(&self.replica.state()), tenant)
+        let state = self.replica.state();
+        let sight = self.sight(&state);
+        let mut models = self.catalog.index(&sight, tenant);
+        models.extend(self.workflows.index(&sight, tenant));
+        models.sort_by(|a, b| (&a.key, a.revision).cmp(&(&b.key, b.revision)));
+        models
     }
 
     async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure> {
@@ -158,6 +188,10 @@ impl Backend for Serving {
         intent: Intent,
         caller: &auth::Caller,
     ) -> Result<(), Failure> {
+        if self.replica.state().workflow(function).is_some() {
+            let message = format!("{function} is a workflow: load or unload what it runs");
+            return Err(Failure::new(Reason::Unimplemented, message));
+        }
         let caller = Caller(caller.as_str().into());
         let command = Command::SetFunctionEnabled { key: function.clone(), enabled: intent == Intent::Serve };
         self.replica.propose(caller, None, command).await?;
@@ -173,8 +207,35 @@ impl Backend for Serving {
     }
 
     async fn invoke(&self, model: &Model, invocation: Invocation) -> Result<Completion, Failure> {
-        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
-        let run = self.runs.of(&key);
-        Dispatch::new(self, model, key, &run, invocation).run().await
+        if model.kind == Kind::Workflow {
+            return self.invoke_workflow(model, invocation).await;
+        }
+        let call = Call {
+            request_id: invocation.request_id,
+            inputs: invocation.inputs.into_iter().map(tensors::sent).collect(),
+            outputs: invocation.outputs,
+            timeout: invocation.timeout,
+            priority: invocation.priority,
+            hold: None,
+            held: Vec::new(),
+        };
+        let answer = self.call(model, call).await?;
+        let split = answer.response.split.unwrap_or_default();
+        let outputs = answer.response.outputs.into_iter().map(tensors::received);
+        Ok(Completion {
+            outputs: outputs.collect::<Result<_, _>>()?,
+            split: tensors::split(&split),
+            attempts: answer.attempts,
+        })
     }
+}
+
+/// The one revision that a workflow has, if that is the one asked for.
+fn of_generation(workflow: Arc<Model>, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
+    if revision.is_none_or(|revision| revision == workflow.revision) {
+        return Ok(workflow);
+    }
+    let message =
+        format!("workflow {} has only version {}: name that, or none", workflow.key, workflow.revision);
+    Err(Failure::new(Reason::RevisionNotFound, message))
 }

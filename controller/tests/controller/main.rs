@@ -18,3 +18,4 @@ mod readiness;
 mod routing;
 mod stub;
 mod support;
+mod workflows;

@@ -306,7 +306,8 @@ impl millrace_controller::Connector for InThisProcess {
         _name: &millrace_types::NodeName,
         _address: &str,
     ) -> Result<millrace_controller::Transport, millrace_controller::ConnectError> {
-        Ok(std::sync::Arc::new(StubService(self.0.clone())))
+        let (released, _) = tokio::sync::mpsc::unbounded_channel();
+        Ok(std::sync::Arc::new(StubService { calls: self.0.clone(), released }))
     }
 }
 

@@ -32,10 +32,15 @@ impl Call {
             datatype: "FP32".into(),
             shape: vec![1, 64],
             data: vec![0; 256].into(),
+            parts: Vec::new(),
         };
         let split = wire::Split { queue_ns: 1, swap_ns: 2, run_ns: 3, total_ns: 6, ..wire::Split::default() };
-        let response =
-            wire::InvokeResponse { outputs: vec![output], split: Some(split), gpu: 0, attempts: 1 };
+        let response = wire::InvokeResponse {
+            outputs: vec![output],
+            split: Some(split),
+            attempts: 1,
+            ..Default::default()
+        };
         self.answer.send(Ok(response)).unwrap();
     }
 
@@ -47,7 +52,11 @@ impl Call {
 
 /// The worker's service: hands every call to the test.
 #[derive(Clone)]
-pub(crate) struct StubService(pub(crate) mpsc::UnboundedSender<Call>);
+pub(crate) struct StubService {
+    pub(crate) calls: mpsc::UnboundedSender<Call>,
+    /// The objects that it is to let go of.
+    pub(crate) released: mpsc::UnboundedSender<Vec<wire::DataId>>,
+}
 
 #[tonic::async_trait]
 impl Worker for StubService {
@@ -57,7 +66,7 @@ impl Worker for StubService {
     ) -> Result<Response<wire::InvokeResponse>, Status> {
         let (answer, answered) = oneshot::channel();
         let call = Call { request: request.into_inner(), answer };
-        self.0.send(call).map_err(|_| Status::internal("the test is over"))?;
+        self.calls.send(call).map_err(|_| Status::internal("the test is over"))?;
         answered.await.map_err(|_| Status::internal("the test gave no answer"))?.map(Response::new)
     }
 
@@ -66,6 +75,15 @@ impl Worker for StubService {
         _request: Request<wire::InjectFaultRequest>,
     ) -> Result<Response<wire::InjectFaultResponse>, Status> {
         Ok(Response::new(wire::InjectFaultResponse {}))
+    }
+
+    async fn release_objects(
+        &self,
+        request: Request<wire::ReleaseObjectsRequest>,
+    ) -> Result<Response<wire::ReleaseObjectsResponse>, Status> {
+        // Nobody listens where a test is not about it.
+        drop(self.released.send(request.into_inner().ids));
+        Ok(Response::new(wire::ReleaseObjectsResponse {}))
     }
 
     async fn get_spans(&self, _request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
@@ -91,6 +109,7 @@ pub(crate) struct Stub {
     pub(crate) leadership: watch::Receiver<wire::Leadership>,
     pub(crate) acks: mpsc::UnboundedReceiver<wire::CheckpointAck>,
     pub(crate) calls: mpsc::UnboundedReceiver<Call>,
+    pub(crate) released: mpsc::UnboundedReceiver<Vec<wire::DataId>>,
     /// Dropping it ends the stream and leaves the service.
     pub(crate) out: Option<mpsc::Sender<wire::WorkerMessage>>,
     /// Whether it gives signs of life.
@@ -144,13 +163,15 @@ impl Stub {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (give_call, calls) = mpsc::unbounded_channel();
+        let (give_ids, released) = mpsc::unbounded_channel();
         let (name, instance) = (name.to_owned(), instance.to_owned());
         let internal = internal.to_string();
         let started = runtime.spawn(async move {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
             let incoming = tonic::transport::server::TcpIncoming::from(listener);
-            let server = Server::builder().add_service(WorkerServer::new(StubService(give_call)));
+            let service = StubService { calls: give_call, released: give_ids };
+            let server = Server::builder().add_service(WorkerServer::new(service));
             tokio::spawn(server.serve_with_incoming(incoming));
             attach(internal, hello(&name, &instance, &address), prepares).await
         });
@@ -158,7 +179,7 @@ impl Stub {
             Ok(attached) => {
                 let Attached { hello, desired, epoch, leadership, acks, out, alive } = attached;
                 let (runtime, out) = (Some(runtime), Some(out));
-                Ok(Self { runtime, hello, desired, epoch, leadership, acks, calls, out, alive })
+                Ok(Self { runtime, hello, desired, epoch, leadership, acks, calls, released, out, alive })
             }
             Err(status) => {
                 runtime.shutdown_background();

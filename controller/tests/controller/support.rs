@@ -16,8 +16,8 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_types::{Digest, Reason};
 use tempfile::TempDir;
-use tonic::transport::Channel;
 use tonic::Status;
+use tonic::transport::Channel;
 
 /// Waits longer than anything here should take, so that a hang is a failure.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_gateway::Caller;
 use millrace_gateway::backend::{
-    Availability, Backend, Completion, Intent, Invocation, Model, Split, Tensor,
+    Availability, Backend, Completion, Intent, Invocation, Kind, Model, Split, Tensor,
 };
 use millrace_types::{
     DataType, Dim, Failure, FunctionKey, FunctionName, Reason, Revision, Runtime, TenantName, TensorSpec,
@@ -131,7 +131,7 @@ impl Echo {
                 key: key(tenant, name),
                 revision,
                 revisions: numbers.clone(),
-                runtime: Runtime::Onnx,
+                kind: Kind::Function(Runtime::Onnx),
                 inputs: inputs.clone(),
                 outputs: inputs.iter().map(output).collect(),
                 timeout: Duration::from_secs(60),

@@ -1,0 +1,203 @@
+//! One call of a run: a function on a worker, or another workflow.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use millrace_gateway::backend::{Availability, Backend as _, Model};
+use millrace_proto::convert::duration_wire;
+use millrace_proto::worker as wire;
+use millrace_types::workflow::{NESTING_MAX, Source};
+use millrace_types::{Failure, FunctionKey, FunctionName, Reason, RequestId};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::run::{Depth, Ended, Runner};
+use super::values::{Reached, Sent, Value};
+use crate::serving::dispatch::Call;
+use crate::serving::{Serving, tensors};
+
+/// How much longer than the request may take a worker keeps what it holds for it: whoever would have
+/// told it to let go may be gone.
+const HOLD_GRACE: Duration = Duration::from_secs(5);
+/// The most calls of functions that one request has out at a time, all workflows in its own counted.
+const OUT_MAX: usize = 64;
+/// The most calls of functions that one request makes in all.
+const CALLS_MAX: u32 = 65_536;
+
+/// The request that a run, and the runs in it, are for.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) id: RequestId,
+    pub(super) deadline: Instant,
+    pub(super) priority: u64,
+    out: Semaphore,
+    calls: AtomicU32,
+    /// Whether a call was answered.
+    executed: AtomicBool,
+}
+
+impl Request {
+    pub(super) fn new(id: RequestId, timeout: Duration, priority: u64) -> Self {
+        let (out, calls) = (Semaphore::new(OUT_MAX), AtomicU32::new(0));
+        Self {
+            id,
+            deadline: Instant::now() + timeout,
+            priority,
+            out,
+            calls,
+            executed: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether any of it ran.
+    pub(super) fn executed(&self) -> bool {
+        self.executed.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call.
+    fn call(&self) -> Result<(), Failure> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_MAX {
+            return Ok(());
+        }
+        let message =
+            format!("the request takes more than {CALLS_MAX} calls of functions: give it fewer rows");
+        Err(Failure::new(Reason::InvalidInput, message))
+    }
+}
+
+/// What a call made: by output name.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) outputs: BTreeMap<String, Value>,
+    pub(super) attempts: u32,
+}
+
+/// An output that somebody takes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    /// Whether its bytes are to come here.
+    pub(super) answered: bool,
+}
+
+/// What a call needs of its run.
+pub(super) struct Ask<'a> {
+    pub(super) serving: &'a Serving,
+    pub(super) request: &'a Request,
+    /// The workflow that it is a step of.
+    pub(super) workflow: &'a FunctionKey,
+    pub(super) depth: Depth,
+    pub(super) wanted: Vec<Wanted>,
+    /// When all that it takes was there.
+    pub(super) began: Reached,
+}
+
+impl Ask<'_> {
+    fn key(&self, name: FunctionName) -> FunctionKey {
+        FunctionKey { tenant: self.workflow.tenant.clone(), name }
+    }
+
+    fn left(&self) -> Result<Duration, Failure> {
+        let left = self.request.deadline.saturating_duration_since(Instant::now());
+        let late = || Failure::new(Reason::TimedOut, "the request's timeout passed before it began");
+        Some(left).filter(|left| !left.is_zero()).ok_or_else(late)
+    }
+
+    /// Has a worker run a function.
+    pub(super) async fn function(self, name: FunctionName, inputs: Vec<Sent>) -> Result<Made, Ended> {
+        self.request.call()?;
+        let late = |_| Failure::new(Reason::TimedOut, "the request's timeout passed before the step's turn");
+        let turn = tokio::time::timeout_at(self.request.deadline, self.request.out.acquire()).await;
+        // Never closed: an error cannot be.
+        let _turn = turn.map_err(late)?;
+        let model = self.ready(&self.key(name)).await?;
+        let (mut tensors, mut held) = (Vec::with_capacity(inputs.len()), Vec::new());
+        for input in inputs {
+            tensors.push(input.tensor);
+            held.extend(input.held);
+        }
+        let timeout = self.left()?;
+        let answered = self.wanted.iter().filter(|it| it.answered).map(|it| it.name.clone());
+        let call = Call {
+            request_id: self.request.id.clone(),
+            inputs: tensors,
+            outputs: self.wanted.iter().map(|it| it.name.clone()).collect(),
+            timeout,
+            priority: self.request.priority,
+            hold: Some(wire::Hold {
+                time: Some(duration_wire(timeout + HOLD_GRACE)),
+                answered: answered.collect(),
+            }),
+            held,
+        };
+        let answer = self.serving.call(&model, call).await?;
+        if !answer.response.lost.is_empty() {
+            let failure = Failure::new(Reason::DataLost, "what it takes was lost");
+            return Err(Ended { failure, lost: answer.response.lost });
+        }
+        self.request.executed.store(true, Ordering::Relaxed);
+        let made = self.began.then(&tensors::split(&answer.response.split.unwrap_or_default()));
+        let mut outputs = BTreeMap::new();
+        for output in answer.response.outputs {
+            outputs.insert(
+                output.name.clone(),
+                Value::answered(output, &answer.worker, made, &self.serving.workflows.room)?,
+            );
+        }
+        Ok(Made { outputs, attempts: answer.attempts })
+    }
+
+    /// The function in a revision that can be invoked now, or soon.
+    async fn ready(&self, key: &FunctionKey) -> Result<Arc<Model>, Failure> {
+        let mut model = self.serving.resolve(key, None)?;
+        if model.availability.may_come() {
+            let awaited = tokio::time::timeout_at(self.request.deadline, self.serving.awaited(&model)).await;
+            let late = |_| {
+                Failure::new(Reason::FunctionNotReady, format!("function {key} did not get ready in time"))
+            };
+            model = awaited.map_err(late)??;
+        }
+        match &model.availability {
+            Availability::Ready => Ok(model),
+            Availability::Disabled => {
+                Err(Failure::new(Reason::FunctionDisabled, format!("function {key} is unloaded: load it")))
+            }
+            Availability::Preparing => {
+                Err(Failure::new(Reason::FunctionNotReady, format!("function {key} is being prepared")))
+            }
+            Availability::Away(why) | Availability::Unavailable(why) => {
+                Err(Failure::new(Reason::FunctionNotReady, format!("function {key} cannot run: {why}")))
+            }
+        }
+    }
+
+    /// Runs another workflow.
+    pub(super) async fn workflow(
+        self,
+        name: FunctionName,
+        inputs: Vec<(String, Value)>,
+    ) -> Result<Made, Ended> {
+        let key = self.key(name);
+        if self.depth >= Depth(NESTING_MAX) {
+            let message = format!("workflow {key} lies deeper than {NESTING_MAX} workflows in others");
+            return Err(Failure::new(Reason::Internal, message).into());
+        }
+        let (plan, model) = self.serving.workflow(&key)?;
+        let mut given: BTreeMap<String, Value> = inputs.into_iter().collect();
+        let inputs = plan.inputs().iter().map(|slot| match &slot.source {
+            Source::Input(name) => given.remove(name),
+            Source::Step { .. } => None,
+        });
+        let missing = || Failure::new(Reason::Internal, format!("an input of workflow {key} is missing"));
+        let inputs = inputs.collect::<Option<Vec<_>>>().ok_or_else(missing)?;
+        let names = || model.outputs.iter().map(|output| output.name.clone());
+        let answered = names().map(|name| self.wanted.contains(&Wanted { name, answered: true })).collect();
+        let depth = Depth(self.depth.0 + 1);
+        let runner = Runner::new(self.serving, &key, plan, self.request, depth, answered);
+        let answer = runner.run(inputs).await?;
+        let outputs = names().zip(answer.outputs).collect();
+        Ok(Made { outputs, attempts: answer.attempts })
+    }
+}

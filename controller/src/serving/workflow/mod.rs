@@ -1,0 +1,236 @@
+//! Workflows as the front door serves them (D01): which there are, what their runs go by, and the runs.
+//!
+//! The controller that takes the request runs it. It knows the graph and where each tensor is: a
+//! step's answer stays with the worker that made it, and the next step's worker takes it from there.
+//! What comes here are small tensors, those that a condition looks at, those that are answered, and
+//! those that their worker has no room for.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`values`] | the tensors of a run: here, or at a worker |
+//! | [`run`] | one run: the core's actions carried out |
+//! | [`ask`] | one call of a run |
+
+mod ask;
+mod run;
+mod values;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use millrace_cluster_state::{Function, State, WORKFLOWS_MAX, Workflow};
+use millrace_gateway::backend::{Availability, Completion, Invocation, Kind, Model};
+use millrace_policy::workflow::Plan;
+use millrace_proto::worker as wire;
+use millrace_types::workflow::{Run, Source};
+use millrace_types::{Bytes, Failure, FunctionKey, FunctionName, Reason, TenantName};
+
+use super::catalog::{Sight, availability};
+use super::{Serving, tensors};
+use crate::fleet::{Worker, readiness};
+use ask::Request;
+use run::{Depth, Runner};
+use values::{Room, Value};
+
+/// The most bytes of tensors that runs hold here at a time, beside what came with the requests.
+const ANSWERED_BYTES_MAX: Bytes = Bytes::gib(1);
+
+/// A workflow as it was when it was last looked at.
+#[derive(Debug)]
+struct Entry {
+    /// The state's version then, and the fleet's.
+    seen: (u64, u64),
+    model: Arc<Model>,
+    plan: Result<Arc<Plan>, Failure>,
+}
+
+/// The workflows looked at so far. Read on every request and written after changes only, hence the
+/// lock.
+#[derive(Debug)]
+pub(super) struct Workflows {
+    entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
+    /// For what steps answer.
+    room: Room,
+}
+
+impl Default for Workflows {
+    fn default() -> Self {
+        Self { entries: RwLock::default(), room: Room::new(ANSWERED_BYTES_MAX) }
+    }
+}
+
+impl Workflows {
+    /// A workflow as a model; `None` where there is none of that name.
+    pub(super) fn resolve(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Model>> {
+        Some(self.entry(sight, key)?.model.clone())
+    }
+
+    /// Every workflow of a tenant, by name.
+    pub(super) fn index(&self, sight: &Sight<'_>, tenant: &TenantName) -> Vec<Arc<Model>> {
+        let keys = sight.state.workflows_of(tenant).map(|workflow| &workflow.key);
+        keys.filter_map(|key| self.resolve(sight, key)).collect()
+    }
+
+    fn entry(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Entry>> {
+        let workflow = sight.state.workflow(key)?;
+        // Before the workers are read, so that a change in between makes the entry again.
+        let seen = (sight.state.version(), sight.fleet.version());
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let ready = |entry: &&Arc<Entry>| entry.model.availability == Availability::Ready;
+        // Why one is not ready depends on placements too: that is looked at each time.
+        if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
+            return Some(entry.clone());
+        }
+        drop(entries);
+        let entry = Arc::new(Entry {
+            seen,
+            model: Arc::new(model(sight, workflow)),
+            plan: plan(sight.state, workflow),
+        });
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= WORKFLOWS_MAX {
+            entries.retain(|key, _| sight.state.workflow(key).is_some());
+        }
+        entries.insert(key.clone(), entry.clone());
+        Some(entry)
+    }
+}
+
+fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
+    let (workers, shortages) = (sight.fleet.workers(), sight.outlook.shortages());
+    let availability = match readiness::of_workflow(sight.state, workflow, &workers, &shortages) {
+        None => Availability::Ready,
+        // Nobody unloads a workflow: one that cannot run for that is not unloaded itself.
+        Some((name, readiness)) => match availability(readiness) {
+            Availability::Disabled => {
+                Availability::Unavailable(format!("function {name} is unloaded: load it"))
+            }
+            Availability::Unavailable(why) => Availability::Unavailable(format!("function {name}: {why}")),
+            Availability::Away(why) => Availability::Away(format!("function {name}: {why}")),
+            Availability::Preparing => Availability::Preparing,
+            Availability::Ready => Availability::Ready,
+        },
+    };
+    Model {
+        key: workflow.key.clone(),
+        revision: workflow.generation,
+        revisions: vec![workflow.generation],
+        kind: Kind::Workflow,
+        inputs: workflow.signature.inputs.clone(),
+        outputs: workflow.signature.outputs.clone(),
+        timeout: workflow.spec.timeout,
+        // What it runs, where that is not.
+        idempotent: true,
+        weights: Bytes::ZERO,
+        availability,
+    }
+}
+
+fn plan(state: &State, workflow: &Workflow) -> Result<Arc<Plan>, Failure> {
+    let tenant = &workflow.key.tenant;
+    let signatures: BTreeMap<&Run, _> = workflow
+        .spec
+        .runs()
+        .into_iter()
+        .filter_map(|run| Some((run, state.signature(tenant, run)?)))
+        .collect();
+    let idempotent = |run: &Run| is_idempotent(state, tenant, run);
+    let plan = Plan::new(&workflow.spec, |run| signatures.get(run), idempotent);
+    // The state keeps what a workflow runs usable.
+    plan.map(Arc::new).map_err(|error| {
+        Failure::new(Reason::Internal, format!("workflow {} cannot be run: {error}", workflow.key))
+    })
+}
+
+/// Whether running it twice does no harm, in any revision that may be called.
+fn is_idempotent(state: &State, tenant: &TenantName, run: &Run) -> bool {
+    let key = |name: &FunctionName| FunctionKey { tenant: tenant.clone(), name: name.clone() };
+    let (mut seen, mut rest) = (BTreeSet::new(), vec![run]);
+    while let Some(run) = rest.pop() {
+        // Each once, however often and how deep it is run.
+        if !seen.insert(run) {
+            continue;
+        }
+        match run {
+            Run::Workflow(name) => {
+                rest.extend(state.workflow(&key(name)).into_iter().flat_map(|inner| inner.spec.runs()));
+            }
+            Run::Function(name) => {
+                let function = state.function(&key(name));
+                let once = |it: &Function| it.served().iter().any(|revision| !revision.spec.idempotent);
+                if function.is_none_or(|function| once(function)) {
+                    return false;
+                }
+            }
+        }
+    }
+    true
+}
+
+impl Serving {
+    /// Runs a workflow once.
+    pub(super) async fn invoke_workflow(
+        &self,
+        model: &Model,
+        invocation: Invocation,
+    ) -> Result<Completion, Failure> {
+        let request = Request::new(invocation.request_id, invocation.timeout, invocation.priority);
+        let (plan, model) = self.workflow(&model.key)?;
+        let mut given: BTreeMap<String, Value> =
+            invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), Value::given(tensor))).collect();
+        // It may have changed since the front door checked them.
+        let changed = || {
+            let message = format!("workflow {} has just changed: send the request again", model.key);
+            Failure::new(Reason::FunctionNotReady, message)
+        };
+        let inputs = plan.inputs().iter().map(|slot| match &slot.source {
+            Source::Input(name) => given.remove(name).ok_or_else(changed),
+            Source::Step { .. } => Err(changed()),
+        });
+        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+        let answered = vec![true; plan.outputs().len()];
+        let runner = Runner::new(self, &model.key, plan, &request, Depth::TOP, answered);
+        let answer = runner.run(inputs).await.map_err(|ended| Failure {
+            may_have_executed: ended.failure.may_have_executed || request.executed(),
+            ..ended.failure
+        })?;
+        let mut outputs: BTreeMap<&str, Value> =
+            model.outputs.iter().map(|output| output.name.as_str()).zip(answer.outputs).collect();
+        let names: Vec<&str> = match invocation.outputs.as_slice() {
+            [] => model.outputs.iter().map(|output| output.name.as_str()).collect(),
+            asked => asked.iter().map(String::as_str).collect(),
+        };
+        let tensor = |name: &str| {
+            let unknown = || Failure::new(Reason::InvalidOutput, format!("output {name:?} is unknown"));
+            let value = outputs.remove(name).ok_or_else(unknown)?;
+            tensors::received(value.whole(name)?)
+        };
+        let outputs = names.into_iter().map(tensor).collect::<Result<_, _>>()?;
+        Ok(Completion { outputs, split: answer.split, attempts: answer.attempts })
+    }
+
+    /// How a workflow is run now, and what it takes and gives.
+    fn workflow(&self, key: &FunctionKey) -> Result<(Arc<Plan>, Arc<Model>), Failure> {
+        let state = self.replica.state();
+        let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));
+        let entry = self.workflows.entry(&self.sight(&state), key).ok_or_else(gone)?;
+        Ok((entry.plan.clone()?, entry.model.clone()))
+    }
+
+    /// Has a worker let go of objects. Nobody waits for it: what it does not hear of, it drops in time.
+    fn release(worker: Arc<Worker>, ids: Vec<wire::DataId>) {
+        // Outside of a runtime nothing is served any more.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let request = wire::ReleaseObjectsRequest { ids };
+            let released = worker.calls.release_objects(tonic::Request::new(request));
+            if let Ok(Err(status)) = tokio::time::timeout(RELEASE_PATIENCE, released).await {
+                tracing::debug!(worker = %worker.name, %status, "a worker was not told to let go of objects");
+            }
+        });
+    }
+}
+
+/// How long a worker may take to let go.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);

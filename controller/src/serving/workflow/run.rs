@@ -1,0 +1,412 @@
+//! One run of a workflow: what the core asks for is carried out, and reported back to it. Dropping it
+//! cancels the calls that are out and lets go of what workers hold.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
+use futures::stream::FuturesUnordered;
+use millrace_gateway::backend::Split;
+use millrace_policy::core::Core as _;
+use millrace_policy::workflow::{Action, CallId, Cause, Engine, Event, Facts, Loss, Plan, Slot, StepIndex};
+use millrace_proto::worker as wire;
+use millrace_types::workflow::{Run, Source};
+use millrace_types::{Failure, FunctionKey, Reason, Timestamp};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::ask::{Ask, Made, Request, Wanted};
+use super::values::{Held, Reached, Sent, Value};
+use crate::fleet::Worker;
+use crate::serving::Serving;
+
+/// How many workflows a run lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Depth(pub(super) usize);
+
+impl Depth {
+    /// In none.
+    pub(super) const TOP: Self = Self(0);
+}
+
+/// A run's answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// In the workflow's order.
+    pub(super) outputs: Vec<Value>,
+    /// Where the time on the longest way through it went.
+    pub(super) split: Split,
+    /// The most attempts that one call took.
+    pub(super) attempts: u32,
+}
+
+/// A run without an answer.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) failure: Failure,
+    /// Objects that are nowhere, of those that the run was given.
+    pub(super) lost: Vec<wire::DataId>,
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Self {
+        Self { failure, lost: Vec::new() }
+    }
+}
+
+/// What became of a call.
+struct Called {
+    call: CallId,
+    result: Result<Made, Ended>,
+}
+
+/// A call that is out.
+struct Out {
+    step: StepIndex,
+    row: Option<u64>,
+    outputs: Vec<Slot>,
+    /// The objects that it takes, and what they are of.
+    takes: Vec<(Loss, wire::DataId)>,
+    abort: AbortHandle,
+}
+
+/// A run.
+pub(super) struct Runner<'a> {
+    serving: &'a Serving,
+    workflow: &'a FunctionKey,
+    request: &'a Request,
+    depth: Depth,
+    /// Which outputs are to come here with their bytes.
+    answered: Vec<bool>,
+    engine: Engine,
+    values: Vec<Option<Value>>,
+    calls: FuturesUnordered<Abortable<BoxFuture<'a, Called>>>,
+    out: BTreeMap<CallId, Out>,
+    attempts: u32,
+    /// When the last call was answered, and where the time went until then.
+    reached: Reached,
+    /// Why the last call that failed did.
+    failure: Option<Failure>,
+    /// Of what the run was given, what is lost.
+    lost: Vec<wire::DataId>,
+}
+
+impl<'a> Runner<'a> {
+    pub(super) fn new(
+        serving: &'a Serving,
+        workflow: &'a FunctionKey,
+        plan: Arc<Plan>,
+        request: &'a Request,
+        depth: Depth,
+        answered: Vec<bool>,
+    ) -> Self {
+        let values = vec![None; plan.slots().len()];
+        Self {
+            serving,
+            workflow,
+            request,
+            depth,
+            answered,
+            engine: Engine::new(plan),
+            values,
+            calls: FuturesUnordered::new(),
+            out: BTreeMap::new(),
+            attempts: 1,
+            reached: Reached { at: Instant::now(), split: Split::default() },
+            failure: None,
+            lost: Vec::new(),
+        }
+    }
+
+    /// Carries it out on these inputs, in the workflow's order.
+    pub(super) async fn run(mut self, inputs: Vec<Value>) -> Result<Answer, Ended> {
+        let plan = self.engine.plan().clone();
+        let facts = inputs.iter().enumerate().map(|(at, value)| value.facts(plan.is_condition(Slot(at))));
+        let mut events = vec![Event::Begin { inputs: facts.collect() }];
+        for (slot, value) in self.values.iter_mut().zip(inputs) {
+            *slot = Some(value);
+        }
+        loop {
+            for event in events {
+                if let Some(over) = self.tell(event) {
+                    return over;
+                }
+            }
+            events = match self.calls.next().await {
+                Some(Ok(called)) => self.back(called),
+                // Abandoned calls come to nothing.
+                Some(Err(_aborted)) => Vec::new(),
+                None => return Err(self.stuck().into()),
+            };
+        }
+    }
+
+    /// The core waits for nothing and has not ended: a bug of ours.
+    fn stuck(&self) -> Failure {
+        Failure::new(Reason::Internal, format!("workflow {} came to a stop", self.workflow)).after_execution()
+    }
+
+    /// Tells the core something and does what it wants. Gives how the run ended, once it has.
+    fn tell(&mut self, event: Event) -> Option<Result<Answer, Ended>> {
+        let mut actions = Vec::new();
+        // The core has no timers.
+        self.engine.on_event(Timestamp::ZERO, event, &mut actions);
+        let mut over = None;
+        for action in actions {
+            match action {
+                Action::Call { call, step, row, inputs, outputs } => {
+                    if let Err(failure) = self.call(call, (step, row), &inputs, outputs) {
+                        return Some(Err(self.failed(step, row, failure)));
+                    }
+                }
+                Action::Empty { slot } => {
+                    let made = self.reached;
+                    let tensor = self.engine.plan().slot(slot).tensor.clone();
+                    self.values[slot.0] = tensor.map(|tensor| Value::empty(&tensor, made));
+                }
+                Action::Release { slot } => {
+                    if let Some(value) = self.values[slot.0].take() {
+                        let_go(value.held().map(|(_, held)| held));
+                    }
+                }
+                Action::Abandon { call } => {
+                    if let Some(out) = self.out.remove(&call) {
+                        out.abort.abort();
+                    }
+                }
+                Action::Answer { outputs } => over = Some(self.answer(&outputs)),
+                Action::Fail { step, row, cause } => {
+                    let failure = self.failure.take().unwrap_or_else(|| refusal(cause));
+                    over = Some(Err(self.failed(step, row, failure)));
+                }
+            }
+        }
+        over
+    }
+
+    fn answer(&mut self, slots: &[Slot]) -> Result<Answer, Ended> {
+        let values = slots.iter().map(|slot| self.values[slot.0].clone());
+        let outputs = values.collect::<Option<Vec<_>>>().ok_or_else(|| self.stuck())?;
+        // They are whoever's it is that asked for them.
+        for slot in slots {
+            self.values[slot.0] = None;
+        }
+        let last = outputs.iter().map(|value| value.made).reduce(Reached::later);
+        let split = last.map(|made| made.split).unwrap_or_default();
+        Ok(Answer { outputs, split, attempts: self.attempts })
+    }
+
+    /// The one error of a run: which step, and why.
+    fn failed(&mut self, step: StepIndex, row: Option<u64>, failure: Failure) -> Ended {
+        let name = &self.engine.plan().step(step).name;
+        let row = row.map(|row| format!(" for row {row}")).unwrap_or_default();
+        let at = format!("step {:?} of workflow {}{row}", name.as_str(), self.workflow);
+        let failure = Failure { message: format!("{at}: {}", failure.message), ..failure };
+        Ended { failure, lost: std::mem::take(&mut self.lost) }
+    }
+
+    /// Starts a call.
+    fn call(
+        &mut self,
+        call: CallId,
+        (step, row): (StepIndex, Option<u64>),
+        inputs: &[Slot],
+        outputs: Vec<Slot>,
+    ) -> Result<(), Failure> {
+        let plan = self.engine.plan().clone();
+        let planned = plan.step(step);
+        let mut given = Vec::with_capacity(inputs.len());
+        for (at, (slot, (name, _))) in inputs.iter().zip(&planned.inputs).enumerate() {
+            let value = self.values[slot.0].as_ref().ok_or_else(|| self.stuck())?;
+            given.push((name.clone(), value, row.filter(|_| planned.each == Some(at))));
+        }
+        let mut takes = Vec::new();
+        for slot in inputs {
+            let held = self.values[slot.0].iter().flat_map(Value::held);
+            takes.extend(held.map(|(row, held)| (Loss { slot: *slot, row: Some(row) }, held.id.clone())));
+        }
+        let now = Reached { at: Instant::now(), split: Split::default() };
+        let began = given.iter().map(|(_, value, _)| value.made).reduce(Reached::later).unwrap_or(now);
+        let wanted = outputs
+            .iter()
+            .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
+        let ask = Ask {
+            serving: self.serving,
+            request: self.request,
+            workflow: self.workflow,
+            depth: self.depth,
+            wanted: wanted.collect(),
+            began,
+        };
+        let span = tracing::info_span!(
+            "step",
+            millrace.step = %planned.name,
+            millrace.workflow = %self.workflow,
+            millrace.row = row,
+        );
+        let made: BoxFuture<'a, Result<Made, Ended>> = match &planned.run {
+            Run::Function(name) => ask.function(name.clone(), sent(given)?).boxed(),
+            Run::Workflow(name) => ask.workflow(name.clone(), rows(given)?).boxed(),
+        };
+        let called = async move { Called { call, result: made.await } };
+        let (abort, registration) = AbortHandle::new_pair();
+        self.calls.push(Abortable::new(called.instrument(span).boxed(), registration));
+        self.out.insert(call, Out { step, row, outputs, takes, abort });
+        Ok(())
+    }
+
+    /// Whether an output is to come here with its bytes. What a workflow inside another gives stays
+    /// where it was made, but for what is given twice: it has one owner.
+    fn is_answered(&self, plan: &Plan, slot: Slot) -> bool {
+        let given = plan.outputs().iter().zip(&self.answered).filter(|(output, _)| **output == slot);
+        let (times, asked) =
+            given.fold((0, false), |(times, asked), (_, wanted)| (times + 1, asked | wanted));
+        plan.is_condition(slot) || asked || times > 1
+    }
+
+    /// Takes a call's end in: what the core is to be told of it. Nothing where nobody waits for it any
+    /// more.
+    fn back(&mut self, Called { call, result }: Called) -> Vec<Event> {
+        let Some(out) = self.out.remove(&call) else { return Vec::new() };
+        let ended = match result.and_then(|made| self.take(&out, made)) {
+            Ok(facts) => return vec![Event::Done { call, outputs: facts }],
+            Err(ended) => ended,
+        };
+        let step = self.engine.plan().step(out.step);
+        // A workflow that ran in part and may not run twice is not begun again.
+        let again = step.is_idempotent || matches!(step.run, Run::Function(_)) || !self.request.executed();
+        let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };
+        self.failure = Some(ended.failure).filter(|_| lost.is_empty());
+        let with_them = self.dead();
+        let mut events = vec![Event::Failed { call, lost }];
+        if !with_them.is_empty() {
+            events.push(Event::Lost { lost: with_them });
+        }
+        events
+    }
+
+    /// Puts away what a call made, and says what the core goes by.
+    fn take(&mut self, out: &Out, made: Made) -> Result<Vec<Facts>, Ended> {
+        self.attempts = self.attempts.max(made.attempts);
+        let plan = self.engine.plan().clone();
+        let mut values = made.outputs;
+        let mut facts = Vec::with_capacity(out.outputs.len());
+        for slot in &out.outputs {
+            let name = output_name(&plan, *slot);
+            let Some(value) = values.remove(&name) else {
+                let message = format!("output {name:?} did not come");
+                return Err(Failure::new(Reason::Internal, message).after_execution().into());
+            };
+            self.reached = self.reached.later(value.made);
+            facts.push(value.facts(plan.is_condition(*slot)));
+            match (&mut self.values[slot.0], out.row) {
+                (Some(joined), Some(row)) => joined.put(row, value),
+                (empty, row) => *empty = Some(value.at(row.unwrap_or(0))),
+            }
+        }
+        // A workflow gives all it has.
+        let_go(values.values().flat_map(Value::held).map(|(_, held)| held));
+        Ok(facts)
+    }
+
+    /// What of the run's tensors lost objects are of, of those that a call took. Those of the run's
+    /// inputs are told to whoever gave them.
+    fn losses(&mut self, takes: Vec<(Loss, wire::DataId)>, lost: &[wire::DataId]) -> Vec<Loss> {
+        let inputs = self.engine.plan().inputs().len();
+        let mut losses = Vec::new();
+        for (loss, id) in takes.into_iter().filter(|(_, id)| lost.contains(id)) {
+            if loss.slot.0 < inputs {
+                self.lost.push(id);
+                continue;
+            }
+            // It may have been made again since, for another call.
+            if let (Some(value), Some(row)) = (&mut self.values[loss.slot.0], loss.row)
+                && value.held().any(|(of, held)| of == row && held.id == id)
+            {
+                drop_row(value, row);
+            }
+            losses.push(loss);
+        }
+        losses
+    }
+
+    /// What workers held that are gone with all they had.
+    fn dead(&mut self) -> Vec<Loss> {
+        let inputs = self.engine.plan().inputs().len();
+        let mut losses = Vec::new();
+        for (at, value) in self.values.iter_mut().enumerate().skip(inputs) {
+            let Some(value) = value else { continue };
+            let gone = value.held().filter(|(_, held)| held.worker.lost.is_cancelled()).map(|(row, _)| row);
+            let mut gone: Vec<u64> = gone.collect();
+            gone.dedup();
+            for row in gone {
+                drop_row(value, row);
+                losses.push(Loss { slot: Slot(at), row: Some(row) });
+            }
+        }
+        losses
+    }
+}
+
+/// Takes out what the call for a row made. Its worker may hold it all the same, and only be out of
+/// reach for whoever asked.
+fn drop_row(value: &mut Value, row: u64) {
+    let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
+    value.lose(row);
+}
+
+/// Why the core ended a run.
+fn refusal(cause: Cause) -> Failure {
+    let reason = match cause {
+        Cause::TooManyRows { .. } | Cause::Unread => Reason::InvalidInput,
+        Cause::Changed { .. } => Reason::InvalidOutput,
+        Cause::DataLost | Cause::Failed => Reason::DataLost,
+    };
+    Failure::new(reason, cause.to_string()).after_execution()
+}
+
+/// Nothing of the run is left with workers, however it ended.
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        let inputs = self.engine.plan().inputs().len();
+        let_go(self.values.iter().skip(inputs).flatten().flat_map(Value::held).map(|(_, held)| held));
+    }
+}
+
+fn output_name(plan: &Plan, slot: Slot) -> String {
+    match &plan.slot(slot).source {
+        Source::Step { output, .. } | Source::Input(output) => output.clone(),
+    }
+}
+
+type Given<'v> = Vec<(String, &'v Value, Option<u64>)>;
+
+fn sent(given: Given<'_>) -> Result<Vec<Sent>, Failure> {
+    given.into_iter().map(|(name, value, row)| value.sent(&name, row)).collect()
+}
+
+fn rows(given: Given<'_>) -> Result<Vec<(String, Value)>, Failure> {
+    let one = |(name, value, row): (String, &Value, Option<u64>)| {
+        let value = match row {
+            None => value.clone(),
+            Some(row) => value.row_value(&name, row)?,
+        };
+        Ok((name, value))
+    };
+    given.into_iter().map(one).collect()
+}
+
+/// Has workers let go of objects.
+fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
+    let mut by_worker: Vec<(Arc<Worker>, Vec<wire::DataId>)> = Vec::new();
+    for held in held {
+        match by_worker.iter_mut().find(|(worker, _)| worker.is_process_of(&held.worker)) {
+            Some((_, ids)) => ids.push(held.id.clone()),
+            None => by_worker.push((held.worker.clone(), vec![held.id.clone()])),
+        }
+    }
+    for (worker, ids) in by_worker {
+        Serving::release(worker, ids);
+    }
+}

@@ -1,0 +1,467 @@
+//! The tensors of a run. One is made of parts: those of each row of the step that made it, or of its
+//! only call. Each part's bytes are here or are an object that a worker holds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use millrace_gateway::backend::{Split, Tensor};
+use millrace_policy::workflow::Facts;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::tensor_part::Part as WirePart;
+use millrace_types::tensor::element_count;
+use millrace_types::workflow::empty_shape;
+use millrace_types::{DataType, Failure, Reason, TensorSpec};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::fleet::Worker;
+
+/// A tensor of a run.
+#[derive(Debug, Clone)]
+pub(super) struct Value {
+    datatype: String,
+    /// By the row of the call that made them, 0 where there was one: what a workflow in a workflow
+    /// gives may have several.
+    parts: BTreeMap<u64, Vec<Part>>,
+    /// When its last part was there, and where the time went until then.
+    pub(super) made: Reached,
+}
+
+/// When something was there, and where the time on the longest way to it went.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reached {
+    pub(super) at: Instant,
+    pub(super) split: Split,
+}
+
+impl Reached {
+    /// Whichever came last: who takes both waits for that.
+    pub(super) fn later(self, other: Self) -> Self {
+        if other.at > self.at { other } else { self }
+    }
+
+    /// What comes out of a call that began with this.
+    pub(super) fn then(self, spent: &Split) -> Self {
+        let Split { cold, queue, swap, run } = self.split;
+        let split = Split {
+            cold: cold + spent.cold,
+            queue: queue + spent.queue,
+            swap: swap + spent.swap,
+            run: run + spent.run,
+        };
+        Self { at: Instant::now(), split }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Part {
+    shape: Vec<i64>,
+    contents: Contents,
+}
+
+#[derive(Debug, Clone)]
+enum Contents {
+    Here {
+        data: Bytes,
+        /// What it takes of the room for such; nothing of what came with the request.
+        room: Option<Arc<OwnedSemaphorePermit>>,
+    },
+    /// So many bytes of an object, from an offset on.
+    There { held: Held, offset: u64, bytes: u64 },
+}
+
+/// An object that a worker holds.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    pub(super) id: wire::DataId,
+    pub(super) worker: Arc<Worker>,
+    /// All of it.
+    bytes: u64,
+}
+
+/// A tensor as a call takes it, and whose objects are in it.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) tensor: wire::InferTensor,
+    pub(super) held: Vec<(Arc<Worker>, millrace_types::Bytes)>,
+}
+
+impl Value {
+    /// One that came with the request.
+    pub(super) fn given(tensor: Tensor) -> Self {
+        let part = Part { shape: tensor.shape, contents: Contents::here(tensor.data) };
+        let made = Reached { at: Instant::now(), split: Split::default() };
+        Self { datatype: tensor.datatype.to_string(), parts: [(0, vec![part])].into(), made }
+    }
+
+    /// One that nothing is in.
+    pub(super) fn empty(spec: &TensorSpec, made: Reached) -> Self {
+        let part = Part { shape: empty_shape(spec), contents: Contents::here(Bytes::new()) };
+        Self { datatype: spec.datatype.to_string(), parts: [(0, vec![part])].into(), made }
+    }
+
+    /// One that a worker answered.
+    ///
+    /// # Errors
+    /// `BYTE_BUDGET_EXCEEDED` where its bytes came and there is no room for them, `INTERNAL` when the
+    /// answer makes no sense.
+    pub(super) fn answered(
+        tensor: wire::InferTensor,
+        worker: &Arc<Worker>,
+        made: Reached,
+        room: &Room,
+    ) -> Result<Self, Failure> {
+        let wire::InferTensor { name, datatype, shape, data, mut parts } = tensor;
+        let contents = match (parts.pop().and_then(|part| part.part), parts.is_empty()) {
+            (None, true) => room.keep(data)?,
+            (Some(WirePart::Data(data)), true) => room.keep(data)?,
+            (Some(WirePart::Held(wire::HeldPart { object: Some(object), .. })), true) => {
+                let wire::Object { id: Some(id), bytes, .. } = object else {
+                    return Err(senseless(&name, worker));
+                };
+                let held = Held { id, worker: worker.clone(), bytes };
+                Contents::There { held, offset: 0, bytes }
+            }
+            _ => return Err(senseless(&name, worker)),
+        };
+        Ok(Self { datatype, parts: [(0, vec![Part { shape, contents }])].into(), made })
+    }
+
+    /// Takes another as what the call for a row made.
+    pub(super) fn put(&mut self, row: u64, other: Self) {
+        self.made = self.made.later(other.made);
+        self.parts.insert(row, other.parts.into_values().flatten().collect());
+    }
+
+    /// The same, as what the call for a row made.
+    pub(super) fn at(self, row: u64) -> Self {
+        let parts = self.parts.into_values().flatten().collect();
+        Self { parts: [(row, parts)].into(), ..self }
+    }
+
+    /// Takes out what the call for a row made.
+    pub(super) fn lose(&mut self, row: u64) {
+        self.parts.remove(&row);
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.parts.values().flatten()
+    }
+
+    /// What workers hold of it, with the row of the call that made it.
+    pub(super) fn held(&self) -> impl Iterator<Item = (u64, &Held)> {
+        let parts = self.parts.iter().flat_map(|(row, parts)| parts.iter().map(move |part| (*row, part)));
+        parts.filter_map(|(row, part)| match &part.contents {
+            Contents::There { held, .. } => Some((row, held)),
+            Contents::Here { .. } => None,
+        })
+    }
+
+    /// Its parts that there is something in, or else the first: what is empty may be so in its own way.
+    fn filled(&self) -> impl Iterator<Item = &Part> {
+        let some = self.parts().any(|part| !part.is_empty());
+        self.parts().filter(move |part| !some || !part.is_empty()).take(if some { usize::MAX } else { 1 })
+    }
+
+    /// Its shape, the parts joined by rows.
+    fn shape(&self) -> Result<Vec<i64>, Failure> {
+        let mut shapes = self.filled().map(|part| &part.shape);
+        let Some(first) = shapes.next() else { return Ok(vec![0]) };
+        let mut joined = first.clone();
+        for shape in shapes {
+            let same = joined.len() == shape.len() && joined.get(1..) == shape.get(1..) && !joined.is_empty();
+            if !same {
+                let message = format!("rows of shapes {first:?} and {shape:?} cannot be joined");
+                return Err(Failure::new(Reason::InvalidOutput, message));
+            }
+            joined[0] += shape[0];
+        }
+        Ok(joined)
+    }
+
+    /// What the core goes by. `condition`: whether it asks for what is in it.
+    pub(super) fn facts(&self, condition: bool) -> Facts {
+        let of = |part: &Part| {
+            let rows = part.shape.first().copied().unwrap_or(1);
+            let holds = match &part.contents {
+                Contents::Here { data, .. } if condition => is_nonzero(&self.datatype, data),
+                Contents::Here { .. } | Contents::There { .. } => None,
+            };
+            Facts { rows: u64::try_from(rows).unwrap_or(0), is_empty: part.is_empty(), holds }
+        };
+        self.filled().map(of).reduce(Facts::join).unwrap_or(Facts::EMPTY)
+    }
+
+    /// It, or one row of it, as an input.
+    pub(super) fn sent(&self, name: &str, row: Option<u64>) -> Result<Sent, Failure> {
+        match row {
+            None => self.all(name),
+            Some(row) => self.row(name, row),
+        }
+    }
+
+    fn all(&self, name: &str) -> Result<Sent, Failure> {
+        let shape = self.shape()?;
+        let mut held = Vec::new();
+        let mut parts: Vec<_> = self.filled().map(|part| part.sent(&mut held)).collect();
+        // Bytes alone travel as ever.
+        let data = match parts.as_mut_slice() {
+            [wire::TensorPart { part: Some(WirePart::Data(data)) }] => {
+                let data = std::mem::take(data);
+                parts.clear();
+                data
+            }
+            _ => Bytes::new(),
+        };
+        let (name, datatype) = (name.to_owned(), self.datatype.clone());
+        Ok(Sent { tensor: wire::InferTensor { name, datatype, shape, data, parts }, held })
+    }
+
+    fn row(&self, name: &str, row: u64) -> Result<Sent, Failure> {
+        let datatype = self.datatype.clone();
+        let parts = [(0, vec![self.part_of(name, row)?])].into();
+        Self { datatype, parts, made: self.made }.all(name)
+    }
+
+    /// One row of it, for a workflow in a workflow. Who has the whole has this too.
+    pub(super) fn row_value(&self, name: &str, row: u64) -> Result<Self, Failure> {
+        let parts = [(0, vec![self.part_of(name, row)?])].into();
+        Ok(Self { datatype: self.datatype.clone(), parts, made: self.made })
+    }
+
+    fn part_of(&self, name: &str, row: u64) -> Result<Part, Failure> {
+        let mut before = 0;
+        for part in self.filled() {
+            let rows = part.shape.first().and_then(|rows| u64::try_from(*rows).ok()).unwrap_or(0);
+            if row < before + rows {
+                return Ok(part.rows(row - before, rows));
+            }
+            before += rows;
+        }
+        let message = format!("there is no row {row} of what input {name:?} is to take one of");
+        Err(Failure::new(Reason::Internal, message))
+    }
+
+    /// All of it, here.
+    ///
+    /// # Errors
+    /// `INVALID_OUTPUT` when its parts do not join, `INTERNAL` when some of it is elsewhere.
+    pub(super) fn whole(self, name: &str) -> Result<wire::InferTensor, Failure> {
+        let Sent { tensor, .. } = self.all(name)?;
+        if tensor.parts.is_empty() {
+            return Ok(tensor);
+        }
+        let mut data = BytesMut::new();
+        for part in tensor.parts {
+            match part.part {
+                Some(WirePart::Data(bytes)) => data.extend_from_slice(&bytes),
+                Some(WirePart::Held(_)) | None => {
+                    let message = format!("output {name:?} was left with a worker");
+                    return Err(Failure::new(Reason::Internal, message).after_execution());
+                }
+            }
+        }
+        Ok(wire::InferTensor { data: data.freeze(), parts: Vec::new(), ..tensor })
+    }
+}
+
+/// The room that answered tensors of all runs share.
+#[derive(Debug, Clone)]
+pub(super) struct Room {
+    kib: Arc<Semaphore>,
+    size: millrace_types::Bytes,
+}
+
+impl Room {
+    pub(super) fn new(size: millrace_types::Bytes) -> Self {
+        let kib = usize::try_from(size.get() >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self { kib: Arc::new(Semaphore::new(kib)), size }
+    }
+
+    fn keep(&self, data: Bytes) -> Result<Contents, Failure> {
+        let kib = u32::try_from(data.len().div_ceil(1024)).unwrap_or(u32::MAX);
+        let room = self.kib.clone().try_acquire_many_owned(kib).map_err(|_full| {
+            let message = format!(
+                "what steps of workflows answered fills the controller's {}: give workers more --object-memory, or try again soon",
+                self.size
+            );
+            Failure::new(Reason::ByteBudgetExceeded, message).after_execution()
+        })?;
+        Ok(Contents::Here { data, room: Some(Arc::new(room)) })
+    }
+}
+
+fn senseless(name: &str, worker: &Worker) -> Failure {
+    let message = format!("worker {} holds output {name:?} and does not say where", worker.name);
+    Failure::new(Reason::Internal, message).after_execution()
+}
+
+impl Contents {
+    /// What came with the request.
+    fn here(data: Bytes) -> Self {
+        Self::Here { data, room: None }
+    }
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        element_count(&self.shape) == Some(0)
+    }
+
+    /// One of so many rows.
+    fn rows(&self, row: u64, of: u64) -> Self {
+        let mut shape = self.shape.clone();
+        shape[0] = 1;
+        let contents = match &self.contents {
+            Contents::Here { data, room } => {
+                // Within the length of a slice; `of` is over `row`, and so not zero.
+                let bytes = data.len() / of as usize;
+                let first = row as usize * bytes;
+                Contents::Here { data: data.slice(first..first + bytes), room: room.clone() }
+            }
+            Contents::There { held, offset, bytes } => {
+                let bytes = bytes / of;
+                Contents::There { held: held.clone(), offset: offset + row * bytes, bytes }
+            }
+        };
+        Self { shape, contents }
+    }
+
+    /// As a call takes it; adds to what workers hold of the call's inputs.
+    fn sent(&self, whose: &mut Vec<(Arc<Worker>, millrace_types::Bytes)>) -> wire::TensorPart {
+        let part = match &self.contents {
+            Contents::Here { data, .. } => WirePart::Data(data.clone()),
+            Contents::There { held, offset, bytes } => {
+                whose.push((held.worker.clone(), millrace_types::Bytes(*bytes)));
+                let address = held.worker.hello.address.clone();
+                let object = wire::Object { id: Some(held.id.clone()), address, bytes: held.bytes };
+                WirePart::Held(wire::HeldPart { object: Some(object), offset: *offset, bytes: *bytes })
+            }
+        };
+        wire::TensorPart { part: Some(part) }
+    }
+}
+
+/// Whether an element is not zero; `None` of what has no zero.
+fn is_nonzero(datatype: &str, data: &[u8]) -> Option<bool> {
+    let datatype: DataType = datatype.parse().ok()?;
+    let size = datatype.size()?;
+    let floating = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
+    // A float's sign is the highest bit of its last byte: minus zero is zero.
+    let sign = if floating { 0x80 } else { 0 };
+    let nonzero = |element: &[u8]| {
+        let (last, rest) = element.split_last()?;
+        Some(last & !sign != 0 || rest.iter().any(|byte| *byte != 0))
+    };
+    Some(data.chunks_exact(size).filter_map(nonzero).any(|nonzero| nonzero))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(rows: i64, bytes: &'static [u8]) -> Value {
+        Value::given(Tensor {
+            name: "x".into(),
+            datatype: DataType::Uint8,
+            shape: vec![rows, 2],
+            data: Bytes::from_static(bytes),
+        })
+    }
+
+    #[test]
+    fn rows_of_several_parts_join_in_their_order() {
+        let mut joined = value(1, b"ab").at(1);
+        joined.put(0, value(2, b"cdef"));
+        let whole = joined.clone().whole("y").unwrap();
+        assert_eq!((whole.shape, &whole.data[..]), (vec![3, 2], &b"cdefab"[..]));
+        let rows = [0, 1, 2].map(|row| joined.sent("y", Some(row)).unwrap().tensor);
+        assert_eq!(rows.clone().map(|row| row.data), [&b"cd"[..], b"ef", b"ab"]);
+        assert!(rows.iter().all(|row| row.shape == [1, 2]));
+        assert!(joined.sent("y", Some(3)).is_err());
+    }
+
+    #[test]
+    fn rows_of_other_shapes_do_not_join() {
+        let mut joined = value(1, b"ab");
+        let wide = Tensor {
+            name: "x".into(),
+            datatype: DataType::Uint8,
+            shape: vec![1, 3],
+            data: Bytes::from_static(b"abc"),
+        };
+        joined.put(1, Value::given(wide));
+        assert_eq!(joined.whole("y").unwrap_err().reason, Reason::InvalidOutput);
+    }
+
+    #[test]
+    fn all_that_a_workflow_gave_is_what_its_call_made() {
+        let mut inner = value(1, b"ab");
+        inner.put(1, value(2, b"cdef"));
+        let mut outer = inner.clone().at(4);
+        outer.put(2, value(1, b"gh"));
+        let whole = outer.clone().whole("y").unwrap();
+        assert_eq!((whole.shape, &whole.data[..]), (vec![4, 2], &b"ghabcdef"[..]));
+        outer.lose(4);
+        assert_eq!(outer.whole("y").unwrap().shape, [1, 2]);
+    }
+
+    #[test]
+    fn what_is_empty_joins_whatever_its_shape() {
+        let none = Value::given(Tensor {
+            name: "x".into(),
+            datatype: DataType::Uint8,
+            shape: vec![0, 0],
+            data: Bytes::new(),
+        });
+        let mut joined = none.clone();
+        joined.put(1, value(1, b"ab"));
+        assert_eq!(joined.sent("y", Some(0)).unwrap().tensor.data, &b"ab"[..]);
+        let mut nothing = none.clone();
+        nothing.put(1, none);
+        assert_eq!(nothing.whole("y").unwrap().shape, [0, 0]);
+    }
+
+    #[test]
+    fn answered_bytes_take_room_for_as_long_as_they_are_there() {
+        let room = Room::new(millrace_types::Bytes(4096));
+        let first = room.keep(vec![0; 3000].into()).unwrap();
+        let part = Part { shape: vec![3], contents: first };
+        let row = part.rows(1, 3);
+        assert_eq!(room.keep(vec![0; 1500].into()).unwrap_err().reason, Reason::ByteBudgetExceeded);
+        drop(part);
+        assert!(room.keep(vec![0; 1500].into()).is_err(), "a row of it is all of it");
+        drop(row);
+        assert!(room.keep(vec![0; 4096].into()).is_ok());
+    }
+
+    #[test]
+    fn a_condition_holds_when_an_element_is_not_zero() {
+        for (datatype, bytes, holds) in [
+            ("BOOL", &[0, 1][..], Some(true)),
+            ("INT64", &[0; 16], Some(false)),
+            ("INT8", &[0x80], Some(true)),
+            ("FP32", &[0, 0, 0, 0x80], Some(false)),
+            ("FP32", &[0, 0, 1, 0], Some(true)),
+            ("FP16", &[0, 0x80, 0, 0], Some(false)),
+            ("BYTES", &[0; 4], None),
+            ("FP32", &[], Some(false)),
+        ] {
+            assert_eq!(is_nonzero(datatype, bytes), holds, "{datatype} {bytes:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_empty_says_so() {
+        let none = Value::given(Tensor {
+            name: "x".into(),
+            datatype: DataType::Fp32,
+            shape: vec![0, 3],
+            data: Bytes::new(),
+        });
+        let facts = none.facts(true);
+        assert!(facts.is_empty && facts.rows == 0 && facts.holds == Some(false));
+        assert_eq!(value(2, b"abcd").facts(false), Facts { rows: 2, is_empty: false, holds: None });
+    }
+}
