@@ -11,6 +11,7 @@ use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
     invoke, ps, scheduling, sim, synth, tenant, top, trace, up, version, worker,
 };
+use crate::config::Config;
 use crate::failure::EXIT_CODES;
 use crate::load;
 use crate::telemetry::Process;
@@ -43,7 +44,7 @@ pub(crate) struct Global {
     /// Controllers to talk to, in the order in which to try them [default: 127.0.0.1:8080].
     #[arg(short, long, global = true, value_delimiter = ',', value_name = "HOST:PORT")]
     pub(crate) endpoint: Vec<Address>,
-    /// Whose functions are meant [default: default].
+    /// Whose functions and workflows are meant [default: default].
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub(crate) tenant: Option<TenantName>,
     /// A settings file to read instead of the usual one.
@@ -118,12 +119,20 @@ impl Command {
     pub(crate) fn process(&self) -> Process {
         let (service, name, serves) = match self {
             Self::Up(args) => ("millrace", "up".to_owned(), args.serves()),
-            Self::Demo(_) => ("millrace", "demo".to_owned(), false),
+            Self::Demo(args) => ("millrace", "demo".to_owned(), args.reads_traces()),
             Self::Controller(args) => ("millrace-controller", args.process_name(), true),
             Self::Worker(args) => ("millrace-worker", args.process_name(), true),
             _ => ("millrace-client", "client".to_owned(), false),
         };
         Process { service, name, serves }
+    }
+
+    /// The settings as the verb has to have them.
+    pub(crate) fn settle(&self, config: Config) -> Config {
+        match self {
+            Self::Demo(args) => args.settle(config),
+            _ => config,
+        }
     }
 
     /// What is logged when nothing says: servers report on themselves, verbs keep quiet.

@@ -65,6 +65,11 @@ impl Failure {
         Self { exit: Exit::Failed, message: None, hint: None }
     }
 
+    /// What was told of already: only the exit code is left.
+    pub(crate) fn told(exit: Exit) -> Self {
+        Self { exit, message: None, hint: None }
+    }
+
     /// Adds the next step, in place of a more general one.
     #[must_use]
     pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
@@ -111,6 +116,7 @@ impl From<Error> for Failure {
             _ => match error.reason() {
                 Some(
                     Reason::FunctionNotFound
+                    | Reason::WorkflowNotFound
                     | Reason::RevisionNotFound
                     | Reason::ArtifactNotFound
                     | Reason::NodeNotFound
@@ -137,11 +143,14 @@ fn next_step(error: &Error) -> Option<String> {
         Error::TimedOut { .. } => "give it longer with --timeout, or see what the GPUs do: millrace ps",
         _ => match error.reason()? {
             Reason::FunctionNotFound => "see what there is: millrace get functions --all-tenants",
+            Reason::WorkflowNotFound => "see what there is: millrace get workflows --all-tenants",
+            Reason::NameTaken => "functions and workflows share their names: choose another",
+            Reason::InUse => "see what runs it, and delete that first: millrace get workflows -o wide",
             Reason::RevisionNotFound => "see its revisions: millrace describe function NAME",
             Reason::FunctionDisabled => "it was unloaded: load it through the repository API",
             Reason::FunctionNotReady => "see what it waits for: millrace describe function NAME",
             Reason::InvalidInput | Reason::InvalidOutput => {
-                "see what it takes and gives: millrace describe function NAME"
+                "see what it takes and gives: millrace describe function NAME, or workflow NAME"
             }
             Reason::QueueFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => {
                 "the cluster is full: try again in a moment, or send less at a time"
@@ -172,6 +181,7 @@ mod tests {
     #[test]
     fn exit_codes_tell_kinds_of_failure_apart() {
         assert_eq!(refused(Reason::FunctionNotFound).exit, Exit::NotFound);
+        assert_eq!(refused(Reason::WorkflowNotFound).exit, Exit::NotFound);
         assert_eq!(refused(Reason::TimedOut).exit, Exit::TimedOut);
         assert_eq!(refused(Reason::QueueFull).exit, Exit::Failed);
         assert_eq!(Failure::from(Error::NoEndpoints).exit, Exit::Usage);

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
-    let config = config::load(&cli.global)?;
+    let config = cli.command.settle(config::load(&cli.global)?);
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::failed(format!("cannot start the async runtime: {error}")))?;
     let (telemetry, kept) = {

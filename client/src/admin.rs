@@ -4,6 +4,7 @@ mod billing;
 mod cluster;
 mod nodes;
 mod tenants;
+mod workflows;
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -18,6 +19,8 @@ use millrace_proto::convert::{duration_wire, function_spec_wire};
 use millrace_proto::trace;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
 use tonic::{IntoStreamingRequest, Request};
+
+pub use workflows::AppliedWorkflow;
 
 use crate::endpoints::{Endpoints, Repeat};
 use crate::error::Error;
@@ -37,22 +40,22 @@ pub struct Admin {
     consistency: Consistency,
 }
 
-/// How to apply a function.
+/// How to apply a function or workflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ApplyOptions {
     /// Every check, nothing stored.
     pub dry_run: bool,
-    /// Refuse with `CONFLICT` unless the function is at this version; `None` takes whatever is
+    /// Refuse with `CONFLICT` unless it is at this version; `None` takes whatever is
     /// there.
     pub resource_version: Option<u64>,
 }
 
-/// How to delete a function.
+/// How to delete a function or workflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
     /// Every check, nothing deleted.
     pub dry_run: bool,
-    /// Refuse with `CONFLICT` unless the function is at this version; `None` takes whatever is
+    /// Refuse with `CONFLICT` unless it is at this version; `None` takes whatever is
     /// there.
     pub resource_version: Option<u64>,
 }
@@ -60,15 +63,28 @@ pub struct DeleteOptions {
 /// What an apply did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// There was none: this is the first revision.
+    /// There was none: a function's first revision.
     Created,
-    /// There was one, and this is its next revision.
+    /// There was one, and it was changed: a function's next revision.
     Configured,
     /// It was like this already.
     Unchanged,
 }
 
-/// The answer to an apply.
+impl Outcome {
+    fn read(wire: i32) -> Result<Self, Error> {
+        match ApplyOutcome::try_from(wire) {
+            Ok(ApplyOutcome::Created) => Ok(Self::Created),
+            Ok(ApplyOutcome::Configured) => Ok(Self::Configured),
+            Ok(ApplyOutcome::Unchanged) => Ok(Self::Unchanged),
+            Ok(ApplyOutcome::Unspecified) | Err(_) => {
+                Err(Error::BadAnswer(format!("outcome {wire} is not known")))
+            }
+        }
+    }
+}
+
+/// The answer to an apply of a function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Applied {
     /// What was done.
@@ -168,14 +184,7 @@ impl Admin {
             })
             .await?
             .into_inner();
-        let outcome = match answer.outcome() {
-            ApplyOutcome::Created => Outcome::Created,
-            ApplyOutcome::Configured => Outcome::Configured,
-            ApplyOutcome::Unchanged => Outcome::Unchanged,
-            ApplyOutcome::Unspecified => {
-                return Err(Error::BadAnswer(format!("outcome {} is not known", answer.outcome)));
-            }
-        };
+        let outcome = Outcome::read(answer.outcome)?;
         let function = answer.function.ok_or_else(|| Error::BadAnswer("it has no function".to_owned()))?;
         Ok(Applied { outcome, function })
     }

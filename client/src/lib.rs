@@ -1,7 +1,7 @@
 //! The Rust SDK of Millrace.
 //!
 //! [`Endpoints`] holds one lazy connection to each controller. [`Admin`] publishes and inspects
-//! functions, [`Inference`] runs them; it speaks the Open Inference Protocol, so it also talks to
+//! functions and workflows, [`Inference`] runs them; it speaks the Open Inference Protocol, so it also talks to
 //! other servers of that protocol. A call goes to the endpoint that answered last and, where that
 //! one is gone, hangs, goes down or has no leader, to the others, under the same id: a write is
 //! carried out once, and an inference is sent again only if its function may run twice
@@ -40,7 +40,7 @@ mod split;
 mod tensor;
 
 pub use address::{Address, AddressError};
-pub use admin::{Admin, Applied, ApplyOptions, DeleteOptions, Outcome};
+pub use admin::{Admin, Applied, AppliedWorkflow, ApplyOptions, DeleteOptions, Outcome};
 pub use endpoints::{Endpoints, Repeat};
 pub use error::Error;
 pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};

@@ -13,7 +13,8 @@ use millrace_client::{
     Address, Admin, ApplyOptions, DeleteOptions, Endpoints, Error, InferRequest, Inference, ModelFile,
     Outcome, Repeat, Split, Tensor,
 };
-use millrace_types::{DataType, FunctionKey, FunctionName, FunctionSpec, Reason, TenantName};
+use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::{DataType, FunctionKey, FunctionName, FunctionSpec, Reason, TenantName, WorkflowSpec};
 
 fn key(name: &str) -> FunctionKey {
     FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() }
@@ -67,6 +68,46 @@ async fn a_listing_goes_through_every_page() {
     assert!(server.pages_asked() > 1, "the fake pages by two");
     let first = admin.functions(None).next().await.unwrap().unwrap();
     assert_eq!(first.spec.unwrap().name, "a");
+}
+
+fn workflow(name: &str, function: &str) -> WorkflowSpec {
+    let inputs = [("x".to_owned(), "input.x".parse().unwrap())].into();
+    let run = Run::Function(FunctionName::new(function).unwrap());
+    let step = Step { name: FunctionName::new("only").unwrap(), run, inputs, each: None, when: None };
+    let outputs = vec![Output { name: "y".into(), from: "only.y".parse().unwrap() }];
+    WorkflowSpec::new(key(name), vec!["x".into()], vec![step], outputs)
+}
+
+#[tokio::test]
+async fn publishes_and_reads_back_workflows() {
+    let server = Fake::start().await;
+    let admin = Admin::new(endpoints(&[&server.address]));
+    let options = ApplyOptions::default();
+    let refused = admin.apply_workflow(&workflow("a", "digits"), options).await.unwrap_err();
+    assert_eq!(refused.reason(), Some(Reason::InvalidSpec), "its function is not there");
+    let artifact = millrace_types::Digest::of(b"");
+    admin.apply(&FunctionSpec::new(key("digits")), artifact, options).await.unwrap();
+
+    let dry = ApplyOptions { dry_run: true, ..options };
+    for name in ["a", "b", "c"] {
+        let spec = workflow(name, "digits");
+        assert_eq!(admin.apply_workflow(&spec, dry).await.unwrap().outcome, Outcome::Created);
+        let applied = admin.apply_workflow(&spec, options).await.unwrap();
+        assert_eq!((applied.outcome, applied.workflow.spec.unwrap().name.as_str()), (Outcome::Created, name));
+        assert_eq!(admin.apply_workflow(&spec, options).await.unwrap().outcome, Outcome::Unchanged);
+    }
+    let found = admin.workflow(&key("b")).await.unwrap().spec.unwrap();
+    assert_eq!(millrace_proto::convert::workflow_spec(found), Ok(workflow("b", "digits")));
+    let names = || async {
+        let names = admin.workflows(None).map_ok(|workflow| workflow.spec.unwrap().name);
+        names.try_collect::<Vec<String>>().await.unwrap()
+    };
+    assert_eq!(names().await, ["a", "b", "c"], "the fake pages by two");
+    admin.delete_workflow(&key("a"), DeleteOptions { dry_run: true, ..Default::default() }).await.unwrap();
+    admin.delete_workflow(&key("b"), DeleteOptions::default()).await.unwrap();
+    assert_eq!(names().await, ["a", "c"]);
+    let gone = admin.delete_workflow(&key("b"), DeleteOptions::default()).await.unwrap_err();
+    assert_eq!(gone.reason(), Some(Reason::WorkflowNotFound));
 }
 
 #[tokio::test]

@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     pub(crate) topology: Topology,
     /// The most host memory that one worker's models may take.
     pub(crate) host_memory: Bytes,
+    /// The most host memory that its objects may take.
+    pub(crate) object_memory: Bytes,
     /// How much of models it takes on.
     pub(crate) model_storage: Bytes,
     /// Which request goes to which of its GPUs.
@@ -159,6 +161,7 @@ async fn start_workers(
             controllers: vec![reachable(controller).to_string()],
             topology: plan.topology.clone(),
             host_memory: plan.host_memory,
+            object_memory: plan.object_memory,
             model_storage: plan.model_storage,
             dispatch: plan.dispatch,
             eviction: plan.eviction,

@@ -74,6 +74,13 @@ impl Worker for Neighbour {
         self.service().await?.invoke(request).await
     }
 
+    async fn release_objects(
+        &self,
+        request: Request<wire::ReleaseObjectsRequest>,
+    ) -> Result<Response<wire::ReleaseObjectsResponse>, Status> {
+        self.service().await?.release_objects(request).await
+    }
+
     async fn inject_fault(
         &self,
         request: Request<wire::InjectFaultRequest>,

@@ -1,27 +1,31 @@
-//! `delete`: removes functions, by name or those of a file, and forgets lost nodes.
+//! `delete`: removes functions and workflows, by name or those of a file, and forgets lost nodes. One
+//! that cannot be deleted does not keep the others: each is told of, and the first gives the exit code.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use millrace_client::DeleteOptions;
+use futures::TryStreamExt as _;
+use millrace_client::messages::{self as wire, workflow_step::Run};
+use millrace_client::{DeleteOptions, Error};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
-use crate::commands::apply::manifests;
+use crate::commands::apply::manifests::{self, Items};
 use crate::commands::target::{Kind, Target};
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::output::print;
 use crate::session::Session;
 
-/// Delete functions and all their revisions, or forget nodes that are lost.
+/// Delete functions with all their revisions, or workflows, or forget nodes that are lost.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "millrace delete function NAME... | node NAME... | -f FILE...")]
+#[command(override_usage = "millrace delete function NAME... | workflow NAME... | node NAME... | -f FILE...")]
 pub(crate) struct Args {
-    /// What to delete, such as function/digits or node/worker-1.
+    /// What to delete, such as function/digits, workflow/traffic or node/worker-1.
     #[arg(value_name = "TYPE[/NAME]", required_unless_present = "file", conflicts_with = "file")]
     target: Option<Target>,
     /// Names, where the type stands alone.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Delete the functions of these manifests, folders of them, or - for standard input.
+    /// Delete the functions and workflows of these manifests, folders of them, or - for standard input.
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
     /// Check everything, delete nothing.
@@ -32,14 +36,47 @@ pub(crate) struct Args {
     ignore_not_found: bool,
 }
 
+/// What a tenant has and may delete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Own {
+    Function,
+    Workflow,
+}
+
+impl Own {
+    fn not_found(self) -> Reason {
+        match self {
+            Self::Function => Reason::FunctionNotFound,
+            Self::Workflow => Reason::WorkflowNotFound,
+        }
+    }
+}
+
+impl fmt::Display for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Function => "function",
+            Self::Workflow => "workflow",
+        })
+    }
+}
+
+/// What is to be deleted.
+#[derive(Debug, PartialEq, Eq)]
+struct Doomed {
+    kind: Own,
+    key: FunctionKey,
+}
+
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let Args { target, names, file, dry_run, ignore_not_found } = args;
-    let keys = match target {
+    let doomed = match target {
         Some(target) => {
             let kind = target.kind;
             let names = target.names(names)?;
             match kind {
-                Kind::Function => keys(&names, session)?,
+                Kind::Function => named(Own::Function, &names, session)?,
+                Kind::Workflow => named(Own::Workflow, &names, session)?,
                 Kind::Node if dry_run => {
                     return Err(Failure::usage("a node cannot be deleted as a trial")
                         .hint("leave --dry-run out: only one that is lost is forgotten"));
@@ -49,8 +86,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                     return Err(Failure::usage("GPUs go with their node").hint("millrace delete node NAME"));
                 }
                 Kind::Tenant => {
-                    return Err(Failure::usage("a tenant is its functions and its caps")
-                        .hint("delete the functions; for the caps: millrace tenant set NAME --no-caps"));
+                    return Err(Failure::usage("a tenant is its functions, its workflows and its caps")
+                        .hint("delete those; for the caps: millrace tenant set NAME --no-caps"));
                 }
                 Kind::Scaling => {
                     return Err(Failure::usage("the scaling signal is computed, not kept")
@@ -58,30 +95,103 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                 }
             }
         }
-        None => {
-            manifests::read(&file, &session.config.tenant)?.into_iter().map(|item| item.spec.key).collect()
-        }
+        None => in_order(manifests::read(&file, &session.config.tenant)?),
     };
     let suffix = if dry_run { " (dry run)" } else { "" };
-    for key in keys {
-        match session.admin.delete(&key, DeleteOptions { dry_run, resource_version: None }).await {
-            Ok(()) => print(&format!("function/{} deleted{suffix}", key.name))?,
-            Err(error) if ignore_not_found && error.reason() == Some(Reason::FunctionNotFound) => {}
-            Err(error) => return Err(Failure::from(error).about(format_args!("function/{}", key.name))),
+    let (mut gone, mut failures) = (Vec::new(), Failures::default());
+    for doomed in doomed {
+        let Doomed { kind, key } = &doomed;
+        match delete(&doomed, dry_run, &gone, session).await {
+            Ok(()) => {
+                print(&format!("{kind}/{} deleted{suffix}", key.name))?;
+                gone.push(doomed);
+            }
+            Err(error) if ignore_not_found && error.reason() == Some(kind.not_found()) => {}
+            Err(error) => failures.add(Failure::from(error).about(format_args!("{kind}/{}", key.name)))?,
         }
     }
-    Ok(())
+    failures.end()
 }
 
-fn keys(names: &[String], session: &Session) -> Result<Vec<FunctionKey>, Failure> {
-    if names.is_empty() {
-        return Err(Failure::usage("which function?").hint("name it: millrace delete function NAME"));
+/// Those that were told of while the rest went on.
+#[derive(Default)]
+struct Failures {
+    first: Option<Exit>,
+}
+
+impl Failures {
+    /// Tells of one. One that all the rest would meet too ends the command.
+    fn add(&mut self, failure: Failure) -> Result<(), Failure> {
+        let first = *self.first.get_or_insert(failure.exit);
+        failure.report();
+        if failure.exit == Exit::Unreachable { Err(Failure::told(first)) } else { Ok(()) }
     }
-    let key = |name: &String| {
-        let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
-        Ok(session.key(&name))
+
+    fn end(self) -> Result<(), Failure> {
+        self.first.map_or(Ok(()), |first| Err(Failure::told(first)))
+    }
+}
+
+/// Deletes one, or tries to. In a trial, those of `gone` are still there: that they alone use it is
+/// no obstacle.
+async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Session) -> Result<(), Error> {
+    let Doomed { kind, key } = doomed;
+    let options = DeleteOptions { dry_run, resource_version: None };
+    let deleted = match kind {
+        Own::Workflow => session.admin.delete_workflow(key, options).await,
+        Own::Function => session.admin.delete(key, options).await,
     };
-    names.iter().map(key).collect()
+    match deleted {
+        Err(error) if dry_run && error.reason() == Some(Reason::InUse) => {
+            let workflows: Vec<_> = session.admin.workflows(Some(&key.tenant)).try_collect().await?;
+            if workflows.iter().all(|it| !uses(it, doomed) || is_one_of(gone, it)) {
+                Ok(())
+            } else {
+                Err(error)
+            }
+        }
+        other => other,
+    }
+}
+
+/// Whether a step of the workflow runs it.
+fn uses(workflow: &wire::Workflow, doomed: &Doomed) -> bool {
+    let steps = workflow.spec.iter().flat_map(|spec| &spec.steps);
+    steps.filter_map(|step| step.run.as_ref()).any(|run| match (run, doomed.kind) {
+        (Run::Function(name), Own::Function) | (Run::Workflow(name), Own::Workflow) => {
+            *name == doomed.key.name.as_str()
+        }
+        _ => false,
+    })
+}
+
+fn is_one_of(gone: &[Doomed], workflow: &wire::Workflow) -> bool {
+    let same = |it: &Doomed, spec: &wire::WorkflowSpec| {
+        it.kind == Own::Workflow
+            && (it.key.tenant.as_str(), it.key.name.as_str()) == (spec.tenant.as_str(), spec.name.as_str())
+    };
+    workflow.spec.as_ref().is_some_and(|spec| gone.iter().any(|it| same(it, spec)))
+}
+
+fn named(kind: Own, names: &[String], session: &Session) -> Result<Vec<Doomed>, Failure> {
+    if names.is_empty() {
+        return Err(
+            Failure::usage(format!("which {kind}?")).hint(format!("name it: millrace delete {kind} NAME"))
+        );
+    }
+    let one = |name: &String| {
+        let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(Doomed { kind, key: session.key(&name) })
+    };
+    names.iter().map(one).collect()
+}
+
+/// What runs others before those: a server keeps what a workflow still runs.
+fn in_order(items: Items) -> Vec<Doomed> {
+    let workflows = items.workflows.into_iter().rev();
+    let workflows = workflows.map(|item| Doomed { kind: Own::Workflow, key: item.spec.key });
+    let functions = items.functions.into_iter();
+    workflows.chain(functions.map(|item| Doomed { kind: Own::Function, key: item.spec.key })).collect()
 }
 
 /// Forgets nodes. Their names are free then.
@@ -89,13 +199,38 @@ async fn nodes(names: &[String], ignore_not_found: bool, session: &Session) -> R
     if names.is_empty() {
         return Err(Failure::usage("which node?").hint("name it: millrace delete node NAME"));
     }
-    for name in names {
-        let name = NodeName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+    let names = names.iter().map(|name| NodeName::new(name)).collect::<Result<Vec<_>, _>>();
+    let mut failures = Failures::default();
+    for name in names.map_err(|error| Failure::usage(error.to_string()))? {
         match session.admin.remove_node(&name).await {
             Ok(()) => print(&format!("node/{name} deleted"))?,
             Err(error) if ignore_not_found && error.reason() == Some(Reason::NodeNotFound) => {}
-            Err(error) => return Err(Failure::from(error).about(format_args!("node/{name}"))),
+            Err(error) => failures.add(Failure::from(error).about(format_args!("node/{name}")))?,
         }
     }
-    Ok(())
+    failures.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millrace_types::TenantName;
+
+    #[test]
+    fn what_runs_others_goes_before_those() {
+        let folder = tempfile::tempdir().unwrap();
+        let workflow = |name: &str, runs: &str| {
+            format!(
+                "apiVersion: millrace/v1\nkind: Workflow\nmetadata: {{name: {name}}}\nspec:\n  inputs: [x]\n  steps: [{{name: only, {runs}, inputs: {{x: input.x}}}}]\n  outputs: {{y: only.y}}\n---\n"
+            )
+        };
+        let function =
+            "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: f}\nspec: {model: {file: m.onnx}}\n";
+        let file = folder.path().join("all.yaml");
+        let text = workflow("inner", "function: f") + &workflow("outer", "workflow: inner") + function;
+        std::fs::write(&file, text).unwrap();
+        let doomed = in_order(manifests::read(&[file], &TenantName::default()).unwrap());
+        let titles: Vec<_> = doomed.iter().map(|it| format!("{}/{}", it.kind, it.key.name)).collect();
+        assert_eq!(titles, ["workflow/outer", "workflow/inner", "function/f"]);
+    }
 }

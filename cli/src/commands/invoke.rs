@@ -1,14 +1,14 @@
-//! `invoke`: runs a function once, on JSON, raw bytes or pictures, and shows the answer and where
+//! `invoke`: runs a function or workflow once, on JSON, raw bytes or pictures, and shows the answer and where
 //! its time went.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millrace_client::{InferRequest, InferResponse, Inference, ModelMetadata, Tensor};
-use millrace_types::RequestId;
 use millrace_types::function::DEFAULT_TIMEOUT;
+use millrace_types::{FunctionName, RequestId};
 
-use crate::commands::target::{Kind, Target};
+use crate::commands::target::{ModelKind, model_name};
 use crate::failure::Failure;
 use crate::output::{Output, answers, document, print};
 use crate::session::Session;
@@ -19,14 +19,15 @@ Examples:
   millrace invoke digits --image digit-3.png
   millrace invoke mlp --json '[[0.1, 0.2, 0.3]]'
   millrace invoke bert --json '{\"input_ids\": [[101, 7592, 102]], \"attention_mask\": [[1, 1, 1]]}'
+  millrace invoke workflow/traffic --json @frame.json
   millrace invoke resnet --raw x=picture.bin:FP32:1x3x224x224 -o json";
 
-/// Run a function once.
+/// Run a function or workflow once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(group(clap::ArgGroup::new("input").required(true).multiple(true)))]
 pub(crate) struct Args {
-    /// The function.
+    /// The function or workflow, such as digits or workflow/traffic.
     name: String,
     /// Inputs as JSON: a body of the Open Inference Protocol, {"INPUT": [...]}, or the values alone;
     /// @FILE reads a file, @- standard input.
@@ -71,12 +72,16 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let name = function_name(&args.name)?;
+    let (kind, name) = model_name(&args.name)?;
+    let name = name.to_owned();
     if let Some(id) = &args.request_id
         && RequestId::new(id).is_none()
     {
         return Err(Failure::usage(format!("{id:?} cannot be a request's id"))
             .hint(format!("use 1 to {} visible ASCII characters", RequestId::LEN_MAX)));
+    }
+    if let Some(kind) = kind {
+        check_kind(kind, &name, session).await?;
     }
     let inference = session.inference();
     let model = inference.model_metadata(&name, &args.revision).await?;
@@ -97,16 +102,15 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-/// Both `digits` and `function/digits` name a function.
-fn function_name(text: &str) -> Result<String, Failure> {
-    if !text.contains('/') {
-        return Ok(text.to_owned());
+/// Functions and workflows share their names: a model of the other kind is not the one that is meant.
+async fn check_kind(kind: ModelKind, name: &str, session: &Session) -> Result<(), Failure> {
+    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+    let key = session.key(&name);
+    match kind {
+        ModelKind::Function => session.admin.function(&key).await.map(|_| ())?,
+        ModelKind::Workflow => session.admin.workflow(&key).await.map(|_| ())?,
     }
-    let target: Target = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
-    match (target.kind, target.name(None)?) {
-        (Kind::Function, Some(name)) => Ok(name),
-        _ => Err(Failure::usage(format!("{text:?} is no function")).hint("name one: millrace invoke NAME")),
-    }
+    Ok(())
 }
 
 async fn answer(inference: &Inference, request: InferRequest) -> Result<InferResponse, Failure> {

@@ -18,7 +18,7 @@ pub(crate) mod ps;
 pub(crate) mod scheduling;
 pub(crate) mod sim;
 pub(crate) mod synth;
-mod target;
+pub(crate) mod target;
 pub(crate) mod tenant;
 pub(crate) mod top;
 pub(crate) mod trace;
@@ -51,7 +51,7 @@ pub(crate) fn run(
         Command::Up(args) => runtime.block_on(up::run(args, &config, kept)),
         Command::Controller(args) => runtime.block_on(controller::run(args, &config, kept)),
         Command::Worker(args) => runtime.block_on(worker::run(args, kept)),
-        Command::Demo(args) => runtime.block_on(demo::run(args, config)),
+        Command::Demo(args) => runtime.block_on(demo::run(args, config, kept)),
         Command::Health(args) => runtime.block_on(health::run(args)),
         command => runtime.block_on(call(command, config)),
     }

@@ -33,6 +33,10 @@ pub(crate) struct Machine {
     /// The most host memory that one worker's models may take.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
+    /// The most host memory that one worker keeps objects in: what workflows hand from function to
+    /// function.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub(crate) object_memory: Bytes,
     /// How much of models one worker takes on: those that do not fit --host-memory at one time wait on
     /// its disk, and the first request for one of them waits for it (a cold start) [default: as
     /// --host-memory].
@@ -107,6 +111,7 @@ impl Machine {
             words.extend(["--gpu-memory".to_owned(), memory.get().to_string()]);
         }
         words.extend(["--host-memory".to_owned(), self.host_memory.get().to_string()]);
+        words.extend(["--object-memory".to_owned(), self.object_memory.get().to_string()]);
         if let Some(storage) = self.model_storage {
             words.extend(["--model-storage".to_owned(), storage.get().to_string()]);
         }
@@ -237,6 +242,8 @@ mod tests {
                     "--allow-faults",
                     "--host-memory",
                     "1GiB",
+                    "--object-memory",
+                    "256MiB",
                     "--model-storage",
                     "8GiB",
                     "--dispatch",
@@ -302,6 +309,13 @@ mod tests {
         assert_eq!(storage(&["--host-memory", "1GiB"]), Ok(Bytes::gib(1)));
         assert_eq!(storage(&["--host-memory", "1GiB", "--model-storage", "3GiB"]), Ok(Bytes::gib(3)));
         assert!(storage(&["--host-memory", "4GiB", "--model-storage", "3GiB"]).is_err());
+    }
+
+    #[test]
+    fn objects_have_the_memory_that_workers_give_them() {
+        let memory = |words: &[&str]| Line::parse_from(["x"].iter().chain(words)).machine.object_memory;
+        assert_eq!(memory(&[]), millrace_worker::start::OBJECT_MEMORY);
+        assert_eq!(memory(&["--object-memory", "256MiB"]), Bytes::mib(256));
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! `synth`: writes an ONNX network with random weights, for tests and measurements.
+//! `synth`: writes an ONNX network that nobody trained, for tests, measurements and examples.
 
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use millrace_model::synth::{Encoder, Seeded};
+use millrace_model::synth::{Encoder, Seeded, detector};
 use millrace_types::manifest::API_VERSION;
 
 use crate::failure::Failure;
@@ -14,9 +14,10 @@ Examples:
   millrace synth resnet50
   millrace synth bert --layers 4 --out small.onnx --function > small.yaml
   millrace synth mlp --function | millrace apply -f -
-  millrace synth tiny-cnn --seed 7 --out seventh.onnx";
+  millrace synth tiny-cnn --seed 7 --out seventh.onnx
+  millrace synth detector --out examples/traffic/detector.onnx";
 
-/// Write an ONNX network with random weights: always the same for the same options.
+/// Write an ONNX network that nobody trained: always the same for the same options.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -26,6 +27,7 @@ pub(crate) struct Args {
     #[arg(short, long, global = true, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Where its random weights begin: another number gives another file, which answers otherwise.
+    /// The detector has none.
     #[arg(long, global = true, value_name = "N", default_value_t = Seeded::default().0)]
     seed: u64,
     /// Also print a manifest of a function with it.
@@ -43,6 +45,8 @@ enum Network {
     Transformer,
     /// As ResNet-50: 25.6 million parameters.
     Resnet50,
+    /// Finds red and blue squares in a frame of 512×512 pixels: fixed weights, for examples/traffic.
+    Detector,
     /// As BERT-base: 109.5 million parameters, unless its dimensions are changed.
     Bert(Dimensions),
 }
@@ -86,6 +90,7 @@ impl Network {
             Self::TinyCnn => ("tiny-cnn", seeded.tiny_cnn()),
             Self::Transformer => ("transformer", seeded.transformer_block()),
             Self::Resnet50 => ("resnet50", seeded.resnet50_like()),
+            Self::Detector => ("detector", detector()),
             Self::Bert(dimensions) => ("bert", seeded.bert_like(dimensions.encoder()?)),
         })
     }
@@ -121,7 +126,11 @@ mod tests {
     #[test]
     fn a_manifest_is_read_back_whatever_the_path() {
         let path = "some where/it's: a \"file\".onnx";
-        let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path))).unwrap().remove(0);
+        let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path)))
+            .unwrap()
+            .remove(0)
+            .function()
+            .unwrap();
         assert_eq!((read.spec.key.name.as_str(), read.model_file.as_str()), ("tiny-cnn", path));
     }
 

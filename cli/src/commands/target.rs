@@ -9,6 +9,7 @@ use crate::failure::Failure;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Function,
+    Workflow,
     Node,
     Gpu,
     Tenant,
@@ -25,7 +26,7 @@ pub(crate) struct Target {
 /// A word that is no kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not known here: write functions, nodes, gpus, tenants or scaling; one function is function/NAME"
+    "{0:?} is not known here: write functions, workflows, nodes, gpus, tenants or scaling; one function is function/NAME"
 )]
 pub(crate) struct UnknownKind(String);
 
@@ -38,6 +39,7 @@ impl FromStr for Target {
         };
         let kind = match kind {
             "function" | "functions" | "fn" => Kind::Function,
+            "workflow" | "workflows" | "wf" => Kind::Workflow,
             "node" | "nodes" | "no" => Kind::Node,
             "gpu" | "gpus" => Kind::Gpu,
             "tenant" | "tenants" => Kind::Tenant,
@@ -65,15 +67,53 @@ impl Target {
     }
 }
 
+/// The kinds of model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ModelKind {
+    Function,
+    Workflow,
+}
+
+/// `digits`, `function/digits` and, of a workflow, `workflow/digits` name a model: its kind, where
+/// one was named, and its name.
+pub(crate) fn model_name(text: &str) -> Result<(Option<ModelKind>, &str), Failure> {
+    let Some((_, name)) = text.split_once('/') else { return Ok((None, text)) };
+    let target: Target = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+    match target.kind {
+        Kind::Function => Ok((Some(ModelKind::Function), name)),
+        Kind::Workflow => Ok((Some(ModelKind::Workflow), name)),
+        _ => Err(Failure::usage(format!("{text:?} is no function and no workflow"))
+            .hint("name one: function/NAME, workflow/NAME, or the name alone")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_is_a_function_or_a_workflow() {
+        for (text, kind) in [
+            ("digits", None),
+            ("function/digits", Some(ModelKind::Function)),
+            ("fn/digits", Some(ModelKind::Function)),
+            ("workflow/digits", Some(ModelKind::Workflow)),
+            ("wf/digits", Some(ModelKind::Workflow)),
+        ] {
+            assert_eq!(model_name(text), Ok((kind, "digits")), "{text}");
+        }
+        for text in ["node/digits", "pod/digits"] {
+            assert!(model_name(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn both_spellings_name_the_same() {
         let target = |text: &str| text.parse::<Target>().unwrap();
         assert_eq!(target("function/digits").name(None), Ok(Some("digits".into())));
         assert_eq!(target("fn").name(Some("digits".into())), Ok(Some("digits".into())));
+        assert_eq!(target("wf/traffic").name(None), Ok(Some("traffic".into())));
+        assert_eq!(target("workflow").kind, Kind::Workflow);
         assert_eq!(target("nodes").name(None), Ok(None));
         assert!(target("function/a").name(Some("b".into())).is_err());
         assert_eq!("pods".parse::<Target>(), Err(UnknownKind("pods".into())));

@@ -117,6 +117,7 @@ impl Args {
             executor_threads: threads.map_or_else(|| executor_threads(topology.gpus.len()), Ok)?,
             topology,
             host_memory: self.machine.host_memory,
+            object_memory: self.machine.object_memory,
             model_storage: self.machine.model_storage()?,
             dispatch: self.machine.dispatch,
             eviction: self.machine.eviction,

@@ -52,7 +52,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A function of the cluster, or a server's URL (grpc:// or http://) with --model.
+    /// A function or workflow of the cluster, or a server's URL (grpc:// or http://) with --model.
     #[arg(value_name = "NAME|URL", required_unless_present = "url")]
     target: Option<String>,
     /// The server, as grpc://HOST:PORT or http://HOST:PORT; the cluster's endpoints otherwise.

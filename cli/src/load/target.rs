@@ -2,6 +2,7 @@
 
 use millrace_client::{Address, Endpoints, Inference, ModelMetadata};
 
+use crate::commands::target::model_name;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::load::{Args, http};
@@ -45,7 +46,8 @@ impl Target {
             (Some(_), Some(_)) => {
                 return Err(Failure::usage("two models: give one, as an argument or with --model"));
             }
-            (Some(name), None) | (None, Some(name)) => name.strip_prefix("function/").unwrap_or(name),
+            // Another server has no admin API to ask about the kind.
+            (Some(name), None) | (None, Some(name)) => model_name(name)?.1,
             (None, None) => {
                 return Err(Failure::usage("which model?").hint("name it: millrace load URL --model NAME"));
             }
@@ -107,6 +109,9 @@ mod tests {
     fn a_name_is_a_function_of_the_cluster_and_a_url_any_server() {
         let found = target("function/mlp").unwrap();
         assert_eq!((found.protocol, found.model.as_str()), (Protocol::Grpc, "mlp"));
+        for text in ["workflow/traffic", "wf/traffic", "fn/traffic"] {
+            assert_eq!(target(text).unwrap().model, "traffic", "{text}");
+        }
         for line in ["http://h:1 --model mlp", "--url http://h:1 --model mlp", "mlp --url http://h:1"] {
             let found = target(line).unwrap();
             assert_eq!((found.protocol, found.names()), (Protocol::Http, "h:1".into()), "{line}");

@@ -149,6 +149,12 @@ pub(crate) fn best_classes(
     labels: &[String],
 ) -> Option<Vec<String>> {
     let scores = output.to_f32().ok()?;
+    // A workflow gives as many rows as it found things in the picture.
+    if let [rows, _, ..] = output.shape()
+        && usize::try_from(*rows) != Ok(pictures.len())
+    {
+        return None;
+    }
     if pictures.is_empty() || scores.is_empty() || !scores.len().is_multiple_of(pictures.len()) {
         return None;
     }
@@ -229,6 +235,8 @@ mod tests {
         assert_eq!(lines, ["a.png: 1 (2.0000)"]);
         assert_eq!(best_classes(&scores(&[3], &[0.0; 3]), &names(&["a", "b"]), 1, &[]), None);
         assert_eq!(best_classes(&scores(&[3], &[0.0; 3]), &[], 1, &[]), None);
+        let found_in_one = scores(&[4, 2], &[0.0; 8]);
+        assert_eq!(best_classes(&found_in_one, &names(&["a"]), 1, &[]), None);
     }
 
     #[test]

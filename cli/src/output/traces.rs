@@ -137,7 +137,12 @@ impl Trace {
         let runs = || self.spans.iter().filter(|span| span.name == "run");
         let failed = runs().filter(|span| !span.error.is_empty()).count();
         let mut said = vec![time(self.duration_ms)];
-        said.extend(PARTS.into_iter().filter_map(part));
+        match self.spans.iter().filter(|span| span.name == "step").count() {
+            0 => said.extend(PARTS.into_iter().filter_map(part)),
+            // Each has parts of its own, and some run at the same time.
+            1 => said.push("1 step".to_owned()),
+            steps => said.push(format!("{steps} steps")),
+        }
         if failed > 0 {
             said.push(format!("{failed} of {} runs failed", runs().count()));
         }
@@ -165,7 +170,12 @@ fn event(event: millrace_client::SpanEvent) -> Event {
 
 /// Our own attributes without what all of them begin with.
 fn short(name: &str, value: &str) -> String {
-    format!("{}={value}", name.strip_prefix("millrace.").unwrap_or(name))
+    let name = name.strip_prefix("millrace.").unwrap_or(name);
+    match value.parse::<f64>() {
+        // To the microsecond, as spans are.
+        Ok(ms) if name.ends_with("_ms") => format!("{name}={}", (ms * 1000.0).round() / 1000.0),
+        _ => format!("{name}={value}"),
+    }
 }
 
 #[cfg(test)]

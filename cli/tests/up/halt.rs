@@ -11,10 +11,11 @@ use crate::running::{eventually, millrace, repository};
 
 /// The largest file that it may write, in the shell's units of 512 bytes or 1 KiB.
 const FILE_BLOCKS: &str = "1024";
-/// What one change puts in the log, at least.
-const LABEL_BYTES: usize = 64 << 10;
+/// Labels of a change, and how long each one's key and value are: what it puts in the log, at least.
+const LABELS: usize = 60;
+const LABEL_LEN: usize = 240;
 /// More changes than fit.
-const CHANGES: usize = 64;
+const CHANGES: usize = 128;
 
 struct Killed(Child);
 
@@ -50,12 +51,14 @@ fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
     (started, ready)
 }
 
-/// Applies a function with a label of this many bytes; whether it was taken.
+/// Applies a function with large labels; whether it was taken.
 fn apply(client: &str, file: &Path, change: usize) -> bool {
-    let label = format!("{change}-{}", "x".repeat(LABEL_BYTES));
+    let long = "x".repeat(LABEL_LEN);
+    let labels: Vec<_> = (0..LABELS).map(|label| format!("{label}-{long}: {change}-{long}")).collect();
+    let labels = labels.join(", ");
     let model = repository("examples/digits/digits.onnx");
     let function = format!(
-        "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: digits, labels: {{large: {label}}}}}\nspec: {{runtime: onnx, model: {{file: {model}}}}}\n"
+        "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: digits, labels: {{{labels}}}}}\nspec: {{runtime: onnx, model: {{file: {model}}}}}\n"
     );
     std::fs::write(file, function).unwrap();
     let output = millrace().args(["apply", "--no-wait", "-e", client, "-f"]).arg(file).output().unwrap();

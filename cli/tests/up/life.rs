@@ -91,6 +91,18 @@ fn the_demo_loses_no_request_to_killed_executors() {
 }
 
 #[test]
+fn the_demo_of_a_workflow_shows_every_hop_and_loses_none_to_killed_executors() {
+    let demo = millrace().args(["demo", "--workflow", "traffic", "--chaos"]).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&demo.stdout), String::from_utf8_lossy(&demo.stderr));
+    assert!(demo.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("people: 24, ") && stdout.contains("vehicles: 16, "), "{stdout}");
+    assert!(stdout.contains("detect.any_vehicles is 0"), "{stdout}");
+    let hops = stdout.lines().filter(|line| line.contains(" host ") && line.contains("memory of worker-1"));
+    assert_eq!(hops.count(), 3, "{stdout}");
+    assert!(stdout.contains("answered as without chaos, 0 not"), "{stdout}");
+}
+
+#[test]
 fn health_tells_who_serves_from_who_does_not_answer() {
     let up = Up::ephemeral(&[]);
     assert_eq!(up.ok(&["health", &up.client]), "serving\n");

@@ -14,3 +14,4 @@ mod running;
 mod serving;
 mod top;
 mod traces;
+mod workflows;

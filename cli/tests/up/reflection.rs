@@ -159,6 +159,7 @@ fn every_method_is_called_with_what_reflection_says_and_no_more() {
     let up = Up::ephemeral(&["--allow-faults", "--keep-spans", "1000"]);
     let admin = Stock::new(&up.client);
     functions(&admin, &up);
+    workflows(&admin);
     cluster(&admin);
     nodes(&admin);
     seen(&admin, &up);
@@ -213,6 +214,35 @@ fn functions(admin: &Stock, up: &Up) {
     let listed = admin.ok("ListFunctions", json!({ "pageSize": 1, "consistency": "CONSISTENCY_STALE" }));
     assert_eq!(listed["functions"][0]["spec"]["name"], "digits");
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
+}
+
+/// A workflow over the function, from its apply to its end.
+fn workflows(admin: &Stock) {
+    let apply = |more: &Value| {
+        let step = json!({ "name": "read", "function": "digits", "inputs": { "image": "input.picture" } });
+        let output = json!({ "name": "scores", "from": "read.probabilities" });
+        let mut request = json!({
+            "spec": { "tenant": "default", "name": "reader", "timeout": "60s",
+                      "inputs": ["picture"], "steps": [step], "outputs": [output] },
+        });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    let outcome = |more| admin.ok("ApplyWorkflow", apply(&more))["outcome"].as_str().unwrap().to_owned();
+    assert_eq!(outcome(json!({ "dryRun": true })), "APPLY_OUTCOME_CREATED");
+    let name = json!({ "tenant": "default", "name": "reader" });
+    assert_eq!(admin.refused("GetWorkflow", name.clone()), Reason::WorkflowNotFound, "it was only tried");
+    assert_eq!(outcome(json!({})), "APPLY_OUTCOME_CREATED");
+    assert_eq!(outcome(json!({})), "APPLY_OUTCOME_UNCHANGED");
+    let workflow = admin.ok("GetWorkflow", name.clone());
+    assert_eq!(workflow["inputs"][0]["shape"], json!(["-1", "1", "8", "8"]));
+    assert_eq!(workflow["conditions"][0]["status"], "CONDITION_STATUS_TRUE", "as its function is");
+    let listed = admin.ok("ListWorkflows", json!({ "pageSize": 1, "consistency": "CONSISTENCY_STALE" }));
+    assert_eq!(listed["workflows"][0]["spec"]["name"], "reader");
+    let function = json!({ "tenant": "default", "name": "digits" });
+    assert_eq!(admin.refused("DeleteFunction", function), Reason::InUse);
+    admin.ok("DeleteWorkflow", name.clone());
+    assert_eq!(admin.refused("DeleteWorkflow", name), Reason::WorkflowNotFound);
 }
 
 fn cluster(admin: &Stock) {

@@ -60,6 +60,9 @@ impl admin_server::Admin for Service {
         if spec.name == "refused" {
             return refused(Reason::InvalidSpec, "this name is refused");
         }
+        if self.0.workflows.lock().unwrap().contains_key(&spec.name) {
+            return refused(Reason::NameTaken, "a workflow has this name");
+        }
         let mut functions = self.0.functions.lock().unwrap();
         let before = functions.get(&spec.name);
         let outcome = match before {
@@ -70,7 +73,12 @@ impl admin_server::Admin for Service {
         let name = spec.name.clone();
         let generation = before.map_or(0, |before| before.generation) + 1;
         let artifact = admin::Artifact { digest: request.digest, bytes: 34_000 };
-        let revision = admin::Revision { number: generation, artifact: Some(artifact), ..Default::default() };
+        let revision = admin::Revision {
+            number: generation,
+            artifact: Some(artifact),
+            model: Some(super::workflows::model()),
+            ..Default::default()
+        };
         let function = admin::Function {
             spec: Some(spec),
             generation,
@@ -123,10 +131,44 @@ impl admin_server::Admin for Service {
         if !functions.contains_key(&request.name) {
             return refused(Reason::FunctionNotFound, &format!("there is no function {:?}", request.name));
         }
+        self.0.not_run(&admin::workflow_step::Run::Function(request.name.clone()))?;
         if !request.dry_run {
             functions.remove(&request.name);
         }
         Ok(Response::new(admin::DeleteFunctionResponse {}))
+    }
+
+    async fn apply_workflow(
+        &self,
+        request: Request<admin::ApplyWorkflowRequest>,
+    ) -> Result<Response<admin::ApplyWorkflowResponse>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        self.0.apply_workflow(request).map(Response::new)
+    }
+
+    async fn get_workflow(
+        &self,
+        request: Request<admin::GetWorkflowRequest>,
+    ) -> Result<Response<admin::Workflow>, Status> {
+        self.0.workflow(&request.into_inner().name).map(Response::new)
+    }
+
+    async fn list_workflows(
+        &self,
+        request: Request<admin::ListWorkflowsRequest>,
+    ) -> Result<Response<admin::ListWorkflowsResponse>, Status> {
+        self.0.pages.fetch_add(1, Ordering::Relaxed);
+        Ok(Response::new(self.0.workflows(request.into_inner().page_token)))
+    }
+
+    async fn delete_workflow(
+        &self,
+        request: Request<admin::DeleteWorkflowRequest>,
+    ) -> Result<Response<admin::DeleteWorkflowResponse>, Status> {
+        let request = request.into_inner();
+        self.0.enter(&request.idempotency_key).await?;
+        self.0.delete_workflow(&request).map(Response::new)
     }
 
     async fn list_nodes(

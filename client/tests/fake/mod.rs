@@ -1,5 +1,6 @@
 //! A server of the admin and inference APIs small enough to read. Functions lie in a map, two to a
-//! page. A function is ready at its third look, except `never`, and `broken`, which cannot be.
+//! page. A function is ready at its third look, except `never`, and `broken`, which cannot be. A
+//! workflow is ready at once.
 //!
 //! | model | does |
 //! |---|---|
@@ -16,6 +17,7 @@
 
 mod admin_api;
 mod inference_api;
+mod workflows;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,6 +56,7 @@ pub(crate) enum Break {
 struct State {
     artifacts: Mutex<BTreeMap<String, u64>>,
     functions: Mutex<BTreeMap<String, admin::Function>>,
+    workflows: Mutex<BTreeMap<String, admin::Workflow>>,
     quotas: Mutex<BTreeMap<String, admin::Quota>>,
     /// What happened; two are told at a time.
     pub events: Mutex<Vec<admin::Event>>,

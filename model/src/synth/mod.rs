@@ -1,5 +1,6 @@
 //! ONNX networks of known architectures with seeded random weights, for tests and measurements where
-//! the numbers need not mean anything but must stay finite. The same call gives the same bytes.
+//! the numbers need not mean anything but must stay finite; and [`detector`], whose weights are
+//! fixed. The same call gives the same bytes.
 //!
 //! | network | input | output | parameters |
 //! |---|---|---|---|
@@ -10,13 +11,16 @@
 //! | [`resnet152_like`] | `x` FP32 [N, 3, 224, 224] | `y` [N, 1000] | 60.2 million |
 //! | [`bert_like`] with [`Encoder::BASE`] | `input_ids` INT64 [N, S] | `y` [N, 768] | 109.5 million |
 //! | [`bert_like`] with [`Encoder::LARGE`] | `input_ids` INT64 [N, S] | `y` [N, 1024] | 335 million |
+//! | [`detector`] | `frame` FP32 [1, 3, 512, 512] | `people` [P, 3, 32, 32], `vehicles` [V, 3, 32, 32], `any_people` and `any_vehicles` INT64 [1] | 6,144 |
 
 mod language;
 mod network;
 mod random;
+mod traffic;
 mod vision;
 
 pub use language::Encoder;
+pub use traffic::{FRAME_SIDE, PATCH_SIDE, PATCHES_ACROSS, THRESHOLD, detector};
 
 use network::{Network, Size};
 

@@ -52,6 +52,10 @@ impl Network {
         self.graph.output.push(declare(name, element::FLOAT, shape));
     }
 
+    pub(super) fn int64_output(&mut self, name: &str, shape: &[Size]) {
+        self.graph.output.push(declare(name, element::INT64, shape));
+    }
+
     /// Adds a node that makes one value, `output`, and is called after it.
     pub(super) fn node(
         &mut self,
@@ -89,6 +93,12 @@ impl Network {
 
     pub(super) fn scalar(&mut self, name: &str, value: f32) -> String {
         self.constant(name, element::FLOAT, &[], value.to_le_bytes().to_vec())
+    }
+
+    /// A weight that is not random.
+    pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(name, element::FLOAT, shape, bytes)
     }
 
     pub(super) fn int64s(&mut self, name: &str, values: &[i64]) -> String {

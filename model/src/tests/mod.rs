@@ -7,6 +7,7 @@ mod refusals;
 mod runner;
 mod running;
 mod synthetic;
+mod traffic;
 
 use bytes::Bytes;
 use prost::Message;

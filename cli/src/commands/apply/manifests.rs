@@ -4,13 +4,24 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use millrace_types::manifest::{self, FunctionManifest};
-use millrace_types::{FunctionKey, FunctionSpec, TenantName};
+use millrace_types::manifest::{self, FunctionManifest, Manifest};
+use millrace_types::{FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
 
+use super::order::in_order;
 use crate::failure::Failure;
 
-/// What a manifest looks like, for those whose is refused.
-const MANIFEST: &str = "a function is: {apiVersion: millrace/v1, kind: Function, metadata: {name: NAME}, spec: {model: {file: FILE.onnx}}}";
+/// What manifests look like, for those whose is refused.
+const FUNCTION: &str = "a function is: {apiVersion: millrace/v1, kind: Function, metadata: {name: NAME}, spec: {model: {file: FILE.onnx}}}";
+const WORKFLOW: &str = "a workflow is: {apiVersion: millrace/v1, kind: Workflow, metadata: {name: NAME}, spec: {inputs: [INPUT], steps: [{name: STEP, function: NAME, inputs: {INPUT: input.INPUT}}], outputs: {OUTPUT: STEP.OUTPUT}}}";
+
+/// What is asked for.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Items {
+    /// In the order of the files.
+    pub(crate) functions: Vec<Item>,
+    /// Each after those of them that it runs.
+    pub(crate) workflows: Vec<WorkflowItem>,
+}
 
 /// A function asked for, and where its model is.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,21 +32,70 @@ pub(crate) struct Item {
     pub(crate) source: PathBuf,
 }
 
+/// A workflow asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct WorkflowItem {
+    pub(crate) spec: WorkflowSpec,
+    /// The file that asks for it, for messages.
+    pub(crate) source: PathBuf,
+}
+
 /// Reads every manifest of these paths: a file, a folder (its .yaml and .yml files, in the order of
-/// their names), or `-`. `tenant` is whose the functions are that name no tenant.
-pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Vec<Item>, Failure> {
-    let mut items = Vec::new();
+/// their names), or `-`. `tenant` is whose those are that name no tenant.
+pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Failure> {
+    let mut items = Items::default();
     for path in paths {
         for (source, text) in texts(path)? {
-            let manifests = manifest::parse(&text)
-                .map_err(|error| Failure::usage(error.to_string()).about(source.display()).hint(MANIFEST))?;
+            let manifests = manifest::parse(&text).map_err(|error| {
+                Failure::usage(error.to_string()).about(source.display()).hint(shape(&text))
+            })?;
             for manifest in manifests {
-                items.push(item(manifest, &source, tenant)?);
+                items.add(manifest, &source, tenant)?;
             }
         }
     }
-    refuse_repeats(&items)?;
+    items.refuse_repeats()?;
+    items.workflows = in_order(items.workflows)?;
     Ok(items)
+}
+
+impl Items {
+    fn add(&mut self, manifest: Manifest, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
+        match manifest {
+            Manifest::Function(FunctionManifest { mut spec, model_file }) => {
+                settle_tenant(&mut spec.key, source, tenant)?;
+                // Standard input has no folder: a path in it is relative to where the command runs.
+                let model = source.parent().unwrap_or(Path::new("")).join(model_file);
+                self.functions.push(Item { spec, model, source: source.to_owned() });
+            }
+            Manifest::Workflow(mut spec) => {
+                settle_tenant(&mut spec.key, source, tenant)?;
+                self.workflows.push(WorkflowItem { spec, source: source.to_owned() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Functions and workflows share their names.
+    fn refuse_repeats(&self) -> Result<(), Failure> {
+        let functions = self.functions.iter().map(|item| (&item.spec.key, "function", item.source.as_path()));
+        let workflows = self.workflows.iter().map(|item| (&item.spec.key, "workflow", item.source.as_path()));
+        let mut seen: BTreeMap<&FunctionKey, (&str, &Path)> = BTreeMap::new();
+        for (key, kind, source) in functions.chain(workflows) {
+            let Some((other, first)) = seen.insert(key, (kind, source)) else { continue };
+            let message = match kind == other {
+                true => format!("{kind} {key} is also in {}", first.display()),
+                false => format!("{kind} {key} has the name of a {other} in {}", first.display()),
+            };
+            return Err(Failure::usage(message).about(source.display()).hint("rename one of the two"));
+        }
+        Ok(())
+    }
+}
+
+/// What a manifest of this kind looks like.
+fn shape(text: &str) -> &'static str {
+    if text.contains("kind: Workflow") { WORKFLOW } else { FUNCTION }
 }
 
 /// A path's manifests as text, each with the file it is from.
@@ -70,28 +130,14 @@ fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn item(manifest: FunctionManifest, source: &Path, tenant: &TenantName) -> Result<Item, Failure> {
-    let FunctionManifest { mut spec, model_file } = manifest;
-    let own = &spec.key.tenant;
-    if *own == TenantName::default() {
-        spec.key.tenant = tenant.clone();
-    } else if own != tenant && *tenant != TenantName::default() {
-        return Err(Failure::usage(format!("{} is of tenant {own}, not {tenant}", spec.key.name))
+/// Says whose a manifest's item is, where it says nothing.
+fn settle_tenant(key: &mut FunctionKey, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
+    if key.tenant == TenantName::default() {
+        key.tenant = tenant.clone();
+    } else if key.tenant != *tenant && *tenant != TenantName::default() {
+        return Err(Failure::usage(format!("{} is of tenant {}, not {tenant}", key.name, key.tenant))
             .about(source.display())
             .hint("leave --tenant out, or the tenant in the manifest"));
-    }
-    // Standard input has no folder: a path in it is relative to where the command runs.
-    let model = source.parent().unwrap_or(Path::new("")).join(model_file);
-    Ok(Item { spec, model, source: source.to_owned() })
-}
-
-fn refuse_repeats(items: &[Item]) -> Result<(), Failure> {
-    let mut seen: BTreeMap<&FunctionKey, &Path> = BTreeMap::new();
-    for item in items {
-        if let Some(first) = seen.insert(&item.spec.key, &item.source) {
-            let message = format!("function {} is also in {}", item.spec.key, first.display());
-            return Err(Failure::usage(message).about(item.source.display()).hint("rename one of the two"));
-        }
     }
     Ok(())
 }
@@ -111,6 +157,13 @@ mod tests {
         )
     }
 
+    /// A workflow of one step.
+    fn workflow(name: &str, runs: &str) -> String {
+        format!(
+            "apiVersion: millrace/v1\nkind: Workflow\nmetadata: {{name: {name}}}\nspec:\n  inputs: [x]\n  steps: [{{name: only, {runs}, inputs: {{x: input.x}}}}]\n  outputs: {{y: only.y}}\n"
+        )
+    }
+
     fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -119,7 +172,7 @@ mod tests {
         folder
     }
 
-    fn read_all(folder: &tempfile::TempDir, tenant: &str) -> Result<Vec<Item>, Failure> {
+    fn read_all(folder: &tempfile::TempDir, tenant: &str) -> Result<Items, Failure> {
         read(&[folder.path().to_owned()], &TenantName::new(tenant).unwrap())
     }
 
@@ -130,7 +183,7 @@ mod tests {
             ("a.yaml", &format!("{}---\n{}", manifest("first"), manifest("also"))),
             ("notes.txt", "not a manifest"),
         ]);
-        let items = read_all(&folder, "team").unwrap();
+        let items = read_all(&folder, "team").unwrap().functions;
         let names: Vec<_> = items.iter().map(|item| item.spec.key.to_string()).collect();
         assert_eq!(names, ["team/first", "team/also", "team/second"]);
         assert_eq!(items[0].model, folder.path().join("m.onnx"));
@@ -144,6 +197,34 @@ mod tests {
     }
 
     #[test]
+    fn functions_and_workflows_may_be_mixed_and_a_workflow_follows_those_it_runs() {
+        let folder = folder(&[
+            (
+                "a.yaml",
+                &format!(
+                    "{}---\n{}",
+                    workflow("outer", "workflow: inner"),
+                    workflow("alone", "function: one")
+                ),
+            ),
+            ("b.yaml", &workflow("inner", "function: one")),
+            ("c.yaml", &manifest("one")),
+        ]);
+        let items = read_all(&folder, "team").unwrap();
+        let names: Vec<_> = items.workflows.iter().map(|item| item.spec.key.to_string()).collect();
+        assert_eq!(names, ["team/alone", "team/inner", "team/outer"]);
+        assert_eq!(items.functions.len(), 1);
+        assert_eq!(items.workflows[1].source, folder.path().join("b.yaml"));
+    }
+
+    #[test]
+    fn a_function_and_a_workflow_of_one_name_are_refused() {
+        let folder = folder(&[("a.yaml", &workflow("one", "function: two")), ("b.yaml", &manifest("one"))]);
+        let message = read_all(&folder, "default").unwrap_err().message.unwrap();
+        assert!(message.contains("a.yaml: workflow default/one has the name of a function in"), "{message}");
+    }
+
+    #[test]
     fn an_error_names_its_file() {
         let folder = folder(&[("a.yaml", &manifest("Bad"))]);
         let message = read_all(&folder, "default").unwrap_err().message.unwrap();
@@ -151,11 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn a_hint_shows_what_is_read() {
+        let hint = |text: &str| read_all(&folder(&[("a.yaml", text)]), "default").unwrap_err().hint.unwrap();
+        assert!(hint(&manifest("Bad")).starts_with("a function is: "));
+        assert!(hint(&workflow("Bad", "function: one")).starts_with("a workflow is: "));
+        for (shown, is_function) in [(FUNCTION, true), (WORKFLOW, false)] {
+            let (_, example) = shown.split_once(": ").unwrap();
+            let example = ["NAME", "STEP", "INPUT", "OUTPUT"]
+                .iter()
+                .fold(example.to_owned(), |text, word| text.replace(word, &word.to_lowercase()));
+            let read = millrace_types::manifest::parse(&example).unwrap().remove(0);
+            assert_eq!(read.function().is_some(), is_function, "{example}");
+        }
+    }
+
+    #[test]
     fn another_tenant_than_asked_for_is_refused() {
         let text = manifest("one").replace("{name: one}", "{name: one, tenant: mine}");
         let folder = folder(&[("a.yaml", &text)]);
-        assert_eq!(read_all(&folder, "default").unwrap()[0].spec.key.tenant.as_str(), "mine");
-        assert_eq!(read_all(&folder, "mine").unwrap()[0].spec.key.tenant.as_str(), "mine");
+        let tenant = |asked| read_all(&folder, asked).unwrap().functions[0].spec.key.tenant.to_string();
+        assert_eq!([tenant("default"), tenant("mine")], ["mine", "mine"]);
         assert!(read_all(&folder, "theirs").unwrap_err().message.unwrap().contains("not theirs"));
     }
 

@@ -1,26 +1,37 @@
-//! `apply`: creates functions or makes their next revisions.
+//! `apply`: creates functions and workflows, or changes them.
 //!
-//! Everything is checked before anything is stored: all manifests and models here, then, where
-//! there are several functions, all of them by the server without storing. Only models the cluster
-//! does not have are sent.
+//! Everything is checked before anything is stored. Before anything is sent: all manifests and models,
+//! workflows beside what they run, and that there is an [order](plan) in which a server that has what
+//! this one has takes the whole. Then the models that the cluster does not have are sent and, where
+//! there are several items, the server is asked about each without storing, as far as it can tell
+//! what will be from what is. What others write meanwhile may still have an item refused after those
+//! before it were stored.
 
+mod check;
 pub(crate) mod manifests;
+mod order;
+mod plan;
 mod ready;
+mod resource;
+mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_client::{Applied, ApplyOptions, Error, ModelFile, Outcome, messages as wire};
-use millrace_types::{Digest, Reason};
+use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Error, ModelFile, Outcome};
+use millrace_types::workflow::{Run, Signature};
+use millrace_types::{Digest, FunctionKey, TenantName};
 
-use crate::commands::apply::manifests::Item;
+use self::manifests::{Item, WorkflowItem};
+use self::plan::Step;
+use self::resource::Resource;
 use crate::failure::Failure;
-use crate::output::{Format, Output, documents, print};
+use crate::output::{Format, Output, print};
 use crate::progress;
 use crate::session::Session;
 
-/// Create functions from manifests, or make their next revisions.
+/// Create functions and workflows from manifests, or change them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A manifest, a folder of them, or - for standard input. May be repeated.
@@ -29,7 +40,7 @@ pub(crate) struct Args {
     /// Check everything, store nothing.
     #[arg(long)]
     dry_run: bool,
-    /// How long to wait until the functions are ready to serve.
+    /// How long to wait until all of them are ready to serve.
     #[arg(
         long,
         value_name = "TIME",
@@ -40,64 +51,92 @@ pub(crate) struct Args {
         value_parser = humantime::parse_duration
     )]
     wait: Duration,
-    /// Do not wait until the functions are ready.
+    /// Do not wait until they are ready.
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
     #[command(flatten)]
     output: Output,
 }
 
-/// A function asked for, with its model read.
+/// What is asked for, with every model read.
 struct Wanted {
+    functions: Vec<Function>,
+    /// Each after those of them that it runs.
+    workflows: Vec<WorkflowItem>,
+}
+
+struct Function {
     item: Item,
-    model: ModelFile,
+    model: Model,
+}
+
+/// A model's file, and what it takes and gives.
+#[derive(Clone)]
+struct Model {
+    file: ModelFile,
+    signature: Signature,
+}
+
+/// What a workflow runs, and whose.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Callee {
+    tenant: TenantName,
+    run: Run,
+}
+
+impl Callee {
+    fn function(key: &FunctionKey) -> Self {
+        Self { tenant: key.tenant.clone(), run: Run::Function(key.name.clone()) }
+    }
+
+    fn workflow(key: &FunctionKey) -> Self {
+        Self { tenant: key.tenant.clone(), run: Run::Workflow(key.name.clone()) }
+    }
+
+    /// What a workflow runs is of its tenant.
+    fn of(item: &WorkflowItem, run: &Run) -> Self {
+        Self { tenant: item.spec.key.tenant.clone(), run: run.clone() }
+    }
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let wanted = read(&args.file, session)?;
-    let missing = missing_models(&wanted, session).await?;
+    let order = check::check(&wanted, &session.admin).await?;
+    let missing = missing_models(&wanted.functions, session).await?;
     if args.dry_run {
-        return dry_run(&wanted, &missing, session).await;
+        return dry_run(&wanted, &order, &missing, session).await;
     }
     for model in missing.values() {
         upload(model, session).await?;
     }
-    if wanted.len() > 1 {
-        for wanted in &wanted {
-            apply(wanted, session, ApplyOptions { dry_run: true, resource_version: None }).await?;
-        }
+    if wanted.functions.len() + wanted.workflows.len() > 1 {
+        trial::run(&wanted, &order, &BTreeMap::new(), session).await?;
     }
-    let mut functions = Vec::with_capacity(wanted.len());
-    for wanted in &wanted {
-        let applied = apply(wanted, session, ApplyOptions::default()).await?;
-        if matches!(args.output.output, Format::Table | Format::Wide) {
-            print(&outcome_line(wanted, applied.outcome, ""))?;
-        }
-        functions.push(applied.function);
-    }
+    let mut resources = store(&wanted, &order, session, args.output.output).await?;
     if !args.no_wait {
-        functions = ready::wait(functions, session, args.wait).await?;
+        resources = ready::wait(resources, session, args.wait).await?;
     }
-    show(functions, args.output.output)
+    show(resources, args.output.output)
 }
 
 /// Reads every manifest and model file there is a word of.
-fn read(paths: &[PathBuf], session: &Session) -> Result<Vec<Wanted>, Failure> {
-    let mut models: BTreeMap<PathBuf, ModelFile> = BTreeMap::new();
-    let mut wanted = Vec::new();
-    for item in manifests::read(paths, &session.config.tenant)? {
+fn read(paths: &[PathBuf], session: &Session) -> Result<Wanted, Failure> {
+    let mut models: BTreeMap<PathBuf, Model> = BTreeMap::new();
+    let mut functions = Vec::new();
+    let items = manifests::read(paths, &session.config.tenant)?;
+    for item in items.functions {
         let model = match models.get(&item.model) {
             Some(model) => model.clone(),
             None => open(&item)?,
         };
         models.insert(item.model.clone(), model.clone());
-        wanted.push(Wanted { item, model });
+        functions.push(Function { item, model });
     }
-    Ok(wanted)
+    Ok(Wanted { functions, workflows: items.workflows })
 }
 
 /// Digests a model file and checks, as the server will, that it can be served.
-fn open(item: &Item) -> Result<ModelFile, Failure> {
+fn open(item: &Item) -> Result<Model, Failure> {
     let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
     let unreadable = |error: Error| {
         Failure::from(error).about(subject()).hint("spec.model.file is relative to the manifest's folder")
@@ -105,21 +144,25 @@ fn open(item: &Item) -> Result<ModelFile, Failure> {
     let file = ModelFile::open(&item.model).map_err(unreadable)?;
     let bytes = std::fs::read(&item.model)
         .map_err(|cause| unreadable(Error::File { path: item.model.clone(), cause }))?;
-    millrace_model::compile(&bytes.into())
+    let compiled = millrace_model::compile(&bytes.into())
         .map_err(|error| Failure::usage(format!("{}: {error}", item.model.display())).about(subject()))?;
-    Ok(file)
+    let signature = Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs };
+    Ok(Model { file, signature })
 }
 
 /// The models the cluster does not have, each once.
 async fn missing_models(
-    wanted: &[Wanted],
+    functions: &[Function],
     session: &Session,
 ) -> Result<BTreeMap<Digest, ModelFile>, Failure> {
-    let digests: BTreeSet<Digest> = wanted.iter().map(|wanted| wanted.model.digest()).collect();
+    if functions.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let digests: BTreeSet<Digest> = functions.iter().map(|it| it.model.file.digest()).collect();
     let digests: Vec<Digest> = digests.into_iter().collect();
     let found: BTreeSet<Digest> = session.admin.find_artifacts(&digests).await?.into_iter().collect();
-    let missing = wanted.iter().filter(|wanted| !found.contains(&wanted.model.digest()));
-    Ok(missing.map(|wanted| (wanted.model.digest(), wanted.model.clone())).collect())
+    let missing = functions.iter().filter(|it| !found.contains(&it.model.file.digest()));
+    Ok(missing.map(|it| (it.model.file.digest(), it.model.file.clone())).collect())
 }
 
 async fn upload(model: &ModelFile, session: &Session) -> Result<(), Failure> {
@@ -135,44 +178,79 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-async fn apply(wanted: &Wanted, session: &Session, options: ApplyOptions) -> Result<Applied, Failure> {
-    let applied = session.admin.apply(&wanted.item.spec, wanted.model.digest(), options).await;
-    applied
-        .map_err(|error| Failure::from(error).about(format_args!("function/{}", wanted.item.spec.key.name)))
+/// Stores everything, saying what is done where that is printed.
+async fn store(
+    wanted: &Wanted,
+    order: &[Step],
+    session: &Session,
+    format: Format,
+) -> Result<Vec<Resource>, Failure> {
+    let mut resources = Vec::with_capacity(order.len());
+    let say = |resource: &Resource, outcome| match format {
+        Format::Table | Format::Wide => print(&outcome_line(&resource.title(), outcome, "")),
+        Format::Json | Format::Yaml => Ok(()),
+    };
+    for step in order {
+        let (resource, outcome) = match *step {
+            Step::Function(at) => {
+                let applied = apply(&wanted.functions[at], session, ApplyOptions::default()).await?;
+                (Resource::Function(applied.function), applied.outcome)
+            }
+            Step::Workflow(at) => {
+                let applied = apply_workflow(&wanted.workflows[at], session, ApplyOptions::default()).await?;
+                (Resource::Workflow(applied.workflow), applied.outcome)
+            }
+        };
+        say(&resource, outcome)?;
+        resources.push(resource);
+    }
+    Ok(resources)
 }
 
-/// Asks the server to check what it can without the models it lacks, and says what would happen.
+async fn apply(function: &Function, session: &Session, options: ApplyOptions) -> Result<Applied, Failure> {
+    let spec = &function.item.spec;
+    let applied = session.admin.apply(spec, function.model.file.digest(), options).await;
+    applied.map_err(|error| Failure::from(error).about(format_args!("function/{}", spec.key.name)))
+}
+
+async fn apply_workflow(
+    item: &WorkflowItem,
+    session: &Session,
+    options: ApplyOptions,
+) -> Result<AppliedWorkflow, Failure> {
+    let applied = session.admin.apply_workflow(&item.spec, options).await;
+    applied.map_err(|error| Failure::from(error).about(format_args!("workflow/{}", item.spec.key.name)))
+}
+
+/// Says what would happen. The server cannot check what needs a model that it lacks.
 async fn dry_run(
-    wanted: &[Wanted],
+    wanted: &Wanted,
+    order: &[Step],
     missing: &BTreeMap<Digest, ModelFile>,
     session: &Session,
 ) -> Result<(), Failure> {
-    for wanted in wanted {
-        let outcome = if missing.contains_key(&wanted.model.digest()) {
-            match session.admin.function(&wanted.item.spec.key).await {
-                Ok(_) => Outcome::Configured,
-                Err(error) if error.reason() == Some(Reason::FunctionNotFound) => Outcome::Created,
-                Err(error) => return Err(error.into()),
-            }
-        } else {
-            apply(wanted, session, ApplyOptions { dry_run: true, resource_version: None }).await?.outcome
+    let outcomes = trial::run(wanted, order, missing, session).await?;
+    for (step, outcome) in order.iter().zip(outcomes) {
+        let title = match *step {
+            Step::Function(at) => format!("function/{}", wanted.functions[at].item.spec.key.name),
+            Step::Workflow(at) => format!("workflow/{}", wanted.workflows[at].spec.key.name),
         };
-        print(&outcome_line(wanted, outcome, " (dry run)"))?;
+        print(&outcome_line(&title, outcome, " (dry run)"))?;
     }
     Ok(())
 }
 
-fn outcome_line(wanted: &Wanted, outcome: Outcome, suffix: &str) -> String {
+fn outcome_line(title: &str, outcome: Outcome, suffix: &str) -> String {
     let word = match outcome {
         Outcome::Created => "created",
         Outcome::Configured => "configured",
         Outcome::Unchanged => "unchanged",
     };
-    format!("function/{} {word}{suffix}", wanted.item.spec.key.name)
+    format!("{title} {word}{suffix}")
 }
 
-fn show(functions: Vec<wire::Function>, format: Format) -> Result<(), Failure> {
-    let documents: Vec<_> = functions.into_iter().map(documents::Function::from).collect();
+fn show(resources: Vec<Resource>, format: Format) -> Result<(), Failure> {
+    let documents: Vec<_> = resources.into_iter().map(Resource::document).collect();
     let whole = match documents.as_slice() {
         [one] => crate::output::document(format, one)?,
         several => crate::output::document(format, &several)?,

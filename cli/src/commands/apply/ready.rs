@@ -1,10 +1,10 @@
-//! Waiting until functions can serve.
+//! Waiting until what was applied can serve.
 
 use std::time::Duration;
 
 use millrace_client::messages as wire;
-use millrace_proto::convert::function_key;
 
+use super::resource::Resource;
 use crate::clock;
 use crate::failure::Failure;
 use crate::output::documents::status_word;
@@ -15,7 +15,7 @@ use crate::session::Session;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// What a function's Ready condition means for one who waits.
+/// What a Ready condition means for one who waits.
 #[derive(Debug, PartialEq, Eq)]
 enum Readiness {
     Ready,
@@ -25,24 +25,20 @@ enum Readiness {
     NotYet(String),
 }
 
-/// Waits until every function is ready, and returns them as they are then.
+/// Waits until everything is ready, and returns it as it is then.
 pub(super) async fn wait(
-    functions: Vec<wire::Function>,
+    resources: Vec<Resource>,
     session: &Session,
     timeout: Duration,
-) -> Result<Vec<wire::Function>, Failure> {
+) -> Result<Vec<Resource>, Failure> {
     let deadline = clock::now() + timeout;
-    let mut ready = Vec::with_capacity(functions.len());
-    for mut function in functions {
-        let spec = function.spec.clone().unwrap_or_default();
-        let name = format!("function/{}", spec.name);
-        let key = function_key(&spec.tenant, &spec.name).map_err(|failure| {
-            Failure::failed(format!("the server's answer cannot be used: {}", failure.message))
-        })?;
+    let mut ready = Vec::with_capacity(resources.len());
+    for mut resource in resources {
+        let name = resource.title();
         let line = progress::waiting(format!("waiting for {name}"));
         let mut pause = FIRST_PAUSE;
         loop {
-            let waits_for = match readiness(&function) {
+            let waits_for = match readiness(resource.conditions()) {
                 Readiness::Ready => break,
                 Readiness::Hopeless(why) => {
                     return Err(Failure::failed(format!("{name} was applied but cannot serve: {why}")));
@@ -59,16 +55,16 @@ pub(super) async fn wait(
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            function = session.admin.function(&key).await?;
+            resource = resource.again(&session.admin).await?;
         }
         line.finish_and_clear();
-        ready.push(function);
+        ready.push(resource);
     }
     Ok(ready)
 }
 
-fn readiness(function: &wire::Function) -> Readiness {
-    let Some(condition) = function.conditions.iter().find(|condition| condition.r#type == "Ready") else {
+fn readiness(conditions: &[wire::Condition]) -> Readiness {
+    let Some(condition) = conditions.iter().find(|condition| condition.r#type == "Ready") else {
         return Readiness::NotYet("no report of it yet".to_owned());
     };
     let why = match condition.message.as_str() {
@@ -93,7 +89,7 @@ mod tests {
             reason: reason.into(),
             message: message.into(),
         };
-        readiness(&wire::Function { conditions: vec![condition], ..Default::default() })
+        readiness(&[condition])
     }
 
     #[test]
@@ -104,6 +100,6 @@ mod tests {
         assert_eq!(check(False, "NoWorker", "none"), Readiness::NotYet("NoWorker: none".into()));
         assert_eq!(check(False, "PrepareFailed", "x"), Readiness::Hopeless("PrepareFailed: x".into()));
         assert_eq!(check(False, "Disabled", ""), Readiness::Hopeless("Disabled".into()));
-        assert!(matches!(readiness(&wire::Function::default()), Readiness::NotYet(_)));
+        assert!(matches!(readiness(&[]), Readiness::NotYet(_)));
     }
 }

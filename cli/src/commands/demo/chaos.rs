@@ -1,8 +1,9 @@
 //! The demo's chaos: executors are killed under load, and every request has to be answered, as it
 //! was answered without.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millrace_client::{InferRequest, Inference, Tensor};
@@ -10,30 +11,54 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
 use crate::clock;
-use crate::commands::demo::example::Picture;
-use crate::commands::demo::{input, request};
 use crate::failure::Failure;
 use crate::output::text;
 use crate::session::Session;
 
-/// Requests under way at any time.
-const CLIENTS: usize = 8;
-/// Executors killed, one after the other.
-const KILLS: u32 = 4;
-/// Answers between one executor's return and the next kill: the load is steady again.
-const STEADY: usize = 500;
 /// How long a killed executor may take to come back, and answers to come.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A request and the answer it got while nothing was wrong.
-type Known = (InferRequest, Vec<Tensor>);
+pub(super) type Known = (InferRequest, Vec<Tensor>);
+
+/// How hard it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Storm {
+    /// What is sent, in the plural.
+    pub(super) what: &'static str,
+    /// Requests under way at any time.
+    pub(super) clients: usize,
+    /// Executors killed, one after the other.
+    pub(super) kills: u32,
+    /// Answers between one executor's return and the next kill: the load is steady again.
+    pub(super) steady: usize,
+    pub(super) evidence: Evidence,
+}
+
+/// What shows that a kill hit a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Evidence {
+    /// Nothing: no spans are kept.
+    None,
+    /// Its trace.
+    Traces,
+}
 
 /// What the clients share.
 #[derive(Default)]
 struct Load {
     done: AtomicBool,
     answered: AtomicUsize,
+    /// The ids of those that are not answered yet. A lock, since every client writes it, for as long
+    /// as a set of a few takes.
+    under_way: Mutex<BTreeSet<String>>,
+}
+
+impl Load {
+    fn under_way(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// One client's account.
@@ -50,27 +75,33 @@ struct Executor {
     pid: u32,
 }
 
-pub(super) async fn run(session: &Session, pictures: Vec<Picture>) -> Result<(), Failure> {
-    let inference = session.inference();
-    let known: Arc<[Known]> = learn(&inference, &pictures).await?.into();
-    println!("Chaos: {CLIENTS} clients send without a pause, and {KILLS} executors are killed (kill -9).");
+pub(super) async fn run(session: &Session, known: Vec<Known>, storm: Storm) -> Result<(), Failure> {
+    let Storm { what, clients, kills, .. } = storm;
+    println!("Chaos: {clients} clients send without a pause, and {kills} executors are killed (kill -9).");
+    let known: Arc<[Known]> = known.into();
     let load = Arc::new(Load::default());
-    let mut clients = JoinSet::new();
-    for number in 0..CLIENTS {
-        clients.spawn(send(inference.clone(), known.clone(), load.clone(), number));
+    let mut senders = JoinSet::new();
+    for number in 0..clients {
+        senders.spawn(send(session.inference(), known.clone(), load.clone(), number));
     }
-    let killed = kill_executors(session, &load).await;
+    let killed = kill_executors(session, &load, storm).await;
     load.done.store(true, Ordering::Relaxed);
-    let tallies = clients.join_all().await;
-    killed?;
-    report(tallies)
+    let tallies = senders.join_all().await;
+    let hit = killed?;
+    report(tallies, what)?;
+    if storm.evidence == Evidence::Traces {
+        println!(
+            "Over {kills} kills each answer was the same, byte for byte; {hit} {what} lost an executor under a"
+        );
+        println!("step and ran that step again: their traces say so.\n");
+    }
+    Ok(())
 }
 
-async fn learn(inference: &Inference, pictures: &[Picture]) -> Result<Vec<Known>, Failure> {
-    let input = input(inference).await?;
-    let mut known = Vec::with_capacity(pictures.len());
-    for picture in pictures {
-        let request = request(picture, &input)?;
+/// Sends each once, while nothing is wrong.
+pub(super) async fn learn(inference: &Inference, requests: Vec<InferRequest>) -> Result<Vec<Known>, Failure> {
+    let mut known = Vec::with_capacity(requests.len());
+    for request in requests {
         let answer = inference.infer(request.clone()).await?;
         known.push((request, answer.outputs));
     }
@@ -82,23 +113,30 @@ async fn send(inference: Inference, known: Arc<[Known]>, load: Arc<Load>, number
     let mut turn = number;
     while !load.done.load(Ordering::Relaxed) {
         let (request, expected) = &known[turn % known.len()];
+        let id = format!("chaos-{number}-{turn}");
+        let request = InferRequest { id: Some(id.clone()), ..request.clone() };
         turn += 1;
+        load.under_way().insert(id.clone());
         let started = clock::now();
-        match inference.infer(request.clone()).await {
+        match inference.infer(request).await {
             Ok(answer) if answer.outputs == *expected => tally.latencies.push(started.elapsed()),
             Ok(answer) => tally.problems.push(format!("{} was answered wrongly", answer.request_id)),
             Err(error) => tally.problems.push(error.to_string()),
         }
+        load.under_way().remove(&id);
         load.answered.fetch_add(1, Ordering::Relaxed);
     }
     tally
 }
 
-async fn kill_executors(session: &Session, load: &Load) -> Result<(), Failure> {
-    steady(load).await?;
-    for turn in 0..KILLS {
+/// Kills one after the other. How many requests lost one and ran again, where that is looked for.
+async fn kill_executors(session: &Session, load: &Load, storm: Storm) -> Result<usize, Failure> {
+    let mut hit = 0;
+    steady(load, storm.steady).await?;
+    for turn in 0..storm.kills {
         let executors = executors(session).await?;
         let victim = executors[turn as usize % executors.len()];
+        let under_way = load.under_way().clone();
         kill(victim)?;
         let started = clock::now();
         let back = returned(session, victim).await?;
@@ -107,19 +145,34 @@ async fn kill_executors(session: &Session, load: &Load) -> Result<(), Failure> {
             "  GPU {}: executor {} killed; {} is back in its place after {took}",
             victim.gpu, victim.pid, back.pid
         );
-        steady(load).await?;
+        steady(load, storm.steady).await?;
+        if storm.evidence == Evidence::Traces {
+            hit += ran_again(session, &under_way).await;
+        }
     }
-    Ok(())
+    Ok(hit)
 }
 
-/// Waits for [`STEADY`] more answers.
-async fn steady(load: &Load) -> Result<(), Failure> {
-    let goal = load.answered.load(Ordering::Relaxed) + STEADY;
+/// How many of these requests have a run that failed in their trace. One without a trace shows
+/// nothing.
+async fn ran_again(session: &Session, ids: &BTreeSet<String>) -> usize {
+    let mut count = 0;
+    for id in ids {
+        let Ok(trace) = session.admin.trace(id).await else { continue };
+        let failed = trace.spans.iter().any(|span| span.name == "run" && !span.error.is_empty());
+        count += usize::from(failed);
+    }
+    count
+}
+
+/// Waits for so many more answers.
+async fn steady(load: &Load, answers: usize) -> Result<(), Failure> {
+    let goal = load.answered.load(Ordering::Relaxed) + answers;
     let deadline = clock::now() + PATIENCE;
     while load.answered.load(Ordering::Relaxed) < goal {
         if clock::now() >= deadline {
             return Err(Failure::timed_out(format!(
-                "fewer than {STEADY} answers in {}",
+                "fewer than {answers} answers in {}",
                 text::latency(PATIENCE)
             )));
         }
@@ -162,7 +215,7 @@ async fn returned(session: &Session, killed: Executor) -> Result<Executor, Failu
     }
 }
 
-fn report(tallies: Vec<Tally>) -> Result<(), Failure> {
+fn report(tallies: Vec<Tally>, what: &str) -> Result<(), Failure> {
     let mut latencies: Vec<_> = tallies.iter().flat_map(|tally| tally.latencies.iter().copied()).collect();
     latencies.sort_unstable();
     let problems: Vec<_> = tallies.into_iter().flat_map(|tally| tally.problems).collect();
@@ -172,7 +225,7 @@ fn report(tallies: Vec<Tally>) -> Result<(), Failure> {
         latencies.get(index).copied().map(text::latency).unwrap_or_default()
     };
     println!(
-        "{} requests, {answered} answered as without chaos, {lost} not; latency p50 {}, p99 {}, slowest {}\n",
+        "{} {what}, {answered} answered as without chaos, {lost} not; latency p50 {}, p99 {}, slowest {}\n",
         answered + lost,
         at(0.5),
         at(0.99),
@@ -181,7 +234,7 @@ fn report(tallies: Vec<Tally>) -> Result<(), Failure> {
     match problems.first() {
         None => Ok(()),
         Some(first) => {
-            Err(Failure::failed(format!("{lost} requests were not answered rightly; the first: {first}")))
+            Err(Failure::failed(format!("{lost} {what} were not answered rightly; the first: {first}")))
         }
     }
 }
@@ -194,8 +247,8 @@ mod tests {
     fn one_lost_request_fails_the_demo() {
         let good = || Tally { latencies: vec![Duration::from_millis(1)], problems: vec![] };
         let bad = Tally { latencies: vec![], problems: vec!["lost".into()] };
-        assert_eq!(report(vec![good(), good()]), Ok(()));
-        let failure = report(vec![good(), bad]).unwrap_err();
+        assert_eq!(report(vec![good(), good()], "requests"), Ok(()));
+        let failure = report(vec![good(), bad], "requests").unwrap_err();
         assert_eq!(failure.message.unwrap(), "1 requests were not answered rightly; the first: lost");
     }
 }

@@ -63,6 +63,7 @@ pub(super) fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millrace_types::manifest::Manifest;
 
     #[test]
     fn there_is_one_picture_of_each_digit() {
@@ -73,7 +74,8 @@ mod tests {
     #[test]
     fn the_manifest_names_the_unpacked_model() {
         let manifests = millrace_types::manifest::parse(MANIFEST).unwrap();
-        let names: Vec<_> = manifests.iter().map(|it| (it.spec.key.name.as_str(), &*it.model_file)).collect();
+        let functions: Vec<_> = manifests.into_iter().filter_map(Manifest::function).collect();
+        let names: Vec<_> = functions.iter().map(|it| (it.spec.key.name.as_str(), &*it.model_file)).collect();
         assert_eq!(names, [(NAME, "digits.onnx")]);
     }
 }

@@ -1,20 +1,24 @@
-//! `demo`: starts a cluster, publishes the example classifier, shows it its test images, and says
-//! how to go on. Everything goes through the verbs and the SDK that a user has.
+//! `demo`: starts a cluster, publishes the example classifier or workflow, shows it its test images,
+//! and says how to go on. Everything goes through the verbs and the SDK that a user has.
 
 mod chaos;
 mod example;
+mod traffic;
 
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use millrace_client::{InferRequest, Inference, TensorMetadata};
+use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig, memory};
+use millrace_worker::start::{Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, memory};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
+use crate::commands::demo::chaos::{Evidence, Storm};
 use crate::commands::demo::example::Picture;
 use crate::commands::options::topology;
 use crate::commands::{apply, ps};
@@ -32,9 +36,18 @@ const GRACE: Duration = Duration::from_secs(5);
 const TELEMETRY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Spans kept where traces are read: enough for the requests between two kills.
+const KEPT_SPANS: NonZeroU32 = NonZeroU32::new(50_000).expect("it is not zero");
+
+/// The chaos of the example classifier.
+const STORM: Storm = Storm { what: "requests", clients: 8, kills: 4, steady: 500, evidence: Evidence::None };
+
 /// Start a cluster, publish the example classifier and show it its test images.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Show this workflow instead: functions in a graph, and which way the data between them takes.
+    #[arg(long, value_enum, value_name = "NAME")]
+    workflow: Option<Workflow>,
     /// Kill executors (kill -9) under load on the way; fail unless every request is answered.
     #[arg(long)]
     chaos: bool,
@@ -43,33 +56,78 @@ pub(crate) struct Args {
     gpus: NonZeroU32,
 }
 
-pub(crate) async fn run(args: Args, config: Config) -> Result<(), Failure> {
+/// The workflows there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Workflow {
+    /// A detector, and a recogniser for each kind of thing it finds.
+    Traffic,
+}
+
+impl Args {
+    /// Whether it shows what is in traces.
+    pub(crate) fn reads_traces(&self) -> bool {
+        self.workflow.is_some()
+    }
+
+    /// The settings, with every request traced where traces are shown.
+    pub(crate) fn settle(&self, config: Config) -> Config {
+        if !self.reads_traces() {
+            return config;
+        }
+        let keep_spans = config.keep_spans.max(Some(KEPT_SPANS));
+        Config { keep_spans, trace_sample: 1.0, ..config }
+    }
+}
+
+pub(crate) async fn run(args: Args, config: Config, kept: Option<Kept>) -> Result<(), Failure> {
     let mut stop = Stop::new()?;
     tokio::select! {
-        shown = show(&args, config) => shown,
+        shown = show(&args, config, kept) => shown,
         // Dropping the cluster ends it, executors included.
         () = stop.asked() => Err(Failure::failed("stopped")),
     }
 }
 
-async fn show(args: &Args, config: Config) -> Result<(), Failure> {
+async fn show(args: &Args, config: Config, kept: Option<Kept>) -> Result<(), Failure> {
     let folder = ephemeral_dir()?;
     println!(
         "Starting a cluster here: a controller, a worker, and {} emulated GPUs of {GPU_MEMORY},",
         args.gpus
     );
     println!("each behind an executor process of its own.");
-    let cluster = Cluster::start(plan(args, folder.path())?).await?;
+    let cluster = Cluster::start(Plan { kept, ..plan(args, folder.path())? }).await?;
     println!("It is up: clients connect to {}.\n", cluster.client_addr());
 
     let session = session(&cluster, config)?;
-    publish(&session, folder.path()).await?;
-    classify(&session).await?;
-    if args.chaos {
-        chaos::run(&session, example::pictures()?).await?;
-    }
+    let go_on = match args.workflow {
+        None => {
+            show_classifier(args, &session, folder.path()).await?;
+            GO_ON
+        }
+        Some(Workflow::Traffic) => {
+            traffic::show(&session, folder.path()).await?;
+            if args.chaos {
+                traffic::storm(&session).await?;
+            }
+            traffic::GO_ON
+        }
+    };
     cluster.shutdown(GRACE).await;
-    println!("{GO_ON}");
+    println!("{go_on}");
+    Ok(())
+}
+
+async fn show_classifier(args: &Args, session: &Session, folder: &Path) -> Result<(), Failure> {
+    publish(session, folder).await?;
+    classify(session).await?;
+    if args.chaos {
+        let inference = session.inference();
+        let input = input(&inference).await?;
+        let pictures = example::pictures()?;
+        let requests = pictures.iter().map(|picture| request(picture, &input)).collect::<Result<_, _>>()?;
+        let known = chaos::learn(&inference, requests).await?;
+        chaos::run(session, known, STORM).await?;
+    }
     Ok(())
 }
 
@@ -82,6 +140,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         workers: NonZeroU32::MIN,
         topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
         host_memory: HOST_MEMORY,
+        object_memory: OBJECT_MEMORY,
         model_storage: HOST_MEMORY,
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
@@ -178,6 +237,7 @@ How to go on (cargo install --path cli puts millrace on your PATH):
   millrace invoke digits --image examples/digits/images/digit-3.png
   millrace load digits --concurrency 8                 measure it
   millrace demo --chaos                                kill executors under load
+  millrace demo --workflow traffic                     functions in a graph
 Clients of the Open Inference Protocol (tritonclient, KServe's SDK, curl) work as they are: README.md.";
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 
 use millrace_client::messages as wire;
 
-use super::picture::{Pane, bar, gpu_name, latency_text, link_name, name, share};
+use super::pane::Pane;
+use super::picture::{bar, gpu_name, latency_text, link_name, name, share};
 use super::sample::{Events, History, Sample, Span, quantile, seconds};
 use super::sheet::Tone;
 use crate::output::events::Event;

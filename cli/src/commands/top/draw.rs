@@ -7,7 +7,8 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, BorderType, Cell as Place, Paragraph, Row as Lines, Table, TableState, Wrap};
 
 use super::detail::detail;
-use super::picture::{Pane, Picture};
+use super::pane::Pane;
+use super::picture::Picture;
 use super::sample::{Events, History};
 use super::sheet::{Cell, Column, Tone, Width};
 use super::view::{Mode, View};

@@ -13,6 +13,7 @@ mod draw;
 #[cfg(test)]
 mod fixture;
 mod objective;
+mod pane;
 mod picture;
 mod sample;
 mod sheet;
@@ -28,7 +29,8 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::draw::Scene;
-use self::picture::{Pane, Picture};
+use self::pane::Pane;
+use self::picture::Picture;
 use self::sample::{Events, History, Sample};
 use self::sheet::{Sheet, Width};
 use self::view::{Then, View};

@@ -7,79 +7,11 @@ use millrace_client::messages as wire;
 use millrace_proto::activity::{FunctionActivity, LinkActivity};
 
 use super::objective::Objective;
+use super::pane::{EVENTS, FUNCTIONS, GPUS, LINKS, Pane};
 use super::sample::{Events, History, Sample, Span, quantile};
-use super::sheet::{Cell, Column, Row, Sheet, Tone, Width};
+use super::sheet::{Cell, Row, Sheet, Tone};
 use crate::output::events::Event;
 use crate::output::text::{latency, size};
-
-/// What can be looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Pane {
-    Gpus,
-    Functions,
-    Links,
-    Events,
-}
-
-impl Pane {
-    pub(super) const ALL: [Self; 4] = [Self::Gpus, Self::Functions, Self::Links, Self::Events];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Gpus => "GPUs",
-            Self::Functions => "Functions",
-            Self::Links => "Links",
-            Self::Events => "Events",
-        }
-    }
-}
-
-const fn words(heading: &'static str, width: u16) -> Column {
-    Column { heading, width: Width::Words(width) }
-}
-
-const fn number(heading: &'static str, width: u16) -> Column {
-    Column { heading, width: Width::Number(width) }
-}
-
-const fn rest(heading: &'static str, part: u16) -> Column {
-    Column { heading, width: Width::Rest(part) }
-}
-
-const GPUS: &[Column] = &[
-    rest("NODE", 2),
-    number("GPU", 3),
-    words("STATE", 10),
-    words("MEMORY", 24),
-    number("MODELS", 6),
-    number("BUSY", 5),
-    number("SWAPS/S", 8),
-    number("EVICT/S", 8),
-    number("RESTARTS", 8),
-    rest("RUNNING", 3),
-];
-const FUNCTIONS: &[Column] = &[
-    rest("FUNCTION", 1),
-    number("REQ/S", 8),
-    number("FAIL/S", 7),
-    number("P50", 8),
-    number("P98", 8),
-    words("OBJECTIVE", 13),
-    number("IN TIME", 8),
-    number("DUE", 7),
-    number("FLIGHT", 6),
-    number("GPUS", 6),
-];
-const LINKS: &[Column] = &[
-    rest("NODE", 1),
-    words("LINK", 14),
-    number("RATE", 12),
-    number("OF", 6),
-    number("MEASURED", 12),
-    number("CARRIED", 10),
-    number("BATCHES", 7),
-];
-const EVENTS: &[Column] = &[words("TIME", 20), words("REASON", 18), words("OBJECT", 26), rest("MESSAGE", 1)];
 
 /// Everything that is shown.
 #[derive(Debug)]

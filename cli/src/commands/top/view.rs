@@ -2,7 +2,8 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::picture::{Pane, Picture};
+use super::pane::Pane;
+use super::picture::Picture;
 use super::sheet::{Order, Row};
 
 /// Rows that a page key moves by.

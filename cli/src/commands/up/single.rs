@@ -49,6 +49,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         workers: args.workers(),
         topology: args.machine.topology()?,
         host_memory: args.machine.host_memory,
+        object_memory: args.machine.object_memory,
         model_storage: args.machine.model_storage()?,
         dispatch: args.machine.dispatch,
         eviction: args.machine.eviction,

@@ -1,4 +1,6 @@
-//! `describe`: everything about one function, for people.
+//! `describe`: everything about one function or workflow, for people.
+
+mod workflow;
 
 use std::time::SystemTime;
 
@@ -6,17 +8,17 @@ use millrace_client::messages as wire;
 use millrace_types::{FunctionName, Priority};
 
 use crate::clock;
-use crate::commands::get::{objective, readiness, short};
+use crate::commands::get::{labels, objective, readiness, short};
 use crate::commands::target::{Kind, Target};
 use crate::failure::Failure;
 use crate::output::residents::residents;
 use crate::output::{Output, document, documents, print, text};
 use crate::session::Session;
 
-/// Show everything about one function.
+/// Show everything about one function or workflow.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to describe, such as function/digits.
+    /// What to describe, such as function/digits or workflow/traffic.
     #[arg(value_name = "TYPE[/NAME]")]
     target: Target,
     /// Its name.
@@ -26,34 +28,38 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    if args.target.kind != Kind::Function {
-        return Err(Failure::usage("only functions are described")
-            .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
-    }
-    let name = args
-        .target
-        .name(args.name)?
-        .ok_or_else(|| Failure::usage("which function?").hint("name it: millrace describe function NAME"))?;
+    let kind = args.target.kind;
+    let word = match kind {
+        Kind::Function => "function",
+        Kind::Workflow => "workflow",
+        Kind::Node | Kind::Gpu | Kind::Tenant | Kind::Scaling => {
+            return Err(Failure::usage("only functions and workflows are described")
+                .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
+        }
+    };
+    let name = args.target.name(args.name)?.ok_or_else(|| {
+        Failure::usage(format!("which {word}?")).hint(format!("name it: millrace describe {word} NAME"))
+    })?;
     let name = FunctionName::new(&name).map_err(|error| Failure::usage(error.to_string()))?;
     let key = session.key(&name);
+    let format = args.output.output;
+    if kind == Kind::Workflow {
+        let workflow = session.admin.workflow(&key).await?;
+        let text = workflow::report(&workflow, clock::wall());
+        return print(&document(format, &documents::Workflow::from(workflow))?.unwrap_or(text));
+    }
     let (function, nodes) = futures::try_join!(session.admin.function(&key), session.admin.nodes())?;
     let text = report(&function, &nodes, clock::wall());
-    print(&document(args.output.output, &documents::Function::from(function))?.unwrap_or(text))
+    print(&document(format, &documents::Function::from(function))?.unwrap_or(text))
 }
 
 fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> String {
     let spec = function.spec.clone().unwrap_or_default();
-    let labels: std::collections::BTreeMap<_, _> = spec.labels.iter().collect();
-    let labels: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let memory = spec.resources.as_ref().map(|asked| text::size(asked.gpu_memory_bytes));
-    let moment = |stamp: Option<prost_types::Timestamp>| {
-        let ago = text::age_of(stamp, now);
-        stamp.and_then(text::moment).map(|moment| format!("{moment} ({ago} ago)")).unwrap_or_default()
-    };
     let mut lines = vec![
         field("Name", &spec.name),
         field("Tenant", &spec.tenant),
-        field("Labels", &labels.join(", ")),
+        field("Labels", &labels(&spec.labels).join(", ")),
         field("Runtime", &spec.runtime),
         field("Objective", &spec.slo.as_ref().map(objective).unwrap_or_default()),
         field("Timeout", &spec.timeout.and_then(documents::span).unwrap_or_default()),
@@ -64,9 +70,9 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
         field("Residency", &residency(spec.residency.unwrap_or_default())),
         field("Batching", &spec.batching.as_ref().map_or_else(|| "each request alone".to_owned(), batching)),
         field("Enabled", if function.enabled { "yes" } else { "no" }),
-        field("Ready", readiness(function)),
-        field("Created", &moment(function.created_at)),
-        field("Updated", &moment(function.updated_at)),
+        field("Ready", readiness(&function.conditions)),
+        field("Created", &moment(function.created_at, now)),
+        field("Updated", &moment(function.updated_at, now)),
         field("Updated by", &function.updated_by),
         field("Version", &function.resource_version.to_string()),
     ];
@@ -82,6 +88,16 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
 
 fn field(name: &str, value: &str) -> String {
     format!("{:<13}{}", format!("{name}:"), if value.is_empty() { "-" } else { value })
+}
+
+/// A moment, and how long ago it was.
+fn moment(stamp: Option<prost_types::Timestamp>, now: SystemTime) -> String {
+    let ago = text::age_of(stamp, now);
+    stamp.and_then(text::moment).map(|moment| format!("{moment} ({ago} ago)")).unwrap_or_default()
+}
+
+fn tensor_line(tensor: &wire::TensorSpec) -> String {
+    format!("  {:<20} {:<6} {}", tensor.name, tensor.datatype, text::shape(&tensor.shape))
 }
 
 fn priority(level: u32) -> String {
@@ -106,9 +122,6 @@ fn batching(wire: &wire::Batching) -> String {
 fn model_lines(function: &wire::Function) -> Vec<String> {
     let latest = function.revisions.iter().max_by_key(|revision| revision.number);
     let Some(model) = latest.and_then(|revision| revision.model.as_ref()) else { return Vec::new() };
-    let tensor = |tensor: &wire::TensorSpec| {
-        format!("  {:<20} {:<6} {}", tensor.name, tensor.datatype, text::shape(&tensor.shape))
-    };
     let mut lines = vec![
         field(
             "Model",
@@ -122,9 +135,9 @@ fn model_lines(function: &wire::Function) -> Vec<String> {
         ),
         "Inputs:".to_owned(),
     ];
-    lines.extend(model.inputs.iter().map(tensor));
+    lines.extend(model.inputs.iter().map(tensor_line));
     lines.push("Outputs:".to_owned());
-    lines.extend(model.outputs.iter().map(tensor));
+    lines.extend(model.outputs.iter().map(tensor_line));
     lines
 }
 
@@ -152,7 +165,7 @@ fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &
         }));
     }
     if lines.is_empty() {
-        lines.push(match readiness(function) {
+        lines.push(match readiness(&function.conditions) {
             "True" if in_host_memory(function, nodes) => {
                 "  no GPU: it is swapped in when a request comes".to_owned()
             }

@@ -1,0 +1,128 @@
+//! Frames for the detector of [`millrace_model::synth`]: a grey street with squares in it, red for
+//! people and blue for vehicles, each in a patch of its own. The same seed draws the same frame.
+
+use bytes::{BufMut as _, BytesMut};
+use millrace_client::Tensor;
+use millrace_model::synth::{FRAME_SIDE, PATCH_SIDE, PATCHES_ACROSS};
+
+use crate::failure::Failure;
+
+const PIXELS: usize = FRAME_SIDE * FRAME_SIDE;
+const CHANNELS: usize = 3;
+/// How wide a square is, in pixels: with its stripes it is still well above the detector's threshold.
+const SIDES: std::ops::Range<usize> = 26..32;
+const STREET: [u8; CHANNELS] = [96; CHANNELS];
+const MARKING: [u8; CHANNELS] = [200; CHANNELS];
+
+/// A picture of 512 × 512 pixels, red, green and blue, row by row.
+#[derive(Debug, Clone)]
+pub(super) struct Frame {
+    pub(super) people: usize,
+    pub(super) vehicles: usize,
+    pixels: Vec<[u8; CHANNELS]>,
+}
+
+impl Frame {
+    /// With so many of each, somewhere; together at most one for each of the 256 patches.
+    pub(super) fn draw(seed: u64, people: usize, vehicles: usize) -> Self {
+        let patches = PATCHES_ACROSS * PATCHES_ACROSS;
+        assert!(people + vehicles <= patches, "{people} and {vehicles} do not fit");
+        let mut random = Random(seed);
+        let mut frame = Self { people, vehicles, pixels: vec![STREET; PIXELS] };
+        frame.mark_the_street();
+        let mut places: Vec<usize> = (0..patches).collect();
+        for number in 0..people + vehicles {
+            let place = places.swap_remove(random.below(places.len()));
+            let (strong, weak) = (200 + random.below(56), random.below(50));
+            let (strong, weak) = (strong as u8, weak as u8);
+            let colour = if number < people { [strong, weak, weak] } else { [weak, weak, strong] };
+            frame.put(place, colour, &mut random);
+        }
+        frame
+    }
+
+    fn mark_the_street(&mut self) {
+        for (at, pixel) in self.pixels.iter_mut().enumerate() {
+            let (y, x) = (at / FRAME_SIDE, at % FRAME_SIDE);
+            if y % (4 * PATCH_SIDE) < 4 && x % (2 * PATCH_SIDE) < PATCH_SIDE {
+                *pixel = MARKING;
+            }
+        }
+    }
+
+    /// A square with darker stripes, so that no two look alike.
+    fn put(&mut self, place: usize, colour: [u8; CHANNELS], random: &mut Random) {
+        let side = SIDES.start + random.below(SIDES.len());
+        let top = place / PATCHES_ACROSS * PATCH_SIDE + random.below(PATCH_SIDE - side);
+        let left = place % PATCHES_ACROSS * PATCH_SIDE + random.below(PATCH_SIDE - side);
+        let (wide, upright) = (1 + random.below(5), random.below(2) == 0);
+        for y in 0..side {
+            for x in 0..side {
+                let across = if upright { x } else { y };
+                let dark = across / wide % 3 == 2;
+                self.pixels[(top + y) * FRAME_SIDE + left + x] =
+                    if dark { colour.map(|channel| channel / 3) } else { colour };
+            }
+        }
+    }
+
+    /// As the detector takes it: values from 0 to 1, channel by channel.
+    pub(super) fn tensor(&self, input: &str) -> Result<Tensor, Failure> {
+        let mut data = BytesMut::with_capacity(CHANNELS * PIXELS * size_of::<f32>());
+        for channel in 0..CHANNELS {
+            for pixel in &self.pixels {
+                data.put_f32_le(f32::from(pixel[channel]) / 255.0);
+            }
+        }
+        let shape = [1, CHANNELS, FRAME_SIDE, FRAME_SIDE].map(|dim| dim as i64);
+        let tensor = Tensor::new(input, millrace_types::DataType::Fp32, shape.to_vec(), data.freeze());
+        Ok(tensor.map_err(millrace_client::Error::from)?)
+    }
+}
+
+/// A small generator, so that a frame depends on its seed alone (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    /// A number below a limit that is far below 2^32.
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let bits = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        bits as usize % limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::RgbImage;
+
+    use super::super::frames;
+    use super::*;
+
+    #[test]
+    fn the_examples_picture_is_the_first_frame() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/traffic/frame.png");
+        let [frame, _] = frames();
+        let drawn: Vec<u8> = frame.pixels.iter().flatten().copied().collect();
+        if std::env::var_os("MILLRACE_DRAW").is_some() {
+            RgbImage::from_raw(512, 512, drawn.clone()).unwrap().save(file).unwrap();
+        }
+        let kept: RgbImage = image::open(file).unwrap().to_rgb8();
+        assert_eq!(kept.dimensions(), (FRAME_SIDE as u32, FRAME_SIDE as u32));
+        assert!(kept.into_raw() == drawn, "draw it again: MILLRACE_DRAW=1 cargo test -p millrace-cli");
+    }
+
+    #[test]
+    fn each_square_is_in_a_patch_of_its_own() {
+        let frame = Frame::draw(7, 200, 56);
+        let coloured = |patch: usize| {
+            let (top, left) = (patch / PATCHES_ACROSS * PATCH_SIDE, patch % PATCHES_ACROSS * PATCH_SIDE);
+            let mut rows =
+                (top..top + PATCH_SIDE).map(|y| &frame.pixels[y * FRAME_SIDE + left..][..PATCH_SIDE]);
+            rows.any(|row| row.iter().any(|[red, _, blue]| red != blue))
+        };
+        assert!((0..256).all(coloured));
+    }
+}

@@ -1,0 +1,216 @@
+//! How the tensors of a workflow came to its steps, as the request's trace tells it. What the trace
+//! does not tell is left open.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_client::{Span, messages as wire};
+use millrace_types::WorkflowSpec;
+use millrace_types::workflow::{Source, Step};
+
+use crate::output::Format;
+use crate::output::table::{Table, col};
+use crate::output::text;
+
+/// A trace's spans, to be walked.
+pub(super) struct Hops<'a> {
+    spec: &'a WorkflowSpec,
+    spans: BTreeMap<&'a str, &'a Span>,
+    /// In the order in which they began.
+    in_order: Vec<&'a Span>,
+}
+
+/// One run of a step, where it ended well.
+struct Ran<'a> {
+    invoke: &'a Span,
+    worker: &'a str,
+    gpu: Option<&'a str>,
+}
+
+impl Ran<'_> {
+    /// Where on its worker it was.
+    fn place(&self, whose: &str) -> String {
+        self.gpu.map_or_else(|| format!("{whose} executor"), |gpu| format!("{whose} GPU {gpu}"))
+    }
+
+    /// Where it was.
+    fn worker_place(&self) -> String {
+        self.place(&format!("{}'s", self.worker))
+    }
+}
+
+impl<'a> Hops<'a> {
+    pub(super) fn new(spec: &'a WorkflowSpec, trace: &'a wire::Trace) -> Self {
+        let spans = trace.spans.iter().map(|span| (span.span_id.as_str(), span)).collect();
+        let mut in_order: Vec<_> = trace.spans.iter().collect();
+        in_order.sort_by_key(|span| span.start_unix_ns);
+        Self { spec, spans, in_order }
+    }
+
+    /// Whether the request itself has ended for the trace: its own span is the last.
+    pub(super) fn is_whole(&self) -> bool {
+        let is_root = |span: &&&Span| !self.spans.contains_key(span.parent_span_id.as_str());
+        let mut roots = self.in_order.iter().filter(is_root);
+        matches!((roots.next(), roots.next()), (Some(root), None) if root.name != "step")
+    }
+
+    /// The steps that did not run.
+    pub(super) fn skipped(&self) -> Vec<&'a Step> {
+        self.spec.in_order().into_iter().filter(|step| self.runs_of(step).is_empty()).collect()
+    }
+
+    /// A line for each input of each run.
+    pub(super) fn table(&self) -> String {
+        let columns = ["STEP", "INPUT", "METHOD", "PATH", "BYTES", "WAIT", "TIME"].map(col);
+        let mut table = Table::new(columns);
+        for step in self.spec.in_order() {
+            for run in self.runs_of(step) {
+                let Some(ran) = self.ran(run) else { continue };
+                for (input, source) in &step.inputs {
+                    self.row(&mut table, run, &ran, (input, source));
+                }
+            }
+        }
+        table.render(Format::Table)
+    }
+
+    fn row(&self, table: &mut Table, run: &Span, ran: &Ran<'_>, (input, source): (&str, &Source)) {
+        let fetch = self.below(ran.invoke).find(|span| span.name == "fetch" && is(span, "input", input));
+        let method = fetch.and_then(|fetch| attribute(fetch, "fetch.method"));
+        let (method, from, to) = match (method, source) {
+            (Some("host"), _) => ("host", format!("memory of {}", ran.worker), ran.place("its")),
+            (Some(method), source) => {
+                (method, format!("memory of {}", self.maker(source)), ran.worker_place())
+            }
+            (None, Source::Input(_)) => ("request", "the request".to_owned(), ran.worker_place()),
+            // Small enough to go with the calls.
+            (None, Source::Step { .. }) => ("call", "the controller".to_owned(), ran.worker_place()),
+        };
+        let bytes = fetch.and_then(|fetch| attribute(fetch, "bytes")?.parse().ok());
+        // Before it has a GPU a request waits to be admitted, too: the worker says what that was in all.
+        let wait = attribute(ran.invoke, "queue_ms").and_then(|ms| ms.parse::<f64>().ok());
+        let time = |nanos: u64| text::latency(Duration::from_nanos(nanos));
+        let row = attribute(run, "row").map(|row| format!(" row {row}")).unwrap_or_default();
+        table.row([
+            format!("{}{row}", attribute(run, "step").unwrap_or_default()),
+            input.to_owned(),
+            method.to_owned(),
+            format!("{from} to {to}"),
+            bytes.map(text::size).unwrap_or_default(),
+            wait.map(|ms| time((ms * 1e6) as u64)).unwrap_or_default(),
+            fetch.map(|fetch| time(fetch.duration_ns)).unwrap_or_default(),
+        ]);
+    }
+
+    /// The worker that made it, whose memory it came from.
+    fn maker(&self, source: &Source) -> &'a str {
+        let Source::Step { step, .. } = source else { return "another worker" };
+        let run = self.spec.step(step).and_then(|step| self.runs_of(step).pop());
+        run.and_then(|run| self.ran(run)).map_or("another worker", |ran| ran.worker)
+    }
+
+    /// The runs of a step of this workflow, not of one inside it.
+    fn runs_of(&self, step: &Step) -> Vec<&'a Span> {
+        let mine = |span: &&&Span| {
+            span.name == "step"
+                && is(span, "step", step.name.as_str())
+                && !self.above(span).any(|above| above.name == "step")
+        };
+        self.in_order.iter().filter(mine).copied().collect()
+    }
+
+    /// The last attempt of a run that was answered.
+    fn ran(&self, run: &Span) -> Option<Ran<'a>> {
+        let mut attempts =
+            self.below(run).filter(|span| span.name == "worker.invoke" && span.error.is_empty());
+        let invoke = attempts.next_back()?;
+        let gpu = self.below(invoke).rfind(|span| span.name == "run" && span.error.is_empty());
+        let worker = self.above(invoke).find_map(|span| attribute(span, "worker"));
+        let worker = worker.unwrap_or(&invoke.process);
+        Some(Ran { invoke, worker, gpu: gpu.and_then(|run| attribute(run, "gpu")) })
+    }
+
+    fn above(&self, span: &Span) -> impl Iterator<Item = &'a Span> {
+        let parent = |span: &Span| self.spans.get(span.parent_span_id.as_str()).copied();
+        std::iter::successors(parent(span), move |span| parent(span))
+    }
+
+    fn below(&self, top: &Span) -> impl DoubleEndedIterator<Item = &'a Span> {
+        let id = top.span_id.clone();
+        self.in_order.iter().copied().filter(move |span| self.above(span).any(|above| above.span_id == id))
+    }
+}
+
+/// One of our own attributes.
+fn attribute<'a>(span: &'a Span, name: &str) -> Option<&'a str> {
+    span.attributes.get(&format!("millrace.{name}")).map(String::as_str)
+}
+
+fn is(span: &Span, name: &str, value: &str) -> bool {
+    attribute(span, name) == Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workflow;
+    use super::*;
+
+    fn span(id: &str, parent: &str, name: &str, ms: u64, attributes: &[(&str, &str)]) -> Span {
+        let attributes =
+            attributes.iter().map(|(name, value)| (format!("millrace.{name}"), (*value).to_owned()));
+        Span {
+            trace_id: "t".into(),
+            span_id: id.into(),
+            parent_span_id: parent.into(),
+            name: name.into(),
+            process: "demo".into(),
+            // In the order of their ids.
+            start_unix_ns: id.bytes().map(u64::from).sum(),
+            duration_ns: ms * 1_000_000,
+            attributes: attributes.collect(),
+            events: Vec::new(),
+            error: String::new(),
+        }
+    }
+
+    fn trace() -> wire::Trace {
+        let failed = Span { error: "the executor died".into(), ..span("j", "h", "run", 2, &[("gpu", "1")]) };
+        let spans = vec![
+            span("a", "client", "ModelInfer", 40, &[]),
+            span("b", "a", "step", 20, &[("step", "detect")]),
+            span("c", "b", "attempt", 20, &[("worker", "worker-1")]),
+            span("d", "c", "worker.invoke", 20, &[("queue_ms", "1.5")]),
+            span("f", "d", "run", 10, &[("gpu", "0")]),
+            span("g", "a", "step", 15, &[("step", "people")]),
+            span("ga", "g", "attempt", 15, &[("worker", "worker-2")]),
+            span("h", "ga", "worker.invoke", 15, &[("queue_ms", "3")]),
+            span("ha", "h", "fetch", 3, &[("input", "x"), ("fetch.method", "inter-node"), ("bytes", "2048")]),
+            failed,
+            span("l", "h", "run", 5, &[("gpu", "0")]),
+        ];
+        wire::Trace { trace_id: "t".into(), spans, missing: Vec::new() }
+    }
+
+    #[test]
+    fn each_input_has_its_way_and_the_time_that_was_measured() {
+        let (spec, trace) = (workflow().unwrap(), trace());
+        let hops = Hops::new(&spec, &trace);
+        let expected = "\
+STEP     INPUT   METHOD       PATH                                     BYTES     WAIT      TIME
+detect   frame   request      the request to worker-1's GPU 0          -         1.50 ms   -
+people   x       inter-node   memory of worker-1 to worker-2's GPU 0   2.0 KiB   3.00 ms   3.00 ms
+";
+        assert_eq!(hops.table(), expected);
+        assert_eq!(hops.skipped().iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), ["vehicles"]);
+    }
+
+    #[test]
+    fn a_trace_is_whole_once_the_request_has_ended() {
+        let (spec, mut trace) = (workflow().unwrap(), trace());
+        assert!(Hops::new(&spec, &trace).is_whole());
+        trace.spans.remove(0);
+        assert!(!Hops::new(&spec, &trace).is_whole());
+        trace.spans.clear();
+        assert!(!Hops::new(&spec, &trace).is_whole());
+    }
+}

@@ -1,0 +1,223 @@
+//! `demo --workflow traffic`: a frame goes through a detector and on to a recogniser for each kind of
+//! thing it finds, and the request's trace tells which way the data took.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`frame`] | the frames |
+//! | [`hops`] | the ways, read from a trace |
+
+mod frame;
+mod hops;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use millrace_client::{InferRequest, InferResponse, Tensor, messages as wire};
+use millrace_types::WorkflowSpec;
+use millrace_types::manifest::Manifest;
+use millrace_types::workflow::Step;
+
+use self::frame::Frame;
+use self::hops::Hops;
+use super::chaos::{self, Evidence, Storm};
+use super::{PAUSE, TELEMETRY, verb};
+use crate::clock;
+use crate::commands::{apply, synth};
+use crate::failure::Failure;
+use crate::output::answers;
+use crate::session::Session;
+
+const NAME: &str = "traffic";
+/// The workflow's input.
+const INPUT: &str = "frame";
+const MANIFEST: &str = include_str!("../../../../../examples/traffic/traffic.yaml");
+/// The models: each file, and what `millrace synth` writes it from.
+const MODELS: [(&str, &[&str]); 3] = [
+    ("detector.onnx", &["detector"]),
+    ("person-net.onnx", &["tiny-cnn", "--seed", "6"]),
+    ("vehicle-net.onnx", &["tiny-cnn", "--seed", "11"]),
+];
+const SEED: u64 = 20;
+
+/// What the workflow is shown: a street with both, and one without vehicles.
+fn frames() -> [Frame; 2] {
+    [Frame::draw(SEED, 24, 16), Frame::draw(SEED + 1, 9, 0)]
+}
+
+pub(super) async fn show(session: &Session, folder: &Path) -> Result<(), Failure> {
+    publish(session, folder).await?;
+    let [both, people_alone] = frames();
+    println!(
+        "A drawn frame with {} red squares (people) and {} blue ones (vehicles):",
+        both.people, both.vehicles
+    );
+    pass(session, &both).await?;
+    println!("A frame with {} people and no vehicles:", people_alone.people);
+    pass(session, &people_alone).await?;
+    println!("{LEGEND}\n");
+    Ok(())
+}
+
+/// The same frame again and again, while executors are killed.
+pub(super) async fn storm(session: &Session) -> Result<(), Failure> {
+    let [both, _] = frames();
+    let known = chaos::learn(&session.inference(), vec![request(&both)?]).await?;
+    let storm = Storm { what: "workflows", clients: 4, kills: 6, steady: 40, evidence: Evidence::Traces };
+    chaos::run(session, known, storm).await
+}
+
+async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
+    for (file, words) in MODELS {
+        println!("$ millrace synth {} --out examples/traffic/{file}", words.join(" "));
+        let path = folder.join(file).display().to_string();
+        synth::run(&verb(&[words, &["--out", &path]].concat())?)?;
+    }
+    let manifest = unpack(folder)?;
+    println!("\n$ millrace apply -f examples/traffic/traffic.yaml");
+    apply::run(verb(&["-f", &manifest.display().to_string()])?, session).await?;
+    println!();
+    Ok(())
+}
+
+fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
+    let path = folder.join("traffic.yaml");
+    std::fs::write(&path, MANIFEST)
+        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+    Ok(path)
+}
+
+/// The workflow of the manifest.
+fn workflow() -> Result<WorkflowSpec, Failure> {
+    let manifests =
+        millrace_types::manifest::parse(MANIFEST).map_err(|error| Failure::failed(error.to_string()))?;
+    let workflow = manifests.into_iter().find_map(|manifest| match manifest {
+        Manifest::Workflow(workflow) => Some(workflow),
+        Manifest::Function(_) => None,
+    });
+    workflow.ok_or_else(|| Failure::failed("the example has no workflow"))
+}
+
+fn request(frame: &Frame) -> Result<InferRequest, Failure> {
+    Ok(InferRequest::new(NAME, vec![frame.tensor(INPUT)?]))
+}
+
+/// Sends a frame, and shows the answer and the way there.
+async fn pass(session: &Session, frame: &Frame) -> Result<(), Failure> {
+    let spec = workflow()?;
+    let answer = session.inference().infer(request(frame)?).await?;
+    let trace = trace(session, &spec, &answer.request_id).await?;
+    let hops = Hops::new(&spec, &trace);
+    let skipped = hops.skipped();
+    for (output, drawn) in [("people", frame.people), ("vehicles", frame.vehicles)] {
+        println!("  {}", line(&answer, output, drawn, &skipped)?);
+    }
+    println!("  {}\n", answer.split.as_ref().map(answers::split_line).unwrap_or_default());
+    println!("{}", hops.table());
+    Ok(())
+}
+
+/// The trace of a request that was answered, with its last span.
+async fn trace(session: &Session, spec: &WorkflowSpec, id: &str) -> Result<wire::Trace, Failure> {
+    let deadline = clock::now() + TELEMETRY;
+    loop {
+        let found = session.admin.trace(id).await;
+        if let Ok(trace) = &found
+            && Hops::new(spec, trace).is_whole()
+        {
+            return Ok(found?);
+        }
+        if clock::now() >= deadline {
+            found?;
+            return Err(Failure::timed_out(format!("the trace of {id} is not whole")));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// How many of a kind were found, and as what each was recognised.
+fn line(answer: &InferResponse, output: &str, drawn: usize, skipped: &[&Step]) -> Result<String, Failure> {
+    let none = || Failure::failed(format!("the answer has no {output}"));
+    let scores = answer.outputs.iter().find(|tensor| tensor.name() == output).ok_or_else(none)?;
+    let classes = classes(scores)?;
+    if classes.len() != drawn {
+        return Err(Failure::failed(format!("{} {output} were found where {drawn} are", classes.len())));
+    }
+    if let Some(step) = skipped.iter().find(|step| step.name.as_str() == output) {
+        let when = step.when.as_ref().map(ToString::to_string).unwrap_or_default();
+        return Ok(format!("{output}: none; {when} is 0, so that step {:?} did not run", step.name.as_str()));
+    }
+    let mut counts = BTreeMap::new();
+    for class in classes {
+        *counts.entry(class).or_insert(0) += 1;
+    }
+    let counts: Vec<_> = counts.iter().map(|(class, count)| format!("{count} of class {class}")).collect();
+    Ok(format!("{output}: {drawn}, {}", counts.join(", ")))
+}
+
+/// The best class of each row.
+fn classes(scores: &Tensor) -> Result<Vec<usize>, Failure> {
+    let width = scores.shape().last().and_then(|&dim| usize::try_from(dim).ok()).unwrap_or_default();
+    let values = scores.to_f32().map_err(millrace_client::Error::from)?;
+    let best = |row: &[f32]| {
+        let best = row.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        best.map(|(class, _)| class).unwrap_or_default()
+    };
+    Ok(values.chunks(width.max(1)).map(best).collect())
+}
+
+const LEGEND: &str = "\
+METHOD is how an input came: 'request' with the request itself, 'host' from the host memory of the
+same worker, where the step before had left it. WAIT is how long the step then waited for a GPU, TIME
+how long the worker took to find or fetch the input; '-' is what the trace does not tell. The
+recognisers' weights are random, so their classes mean nothing.";
+
+pub(super) const GO_ON: &str = "\
+How to go on (cargo install --path cli puts millrace on your PATH), after the three 'synth' above:
+  millrace up --keep-spans 20000                       a cluster that stays, and keeps traces
+  millrace apply -f examples/traffic/traffic.yaml      publish the workflow and its functions
+  millrace describe workflow/traffic                   what a workflow takes and gives, and its graph
+  millrace invoke workflow/traffic --image examples/traffic/frame.png
+  millrace trace REQUEST                               the whole of a request
+  millrace demo --workflow traffic --chaos             kill executors under workflows
+examples/traffic/README.md has the same by hand, docs/workflows.md what workflows can do.";
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::workflow::{Run, Signature};
+
+    use super::*;
+
+    const README: &str = include_str!("../../../../../examples/traffic/README.md");
+
+    #[test]
+    fn the_readme_writes_the_models_that_the_demo_does() {
+        for (file, words) in MODELS {
+            let command =
+                format!("cargo run --release -- synth {} --out examples/traffic/{file}\n", words.join(" "));
+            assert!(README.contains(&command), "{command}");
+        }
+    }
+
+    #[test]
+    fn the_manifest_fits_the_networks() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut signatures = BTreeMap::new();
+        for (file, words) in MODELS {
+            let path = folder.path().join(file);
+            synth::run(&verb(&[words, &["--out", &path.display().to_string()]].concat()).unwrap()).unwrap();
+            let compiled = millrace_model::compile(&std::fs::read(path).unwrap().into()).unwrap();
+            let signature = Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs };
+            signatures.insert(file.to_owned(), signature);
+        }
+        let manifests = millrace_types::manifest::parse(MANIFEST).unwrap();
+        let functions = manifests.into_iter().filter_map(Manifest::function);
+        let files: BTreeMap<_, _> =
+            functions.map(|function| (Run::Function(function.spec.key.name), function.model_file)).collect();
+        let signature = workflow().unwrap().check(|run| signatures.get(files.get(run)?)).unwrap();
+        let names = |tensors: &[millrace_types::TensorSpec]| {
+            tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&signature.inputs), [INPUT]);
+        assert_eq!(names(&signature.outputs), ["people", "vehicles"]);
+    }
+}

@@ -1,0 +1,230 @@
+//! `get`: lists functions, workflows, nodes, GPUs or tenants, or shows one; shows how many nodes are
+//! needed.
+
+mod nodes;
+mod workflows;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::SystemTime;
+
+use futures::TryStreamExt as _;
+use millrace_client::{Admin, messages as wire};
+use millrace_types::{Digest, FunctionName};
+
+use crate::clock;
+use crate::commands::target::{Kind, Target};
+use crate::failure::Failure;
+use crate::output;
+use crate::output::table::{Table, col, wide};
+use crate::output::{Format, Output, document, documents, list, print, text};
+use crate::session::Session;
+
+/// List functions, workflows, nodes, GPUs or tenants, or show one; show how many nodes the cluster
+/// needs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// functions, workflows, nodes, gpus or tenants; or one of them, such as function/digits; or scaling.
+    #[arg(value_name = "TYPE[/NAME]")]
+    target: Target,
+    /// Only the one of this name; for GPUs a node's name.
+    name: Option<String>,
+    /// Functions or workflows of every tenant.
+    #[arg(short = 'A', long)]
+    all_tenants: bool,
+    /// What the controller that answers has, perhaps not the newest: also while none leads.
+    #[arg(long)]
+    stale: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    let kind = args.target.kind;
+    let name = args.target.name(args.name)?;
+    let format = args.output.output;
+    let admin = if args.stale { session.admin.clone().stale() } else { session.admin.clone() };
+    match kind {
+        Kind::Function => match name {
+            Some(name) => one_function(&name, session, &admin, format).await,
+            None => functions(session, &admin, args.all_tenants, format).await,
+        },
+        Kind::Workflow => match name {
+            Some(name) => workflows::one(&name, session, &admin, format).await,
+            None => workflows::all(session, &admin, args.all_tenants, format).await,
+        },
+        Kind::Node => nodes::nodes(nodes::named(&admin, name.as_deref()).await?, name.is_some(), format),
+        Kind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
+        Kind::Tenant => tenants(&admin, name.as_deref(), format).await,
+        Kind::Scaling => match name {
+            Some(name) => Err(Failure::usage(format!("scaling has no names, such as {name:?}"))
+                .hint("write: millrace get scaling")),
+            None => scaling(admin.scaling_signal().await?, format),
+        },
+    }
+}
+
+async fn one_function(name: &str, session: &Session, admin: &Admin, format: Format) -> Result<(), Failure> {
+    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+    let function = admin.function(&session.key(&name)).await?;
+    let table = function_table(std::slice::from_ref(&function), clock::wall());
+    match document(format, &documents::Function::from(function))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
+}
+
+async fn functions(
+    session: &Session,
+    admin: &Admin,
+    all_tenants: bool,
+    format: Format,
+) -> Result<(), Failure> {
+    let tenant = (!all_tenants).then_some(&session.config.tenant);
+    let functions: Vec<_> = admin.functions(tenant).try_collect().await?;
+    let table = function_table(&functions, clock::wall());
+    let documents: Vec<_> = functions.into_iter().map(documents::Function::from).collect();
+    let empty = match tenant {
+        Some(tenant) => {
+            format!("tenant {tenant} has no functions: publish one with 'millrace apply -f FILE'")
+        }
+        None => "there are no functions: publish one with 'millrace apply -f FILE'".to_owned(),
+    };
+    list(format, &documents, &table, &empty)
+}
+
+async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<(), Failure> {
+    let mut tenants: Vec<_> = admin.tenants().try_collect().await?;
+    if let Some(name) = name {
+        tenants.retain(|tenant| tenant.name == name);
+        if tenants.is_empty() {
+            return Err(Failure::not_found(format!("tenant {name:?} has neither caps nor functions"))
+                .hint("see the others: millrace get tenants"));
+        }
+    }
+    let table = output::tenants::table(&tenants);
+    let documents: Vec<_> = tenants.into_iter().map(output::tenants::Tenant::from).collect();
+    list(format, &documents, &table, "no tenant has functions or caps")
+}
+
+fn scaling(signal: wire::ScalingSignal, format: Format) -> Result<(), Failure> {
+    let table = scaling_table(&signal);
+    match document(format, &documents::Scaling::from(signal))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
+}
+
+/// One row for each reason.
+fn scaling_table(signal: &wire::ScalingSignal) -> Table {
+    let mut table = Table::new([col("NEEDED"), col("NODES"), col("REASON"), col("WHY")]);
+    let (needed, now) = (signal.nodes_needed.to_string(), signal.nodes_now.to_string());
+    for it in &signal.reasons {
+        table.row([needed.clone(), now.clone(), it.reason.clone(), it.message.clone()]);
+    }
+    if signal.reasons.is_empty() {
+        table.row([needed, now, String::new(), "nothing is wanted".to_owned()]);
+    }
+    table
+}
+
+/// The Ready condition, in a word.
+pub(crate) fn readiness(conditions: &[wire::Condition]) -> &'static str {
+    let ready = conditions.iter().find(|condition| condition.r#type == "Ready");
+    ready.map_or("Unknown", documents::status_word)
+}
+
+fn function_table(functions: &[wire::Function], now: SystemTime) -> Table {
+    let mut table = Table::new([
+        wide("TENANT"),
+        col("NAME"),
+        col("READY"),
+        col("REVISION"),
+        col("MODEL"),
+        col("SLO"),
+        wide("TIMEOUT"),
+        wide("PARAMETERS"),
+        wide("DIGEST"),
+        wide("LABELS"),
+        col("AGE"),
+    ]);
+    for function in functions {
+        let spec = function.spec.clone().unwrap_or_default();
+        let latest = function.revisions.iter().max_by_key(|revision| revision.number);
+        let artifact = latest.and_then(|revision| revision.artifact.as_ref());
+        let model = latest.and_then(|revision| revision.model.as_ref());
+        table.row([
+            spec.tenant.clone(),
+            spec.name.clone(),
+            readiness(&function.conditions).to_owned(),
+            function.generation.to_string(),
+            artifact.map(|artifact| text::size(artifact.bytes)).unwrap_or_default(),
+            spec.slo.as_ref().map(objective).unwrap_or_default(),
+            spec.timeout.and_then(documents::span).unwrap_or_default(),
+            model.map(|model| text::count(model.parameters)).unwrap_or_default(),
+            artifact.map(|artifact| short(&artifact.digest)).unwrap_or_default(),
+            labels(&spec.labels).join(","),
+            text::age_of(function.created_at, now),
+        ]);
+    }
+    table
+}
+
+/// Labels as `KEY=VALUE`, by key.
+pub(crate) fn labels(labels: &HashMap<String, String>) -> Vec<String> {
+    let sorted: BTreeMap<_, _> = labels.iter().collect();
+    sorted.iter().map(|(key, value)| format!("{key}={value}")).collect()
+}
+
+/// An objective as people say it: `p98 50ms`.
+pub(crate) fn objective(slo: &wire::Slo) -> String {
+    // A share such as 0.999 is p99.9; rounding hides that 0.98 * 100 is not quite 98.
+    let percentile = (slo.percentile * 1e6).round() / 1e4;
+    format!("p{percentile} {}", slo.deadline.and_then(documents::span).unwrap_or_default())
+}
+
+/// The digits of a digest that people compare; the text itself if it is none.
+pub(crate) fn short(digest: &str) -> String {
+    digest.parse::<Digest>().map_or_else(|_| digest.to_owned(), |digest| digest.short())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objectives_read_as_percentiles() {
+        let deadline = prost_types::Duration { seconds: 0, nanos: 50_000_000 };
+        for (percentile, expected) in [(0.98, "p98 50ms"), (0.999, "p99.9 50ms"), (0.5, "p50 50ms")] {
+            let slo = wire::Slo { deadline: Some(deadline), percentile };
+            assert_eq!(objective(&slo), expected);
+        }
+    }
+
+    #[test]
+    fn a_function_without_status_is_of_unknown_readiness() {
+        let function = wire::Function {
+            spec: Some(wire::FunctionSpec { name: "digits".into(), ..Default::default() }),
+            generation: 1,
+            ..Default::default()
+        };
+        let table = function_table(&[function], SystemTime::UNIX_EPOCH);
+        let expected = "NAME     READY     REVISION   MODEL   SLO   AGE\ndigits   Unknown   1          -       -     -\n";
+        assert_eq!(table.render(Format::Table), expected);
+    }
+
+    #[test]
+    fn scaling_says_what_asks_for_so_many() {
+        let reason = wire::ScalingReason { reason: "Replicas".into(), message: "a reason".into() };
+        let signal = wire::ScalingSignal { nodes_needed: 3, nodes_now: 2, reasons: vec![reason] };
+        let expected = "\
+NEEDED   NODES   REASON     WHY
+3        2       Replicas   a reason
+";
+        assert_eq!(scaling_table(&signal).render(Format::Table), expected);
+        let idle = "\
+NEEDED   NODES   REASON   WHY
+0        0       -        nothing is wanted
+";
+        assert_eq!(scaling_table(&wire::ScalingSignal::default()).render(Format::Table), idle);
+    }
+}

@@ -1,0 +1,208 @@
+//! `get nodes` and `get gpus`.
+
+use millrace_client::{Admin, messages as wire};
+
+use crate::failure::Failure;
+use crate::output::table::{Table, col, wide};
+use crate::output::{Format, document, documents, list, print, text};
+
+pub(super) async fn named(admin: &Admin, name: Option<&str>) -> Result<Vec<wire::Node>, Failure> {
+    let mut nodes = admin.nodes().await?;
+    if let Some(name) = name {
+        nodes.retain(|node| node.name == name);
+        if nodes.is_empty() {
+            return Err(Failure::not_found(format!("there is no node {name:?}"))
+                .hint("see the nodes: millrace get nodes"));
+        }
+    }
+    Ok(nodes)
+}
+
+pub(super) fn nodes(nodes: Vec<wire::Node>, one: bool, format: Format) -> Result<(), Failure> {
+    let table = node_table(&nodes);
+    let documents: Vec<_> = nodes.into_iter().map(documents::Node::from).collect();
+    if let [node] = documents.as_slice()
+        && one
+        && let Some(text) = document(format, node)?
+    {
+        return print(&text);
+    }
+    list(format, &documents, &table, "no node has joined: start one with 'millrace up'")
+}
+
+pub(super) fn gpus(nodes: &[wire::Node], format: Format) -> Result<(), Failure> {
+    let all = || nodes.iter().flat_map(|node| node.gpus.iter().map(|gpu| (node.name.as_str(), gpu)));
+    let documents: Vec<_> = all().map(|(node, gpu)| documents::Gpu::new(node, gpu.clone())).collect();
+    list(format, &documents, &gpu_table(all()), "there are no GPUs: see 'millrace get nodes'")
+}
+
+fn node_table(nodes: &[wire::Node]) -> Table {
+    let mut table = Table::new([
+        col("NAME"),
+        col("STATUS"),
+        col("GPUS"),
+        col("GPU-MEMORY"),
+        col("HOST-TIER"),
+        col("FUNCTIONS"),
+        col("QUEUED"),
+        wide("TOPOLOGY"),
+        wide("ADDRESS"),
+        wide("EPOCH"),
+        wide("CHECKPOINT"),
+        wide("INDEXED"),
+        wide("STORAGE"),
+        wide("COLD-STARTS"),
+        wide("GROUP"),
+    ]);
+    for node in nodes {
+        let used: u64 = node.gpus.iter().map(|gpu| gpu.used_bytes).sum();
+        let memory: u64 = node.gpus.iter().map(|gpu| gpu.memory_bytes).sum();
+        let up = node.gpus.iter().filter(|gpu| gpu.health == "Up").count();
+        table.row([
+            node.name.clone(),
+            node_status(node),
+            format!("{up}/{}", node.gpus.len()),
+            format!("{}/{}", text::size(used), text::size(memory)),
+            format!("{}/{}", text::size(node.host_tier_bytes), text::size(host_budget(node))),
+            node.placements.to_string(),
+            node.queued.to_string(),
+            node.topology.clone(),
+            node.address.clone(),
+            node.epoch.to_string(),
+            node.checkpoint_seq.to_string(),
+            node.index_entries.to_string(),
+            text::size(node.host_memory_bytes),
+            node.cold_starts.to_string(),
+            if node.group_bytes > 0 { text::size(node.group_bytes) } else { String::new() },
+        ]);
+    }
+    table
+}
+
+/// Host memory for models; of a node that says nothing, all that may be placed there.
+fn host_budget(node: &wire::Node) -> u64 {
+    if node.host_budget_bytes > 0 { node.host_budget_bytes } else { node.host_memory_bytes }
+}
+
+/// What is known of a node and what is wished of it, as `kubectl` says it.
+fn node_status(node: &wire::Node) -> String {
+    let known = match (node.status(), node.lease()) {
+        (wire::NodeStatus::Lost, _) => "Lost",
+        (_, wire::NodeLease::Fenced) => "Silent",
+        _ if node.connected => "Connected",
+        _ => "Disconnected",
+    };
+    match node.scheduling() {
+        wire::NodeScheduling::Cordoned => format!("{known},Cordoned"),
+        wire::NodeScheduling::Draining => format!("{known},Draining"),
+        wire::NodeScheduling::Schedulable | wire::NodeScheduling::Unspecified => known.to_owned(),
+    }
+}
+
+fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table {
+    let mut table = Table::new([
+        col("NODE"),
+        col("GPU"),
+        col("TYPE"),
+        col("HEALTH"),
+        col("USED"),
+        col("MEMORY"),
+        col("MODELS"),
+        col("RUNNING"),
+        wide("BUSY"),
+        wide("SWAPS"),
+        wide("PEER-SWAPS"),
+        wide("EVICTIONS"),
+        wide("RESTARTS"),
+        wide("PID"),
+    ]);
+    for (node, gpu) in gpus {
+        table.row([
+            node.to_owned(),
+            gpu.index.to_string(),
+            gpu.gpu_type.clone(),
+            gpu.health.clone(),
+            text::size(gpu.used_bytes),
+            text::size(gpu.memory_bytes),
+            gpu.models.len().to_string(),
+            gpu.running.clone(),
+            gpu.busy.and_then(|busy| busy.try_into().ok()).map(text::age).unwrap_or_default(),
+            gpu.swaps.to_string(),
+            gpu.peer_swaps.to_string(),
+            gpu.evictions.to_string(),
+            gpu.restarts.to_string(),
+            pids(gpu),
+        ]);
+    }
+    table
+}
+
+/// Processes that a table names; of more it says how many.
+const PIDS_SHOWN: usize = 4;
+
+/// A GPU's executor, or those of its models where each has its own.
+fn pids(gpu: &wire::Gpu) -> String {
+    let pids: Vec<_> = gpu.executor_pids.iter().take(PIDS_SHOWN).map(u32::to_string).collect();
+    match gpu.executor_pids.len() {
+        0 if gpu.executor_pid == 0 => String::new(),
+        // A worker of another build names only the one.
+        0 => gpu.executor_pid.to_string(),
+        all if all > PIDS_SHOWN => format!("{} (+{})", pids.join(","), all - PIDS_SHOWN),
+        _ => pids.join(","),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_shows_what_is_known_and_what_is_wished() {
+        let base = wire::Node { connected: true, ..Default::default() };
+        for (node, expected) in [
+            (base.clone(), "Connected"),
+            (wire::Node { connected: false, ..base.clone() }, "Disconnected"),
+            (wire::Node { lease: wire::NodeLease::Fenced.into(), ..base.clone() }, "Silent"),
+            (wire::Node { status: wire::NodeStatus::Lost.into(), connected: false, ..base.clone() }, "Lost"),
+            (
+                wire::Node { scheduling: wire::NodeScheduling::Draining.into(), ..base.clone() },
+                "Connected,Draining",
+            ),
+            (wire::Node { scheduling: wire::NodeScheduling::Schedulable.into(), ..base }, "Connected"),
+        ] {
+            assert_eq!(node_status(&node), expected);
+        }
+    }
+
+    #[test]
+    fn a_gpu_names_its_executors_and_not_all_of_many() {
+        let gpu = |executor_pid, executor_pids: &[u32]| wire::Gpu {
+            executor_pid,
+            executor_pids: executor_pids.to_vec(),
+            ..Default::default()
+        };
+        assert_eq!(pids(&gpu(7, &[7])), "7");
+        assert_eq!(pids(&gpu(7, &[])), "7");
+        assert_eq!(pids(&gpu(0, &[])), "");
+        assert_eq!(pids(&gpu(0, &[7, 8, 9])), "7,8,9");
+        assert_eq!(pids(&gpu(0, &[1, 2, 3, 4, 5, 6])), "1,2,3,4 (+2)");
+    }
+
+    #[test]
+    fn gpus_show_what_they_hold() {
+        let gpu = wire::Gpu {
+            index: 1,
+            gpu_type: "emulated".into(),
+            health: "Up".into(),
+            memory_bytes: 4 << 30,
+            used_bytes: 64 << 20,
+            models: vec![wire::ResidentModel::default()],
+            ..Default::default()
+        };
+        let expected = "\
+NODE   GPU   TYPE       HEALTH   USED       MEMORY    MODELS   RUNNING
+n0     1     emulated   Up       64.0 MiB   4.0 GiB   1        -
+";
+        assert_eq!(gpu_table([("n0", &gpu)].into_iter()).render(Format::Table), expected);
+    }
+}

@@ -1,0 +1,147 @@
+//! `get workflows`.
+
+use std::time::SystemTime;
+
+use futures::TryStreamExt as _;
+use millrace_client::{Admin, messages as wire};
+use millrace_types::FunctionName;
+
+use super::{labels, objective, readiness};
+use crate::clock;
+use crate::failure::Failure;
+use crate::output::table::{Table, col, wide};
+use crate::output::{Format, document, documents, list, print, text};
+use crate::session::Session;
+
+pub(super) async fn one(name: &str, session: &Session, admin: &Admin, format: Format) -> Result<(), Failure> {
+    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+    let workflow = admin.workflow(&session.key(&name)).await?;
+    let table = table(std::slice::from_ref(&workflow), clock::wall());
+    match document(format, &documents::Workflow::from(workflow))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
+}
+
+pub(super) async fn all(
+    session: &Session,
+    admin: &Admin,
+    all_tenants: bool,
+    format: Format,
+) -> Result<(), Failure> {
+    let tenant = (!all_tenants).then_some(&session.config.tenant);
+    let workflows: Vec<_> = admin.workflows(tenant).try_collect().await?;
+    let table = table(&workflows, clock::wall());
+    let documents: Vec<_> = workflows.into_iter().map(documents::Workflow::from).collect();
+    let empty = match tenant {
+        Some(tenant) => {
+            format!("tenant {tenant} has no workflows: publish one with 'millrace apply -f FILE'")
+        }
+        None => "there are no workflows: publish one with 'millrace apply -f FILE'".to_owned(),
+    };
+    list(format, &documents, &table, &empty)
+}
+
+fn table(workflows: &[wire::Workflow], now: SystemTime) -> Table {
+    let mut table = Table::new([
+        wide("TENANT"),
+        col("NAME"),
+        col("READY"),
+        col("STEPS"),
+        col("SLO"),
+        wide("TIMEOUT"),
+        wide("INPUTS"),
+        wide("OUTPUTS"),
+        wide("FUNCTIONS"),
+        wide("LABELS"),
+        wide("GENERATION"),
+        col("AGE"),
+    ]);
+    for workflow in workflows {
+        let spec = workflow.spec.clone().unwrap_or_default();
+        let outputs: Vec<_> = spec.outputs.iter().map(|output| output.name.as_str()).collect();
+        table.row([
+            spec.tenant.clone(),
+            spec.name.clone(),
+            readiness(&workflow.conditions).to_owned(),
+            spec.steps.len().to_string(),
+            spec.slo.as_ref().map(objective).unwrap_or_default(),
+            spec.timeout.and_then(documents::span).unwrap_or_default(),
+            spec.inputs.join(","),
+            outputs.join(","),
+            runs(&spec.steps).join(","),
+            labels(&spec.labels).join(","),
+            workflow.generation.to_string(),
+            text::age_of(workflow.created_at, now),
+        ]);
+    }
+    table
+}
+
+/// What the steps run, each once, in their order; a workflow among functions is `workflow/NAME`.
+fn runs(steps: &[wire::WorkflowStep]) -> Vec<String> {
+    let mut runs = Vec::new();
+    for step in steps {
+        let run = match &step.run {
+            Some(wire::workflow_step::Run::Function(name)) => name.clone(),
+            Some(wire::workflow_step::Run::Workflow(name)) => format!("workflow/{name}"),
+            None => continue,
+        };
+        if !runs.contains(&run) {
+            runs.push(run);
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::workflow_step::Run;
+
+    fn step(run: Run) -> wire::WorkflowStep {
+        wire::WorkflowStep { run: Some(run), ..Default::default() }
+    }
+
+    #[test]
+    fn a_workflow_shows_what_it_is_made_of() {
+        let output = wire::WorkflowOutput { name: "people".into(), from: "people.scores".into() };
+        let classify = || step(Run::Function("classify".into()));
+        let spec = wire::WorkflowSpec {
+            tenant: "team".into(),
+            name: "traffic".into(),
+            slo: Some(wire::Slo {
+                deadline: Some(prost_types::Duration { seconds: 0, nanos: 500_000_000 }),
+                percentile: 0.98,
+            }),
+            inputs: vec!["frame".into(), "mask".into()],
+            steps: vec![classify(), step(Run::Workflow("person".into())), classify()],
+            outputs: vec![output],
+            ..Default::default()
+        };
+        let created_at = Some(prost_types::Timestamp { seconds: 60, nanos: 0 });
+        let ready = wire::Condition {
+            r#type: "Ready".into(),
+            status: wire::ConditionStatus::True.into(),
+            ..Default::default()
+        };
+        let workflow = wire::Workflow {
+            spec: Some(spec),
+            generation: 3,
+            conditions: vec![ready],
+            created_at,
+            ..Default::default()
+        };
+        let table = table(&[workflow], SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(100));
+        let narrow = "\
+NAME      READY   STEPS   SLO         AGE
+traffic   True    3       p98 500ms   40s
+";
+        assert_eq!(table.render(Format::Table), narrow);
+        let wide = "\
+TENANT   NAME      READY   STEPS   SLO         TIMEOUT   INPUTS       OUTPUTS   FUNCTIONS                  LABELS   GENERATION   AGE
+team     traffic   True    3       p98 500ms   -         frame,mask   people    classify,workflow/person   -        3            40s
+";
+        assert_eq!(table.render(Format::Wide), wide);
+    }
+}

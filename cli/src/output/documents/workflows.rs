@@ -1,0 +1,176 @@
+//! A workflow in the shape of its manifest, with a `status` beside it: with what `metadata` has
+//! beyond name, tenant and labels taken out, and `status`, it can be applied again.
+
+use std::collections::BTreeMap;
+
+use millrace_client::messages as wire;
+use millrace_types::manifest::API_VERSION;
+use serde::Serialize;
+
+use super::{Condition, Metadata, Slo, Tensor, span};
+use crate::output::text::moment;
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Workflow {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Metadata,
+    spec: Spec,
+    status: Status,
+}
+
+#[derive(Debug, Serialize)]
+struct Spec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slo: Option<Slo>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout: Option<String>,
+    inputs: Vec<String>,
+    steps: Vec<Step>,
+    outputs: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Step {
+    name: String,
+    #[serde(flatten)]
+    run: Option<Run>,
+    inputs: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    each: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    when: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Run {
+    Function(String),
+    Workflow(String),
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    conditions: Vec<Condition>,
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
+}
+
+impl From<wire::Workflow> for Workflow {
+    fn from(workflow: wire::Workflow) -> Self {
+        let spec = workflow.spec.unwrap_or_default();
+        Self {
+            api_version: API_VERSION,
+            kind: "Workflow",
+            metadata: Metadata {
+                name: spec.name,
+                tenant: spec.tenant,
+                labels: spec.labels.into_iter().collect(),
+                generation: workflow.generation,
+                resource_version: workflow.resource_version,
+                created_at: workflow.created_at.and_then(moment),
+                updated_at: workflow.updated_at.and_then(moment),
+                updated_by: workflow.updated_by,
+            },
+            spec: Spec {
+                slo: spec.slo.map(Slo::from),
+                timeout: spec.timeout.and_then(span),
+                inputs: spec.inputs,
+                steps: spec.steps.into_iter().map(Step::from).collect(),
+                outputs: spec.outputs.into_iter().map(|output| (output.name, output.from)).collect(),
+            },
+            status: Status {
+                conditions: workflow.conditions.into_iter().map(Condition::from).collect(),
+                inputs: workflow.inputs.into_iter().map(Tensor::from).collect(),
+                outputs: workflow.outputs.into_iter().map(Tensor::from).collect(),
+            },
+        }
+    }
+}
+
+impl From<wire::WorkflowStep> for Step {
+    fn from(step: wire::WorkflowStep) -> Self {
+        use wire::workflow_step::Run as Wire;
+        Self {
+            name: step.name,
+            run: step.run.map(|run| match run {
+                Wire::Function(name) => Run::Function(name),
+                Wire::Workflow(name) => Run::Workflow(name),
+            }),
+            inputs: step.inputs.into_iter().collect(),
+            each: step.each,
+            when: step.when,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{Format, document};
+    use millrace_proto::convert::workflow_spec_wire;
+    use millrace_types::manifest::{self, Manifest};
+
+    /// Without what the server adds, this is what is printed.
+    const MANIFEST: &str = "\
+apiVersion: millrace/v1
+kind: Workflow
+metadata:
+  name: traffic
+  tenant: team
+  labels:
+    of: vision
+spec:
+  slo:
+    deadline: 500ms
+    percentile: 0.98
+  timeout: 1m 10s
+  inputs:
+  - frame
+  steps:
+  - name: detect
+    function: detector
+    inputs:
+      image: input.frame
+  - name: people
+    workflow: person
+    inputs:
+      crop: detect.crops
+      mask: input.frame
+    each: crop
+    when: detect.found
+  outputs:
+    people: people.scores
+";
+
+    #[test]
+    fn a_workflow_is_printed_as_it_is_written() {
+        let Manifest::Workflow(spec) = manifest::parse(MANIFEST).unwrap().remove(0) else {
+            panic!("not a workflow")
+        };
+        let workflow = wire::Workflow {
+            spec: Some(workflow_spec_wire(&spec)),
+            generation: 3,
+            updated_by: "somebody".into(),
+            inputs: vec![wire::TensorSpec {
+                name: "frame".into(),
+                datatype: "FP32".into(),
+                shape: vec![-1, 3],
+            }],
+            ..Default::default()
+        };
+        let printed = document(Format::Yaml, &Workflow::from(workflow)).unwrap().unwrap();
+        let (spec, status) = printed.split_once("status:\n").unwrap();
+        let added = [
+            "  generation: 3\n",
+            "  resourceVersion: 0\n",
+            "  createdAt: null\n",
+            "  updatedAt: null\n",
+            "  updatedBy: somebody\n",
+        ];
+        let written = added.iter().fold(spec.to_owned(), |text, line| text.replace(line, ""));
+        assert_eq!(written, MANIFEST);
+        assert!(status.contains("inputs:\n  - name: frame\n    datatype: FP32\n"), "{status}");
+    }
+}

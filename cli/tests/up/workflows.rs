@@ -1,0 +1,120 @@
+//! Workflows over real workers: data that goes from one to the other, and workers that die under it.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::running::{Up, eventually, millrace};
+
+/// Enough for what comes out to be kept by its worker.
+const ROWS: usize = 512;
+
+/// A perceptron of its own for each function, and the workflow over them.
+fn folder(replicas: u32) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut text = String::new();
+    for (name, seed) in [("first", "1"), ("second", "2")] {
+        let file = folder.path().join(format!("{name}.onnx"));
+        let made = millrace().args(["synth", "mlp", "--seed", seed, "--out"]).arg(&file).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        text += &format!(
+            "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: {name}}}\nspec: {{replicas: {replicas}, model: {{file: {name}.onnx}}}}\n---\n"
+        );
+    }
+    text += "\
+apiVersion: millrace/v1
+kind: Workflow
+metadata: {name: both}
+spec:
+  inputs: [x]
+  steps:
+    - {name: one, function: first, inputs: {x: input.x}}
+    - {name: two, function: second, inputs: {x: one.y}}
+  outputs: {y: two.y}
+";
+    std::fs::write(folder.path().join("both.yaml"), text).unwrap();
+    let rows: Vec<u8> = (0..ROWS * 64).flat_map(|at| ((at % 97) as f32 / 97.0 - 0.5).to_le_bytes()).collect();
+    std::fs::write(folder.path().join("x.bin"), rows).unwrap();
+    folder
+}
+
+fn invoke(up: &Up, name: &str, folder: &Path) -> Value {
+    let raw = format!("x={}:FP32:{ROWS}x64", folder.join("x.bin").display());
+    up.json(&["invoke", name, "--raw", &raw])
+}
+
+#[test]
+fn what_one_worker_made_goes_straight_to_the_other() {
+    let up = Up::group(None, 2, &["--keep-spans", "1000"]);
+    let folder = folder(1);
+    up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
+    let nodes = up.json(&["get", "nodes"]);
+    let placed: Vec<_> = nodes.as_array().unwrap().iter().map(|node| node["placements"].clone()).collect();
+    assert_eq!(placed, [1, 1], "each has one of the functions");
+
+    let answer = invoke(&up, "both", folder.path());
+    // The same by hand: the first's answer is the second's input.
+    let once = invoke(&up, "first", folder.path());
+    let values = once["outputs"][0]["data"].as_array().unwrap();
+    let bytes: Vec<u8> = values.iter().flat_map(|it| (it.as_f64().unwrap() as f32).to_le_bytes()).collect();
+    std::fs::write(folder.path().join("x.bin"), bytes).unwrap();
+    let by_hand = invoke(&up, "second", folder.path());
+    assert_eq!(answer["outputs"][0]["shape"], by_hand["outputs"][0]["shape"]);
+    assert_eq!(answer["outputs"][0]["data"], by_hand["outputs"][0]["data"]);
+
+    let id = answer["id"].as_str().unwrap();
+    let trace = up.json(&["trace", id]);
+    let fetches: Vec<_> =
+        trace["spans"].as_array().unwrap().iter().filter(|span| span["name"] == "fetch").collect();
+    let [fetch] = &fetches[..] else { panic!("one fetch: {trace}") };
+    assert_eq!(fetch["attributes"]["millrace.fetch.method"], "inter-node");
+    assert_eq!(fetch["attributes"]["millrace.bytes"], (ROWS * 64 * 4).to_string());
+}
+
+#[test]
+fn no_workflow_fails_and_none_answers_otherwise_when_a_worker_is_killed_under_it() {
+    let up = Up::group(None, 2, &[]);
+    let folder = folder(2);
+    up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
+    eventually("both workers hold both", || {
+        let nodes = up.json(&["get", "nodes"]);
+        nodes.as_array().unwrap().iter().all(|node| node["hostTierBytes"].as_u64() > Some(40_000))
+    });
+    let before = invoke(&up, "both", folder.path())["outputs"].clone();
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    (0..10).map(|_| invoke(&up, "both", folder.path())["outputs"].clone()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        // Somewhere in the midst of it.
+        invoke(&up, "both", folder.path());
+        up.part("worker-1").signal(Signal::KILL);
+        for answers in asking {
+            assert!(answers.join().unwrap().iter().all(|answer| *answer == before));
+        }
+    });
+    eventually("the end is reported", || up.said().contains("1 of 2 workers are left"));
+}
+
+#[test]
+fn a_workflow_goes_before_what_it_runs_and_its_manifest_takes_all_away() {
+    let up = Up::ephemeral(&[]);
+    let folder = folder(1);
+    let path = folder.path().to_str().unwrap();
+    let said = up.ok(&["apply", "-f", path]);
+    assert_eq!(said, "function/first created\nfunction/second created\nworkflow/both created\n");
+    assert_eq!(up.ok(&["apply", "-f", path]).matches("unchanged").count(), 3);
+    let refused = up.refused(1, &["delete", "function/first"]);
+    assert!(refused.contains("run by workflow both") && refused.contains("IN_USE"), "{refused}");
+    let refused = up.refused(2, &["invoke", "both", "--json", "{\"x\": [[1, 2]]}"]);
+    assert!(refused.contains("x: shape [1, 2] does not fit"), "{refused}");
+    let said = up.ok(&["delete", "-f", path]);
+    assert_eq!(said, "workflow/both deleted\nfunction/first deleted\nfunction/second deleted\n");
+    let missing = up.refused(3, &["describe", "workflow/both"]);
+    assert!(missing.contains("no workflow default/both"), "{missing}");
+}

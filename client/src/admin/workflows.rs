@@ -1,0 +1,123 @@
+//! Workflows: functions joined into a graph, invoked as one model.
+
+use futures::stream::BoxStream;
+use millrace_proto::admin::{
+    self, DeleteWorkflowRequest, GetWorkflowRequest, ListWorkflowsRequest, admin_client::AdminClient,
+};
+use millrace_proto::convert::workflow_spec_wire;
+use millrace_types::{FunctionKey, TenantName, WorkflowSpec};
+
+use super::{Admin, ApplyOptions, CALL_TIMEOUT, DeleteOptions, Outcome, PAGE, stamped};
+use crate::endpoints::Repeat;
+use crate::error::Error;
+
+/// The answer to an apply of a workflow.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AppliedWorkflow {
+    /// What was done.
+    pub outcome: Outcome,
+    /// The workflow as it is now.
+    pub workflow: admin::Workflow,
+}
+
+impl Admin {
+    /// Creates a workflow or changes it. What it runs must exist.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when the spec is, beside the functions it runs too, with `NAME_TAKEN`
+    /// when a function has its name, or when the workflow changed meanwhile.
+    pub async fn apply_workflow(
+        &self,
+        spec: &WorkflowSpec,
+        options: ApplyOptions,
+    ) -> Result<AppliedWorkflow, Error> {
+        let request = admin::ApplyWorkflowRequest {
+            spec: Some(workflow_spec_wire(spec)),
+            dry_run: options.dry_run,
+            resource_version: options.resource_version.unwrap_or(0),
+            idempotency_key: self.endpoints.next_id(),
+        };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).apply_workflow(stamped(request.clone(), left)).await
+            })
+            .await?
+            .into_inner();
+        let outcome = Outcome::read(answer.outcome)?;
+        let workflow = answer.workflow.ok_or_else(|| Error::BadAnswer("it has no workflow".to_owned()))?;
+        Ok(AppliedWorkflow { outcome, workflow })
+    }
+
+    /// One workflow.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when there is none.
+    pub async fn workflow(&self, key: &FunctionKey) -> Result<admin::Workflow, Error> {
+        let request = GetWorkflowRequest {
+            tenant: key.tenant.to_string(),
+            name: key.name.to_string(),
+            consistency: self.consistency.into(),
+        };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).get_workflow(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Every workflow of a tenant, or of all tenants, page after page.
+    #[must_use]
+    pub fn workflows(
+        &self,
+        tenant: Option<&TenantName>,
+    ) -> BoxStream<'static, Result<admin::Workflow, Error>> {
+        let mut request = ListWorkflowsRequest {
+            tenant: tenant.map(TenantName::to_string).unwrap_or_default(),
+            page_size: PAGE,
+            page_token: String::new(),
+            consistency: self.consistency.into(),
+        };
+        let endpoints = self.endpoints.clone();
+        Box::pin(async_stream::try_stream! {
+            loop {
+                let page = endpoints
+                    .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                        AdminClient::new(channel).list_workflows(stamped(request.clone(), left)).await
+                    })
+                    .await?
+                    .into_inner();
+                for workflow in page.workflows {
+                    yield workflow;
+                }
+                if page.next_page_token.is_empty() {
+                    break;
+                }
+                request.page_token = page.next_page_token;
+            }
+        })
+    }
+
+    /// Deletes a workflow. What it runs stays.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when there is none, with `IN_USE` when another
+    /// workflow runs it.
+    pub async fn delete_workflow(&self, key: &FunctionKey, options: DeleteOptions) -> Result<(), Error> {
+        let request = DeleteWorkflowRequest {
+            tenant: key.tenant.to_string(),
+            name: key.name.to_string(),
+            resource_version: options.resource_version.unwrap_or(0),
+            dry_run: options.dry_run,
+            idempotency_key: self.endpoints.next_id(),
+        };
+        self.endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).delete_workflow(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(())
+    }
+}

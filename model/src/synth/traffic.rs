@@ -1,0 +1,105 @@
+//! A detector of coloured squares, for showing and testing workflows: how much it finds, and what
+//! runs after it, depends on what is in the frame. A toy: nothing in it was trained.
+//!
+//! The frame is 16 × 16 patches of 32 × 32 pixels. One convolution is a matched filter over each
+//! patch: the mean of its red less half the means of green and blue, and the same for blue. A patch
+//! above [`THRESHOLD`] is a person where it is red, a vehicle where it is blue; grey of any
+//! brightness is neither.
+
+use super::network::{Attribute, Network, Size};
+use crate::onnx::element;
+
+/// The frame's height and width, in pixels.
+pub const FRAME_SIDE: usize = 512;
+/// A patch's height and width, in pixels.
+pub const PATCH_SIDE: usize = 32;
+/// Patches along one side of the frame.
+pub const PATCHES_ACROSS: usize = FRAME_SIDE / PATCH_SIDE;
+/// Above this, of 1 for a patch of one pure colour, a patch is somebody or something.
+pub const THRESHOLD: f32 = 0.25;
+
+const PATCHES: usize = PATCHES_ACROSS * PATCHES_ACROSS;
+const COLOURS: usize = 3;
+
+/// Something to find.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    any: &'static str,
+    /// How many there are, as a dimension's name.
+    count: &'static str,
+    /// Its row of the scores.
+    row: i64,
+}
+
+const PEOPLE: Kind = Kind { name: "people", any: "any_people", count: "P", row: 0 };
+const VEHICLES: Kind = Kind { name: "vehicles", any: "any_vehicles", count: "V", row: 1 };
+
+/// The detector: `frame` FP32 [1, 3, 512, 512] (red, green, blue from 0 to 1) to `people` FP32
+/// [P, 3, 32, 32] and `vehicles` FP32 [V, 3, 32, 32], the patches found, row by row as they lie in the
+/// frame, and `any_people` and `any_vehicles` INT64 [1], 1 where there is one and 0 where there is
+/// none. P and V may be 0.
+#[must_use]
+pub fn detector() -> Vec<u8> {
+    let mut net = Network::new("detector", 0);
+    let side = Size::Fixed(FRAME_SIDE);
+    let frame = net.float_input("frame", &[Size::Fixed(1), Size::Fixed(COLOURS), side, side]);
+    let patches = cut(&mut net, &frame);
+    let scores = score(&mut net, &frame);
+    for kind in [PEOPLE, VEHICLES] {
+        kind.find(&mut net, &scores, &patches);
+    }
+    net.finish()
+}
+
+/// The frame's patches, [256, 3, 32, 32], row by row.
+fn cut(net: &mut Network, frame: &str) -> String {
+    let (across, side) = (PATCHES_ACROSS as i64, PATCH_SIDE as i64);
+    let grid = net.int64s("patches.grid", &[COLOURS as i64, across, side, across, side]);
+    let grid = net.node("Reshape", &[frame, &grid], "patches.apart", &[]);
+    let order = [Attribute::Ints("perm", &[1, 3, 0, 2, 4])];
+    let turned = net.node("Transpose", &[&grid], "patches.in_order", &order);
+    let list = net.int64s("patches.list", &[PATCHES as i64, COLOURS as i64, side, side]);
+    net.node("Reshape", &[&turned, &list], "patches", &[])
+}
+
+/// How red and how blue each patch is, [2, 256].
+fn score(net: &mut Network, frame: &str) -> String {
+    let of = |wanted: usize| (0..COLOURS).map(move |colour| if colour == wanted { 1.0 } else { -0.5 });
+    let pixels = (PATCH_SIDE * PATCH_SIDE) as f32;
+    let taps = of(0).chain(of(2)).flat_map(|tap| vec![tap / pixels; PATCH_SIDE * PATCH_SIDE]);
+    let taps: Vec<f32> = taps.collect();
+    let filter = net.floats("filter", &[2, COLOURS, PATCH_SIDE, PATCH_SIDE], &taps);
+    let side = PATCH_SIDE as i64;
+    let attributes =
+        [Attribute::Ints("kernel_shape", &[side, side]), Attribute::Ints("strides", &[side, side])];
+    let map = net.node("Conv", &[frame, &filter], "scores.map", &attributes);
+    let list = net.int64s("scores.list", &[2, PATCHES as i64]);
+    net.node("Reshape", &[&map, &list], "scores", &[])
+}
+
+impl Kind {
+    /// The patches of this kind and whether there are any, as outputs.
+    fn find(&self, net: &mut Network, scores: &str, patches: &str) {
+        let Self { name, any, count, row } = *self;
+        let part = |suffix: &str| format!("{name}.{suffix}");
+        let row = net.int64s(&part("row"), &[row]);
+        let own = net.node("Gather", &[scores, &row], &part("scores"), &[Attribute::Int("axis", 0)]);
+        let threshold = net.scalar(&part("threshold"), THRESHOLD);
+        let above = net.node("Greater", &[&own, &threshold], &part("above"), &[]);
+        let to = [Attribute::Int("to", i64::from(element::INT64))];
+        let marks = net.node("Cast", &[&above], &part("marks"), &to);
+        // A column for each mark: its row, always 0, and its patch.
+        let found = net.node("NonZero", &[&marks], &part("found"), &[]);
+        let second = net.int64s(&part("second"), &[1]);
+        let found = net.node("Gather", &[&found, &second], &part("places.row"), &[Attribute::Int("axis", 0)]);
+        let first = net.int64s(&part("first"), &[0]);
+        let places = net.node("Squeeze", &[&found, &first], &part("places"), &[]);
+        net.node("Gather", &[patches, &places], name, &[Attribute::Int("axis", 0)]);
+        let side = Size::Fixed(PATCH_SIDE);
+        net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
+        let over = [Attribute::Ints("axes", &[1]), Attribute::Int("keepdims", 0)];
+        net.node("ReduceMax", &[&marks], any, &over);
+        net.int64_output(any, &[Size::Fixed(1)]);
+    }
+}
