@@ -101,6 +101,12 @@ fn a_request_that_kills_who_runs_it_is_quarantined_after_two() {
 }
 
 #[test]
+fn workflows_answer_the_same_while_those_die_who_run_them() {
+    let Some(report) = run(&["workflows"]) else { return };
+    assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+}
+
+#[test]
 fn a_file_that_is_no_scenario_is_refused_before_anything_is_started() {
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
     std::fs::write(file.path(), "name: mine\nabuot: nothing\n").unwrap();

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::admin::read_all;
 pub use self::availability::Availability;
 use self::keys::Keys;
-pub use self::targets::{Network, POKED, Target, Targets};
+pub use self::targets::{Chain, Network, POKED, Target, Targets};
 pub(crate) use self::targets::{POISON, publish_slow};
 use crate::history::History;
 use crate::oracle::requests::Request;

@@ -11,7 +11,8 @@ use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Tensor};
-use millrace_types::{DataType, Digest};
+use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::{DataType, Digest, FunctionKey, FunctionName, TenantName, WorkflowSpec};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use tokio::process::Command;
@@ -55,6 +56,17 @@ pub struct Target {
     pub network: Network,
 }
 
+/// A workflow that is to stay: functions one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name.
+    pub name: String,
+    /// The functions, each of which takes `x` and gives `y`.
+    pub steps: Vec<String>,
+    /// How many rows its requests have.
+    pub rows: u32,
+}
+
 /// A model, as `millrace synth` writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Network {
@@ -64,7 +76,7 @@ pub struct Network {
     pub seed: u64,
 }
 
-/// The functions that stay.
+/// The functions that stay, and the workflows over them.
 #[derive(Debug, Clone)]
 pub struct Targets {
     /// The model of one of them.
@@ -75,7 +87,7 @@ pub struct Targets {
     asked: Arc<AtomicU64>,
 }
 
-/// A function that stays.
+/// A function or workflow that stays.
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: String,
@@ -90,15 +102,15 @@ pub(super) struct Example {
 }
 
 impl Targets {
-    /// Publishes the functions and learns what they answer.
+    /// Publishes the functions and workflows, and learns what they answer.
     ///
     /// # Errors
-    /// When the cluster refuses, or a function is not ready in time.
+    /// When the cluster refuses, or one of them is not ready in time.
     pub async fn publish(
         program: &Path,
         root: &Path,
         endpoints: Endpoints,
-        targets: Vec<Target>,
+        (targets, chains): (Vec<Target>, Vec<Chain>),
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let admin = Admin::new(endpoints.clone());
@@ -114,15 +126,19 @@ impl Targets {
         }
         let model = *models.values().next().context("there is a function to ask")?;
         let inference = Inference::new(endpoints);
+        for chain in &chains {
+            admin.apply_workflow(&chain.spec()?, ApplyOptions::default()).await?;
+        }
         let mut functions = Vec::new();
-        for Target { name, .. } in targets {
+        let names = targets.into_iter().map(|target| (target.name, 1));
+        for (name, rows) in names.chain(chains.into_iter().map(|chain| (chain.name, chain.rows))) {
             until(&format!("{name} is ready"), async || match inference.model_ready(&name, "").await {
                 Ok(true) => None,
                 Ok(false) => Some("it is not".to_owned()),
                 Err(error) => Some(error.to_string()),
             })
             .await?;
-            let examples = examples(&name, &inference, rng).await?;
+            let examples = examples(&name, rows, &inference, rng).await?;
             functions.push(Function { name, examples });
         }
         let asked = Arc::new(AtomicU64::new((functions.len() * INPUTS) as u64));
@@ -187,13 +203,40 @@ impl Targets {
     }
 }
 
-/// What a function answers to some inputs.
-async fn examples(name: &str, inference: &Inference, rng: &mut StdRng) -> anyhow::Result<Vec<Example>> {
+impl Chain {
+    fn spec(&self) -> anyhow::Result<WorkflowSpec> {
+        let input = |at: usize| match at {
+            0 => Ok("input.x".parse()?),
+            at => anyhow::Ok(format!("s{}.y", at - 1).parse()?),
+        };
+        let step = |(at, function): (usize, &String)| {
+            anyhow::Ok(Step {
+                name: FunctionName::new(&format!("s{at}"))?,
+                run: Run::Function(FunctionName::new(function)?),
+                inputs: [("x".to_owned(), input(at)?)].into(),
+                each: None,
+                when: None,
+            })
+        };
+        let steps = self.steps.iter().enumerate().map(step).collect::<anyhow::Result<Vec<_>>>()?;
+        let output = Output { name: "y".to_owned(), from: input(steps.len())? };
+        let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(&self.name)? };
+        Ok(WorkflowSpec::new(key, vec!["x".to_owned()], steps, vec![output]))
+    }
+}
+
+/// What a function answers to some inputs of so many rows, where it takes any number.
+async fn examples(
+    name: &str,
+    rows: u32,
+    inference: &Inference,
+    rng: &mut StdRng,
+) -> anyhow::Result<Vec<Example>> {
     let metadata = inference.model_metadata(name, "").await?;
     let [input] = metadata.inputs.as_slice() else { bail!("the model has one input") };
     let mut examples = Vec::new();
     for _ in 0..INPUTS {
-        let input = random_input(&input.name, &input.shape, rng)?;
+        let input = random_input(&input.name, &input.shape, rows, rng)?;
         let answer = inference.infer(InferRequest::new(name, vec![input.clone()])).await?;
         examples.push(Example { input, outputs: answer.outputs });
     }
@@ -232,7 +275,11 @@ async fn synthesize(words: &[&str], program: &Path, path: &Path, admin: &Admin) 
     Ok(file.digest())
 }
 
-fn random_input(name: &str, shape: &[i64], rng: &mut StdRng) -> anyhow::Result<Tensor> {
+fn random_input(name: &str, shape: &[i64], rows: u32, rng: &mut StdRng) -> anyhow::Result<Tensor> {
+    let mut shape = shape.to_vec();
+    if let Some(first @ ..0) = shape.first_mut() {
+        *first = rows.into();
+    }
     let shape: Vec<i64> = shape.iter().map(|&dimension| dimension.max(1)).collect();
     let count: i64 = shape.iter().product();
     let values = (0..count).flat_map(|_| rng.random_range(-1.0f32..1.0).to_le_bytes());

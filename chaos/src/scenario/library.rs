@@ -32,6 +32,7 @@ files![
     "gpu-faults",
     "worker-oom",
     "poison-request",
+    "workflows",
     "everything-at-once",
 ];
 

@@ -15,10 +15,10 @@ use tempfile::TempDir;
 
 use super::executors::Victim;
 use super::faults::Undo;
-use super::spec::{Code, Functions, Invariant, Shape, Spec};
+use super::spec::{Code, Functions, Invariant, Shape, Spec, Workflow};
 use super::{Options, Promise};
 use crate::cluster::{Cluster, Injection, Links, Machine, Plan, Process, Wanted, until};
-use crate::load::{Load, Mix, Network, Target, Targets};
+use crate::load::{Chain, Load, Mix, Network, Target, Targets};
 use crate::oracle::billed::Account;
 use crate::report::Check;
 use crate::timeline::{Timeline, seconds};
@@ -75,7 +75,8 @@ impl Stage {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;
             let functions = targets(&spec.functions, options.functions);
-            Targets::publish(&options.program, folder.path(), endpoints, functions, &mut rng).await
+            let wanted = (functions, chains(&spec.workflows));
+            Targets::publish(&options.program, folder.path(), endpoints, wanted, &mut rng).await
         };
         let targets = match started.await {
             Ok(targets) => targets,
@@ -254,6 +255,11 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
 }
 
 /// The functions of a scenario. `many` is how many there are of those that are several.
+fn chains(workflows: &[Workflow]) -> Vec<Chain> {
+    let chain = |of: &Workflow| Chain { name: of.name.clone(), steps: of.steps.clone(), rows: of.rows.get() };
+    workflows.iter().map(chain).collect()
+}
+
 fn targets(functions: &[Functions], many: Option<u32>) -> Vec<Target> {
     let numbered = |of: &Functions| {
         let (name, replicas, kind) = (of.name.clone(), of.replicas.get(), of.model.word());

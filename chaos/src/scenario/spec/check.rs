@@ -12,6 +12,8 @@ use crate::load::{Mix, RESERVED};
 const WORKERS_MAX: u32 = 8;
 const GPUS_MAX: u32 = 8;
 const FUNCTIONS_MAX: u32 = 1_000;
+/// The most rows of one request.
+const ROWS_MAX: u32 = 4_096;
 /// The least from one fault of a stream to the next.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
@@ -55,6 +57,22 @@ impl Spec {
         }
         let count: u32 = self.functions.iter().map(|it| it.count.get()).sum();
         ensure!(count <= FUNCTIONS_MAX, "functions: {count} are more than {FUNCTIONS_MAX}");
+        for workflow in &self.workflows {
+            let name = &workflow.name;
+            is_a_name(name)?;
+            ensure!(names.insert(name), "workflows: {name} is there twice");
+            ensure!(!workflow.steps.is_empty(), "workflows: {name} has no steps");
+            ensure!(workflow.rows.get() <= ROWS_MAX, "workflows: {name} takes more than {ROWS_MAX} rows");
+            for step in &workflow.steps {
+                let single = self.functions.iter().any(|it| it.name == *step && it.count.get() == 1);
+                ensure!(single, "workflows: {name} runs {step}, which is no function that there is one of");
+            }
+        }
+        let billed = self.invariants.contains(&Invariant::Billed);
+        ensure!(
+            self.workflows.is_empty() || !billed,
+            "billed is about requests of functions alone: a workflow's are its steps'"
+        );
         Ok(())
     }
 

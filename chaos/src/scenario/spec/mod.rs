@@ -29,6 +29,8 @@ pub(crate) struct Spec {
     pub(crate) cluster: Shape,
     pub(crate) functions: Vec<Functions>,
     #[serde(default)]
+    pub(crate) workflows: Vec<Workflow>,
+    #[serde(default)]
     pub(crate) load: Mix,
     /// How many times the round is done, or what is in code.
     pub(crate) rounds: Option<NonZeroU32>,
@@ -95,6 +97,19 @@ pub(crate) struct Functions {
     pub(crate) replicas: NonZeroU32,
     #[serde(default = "one")]
     pub(crate) count: NonZeroU32,
+}
+
+/// Functions one after the other, each on what the one before gives, invoked as one model.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Workflow {
+    pub(crate) name: String,
+    /// Functions, by their names; each but the last gives what the next takes.
+    pub(crate) steps: Vec<String>,
+    /// Rows of a request: with many, what a step gives is too large to be answered, and stays with the
+    /// worker that made it.
+    #[serde(default = "one")]
+    pub(crate) rows: NonZeroU32,
 }
 
 /// Networks that `millrace synth` writes and that have one FP32 input.
