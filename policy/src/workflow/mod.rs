@@ -47,7 +47,8 @@ use crate::core::Core;
 
 /// The most calls of a run that are out at a time.
 pub const CALLS_MAX: usize = 16;
-/// How often one step, or one row of it, is called in a run, the first time included.
+/// How often one step, or one row of it, is called in a run, the first time included and calls that
+/// were abandoned not.
 pub const RUNS_MAX: u32 = 3;
 
 /// The run of one request.

@@ -120,7 +120,11 @@ impl Engine {
         let idle = self.calls.iter().filter(|(_, call)| call.step == at && !is_held(call));
         let idle: Vec<CallId> = idle.map(|(id, _)| *id).collect();
         for call in idle {
-            self.back(call);
+            if let Some(Call { row, .. }) = self.back(call) {
+                // It is not to end: were it counted, what was lost elsewhere would use up the runs that
+                // a loss of its own may take.
+                self.steps[at].rows[row].runs -= 1;
+            }
             actions.push(Action::Abandon { call });
         }
     }

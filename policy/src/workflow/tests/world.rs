@@ -243,7 +243,12 @@ impl World {
                 let user = self.out.values().find(|out| out.inputs.contains(&slot));
                 assert!(user.is_none(), "{slot} is freed under {user:?}");
             }
-            Action::Abandon { call } => assert!(self.out.remove(&call).is_some(), "{call} is not out"),
+            Action::Abandon { call } => {
+                let out = self.out.remove(&call);
+                let Out { step, row, .. } = out.unwrap_or_else(|| panic!("{call} is not out"));
+                // It does not count.
+                self.calls.entry((step, row)).and_modify(|calls| *calls -= 1);
+            }
             Action::Answer { outputs } => {
                 assert_eq!(outputs, self.plan.outputs());
                 for slot in outputs {
