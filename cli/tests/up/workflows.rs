@@ -48,6 +48,7 @@ fn invoke(up: &Up, name: &str, folder: &Path) -> Value {
 #[test]
 fn what_one_worker_made_goes_straight_to_the_other() {
     let up = Up::group(None, 2, &["--keep-spans", "1000"]);
+    up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(1);
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
     let nodes = up.json(&["get", "nodes"]);
@@ -76,6 +77,7 @@ fn what_one_worker_made_goes_straight_to_the_other() {
 #[test]
 fn no_workflow_fails_and_none_answers_otherwise_when_a_worker_is_killed_under_it() {
     let up = Up::group(None, 2, &[]);
+    up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(2);
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
     eventually("both workers hold both", || {
