@@ -14,7 +14,6 @@ use millrace_proto::{convert, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{Bytes, Failure, GpuIndex, Reason, RequestId, Revision, RevisionKey};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
@@ -136,7 +135,6 @@ impl WorkerService {
             None => DEFAULT_TIMEOUT,
             Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
         };
-        let began = Instant::now();
         let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs)).await;
         let gathered = gathered.map_err(|_late| {
             Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
@@ -148,7 +146,7 @@ impl WorkerService {
             attempt: request.attempt,
             attempts_left: request.attempts_left,
             revision,
-            timeout: timeout.saturating_sub(began.elapsed()),
+            timeout: timeout.saturating_sub(gathered.took),
             priority: request.priority,
             inputs,
             descriptors,

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tonic::transport::server::TcpIncoming;
 
 use crate::activity::Place;
-use crate::clock::MonotonicClock;
+use crate::clock::{Clock, MonotonicClock};
 use crate::control::desired::Desired;
 use crate::control::{self, Control, telemetry};
 use crate::data_dir::{self, DataDir};
@@ -164,7 +164,8 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let (actors, node) = ActorThread::start(&config).await?;
 
     let desired = watch::Sender::new(Desired::default());
-    let gate = Gate::new(Arc::new(MonotonicClock));
+    let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
+    let gate = Gate::new(clock.clone());
     let attached = watch::Sender::default();
     let (view, host_tier) = host_tier::start(
         host_tier::Config {
@@ -172,7 +173,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
             store,
             source: Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed)),
             node: node.clone(),
-            clock: Arc::new(MonotonicClock),
+            clock: clock.clone(),
             gate: gate.clone(),
             seed: config.seed,
         },
@@ -194,7 +195,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
             attached,
             data_dir,
             node: node.clone(),
-            clock: Arc::new(MonotonicClock),
+            clock: clock.clone(),
             seed: config.seed,
         },
         control::Channels {
@@ -210,7 +211,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         models: view.models.clone(),
         counts: view.counts.clone(),
     };
-    let objects = Objects::new(config.object_memory, control.index(), Arc::new(MonotonicClock));
+    let objects = Objects::new(config.object_memory, control.index(), clock);
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
     let shown =
@@ -293,10 +294,10 @@ impl Worker {
     pub async fn drain(&self, grace: Duration) {
         self.service.refuse();
         self.health.refuse().await;
-        let began = tokio::time::Instant::now();
+        let began = MonotonicClock.now();
         self.node.quiesce(grace).await;
         // What others have yet to fetch would have to be made again.
-        let left = grace.saturating_sub(began.elapsed());
+        let left = grace.saturating_sub(MonotonicClock.now().since(began));
         if tokio::time::timeout(left, self.service.emptied()).await.is_err() {
             tracing::info!("objects were left at the end of the grace: what needs them makes them again");
         }
@@ -347,7 +348,6 @@ fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {
 /// Tells this process from another that claims the same node: a pid and the moment of its start
 /// are never both the same twice on one machine's boot, and the lock keeps its data directory apart.
 fn instance() -> String {
-    use crate::clock::Clock as _;
     format!("{}-{}", std::process::id(), MonotonicClock.now().as_nanos())
 }
 

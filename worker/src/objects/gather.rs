@@ -13,7 +13,6 @@ use millrace_proto::convert;
 use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, TensorPart};
 use millrace_types::{DataId, Failure, Reason};
-use tokio::time::Instant;
 
 use super::peers::PeerError;
 use super::{Contents, Objects, PIECE, memory};
@@ -24,6 +23,8 @@ use crate::service::tensors::{INLINE_BYTES_MAX, Input};
 pub(crate) struct Gathered {
     pub(crate) inputs: Vec<Input>,
     pub(crate) fetched: Vec<Fetched>,
+    /// How long it took.
+    pub(crate) took: Duration,
 }
 
 /// Why they could not be had.
@@ -69,7 +70,9 @@ impl Objects {
     /// Finds or fetches everything that a request takes. Its declared sizes have been checked. Every
     /// object that is not to be had is named, so that all are made again at once.
     pub(crate) async fn gather(&self, tensors: Vec<InferTensor>) -> Result<Gathered, GatherError> {
-        let mut gathered = Gathered { inputs: Vec::with_capacity(tensors.len()), fetched: Vec::new() };
+        let clock = &self.0.clock;
+        let started = clock.now();
+        let (mut inputs, mut fetches) = (Vec::with_capacity(tensors.len()), Vec::new());
         let mut losses = Losses { ids: self.missing(&tensors)?, unreachable: BTreeSet::new() };
         if !losses.ids.is_empty() {
             return Err(GatherError::Lost(losses.ids));
@@ -80,16 +83,19 @@ impl Objects {
             let contents = if parts.is_empty() {
                 Contents::Inline(data)
             } else {
-                let began = Instant::now();
+                let began = clock.now();
                 let (contents, method) = self.assemble(parts, total, &mut losses).await?;
                 if let Some(method) = method {
-                    gathered.fetched.push(fetched(name.clone(), method, total, began.elapsed()));
+                    fetches.push(fetched(name.clone(), method, total, clock.now().since(began)));
                 }
                 contents
             };
-            gathered.inputs.push(Input { name, datatype, shape, contents });
+            inputs.push(Input { name, datatype, shape, contents });
         }
-        if losses.ids.is_empty() { Ok(gathered) } else { Err(GatherError::Lost(losses.ids)) }
+        if !losses.ids.is_empty() {
+            return Err(GatherError::Lost(losses.ids));
+        }
+        Ok(Gathered { inputs, fetched: fetches, took: clock.now().since(started) })
     }
 
     /// Objects that nobody can be asked for: they are this worker's own and not here.

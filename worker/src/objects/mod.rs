@@ -37,6 +37,7 @@ use millrace_types::DataId;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::control::index::IndexFeed;
@@ -54,8 +55,6 @@ pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);
 pub(crate) const KEEP_MAX: Duration = Duration::from_secs(3600);
 /// How often what nobody came for is dropped.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
-/// How often one who waits for the last to go looks.
-const EMPTY_EVERY: Duration = Duration::from_millis(5);
 /// How much is copied at a time.
 const PIECE: usize = 1 << 20;
 
@@ -178,6 +177,8 @@ struct Inner {
     peers: Peers,
     /// By [`METHODS`].
     fetched: [Counted; METHODS.len()],
+    /// Told when an object goes.
+    dropped: Notify,
 }
 
 impl std::fmt::Debug for Objects {
@@ -192,8 +193,8 @@ impl Objects {
     pub(crate) fn new(limit: millrace_types::Bytes, feed: IndexFeed, clock: Arc<dyn Clock>) -> Self {
         let objects = descriptors() / 2;
         let shelf = Mutex::new(Shelf::new(Limit { bytes: limit, objects }));
-        let (peers, fetched) = (Peers::default(), Default::default());
-        Self(Arc::new(Inner { shelf, feed, clock, peers, fetched }))
+        let (peers, fetched, dropped) = (Peers::default(), Default::default(), Notify::new());
+        Self(Arc::new(Inner { shelf, feed, clock, peers, fetched, dropped }))
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
@@ -228,14 +229,20 @@ impl Objects {
             let Some(place) = self.0.feed.place().await else { return };
             if self.shelf().remove(id.epoch, id.counter) {
                 place.dropped(id.clone());
+                self.0.dropped.notify_waiters();
             }
         }
     }
 
     /// Returns once nothing is held any more. Nobody waits for long: what nobody comes for goes.
     pub(crate) async fn emptied(&self) {
-        while self.shelf().usage().objects > 0 {
-            tokio::time::sleep(EMPTY_EVERY).await;
+        loop {
+            // Before it is looked at, so that what comes between is noticed.
+            let dropped = self.0.dropped.notified();
+            if self.shelf().usage().objects == 0 {
+                return;
+            }
+            dropped.await;
         }
     }
 
@@ -263,6 +270,7 @@ impl Objects {
             for (epoch, counter) in expired {
                 let id = DataId { home: self.0.feed.node.clone(), epoch, counter };
                 tracing::debug!(%id, "nobody came for an object in its time");
+                self.0.dropped.notify_waiters();
                 self.0.feed.dropped(id).await;
             }
         }
