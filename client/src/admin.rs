@@ -3,6 +3,7 @@
 mod billing;
 mod cluster;
 mod nodes;
+mod pages;
 mod tenants;
 mod workflows;
 
@@ -22,6 +23,7 @@ use tonic::{IntoStreamingRequest, Request};
 
 pub use workflows::AppliedWorkflow;
 
+use self::pages::PAGE;
 use crate::endpoints::{Endpoints, Repeat};
 use crate::error::Error;
 use crate::model_file::{ModelFile, ReadFailure};
@@ -30,8 +32,6 @@ use crate::model_file::{ModelFile, ReadFailure};
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the upload of one model may take: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Items asked for at a time.
-const PAGE: u32 = 500;
 
 /// A client of the admin API. Clones share their connections.
 #[derive(Clone)]
@@ -214,26 +214,15 @@ impl Admin {
         &self,
         tenant: Option<&TenantName>,
     ) -> BoxStream<'static, Result<admin::Function, Error>> {
-        let tenant = tenant.map(TenantName::to_string).unwrap_or_default();
-        let (endpoints, consistency) = (self.endpoints.clone(), self.consistency.into());
-        Box::pin(async_stream::try_stream! {
-            let mut page_token = String::new();
-            loop {
-                let request = ListFunctionsRequest { tenant: tenant.clone(), page_size: PAGE, page_token, consistency };
-                let page = endpoints
-                    .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                        AdminClient::new(channel).list_functions(stamped(request.clone(), left)).await
-                    })
-                    .await?
-                    .into_inner();
-                for function in page.functions {
-                    yield function;
-                }
-                if page.next_page_token.is_empty() {
-                    break;
-                }
-                page_token = page.next_page_token;
-            }
+        let request = ListFunctionsRequest {
+            tenant: tenant.map(TenantName::to_string).unwrap_or_default(),
+            page_size: PAGE,
+            page_token: String::new(),
+            consistency: self.consistency.into(),
+        };
+        pages::all(self.endpoints.clone(), move |channel, left, page_token| {
+            let request = ListFunctionsRequest { page_token, ..request.clone() };
+            Box::pin(async move { AdminClient::new(channel).list_functions(stamped(request, left)).await })
         })
     }
 

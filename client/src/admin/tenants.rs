@@ -5,7 +5,8 @@ use millrace_proto::admin::{ListTenantsRequest, SetTenantRequest, Tenant, admin_
 use millrace_proto::convert::quota_wire;
 use millrace_types::{Quota, TenantName};
 
-use super::{Admin, CALL_TIMEOUT, PAGE, stamped};
+use super::pages::{self, PAGE};
+use super::{Admin, CALL_TIMEOUT, stamped};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
@@ -31,26 +32,14 @@ impl Admin {
 
     /// Every tenant that has caps or functions, by name.
     pub fn tenants(&self) -> BoxStream<'static, Result<Tenant, Error>> {
-        let page_token = String::new();
-        let mut request =
-            ListTenantsRequest { page_size: PAGE, page_token, consistency: self.consistency.into() };
-        let endpoints = self.endpoints.clone();
-        Box::pin(async_stream::try_stream! {
-            loop {
-                let page = endpoints
-                    .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                        AdminClient::new(channel).list_tenants(stamped(request.clone(), left)).await
-                    })
-                    .await?
-                    .into_inner();
-                for tenant in page.tenants {
-                    yield tenant;
-                }
-                if page.next_page_token.is_empty() {
-                    break;
-                }
-                request.page_token = page.next_page_token;
-            }
+        let request = ListTenantsRequest {
+            page_size: PAGE,
+            page_token: String::new(),
+            consistency: self.consistency.into(),
+        };
+        pages::all(self.endpoints.clone(), move |channel, left, page_token| {
+            let request = ListTenantsRequest { page_token, ..request.clone() };
+            Box::pin(async move { AdminClient::new(channel).list_tenants(stamped(request, left)).await })
         })
     }
 }

@@ -7,7 +7,8 @@ use millrace_proto::admin::{
 use millrace_proto::convert::workflow_spec_wire;
 use millrace_types::{FunctionKey, TenantName, WorkflowSpec};
 
-use super::{Admin, ApplyOptions, CALL_TIMEOUT, DeleteOptions, Outcome, PAGE, stamped};
+use super::pages::{self, PAGE};
+use super::{Admin, ApplyOptions, CALL_TIMEOUT, DeleteOptions, Outcome, stamped};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
@@ -74,29 +75,15 @@ impl Admin {
         &self,
         tenant: Option<&TenantName>,
     ) -> BoxStream<'static, Result<admin::Workflow, Error>> {
-        let mut request = ListWorkflowsRequest {
+        let request = ListWorkflowsRequest {
             tenant: tenant.map(TenantName::to_string).unwrap_or_default(),
             page_size: PAGE,
             page_token: String::new(),
             consistency: self.consistency.into(),
         };
-        let endpoints = self.endpoints.clone();
-        Box::pin(async_stream::try_stream! {
-            loop {
-                let page = endpoints
-                    .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                        AdminClient::new(channel).list_workflows(stamped(request.clone(), left)).await
-                    })
-                    .await?
-                    .into_inner();
-                for workflow in page.workflows {
-                    yield workflow;
-                }
-                if page.next_page_token.is_empty() {
-                    break;
-                }
-                request.page_token = page.next_page_token;
-            }
+        pages::all(self.endpoints.clone(), move |channel, left, page_token| {
+            let request = ListWorkflowsRequest { page_token, ..request.clone() };
+            Box::pin(async move { AdminClient::new(channel).list_workflows(stamped(request, left)).await })
         })
     }
 

@@ -1,0 +1,70 @@
+//! Lists that come a page at a time.
+
+use std::time::Duration;
+
+use async_stream::try_stream;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use millrace_proto::admin;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use super::CALL_TIMEOUT;
+use crate::endpoints::{Endpoints, Repeat};
+use crate::error::Error;
+
+/// Items asked for at a time.
+pub(super) const PAGE: u32 = 500;
+
+/// A page, as a list's answer has it.
+pub(super) trait Page {
+    type Item;
+
+    /// Its items, and the token of the next, which is empty on the last.
+    fn open(self) -> (Vec<Self::Item>, String);
+}
+
+macro_rules! page {
+    ($answer:ident, $items:ident: $item:ident) => {
+        impl Page for admin::$answer {
+            type Item = admin::$item;
+
+            fn open(self) -> (Vec<Self::Item>, String) {
+                (self.$items, self.next_page_token)
+            }
+        }
+    };
+}
+
+page!(ListFunctionsResponse, functions: Function);
+page!(ListWorkflowsResponse, workflows: Workflow);
+page!(ListTenantsResponse, tenants: Tenant);
+page!(ListBillingResponse, bills: Bill);
+
+/// Everything in a list, page after page: `ask` asks one endpoint for the page of a token.
+pub(super) fn all<P, A>(endpoints: Endpoints, ask: A) -> BoxStream<'static, Result<P::Item, Error>>
+where
+    P: Page<Item: Send> + Send + 'static,
+    A: Fn(Channel, Duration, String) -> BoxFuture<'static, Result<Response<P>, Status>>
+        + Send
+        + Sync
+        + 'static,
+{
+    Box::pin(try_stream! {
+        let mut token = String::new();
+        loop {
+            let page = endpoints
+                .call(Repeat::Allowed, CALL_TIMEOUT, |channel, left| ask(channel, left, token.clone()))
+                .await?
+                .into_inner();
+            let (items, next) = page.open();
+            for item in items {
+                yield item;
+            }
+            if next.is_empty() {
+                break;
+            }
+            token = next;
+        }
+    })
+}
