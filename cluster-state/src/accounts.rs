@@ -7,7 +7,7 @@ use imbl::OrdMap;
 use millrace_types::{FunctionKey, FunctionName, SloCounts, TenantName, Usage};
 use serde::{Deserialize, Serialize};
 
-use crate::placements::first_name;
+use crate::placements::first_key;
 
 /// The most tenants whose forgotten functions are billed apart.
 pub const FORGOTTEN_TENANTS_MAX: usize = 10_000;
@@ -86,8 +86,8 @@ impl Bills {
     }
 
     pub(crate) fn of_tenant(&self, tenant: &TenantName) -> Usage {
-        let first = FunctionKey { tenant: tenant.clone(), name: first_name() };
-        let functions = self.by_function.range(first..).take_while(|(key, _)| key.tenant == *tenant);
+        let functions =
+            self.by_function.range(first_key(tenant)..).take_while(|(key, _)| key.tenant == *tenant);
         let forgotten = self.forgotten.get(tenant).copied().unwrap_or_default();
         functions.fold(forgotten, |sum, (_, usage)| sum.plus(*usage))
     }
@@ -136,7 +136,7 @@ fn starts(from: Bound<&Account>) -> (Bound<FunctionKey>, Bound<TenantName>) {
     let Some(tenant) = account.tenant.clone() else { return (Bound::Unbounded, Bound::Unbounded) };
     let functions = match account.key() {
         Some(key) => from.map(|_| key),
-        None => Bound::Included(FunctionKey { tenant: tenant.clone(), name: first_name() }),
+        None => Bound::Included(first_key(&tenant)),
     };
     let tenants = match (from, &account.function) {
         (Bound::Included(_), None) => Bound::Included(tenant),

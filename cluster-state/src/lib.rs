@@ -51,7 +51,7 @@ pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
 pub use index::{LOST_ENTRIES_MAX, Located};
 pub use invariants::Violation;
 pub use outcome::{Applied, Outcome, Refusal};
-pub use placements::PLACEMENTS_MAX;
+pub use placements::{PLACEMENTS_MAX, first_key};
 pub use record::{
     Artifact, Cluster, ControllerId, Function, ModelKind, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
     PlacementReason, RevisionRecord, Scheduling, Tenant, Workflow,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
-use millrace_types::{FunctionKey, NodeName};
+use millrace_types::{FunctionKey, NodeName, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::record::Placement;
@@ -92,4 +92,10 @@ impl Placements {
 /// Names begin with a letter or a digit: none sorts before "0".
 pub(crate) fn first_name<N: std::str::FromStr<Err: std::fmt::Debug>>() -> N {
     "0".parse().expect("a digit is a valid name")
+}
+
+/// Where a tenant's functions, and its workflows, begin: no key of it sorts before this.
+#[must_use]
+pub fn first_key(tenant: &TenantName) -> FunctionKey {
+    FunctionKey { tenant: tenant.clone(), name: first_name() }
 }

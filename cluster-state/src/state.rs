@@ -13,7 +13,7 @@ use crate::command::{Caller, Command, Proposal, UnixMillis};
 use crate::commands;
 use crate::index::Index;
 use crate::outcome::{Applied, Outcome, Refusal};
-use crate::placements::{Placements, first_name};
+use crate::placements::{Placements, first_key};
 use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Tenant, Workflow};
 use crate::sessions::Sessions;
 
@@ -253,8 +253,7 @@ impl State {
         &'a self,
         tenant: &'a TenantName,
     ) -> impl Iterator<Item = &'a Arc<Function>> + use<'a> {
-        let first = FunctionKey { tenant: tenant.clone(), name: first_name() };
-        let functions = self.functions_from(Bound::Included(&first));
+        let functions = self.functions_from(Bound::Included(&first_key(tenant)));
         functions.take_while(move |function| function.key.tenant == *tenant)
     }
 

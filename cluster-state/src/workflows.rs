@@ -17,7 +17,7 @@ use millrace_types::workflow::{CheckError, NESTING_MAX, Ports, Run, Signature};
 use millrace_types::{FunctionKey, FunctionName, TenantName, WorkflowSpec};
 
 use crate::outcome::Refusal;
-use crate::placements::first_name;
+use crate::placements::first_key;
 use crate::record::Workflow;
 use crate::state::State;
 
@@ -121,8 +121,7 @@ impl State {
         &'a self,
         tenant: &'a TenantName,
     ) -> impl Iterator<Item = &'a Arc<Workflow>> + use<'a> {
-        let first = FunctionKey { tenant: tenant.clone(), name: first_name() };
-        let workflows = self.workflows_from(Bound::Included(&first));
+        let workflows = self.workflows_from(Bound::Included(&first_key(tenant)));
         workflows.take_while(move |workflow| workflow.key.tenant == *tenant)
     }
 

@@ -1,16 +1,18 @@
 //! Apply, get, list, delete.
 
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Command, ControllerId, Function, Proposal, RevisionRecord, State};
+use millrace_cluster_state::{
+    Applied, Caller, Command, ControllerId, Function, IdempotencyKey, Proposal, RevisionRecord, State,
+};
 use millrace_proto::admin as api;
 use millrace_proto::convert;
-use millrace_types::{Digest, Failure, FunctionKey, Reason, TenantName};
+use millrace_types::{Digest, Failure, Reason};
 use tonic::Request;
 
-use super::{AdminService, caller, idempotency, invalid_name, page_size, unknown_token, views};
+use super::listing::Listing;
+use super::{AdminService, caller, idempotency, views};
 use crate::raft::replica::refused;
 
 /// How long an apply waits for its model file to be copied to a majority of the controllers, which
@@ -39,18 +41,9 @@ impl AdminService {
         // A majority of them must hold the model: the others may be lost.
         let voters = self.replica.membership().voter_ids().map(ControllerId).collect();
         let command = Command::ApplyFunction { spec, digest, expected, voters };
-        let (applied, state) = if request.dry_run {
-            self.dry_run(caller, command).await?
-        } else {
-            (self.replica.propose(caller, idempotency, command).await?, self.replica.state())
-        };
-        let outcome = match applied {
-            Applied::Created { .. } => api::ApplyOutcome::Created,
-            Applied::Unchanged => api::ApplyOutcome::Unchanged,
-            _ => api::ApplyOutcome::Configured,
-        };
+        let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyFunctionResponse {
-            outcome: outcome.into(),
+            outcome: outcome(applied).into(),
             // Absent when it was deleted again since.
             function: state
                 .function(&key)
@@ -67,20 +60,26 @@ impl AdminService {
         let key = convert::function_key(&request.tenant, &request.name)?;
         let idempotency = idempotency(request.idempotency_key)?;
         let command = Command::DeleteFunction { key, expected: expected(request.resource_version) };
-        if request.dry_run {
-            self.dry_run(caller, command).await?;
-        } else {
-            self.replica.propose(caller, idempotency, command).await?;
-        }
+        self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::DeleteFunctionResponse {})
     }
 
-    /// Every check of a write, by applying it to a copy of the state.
-    pub(super) async fn dry_run(
+    /// Proposes a write, or only tries it, and gives the state after it.
+    pub(super) async fn write(
         &self,
-        caller: millrace_cluster_state::Caller,
+        caller: Caller,
+        idempotency: Option<IdempotencyKey>,
+        dry_run: bool,
         command: Command,
     ) -> Result<(Applied, State), Failure> {
+        if dry_run {
+            return self.dry_run(caller, command).await;
+        }
+        Ok((self.replica.propose(caller, idempotency, command).await?, self.replica.state()))
+    }
+
+    /// Every check of a write, by applying it to a copy of the state.
+    async fn dry_run(&self, caller: Caller, command: Command) -> Result<(Applied, State), Failure> {
         let state = self.replica.linearizable().await?;
         let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };
         let (outcome, after) = state.dry_run(&proposal);
@@ -106,26 +105,15 @@ impl AdminService {
         &self,
         request: api::ListFunctionsRequest,
     ) -> Result<api::ListFunctionsResponse, Failure> {
-        let tenant = match request.tenant.as_str() {
-            "" => None,
-            tenant => Some(TenantName::new(tenant).map_err(invalid_name)?),
-        };
-        let size = page_size(request.page_size);
-        let after = page_token(&request.page_token)?;
+        let listing = Listing::read(&request.tenant, request.page_size, &request.page_token)?;
         let state = self.read(request.consistency()).await?;
         let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
-        let mut rest = listed(&state, tenant.as_ref(), after.as_ref()).peekable();
-        let mut functions: Vec<api::Function> = Vec::new();
-        let mut last = None;
-        while let Some(function) = rest.next_if(|_| functions.len() < size) {
-            functions.push(views::function(&state, function, &function.revisions, &workers, &shortages));
-            last = Some(&function.key);
-        }
-        let next = last.filter(|_| rest.peek().is_some());
-        Ok(api::ListFunctionsResponse {
-            next_page_token: next.map(FunctionKey::to_string).unwrap_or_default(),
-            functions,
-        })
+        let view = |function: &&Arc<Function>| {
+            views::function(&state, function, &function.revisions, &workers, &shortages)
+        };
+        let found = state.functions_from(listing.start().as_ref());
+        let (functions, next_page_token) = listing.page(found, |function| &function.key, view);
+        Ok(api::ListFunctionsResponse { functions, next_page_token })
     }
 
     fn view(&self, state: &State, function: &Function, revisions: &[Arc<RevisionRecord>]) -> api::Function {
@@ -138,27 +126,11 @@ pub(super) fn expected(resource_version: u64) -> Option<u64> {
     (resource_version > 0).then_some(resource_version)
 }
 
-/// The functions of a tenant, or of all, after a key.
-fn listed<'a>(
-    state: &'a State,
-    tenant: Option<&'a TenantName>,
-    after: Option<&FunctionKey>,
-) -> Box<dyn Iterator<Item = &'a Arc<Function>> + 'a> {
-    let of_tenant =
-        move |function: &&Arc<Function>| tenant.is_none_or(|tenant| function.key.tenant == *tenant);
-    match (after, tenant) {
-        (Some(after), _) => Box::new(state.functions_from(Bound::Excluded(after)).take_while(of_tenant)),
-        (None, Some(tenant)) => Box::new(state.functions_of(tenant)),
-        (None, None) => Box::new(state.functions()),
+/// What an apply came to.
+pub(super) fn outcome(applied: Applied) -> api::ApplyOutcome {
+    match applied {
+        Applied::Created { .. } => api::ApplyOutcome::Created,
+        Applied::Unchanged => api::ApplyOutcome::Unchanged,
+        _ => api::ApplyOutcome::Configured,
     }
-}
-
-/// A token is the key of the last function, or workflow, of the page before.
-pub(super) fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
-    if token.is_empty() {
-        return Ok(None);
-    }
-    let bad = || Failure::new(Reason::MalformedRequest, unknown_token(token));
-    let (tenant, name) = token.split_once('/').ok_or_else(bad)?;
-    convert::function_key(tenant, name).map(Some).map_err(|_| bad())
 }

@@ -6,6 +6,7 @@
 //! | [`billing`] | what was used and what it costs |
 //! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
 //! | [`functions`] | apply, get, list, delete |
+//! | [`listing`] | a page of functions or workflows |
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
 //! | [`objective`] | whether a function is answered as its SLO asks |
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
@@ -21,6 +22,7 @@ mod cluster;
 mod data;
 mod events;
 mod functions;
+mod listing;
 mod nodes;
 mod objective;
 mod scaling;
