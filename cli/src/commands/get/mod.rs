@@ -9,7 +9,8 @@ use std::time::SystemTime;
 
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, messages as wire};
-use millrace_types::{Digest, FunctionName};
+use millrace_types::{Digest, FunctionKey, FunctionName, TenantName};
+use serde::Serialize;
 
 use crate::clock;
 use crate::commands::target::{Kind, Target};
@@ -43,15 +44,10 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let name = args.target.name(args.name)?;
     let format = args.output.output;
     let admin = if args.stale { session.admin.clone().stale() } else { session.admin.clone() };
+    let shown = Shown { session, admin: &admin, all_tenants: args.all_tenants, format };
     match kind {
-        Kind::Function => match name {
-            Some(name) => one_function(&name, session, &admin, format).await,
-            None => functions(session, &admin, args.all_tenants, format).await,
-        },
-        Kind::Workflow => match name {
-            Some(name) => workflows::one(&name, session, &admin, format).await,
-            None => workflows::all(session, &admin, args.all_tenants, format).await,
-        },
+        Kind::Function => shown.functions(name).await,
+        Kind::Workflow => shown.workflows(name).await,
         Kind::Node => nodes::nodes(nodes::named(&admin, name.as_deref()).await?, name.is_some(), format),
         Kind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
         Kind::Tenant => tenants(&admin, name.as_deref(), format).await,
@@ -63,33 +59,76 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-async fn one_function(name: &str, session: &Session, admin: &Admin, format: Format) -> Result<(), Failure> {
-    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
-    let function = admin.function(&session.key(&name)).await?;
-    let table = function_table(std::slice::from_ref(&function), clock::wall());
-    match document(format, &documents::Function::from(function))? {
-        Some(text) => print(&text),
-        None => print(&table.render(format)),
+/// Shows a function or workflow, or all of a tenant, or of all.
+struct Shown<'a> {
+    session: &'a Session,
+    admin: &'a Admin,
+    all_tenants: bool,
+    format: Format,
+}
+
+impl Shown<'_> {
+    async fn functions(&self, name: Option<String>) -> Result<(), Failure> {
+        match name {
+            Some(name) => {
+                let function = self.admin.function(&self.key(&name)?).await?;
+                one::<_, documents::Function>(function, function_table, self.format)
+            }
+            None => {
+                let functions = self.admin.functions(self.tenant()).try_collect().await?;
+                self.all::<_, documents::Function>("functions", functions, function_table)
+            }
+        }
+    }
+
+    async fn workflows(&self, name: Option<String>) -> Result<(), Failure> {
+        match name {
+            Some(name) => {
+                let workflow = self.admin.workflow(&self.key(&name)?).await?;
+                one::<_, documents::Workflow>(workflow, workflows::table, self.format)
+            }
+            None => {
+                let workflows = self.admin.workflows(self.tenant()).try_collect().await?;
+                self.all::<_, documents::Workflow>("workflows", workflows, workflows::table)
+            }
+        }
+    }
+
+    fn key(&self, name: &str) -> Result<FunctionKey, Failure> {
+        let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(self.session.key(&name))
+    }
+
+    fn tenant(&self) -> Option<&TenantName> {
+        (!self.all_tenants).then_some(&self.session.config.tenant)
+    }
+
+    fn all<W, D: From<W> + Serialize>(
+        &self,
+        what: &str,
+        items: Vec<W>,
+        table: impl Fn(&[W], SystemTime) -> Table,
+    ) -> Result<(), Failure> {
+        let table = table(&items, clock::wall());
+        let documents: Vec<_> = items.into_iter().map(D::from).collect();
+        let none = match self.tenant() {
+            Some(tenant) => format!("tenant {tenant} has no {what}"),
+            None => format!("there are no {what}"),
+        };
+        list(self.format, &documents, &table, &format!("{none}: publish one with 'millrace apply -f FILE'"))
     }
 }
 
-async fn functions(
-    session: &Session,
-    admin: &Admin,
-    all_tenants: bool,
+fn one<W, D: From<W> + Serialize>(
+    item: W,
+    table: impl Fn(&[W], SystemTime) -> Table,
     format: Format,
 ) -> Result<(), Failure> {
-    let tenant = (!all_tenants).then_some(&session.config.tenant);
-    let functions: Vec<_> = admin.functions(tenant).try_collect().await?;
-    let table = function_table(&functions, clock::wall());
-    let documents: Vec<_> = functions.into_iter().map(documents::Function::from).collect();
-    let empty = match tenant {
-        Some(tenant) => {
-            format!("tenant {tenant} has no functions: publish one with 'millrace apply -f FILE'")
-        }
-        None => "there are no functions: publish one with 'millrace apply -f FILE'".to_owned(),
-    };
-    list(format, &documents, &table, &empty)
+    let table = table(std::slice::from_ref(&item), clock::wall());
+    match document(format, &D::from(item))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
 }
 
 async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<(), Failure> {

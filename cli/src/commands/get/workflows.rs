@@ -2,47 +2,13 @@
 
 use std::time::SystemTime;
 
-use futures::TryStreamExt as _;
-use millrace_client::{Admin, messages as wire};
-use millrace_types::FunctionName;
+use millrace_client::messages as wire;
 
 use super::{labels, objective, readiness};
-use crate::clock;
-use crate::failure::Failure;
 use crate::output::table::{Table, col, wide};
-use crate::output::{Format, document, documents, list, print, text};
-use crate::session::Session;
+use crate::output::{documents, text};
 
-pub(super) async fn one(name: &str, session: &Session, admin: &Admin, format: Format) -> Result<(), Failure> {
-    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
-    let workflow = admin.workflow(&session.key(&name)).await?;
-    let table = table(std::slice::from_ref(&workflow), clock::wall());
-    match document(format, &documents::Workflow::from(workflow))? {
-        Some(text) => print(&text),
-        None => print(&table.render(format)),
-    }
-}
-
-pub(super) async fn all(
-    session: &Session,
-    admin: &Admin,
-    all_tenants: bool,
-    format: Format,
-) -> Result<(), Failure> {
-    let tenant = (!all_tenants).then_some(&session.config.tenant);
-    let workflows: Vec<_> = admin.workflows(tenant).try_collect().await?;
-    let table = table(&workflows, clock::wall());
-    let documents: Vec<_> = workflows.into_iter().map(documents::Workflow::from).collect();
-    let empty = match tenant {
-        Some(tenant) => {
-            format!("tenant {tenant} has no workflows: publish one with 'millrace apply -f FILE'")
-        }
-        None => "there are no workflows: publish one with 'millrace apply -f FILE'".to_owned(),
-    };
-    list(format, &documents, &table, &empty)
-}
-
-fn table(workflows: &[wire::Workflow], now: SystemTime) -> Table {
+pub(super) fn table(workflows: &[wire::Workflow], now: SystemTime) -> Table {
     let mut table = Table::new([
         wide("TENANT"),
         col("NAME"),
@@ -97,6 +63,7 @@ fn runs(steps: &[wire::WorkflowStep]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::Format;
     use wire::workflow_step::Run;
 
     fn step(run: Run) -> wire::WorkflowStep {
