@@ -111,7 +111,10 @@ impl Store {
                 self.change(key, |object| object.place = Place::Gpu);
                 actions.push(Action::Keep { object: key });
             }
-            Place::Migrating => self.only_on_host(key, false, actions),
+            Place::Migrating => {
+                actions.push(Action::Left { object: key });
+                self.only_on_host(key, false, actions);
+            }
             Place::Refused => self.change(key, |object| object.place = Place::Host),
             Place::Ending => self.remove(key, actions),
             Place::Waiting | Place::Filling | Place::Gpu | Place::Host | Place::Reloading => {}

@@ -6,7 +6,7 @@
 //! Requested, Executed ───────────────► ┌─────────┐
 //! Store, Stands, Consumed, Discard ──► │         │ ──► Allocate, Release        to the device
 //! Filled, Migrated, Reloaded, ───────► │  store  │ ──► Place, Refuse, Decline   to the producer
-//!   CopyFailed                         │         │ ──► Migrate, Reload, Keep    to the copies
+//!   CopyFailed                         │         │ ──► Migrate, Reload, …       to the copies
 //! Limit, GpuLost, Tick ──────────────► └─────────┘ ──► Free, Lost               to the data index
 //! ```
 //!

@@ -144,6 +144,12 @@ pub enum Action {
         /// Which.
         object: ObjectKey,
     },
+    /// A migrated object is on the host alone now: whoever reads it from now on reads it there. Before
+    /// its memory is anybody else's.
+    Left {
+        /// Which.
+        object: ObjectKey,
+    },
     /// A migrated object was claimed before it left, or is wanted again: drop its copy on the host.
     Keep {
         /// Which.

@@ -64,8 +64,14 @@ impl Bench {
         self.tell(Event::Consumed { object: key(object), consumer: 0 })
     }
 
+    /// What follows a copy to the host. An object that is there alone then has left before all else.
     fn migrated(&mut self, object: u64) -> Vec<Action> {
-        self.tell(Event::Migrated { object: key(object) })
+        let mut actions = self.tell(Event::Migrated { object: key(object) });
+        if let Some(place) = actions.iter().position(|action| matches!(action, Action::Left { .. })) {
+            assert_eq!((place, &actions[place]), (0, &Action::Left { object: key(object) }));
+            actions.remove(place);
+        }
+        actions
     }
 
     fn limit(&mut self, objects: u64) -> Vec<Action> {

@@ -17,6 +17,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use millrace_types::policy::EvictionName;
+
 use crate::memory::Rank;
 use crate::names::{self, UnknownName};
 
@@ -80,6 +82,16 @@ impl Eviction {
         })
     }
 
+    /// What an operator named.
+    #[must_use]
+    pub const fn named(name: EvictionName) -> Self {
+        match name {
+            EvictionName::Lru => Self::Lru,
+            EvictionName::Replicas => Self::Replicas,
+            EvictionName::Torpor => Self::Torpor,
+        }
+    }
+
     /// Whether it depends on how models stand: else nobody need say so.
     #[must_use]
     pub fn wants_standings(self) -> bool {
@@ -109,6 +121,9 @@ mod tests {
     fn every_policy_is_read_by_the_name_it_is_shown_by() {
         for (name, policy) in EVICTIONS {
             assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
+        }
+        for &name in EvictionName::ALL {
+            assert_eq!(Eviction::named(name).to_string(), name.name());
         }
         assert_eq!(Eviction::default(), Eviction::Lru);
         let refused = "fifo".parse::<Eviction>().unwrap_err().to_string();

@@ -2,7 +2,7 @@
 //! it is unlocked it is neither evicted nor moved, so that no copy reads what has taken its place. A
 //! lock is refused where it would be in somebody's way here.
 
-use millrace_types::ModelId;
+use millrace_types::{Bytes, ModelId};
 
 use super::serve::first_blocks;
 use super::slots::Stage;
@@ -31,7 +31,7 @@ impl Gpu {
         }
         let region = self.memory.lock(model)?;
         let blocks = first_blocks(region.runs(), shape.chunks);
-        Some(PeerBlocks { gpu: self.index, incarnation, blocks })
+        Some(PeerBlocks { gpu: self.index, incarnation, blocks, skip: Bytes::ZERO })
     }
 
     pub(super) fn unlock(&mut self, transfer: TransferId) {

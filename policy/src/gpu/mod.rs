@@ -1,5 +1,5 @@
 //! What a GPU loads, evicts and runs. The core of the Gpu actor, and the only authority about its
-//! memory.
+//! memory, that of intermediate data included ([`data`]).
 //!
 //! ```text
 //!            no program: LoadProgram     no region: evict, Map
@@ -21,6 +21,7 @@
 //! alone.
 
 pub mod consolidation;
+mod data;
 pub mod eviction;
 pub mod isolation;
 mod lending;
@@ -37,16 +38,19 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
+pub use self::data::DataAction;
 pub use self::eviction::{Eviction, Standing};
 pub use self::isolation::{Isolation, PROCESSES_MAX};
 pub use self::programs::PROGRAMS_MAX;
 pub use self::protocol::{Action, Event, RunFailure, Spent};
 pub use self::slots::SLOTS_MAX;
 
+use self::data::Data;
 use self::programs::{Known, Programs};
 use self::slots::{Slot, Slots, Stage};
 use crate::attempts::Progress;
 use crate::core::Core;
+use crate::elastic;
 use crate::ids::{Generation, RequestKey, RunId, TransferId};
 use crate::memory::{BLOCK, MemoryMap};
 
@@ -104,6 +108,8 @@ pub struct Gpu {
     health: Health,
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
+    /// `None`: intermediate data stays in host memory.
+    data: Option<Data>,
     eviction: Eviction,
     isolation: Isolation,
     /// Models that requests wait for elsewhere. Evicted only where nothing else makes room, so
@@ -142,6 +148,7 @@ impl Gpu {
             health: Health::Starting,
             incarnation: None,
             memory,
+            data: None,
             eviction: Eviction::default(),
             isolation: Isolation::default(),
             pinned: BTreeSet::new(),
@@ -173,6 +180,15 @@ impl Gpu {
     #[must_use]
     pub fn with_isolation(self, isolation: Isolation) -> Self {
         Self { isolation, ..self }
+    }
+
+    /// The same, keeping intermediate data in its memory like this, where models share an executor and
+    /// any free block serves.
+    #[must_use]
+    pub fn with_data(self, config: Option<elastic::Config>) -> Self {
+        let fits = !self.isolation.per_model() && self.memory.gives_any_block();
+        let data = config.filter(|_| fits).map(Data::new);
+        Self { data, ..self }
     }
 
     /// How it is.
@@ -247,6 +263,7 @@ impl Gpu {
             self.tidy_at = None;
             self.look_again = None;
             self.memory.clear();
+            self.data.iter_mut().for_each(Data::clear);
             self.pinned.clear();
             self.prefetched.clear();
             self.kept.clear();
@@ -304,6 +321,12 @@ impl Core for Gpu {
                 self.programs.set_standing(model, standing);
                 self.memory.rank(model, self.rank(model));
             }
+            Event::Eviction(eviction) => {
+                self.eviction = eviction;
+                for model in self.memory.regions().map(|(model, _)| model).collect::<Vec<_>>() {
+                    self.memory.rank(model, self.rank(model));
+                }
+            }
             Event::Residency { model, residency } => self.set_residency(now, model, residency),
             Event::Keep { model, kept } => self.keep(model, kept),
             Event::Pin { model } => {
@@ -342,7 +365,11 @@ impl Core for Gpu {
             Event::RunFailed { run, why } => self.run_failed(run, why, actions),
             Event::RunCancelled { run } => self.run_cancelled(run, actions),
             Event::DeviceFailed => self.replace(Health::Unhealthy, actions),
+            Event::Data(event) => self.on_data(now, event, actions),
             Event::Tick => {
+                if self.data.as_ref().and_then(Data::next_wake).is_some_and(|at| at <= now) {
+                    self.tell_store(now, elastic::Event::Tick, actions);
+                }
                 if self.isolation.per_model() {
                     self.end_hung(now, actions);
                 } else if self.hung_at().is_some_and(|at| at <= now) {
@@ -352,13 +379,19 @@ impl Core for Gpu {
             }
         }
         self.advance(now, actions);
+        let before = self.memory.used_blocks();
+        self.limit_data(now, actions);
+        if self.memory.used_blocks() < before {
+            self.advance(now, actions);
+        }
         self.sweep(actions);
         self.consolidate(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
         let tidy_at = self.tidy_at.filter(|_| self.relocating.is_empty());
-        [self.hung_at(), self.look_at, self.look_again, tidy_at].into_iter().flatten().min()
+        let data = self.data.as_ref().and_then(Data::next_wake);
+        [self.hung_at(), self.look_at, self.look_again, tidy_at, data].into_iter().flatten().min()
     }
 }
 

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Residency, Timestamp};
 
-use super::eviction::Standing;
+use super::data::DataAction;
+use super::eviction::{Eviction, Standing};
 use crate::attempts::Progress;
 use crate::dispatch::Return;
-use crate::fabric::{Cargo, Outcome, PeerBlocks};
+use crate::elastic;
+use crate::fabric::{Outcome, PeerBlocks, Weights};
 use crate::ids::{Generation, RequestKey, RunId, TransferId};
 use crate::memory::Run as BlockRun;
 
@@ -177,8 +179,12 @@ pub enum Event {
     },
     /// The device itself failed.
     DeviceFailed,
+    /// Something about the intermediate data here.
+    Data(elastic::Event),
     /// Time passed.
     Tick,
+    /// Models make room in this order from now on.
+    Eviction(Eviction),
 }
 
 /// Why a run failed.
@@ -190,6 +196,8 @@ pub enum RunFailure {
     NotThere,
     /// Memory ran out while it computed.
     OutOfMemory,
+    /// An object that it was to read is nowhere any more.
+    InputLost,
     /// The device itself failed.
     Device,
 }
@@ -275,7 +283,7 @@ pub enum Action {
         /// The transfer's name.
         transfer: TransferId,
         /// What.
-        cargo: Cargo,
+        weights: Weights,
         /// Which chunks.
         chunks: Vec<Range<u32>>,
         /// The GPU to copy them from, where not from the host.
@@ -353,4 +361,6 @@ pub enum Action {
         /// Which.
         model: ModelId,
     },
+    /// Executor: what becomes of an object.
+    Data(DataAction),
 }

@@ -4,8 +4,8 @@ use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 use super::programs::{Known, PROGRAMS_MAX};
 use super::slots::{Slot, Stage};
-use super::{Action, Gpu, Isolation, Moving, SLOTS_MAX};
-use crate::fabric::Cargo;
+use super::{Action, Gpu, Moving, SLOTS_MAX};
+use crate::fabric::Weights;
 use crate::ids::{Generation, RunId, TransferId};
 use crate::memory::{Evicted, Run as BlockRun, Shortage};
 
@@ -117,20 +117,7 @@ impl Gpu {
         self.memory.rank(model, self.rank(model));
         self.look_after(now, model);
         self.totals.swaps += 1;
-        self.totals.evictions += evicted.len() as u64;
-        for &Evicted { model, generation } in &evicted {
-            self.prefetched.remove(&model);
-            actions.push(Action::Unmap { model, generation });
-            if self.isolation == Isolation::Resident {
-                self.unload(model, actions);
-            }
-        }
-        // What a request here still needs comes back at its turn.
-        let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.slots.uses(model));
-        let gone: Vec<_> = gone.collect();
-        if !gone.is_empty() {
-            actions.push(Action::Evicted { models: gone });
-        }
+        self.note_evicted(&evicted, actions);
         if self.programs.known(model) == Known::No {
             let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
             if let Some(surplus) = self.programs.surplus(PROGRAMS_MAX, idle) {
@@ -180,8 +167,8 @@ impl Gpu {
         }
         self.last_transfer = TransferId(self.last_transfer.0 + 1);
         let transfer = self.last_transfer;
-        let cargo = Cargo { model, generation, weights: shape.weights };
-        actions.push(Action::Transfer { transfer, cargo, chunks: region.loaded().missing(), from });
+        let weights = Weights { model, generation, bytes: shape.weights };
+        actions.push(Action::Transfer { transfer, weights, chunks: region.loaded().missing(), from });
         self.moving.push(Moving { transfer, model, generation, cancelled: false, counted: false });
     }
 
@@ -216,10 +203,10 @@ impl Gpu {
     pub(super) fn arrived(&mut self, model: ModelId, generation: Generation, chunks: std::ops::Range<u32>) {
         let mapped = self.memory.region(model).is_some_and(|region| region.generation() == generation);
         let Some(shape) = self.programs.shape(model).filter(|_| mapped) else { return };
-        let cargo = Cargo { model, generation, weights: shape.weights };
+        let weights = Weights { model, generation, bytes: shape.weights };
         let counted = self.moving.iter().any(|moving| moving.generation == generation && moving.counted);
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model && !counted) {
-            slot.swapped += cargo.span(&chunks).1;
+            slot.swapped += weights.span(&chunks).1;
         }
         self.memory.arrived(model, chunks);
         self.slots.feed(model);
@@ -236,8 +223,8 @@ impl Gpu {
         let on_its_way = |moving: &&mut Moving| moving.generation == generation && !moving.counted;
         let Some(moving) = self.moving.iter_mut().find(on_its_way) else { return Bytes::ZERO };
         moving.counted = true;
-        let cargo = Cargo { model, generation, weights: shape.weights };
-        region.loaded().missing().iter().map(|chunks| cargo.span(chunks).1).sum()
+        let weights = Weights { model, generation, bytes: shape.weights };
+        region.loaded().missing().iter().map(|chunks| weights.span(chunks).1).sum()
     }
 }
 

@@ -90,10 +90,13 @@ impl Gpu {
                 self.take_off(place, actions);
                 actions.push(Action::Ended { key, ran: None });
             }
-            RunFailure::Model => {
+            RunFailure::Model | RunFailure::InputLost => {
                 self.take_off(place, actions);
-                let reason = Reason::ModelFailed;
-                actions.push(Action::Failed { key, reason, may_have_executed: true });
+                let (reason, may_have_executed) = match why {
+                    RunFailure::InputLost => (Reason::DataLost, false),
+                    _ => (Reason::ModelFailed, true),
+                };
+                actions.push(Action::Failed { key, reason, may_have_executed });
                 actions.push(Action::Ended { key, ran: None });
             }
             RunFailure::NotThere if slot.recalled && place > 0 => {

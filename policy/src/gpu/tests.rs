@@ -2,10 +2,11 @@ use millrace_types::Reason;
 
 use super::*;
 use crate::dispatch::Return;
-use crate::fabric::{Cargo, Outcome};
+use crate::fabric::{Outcome, Weights};
 use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
 
 mod consolidation;
+mod data;
 mod eviction;
 mod failures;
 mod isolation;
@@ -110,9 +111,9 @@ fn run(run: u64, key: u64, model: ModelId, generation: u64) -> Action {
 }
 
 fn transfer(transfer: u64, model: ModelId, generation: u64, chunks: std::ops::Range<u32>) -> Action {
-    let weights = Bytes(BLOCK.0 * u64::from(CHUNKS[model.0 as usize]));
-    let cargo = Cargo { model, generation: Generation(generation), weights };
-    Action::Transfer { transfer: TransferId(transfer), cargo, chunks: vec![chunks], from: None }
+    let bytes = Bytes(BLOCK.0 * u64::from(CHUNKS[model.0 as usize]));
+    let weights = Weights { model, generation: Generation(generation), bytes };
+    Action::Transfer { transfer: TransferId(transfer), weights, chunks: vec![chunks], from: None }
 }
 
 fn cancel_transfer(transfer: u64) -> Action {

@@ -1,5 +1,5 @@
-//! A GPU's memory map: which model holds which blocks, what of it has arrived, and who is evicted
-//! to make room. The only authority about the GPU's memory, all of which is reserved at boot (T12).
+//! A GPU's memory map: which model holds which blocks, what of it has arrived, who is evicted to make
+//! room, and which blocks hold intermediate data. The only authority about the GPU's memory, all of which is reserved at boot (T12).
 //!
 //! Eviction never copies back: the host copy stays authoritative, so dropping the GPU copy is all
 //! there is to it (T10). Victims are taken least recently used first, never one that is pinned. Of
@@ -51,6 +51,7 @@ mod bits;
 mod chunks;
 mod config;
 mod consolidate;
+mod data;
 mod layout;
 mod moves;
 mod partitions;
@@ -132,6 +133,8 @@ pub struct MemoryMap {
     last_generation: Generation,
     /// Blocks that models which are being moved leave, and which are theirs until they have.
     leaving: BTreeMap<ModelId, Vec<Run>>,
+    /// What intermediate data holds.
+    data: BTreeSet<Run>,
     /// Whether something changed since consolidation was found not to be due.
     untidy: bool,
 }
@@ -155,6 +158,7 @@ impl MemoryMap {
             order: BTreeSet::new(),
             last_generation: Generation(0),
             leaving: BTreeMap::new(),
+            data: BTreeSet::new(),
             untidy: false,
         }
     }
@@ -378,6 +382,7 @@ impl MemoryMap {
         self.regions.clear();
         self.order.clear();
         self.leaving.clear();
+        self.data.clear();
         self.untidy = false;
     }
 }

@@ -45,6 +45,9 @@ impl MemoryMap {
         let stays = |model, region: &Region| pinned.contains(model) || region.is_locked();
         let held =
             self.regions.iter().map(|(model, region)| (*model, &region.pieces[..], stays(model, region)));
+        let data: Vec<_> = self.data.iter().copied().collect();
+        // No model's, and it stays.
+        let held = held.chain(std::iter::once((ModelId(u32::MAX), &data[..], true)));
         let mut moves = consolidate::plan(partitions, held, self.grid.step);
         let overlap = |one: Run, other: Run| one.start < other.end() && other.start < one.end();
         let waits = |place: usize| {

@@ -140,6 +140,7 @@ impl World {
             }
             Action::Migrate { object } => self.goes(object, Place::Gpu, Place::Migrating),
             Action::Keep { object } => self.goes(object, Place::Host, Place::Gpu),
+            Action::Left { .. } => {}
             Action::Refuse { object } => self.goes(object, Place::Waiting, Place::Refused),
             Action::Free { object } => {
                 let seen = self.seen.get_mut(&object).unwrap();

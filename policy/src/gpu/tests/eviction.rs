@@ -86,6 +86,22 @@ fn a_model_that_comes_back_stands_as_it_was_last_told() {
     assert_eq!(bench.evicts_model(51, 10), [B], "light like C, and used before it");
 }
 
+#[test]
+fn another_order_holds_for_what_is_resident_already() {
+    let mut bench = resident(Eviction::Torpor);
+    for (model, standing) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
+        bench.stands(model, standing);
+    }
+    assert_eq!(bench.step(Event::Eviction(Eviction::Lru)), []);
+    assert_eq!(bench.evicts(10), [A], "used longest ago");
+    let mut bench = resident(Eviction::Lru);
+    for (model, standing) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
+        bench.stands(model, standing);
+    }
+    assert_eq!(bench.step(Event::Eviction(Eviction::Torpor)), []);
+    assert_eq!(bench.evicts(10), [B]);
+}
+
 impl Bench {
     /// All of a model arrives, is run and ends.
     fn arrive_any(&mut self, model: ModelId) {
@@ -109,7 +125,7 @@ impl Bench {
 
 fn locked(transfer: u64, start: u32) -> Action {
     let blocks = vec![BlockRun { start, len: 10 }];
-    let peer = crate::fabric::PeerBlocks { gpu: GpuIndex(0), incarnation: FIRST, blocks };
+    let peer = crate::fabric::PeerBlocks { gpu: GpuIndex(0), incarnation: FIRST, blocks, skip: Bytes::ZERO };
     Action::Locked { transfer: TransferId(transfer), peer }
 }
 

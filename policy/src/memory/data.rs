@@ -1,0 +1,160 @@
+//! Blocks of the intermediate data on a GPU, out of the same memory as the models': there is one
+//! authority about it. They are neither ranked nor moved; who gives them back decides when.
+
+use std::collections::BTreeSet;
+
+use millrace_types::ModelId;
+
+use super::{Evicted, MemoryMap, Run, Shortage};
+
+impl MemoryMap {
+    /// Takes so many blocks for data, wherever they lie, evicting what is not in `pinned` until there
+    /// is room. On a shortage nothing is evicted. One run for each block; a pool may lend more than the
+    /// one that it begins with.
+    ///
+    /// # Errors
+    /// [`Shortage`].
+    pub fn take_blocks(
+        &mut self,
+        blocks: u32,
+        pinned: &[ModelId],
+    ) -> Result<(Vec<Run>, Vec<Evicted>), Shortage> {
+        let any = self.allocator.takes_any(self.grid.placement);
+        let pieces = if any { vec![blocks] } else { vec![1; blocks as usize] };
+        let (evicted, taken) = match self.allocator.take(&pieces, self.grid.placement) {
+            Some(taken) => (Vec::new(), taken),
+            None => {
+                let victims = self.victims(&pieces, pinned)?;
+                let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
+                (evicted, self.allocator.take(&pieces, self.grid.placement).expect("room was made"))
+            }
+        };
+        let single = |run: Run| (run.start..run.end()).map(|start| Run { start, len: 1 });
+        let runs: Vec<_> = if any { taken.into_iter().flat_map(single).collect() } else { taken };
+        self.data.extend(&runs);
+        self.untidy = true;
+        Ok((runs, evicted))
+    }
+
+    /// Whether an allocation fails for lack of blocks alone, whatever their places.
+    #[must_use]
+    pub fn gives_any_block(&self) -> bool {
+        self.allocator.takes_any(self.grid.placement)
+    }
+
+    /// Gives a run of [`Self::take_blocks`] back.
+    ///
+    /// # Panics
+    /// When it is not taken: a bug of the caller.
+    pub fn give_back_block(&mut self, run: Run) {
+        assert!(self.data.remove(&run), "{run:?} holds no data");
+        self.allocator.give_back(&[run]);
+        self.untidy = true;
+    }
+
+    /// Blocks that data holds.
+    #[must_use]
+    pub fn data_blocks(&self) -> u32 {
+        self.data.iter().map(|run| run.len).sum()
+    }
+
+    /// Blocks that these models hold, and those that they are leaving.
+    #[must_use]
+    pub fn blocks_of(&self, models: &BTreeSet<ModelId>) -> u32 {
+        let held = models.iter().filter_map(|model| self.regions.get(model)).map(|region| region.blocks);
+        let left = self.leaving.values().flatten().map(|run| run.len);
+        held.chain(left).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, Timestamp};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::{BLOCK, Config, LAYOUTS};
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Map(u32, u32),
+        Unmap(u32),
+        Take(u32),
+        GiveBack(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..6u32, 1..40u32).prop_map(|(model, blocks)| Step::Map(model, blocks)),
+            (0..6u32).prop_map(Step::Unmap),
+            (1..20u32).prop_map(Step::Take),
+            any::<usize>().prop_map(Step::GiveBack),
+        ]
+    }
+
+    proptest! {
+        /// In every layout: nobody has a block twice, none is lost, and data never makes way.
+        #[test]
+        fn models_and_data_share_the_blocks(
+            layout in 0..LAYOUTS.len(),
+            steps in proptest::collection::vec(step(), 1..60),
+        ) {
+            let total = 160;
+            let mut map = MemoryMap::with(Bytes(BLOCK.0 * total), LAYOUTS[layout].1.of(Config::default()).grid().unwrap());
+            let mut data: Vec<Run> = Vec::new();
+            for (now, step) in steps.into_iter().enumerate() {
+                let now = Timestamp(now as u64);
+                match step {
+                    Step::Map(model, blocks) if map.region(ModelId(model)).is_none() => {
+                        drop(map.map(now, ModelId(model), blocks, blocks, &[]));
+                    }
+                    Step::Unmap(model) => {
+                        map.unmap(ModelId(model));
+                    }
+                    Step::Take(blocks) => {
+                        let before = map.used_blocks();
+                        match map.take_blocks(blocks, &[]) {
+                            Ok((runs, _)) => {
+                                prop_assert_eq!(runs.len(), blocks as usize);
+                                data.extend(runs);
+                            }
+                            Err(_) => prop_assert_eq!(map.used_blocks(), before, "nothing half done"),
+                        }
+                    }
+                    Step::GiveBack(place) if !data.is_empty() => {
+                        map.give_back_block(data.swap_remove(place % data.len()));
+                    }
+                    Step::Map(..) | Step::GiveBack(_) => {}
+                }
+                let models = map.regions().flat_map(|(_, region)| region.runs().iter().copied());
+                let mut taken: Vec<_> = models.chain(data.iter().copied()).collect();
+                taken.sort();
+                prop_assert!(taken.windows(2).all(|pair| pair[0].end() <= pair[1].start), "{:?}", taken);
+                prop_assert_eq!(map.data_blocks(), data.iter().map(|run| run.len).sum::<u32>());
+                let moves = map.consolidate(&[]);
+                let hits = |run: &Run| moves.iter().any(|step| step.from.start < run.end() && run.start < step.from.end());
+                prop_assert!(!data.iter().any(hits), "data moves");
+            }
+            let models: Vec<_> = map.regions().map(|(model, _)| model).collect();
+            for model in models {
+                map.unmap(model);
+            }
+            data.into_iter().for_each(|run| map.give_back_block(run));
+            prop_assert_eq!(map.used_blocks(), 0);
+        }
+    }
+
+    #[test]
+    fn data_makes_idle_models_go_and_not_those_in_use() {
+        let mut map = MemoryMap::new(Bytes(BLOCK.0 * 10));
+        map.map(Timestamp(1), ModelId(1), 4, 4, &[]).unwrap();
+        map.map(Timestamp(2), ModelId(2), 4, 4, &[]).unwrap();
+        let (runs, evicted) = map.take_blocks(5, &[ModelId(1)]).unwrap();
+        assert_eq!((runs.len(), evicted[0].model), (5, ModelId(2)));
+        assert_eq!(map.take_blocks(2, &[ModelId(1)]), Err(Shortage::Pinned));
+        assert_eq!(map.take_blocks(11, &[]), Err(Shortage::TooLarge));
+        assert_eq!(map.blocks_of(&[ModelId(1), ModelId(2)].into()), 4);
+        map.clear();
+        assert_eq!((map.used_blocks(), map.data_blocks()), (0, 0));
+    }
+}
