@@ -52,3 +52,9 @@ local_id!(
     BatchId(u64),
     "b"
 );
+local_id!(
+    /// An object on its way between memories of one node, over however many links, as the caller
+    /// numbers it.
+    FlowId(u64),
+    "flow"
+);

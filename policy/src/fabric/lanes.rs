@@ -7,6 +7,9 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
+use super::transfer::OUT_MAX;
+use crate::paths::Hops;
+
 /// Batches queued behind the running ones of a lane.
 const QUEUED_MAX: usize = 1;
 /// Tracks of a lane, however much faster it is than the paths that cross it.
@@ -29,11 +32,23 @@ pub(super) struct Lane {
     /// By track: until when batches that have ended would have taken it at its rate.
     tracks: Vec<Timestamp>,
     holds: Vec<Hold>,
+    /// Routes of objects that cross it now.
+    routes: usize,
 }
 
 impl Lane {
     pub(super) fn new(link: LinkId, rate: BytesPerSec) -> Self {
-        Self { link, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new() }
+        Self { link, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), routes: 0 }
+    }
+
+    /// An object has a route that crosses it.
+    pub(super) fn enter(&mut self) {
+        self.routes += 1;
+    }
+
+    /// It has no longer.
+    pub(super) fn leave(&mut self) {
+        self.routes -= 1;
     }
 
     /// Notes that a path of this rate crosses the lane.
@@ -43,9 +58,14 @@ impl Lane {
     }
 
     /// Whether another batch may be granted on it: one runs on each track, and one more is queued,
-    /// so that the lane never idles for a message.
+    /// so that the lane never idles for a message. Each route of an object may have as much, for one
+    /// that is slower elsewhere leaves part of the lane to the others.
     pub(super) fn takes_more(&self) -> bool {
-        self.holds.len() < self.tracks.len() + QUEUED_MAX
+        self.holds.len() < self.holds_max()
+    }
+
+    pub(super) fn holds_max(&self) -> usize {
+        (self.tracks.len() + QUEUED_MAX).max(self.routes * OUT_MAX)
     }
 
     /// From when on a batch can cross it.
@@ -94,21 +114,36 @@ impl Lane {
     }
 
     #[cfg(test)]
-    pub(super) fn tracks(&self) -> usize {
-        self.tracks.len()
+    pub(super) fn routes(&self) -> usize {
+        self.routes
     }
 }
 
-/// Where bytes go, and from which GPU, where not from the host.
+/// Where bytes go, and over which GPUs, where not from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Route {
     pub(super) to: GpuIndex,
-    pub(super) from: Option<GpuIndex>,
+    /// Both ends included.
+    pub(super) over: Option<Hops>,
 }
 
 impl Route {
     pub(super) fn from_host(to: GpuIndex) -> Self {
-        Self { to, from: None }
+        Self { to, over: None }
+    }
+
+    /// Over the NVLink that joins two GPUs.
+    pub(super) fn direct(from: GpuIndex, to: GpuIndex) -> Self {
+        Self::over(Hops::of([from, to]))
+    }
+
+    pub(super) fn over(hops: Hops) -> Self {
+        Self { to: hops.last(), over: Some(hops) }
+    }
+
+    /// The GPU that it comes from.
+    pub(super) fn from(&self) -> Option<GpuIndex> {
+        self.over.map(|hops| hops.first())
     }
 }
 
@@ -140,10 +175,19 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
         for (from, to) in [(a, b), (b, a)] {
             lanes.push(Lane::new(link, wire.rate));
             let path = Path { lanes: vec![lanes.len() - 1], rate: wire.rate };
-            paths.insert(Route { to, from: Some(from) }, path);
+            paths.insert(Route::direct(from, to), path);
         }
     }
     (lanes, paths)
+}
+
+/// The path of a route over several GPUs; `None` where two of them are not joined. It begins with the
+/// link that is nearest to where it goes, as those from the host do: the executor there copies.
+pub(super) fn joined(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
+    let steps = hops.links().map(|(from, to)| paths.get(&Route::direct(from, to)));
+    let steps: Vec<_> = steps.collect::<Option<_>>()?;
+    let rate = steps.iter().map(|step| step.rate).min()?;
+    Some(Path { lanes: steps.iter().rev().flat_map(|step| &step.lanes).copied().collect(), rate })
 }
 
 /// The lanes that bytes of a route cross, narrowest rate included.

@@ -15,15 +15,22 @@
 //! there is no such link, no lock is given, the peer goes or a copy from it fails, what is still to
 //! come takes the path from the host: a peer makes a transfer faster and never makes it fail.
 //!
+//! **Objects** (D07, D20, D22; `routes`) come from the host like weights, or from the GPU that has them,
+//! which locks them, over several routes at once as [`paths`](crate::paths) chooses, other GPUs in
+//! between included. Nobody else has their bytes: where the GPU is lost, a copy from it fails or no
+//! route leads there, the transfer fails.
+//!
 //! ```text
 //! Start, Cancel, Locked, NotLocked ────► ┌────────┐ ──► Arrived, Ended          to the Gpu
 //! Done, Failed (from the path's Link) ─► │ fabric │ ──► Lock, Unlock            to the peer
 //! Down ────────────────────────────────► └────────┘ ──► Grant, Revoke, Carried  to the Links
 //! ```
 
+mod grants;
 mod lanes;
 pub mod link;
 mod protocol;
+mod routes;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -34,13 +41,15 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
-pub use self::protocol::{Action, BatchFailure, Cargo, Event, Grant, Outcome, PeerBlocks};
+pub use self::protocol::{Action, BatchFailure, Cargo, Event, Grant, Outcome, PeerBlocks, Piece, Weights};
+pub use self::routes::routes_of;
 
 use self::lanes::{Lane, Path, Route};
 use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
+use crate::paths::Paths;
 
 /// Chunks in a batch (D13).
 pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
@@ -56,6 +65,8 @@ pub const FAILURES_MAX: u32 = 3;
 pub struct Fabric {
     lanes: Vec<Lane>,
     paths: BTreeMap<Route, Path>,
+    /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
+    routes: Option<Paths>,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
 }
@@ -68,7 +79,8 @@ impl Fabric {
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
         let (lanes, paths) = lanes::lay(topology);
-        Self { lanes, paths, transfers: BTreeMap::new(), grants: 0 }
+        let routes = routes_of(topology);
+        Self { lanes, paths, routes, transfers: BTreeMap::new(), grants: 0 }
     }
 
     /// Transfers that have not ended.
@@ -86,58 +98,81 @@ impl Fabric {
         &mut self,
         now: Timestamp,
         transfer: TransferId,
-        Route { to: gpu, from }: Route,
+        (gpu, from): (GpuIndex, Option<GpuIndex>),
         cargo: Cargo,
         chunks: Vec<Range<u32>>,
         actions: &mut Vec<Action>,
     ) {
-        let from = from.filter(|_| self.paths.contains_key(&Route { to: gpu, from }));
-        let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
-        let head_start = self.paths[&Route { to: gpu, from }].time_for(batch).saturating_mul(2);
-        let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
         let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
         let from = from.filter(|_| !waiting.is_empty());
-        if let Some(from) = from {
-            actions.push(Action::Lock { gpu: from, transfer, model: cargo.model });
+        let leads = from.filter(|&from| match cargo {
+            Cargo::Weights(_) => self.paths.contains_key(&Route::direct(from, gpu)),
+            Cargo::Object(_) => self.routes.as_ref().is_some_and(|routes| routes.lead(from, gpu)),
+        });
+        let nowhere = matches!(cargo, Cargo::Object(_)) && from.is_some() && leads.is_none();
+        let direct =
+            leads.map(|from| Route::direct(from, gpu)).filter(|route| self.paths.contains_key(route));
+        let served = self.head_start(now, &direct.unwrap_or(Route::from_host(gpu)));
+        if let Some(from) = leads {
+            actions.push(Action::Lock { gpu: from, transfer, cargo });
         }
         let transfer_state = Transfer {
             gpu,
             cargo,
-            source: from.map_or(Source::Host, Source::Asked),
+            source: leads.map_or(Source::Host, Source::Asked),
             locked: None,
             waiting,
             out: Vec::with_capacity(OUT_MAX),
             next_batch: BatchId(0),
             failures: 0,
-            served: (Timestamp(now.0.saturating_sub(head_start)), self.grants),
-            ending: None,
+            served,
+            ending: nowhere.then_some(Outcome::Failed),
+            routes: Vec::new(),
+            used: Vec::new(),
         };
         self.transfers.insert(transfer, transfer_state);
     }
 
+    /// A newcomer counts as served two batches ago.
+    fn head_start(&self, now: Timestamp, route: &Route) -> (Timestamp, u64) {
+        let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
+        let head_start = self.paths[route].time_for(batch).saturating_mul(2);
+        let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
+        (Timestamp(now.0.saturating_sub(head_start)), self.grants)
+    }
+
     fn locked(&mut self, transfer: TransferId, peer: PeerBlocks, actions: &mut Vec<Action>) {
-        let asked = |state: &&mut Transfer| matches!(state.source, Source::Asked(gpu) if gpu == peer.gpu);
+        let asked = |state: &&mut Transfer| {
+            state.ending.is_none() && matches!(state.source, Source::Asked(gpu) if gpu == peer.gpu)
+        };
         match self.transfers.get_mut(&transfer).filter(asked) {
             Some(state) => {
-                state.locked = Some(peer.gpu);
+                let (from, to, cargo) = (peer.gpu, state.gpu, state.cargo);
+                state.locked = Some(from);
                 state.source = Source::Peer(peer);
+                if matches!(cargo, Cargo::Object(_)) && !self.begin_routes(transfer, from, to) {
+                    self.give_up(transfer, Outcome::Failed, actions);
+                }
             }
             // It has ended meanwhile, or goes on from the host.
             None => actions.push(Action::Unlock { gpu: peer.gpu, transfer }),
         }
     }
 
-    fn not_locked(&mut self, transfer: TransferId) {
+    fn not_locked(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
         let asked = |state: &&mut Transfer| matches!(state.source, Source::Asked(_));
-        if let Some(state) = self.transfers.get_mut(&transfer).filter(asked) {
-            state.source = Source::Host;
+        if self.transfers.get_mut(&transfer).filter(asked).is_some() {
+            self.lose_source(transfer, actions);
         }
     }
 
-    /// What is still to be granted comes from the host. What is out from the peer comes whole or
-    /// fails; until it has, the transfer holds the lock.
-    fn lock_lost(&mut self, transfer: TransferId) {
-        if let Some(state) = self.transfers.get_mut(&transfer) {
+    /// What is still to be granted comes from the host, if it is there. What is out from the peer comes
+    /// whole or fails; until it has, the transfer holds the lock.
+    fn lose_source(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
+        let Some(state) = self.transfers.get_mut(&transfer) else { return };
+        if state.is_of_peers_object() {
+            self.give_up(transfer, Outcome::Failed, actions);
+        } else {
             state.source = Source::Host;
         }
     }
@@ -153,7 +188,12 @@ impl Fabric {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.failures = 0;
         let size = state.cargo.span(&batch.chunks).1;
-        let Cargo { model, generation, .. } = state.cargo;
+        let cargo = state.cargo;
+        if let Some(hops) = batch.route.over.filter(|hops| !state.used.contains(hops))
+            && matches!(cargo, Cargo::Object(_))
+        {
+            state.used.push(hops);
+        }
         for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
@@ -161,17 +201,17 @@ impl Fabric {
             }
         }
         let gpu = batch.route.to;
-        actions.push(Action::Arrived { gpu, model, generation, chunks: batch.chunks });
+        actions.push(Action::Arrived { gpu, cargo, chunks: batch.chunks });
         self.end_if_over(transfer, actions);
     }
 
     fn failed(&mut self, transfer: TransferId, batch: BatchId, why: BatchFailure, actions: &mut Vec<Action>) {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.waiting.push(batch.chunks);
-        match (why, batch.route.from) {
+        match (why, batch.route.from()) {
             (BatchFailure::NotBegun, _) => {}
             // Whatever is wrong may be wrong with the peer alone.
-            (BatchFailure::Faulty, Some(_)) => state.source = Source::Host,
+            (BatchFailure::Faulty, Some(_)) => self.lose_source(transfer, actions),
             (BatchFailure::Faulty, None) => {
                 state.failures += 1;
                 if state.failures >= FAILURES_MAX {
@@ -195,16 +235,17 @@ impl Fabric {
             if let Some(gpu) = state.locked {
                 actions.push(Action::Unlock { gpu, transfer });
             }
-            let from = state.source.peer();
-            actions.push(Action::Ended { gpu: state.gpu, transfer, outcome, from });
-            self.transfers.remove(&transfer);
+            let (gpu, from, routes) = (state.gpu, state.source.peer(), state.used.clone());
+            actions.push(Action::Ended { gpu, transfer, outcome, from, routes });
+            self.forget(transfer);
         }
     }
 
-    fn cancel(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
+    /// Ends a transfer as soon as nothing of it is out.
+    fn give_up(&mut self, transfer: TransferId, outcome: Outcome, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        state.ending.get_or_insert(Outcome::Cancelled);
-        for place in 1..self.transfers.get(&transfer).map_or(0, |state| state.out.len()) {
+        state.ending.get_or_insert(outcome);
+        for place in 1..state.out.len() {
             self.revoke(transfer, place, actions);
         }
         self.end_if_over(transfer, actions);
@@ -219,6 +260,7 @@ impl Fabric {
     }
 
     fn down(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        let (mut gone, mut failed) = (Vec::new(), Vec::new());
         for (&transfer, state) in self.transfers.iter_mut() {
             if state.gpu == gpu {
                 for batch in &state.out {
@@ -229,12 +271,19 @@ impl Fabric {
                 if let Some(gpu) = state.locked {
                     actions.push(Action::Unlock { gpu, transfer });
                 }
+                gone.push(transfer);
             } else if state.source.peer() == Some(gpu) || state.locked == Some(gpu) {
                 // It forgot its locks. What is out from it either comes whole or fails.
-                (state.source, state.locked) = (Source::Host, None);
+                state.locked = None;
+                if state.is_of_peers_object() {
+                    failed.push(transfer);
+                } else {
+                    state.source = Source::Host;
+                }
             }
         }
-        self.transfers.retain(|_, state| state.gpu != gpu);
+        gone.into_iter().for_each(|transfer| self.forget(transfer));
+        failed.into_iter().for_each(|transfer| self.give_up(transfer, Outcome::Failed, actions));
     }
 
     fn lose_unreported(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
@@ -246,91 +295,6 @@ impl Fabric {
             self.failed(transfer, batch, BatchFailure::Faulty, actions);
         }
     }
-
-    /// Grants whatever can be granted, those served longest ago first.
-    fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        loop {
-            let takes = |state: &&Transfer| state.out.len() < OUT_MAX && self.path_takes_more(state.route());
-            let candidates = self.transfers.iter().filter(|(_, state)| state.wants() && takes(state));
-            let Some((&next, _)) = candidates.min_by_key(|(_, state)| state.served) else { break };
-            self.grant(now, next, actions);
-        }
-        self.make_way(actions);
-    }
-
-    /// Whether a path takes another batch: one runs on it, one is queued, and each of its lanes
-    /// agrees.
-    fn path_takes_more(&self, route: Route) -> bool {
-        let batches = self.transfers.values().flat_map(|state| &state.out);
-        let out = batches.filter(|batch| batch.route == route).count();
-        out < OUT_MAX && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
-    }
-
-    fn grant(&mut self, now: Timestamp, transfer: TransferId, actions: &mut Vec<Action>) {
-        let batch = BATCH_CHUNKS.get();
-        let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        let Some(mut range) = state.waiting.pop() else { return };
-        if range.len() > batch as usize {
-            state.waiting.push(range.start + batch..range.end);
-            range.end = range.start + batch;
-        }
-        self.grants += 1;
-        let hold = self.grants;
-        let route = state.route();
-        let path = &self.paths[&route];
-        let size = state.cargo.span(&range).1;
-        let free = path.lanes.iter().map(|&lane| self.lanes[lane].free_at()).fold(now, Timestamp::max);
-        for &lane in &path.lanes {
-            self.lanes[lane].hold(hold, free, size);
-        }
-        let not_after = free + START_SLACK;
-        let give_up = not_after + path.time_for(size).saturating_mul(2) + REPORT_SLACK;
-        let batch = state.next_batch;
-        state.next_batch = BatchId(batch.0 + 1);
-        state.served = (now, hold);
-        state.out.push(Batch { id: batch, chunks: range.clone(), route, hold, give_up, revoked: false });
-        let peer = match &state.source {
-            Source::Peer(peer) => Some(peer.of(&range)),
-            Source::Host | Source::Asked(_) => None,
-        };
-        let (gpu, cargo) = (state.gpu, state.cargo);
-        let link = self.first_link(route);
-        let (not_before, chunks) = (free, range);
-        let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, not_before, not_after };
-        actions.push(Action::Grant { grant });
-    }
-
-    /// Takes queued batches back for transfers that have nothing out and find their path full.
-    fn make_way(&mut self, actions: &mut Vec<Action>) {
-        let stuck = |state: &&Transfer| {
-            state.out.is_empty()
-                && state.ending.is_none()
-                && !matches!(state.source, Source::Asked(_))
-                && !self.path_takes_more(state.route())
-        };
-        let stuck: Vec<_> =
-            self.transfers.values().filter(stuck).map(|state| (state.route(), state.served)).collect();
-        for (route, served) in stuck {
-            let in_the_way = |state: &Transfer| {
-                let queued = state.out.get(OUT_MAX - 1);
-                queued.is_some_and(|batch| self.shares_a_full_lane(route, batch.route))
-            };
-            let mut blockers = self.transfers.iter().filter(|(_, state)| in_the_way(state));
-            // One at a time: who waits needs one place.
-            if blockers.clone().any(|(_, state)| state.out[OUT_MAX - 1].revoked) {
-                continue;
-            }
-            let served_since = blockers.find(|(_, state)| state.served > served);
-            if let Some(transfer) = served_since.map(|(&transfer, _)| transfer) {
-                self.revoke(transfer, OUT_MAX - 1, actions);
-            }
-        }
-    }
-
-    fn shares_a_full_lane(&self, a: Route, b: Route) -> bool {
-        let (a_lanes, b_lanes) = (&self.paths[&a].lanes, &self.paths[&b].lanes);
-        a == b || a_lanes.iter().any(|lane| b_lanes.contains(lane) && !self.lanes[*lane].takes_more())
-    }
 }
 
 impl Core for Fabric {
@@ -340,13 +304,13 @@ impl Core for Fabric {
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Start { transfer, gpu, cargo, chunks, from } => {
-                self.start(now, transfer, Route { to: gpu, from }, cargo, chunks, actions);
+                self.start(now, transfer, (gpu, from), cargo, chunks, actions);
                 self.end_if_over(transfer, actions);
             }
             Event::Locked { transfer, peer } => self.locked(transfer, peer, actions),
-            Event::NotLocked { transfer } => self.not_locked(transfer),
-            Event::LockLost { transfer } => self.lock_lost(transfer),
-            Event::Cancel { transfer } => self.cancel(transfer, actions),
+            Event::NotLocked { transfer } => self.not_locked(transfer, actions),
+            Event::LockLost { transfer } => self.lose_source(transfer, actions),
+            Event::Cancel { transfer } => self.give_up(transfer, Outcome::Cancelled, actions),
             Event::Done { transfer, batch } => self.done(transfer, batch, actions),
             Event::Failed { transfer, batch, why } => self.failed(transfer, batch, why, actions),
             Event::Down { gpu } => self.down(gpu, actions),

@@ -5,48 +5,97 @@ use std::ops::Range;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
+use crate::elastic::ObjectKey;
 use crate::ids::{BatchId, Generation, TransferId};
 use crate::memory::{BLOCK, Run as BlockRun};
+use crate::paths::Hops;
 
-/// What a transfer carries, for whoever copies.
+/// Weights of a model, for whoever copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Cargo {
-    /// The model whose weights they are.
+pub struct Weights {
+    /// The model.
     pub model: ModelId,
     /// The mapping they go to.
     pub generation: Generation,
-    /// The weights' size.
-    pub weights: Bytes,
+    /// Their size.
+    pub bytes: Bytes,
 }
 
-impl Cargo {
+impl Weights {
     /// Where a range of chunks lies in the weights: offset and size. The last chunk is short.
     #[must_use]
     pub fn span(&self, chunks: &Range<u32>) -> (Bytes, Bytes) {
-        let at = |chunk: u32| (u64::from(chunk) * BLOCK.0).min(self.weights.0);
-        (Bytes(at(chunks.start)), Bytes(at(chunks.end) - at(chunks.start)))
+        span(self.bytes, chunks)
     }
 }
 
-/// A model's blocks on the GPU that it is copied from.
+/// Bytes of an object, which become one of their own where they go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The object that they fill.
+    pub object: ObjectKey,
+    /// The one that they are of.
+    pub of: ObjectKey,
+    /// From where on.
+    pub offset: Bytes,
+    /// How many.
+    pub bytes: Bytes,
+}
+
+/// What a transfer carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cargo {
+    /// A model's weights.
+    Weights(Weights),
+    /// Intermediate data.
+    Object(Piece),
+}
+
+impl Cargo {
+    /// Where a range of chunks lies in what is carried: offset and size. The last chunk is short.
+    #[must_use]
+    pub fn span(&self, chunks: &Range<u32>) -> (Bytes, Bytes) {
+        span(self.bytes(), chunks)
+    }
+
+    /// The size of it all.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        match self {
+            Self::Weights(weights) => weights.bytes,
+            Self::Object(piece) => piece.bytes,
+        }
+    }
+}
+
+fn span(size: Bytes, chunks: &Range<u32>) -> (Bytes, Bytes) {
+    let at = |chunk: u32| (u64::from(chunk) * BLOCK.0).min(size.0);
+    (Bytes(at(chunks.start)), Bytes(at(chunks.end) - at(chunks.start)))
+}
+
+/// Where a cargo lies on the GPU that it is copied from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerBlocks {
     /// Which GPU.
     pub gpu: GpuIndex,
     /// The executor whose memory it is: that of a later one holds something else.
     pub incarnation: Incarnation,
-    /// In the order of the weights.
+    /// In the order of the weights, or of the object.
     pub blocks: Vec<BlockRun>,
+    /// Where it begins in the first block: part of an object may begin anywhere.
+    pub skip: Bytes,
 }
 
 impl PeerBlocks {
     /// Those of some chunks.
     #[must_use]
     pub fn of(&self, chunks: &Range<u32>) -> Self {
+        // Chunks that begin within blocks end in the one after.
+        let end = chunks.end + u32::from(self.skip > Bytes::ZERO);
         let mut at = 0;
         let part = |run: &BlockRun| {
             let first = chunks.start.max(at) - at;
-            let last = chunks.end.min(at + run.len).saturating_sub(at);
+            let last = end.min(at + run.len).saturating_sub(at);
             at += run.len;
             (first < last).then(|| BlockRun { start: run.start + first, len: last - first })
         };
@@ -90,10 +139,11 @@ pub enum Event {
         cargo: Cargo,
         /// Which chunks of it, in this order; not empty.
         chunks: Vec<Range<u32>>,
-        /// The GPU to copy them from, where not from the host.
+        /// The GPU to copy them from, where not from the host. An object that no route leads for, or
+        /// that is not kept there, fails.
         from: Option<GpuIndex>,
     },
-    /// A GPU keeps the model of a transfer where it is (T25).
+    /// A GPU keeps the cargo of a transfer where it is (T25).
     Locked {
         /// For which transfer.
         transfer: TransferId,
@@ -131,8 +181,8 @@ pub enum Event {
         /// Why.
         why: BatchFailure,
     },
-    /// A GPU lost everything: transfers to it end without another word, and those from it go on
-    /// from the host.
+    /// A GPU lost everything: transfers to it end without another word; those of weights from it go
+    /// on from the host, those of objects fail.
     Down {
         /// Which.
         gpu: GpuIndex,
@@ -157,7 +207,8 @@ pub enum Outcome {
     Complete,
     /// It was cancelled; what had arrived is there.
     Cancelled,
-    /// It failed too often; what had arrived is there.
+    /// It failed too often, or an object can no longer be had from where it was; what had arrived is
+    /// there.
     Failed,
 }
 
@@ -169,14 +220,14 @@ pub enum Action {
         /// The batch.
         grant: Grant,
     },
-    /// Ask a GPU to keep a model until it is unlocked, and where it is.
+    /// Ask a GPU to keep what a transfer carries until it is unlocked, and where it is.
     Lock {
         /// Which GPU.
         gpu: GpuIndex,
         /// For which transfer.
         transfer: TransferId,
-        /// Which model.
-        model: ModelId,
+        /// What.
+        cargo: Cargo,
     },
     /// Nothing of a transfer is copied from a GPU any more.
     Unlock {
@@ -208,9 +259,7 @@ pub enum Action {
         /// Where.
         gpu: GpuIndex,
         /// What of.
-        model: ModelId,
-        /// Which mapping.
-        generation: Generation,
+        cargo: Cargo,
         /// Which chunks.
         chunks: Range<u32>,
     },
@@ -224,5 +273,7 @@ pub enum Action {
         outcome: Outcome,
         /// The GPU it came from to the end, where not from the host.
         from: Option<GpuIndex>,
+        /// The routes that an object took from another GPU.
+        routes: Vec<Hops>,
     },
 }

@@ -8,8 +8,9 @@ use millrace_types::{GpuIndex, Timestamp};
 use super::lanes::Route;
 use super::protocol::{Cargo, Outcome, PeerBlocks};
 use crate::ids::BatchId;
+use crate::paths::Hops;
 
-/// Batches that a transfer has out: one runs, one is queued.
+/// Batches that a transfer has out on one route: one runs, one is queued.
 pub(super) const OUT_MAX: usize = 2;
 
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub(super) struct Batch {
 #[derive(Debug)]
 pub(super) enum Source {
     Host,
-    /// A peer that has not said yet whether it locked the model.
+    /// A peer that has not said yet whether it locked the cargo.
     Asked(GpuIndex),
     Peer(PeerBlocks),
 }
@@ -48,11 +49,11 @@ pub(super) struct Transfer {
     pub(super) gpu: GpuIndex,
     pub(super) cargo: Cargo,
     pub(super) source: Source,
-    /// The peer that keeps the model for it.
+    /// The peer that keeps the cargo for it.
     pub(super) locked: Option<GpuIndex>,
     /// What is still to be granted, last first.
     pub(super) waiting: Vec<Range<u32>>,
-    /// What is out, in the order granted: the first runs.
+    /// What is out, in the order granted: the first runs, and the first of each route.
     pub(super) out: Vec<Batch>,
     pub(super) next_batch: BatchId,
     pub(super) failures: u32,
@@ -60,16 +61,50 @@ pub(super) struct Transfer {
     pub(super) served: (Timestamp, u64),
     /// How it ends once nothing is out, where that is decided already.
     pub(super) ending: Option<Outcome>,
+    /// Where new batches of an object may go that comes from a GPU. Others have one route.
+    pub(super) routes: Vec<Route>,
+    /// Those by which some came.
+    pub(super) used: Vec<Hops>,
 }
 
 impl Transfer {
-    /// The route of its next batch.
-    pub(super) fn route(&self) -> Route {
-        Route { to: self.gpu, from: self.source.peer() }
+    /// The routes of its next batch.
+    pub(super) fn routes(&self) -> impl Iterator<Item = Route> {
+        let only = match (self.source.peer(), self.cargo) {
+            (None, _) => Some(Route::from_host(self.gpu)),
+            (Some(from), Cargo::Weights(_)) => Some(Route::direct(from, self.gpu)),
+            (Some(_), Cargo::Object(_)) => None,
+        };
+        only.into_iter().chain(self.routes.iter().copied())
     }
 
     /// Whether a batch of it can be granted, as far as it is concerned.
     pub(super) fn wants(&self) -> bool {
         self.ending.is_none() && !self.waiting.is_empty() && !matches!(self.source, Source::Asked(_))
+    }
+
+    /// Whether it may have another batch out on a route.
+    pub(super) fn takes_more(&self, route: &Route) -> bool {
+        match self.cargo {
+            Cargo::Weights(_) => self.out.len() < OUT_MAX,
+            Cargo::Object(_) => self.out.iter().filter(|batch| batch.route == *route).count() < OUT_MAX,
+        }
+    }
+
+    /// The batches that are out behind others of its own, by place.
+    pub(super) fn queued(&self) -> impl Iterator<Item = usize> {
+        let behind = |place: &usize| match self.cargo {
+            Cargo::Weights(_) => true,
+            Cargo::Object(_) => {
+                let route = self.out[*place].route;
+                self.out[..*place].iter().any(|batch| batch.route == route)
+            }
+        };
+        (1..self.out.len()).filter(behind)
+    }
+
+    /// Whether its bytes are of an object that another GPU has: nowhere else may have them.
+    pub(super) fn is_of_peers_object(&self) -> bool {
+        matches!(self.cargo, Cargo::Object(_)) && self.source.peer().is_some()
     }
 }

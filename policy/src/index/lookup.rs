@@ -14,12 +14,11 @@
 //! heard yet of what was stored, or came home, within the last sync period.
 
 use std::fmt;
-use std::str::FromStr;
 
 use millrace_types::{DataId, Epoch, NodeName};
 
 use super::{Entry, HomeAnswer, Index};
-use crate::names::{self, UnknownName};
+use crate::names;
 
 /// The most steps of a lookup, the last included: home, fetch, and twice tier 2 and fetch.
 pub const STEPS_MAX: u32 = 7;
@@ -39,13 +38,6 @@ pub enum LookupOrder {
 /// Every name, with what it stands for.
 pub const LOOKUP_ORDERS: [(&str, LookupOrder); 2] =
     [("home-first", LookupOrder::HomeFirst), ("paper", LookupOrder::Paper)];
-
-impl FromStr for LookupOrder {
-    type Err = UnknownName;
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        names::read("lookup order", &LOOKUP_ORDERS, name)
-    }
-}
 
 impl fmt::Display for LookupOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

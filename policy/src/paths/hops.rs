@@ -8,7 +8,7 @@ use millrace_types::GpuIndex;
 pub const HOPS_MAX: usize = 7;
 
 /// One to eight GPUs, in the order in which bytes cross them.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hops {
     gpus: [GpuIndex; HOPS_MAX + 1],
     len: u8,
@@ -16,7 +16,7 @@ pub struct Hops {
 
 impl Hops {
     /// Of the first GPUs there are, and of GPU 0 if there are none.
-    pub(super) fn of(gpus: impl IntoIterator<Item = GpuIndex>) -> Self {
+    pub(crate) fn of(gpus: impl IntoIterator<Item = GpuIndex>) -> Self {
         let mut hops = Self { gpus: [GpuIndex(0); HOPS_MAX + 1], len: 0 };
         for (to, gpu) in hops.gpus.iter_mut().zip(gpus) {
             *to = gpu;
@@ -54,6 +54,13 @@ impl Hops {
     /// The links, as the GPUs that they join.
     pub fn links(&self) -> impl Iterator<Item = (GpuIndex, GpuIndex)> {
         self.as_slice().windows(2).map(|pair| (pair[0], pair[1]))
+    }
+}
+
+impl fmt::Display for Hops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first().0)?;
+        self.as_slice()[1..].iter().try_for_each(|gpu| write!(f, "-{}", gpu.0))
     }
 }
 

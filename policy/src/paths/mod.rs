@@ -40,7 +40,6 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::num::NonZeroU32;
 
 use millrace_types::topology::Topology;
@@ -51,6 +50,7 @@ pub use self::hops::{HOPS_MAX, Hops};
 pub use self::host::{HostPlan, HostRoute};
 pub use self::place::{Edge, place};
 pub use self::split::split;
+pub use crate::ids::FlowId;
 
 use self::host::{Ask, HostPath, host_paths};
 use self::matrix::Matrix;
@@ -64,16 +64,6 @@ pub const LINKS_MAX: usize = 128;
 pub const FLOWS_MAX: usize = 256;
 /// Routes of one flow at most. DGX-V100 has six NVLinks at a GPU.
 pub const ROUTES_MAX: usize = 8;
-
-/// A transfer between GPUs of a node, as the caller numbers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowId(pub u64);
-
-impl fmt::Display for FlowId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flow{}", self.0)
-    }
-}
 
 /// Why something could not be begun or placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -185,7 +175,7 @@ impl Paths {
     }
 
     /// Begins the transfers of a workflow together: all have their own links before any looks for
-    /// more, the pair with least bandwidth first.
+    /// more, the pair with least bandwidth first. Only tests begin more than one yet.
     ///
     /// # Errors
     /// As [`Self::begin`]: then none has begun.
@@ -268,6 +258,13 @@ impl Paths {
     pub fn routes(&self, flow: FlowId) -> Option<Vec<Route>> {
         let flow = self.running.flows.iter().find(|it| it.id == flow)?;
         Some(flow.parts.as_slice().iter().map(|part| self.running.route(part)).collect())
+    }
+
+    /// Whether NVLinks lead from one GPU to another, by routes that are not too long.
+    #[must_use]
+    pub fn lead(&self, from: GpuIndex, to: GpuIndex) -> bool {
+        let known = self.check_gpu(from).and_then(|()| self.check_gpu(to)).is_ok();
+        known && !self.running.matrix.paths_of(from.0 as usize, to.0 as usize).is_empty()
     }
 
     /// What is left between two GPUs over what joins them: the matrix of D21.

@@ -1,4 +1,4 @@
-//! How many chunks go over which route (D22).
+//! How many chunks go over which route (D22). Only tests call this yet: `sim` moves no chunks.
 
 use millrace_types::BytesPerSec;
 

@@ -1,9 +1,8 @@
 //! How bandwidth is shared, by name.
 
 use std::fmt;
-use std::str::FromStr;
 
-use crate::names::{self, UnknownName};
+use crate::names;
 
 /// Who gets how much of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -21,13 +20,6 @@ pub enum Sharing {
 /// Every name, with what it stands for.
 pub const SHARINGS: [(&str, Sharing); 3] =
     [("faastube", Sharing::FaasTube), ("fair", Sharing::Fair), ("fifo", Sharing::Fifo)];
-
-impl FromStr for Sharing {
-    type Err = UnknownName;
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        names::read("sharing of links", &SHARINGS, name)
-    }
-}
 
 impl fmt::Display for Sharing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

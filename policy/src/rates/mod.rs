@@ -40,7 +40,8 @@ use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
 pub use self::config::{Config, SHARINGS, Sharing};
-pub use self::protocol::{Allocation, Batch, Change, Error, Flow, FlowId, Infeasible, Objective, Standing};
+pub use self::protocol::{Allocation, Batch, Change, Error, Flow, Infeasible, Objective, Standing};
+pub use crate::ids::FlowId;
 
 use self::links::{Links, Part, Split};
 use crate::fabric::BATCH_CHUNKS;
@@ -199,8 +200,8 @@ impl Rates {
     }
 
     /// What a flow can count on.
-    #[must_use]
-    pub fn standing(&self, flow: FlowId) -> Option<Standing> {
+    #[cfg(test)]
+    fn standing(&self, flow: FlowId) -> Option<Standing> {
         self.flows.get(&flow).map(|state| state.standing)
     }
 

@@ -18,6 +18,8 @@
 //! that batch on. So each newcomer costs the others a batch at most. D13's "no later than after the
 //! current batch" is read as said of that one: of several that come at once one alone can be next, and
 //! the others are served when they are due, which is what admission promised them.
+//!
+//! No server calls this yet, nor does `sim`, which goes by the rates: only tests and a bench do.
 
 use millrace_types::Bytes;
 use millrace_types::topology::LinkId;

@@ -1,20 +1,11 @@
 //! What the rates are told, and what they answer.
 
-use std::fmt;
 use std::time::Duration;
 
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec};
 
-/// One object on its way between host memory and a GPU, over however many links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowId(pub u64);
-
-impl fmt::Display for FlowId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flow{}", self.0)
-    }
-}
+use crate::ids::FlowId;
 
 /// By when a flow is wanted. A request's time, of which its inference takes a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -4,15 +4,19 @@
 //! that keeps each channel's own is possible. Executors do at once what they are told, except for
 //! copies, moves and runs, which end when the test says so.
 
+mod wiring;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{self, BatchFailure, Fabric, Grant};
+use millrace_policy::fabric::{self, BatchFailure, Cargo, Fabric, Grant, Weights};
 use millrace_policy::gpu::{self, Gpu, Isolation};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
-use millrace_policy::memory::{BLOCK, Config, Layout, MemoryMap, Run as BlockRun};
+use millrace_policy::memory::{BLOCK, Config, Layout, MemoryMap};
 use millrace_types::topology::{Gpu as GpuOf, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
+
+use self::wiring::each;
 
 pub(crate) const GPUS: usize = 3;
 pub(crate) const MODELS: u32 = 5;
@@ -64,7 +68,8 @@ struct Move {
 impl Place {
     /// Whether what a copy is for is still mapped: else it is refused before it reads anything.
     fn takes(&self, grant: &Grant) -> bool {
-        self.mapped.get(&grant.cargo.model).is_some_and(|mapped| mapped.0 == grant.cargo.generation)
+        let Weights { model, generation, .. } = weights(grant);
+        self.mapped.get(&model).is_some_and(|mapped| mapped.0 == generation)
     }
 }
 
@@ -83,6 +88,12 @@ pub(crate) struct World {
     pub(crate) from_peers: u32,
     /// Models that moved.
     pub(crate) moved: u32,
+}
+
+/// Nothing else moves here.
+fn weights(grant: &Grant) -> Weights {
+    let Cargo::Weights(weights) = grant.cargo else { panic!("{grant:?}") };
+    weights
 }
 
 fn topology() -> Topology {
@@ -173,7 +184,7 @@ impl World {
         place.runs.retain(|run| run.1 != model);
         place.moves.retain(|step| step.model != model);
         let (lost, left): (VecDeque<Grant>, _) =
-            place.copies.drain(..).partition(|copy| copy.cargo.model == model);
+            place.copies.drain(..).partition(|copy| weights(copy).model == model);
         place.copies = left;
         lost.iter().for_each(|copy| self.report(index, copy, Some(BatchFailure::NotBegun)));
         self.gpu(index, gpu::Event::ProgramLost { model });
@@ -227,8 +238,8 @@ impl World {
     pub(crate) fn copy(&mut self, index: usize) -> bool {
         let Some(grant) = self.places[index].copies.pop_front() else { return false };
         self.now = self.now.max(grant.not_before);
-        let blocks = self.places[index].mapped.get(&grant.cargo.model);
-        let to = blocks.filter(|(generation, _)| *generation == grant.cargo.generation);
+        let blocks = self.places[index].mapped.get(&weights(&grant).model);
+        let to = blocks.filter(|(generation, _)| *generation == weights(&grant).generation);
         let Some((_, to)) = to.cloned() else {
             self.report(index, &grant, Some(BatchFailure::Faulty));
             return true;
@@ -274,7 +285,7 @@ impl World {
 
     /// What a copy reads.
     fn read(&self, grant: &Grant) -> Vec<Option<Chunk>> {
-        let model = grant.cargo.model;
+        let model = weights(grant).model;
         let Some(peer) = &grant.peer else {
             return grant.chunks.clone().map(|chunk| Some((model, chunk))).collect();
         };
@@ -325,7 +336,7 @@ impl World {
     pub(crate) fn check(&self) {
         for grant in self.places.iter().flat_map(|place| place.copies.iter().filter(|it| place.takes(it))) {
             let expected: Vec<_> =
-                grant.chunks.clone().map(|chunk| Some((grant.cargo.model, chunk))).collect();
+                grant.chunks.clone().map(|chunk| Some((weights(grant).model, chunk))).collect();
             assert_eq!(self.read(grant), expected, "{grant:?}");
         }
         for place in &self.places {
@@ -349,115 +360,4 @@ impl World {
             assert!(memory.consolidate(&[]).is_empty(), "what is due is done");
         }
     }
-
-    fn post(&mut self, from: Who, to: Who, mail: Mail) {
-        self.channels.entry((from, to)).or_default().push_back(mail);
-    }
-
-    fn fabric(&mut self, event: fabric::Event) {
-        let mut actions = Vec::new();
-        self.fabric.on_event(self.now, event, &mut actions);
-        for action in actions {
-            let (gpu, event) = match action {
-                fabric::Action::Grant { grant } => {
-                    self.places[grant.gpu.0 as usize].copies.push_back(grant);
-                    continue;
-                }
-                fabric::Action::Revoke { gpu, transfer, batch, .. } => {
-                    let place = &mut self.places[gpu.0 as usize];
-                    let named = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
-                    if let Some(found) = place.copies.iter().position(named) {
-                        let grant = place.copies.remove(found).unwrap();
-                        self.report(gpu.0 as usize, &grant, Some(BatchFailure::NotBegun));
-                    }
-                    continue;
-                }
-                fabric::Action::Carried { .. } => continue,
-                fabric::Action::Lock { gpu, transfer, model } => (gpu, gpu::Event::Lock { transfer, model }),
-                fabric::Action::Unlock { gpu, transfer } => (gpu, gpu::Event::Unlock { transfer }),
-                fabric::Action::Arrived { gpu, model, generation, chunks } => {
-                    (gpu, gpu::Event::Arrived { model, generation, chunks })
-                }
-                fabric::Action::Ended { gpu, transfer, outcome, from } => {
-                    (gpu, gpu::Event::TransferEnded { transfer, outcome, from })
-                }
-            };
-            let index = gpu.0 as usize;
-            self.post(FABRIC, index, Mail::ToGpu(index, event));
-        }
-    }
-
-    fn gpu(&mut self, index: usize, event: gpu::Event) {
-        let mut actions = Vec::new();
-        self.places[index].core.on_event(self.now, event, &mut actions);
-        for action in actions {
-            self.carry_out(index, action);
-        }
-    }
-
-    fn carry_out(&mut self, index: usize, action: gpu::Action) {
-        let gpu = GpuIndex(index as u32);
-        let to_fabric = match action {
-            gpu::Action::Transfer { transfer, cargo, chunks, from } => {
-                fabric::Event::Start { transfer, gpu, cargo, chunks, from }
-            }
-            gpu::Action::CancelTransfer { transfer } => fabric::Event::Cancel { transfer },
-            gpu::Action::Locked { transfer, peer } => fabric::Event::Locked { transfer, peer },
-            gpu::Action::LockLost { transfer } => fabric::Event::LockLost { transfer },
-            gpu::Action::NotLocked { transfer } => fabric::Event::NotLocked { transfer },
-            gpu::Action::Down { lost } => {
-                self.requests -= lost.len();
-                fabric::Event::Down { gpu }
-            }
-            executor => return self.execute(index, executor),
-        };
-        self.post(index, FABRIC, Mail::ToFabric(to_fabric));
-    }
-
-    fn execute(&mut self, index: usize, action: gpu::Action) {
-        let place = &mut self.places[index];
-        match action {
-            gpu::Action::LoadProgram { model } => {
-                place.programs.insert(model);
-                self.gpu(index, gpu::Event::ProgramLoaded { model });
-            }
-            gpu::Action::UnloadProgram { model } => {
-                assert!(place.runs.iter().all(|run| run.1 != model), "a program goes that somebody runs");
-                place.programs.remove(&model);
-                place.mapped.remove(&model);
-            }
-            gpu::Action::Map { model, generation, blocks } => {
-                let blocks: Vec<u32> = each(&blocks).collect();
-                // What was there is as good as gone.
-                let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
-                blocks.iter().for_each(|&block| memory[block as usize] = None);
-                place.mapped.insert(model, (generation, blocks));
-            }
-            gpu::Action::Relocate { model, was, generation, blocks } => {
-                assert!(place.runs.iter().all(|run| run.1 != model), "a model moves that somebody runs");
-                let comes = |copy: &Grant| copy.cargo.model == model && place.takes(copy);
-                assert!(!place.copies.iter().any(comes), "a model moves that is on its way");
-                let blocks = each(&blocks).collect();
-                place.moves.push_back(Move { model, was, generation, blocks });
-            }
-            gpu::Action::Unmap { model, .. } => {
-                place.mapped.remove(&model);
-            }
-            gpu::Action::Run { run, model, generation, .. } => place.runs.push_back((run, model, generation)),
-            gpu::Action::CancelRun { run } => {
-                if let Some(found) = place.runs.iter().position(|waiting| waiting.0 == run) {
-                    place.runs.remove(found);
-                    self.gpu(index, gpu::Event::RunCancelled { run });
-                }
-            }
-            gpu::Action::Replace => self.kill(index),
-            gpu::Action::EndProgram { model } => self.kill_program(index, model),
-            gpu::Action::Ended { .. } | gpu::Action::Returned { .. } => self.requests -= 1,
-            _ => {}
-        }
-    }
-}
-
-fn each(runs: &[BlockRun]) -> impl Iterator<Item = u32> {
-    runs.iter().flat_map(|run| run.start..run.start + run.len)
 }

@@ -21,12 +21,12 @@ fn blocks(start: u32, len: u32) -> BlockRun {
 }
 
 fn peer(gpu: u32, runs: &[BlockRun]) -> PeerBlocks {
-    PeerBlocks { gpu: GpuIndex(gpu), incarnation: Incarnation(7), blocks: runs.to_vec() }
+    PeerBlocks { gpu: GpuIndex(gpu), incarnation: Incarnation(7), blocks: runs.to_vec(), skip: Bytes::ZERO }
 }
 
-fn lock(gpu: u32, transfer: u64) -> Action {
-    let model = ModelId(transfer as u32);
-    Action::Lock { gpu: GpuIndex(gpu), transfer: TransferId(transfer), model }
+fn lock(gpu: u32, transfer: u64, chunks: u32) -> Action {
+    let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
+    Action::Lock { gpu: GpuIndex(gpu), transfer: TransferId(transfer), cargo }
 }
 
 fn unlock(gpu: u32, transfer: u64) -> Action {
@@ -39,8 +39,7 @@ fn down(gpu: u32) -> Event {
 
 impl Node {
     fn start_from(&mut self, from: u32, transfer: u64, gpu: u32, chunks: u32) -> Vec<Action> {
-        let weights = Bytes(BLOCK.0 * u64::from(chunks));
-        let cargo = Cargo { model: ModelId(transfer as u32), generation: Generation(1), weights };
+        let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
         let (transfer, gpu) = (TransferId(transfer), GpuIndex(gpu));
         let (chunks, from) = (std::iter::once(0..chunks).collect(), Some(GpuIndex(from)));
         self.step(Event::Start { transfer, gpu, cargo, chunks, from })
@@ -53,7 +52,7 @@ impl Node {
     /// A transfer of 12 chunks from GPU 0 to GPU 2 with two batches out.
     fn copying() -> Self {
         let mut node = node();
-        assert_eq!(node.start_from(0, 1, 2, 12), [lock(0, 1)]);
+        assert_eq!(node.start_from(0, 1, 2, 12), [lock(0, 1, 12)]);
         assert_eq!(sources(&node.locked(1, peer(0, &[blocks(50, 12)]))), [Some(0), Some(0)]);
         node
     }
@@ -74,7 +73,7 @@ fn sources(actions: &[Action]) -> Vec<Option<u32>> {
 
 fn complete(gpu: u32, transfer: u64, from: Option<u32>) -> Action {
     let (gpu, transfer, outcome) = (GpuIndex(gpu), TransferId(transfer), Outcome::Complete);
-    Action::Ended { gpu, transfer, outcome, from: from.map(GpuIndex) }
+    Action::Ended { gpu, transfer, outcome, from: from.map(GpuIndex), routes: Vec::new() }
 }
 
 /// The last actions, without what arrived and what crossed.
@@ -87,7 +86,7 @@ fn ends(actions: &[Action]) -> Vec<Action> {
 fn a_model_is_locked_crosses_the_nvlink_at_its_rate_and_is_unlocked() {
     let mut node = node();
     let start = node.now;
-    assert_eq!(node.start_from(0, 1, 2, 7), [lock(0, 1)], "nothing moves before it is locked");
+    assert_eq!(node.start_from(0, 1, 2, 7), [lock(0, 1, 7)], "nothing moves before it is locked");
     let actions = node.locked(1, peer(0, &[blocks(3, 2), blocks(20, 9)]));
     let begins: Vec<_> =
         grants(&actions, start).into_iter().map(|(.., chunks, begin)| (chunks, begin)).collect();
@@ -161,7 +160,7 @@ fn the_directions_of_an_nvlink_do_not_share_its_rate_and_the_host_path_is_anothe
     let back = node.locked(2, peer(2, &[blocks(0, 5)]));
     assert_eq!(grants(&back, start), [(2, 0, 0..5, Duration::ZERO)]);
     assert_eq!(grants(&node.start(3, 2, 5), start), [(3, 0, 0..5, Duration::ZERO)]);
-    assert_eq!(node.start_from(0, 4, 2, 5), [lock(0, 4)]);
+    assert_eq!(node.start_from(0, 4, 2, 5), [lock(0, 4, 5)]);
     let actions = node.locked(4, peer(0, &[blocks(100, 5)]));
     assert!(matches!(actions[..], [Action::Revoke { link: NVLINK, .. }]), "the same direction is taken");
 }

@@ -7,38 +7,11 @@ mod place;
 mod properties;
 mod split;
 
-use millrace_types::Bytes;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind};
-
 use super::*;
-
-/// DGX-V100's pairs, as in the preset `dgx-v100`.
-const DOUBLE: [(u32, u32); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
-const SINGLE: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
+use crate::fixtures::{dgx_v100, machine};
 
 fn gb(n: u64) -> BytesPerSec {
     BytesPerSec::gb(n)
-}
-
-/// GPUs of which each two share a PCIe switch of 12 GB/s, and NVLinks in GB/s.
-fn machine(gpus: u32, nvlinks: &[(u32, u32, u64)]) -> Topology {
-    let gpu = |index: u32| Gpu {
-        index: GpuIndex(index),
-        gpu_type: "test".to_owned(),
-        memory: Bytes::gib(16),
-        host_path: vec![LinkId(index), LinkId(gpus + index / 2)],
-    };
-    let link = |kind, rate| Link { kind, rate };
-    let mut links = vec![link(LinkKind::Pcie, gb(12)); gpus as usize];
-    links.extend(vec![link(LinkKind::PcieUplink, gb(12)); gpus.div_ceil(2) as usize]);
-    let join = |&(a, b, rate)| link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, gb(rate));
-    links.extend(nvlinks.iter().map(join));
-    Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links }
-}
-
-fn dgx_v100() -> Topology {
-    let links = DOUBLE.iter().map(|&(a, b)| (a, b, 48)).chain(SINGLE.iter().map(|&(a, b)| (a, b, 24)));
-    machine(8, &links.collect::<Vec<_>>())
 }
 
 fn dgx_a100() -> Topology {

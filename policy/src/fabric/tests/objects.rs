@@ -1,0 +1,253 @@
+//! Objects between GPUs (D07, D20 to D22), as tables; in any order of events in [`properties`].
+
+mod properties;
+
+use millrace_types::Incarnation;
+
+use super::*;
+use crate::elastic::ObjectKey;
+use crate::memory::Run as BlockRun;
+
+/// A ring of four GPUs, of which 0 and 2 are joined across at twice the rate. GPU 4 has no NVLinks.
+const JOINED: [(u32, u32, u64); 5] = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (0, 3, 1), (0, 2, 2)];
+const GPUS: u32 = 5;
+const NVLINK_RATE: u64 = 8 * RATE.0;
+
+fn node() -> Node {
+    let link = |kind, rate| Link { kind, rate: BytesPerSec(rate) };
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "test".to_owned(),
+        memory: Bytes::gib(1),
+        host_path: vec![LinkId(index)],
+    };
+    let mut links = vec![link(LinkKind::Pcie, RATE.0); GPUS as usize];
+    let join = |&(a, b, times): &(u32, u32, u64)| {
+        link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, NVLINK_RATE * times)
+    };
+    links.extend(JOINED.iter().map(join));
+    let topology = Topology { name: "ring".to_owned(), gpus: (0..GPUS).map(gpu).collect(), links };
+    Node { fabric: Fabric::new(&topology), now: Timestamp(1 << 40), actions: Vec::new() }
+}
+
+fn object(transfer: u64, chunks: u32) -> Cargo {
+    let (object, of) = (ObjectKey(transfer), ObjectKey(1000 + transfer));
+    Cargo::Object(Piece { object, of, offset: Bytes::ZERO, bytes: Bytes(BLOCK.0 * u64::from(chunks)) })
+}
+
+/// Where an object of so many chunks lies.
+fn there(gpu: u32, chunks: u32) -> PeerBlocks {
+    let blocks = vec![BlockRun { start: 7, len: chunks }];
+    PeerBlocks { gpu: GpuIndex(gpu), incarnation: Incarnation(1), blocks, skip: Bytes::ZERO }
+}
+
+impl Node {
+    fn ask(&mut self, transfer: u64, from: Option<u32>, to: u32, chunks: u32) -> Vec<Action> {
+        let (cargo, gpu, from) = (object(transfer, chunks), GpuIndex(to), from.map(GpuIndex));
+        let (transfer, chunks) = (TransferId(transfer), std::iter::once(0..chunks).collect());
+        self.step(Event::Start { transfer, gpu, cargo, chunks, from })
+    }
+
+    fn kept(&mut self, transfer: u64, from: u32, chunks: u32) -> Vec<Action> {
+        self.step(Event::Locked { transfer: TransferId(transfer), peer: there(from, chunks) })
+    }
+
+    /// Begins to copy an object.
+    fn bring(&mut self, transfer: u64, from: u32, to: u32, chunks: u32) -> Vec<Action> {
+        let cargo = object(transfer, chunks);
+        let lock = Action::Lock { gpu: GpuIndex(from), transfer: TransferId(transfer), cargo };
+        assert_eq!(self.ask(transfer, Some(from), to, chunks), [lock]);
+        self.kept(transfer, from, chunks)
+    }
+
+    /// The routes of a batch that is out, or that a transfer has.
+    fn routes(&self, transfer: u64) -> Vec<Vec<u32>> {
+        let state = &self.fabric.transfers[&TransferId(transfer)];
+        state.routes.iter().map(|route| gpus(&route.over.unwrap())).collect()
+    }
+
+    fn at_rest(&self) -> bool {
+        let lanes = self.fabric.lanes.iter();
+        let idle = lanes.into_iter().all(|lane| lane.outstanding() == 0 && lane.routes() == 0);
+        let routes = self.fabric.routes.as_ref().unwrap();
+        let pairs = (0..GPUS).flat_map(|a| (0..GPUS).map(move |b| (GpuIndex(a), GpuIndex(b))));
+        idle && pairs.into_iter().all(|(a, b)| routes.left(a, b) == routes.capacity(a, b))
+    }
+}
+
+fn gpus(hops: &crate::paths::Hops) -> Vec<u32> {
+    hops.as_slice().iter().map(|gpu| gpu.0).collect()
+}
+
+fn outcome(actions: &[Action]) -> Option<(Outcome, Vec<Vec<u32>>)> {
+    actions.iter().find_map(|action| match action {
+        Action::Ended { outcome, routes, .. } => Some((*outcome, routes.iter().map(gpus).collect())),
+        _ => None,
+    })
+}
+
+/// Ends batches in the order in which they are there, until a transfer has ended.
+fn finish(node: &mut Node, actions: &[Action], transfer: u64) -> (Outcome, Vec<Vec<u32>>) {
+    let mut out: VecDeque<Grant> = all_grants(actions).collect();
+    while let Some(grant) = out.pop_front() {
+        node.now = node.now.max(grant.not_before + BATCH_TIME / 8);
+        let actions = node.done(grant.transfer.0, grant.batch.0);
+        out.extend(all_grants(&actions));
+        if grant.transfer.0 == transfer
+            && let Some(outcome) = outcome(&actions)
+        {
+            return outcome;
+        }
+    }
+    panic!("the transfer did not end")
+}
+
+fn all_grants(actions: &[Action]) -> impl Iterator<Item = Grant> {
+    let grant =
+        |action: &Action| if let Action::Grant { grant } = action { Some(grant.clone()) } else { None };
+    actions.iter().filter_map(grant).collect::<Vec<_>>().into_iter()
+}
+
+#[test]
+fn an_object_takes_every_free_route_and_each_link_of_it_at_once() {
+    let mut node = node();
+    let actions = node.bring(1, 0, 1, 100);
+    assert_eq!(node.routes(1), [vec![0, 1], vec![0, 2, 1]]);
+    // Two batches on each, granted by the link that is nearest to where they go.
+    let links: Vec<_> = all_grants(&actions).map(|grant| grant.link.0 - GPUS).collect();
+    let by = |link| links.iter().filter(|&&it| it == link).count();
+    assert_eq!((by(0), by(1), links.len()), (2, 2, 4));
+    let first = all_grants(&actions).find(|grant| grant.link.0 == GPUS + 1).unwrap();
+    let carried = node.done(1, first.batch.0);
+    let across = Action::Carried { link: LinkId(GPUS + 4), size: Bytes(BLOCK.0 * 5) };
+    assert!(carried.contains(&across), "{carried:?}");
+}
+
+#[test]
+fn routes_are_used_in_proportion_to_their_rates() {
+    let mut node = node();
+    let actions = node.bring(1, 0, 2, 600);
+    assert_eq!(node.routes(1), [vec![0, 2], vec![0, 1, 2], vec![0, 3, 2]]);
+    let mut out: Vec<Grant> = all_grants(&actions).collect();
+    let mut chunks = BTreeMap::<LinkId, usize>::new();
+    loop {
+        // A batch is there when its route has carried it.
+        let took = |grant: &Grant| {
+            let times = if grant.link.0 == GPUS + 4 { 16 } else { 8 };
+            grant.not_before + BATCH_TIME / times
+        };
+        out.sort_by_key(|grant| std::cmp::Reverse(took(grant)));
+        let grant = out.pop().unwrap();
+        node.now = node.now.max(took(&grant));
+        *chunks.entry(grant.link).or_default() += grant.chunks.len();
+        let actions = node.done(1, grant.batch.0);
+        if let Some((outcome, mut routes)) = outcome(&actions) {
+            routes.sort();
+            assert_eq!(
+                (outcome, routes),
+                (Outcome::Complete, vec![vec![0, 1, 2], vec![0, 2], vec![0, 3, 2]])
+            );
+            break;
+        }
+        out.extend(all_grants(&actions));
+    }
+    let (direct, beside) =
+        (chunks[&LinkId(GPUS + 4)], [chunks[&LinkId(GPUS + 1)], chunks[&LinkId(GPUS + 2)]]);
+    assert_eq!(direct + beside[0] + beside[1], 600);
+    assert!((290..=310).contains(&direct) && beside.iter().all(|it| (140..=160).contains(it)), "{chunks:?}");
+    assert!(node.at_rest());
+}
+
+#[test]
+fn who_owns_a_link_has_it_and_others_come_back_when_it_ends() {
+    let mut node = node();
+    let mut actions = node.bring(1, 0, 1, 200);
+    actions.extend(node.bring(2, 2, 1, 5));
+    assert_eq!((node.routes(1)[0].clone(), node.routes(2)[0].clone()), (vec![0, 1], vec![2, 1]));
+    assert!(!node.routes(1).contains(&vec![0, 2, 1]), "2 to 1 is another's: {:?}", node.routes(1));
+    assert_eq!(finish(&mut node, &actions, 2).0, Outcome::Complete);
+    assert_eq!(node.routes(1), [vec![0, 1], vec![0, 2, 1]]);
+}
+
+#[test]
+fn an_object_that_cannot_be_had_from_its_gpu_fails_and_is_not_looked_for_on_the_host() {
+    let mut node = node();
+    assert_eq!(outcome(&node.ask(1, Some(4), 0, 5)), Some((Outcome::Failed, vec![])), "no NVLink");
+    node.ask(2, Some(0), 1, 5);
+    let gone = node.step(Event::NotLocked { transfer: TransferId(2) });
+    assert_eq!(outcome(&gone), Some((Outcome::Failed, vec![])));
+    node.ask(3, Some(0), 1, 5);
+    assert_eq!(outcome(&node.step(Event::Down { gpu: GpuIndex(0) })), Some((Outcome::Failed, vec![])));
+    // What is out ends first.
+    node.bring(4, 0, 4 - 1, 5);
+    assert_eq!(outcome(&node.step(Event::Down { gpu: GpuIndex(0) })), None);
+    assert_eq!(outcome(&node.failed(4, 0, BatchFailure::Faulty)), Some((Outcome::Failed, vec![])));
+    node.bring(5, 0, 1, 5);
+    let faulty = node.failed(5, 0, BatchFailure::Faulty);
+    assert!(faulty.contains(&Action::Unlock { gpu: GpuIndex(0), transfer: TransferId(5) }));
+    assert!(node.at_rest());
+}
+
+#[test]
+fn an_object_comes_back_from_the_host_as_weights_do() {
+    let mut node = node();
+    let start = node.now;
+    let actions = node.ask(1, None, 2, 7);
+    assert_eq!(grants(&actions, start), [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..7, BATCH_TIME)]);
+    node.done(1, 0);
+    assert_eq!(outcome(&node.done(1, 1)), Some((Outcome::Complete, vec![])));
+}
+
+#[test]
+fn a_part_of_an_object_may_begin_within_a_block() {
+    let runs = vec![BlockRun { start: 3, len: 2 }, BlockRun { start: 20, len: 2 }];
+    let gpu = GpuIndex(0);
+    let all = PeerBlocks { gpu, incarnation: Incarnation(1), blocks: runs, skip: Bytes(9) };
+    let of = |chunks| all.of(&chunks).blocks.iter().map(|run| (run.start, run.len)).collect::<Vec<_>>();
+    assert_eq!((of(0..1), of(1..2), of(2..3)), (vec![(3, 2)], vec![(4, 1), (20, 1)], vec![(20, 2)]));
+    assert_eq!(all.of(&(1..2)).skip, Bytes(9));
+}
+
+/// A transfer over two links of which each has a stream of newcomers is served among them.
+#[test]
+fn who_needs_two_links_at_once_is_not_starved_by_those_who_need_one() {
+    let mut node = node();
+    let mut actions = node.bring(1, 3, 1, 40);
+    let (mut next, mut out) = (2, VecDeque::new());
+    let mut there = [0, 0];
+    for round in 0..400 {
+        for (count, (from, to)) in there.iter_mut().zip([(3, 0), (0, 1)]) {
+            while *count < 3 {
+                (*count, next) = (*count + 1, next + 1);
+                actions.extend(node.bring(next, from, to, 10));
+            }
+        }
+        let revoked = actions.iter().filter_map(|action| match action {
+            Action::Revoke { transfer, batch, .. } => Some((*transfer, *batch)),
+            _ => None,
+        });
+        let revoked: Vec<_> = revoked.collect();
+        out.extend(all_grants(&actions));
+        actions.clear();
+        for (transfer, batch) in revoked {
+            if out.iter().any(|it: &Grant| (it.transfer, it.batch) == (transfer, batch)) {
+                out.retain(|it| (it.transfer, it.batch) != (transfer, batch));
+                actions.extend(node.failed(transfer.0, batch.0, BatchFailure::NotBegun));
+            }
+        }
+        out.extend(all_grants(&actions));
+        actions.clear();
+        let Some(grant) = out.pop_front() else { continue };
+        node.now = node.now.max(grant.not_before + BATCH_TIME / 8);
+        let over = if grant.link.0 == GPUS + 3 { 0 } else { 1 };
+        actions = node.done(grant.transfer.0, grant.batch.0);
+        if let Some((outcome, _)) = outcome(&actions) {
+            assert_eq!(outcome, Outcome::Complete);
+            if grant.transfer.0 == 1 {
+                return assert!(round < 200, "only after {round} batches");
+            }
+            there[over] -= 1;
+        }
+    }
+    panic!("never in 400 batches");
+}

@@ -1,0 +1,160 @@
+//! Any order of transfers, ends, failures and losses: no link carries more than it can, and nothing is
+//! lost.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Start {
+        gpu: u32,
+        chunks: u32,
+    },
+    /// The first batch out of a GPU ends well.
+    Done(u32),
+    Faulty(u32),
+    /// What was revoked and has not begun is given back.
+    Acknowledge,
+    Cancel(usize),
+    Down(u32),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..3u32, 1..40u32).prop_map(|(gpu, chunks)| Step::Start { gpu, chunks }),
+        10 => (0..3u32).prop_map(Step::Done),
+        1 => (0..3u32).prop_map(Step::Faulty),
+        3 => Just(Step::Acknowledge),
+        1 => any::<usize>().prop_map(Step::Cancel),
+        1 => (0..3u32).prop_map(Step::Down),
+        3 => (0..20u64).prop_map(Step::Pass),
+    ]
+}
+
+/// Executors as the fabric sees them: what they were granted and have not answered, in order.
+struct World {
+    uplink: u64,
+    out: Vec<(Grant, bool)>,
+    /// Chunks that have not arrived, by transfer.
+    missing: BTreeMap<TransferId, (GpuIndex, u32)>,
+}
+
+/// Whether two batches take their links' whole rate at different times.
+fn apart(a: &Grant, b: &Grant) -> bool {
+    let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
+    end(a) <= b.not_before || end(b) <= a.not_before
+}
+
+impl World {
+    /// Whether only one of two batches can cross at a time.
+    fn share_a_track(&self, a: &Grant, b: &Grant) -> bool {
+        a.gpu == b.gpu || (self.uplink == 1 && a.gpu.0 < 2 && b.gpu.0 < 2)
+    }
+
+    fn take(&mut self, actions: Vec<Action>) -> Result<(), TestCaseError> {
+        for action in actions {
+            match action {
+                Action::Grant { grant, .. } => {
+                    for (other, _) in self.out.iter().filter(|(other, _)| self.share_a_track(&grant, other)) {
+                        prop_assert!(apart(&grant, other), "{grant:?} and {other:?} cross at one time");
+                    }
+                    prop_assert!(
+                        grant.chunks.len() <= BATCH_CHUNKS.get() as usize && !grant.chunks.is_empty()
+                    );
+                    prop_assert!(grant.not_before < grant.not_after);
+                    self.out.push((grant, false));
+                }
+                Action::Revoke { transfer, batch, .. } => {
+                    let found = self.out.iter_mut().find(|(g, _)| (g.transfer, g.batch) == (transfer, batch));
+                    found.unwrap().1 = true;
+                }
+                Action::Arrived { cargo: Cargo::Weights(weights), chunks, .. } => {
+                    let transfer = TransferId(weights.model.0.into());
+                    self.missing.get_mut(&transfer).unwrap().1 -= chunks.len() as u32;
+                }
+                Action::Ended { transfer, outcome, .. } => {
+                    let (_, missing) = self.missing.remove(&transfer).unwrap();
+                    prop_assert_eq!(outcome == Outcome::Complete, missing == 0);
+                    prop_assert!(self.out.iter().all(|(grant, _)| grant.transfer != transfer));
+                }
+                Action::Carried { .. } => {}
+                Action::Lock { .. } | Action::Unlock { .. } | Action::Arrived { .. } => {
+                    unreachable!("all are weights from the host")
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn first_of(&mut self, gpu: u32) -> Option<Grant> {
+        let place = self.out.iter().position(|(grant, _)| grant.gpu.0 == gpu)?;
+        Some(self.out.remove(place).0)
+    }
+
+    /// A revoked batch that is not the first of its GPU, so that it has not begun.
+    fn revoked(&mut self) -> Option<Grant> {
+        let begun = |place: usize| !self.out[..place].iter().any(|(g, _)| g.gpu == self.out[place].0.gpu);
+        let place = (0..self.out.len()).find(|&place| self.out[place].1 && !begun(place))?;
+        Some(self.out.remove(place).0)
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_lost_no_link_is_overbooked_and_all_comes_to_rest(
+        uplink in 1..3u64,
+        steps in prop::collection::vec(step(), 1..150),
+    ) {
+        let mut node = Node::new(uplink);
+        let mut world = World { uplink, out: Vec::new(), missing: BTreeMap::new() };
+        let mut next = 0;
+        for step in steps {
+            let actions = match step {
+                Step::Start { gpu, chunks } => {
+                    next += 1;
+                    world.missing.insert(TransferId(next), (GpuIndex(gpu), chunks));
+                    node.start(next, gpu, chunks)
+                }
+                Step::Done(gpu) => {
+                    let Some(grant) = world.first_of(gpu) else { continue };
+                    node.now = node.now.max(grant.not_before);
+                    node.done(grant.transfer.0, grant.batch.0)
+                }
+                Step::Faulty(gpu) => {
+                    let Some(grant) = world.first_of(gpu) else { continue };
+                    node.failed(grant.transfer.0, grant.batch.0, BatchFailure::Faulty)
+                }
+                Step::Acknowledge => {
+                    let Some(grant) = world.revoked() else { continue };
+                    node.failed(grant.transfer.0, grant.batch.0, BatchFailure::NotBegun)
+                }
+                Step::Cancel(number) => {
+                    let Some(&transfer) = world.missing.keys().nth(number % world.missing.len().max(1)) else { continue };
+                    node.step(Event::Cancel { transfer })
+                }
+                Step::Down(gpu) => {
+                    world.out.retain(|(grant, _)| grant.gpu.0 != gpu);
+                    world.missing.retain(|_, (at, _)| at.0 != gpu);
+                    node.step(Event::Down { gpu: GpuIndex(gpu) })
+                }
+                Step::Pass(ms) => {
+                    node.now = node.now + Duration::from_millis(ms);
+                    continue;
+                }
+            };
+            world.take(actions)?;
+            prop_assert!(world.missing.is_empty() || !world.out.is_empty(), "links idle while bytes wait");
+        }
+        while !world.out.is_empty() {
+            let (grant, _) = world.out.remove(0);
+            let actions = node.done(grant.transfer.0, grant.batch.0);
+            world.take(actions)?;
+        }
+        prop_assert!(world.missing.is_empty());
+        prop_assert_eq!(node.fabric.in_flight(), 0);
+        prop_assert!(node.fabric.lanes.iter().all(|lane| lane.outstanding() == 0));
+        prop_assert_eq!(node.fabric.next_wake(), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! What the cores ask for, carried out: what one tells another is posted, and an executor does what it
+//! is told.
+
+use millrace_policy::core::Core as _;
+use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights};
+use millrace_policy::gpu;
+use millrace_policy::memory::Run as BlockRun;
+use millrace_types::GpuIndex;
+
+use super::{FABRIC, Mail, Move, Who, World, weights};
+
+impl World {
+    pub(super) fn post(&mut self, from: Who, to: Who, mail: Mail) {
+        self.channels.entry((from, to)).or_default().push_back(mail);
+    }
+
+    pub(super) fn fabric(&mut self, event: fabric::Event) {
+        let mut actions = Vec::new();
+        self.fabric.on_event(self.now, event, &mut actions);
+        for action in actions {
+            let (gpu, event) = match action {
+                fabric::Action::Grant { grant } => {
+                    self.places[grant.gpu.0 as usize].copies.push_back(grant);
+                    continue;
+                }
+                fabric::Action::Revoke { gpu, transfer, batch, .. } => {
+                    let place = &mut self.places[gpu.0 as usize];
+                    let named = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
+                    if let Some(found) = place.copies.iter().position(named) {
+                        let grant = place.copies.remove(found).unwrap();
+                        self.report(gpu.0 as usize, &grant, Some(BatchFailure::NotBegun));
+                    }
+                    continue;
+                }
+                fabric::Action::Carried { .. } => continue,
+                fabric::Action::Lock { gpu, transfer, cargo: Cargo::Weights(Weights { model, .. }) } => {
+                    (gpu, gpu::Event::Lock { transfer, model })
+                }
+                fabric::Action::Unlock { gpu, transfer } => (gpu, gpu::Event::Unlock { transfer }),
+                fabric::Action::Arrived { gpu, cargo: Cargo::Weights(weights), chunks } => {
+                    let Weights { model, generation, .. } = weights;
+                    (gpu, gpu::Event::Arrived { model, generation, chunks })
+                }
+                fabric::Action::Lock { .. } | fabric::Action::Arrived { .. } => panic!("no objects here"),
+                fabric::Action::Ended { gpu, transfer, outcome, from, .. } => {
+                    (gpu, gpu::Event::TransferEnded { transfer, outcome, from })
+                }
+            };
+            let index = gpu.0 as usize;
+            self.post(FABRIC, index, Mail::ToGpu(index, event));
+        }
+    }
+
+    pub(super) fn gpu(&mut self, index: usize, event: gpu::Event) {
+        let mut actions = Vec::new();
+        self.places[index].core.on_event(self.now, event, &mut actions);
+        for action in actions {
+            self.carry_out(index, action);
+        }
+    }
+
+    fn carry_out(&mut self, index: usize, action: gpu::Action) {
+        let gpu = GpuIndex(index as u32);
+        let to_fabric = match action {
+            gpu::Action::Transfer { transfer, weights, chunks, from } => {
+                let cargo = Cargo::Weights(weights);
+                fabric::Event::Start { transfer, gpu, cargo, chunks, from }
+            }
+            gpu::Action::CancelTransfer { transfer } => fabric::Event::Cancel { transfer },
+            gpu::Action::Locked { transfer, peer } => fabric::Event::Locked { transfer, peer },
+            gpu::Action::LockLost { transfer } => fabric::Event::LockLost { transfer },
+            gpu::Action::NotLocked { transfer } => fabric::Event::NotLocked { transfer },
+            gpu::Action::Down { lost } => {
+                self.requests -= lost.len();
+                fabric::Event::Down { gpu }
+            }
+            executor => return self.execute(index, executor),
+        };
+        self.post(index, FABRIC, Mail::ToFabric(to_fabric));
+    }
+
+    fn execute(&mut self, index: usize, action: gpu::Action) {
+        let place = &mut self.places[index];
+        match action {
+            gpu::Action::LoadProgram { model } => {
+                place.programs.insert(model);
+                self.gpu(index, gpu::Event::ProgramLoaded { model });
+            }
+            gpu::Action::UnloadProgram { model } => {
+                assert!(place.runs.iter().all(|run| run.1 != model), "a program goes that somebody runs");
+                place.programs.remove(&model);
+                place.mapped.remove(&model);
+            }
+            gpu::Action::Map { model, generation, blocks } => {
+                let blocks: Vec<u32> = each(&blocks).collect();
+                // What was there is as good as gone.
+                let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
+                blocks.iter().for_each(|&block| memory[block as usize] = None);
+                place.mapped.insert(model, (generation, blocks));
+            }
+            gpu::Action::Relocate { model, was, generation, blocks } => {
+                assert!(place.runs.iter().all(|run| run.1 != model), "a model moves that somebody runs");
+                let comes = |copy: &Grant| weights(copy).model == model && place.takes(copy);
+                assert!(!place.copies.iter().any(comes), "a model moves that is on its way");
+                let blocks = each(&blocks).collect();
+                place.moves.push_back(Move { model, was, generation, blocks });
+            }
+            gpu::Action::Unmap { model, .. } => {
+                place.mapped.remove(&model);
+            }
+            gpu::Action::Run { run, model, generation, .. } => place.runs.push_back((run, model, generation)),
+            gpu::Action::CancelRun { run } => {
+                if let Some(found) = place.runs.iter().position(|waiting| waiting.0 == run) {
+                    place.runs.remove(found);
+                    self.gpu(index, gpu::Event::RunCancelled { run });
+                }
+            }
+            gpu::Action::Replace => self.kill(index),
+            gpu::Action::EndProgram { model } => self.kill_program(index, model),
+            gpu::Action::Ended { .. } | gpu::Action::Returned { .. } => self.requests -= 1,
+            _ => {}
+        }
+    }
+}
+
+pub(super) fn each(runs: &[BlockRun]) -> impl Iterator<Item = u32> {
+    runs.iter().flat_map(|run| run.start..run.start + run.len)
+}
