@@ -8,7 +8,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use millrace_policy::attempts::{Attempts, Idempotent};
 use millrace_policy::core::Core;
 use millrace_policy::dispatch::{self, Dispatch};
-use millrace_policy::fabric::{self, Cargo, Fabric};
+use millrace_policy::fabric::{self, Cargo, Fabric, Weights};
 use millrace_policy::gpu::{self, Gpu};
 use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::memory::{BLOCK, MemoryMap};
@@ -130,8 +130,8 @@ fn topology() -> Topology {
 }
 
 fn start(transfer: u64, gpu: u32) -> fabric::Event {
-    let weights = Bytes(BLOCK.0 * 1_000_000);
-    let cargo = Cargo { model: ModelId(gpu), generation: Generation(1), weights };
+    let bytes = Bytes(BLOCK.0 * 1_000_000);
+    let cargo = Cargo::Weights(Weights { model: ModelId(gpu), generation: Generation(1), bytes });
     let chunks = std::iter::once(0..1_000_000).collect();
     let from = None;
     fabric::Event::Start { transfer: TransferId(transfer), gpu: GpuIndex(gpu), cargo, chunks, from }

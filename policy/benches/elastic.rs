@@ -11,6 +11,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
+#[path = "support/percentiles.rs"]
+mod percentiles;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -22,6 +25,8 @@ use millrace_policy::elastic::{
 };
 use millrace_policy::ids::FunctionIndex;
 use millrace_types::{Bytes, Timestamp};
+
+use percentiles::percentiles;
 
 const LIVE: u64 = 1_000;
 const SAMPLES: usize = 100_000;
@@ -52,12 +57,6 @@ fn nanos(work: impl FnOnce()) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The 50th and 99th percentile.
-fn quantiles(mut nanos: Vec<u64>) -> (u64, u64) {
-    nanos.sort_unstable();
-    (nanos[nanos.len() / 2], nanos[nanos.len() * 99 / 100])
-}
-
 /// A pool with [`LIVE`] objects in it, one of which is replaced each time.
 fn takes(policy: PoolPolicy) -> (u64, u64) {
     let (mut pool, mut draws, mut actions) = (Pool::new(policy, CAP), Draws(1), Vec::new());
@@ -80,7 +79,7 @@ fn takes(policy: PoolPolicy) -> (u64, u64) {
             samples.push(took);
         }
     }
-    quantiles(samples)
+    percentiles(samples, [50, 99]).into()
 }
 
 /// A store with objects in it, each queued for.
@@ -138,7 +137,7 @@ fn turns(pool: PoolPolicy, migration: MigrationPolicy) -> (u64, u64) {
         }
     }
     assert_eq!(full.store.objects(), LIVE as usize);
-    quantiles(samples)
+    percentiles(samples, [50, 99]).into()
 }
 
 /// A newcomer that nothing is nearer than, where there is no room; afterwards it is taken away and
@@ -168,7 +167,7 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
         }
     }
     assert_eq!(full.store.objects(), LIVE as usize);
-    quantiles(samples)
+    percentiles(samples, [50, 99]).into()
 }
 
 /// What a pool does over a day: every other hour is silent, in the others a request comes every 5 s
@@ -286,7 +285,8 @@ fn clock() -> u64 {
     let nothing = || {
         black_box(0);
     };
-    quantiles((0..SAMPLES).map(|_| nanos(nothing)).collect()).0
+    let [median] = percentiles((0..SAMPLES).map(|_| nanos(nothing)).collect(), [50]);
+    median
 }
 
 fn means(criterion: &mut Criterion) {

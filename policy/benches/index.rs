@@ -8,13 +8,24 @@
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
+#[path = "../src/fixtures.rs"]
+mod fixtures;
+#[path = "support/percentiles.rs"]
+mod percentiles;
+#[path = "support/seeded.rs"]
+mod seeded;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use millrace_policy::index::{Entry, Index, Place};
 use millrace_policy::rates::{Config, FLOWS_MAX, Flow, FlowId, Objective, Rates, SHARINGS, Sharing};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, GpuIndex, NodeName, Timestamp};
+
+use fixtures::dgx_v100;
+use percentiles::percentiles;
+use seeded::Seeded;
 
 const OBJECTS: usize = 1_000_000;
 const BATCH: usize = 1_000;
@@ -27,18 +38,6 @@ const FLOWS: [u64; 2] = [64, FLOWS_MAX as u64];
 const EPOCH: Epoch = Epoch(3);
 const DECISIONS: usize = 2_000;
 
-/// xorshift64*: the same numbers everywhere.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * end as u64) >> 32) as usize
-    }
-}
-
 /// The bytes of memory this process has.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
@@ -48,10 +47,6 @@ fn resident() -> usize {
 
 fn name(number: usize) -> NodeName {
     NodeName::new(&format!("gpu-worker-{number:02}")).expect("a node's name")
-}
-
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    sorted[(sorted.len() - 1) * percent / 100]
 }
 
 /// A million names, of which one in three that came between is gone: made here, and as many on each
@@ -86,15 +81,15 @@ fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index) {
     let mut took = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
         // Whoever asks has just read the name.
-        let asked: Vec<DataId> = (0..BATCH).map(|_| names[seeded.below(names.len())].clone()).collect();
+        let asked: Vec<DataId> =
+            (0..BATCH).map(|_| names[seeded.below(names.len() as u32) as usize].clone()).collect();
         let start = Instant::now();
         for id in &asked {
             black_box(index.lookup(id)).expect("it is here");
         }
         took.push(start.elapsed() / BATCH as u32);
     }
-    took.sort_unstable();
-    let [p50, p90, p99] = [50, 90, 99].map(|percent| percentile(&took, percent));
+    let [p50, p90, p99] = percentiles(took, [50, 90, 99]);
     let bytes = grown / OBJECTS;
     println!(
         "index/{what}: {} objects, lookup p50 {p50:?}, p90 {p90:?}, p99 {p99:?} (target {LOOKUP_TARGET:?}), \
@@ -104,27 +99,15 @@ fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index) {
     (names, index)
 }
 
-fn dgx_v100() -> Topology {
-    let link = |kind| Link { kind, rate: BytesPerSec::gb(12) };
-    let gpu = |index: u32| Gpu {
-        index: GpuIndex(index),
-        gpu_type: "V100".to_owned(),
-        memory: Bytes::gib(16),
-        host_path: vec![LinkId(index), LinkId(8 + index / 2)],
-    };
-    let links = (0..8).map(|_| link(LinkKind::Pcie)).chain((0..4).map(|_| link(LinkKind::PcieUplink)));
-    Topology { name: "bench".to_owned(), gpus: (0..8).map(gpu).collect(), links: links.collect() }
-}
-
 /// A flow that may use four of eight links, with 1 to 200 MB; one in eight is best effort. In all
 /// they need about so many percent of the uplinks.
 fn flow(id: u64, seeded: &mut Seeded, flows: u64, load_percent: u64) -> Flow {
-    let bytes = 1_000_000 * (1 + seeded.below(200) as u64);
+    let bytes = 1_000_000 * (1 + u64::from(seeded.below(200)));
     let rate = 48_000_000_000 * load_percent / 100 / flows;
     let infer = Duration::from_millis(5);
     let slack = BytesPerSec(rate).time_for(Bytes(bytes));
     let objective = (!id.is_multiple_of(8)).then_some(Objective { slo: infer + slack, infer });
-    let own = seeded.below(8) as u32;
+    let own = seeded.below(8);
     let links = (0..4).map(|hop| LinkId((own + 2 * hop) % 8)).collect();
     Flow { id: FlowId(id), bytes: Bytes(bytes), links, objective }
 }
@@ -147,15 +130,10 @@ fn decisions(sharing: Sharing, flows: u64, load_percent: u64) {
         black_box(rates.next_batch(LinkId((turn % 8) as u32)));
         picked.push(start.elapsed());
     }
-    shared.sort_unstable();
-    picked.sort_unstable();
+    let [[begin50, begin99], [next50, next99]] = [shared, picked].map(|took| percentiles(took, [50, 99]));
     println!(
-        "rates/{sharing}, {flows} flows, {load_percent} % asked: a flow begins p50 {:?}, p99 {:?}; \
-         the next batch p50 {:?}, p99 {:?}",
-        percentile(&shared, 50),
-        percentile(&shared, 99),
-        percentile(&picked, 50),
-        percentile(&picked, 99)
+        "rates/{sharing}, {flows} flows, {load_percent} % asked: a flow begins p50 {begin50:?}, p99 {begin99:?}; \
+         the next batch p50 {next50:?}, p99 {next99:?}"
     );
 }
 

@@ -13,11 +13,16 @@
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
+#[path = "support/seeded.rs"]
+mod seeded;
+
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use millrace_policy::memory::{Arrangement, Config, MemoryMap, Placement};
 use millrace_types::{Bytes, ModelId, Timestamp};
+
+use seeded::Seeded;
 
 /// LALB's Table I: occupation in MB.
 const MODELS: [u32; 22] = [
@@ -47,18 +52,6 @@ const KINDS: [(&str, Placement, Arrangement, Moves); 7] = [
 enum Moves {
     Never,
     Sometimes,
-}
-
-/// xorshift64*: the same numbers everywhere.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, end: u32) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * u64::from(end)) >> 32) as u32
-    }
 }
 
 /// A model's pieces, in blocks of 2 MiB.

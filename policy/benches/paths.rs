@@ -6,67 +6,33 @@
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
+#[path = "../src/fixtures.rs"]
+mod fixtures;
+#[path = "support/percentiles.rs"]
+mod percentiles;
+#[path = "support/seeded.rs"]
+mod seeded;
+
 use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use millrace_policy::paths::{Config, FlowId, Paths, SELECTIONS, Selection};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
-use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+use millrace_types::{BytesPerSec, GpuIndex};
+
+use fixtures::dgx_v100;
+use percentiles::percentiles;
+use seeded::Seeded;
 
 const DECISIONS: usize = 100_000;
 const SEEDS: u64 = 500;
 const OTHERS: [u64; 3] = [0, 4, 12];
-const LINKS: [(u32, u32, u64); 16] = [
-    (0, 3, 48),
-    (0, 4, 48),
-    (1, 2, 48),
-    (1, 5, 48),
-    (2, 3, 48),
-    (4, 7, 48),
-    (5, 6, 48),
-    (6, 7, 48),
-    (0, 1, 24),
-    (0, 2, 24),
-    (1, 3, 24),
-    (2, 6, 24),
-    (3, 7, 24),
-    (4, 5, 24),
-    (4, 6, 24),
-    (5, 7, 24),
-];
 
-fn dgx_v100() -> Topology {
-    let gpu = |index: u32| Gpu {
-        index: GpuIndex(index),
-        gpu_type: "V100".to_owned(),
-        memory: Bytes::gib(16),
-        host_path: vec![LinkId(index)],
-    };
-    let mut links = vec![Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(12) }; 8];
-    links.extend(LINKS.map(|(a, b, rate)| {
-        let kind = LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) };
-        Link { kind, rate: BytesPerSec::gb(rate) }
-    }));
-    Topology { name: "dgx-v100".to_owned(), gpus: (0..8).map(gpu).collect(), links }
-}
-
-/// xorshift64*: the same numbers everywhere.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, end: u32) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) * u64::from(end)) >> 32) as u32
-    }
-
-    fn pair(&mut self) -> (GpuIndex, GpuIndex) {
-        let (from, other) = (self.below(8), self.below(7));
-        (GpuIndex(from), GpuIndex(if other < from { other } else { other + 1 }))
-    }
+/// Two of eight GPUs.
+fn pair(seeded: &mut Seeded) -> (GpuIndex, GpuIndex) {
+    let (from, other) = (seeded.below(8), seeded.below(7));
+    (GpuIndex(from), GpuIndex(if other < from { other } else { other + 1 }))
 }
 
 /// A machine where so many flows run, the oldest of which ends whenever one begins.
@@ -88,7 +54,7 @@ impl Busy {
     }
 
     fn begin(&mut self) -> usize {
-        let (from, to) = self.seeded.pair();
+        let (from, to) = pair(&mut self.seeded);
         self.next += 1;
         let begun = self.paths.begin(FlowId(self.next), from, to, BytesPerSec(0));
         begun.expect("the flow is new").len()
@@ -99,7 +65,7 @@ impl Busy {
     }
 }
 
-fn percentiles(config: Config, name: &str) {
+fn decisions(config: Config, name: &str) {
     println!(
         "\n{name}, {DECISIONS} decisions with each number of other flows; us, and flows whose routes changed"
     );
@@ -114,14 +80,11 @@ fn percentiles(config: Config, name: &str) {
                 times[kind].push(began.elapsed());
             }
         }
-        for ((name, mut times), changed) in ["begin", "end"].into_iter().zip(times).zip(changed) {
+        for ((name, times), changed) in ["begin", "end"].into_iter().zip(times).zip(changed) {
             let mean = changed as f64 / times.len() as f64;
-            times.sort_unstable();
-            let at = |share: f64| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e6;
+            let [p50, p99] = percentiles(times, [50, 99]).map(|time| time.as_secs_f64() * 1e6);
             println!(
-                "{others:3} others, {name:5}: p50 {:6.2}  p99 {:6.2}  (aim 2, paper 10)  changes {mean:.2}",
-                at(0.5),
-                at(0.99)
+                "{others:3} others, {name:5}: p50 {p50:6.2}  p99 {p99:6.2}  (aim 2, paper 10)  changes {mean:.2}"
             );
         }
     }
@@ -161,8 +124,8 @@ fn benches(c: &mut Criterion) {
     }
 
     let unlimited = Config { hops_max: None, ..Config::default() };
-    percentiles(Config::default(), "routes of the default length");
-    percentiles(unlimited, "routes of any length");
+    decisions(Config::default(), "routes of the default length");
+    decisions(unlimited, "routes of any length");
     for (name, config) in [("default", Config::default()), ("any", unlimited)] {
         for others in OTHERS {
             let mut busy = Busy::new(config, others);

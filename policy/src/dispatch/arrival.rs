@@ -63,6 +63,7 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let turn =
         |gpu: GpuIndex| view.fleet.expected_free(view.models, view.now, gpu, view.fleet.get(gpu).ahead.len());
     let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now);
+    let bounded = |gpu: GpuIndex| (bound(gpu), gpu);
     let soon = Expected::At(view.now + RECALL_COST);
     let takes = |&gpu: &GpuIndex| {
         let it = view.fleet.glance(gpu);
@@ -74,13 +75,13 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     // Behind another that is through so soon, if anything ever was; else only where nobody waits.
     let alone = view.models.all_take_longer(RECALL_COST) && view.fleet.free_ahead().len() < holders.len();
     let holder = if alone {
-        let free = view.fleet.free_ahead().filter(|gpu| holders.contains(gpu));
-        glance::first(free.filter(takes), bound, in_turn)
+        let free = view.fleet.free_ahead().filter(|&gpu| holders.contains(gpu));
+        glance::first(free.filter(takes).map(bounded), in_turn)
     } else {
-        glance::first(holders.iter().copied().filter(takes), bound, in_turn)
+        glance::first(holders.iter().filter(takes).map(bounded), in_turn)
     };
     let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
-    let any = || glance::first(free(), bound, |gpu| Some(turn(gpu)));
+    let any = || glance::first(free().map(bounded), |gpu| Some(turn(gpu)));
     holder.or_else(any).map(|(_, gpu)| gpu)
 }
 

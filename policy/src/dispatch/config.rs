@@ -127,7 +127,7 @@ pub fn kind_of(topology: &Topology, gpu_type: &str) -> Option<u32> {
 pub const OVERTAKES_MAX: u32 = 25;
 
 /// How requests are ordered and given to GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PolicyConfig {
     /// The oldest first, handed ahead to busy GPUs. Ours.
     #[default]
@@ -150,7 +150,7 @@ pub enum PolicyConfig {
 
 /// A baseline that binds functions to GPUs. What it says of the device is assumed: dispatch sees
 /// neither.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BoundConfig {
     /// For how long.
     pub binding: Binding,
@@ -161,7 +161,7 @@ pub struct BoundConfig {
 }
 
 /// How long a function stays bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Binding {
     /// Until it is gone.
     ForGood,
@@ -207,7 +207,7 @@ pub const FREE_OVERTAKES_MAX: u32 = 1000;
 pub const PATIENCE_PERCENT: u32 = 105;
 
 /// Our own policy's settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnifiedConfig {
     /// Times a waiting request may be overtaken.
     pub overtakes_max: u32,
@@ -227,7 +227,7 @@ impl Default for UnifiedConfig {
     }
 }
 
-const UNIFIED: UnifiedConfig = UnifiedConfig {
+pub(super) const UNIFIED: UnifiedConfig = UnifiedConfig {
     overtakes_max: UNIFIED_OVERTAKES_MAX,
     free_overtakes_max: FREE_OVERTAKES_MAX,
     patience_percent: PATIENCE_PERCENT,
@@ -235,7 +235,7 @@ const UNIFIED: UnifiedConfig = UnifiedConfig {
 };
 
 /// The parts of Torpor's policy, each of which its paper also takes out (T28).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TorporConfig {
     /// Who is first.
     pub order: Order,
@@ -252,7 +252,7 @@ pub struct TorporConfig {
 }
 
 /// What becomes of a request whose deadline has passed while it waited: serving it raises no score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Late {
     /// It keeps its turn, as in the paper.
     Keep,
@@ -277,7 +277,7 @@ impl Default for TorporConfig {
 pub const ALPHA_PERIOD: Duration = Duration::from_secs(40);
 
 /// Which request is first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     /// By its function's group and required request count (T21), then by age.
     Required,
@@ -286,7 +286,7 @@ pub enum Order {
 }
 
 /// Which idle GPU a request goes to, where none holds its model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
     /// Next to a busy holder, else where loading disturbs least (T22).
     Interference,
@@ -295,7 +295,7 @@ pub enum Choice {
 }
 
 /// Which requests count for a function's score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counts {
     /// All there ever were.
     Cumulative,
@@ -307,7 +307,7 @@ pub enum Counts {
 pub const WINDOW_MAX: u32 = 4096;
 
 /// How alpha follows the share of functions that comply (T20).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AlphaRule {
     /// As in appendix A.3: absolute differences, groups always up to date.
     Paper,
@@ -345,7 +345,7 @@ pub const POLICIES: [(&str, PolicyConfig); 11] = [
 const NONSWAP: BoundConfig =
     BoundConfig { binding: Binding::ForGood, runtime: Bytes::ZERO, cold_start: Duration::ZERO };
 
-const TORPOR: TorporConfig = TorporConfig {
+pub(super) const TORPOR: TorporConfig = TorporConfig {
     order: Order::Required,
     choice: Choice::Interference,
     counts: Counts::Cumulative,

@@ -12,6 +12,7 @@ use super::config::Config;
 use super::cost::Source;
 use super::glance::Glance;
 use super::gpus::{Expected, Gpu, Held, Loading};
+use super::holders::Holders;
 use super::models::{Models, Slot};
 use super::queue::SizeRank;
 
@@ -101,6 +102,21 @@ impl Fleet {
             neighbours,
             peers,
         }
+    }
+
+    /// Has the idle ones in another order. How long each has been idle is not known to it: the first in
+    /// index order counts as idle longest.
+    pub(super) fn reorder(&mut self, order: IdleOrder) {
+        self.order = order;
+        self.idle.iter_mut().for_each(BTreeSet::clear);
+        self.listed.iter_mut().for_each(Vec::clear);
+        self.noted.iter_mut().for_each(|noted| noted.idle = None);
+        self.all().for_each(|gpu| self.note(gpu));
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = GpuIndex> + use<> {
+        (0..self.gpus.len() as u32).map(GpuIndex)
     }
 
     pub(super) fn get(&self, gpu: GpuIndex) -> &Gpu {
@@ -198,15 +214,15 @@ impl Fleet {
     /// hundreds may hold a model and one be idle.
     pub(super) fn idle_holder<K: Ord>(
         &self,
-        holders: &BTreeSet<GpuIndex>,
+        holders: &Holders,
         rank: SizeRank,
         key: impl Fn(GpuIndex) -> K,
     ) -> Option<GpuIndex> {
         if holders.len() <= self.idle_count(rank) {
-            let idle = holders.iter().copied().filter(|&gpu| self.takes_now(gpu, rank));
+            let idle = holders.iter().filter(|&gpu| self.takes_now(gpu, rank));
             return idle.min_by_key(|&gpu| (key(gpu), gpu));
         }
-        self.idle(rank).filter(|gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
+        self.idle(rank).filter(|&gpu| holders.contains(gpu)).min_by_key(|&gpu| (key(gpu), gpu))
     }
 
     /// The idle GPUs of at least this rank, in no order.

@@ -2,6 +2,8 @@
 //! is known of each is far apart in memory. It says from when on a GPU may be through with what it
 //! has, so that only those are looked at closely that could be the first.
 
+use std::time::Duration;
+
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::gpus::{Expected, Gpu, Held};
@@ -12,47 +14,53 @@ use super::queue::SizeRank;
 #[derive(Debug, Clone, Copy)]
 struct Work {
     model: Slot,
+    /// None: there is no request.
     rows: u32,
-    swap_nanos: u64,
 }
 
 impl Work {
-    fn of(held: &Held) -> Self {
-        let swap_nanos = u64::try_from(held.swap.as_nanos()).unwrap_or(u64::MAX);
-        Self { model: held.request.model, rows: held.rows, swap_nanos }
+    const NOTHING: Self = Self { model: Slot::FIRST, rows: 0 };
+
+    fn of(held: Option<&Held>) -> Self {
+        held.map_or(Self::NOTHING, |held| Self { model: held.request.model, rows: held.rows.max(1) })
     }
 
-    /// What it takes, on top of another time.
-    fn after(self, nanos: u64, models: &Models, kind: u32) -> Option<u64> {
-        let run = match self.rows {
-            1 => models.run_nanos(self.model, kind)?,
-            rows => u64::try_from(models.run_time_of(self.model, kind, rows)?.as_nanos()).unwrap_or(u64::MAX),
-        };
-        Some(nanos.saturating_add(self.swap_nanos).saturating_add(run))
+    /// How long it runs.
+    fn run(self, models: &Models, kind: u32) -> Option<u64> {
+        match self.rows {
+            0 => Some(0),
+            1 => models.run_nanos(self.model, kind),
+            rows => models.run_time_of(self.model, kind, rows).map(nanos),
+        }
     }
 }
 
 /// One GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Glance {
-    since: Timestamp,
-    running: Option<Work>,
+    /// When what runs began, if its model had been there.
+    loaded: u64,
+    /// What the swap of the first behind it takes.
+    next_swap: u64,
+    running: Work,
     /// The first behind it.
-    next: Option<Work>,
+    next: Work,
     kind: u32,
-    rank: SizeRank,
+    rank: u16,
     ahead: u8,
     takes_ahead: bool,
 }
 
 impl Glance {
     pub(super) fn of(gpu: &Gpu) -> Self {
+        let (running, next) = (gpu.running.as_ref(), gpu.ahead.front());
         Self {
-            since: gpu.running.as_ref().map_or(Timestamp::ZERO, |held| held.since),
-            running: gpu.running.as_ref().map(Work::of),
-            next: gpu.ahead.front().map(Work::of),
+            loaded: running.map_or(0, |held| held.since.0.saturating_add(nanos(held.swap))),
+            next_swap: next.map_or(0, |held| nanos(held.swap)),
+            running: Work::of(running),
+            next: Work::of(next),
             kind: gpu.kind,
-            rank: gpu.rank,
+            rank: u16::try_from(gpu.rank.0).unwrap_or(u16::MAX),
             ahead: u8::try_from(gpu.ahead.len()).unwrap_or(u8::MAX),
             takes_ahead: gpu.takes_ahead(),
         }
@@ -60,7 +68,11 @@ impl Glance {
 
     /// Whether somebody whose model fits this rank may be next to so many that wait behind what runs.
     pub(super) fn takes(&self, rank: SizeRank, ahead_max: usize) -> bool {
-        self.takes_ahead && self.rank >= rank && usize::from(self.ahead) < ahead_max
+        self.takes_ahead && usize::from(self.rank) >= rank.0 && usize::from(self.ahead) < ahead_max
+    }
+
+    pub(super) fn rank(&self) -> SizeRank {
+        SizeRank(self.rank.into())
     }
 
     pub(super) fn nobody_ahead(&self) -> bool {
@@ -69,25 +81,28 @@ impl Glance {
 
     /// When it is through with what it has at the soonest.
     pub(super) fn soonest(&self, models: &Models, now: Timestamp) -> Expected {
-        let and = |nanos: u64, work: Option<Work>| match work {
-            Some(work) => work.after(nanos, models, self.kind),
-            None => Some(nanos),
+        let through = || {
+            let ends = self.loaded.saturating_add(self.running.run(models, self.kind)?);
+            let next = self.next_swap.saturating_add(self.next.run(models, self.kind)?);
+            Some(Timestamp(ends.max(now.0).saturating_add(next)))
         };
-        let through = and(self.since.0, self.running).and_then(|ends| and(ends.max(now.0), self.next));
-        through.map_or(Expected::Unknown, |through| Expected::At(Timestamp(through)))
+        through().map_or(Expected::Unknown, Expected::At)
     }
 }
 
-/// The first of some GPUs, and when, by an `exact` word that is not before a `bound` that costs less;
-/// the first in index order of equals.
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The first of some GPUs, and when, by an `exact` word that is not before the bound that comes with
+/// each and costs less; the first in index order of equals.
 pub(super) fn first(
-    gpus: impl Iterator<Item = GpuIndex>,
-    bound: impl Fn(GpuIndex) -> Expected,
+    gpus: impl Iterator<Item = (Expected, GpuIndex)>,
     exact: impl Fn(GpuIndex) -> Option<Expected>,
 ) -> Option<(Expected, GpuIndex)> {
     let mut best: Option<(Expected, GpuIndex)> = None;
-    for gpu in gpus {
-        if best.is_none_or(|(best, _)| bound(gpu) <= best)
+    for (bound, gpu) in gpus {
+        if best.is_none_or(|(best, _)| bound <= best)
             && let Some(exact) = exact(gpu)
             && best.is_none_or(|best| (exact, gpu) < best)
         {
@@ -95,4 +110,16 @@ pub(super) fn first(
         }
     }
     best
+}
+
+/// The same where most of them are as good as their bounds: the one with the least is asked first, so
+/// that hardly another one has to be.
+pub(super) fn first_of_close(
+    gpus: impl Iterator<Item = (Expected, GpuIndex)>,
+    exact: impl Fn(GpuIndex) -> Option<Expected>,
+) -> Option<(Expected, GpuIndex)> {
+    let mut all: Vec<_> = gpus.collect();
+    let (least, _) = all.iter().enumerate().min_by_key(|(_, it)| **it)?;
+    all.swap(0, least);
+    first(all.into_iter(), exact)
 }

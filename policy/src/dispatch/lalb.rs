@@ -49,6 +49,8 @@ pub(super) struct Lalb {
     ages: Ages,
     /// Of each model, by its slot, who waits for it in [`Self::ages`].
     by_model: Vec<BTreeSet<RequestKey>>,
+    /// The oldest of each, side by side: an idle GPU looks at one for each model on it.
+    oldest: Vec<Option<RequestKey>>,
     own: Vec<Own>,
     /// Which GPU's own queue a request is in.
     reserved: BTreeMap<RequestKey, GpuIndex>,
@@ -63,6 +65,7 @@ impl Lalb {
             limit,
             ages: Ages::new(ranks),
             by_model: Vec::new(),
+            oldest: Vec::new(),
             own: (0..gpus).map(|_| Own::default()).collect(),
             reserved: BTreeMap::new(),
             ready: BTreeSet::new(),
@@ -70,18 +73,29 @@ impl Lalb {
         }
     }
 
-    fn waiting_for(&mut self, model: Slot) -> &mut BTreeSet<RequestKey> {
+    /// Takes in, or lets go, one that waits for a model.
+    fn waits_for(&mut self, model: Slot, key: RequestKey, waits: bool) {
         let place = model.0 as usize;
         if self.by_model.len() <= place {
             self.by_model.resize_with(place + 1, BTreeSet::new);
+            self.oldest.resize(place + 1, None);
         }
-        &mut self.by_model[place]
+        let waiting = &mut self.by_model[place];
+        if waits {
+            waiting.insert(key)
+        } else {
+            waiting.remove(&key)
+        };
+        let oldest = &mut self.oldest[place];
+        if oldest.is_none_or(|oldest| key <= oldest) {
+            *oldest = waiting.first().copied();
+        }
     }
 
     /// Takes a request that goes to a GPU of this rank.
     fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
         let request = self.ages.send(from, key, to)?;
-        self.waiting_for(request.model).remove(&key);
+        self.waits_for(request.model, key, false);
         Some(request)
     }
 
@@ -103,7 +117,7 @@ impl Lalb {
     /// The oldest request whose model a GPU holds.
     fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<(RequestKey, SizeRank)> {
         let models = view.fleet.get(gpu).resident();
-        let oldest = |model: Slot| Some((*self.by_model.get(model.0 as usize)?.first()?, model));
+        let oldest = |model: Slot| Some(((*self.oldest.get(model.0 as usize)?)?, model));
         let (key, model) = models.filter_map(oldest).min()?;
         Some((key, view.models.get(model).rank?))
     }
@@ -180,9 +194,9 @@ impl Lalb {
         };
         let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
         let latest = Expected::At(view.now + load + run(here.kind).unwrap_or_default());
-        let holders = view.models.get(request.model).holders.iter().copied();
-        let in_time = holders.filter(|&gpu| bound(gpu) < latest);
-        glance::first(in_time, bound, finish).map(|(_, gpu)| gpu)
+        let holders = view.models.get(request.model).holders.iter().map(|gpu| (bound(gpu), gpu));
+        let in_time = holders.filter(|&(bound, _)| bound < latest);
+        glance::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
     }
 
     /// Binds a request to a busy GPU: it goes ahead at once where nobody else waits there.
@@ -206,7 +220,7 @@ impl Lalb {
 impl Policy for Lalb {
     fn push(&mut self, request: Waiting, entry: Entry) {
         self.ages.insert(request, entry, self.limit);
-        self.waiting_for(request.model).insert(request.key);
+        self.waits_for(request.model, request.key, true);
     }
 
     fn remove(&mut self, request: &Waiting) {
@@ -214,7 +228,7 @@ impl Policy for Lalb {
             Some(gpu) => drop(self.own[gpu.0 as usize].take(request.key)),
             None => {
                 self.ages.take(request.rank, request.key);
-                self.waiting_for(request.model).remove(&request.key);
+                self.waits_for(request.model, request.key, false);
             }
         }
     }
@@ -245,5 +259,37 @@ impl Policy for Lalb {
     fn count(&self, stats: &mut Stats) {
         self.ages.count(stats);
         stats.reserved = self.reserves;
+    }
+
+    #[cfg(test)]
+    fn check(&self, view: &View<'_>, models: &[Slot]) {
+        self.ages.check();
+        let oldest: Vec<_> = self.by_model.iter().map(|waiting| waiting.first().copied()).collect();
+        assert_eq!(self.oldest, oldest);
+        for gpu in view.fleet.up() {
+            let oldest = |model: Slot| Some((*self.by_model.get(model.0 as usize)?.first()?, model));
+            let hit = view.fleet.get(gpu).resident().filter_map(oldest).min().map(|(key, _)| key);
+            assert_eq!(self.hit(view, gpu).map(|(key, _)| key), hit);
+            for (request, model) in super::tests::requests_of(view, models) {
+                let all = view.models.get(model).holders.iter();
+                let own = |gpu: GpuIndex| self.own[gpu.0 as usize].time;
+                let may_go = |gpu: GpuIndex| self.ages.may_go(request.key, view.fleet.get(gpu).rank);
+                let through = |holder: GpuIndex| {
+                    let it = view.fleet.get(holder);
+                    let wait = view.fleet.backlog(view.models, view.now, holder)? + own(holder);
+                    let load = view.fleet.swap_time(view.models, gpu, model);
+                    let run = |kind| view.models.run_time(model, kind);
+                    let here = view.fleet.get(gpu).kind;
+                    let sooner = match it.kind == here {
+                        true => wait < load,
+                        false => wait + run(it.kind)? < load + run(here)?,
+                    };
+                    (sooner && it.takes_ahead() && may_go(holder)).then_some(())?;
+                    Some((if it.kind == here { wait } else { wait + run(it.kind)? }, holder))
+                };
+                let by_scan = all.filter_map(through).min().map(|(_, holder)| holder);
+                assert_eq!(self.busy_holder(view, &request, gpu), by_scan, "{request:?} for {gpu}");
+            }
+        }
     }
 }

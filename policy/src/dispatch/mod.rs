@@ -29,6 +29,8 @@
 //! **When a GPU is lost** ([`recovery`]) the models that requests still wait for and that no other GPU
 //! holds are brought to the others at once (T16).
 //!
+//! **Another policy** ([`change`]) may take over at any time, with all that waits.
+//!
 //! **Kept warm** ([`warm`]): a model may be wanted on so many GPUs without a request for it.
 //!
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
@@ -51,11 +53,13 @@
 mod arrival;
 mod assign;
 mod bound;
+mod change;
 mod config;
 mod cost;
 mod fleet;
 mod glance;
 mod gpus;
+mod holders;
 mod lalb;
 mod learn;
 mod models;
@@ -67,6 +71,7 @@ mod protocol;
 mod queue;
 mod recall;
 mod recovery;
+mod setting;
 mod standings;
 mod torpor;
 mod unified;
@@ -126,7 +131,8 @@ pub struct Dispatch {
     fleet: Fleet,
     models: Models,
     policy: Box<dyn Policy>,
-    eviction: Eviction,
+    /// As it is now.
+    config: Config,
     places: BTreeMap<RequestKey, Place>,
     queued: usize,
     /// How many requests wait for a GPU alone, by it and their model.
@@ -156,7 +162,7 @@ impl Dispatch {
             fleet: Fleet::new(config, &ranks, idle_order),
             models: Models::default(),
             policy,
-            eviction: config.eviction,
+            config: config.clone(),
             places: BTreeMap::new(),
             queued: 0,
             pins: BTreeMap::new(),
@@ -199,6 +205,12 @@ impl Dispatch {
     #[must_use]
     pub fn wants_scores(&self) -> bool {
         self.policy.scores()
+    }
+
+    /// How it decides, and how its GPUs choose what makes room.
+    #[must_use]
+    pub fn policy(&self) -> (PolicyConfig, Eviction) {
+        (self.config.policy, self.config.eviction)
     }
 
     /// What it has counted so far.
@@ -436,6 +448,9 @@ impl Core for Dispatch {
                         self.left(model, gpu, actions);
                     }
                 }
+            }
+            Event::Change { policy, eviction, functions } => {
+                self.change(now, (policy, eviction), functions, actions);
             }
             Event::Tick => {}
         }

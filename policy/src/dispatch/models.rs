@@ -2,12 +2,13 @@
 //! on each kind of GPU.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, ModelId};
 
 use super::cost::Cost;
+use super::holders::Holders;
 use super::queue::SizeRank;
 use crate::gpu::eviction::CopyKind;
 
@@ -28,7 +29,7 @@ pub(super) struct Model {
     /// `None`: no GPU is large enough.
     pub(super) rank: Option<SizeRank>,
     /// The GPUs it is on, or on its way to.
-    pub(super) holders: BTreeSet<GpuIndex>,
+    pub(super) holders: Holders,
     /// The one whose copy is not to make room before the others'.
     original: Option<GpuIndex>,
     installed: bool,
@@ -40,14 +41,18 @@ pub(super) struct Model {
     costs: Vec<Cost>,
 }
 
+/// What stands for a run that is not known.
+const UNKNOWN: u64 = u64::MAX;
+
 /// Every model that is installed or still referred to.
 #[derive(Debug, Default)]
 pub(super) struct Models {
     slots: Vec<Model>,
     free: Vec<Slot>,
     by_id: BTreeMap<ModelId, Slot>,
-    /// What runs take in nanoseconds, by kind of GPU and slot: asked for most of all that is known.
-    runs: Vec<Vec<Option<u64>>>,
+    /// What runs take in nanoseconds, by kind of GPU and slot, or [`UNKNOWN`]: asked for most of all
+    /// that is known.
+    runs: Vec<Vec<u64>>,
     /// No run was ever known to take less.
     briefest: Option<u64>,
     /// The one that was asked for most.
@@ -61,7 +66,7 @@ impl Models {
             (model.blocks, model.weights, model.rank, model.installed) = (blocks, weights, rank, true);
             return;
         }
-        let (holders, costs) = (BTreeSet::new(), Vec::new());
+        let (holders, costs) = (Holders::default(), Vec::new());
         let (original, installed, given, users) = (None, true, 0, 0);
         let model = Model { id, blocks, weights, rank, holders, original, installed, given, users, costs };
         let slot = match self.free.pop() {
@@ -134,9 +139,9 @@ impl Models {
     /// another.
     pub(super) fn left(&mut self, slot: Slot, gpu: GpuIndex) -> Option<GpuIndex> {
         let model = self.get_mut(slot);
-        model.holders.remove(&gpu);
+        model.holders.remove(gpu);
         let heir = if model.original == Some(gpu) {
-            model.original = model.holders.first().copied();
+            model.original = model.holders.first();
             model.original
         } else {
             None
@@ -162,7 +167,7 @@ impl Models {
         if !model.installed && model.users == 0 && model.holders.is_empty() {
             let id = model.id;
             let runs = self.runs.iter_mut().filter_map(|runs| runs.get_mut(slot.0 as usize));
-            runs.for_each(|run| *run = None);
+            runs.for_each(|run| *run = UNKNOWN);
             self.by_id.remove(&id);
             self.free.push(slot);
             if self.top == Some(slot) {
@@ -186,9 +191,9 @@ impl Models {
         }
         let runs = &mut self.runs[kind];
         if runs.len() <= place {
-            runs.resize(place + 1, None);
+            runs.resize(place + 1, UNKNOWN);
         }
-        runs[place] = run;
+        runs[place] = run.unwrap_or(UNKNOWN);
     }
 
     fn cost_mut(&mut self, slot: Slot, kind: u32) -> &mut Cost {
@@ -215,7 +220,8 @@ impl Models {
 
     /// The same in nanoseconds.
     pub(super) fn run_nanos(&self, slot: Slot, kind: u32) -> Option<u64> {
-        *self.runs.get(kind as usize)?.get(slot.0 as usize)?
+        let run = *self.runs.get(kind as usize)?.get(slot.0 as usize)?;
+        (run != UNKNOWN).then_some(run)
     }
 
     /// Whether every run that is known takes longer than this.

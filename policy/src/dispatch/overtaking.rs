@@ -27,6 +27,8 @@ struct Queued {
 #[derive(Debug, Default)]
 struct Line {
     queued: BTreeMap<RequestKey, Queued>,
+    /// What is asked of it most: the oldest, how often that may be overtaken, and the looks before it.
+    first: Option<(RequestKey, u64, u64)>,
     /// Times the oldest was overtaken: the sum of marks.
     marks: u64,
     /// Those that came back.
@@ -44,11 +46,23 @@ impl Line {
         self.queued.range_mut(..key).next_back().map(|(_, queued)| queued)
     }
 
+    fn insert(&mut self, queued: Queued) {
+        let key = queued.request.key;
+        if self.first.is_none_or(|(first, ..)| key <= first) {
+            self.first = Some((key, queued.limit, queued.looks));
+        }
+        self.queued.insert(key, queued);
+    }
+
     /// Takes a request out, and says what the oldest's counts were, where it was that.
     fn take(&mut self, key: RequestKey) -> Option<(Waiting, Option<Overtaken>)> {
         let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
         let gone = self.queued.remove(&key)?;
         self.back.remove(&key);
+        if counts.is_some() {
+            let first = self.queued.first_key_value();
+            self.first = first.map(|(&key, queued)| (key, queued.limit, queued.looks));
+        }
         match self.before(key) {
             Some(before) => before.marks += gone.marks,
             None => self.marks -= gone.marks,
@@ -65,14 +79,14 @@ impl Line {
     }
 
     fn oldest(&self) -> Option<(RequestKey, Overtaken)> {
-        let (&key, queued) = self.queued.first_key_value()?;
-        Some((key, Overtaken { times: self.marks, looks: queued.looks }))
+        let (key, _, looks) = self.first?;
+        Some((key, Overtaken { times: self.marks, looks }))
     }
 
     /// The oldest that may not be overtaken again.
     fn at_limit(&self) -> Option<RequestKey> {
-        let oldest = self.queued.first_key_value().filter(|(_, queued)| self.marks >= queued.limit);
-        oldest.map(|(&key, _)| key).into_iter().chain(self.back.first().copied()).min()
+        let oldest = self.first.filter(|&(_, limit, _)| self.marks >= limit);
+        oldest.map(|(key, ..)| key).into_iter().chain(self.back.first().copied()).min()
     }
 }
 
@@ -98,7 +112,7 @@ impl Ages {
     pub(super) fn insert(&mut self, request: Waiting, entry: Entry, limit: u32) {
         let line = &mut self.lines[request.rank.0];
         let queued = Queued { request, limit: limit.into(), marks: 0, looks: self.looks };
-        line.queued.insert(request.key, queued);
+        line.insert(queued);
         if entry == Entry::Back {
             line.back.insert(request.key);
         }
@@ -165,6 +179,16 @@ impl Ages {
     /// The smallest size class in which somebody waits.
     pub(super) fn smallest(&self) -> Option<SizeRank> {
         self.lines.iter().position(|line| !line.queued.is_empty()).map(SizeRank)
+    }
+
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        for line in &self.lines {
+            let oldest = line.queued.first_key_value();
+            assert_eq!(line.first, oldest.map(|(&key, it)| (key, it.limit, it.looks)));
+            let overtaken = oldest.filter(|(_, it)| line.marks >= it.limit).map(|(&key, _)| key);
+            assert_eq!(line.at_limit(), overtaken.into_iter().chain(line.back.first().copied()).min());
+        }
     }
 
     pub(super) fn count(&self, stats: &mut Stats) {

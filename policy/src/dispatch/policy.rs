@@ -152,6 +152,11 @@ pub(super) trait Policy: fmt::Debug {
 
     /// Adds what it counts itself.
     fn count(&self, _stats: &mut Stats) {}
+
+    /// Asserts that what it finds by its indexes is what looking at everything finds, for requests of
+    /// each of these models.
+    #[cfg(test)]
+    fn check(&self, _view: &View<'_>, _models: &[Slot]) {}
 }
 
 /// A policy and the order in which it wants the idle GPUs.

@@ -169,4 +169,9 @@ impl Policy for Prioritised {
         self.usual().count(&mut usual);
         stats.alpha = usual.alpha;
     }
+
+    #[cfg(test)]
+    fn check(&self, view: &View<'_>, models: &[Slot]) {
+        self.levels.values().for_each(|level| level.policy.check(view, models));
+    }
 }

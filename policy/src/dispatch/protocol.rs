@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
 
+use super::config::PolicyConfig;
 use crate::attempts::{Attempts, Progress};
-use crate::gpu::Standing;
+use crate::gpu::{Eviction, Standing};
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// A function's objective, as far as the order of the queue depends on it. Whole numbers: what
@@ -197,6 +198,17 @@ pub enum Event {
     },
     /// Time passed.
     Tick,
+    /// Another policy decides from now on, and GPUs choose otherwise what makes room. What waits goes
+    /// over in order.
+    Change {
+        /// Which. None that binds early: it may have to refuse what waits.
+        policy: PolicyConfig,
+        /// How GPUs choose. They are told by whoever says this.
+        eviction: Eviction,
+        /// What it goes by, where it [wants that](PolicyConfig::scores): each function's objective, and
+        /// what it scored.
+        functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
+    },
 }
 
 /// Why a GPU gave a request back.

@@ -12,7 +12,7 @@ use crate::gpu::eviction::Weight;
 
 impl Dispatch {
     pub(super) fn tell_standing(&self, model: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        if self.eviction.wants_standings() {
+        if self.config.eviction.wants_standings() {
             let standing =
                 Standing { copy: self.models.copy_kind(model, gpu), weight: self.weight(model, gpu) };
             actions.push(Action::Standing { gpu, model: self.models.get(model).id, standing });
@@ -29,10 +29,10 @@ impl Dispatch {
     /// What a model weighs on each GPU of a kind that holds it, where anybody wants to know: before
     /// something is learned of it.
     pub(super) fn weights(&self, model: Slot, kind: u32) -> Vec<(GpuIndex, Weight)> {
-        if !self.eviction.wants_standings() {
+        if !self.config.eviction.wants_standings() {
             return Vec::new();
         }
-        let holders = self.models.get(model).holders.iter().copied();
+        let holders = self.models.get(model).holders.iter();
         let of_kind = holders.filter(|&gpu| self.fleet.get(gpu).kind == kind);
         of_kind.map(|gpu| (gpu, self.weight(model, gpu))).collect()
     }

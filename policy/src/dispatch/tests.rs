@@ -8,12 +8,14 @@ use crate::ids::FunctionIndex;
 use millrace_types::{BytesPerSec, Incarnation, Priority, SloCounts};
 
 mod bound;
+mod change;
 mod cost;
 mod glance;
 mod lalb;
 mod priority;
 mod properties;
 mod recovery;
+mod searches;
 mod standings;
 mod torpor;
 mod unified;
@@ -29,6 +31,16 @@ const HUGE: ModelId = ModelId(3);
 const F: FunctionIndex = FunctionIndex(0);
 
 const MS: u64 = 1_000_000;
+
+/// A request that might wait for each of some models, older than all others.
+pub(super) fn requests_of(view: &View<'_>, models: &[Slot]) -> Vec<(Waiting, Slot)> {
+    let request = |&model: &Slot| {
+        let (key, attempts) = (RequestKey(0), Attempts::new(3, Idempotent::Yes));
+        let (rank, priority, arrived) = (view.models.get(model).rank?, Priority::default(), view.now);
+        Some((Waiting { key, function: F, model, rank, attempts, priority, arrived }, model))
+    };
+    models.iter().filter_map(request).collect()
+}
 
 struct Node {
     dispatch: Dispatch,

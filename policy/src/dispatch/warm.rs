@@ -123,7 +123,7 @@ impl Dispatch {
     /// what is kept and what requests wait for, if that is enough.
     fn place_to_keep(&self, now: Timestamp, slot: Slot) -> Option<GpuIndex> {
         let (model, kept) = (self.models.get(slot), self.warm.models.get(&slot)?);
-        let here = model.holders.iter().copied().find(|gpu| !kept.on.contains(gpu));
+        let here = model.holders.iter().find(|gpu| !kept.on.contains(gpu));
         if here.is_some() || kept.again_at.is_some_and(|at| at > now) {
             return here;
         }

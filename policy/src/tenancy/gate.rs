@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::tenancy::Quota;
+use millrace_types::tenancy::{Quota, Share};
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::window::{WINDOW, Window};
+use super::window::{Peak, WINDOW, Window};
 use crate::dispatch::Request;
 use crate::ids::{FunctionIndex, RequestKey, TenantIndex};
 
@@ -48,6 +48,8 @@ struct Account {
     window: Window,
     /// GPUs that work for it, and since when.
     turns: BTreeMap<GpuIndex, Timestamp>,
+    /// The GPUs of its share that it used at once.
+    peak: Peak,
 }
 
 impl Account {
@@ -82,10 +84,38 @@ impl Account {
         self.window.total(now) + under_way
     }
 
-    fn over_share(&mut self, now: Timestamp, whole: Whole) -> bool {
+    /// Whether it had more than its share of the window.
+    fn over_time(&mut self, now: Timestamp, whole: Whole) -> bool {
         let Some(share) = self.quota.gpu_share else { return false };
         let window = WINDOW.as_nanos() as u64 * u64::from(whole.gpus);
         self.gpu_time(now).as_nanos() > u128::from(share.of(window))
+    }
+
+    /// The GPUs that its share is at one moment, rounded up.
+    fn seats(&self, whole: Whole) -> u32 {
+        let seats = |share: Share| {
+            let exact = u64::from(share.ppm()) * u64::from(whole.gpus);
+            u32::try_from(exact.div_ceil(Share::ALL.ppm().into())).unwrap_or(u32::MAX)
+        };
+        self.quota.gpu_share.map_or(u32::MAX, seats)
+    }
+
+    /// The GPUs that others leave to it: what it used of its share at once, lately, and what it uses
+    /// beyond. Who had more than its share over time is left what it uses.
+    fn claim(&mut self, now: Timestamp, whole: Whole) -> u32 {
+        if self.over_time(now, whole) {
+            return self.inside;
+        }
+        self.peak.most(now) + self.inside.saturating_sub(self.seats(whole))
+    }
+
+    fn counted(&mut self, now: Timestamp, whole: Whole) {
+        self.peak.set(now, self.inside.min(self.seats(whole)).min(whole.gpus));
+    }
+
+    /// The oldest outside, if the caps that always hold let it in.
+    fn first(&self, whole: Whole) -> Option<RequestKey> {
+        self.parked.values().next().filter(|first| self.takes(first, whole)).map(|first| first.request.key)
     }
 }
 
@@ -98,6 +128,8 @@ pub(super) struct Gate {
     inside: BTreeMap<RequestKey, Inside>,
     /// Where each request waits that waits outside.
     parked: BTreeMap<RequestKey, TenantIndex>,
+    /// Requests of tenants without caps.
+    others: Peak,
 }
 
 impl Gate {
@@ -108,6 +140,7 @@ impl Gate {
             owners: BTreeMap::new(),
             inside: BTreeMap::new(),
             parked: BTreeMap::new(),
+            others: Peak::default(),
         }
     }
 
@@ -172,45 +205,62 @@ impl Gate {
         self.accounts.values().filter_map(first).find_map(|(key, never)| never.then_some(key))
     }
 
-    /// The oldest request whose turn to come in it is, `queued` being all that wait inside.
-    /// Of each tenant the oldest comes first, whatever the others would need.
-    pub(super) fn next(&mut self, now: Timestamp, queued: usize) -> Option<RequestKey> {
-        let whole = self.whole;
-        let mut over = Vec::new();
-        let mut greedy = 0;
-        let mut best: Option<RequestKey> = None;
-        for account in self.accounts.values_mut() {
-            let first = account.parked.values().next().copied().filter(|first| account.takes(first, whole));
-            if account.over_share(now, whole) {
-                greedy += account.queued as usize;
-                over.extend(first.map(|first| first.request.key));
-            } else if let Some(first) = first {
-                best = Some(best.map_or(first.request.key, |best| best.min(first.request.key)));
-            }
-        }
-        // Whoever is over its share yields to those who wait and are not.
-        if best.is_none() && queued <= greedy { over.into_iter().min() } else { best }
+    /// So many requests are here, outside not counted.
+    pub(super) fn count(&mut self, now: Timestamp, in_flight: usize) {
+        let others = in_flight.saturating_sub(self.inside.len());
+        self.others.set(now, u32::try_from(others).unwrap_or(u32::MAX));
     }
 
-    /// The oldest that the caps which always hold let in.
-    pub(super) fn next_for_idle(&self) -> Option<RequestKey> {
-        let whole = self.whole;
-        let first = |account: &Account| {
-            account
-                .parked
-                .values()
-                .next()
-                .filter(|first| account.takes(first, whole))
-                .map(|first| first.request.key)
-        };
-        self.accounts.values().filter_map(first).min()
+    /// The oldest request whose turn to come in it is, of a node with so many GPUs `up`, `queued` being
+    /// all that wait inside. Of each tenant the oldest comes first, whatever the others would need.
+    pub(super) fn next(&mut self, now: Timestamp, queued: usize, up: u32) -> Option<RequestKey> {
+        let within = self.accounts.values_mut().filter_map(|it| {
+            let first = it.first(self.whole)?;
+            (it.inside < it.seats(self.whole) && !it.over_time(now, self.whole)).then_some(first)
+        });
+        if let Some(best) = within.min() {
+            return Some(best);
+        }
+        // Whoever is over its share yields to those who wait and are not, and to those who come.
+        if self.waits_within(now, queued) {
+            return None;
+        }
+        let claimed: u32 = self.accounts.values_mut().map(|it| it.claim(now, self.whole)).sum();
+        let claimed = self.others.most(now).saturating_add(claimed);
+        let over = self.accounts.values_mut().filter_map(|it| {
+            let first = it.first(self.whole)?;
+            let by_others = claimed - it.claim(now, self.whole);
+            (by_others.saturating_add(it.inside) < up).then_some(first)
+        });
+        over.min()
+    }
+
+    /// Whether one of those who wait inside is not of a tenant that is over its share.
+    fn waits_within(&mut self, now: Timestamp, queued: usize) -> bool {
+        let over = self.accounts.values_mut().filter_map(|it| {
+            (it.inside > it.seats(self.whole) || it.over_time(now, self.whole)).then_some(it.queued as usize)
+        });
+        queued > over.sum()
+    }
+
+    /// The oldest that the caps which always hold let in, where those who wait inside and are within
+    /// their shares leave a GPU idle.
+    pub(super) fn next_for_idle(&mut self, now: Timestamp, queued: usize) -> Option<RequestKey> {
+        let wait = self.waits_within(now, queued);
+        self.accounts.values().filter(|_| wait).filter_map(|it| it.first(self.whole)).min()
     }
 
     /// A request was let in.
-    pub(super) fn entered(&mut self, tenant: TenantIndex, &Parked { request, blocks: needed }: &Parked) {
+    pub(super) fn entered(
+        &mut self,
+        now: Timestamp,
+        tenant: TenantIndex,
+        &Parked { request, blocks: needed }: &Parked,
+    ) {
         let account = self.accounts.entry(tenant).or_default();
         account.inside += 1;
         account.queued += 1;
+        account.counted(now, self.whole);
         let (requests, blocks) = account.models.entry(request.model).or_default();
         (*requests, *blocks) = (*requests + 1, needed);
         self.inside.insert(request.key, Inside { tenant, model: request.model, on: None });
@@ -255,10 +305,11 @@ impl Gate {
     }
 
     /// A request is not this node's any more.
-    pub(super) fn gone(&mut self, key: RequestKey) {
+    pub(super) fn gone(&mut self, now: Timestamp, key: RequestKey) {
         let Some(Inside { tenant, model, on }) = self.inside.remove(&key) else { return };
         let Some(account) = self.accounts.get_mut(&tenant) else { return };
         account.inside -= 1;
+        account.counted(now, self.whole);
         account.queued -= u32::from(on.is_none());
         if let Some((requests, _)) = account.models.get_mut(&model) {
             *requests -= 1;

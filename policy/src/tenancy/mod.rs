@@ -13,12 +13,21 @@
 //! |---|---|---|
 //! | `gpus_max` | GPUs that work for the tenant at once: its requests inside, each of which takes one GPU at most | always |
 //! | `memory_share` | GPU memory for the models of its requests inside, each on a GPU of its own at worst. What is only left on a GPU is anyone's to evict, and not counted | always |
-//! | `gpu_share` | GPU time in the last [`WINDOW`], swapping included | while somebody waits inside who is within theirs, or has none |
+//! | `gpu_share` | its requests inside, by the GPUs, rounded up; and GPU time in the last [`WINDOW`], swapping included | where others need the rest |
 //!
-//! So the share of time is work-conserving, and the others are hard. A tenant that is over its share
-//! is also let in where a GPU stays idle that none of those who wait can use. A tenant with any cap
-//! has one request inside for each GPU at most: what was let in is not taken back, and whoever is
-//! within their share then waits for the runs under way, not for a queue.
+//! **The share of time.** Beyond it a tenant is let in only while nobody waits inside who is within
+//! their share, or has none; and only to GPUs that the others can do without: those that they did not
+//! use at once at any moment of the last [`WINDOW`]. For no run is taken back, so a GPU has to be idle
+//! already when somebody comes who is not to notice the others (L20: less than a tenth of the p99). A
+//! tenant that is alone has every GPU, and one that comes after a while waits for a run, once. What
+//! others need is what they had inside at the most, each up to their own shares; who had more than its
+//! share of the window counts with what it has inside now. The paper says no more than that shares can
+//! be capped.
+//!
+//! A tenant that is over its share is also let in where those who wait inside leave a GPU idle that
+//! none of them can use. A tenant with any cap has one request inside for each GPU at most: what was
+//! let in is not taken back, and whoever is within their share then waits for the runs under way, not
+//! for a queue.
 //!
 //! The oldest of a tenant comes in first; one that does not fit yet holds up the younger of the same
 //! tenant. One that can never fit its tenant's share of the memory fails with `NO_GPU_MEMORY`.
@@ -47,6 +56,7 @@ pub use self::protocol::Event;
 pub use self::window::WINDOW;
 
 use self::gate::{Gate, Parked, Whole};
+use self::window::moves_on;
 use crate::core::Core;
 use crate::dispatch::{self, Action, Config, Dispatch};
 use crate::ids::{FunctionIndex, RequestKey};
@@ -65,6 +75,10 @@ pub struct Tenancy {
     dispatch: Dispatch,
     gate: Gate,
     gpus: Vec<OnGpu>,
+    /// How many of them are up.
+    up: u32,
+    /// When more of a share may be free for those who wait outside.
+    look_again: Option<Timestamp>,
     /// The memory of each model that may be asked for.
     models: BTreeMap<ModelId, u32>,
     queue_max: usize,
@@ -82,6 +96,8 @@ impl Tenancy {
             dispatch: Dispatch::new(config),
             gate: Gate::new(whole),
             gpus,
+            up: 0,
+            look_again: None,
             models: BTreeMap::new(),
             queue_max: config.queue_max as usize,
             parked_max: (config.queue_max as usize / 2).max(1),
@@ -138,23 +154,23 @@ impl Tenancy {
             dispatch::Event::Withdraw { key } => {
                 if self.gate.unpark(key).is_none() {
                     self.forward(now, event, actions);
-                    self.forget_unless_held(key);
+                    self.forget_unless_held(now, key);
                 }
             }
             dispatch::Event::Ended { gpu, key, .. } | dispatch::Event::Returned { gpu, key, .. } => {
                 self.left(now, gpu, key);
                 self.forward(now, event, actions);
-                self.forget_unless_held(key);
+                self.forget_unless_held(now, key);
             }
             dispatch::Event::Down { gpu, .. } | dispatch::Event::Reset { gpu } => {
                 let lost: Vec<_> = self.gpus[gpu.0 as usize].requests.iter().copied().collect();
                 lost.iter().for_each(|&key| self.left(now, gpu, key));
-                self.gpus[gpu.0 as usize].up = false;
+                self.up -= u32::from(std::mem::take(&mut self.gpus[gpu.0 as usize].up));
                 self.forward(now, event, actions);
-                lost.into_iter().for_each(|key| self.forget_unless_held(key));
+                lost.into_iter().for_each(|key| self.forget_unless_held(now, key));
             }
             dispatch::Event::Up { gpu, .. } => {
-                self.gpus[gpu.0 as usize].up = true;
+                self.up += u32::from(!std::mem::replace(&mut self.gpus[gpu.0 as usize].up, true));
                 self.forward(now, event, actions);
             }
             dispatch::Event::Install { model, memory, weights } => {
@@ -183,7 +199,7 @@ impl Tenancy {
                         self.gate.turn_began(now, key, gpu);
                     }
                 }
-                Action::Fail { key, .. } => self.gate.gone(key),
+                Action::Fail { key, .. } => self.gate.gone(now, key),
                 _ => {}
             }
         }
@@ -202,9 +218,9 @@ impl Tenancy {
         self.gate.moved(key, None);
     }
 
-    fn forget_unless_held(&mut self, key: RequestKey) {
+    fn forget_unless_held(&mut self, now: Timestamp, key: RequestKey) {
         if !self.dispatch.holds(key) {
-            self.gate.gone(key);
+            self.gate.gone(now, key);
         }
     }
 
@@ -217,14 +233,14 @@ impl Tenancy {
             actions.push(Action::Fail { key, reason: Reason::NoGpuMemory, may_have_executed: false });
         }
         while self.may_let_in()
-            && let Some(key) = self.gate.next(now, self.dispatch.queued())
+            && let Some(key) = self.gate.next(now, self.dispatch.queued(), self.up)
         {
             self.enter(now, key, actions);
         }
         // What is idle now is of no use to those who wait inside.
         while self.may_let_in()
             && self.gpus.iter().any(|gpu| gpu.up && gpu.requests.is_empty())
-            && let Some(key) = self.gate.next_for_idle()
+            && let Some(key) = self.gate.next_for_idle(now, self.dispatch.queued())
         {
             self.enter(now, key, actions);
             if self.gate.waits(key) {
@@ -250,7 +266,7 @@ impl Tenancy {
     fn enter(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(tenant) = self.gate.tenant_of(key) else { return };
         let Some(parked) = self.gate.unpark(key) else { return };
-        self.gate.entered(tenant, &parked);
+        self.gate.entered(now, tenant, &parked);
         self.forward(now, dispatch::Event::Enqueue(parked.request), actions);
     }
 }
@@ -265,12 +281,14 @@ impl Core for Tenancy {
             Event::Quota { tenant, quota } => self.gate.set(tenant, quota),
             Event::Owner { function, tenant } => self.gate.own(function, tenant),
         }
+        self.gate.count(now, self.dispatch.in_flight());
         self.let_in(now, actions);
         self.turn_away(actions);
+        self.look_again = (self.gate.parked() > 0).then(|| moves_on(now));
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        self.dispatch.next_wake()
+        [self.look_again, self.dispatch.next_wake()].into_iter().flatten().min()
     }
 }
 

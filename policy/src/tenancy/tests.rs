@@ -158,7 +158,23 @@ fn a_tenant_over_its_share_of_the_time_yields_only_to_those_who_wait() {
     node.pass_ms(100);
     assert_eq!(given(&node.ended(0, 10)), [(0, 11)], "5 is older, and its tenant over its share");
     node.pass_ms(100);
-    assert_eq!(given(&node.ended(0, 11)), [(0, 5)], "nobody else waits");
+    assert_eq!(given(&node.ended(0, 11)), [], "others needed it lately, and may come again");
+    node.now = node.core.next_wake().unwrap();
+    assert_eq!(given(&node.tell(dispatch::Event::Tick)), []);
+    node.pass_ms(10_000);
+    assert_eq!(given(&node.tell(dispatch::Event::Tick)), [(0, 5)], "nobody else was here for a while");
+}
+
+#[test]
+fn beyond_its_share_a_tenant_has_the_gpus_that_others_did_not_use_at_once() {
+    let mut node = Node::new(PolicyConfig::Lb, 4);
+    node.cap(A, quota(0, 0.25, 0.0));
+    assert_eq!(given(&node.enqueue(1, 7, 0)).len() + given(&node.enqueue(2, 7, 0)).len(), 2);
+    assert_eq!((node.ended(0, 1), node.ended(1, 2)), (vec![], vec![]));
+    let let_in: Vec<_> = (3..=6).map(|key| given(&node.enqueue(key, 0, 0)).len()).collect();
+    assert_eq!(let_in, [1, 1, 0, 0], "two of four GPUs are left for the others");
+    node.pass_ms(10_500);
+    assert_eq!(given(&node.tell(dispatch::Event::Tick)).len(), 2, "they did not come back");
 }
 
 #[test]

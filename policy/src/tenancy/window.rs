@@ -1,4 +1,4 @@
-//! How much GPU time a tenant took lately.
+//! How much GPU time a tenant took lately, and how many GPUs at once.
 
 use std::time::Duration;
 
@@ -52,6 +52,45 @@ impl Window {
     }
 }
 
+/// The most of something that there was at once, by slices of time.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Peak {
+    slices: [u32; SLICES],
+    /// The number of the newest slice.
+    newest: u64,
+    count: u32,
+}
+
+impl Peak {
+    fn advance(&mut self, now: Timestamp) {
+        let newest = now.0 / SLICE_NS;
+        let passed = newest.saturating_sub(self.newest).min(SLICES as u64);
+        for number in (newest + 1).saturating_sub(passed)..=newest {
+            self.slices[(number % SLICES as u64) as usize] = self.count;
+        }
+        self.newest = self.newest.max(newest);
+    }
+
+    /// There are so many from now on.
+    pub(super) fn set(&mut self, now: Timestamp, count: u32) {
+        self.advance(now);
+        self.count = count;
+        let slice = &mut self.slices[(self.newest % SLICES as u64) as usize];
+        *slice = count.max(*slice);
+    }
+
+    /// The most at any moment of the window.
+    pub(super) fn most(&mut self, now: Timestamp) -> u32 {
+        self.advance(now);
+        self.slices.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// When the window next moves on.
+pub(super) fn moves_on(now: Timestamp) -> Timestamp {
+    Timestamp((now.0 / SLICE_NS + 1) * SLICE_NS)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -72,6 +111,17 @@ mod tests {
         assert_eq!(window.total(at(60_000)), Duration::ZERO);
         window.add(at(60_000), at(100_000));
         assert!(window.total(at(100_000)) <= WINDOW, "a long run fills the window and no more");
+    }
+
+    #[test]
+    fn a_peak_counts_until_the_window_has_moved_past_it() {
+        let mut peak = Peak::default();
+        peak.set(at(1_000), 3);
+        peak.set(at(1_100), 1);
+        assert_eq!((peak.most(at(1_100)), peak.most(at(10_900))), (3, 3));
+        assert_eq!(peak.most(at(11_000)), 1, "what there is still counts");
+        peak.set(at(11_200), 0);
+        assert_eq!((peak.most(at(21_400)), peak.most(at(90_000))), (0, 0));
     }
 
     proptest! {

@@ -16,6 +16,8 @@ pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
         assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), takes, "{gpu}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{gpu}");
     }
+    let all: Vec<_> = [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)).collect();
+    dispatch.policy.check(&view, &all);
     for slot in [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)) {
         let Some(rank) = view.models.get(slot).rank else { continue };
         let (key, attempts) = (RequestKey(0), Attempts::new(3, Idempotent::Yes));
@@ -35,7 +37,7 @@ fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
         let ahead = view.fleet.get(gpu).ahead.len();
         (view.fleet.expected_free(view.models, view.now, gpu, ahead), gpu)
     };
-    let holders = view.models.get(request.model).holders.iter().copied();
+    let holders = view.models.get(request.model).holders.iter();
     let takers = holders.filter(|&gpu| {
         let gpu = view.fleet.get(gpu);
         gpu.takes_ahead() && gpu.rank >= request.rank && gpu.ahead.len() < AHEAD_MAX
@@ -47,7 +49,7 @@ fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
 }
 
 fn from_peer(view: &View<'_>, request: &Waiting) -> Option<(Reverse<BytesPerSec>, GpuIndex, GpuIndex)> {
-    let holders = view.models.get(request.model).holders.iter().copied();
+    let holders = view.models.get(request.model).holders.iter();
     let whole = holders.filter(|&gpu| !view.fleet.get(gpu).is_loading(request.model));
     let from_holder = whole.flat_map(|holder| {
         view.fleet.peers(holder).iter().map(move |&(rate, to)| (Reverse(rate), to, holder))
@@ -67,8 +69,13 @@ fn first_of(
 ) -> Option<(Expected, GpuIndex)> {
     let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
     let exact = |gpu: GpuIndex| through(view, gpu, own(gpu), most);
-    let holders = view.models.get(model).holders.iter().copied();
-    glance::first(holders.filter(|&gpu| bound(gpu) < Expected::At(view.now + most)), bound, exact)
+    let in_time = || {
+        let bounded = view.models.get(model).holders.iter().map(|gpu| (bound(gpu), gpu));
+        bounded.filter(|&(bound, _)| bound < Expected::At(view.now + most))
+    };
+    let first = glance::first(in_time(), exact);
+    assert_eq!(glance::first_of_close(in_time(), exact), first);
+    first
 }
 
 fn first_by_scan(
@@ -78,7 +85,7 @@ fn first_by_scan(
     most: Duration,
 ) -> Option<(Expected, GpuIndex)> {
     let holders = view.models.get(model).holders.iter();
-    holders.filter_map(|&gpu| Some((through(view, gpu, own(gpu), most)?, gpu))).min()
+    holders.filter_map(|gpu| Some((through(view, gpu, own(gpu), most)?, gpu))).min()
 }
 
 fn through(view: &View<'_>, gpu: GpuIndex, own: Duration, most: Duration) -> Option<Expected> {

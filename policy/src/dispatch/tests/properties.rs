@@ -54,20 +54,20 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
 
 /// The world around the dispatcher: who is on which GPU, as its actions say.
 #[derive(Default)]
-struct World {
-    waiting: BTreeSet<RequestKey>,
-    on: BTreeMap<RequestKey, GpuIndex>,
+pub(super) struct World {
+    pub(super) waiting: BTreeSet<RequestKey>,
+    pub(super) on: BTreeMap<RequestKey, GpuIndex>,
     /// Those that were around when a GPU was lost.
-    suspects: BTreeSet<RequestKey>,
-    up: BTreeSet<u32>,
-    pinned: BTreeSet<(GpuIndex, ModelId)>,
-    kept: BTreeSet<(GpuIndex, ModelId)>,
+    pub(super) suspects: BTreeSet<RequestKey>,
+    pub(super) up: BTreeSet<u32>,
+    pub(super) pinned: BTreeSet<(GpuIndex, ModelId)>,
+    pub(super) kept: BTreeSet<(GpuIndex, ModelId)>,
     /// As each GPU was last told of its copy of a model.
-    copies: BTreeMap<(GpuIndex, ModelId), CopyKind>,
+    pub(super) copies: BTreeMap<(GpuIndex, ModelId), CopyKind>,
 }
 
 impl World {
-    fn take(&mut self, actions: &[Action]) {
+    pub(super) fn take(&mut self, actions: &[Action]) {
         for &action in actions {
             match action {
                 Action::Assign { gpu, key, attempt, .. } => {
@@ -106,12 +106,12 @@ impl World {
         for model in [A, B, LARGE] {
             let Some(slot) = dispatch.models.slot(model) else { continue };
             let holders = &dispatch.models.get(slot).holders;
-            let originals = holders.iter().filter(|&&gpu| self.copies[&(gpu, model)] == CopyKind::Original);
+            let originals = holders.iter().filter(|&gpu| self.copies[&(gpu, model)] == CopyKind::Original);
             assert_eq!(originals.count(), usize::from(!holders.is_empty()), "{model} on {holders:?}");
         }
     }
 
-    fn pick(&self, number: usize) -> Option<(RequestKey, GpuIndex)> {
+    pub(super) fn pick(&self, number: usize) -> Option<(RequestKey, GpuIndex)> {
         let (&key, &gpu) = self.on.iter().nth(number % self.on.len().max(1))?;
         Some((key, gpu))
     }

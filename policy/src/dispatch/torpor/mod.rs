@@ -246,7 +246,7 @@ pub(super) fn from_peer(
     let faster = |to: GpuIndex, rate: BytesPerSec| rate > view.fleet.get(to).host_rate;
     let links = |gpu: GpuIndex| view.fleet.peers(gpu).iter().copied();
     if holders.len() <= view.fleet.idle_count(request.rank) {
-        let whole = holders.iter().copied().filter(|&holder| gives(holder));
+        let whole = holders.iter().filter(|&holder| gives(holder));
         let ways = whole.flat_map(|holder| links(holder).map(move |(rate, to)| (Reverse(rate), to, holder)));
         return ways
             .filter(|&(Reverse(rate), to, _)| view.fleet.takes_now(to, request.rank) && faster(to, rate))
@@ -254,7 +254,7 @@ pub(super) fn from_peer(
     }
     let ways = view.fleet.idle(request.rank);
     let ways = ways.flat_map(|to| links(to).map(move |(rate, holder)| (Reverse(rate), to, holder)));
-    ways.filter(|&(Reverse(rate), to, holder)| faster(to, rate) && holders.contains(&holder) && gives(holder))
+    ways.filter(|&(Reverse(rate), to, holder)| faster(to, rate) && holders.contains(holder) && gives(holder))
         .min()
 }
 

@@ -103,6 +103,9 @@ pub(super) struct Flows {
     due: Vec<[BTreeSet<(Timestamp, FlowId)>; CLASSES.len()]>,
     late: Vec<BTreeSet<(RequestKey, FlowId)>>,
     of_model: Vec<OfModel>,
+    /// The first of each model that can be in time, side by side: an idle GPU looks at one for each
+    /// model on it.
+    first_due: Vec<Option<(Class, Timestamp, FunctionIndex)>>,
 }
 
 impl Flows {
@@ -113,6 +116,7 @@ impl Flows {
             due: (0..ranks).map(|_| Default::default()).collect(),
             late: vec![BTreeSet::new(); ranks],
             of_model: Vec::new(),
+            first_due: Vec::new(),
         }
     }
 
@@ -195,6 +199,7 @@ impl Flows {
         let slot = model.0 as usize;
         if self.of_model.len() <= slot {
             self.of_model.resize_with(slot + 1, OfModel::default);
+            self.first_due.resize(slot + 1, None);
         }
         let of_model = &mut self.of_model[slot];
         if before.due != after.due {
@@ -206,6 +211,7 @@ impl Flows {
                 self.due[rank][class as usize].insert((latest, id));
                 of_model.due.insert((class, latest, function));
             }
+            self.first_due[slot] = of_model.due.first().copied();
         }
         if before.late != after.late {
             if let Some(key) = before.late {
@@ -267,11 +273,15 @@ impl Flows {
     /// The most pressing request for any of some models: of those in time by class, else the oldest
     /// late one.
     pub(super) fn first_of(&self, models: impl Iterator<Item = Slot>, now: Timestamp) -> Option<Candidate> {
+        let in_time =
+            |&(class, latest, _): &(Class, Timestamp, FunctionIndex)| class == Class::Free || latest >= now;
         let standing = |model: Slot| {
-            let of_model = self.of_model.get(model.0 as usize)?;
-            let due = of_model.due.iter().take(SETTLED_MAX);
-            let mut due = due.filter(|(class, latest, _)| *class == Class::Free || *latest >= now);
-            if let Some(&(class, latest, function)) = due.next() {
+            let first = *self.first_due.get(model.0 as usize)?;
+            let of_model = &self.of_model[model.0 as usize];
+            let others = || of_model.due.iter().take(SETTLED_MAX).copied().find(in_time);
+            if let Some((class, latest, function)) =
+                first.filter(in_time).or_else(|| first.and_then(|_| others()))
+            {
                 return Some((false, class, latest.0, (function, model)));
             }
             let &(RequestKey(key), function) = of_model.late.first()?;
@@ -279,5 +289,21 @@ impl Flows {
         };
         let (late, .., id) = models.filter_map(standing).min()?;
         if late { self.late_candidate(id) } else { self.candidate(id, now) }
+    }
+
+    /// As [`Policy::check`](crate::dispatch::policy::Policy::check).
+    #[cfg(test)]
+    pub(super) fn check(&self, now: Timestamp, models: &[Slot]) {
+        let first: Vec<_> = self.of_model.iter().map(|it| it.due.first().copied()).collect();
+        assert_eq!(self.first_due, first);
+        for &model in models {
+            let Some(it) = self.of_model.get(model.0 as usize) else { continue };
+            let in_time = |due: &&(Class, Timestamp, FunctionIndex)| due.0 == Class::Free || due.1 >= now;
+            let due = it.due.iter().take(SETTLED_MAX).find(in_time);
+            let due = due.and_then(|&(_, _, function)| self.candidate((function, model), now));
+            let late = || it.late.first().and_then(|&(_, function)| self.late_candidate((function, model)));
+            let by_scan = if it.due.iter().take(SETTLED_MAX).any(|due| in_time(&due)) { due } else { late() };
+            assert_eq!(self.first_of([model].into_iter(), now), by_scan, "{model:?}");
+        }
     }
 }

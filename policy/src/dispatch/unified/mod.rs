@@ -276,4 +276,22 @@ impl Policy for Unified {
     fn count(&self, stats: &mut Stats) {
         self.ages.count(stats);
     }
+
+    #[cfg(test)]
+    fn check(&self, view: &View<'_>, models: &[Slot]) {
+        self.ages.check();
+        self.flows.check(view.now, models);
+        for (request, model) in crate::dispatch::tests::requests_of(view, models) {
+            let takes = |gpu: &GpuIndex| {
+                let it = view.fleet.get(*gpu);
+                it.takes_ahead()
+                    && it.rank >= request.rank
+                    && it.ahead.len() < crate::dispatch::AHEAD_MAX
+                    && self.ages.may_go(request.key, it.rank)
+            };
+            let few = view.models.get(model).holders.iter().filter(takes).take(placing::COMPARED_MAX);
+            let wait = |gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?, gpu));
+            assert_eq!(self.busy_holder(view, &request), few.filter_map(wait).min(), "{request:?}");
+        }
+    }
 }

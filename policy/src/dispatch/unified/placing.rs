@@ -13,7 +13,7 @@ use crate::dispatch::queue::Waiting;
 
 /// Idle GPUs that are compared for a load, and holders of a model that are looked at: more make no
 /// difference worth the time.
-const COMPARED_MAX: usize = 8;
+pub(super) const COMPARED_MAX: usize = 8;
 /// What a load is charged where it evicts the last copy of another model, in percent: that one is
 /// brought back, and what it then evicts, and so on.
 const EVICTING_PERCENT: u32 = 180;
@@ -48,7 +48,7 @@ impl Unified {
         let fits = |gpu: GpuIndex| {
             view.fleet.takes_now(gpu, request.rank) && self.ages.may_go(request.key, view.fleet.get(gpu).rank)
         };
-        let holders = || view.models.get(request.model).holders.iter().copied();
+        let holders = || view.models.get(request.model).holders.iter();
         // Those where an older one is at its limit come last, and are left out.
         let all = &view.models.get(request.model).holders;
         if let Some(hit) =
@@ -56,7 +56,8 @@ impl Unified {
         {
             return Some(self.assign(view, request, hit, Route::Host));
         }
-        let others = view.fleet.first_idles(request.rank, COMPARED_MAX).chain([idle]);
+        let firsts = || view.fleet.first_idles(request.rank, COMPARED_MAX);
+        let others = firsts().chain((!firsts().any(|gpu| gpu == idle)).then_some(idle));
         let beside = holders().take(COMPARED_MAX).flat_map(|holder| view.fleet.peers(holder));
         let all = others.chain(beside.map(|&(_, gpu)| gpu)).filter(|&gpu| fits(gpu));
         let (charge, gpu) = all.map(|gpu| (self.charge(view, gpu, request.model), gpu)).min()?;
@@ -85,14 +86,11 @@ impl Unified {
     }
 
     /// The busy holder that is through with what it has first, and when.
-    fn busy_holder(&self, view: &View<'_>, request: &Waiting) -> Option<(Duration, GpuIndex)> {
-        let holders = view.models.get(request.model).holders.iter().copied();
+    pub(super) fn busy_holder(&self, view: &View<'_>, request: &Waiting) -> Option<(Duration, GpuIndex)> {
+        let holders = view.models.get(request.model).holders.iter();
         let takes = |&gpu: &GpuIndex| {
-            let it = view.fleet.get(gpu);
-            it.takes_ahead()
-                && it.rank >= request.rank
-                && it.ahead.len() < AHEAD_MAX
-                && self.ages.may_go(request.key, it.rank)
+            let it = view.fleet.glance(gpu);
+            it.takes(request.rank, AHEAD_MAX) && self.ages.may_go(request.key, it.rank())
         };
         let waits = holders.filter(takes).take(COMPARED_MAX);
         waits.filter_map(|gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?, gpu))).min()
@@ -102,11 +100,11 @@ impl Unified {
     /// its way has nothing to give yet.
     fn peer(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Option<(BytesPerSec, GpuIndex)> {
         let holders = &view.models.get(model).holders;
-        if holders.is_empty() || holders.contains(&gpu) {
+        if holders.is_empty() || holders.contains(gpu) {
             return None;
         }
         let it = view.fleet.get(gpu);
-        let gives = |peer: &GpuIndex| holders.contains(peer) && !view.fleet.get(*peer).is_loading(model);
+        let gives = |peer: &GpuIndex| holders.contains(*peer) && !view.fleet.get(*peer).is_loading(model);
         let &(rate, holder) = view.fleet.peers(gpu).iter().find(|(_, peer)| gives(peer))?;
         let host = view.fleet.swap_time(view.models, gpu, model);
         (it.swap_time(view.models, model, Source::Peer(rate)) < host).then_some((rate, holder))

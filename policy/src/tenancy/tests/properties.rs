@@ -1,5 +1,6 @@
 //! Whatever happens, under every policy: no cap that always holds is ever exceeded, nothing is
-//! lost, and nothing waits outside while its tenant's caps would let it in.
+//! lost, and nothing waits outside while its tenant's caps would let it in. A tenant with a share of
+//! the time may wait for as long as others were there lately, and no longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +51,8 @@ struct Request {
 struct World {
     requests: BTreeMap<u64, Request>,
     up: BTreeSet<u32>,
+    /// By tenant, whether somebody else has a request inside, and when that was last so.
+    others: [(bool, Option<Timestamp>); 2],
 }
 
 const fn mib(model: u32) -> u64 {
@@ -86,14 +89,22 @@ impl World {
         (gpus.len(), copies.iter().map(|&(_, model)| mib(model)).sum())
     }
 
-    fn check(&self, core: &Tenancy, caps: &[Quota; 2]) {
+    fn check(&mut self, node: &Node, caps: &[Quota; 2]) {
+        let core = &node.core;
         assert_eq!(core.queued(), self.requests.values().filter(|it| it.on.is_none()).count());
         for (tenant, quota) in (0u32..).zip(caps) {
-            self.check_tenant(core, tenant, quota);
+            let inside = |key: &u64| !core.gate.holds(RequestKey(*key));
+            let now_here = self.requests.iter().any(|(key, it)| it.function != tenant && inside(key));
+            let (here, last) = &mut self.others[tenant as usize];
+            if std::mem::replace(here, now_here) || now_here {
+                *last = Some(node.now);
+            }
+            let alone = last.is_none_or(|last| node.now.since(last) > WINDOW);
+            self.check_tenant(core, tenant, quota, alone);
         }
     }
 
-    fn check_tenant(&self, core: &Tenancy, tenant: u32, quota: &Quota) {
+    fn check_tenant(&self, core: &Tenancy, tenant: u32, quota: &Quota, alone: bool) {
         let parked = |key: u64| core.gate.holds(RequestKey(key));
         let (gpus, memory) = self.at_work(tenant);
         let gpus_max = quota.gpus_max.map_or(GPUS, |max| max.get().min(GPUS)) as usize;
@@ -111,13 +122,14 @@ impl World {
         let taken: u64 = (0..3).map(|model| copies(model) * mib(model)).sum();
         let more = if copies(first.model) < u64::from(GPUS) { mib(first.model) } else { 0 };
         let at_cap = inside.len() >= gpus_max || taken + more > memory_max;
-        let others = self.requests.iter().any(|(key, it)| !own(it) && it.on.is_none() && !parked(*key));
-        let yields = quota.gpu_share.is_some() && others;
-        assert!(at_cap || yields, "{first:?} of {quota:?} waits outside");
+        let yields = quota.gpu_share.is_some() && !alone;
+        // Alone it has every GPU that is up.
+        let full = quota.gpu_share.is_some() && inside.len() >= self.up.len();
+        assert!(at_cap || yields || full, "{first:?} of {quota:?} waits outside");
         let idle = self.up.iter().any(|gpu| self.requests.values().all(|it| it.on != Some(*gpu)));
         let others_wait_inside =
             self.requests.iter().any(|(key, it)| it.on.is_none() && !parked(*key) && it.function < 2);
-        assert!(at_cap || !idle || others_wait_inside, "a GPU idles while {first:?} waits outside");
+        assert!(at_cap || yields || !idle || others_wait_inside, "a GPU idles while {first:?} waits outside");
     }
 }
 
@@ -140,7 +152,7 @@ proptest! {
                     next_key += 1;
                     world.requests.insert(next_key, Request { function, model, on: None });
                     world.take(&node.enqueue(next_key, function, model));
-                    world.check(&node.core, &caps);
+                    world.check(&node, &caps);
                     continue;
                 }
                 Step::Withdraw(number) => {
@@ -183,7 +195,7 @@ proptest! {
                 }
             };
             world.take(&node.tell(event));
-            world.check(&node.core, &caps);
+            world.check(&node, &caps);
         }
         // All are answered once every GPU is up and works on.
         for gpu in 0..GPUS {
@@ -192,11 +204,22 @@ proptest! {
                 world.take(&node.tell(up));
             }
         }
-        while let Some((key, gpu)) = world.pick(0) {
-            world.requests.remove(&key);
-            node.pass_ms(1);
-            world.take(&node.ended(gpu, key));
-            world.check(&node.core, &caps);
+        while !world.requests.is_empty() {
+            let actions = match world.pick(0) {
+                Some((key, gpu)) => {
+                    world.requests.remove(&key);
+                    node.pass_ms(1);
+                    node.ended(gpu, key)
+                }
+                // Shares of the time that are used up.
+                None => {
+                    let Some(at) = node.core.next_wake() else { break };
+                    node.now = node.now.max(at);
+                    node.tell(dispatch::Event::Tick)
+                }
+            };
+            world.take(&actions);
+            world.check(&node, &caps);
         }
         prop_assert_eq!((world.requests.len(), node.core.queued(), node.core.dispatch().in_flight()), (0, 0, 0));
     }

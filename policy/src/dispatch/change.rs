@@ -1,0 +1,65 @@
+//! Another policy while requests wait: those that wait go over in the order in which they came, each
+//! once; what is on a GPU, or was handed ahead to one, stays there and ends there. Nothing is refused
+//! for it. How often a request was overtaken begins anew, and which GPU has been idle longest is
+//! forgotten.
+
+use millrace_types::{SloCounts, Timestamp};
+
+use super::policy::{self, Entry};
+use super::{Action, Dispatch, Objective, Place, PolicyConfig};
+use crate::gpu::Eviction;
+use crate::ids::FunctionIndex;
+
+impl Dispatch {
+    pub(super) fn change(
+        &mut self,
+        now: Timestamp,
+        (policy, eviction): (PolicyConfig, Eviction),
+        functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
+        actions: &mut Vec<Action>,
+    ) {
+        let evicts_otherwise = self.config.eviction != eviction;
+        (self.config.policy, self.config.eviction) = (policy, eviction);
+        self.change_policy(now, functions, actions);
+        if evicts_otherwise {
+            for gpu in self.fleet.all() {
+                for model in self.fleet.get(gpu).resident().collect::<Vec<_>>() {
+                    self.tell_standing(model, gpu, actions);
+                }
+            }
+        }
+    }
+
+    fn change_policy(
+        &mut self,
+        now: Timestamp,
+        functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
+        actions: &mut Vec<Action>,
+    ) {
+        // What it counted goes on being counted; its alpha goes with it.
+        self.policy.count(&mut self.stats);
+        self.stats.alpha = None;
+        let (policy, idle_order) = policy::policy(&self.config, self.sizes.len());
+        self.policy = policy;
+        self.fleet.reorder(idle_order);
+        self.look_again = None;
+        for &(function, objective, _) in &functions {
+            self.policy.objective(function, objective);
+        }
+        for &(function, _, counts) in &functions {
+            self.policy.score(&self.models, function, counts);
+        }
+        self.policy.tick(now, &self.models);
+        let waiting = self.places.values().filter_map(|place| match *place {
+            Place::Queued { request, reserved } => Some((request, reserved)),
+            Place::On(_) => None,
+        });
+        for (request, reserved) in waiting.collect::<Vec<_>>() {
+            self.unpin(&request, reserved, actions);
+            self.places.insert(request.key, Place::Queued { request, reserved: None });
+            let entry = if request.attempts.lost > 0 { Entry::Back } else { Entry::New };
+            self.policy.push(request, entry);
+        }
+        self.fleet.all().for_each(|gpu| self.policy.freed(gpu));
+    }
+}

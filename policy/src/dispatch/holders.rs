@@ -1,0 +1,42 @@
+//! The GPUs that hold one model. A search walks through all of them, hundreds in a large domain, far
+//! more often than one comes or goes: so they lie side by side, in index order.
+
+use millrace_types::GpuIndex;
+
+/// Each once, in index order.
+#[derive(Debug, Default)]
+pub(super) struct Holders(Vec<GpuIndex>);
+
+impl Holders {
+    pub(super) fn insert(&mut self, gpu: GpuIndex) {
+        if let Err(place) = self.0.binary_search(&gpu) {
+            self.0.insert(place, gpu);
+        }
+    }
+
+    pub(super) fn remove(&mut self, gpu: GpuIndex) {
+        if let Ok(place) = self.0.binary_search(&gpu) {
+            self.0.remove(place);
+        }
+    }
+
+    pub(super) fn contains(&self, gpu: GpuIndex) -> bool {
+        self.0.binary_search(&gpu).is_ok()
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = GpuIndex> {
+        self.0.iter().copied()
+    }
+
+    pub(super) fn first(&self) -> Option<GpuIndex> {
+        self.0.first().copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

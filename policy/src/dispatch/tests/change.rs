@@ -1,0 +1,192 @@
+//! Another policy takes over while requests wait.
+
+use super::properties::World;
+use super::*;
+
+/// Every policy that may take over.
+fn policies() -> Vec<PolicyConfig> {
+    POLICIES.map(|(_, policy)| policy).into_iter().filter(|policy| !policy.binds_early()).collect()
+}
+
+fn change_to(policy: PolicyConfig, eviction: Eviction) -> Event {
+    let objective = Objective::from_billionths(900_000_000);
+    let scored = |function, m| (FunctionIndex(function), objective, SloCounts { m, n: 10 });
+    let functions = if policy.scores() { vec![scored(0, 9), scored(1, 2)] } else { Vec::new() };
+    Event::Change { policy, eviction, functions }
+}
+
+#[test]
+fn what_was_waiting_leaves_in_the_order_in_which_it_came() {
+    for from in policies() {
+        for to in policies() {
+            let mut node = node_with(from, &[64]);
+            let mut given = Vec::new();
+            let mut take = |actions: Vec<Action>| {
+                let assigned = |action| match action {
+                    Action::Assign { key, .. } => Some(key.0),
+                    _ => None,
+                };
+                given.extend(actions.into_iter().filter_map(assigned));
+                given.last().copied()
+            };
+            for key in 1..=4 {
+                take(node.enqueue(key, A));
+            }
+            take(node.step(change_to(to, Eviction::Lru)));
+            for key in 1..=4 {
+                node.now = node.now + Duration::from_millis(1);
+                let ended =
+                    Event::Ended { gpu: gpu(0), key: RequestKey(key), ran: Some(Duration::from_millis(1)) };
+                take(node.step(ended));
+            }
+            assert_eq!(given, [1, 2, 3, 4], "{from} to {to}");
+            assert_eq!((node.dispatch.queued(), node.dispatch.in_flight()), (0, 0), "{from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn a_request_bound_to_a_busy_gpu_is_free_again_and_its_model_may_go() {
+    let lalb = PolicyConfig::Lalb { overtakes_max: 25 };
+    let mut node = node_with(lalb, &[64, 64]);
+    node.enqueue(1, A);
+    // A load takes so long that waiting is always better.
+    let (load, run) = (Duration::from_secs(9), Duration::from_millis(100));
+    node.step(Event::Profile { model: A, kind: 0, load, run });
+    assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "handed ahead");
+    assert_eq!(node.enqueue(3, A), [Action::Pin { gpu: gpu(0), model: A }]);
+    let changed = node.step(change_to(PolicyConfig::Lb, Eviction::Lru));
+    assert_eq!(changed, [Action::Unpin { gpu: gpu(0), model: A }, assign(1, 3, A)]);
+}
+
+#[test]
+fn gpus_are_told_how_models_stand_once_that_matters() {
+    let mut node = node(&[64, 64]);
+    node.enqueue(1, A);
+    node.enqueue(2, B);
+    let told =
+        |actions: Vec<Action>| actions.into_iter().filter(|it| matches!(it, Action::Standing { .. })).count();
+    assert_eq!(told(node.step(change_to(PolicyConfig::Fifo, Eviction::Torpor))), 2);
+    assert_eq!(told(node.step(change_to(PolicyConfig::Lb, Eviction::Torpor))), 0, "they know");
+    assert_eq!(node.dispatch.policy(), (PolicyConfig::Lb, Eviction::Torpor));
+}
+
+#[test]
+fn what_was_counted_goes_on_being_counted() {
+    let mut node = node_with(PolicyConfig::Lalb { overtakes_max: 25 }, &[64]);
+    node.enqueue(1, A);
+    node.enqueue(2, B);
+    node.enqueue(3, A);
+    node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1), ran: Some(Duration::from_millis(1)) });
+    let before = node.dispatch.stats();
+    assert!(before.passed > 0 || before.reserved > 0, "{before:?}");
+    node.step(change_to(PolicyConfig::Fifo, Eviction::Lru));
+    let after = node.dispatch.stats();
+    assert_eq!((after.passed, after.reserved), (before.passed, before.reserved));
+    assert!(node.dispatch.next_wake().is_none_or(|at| at > node.now), "nothing is due for ever");
+}
+
+/// What a random node does next; numbers are taken modulo what there is.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Enqueue { model: u32, level: u64 },
+    Withdraw(usize),
+    End(usize),
+    Down(u32),
+    Up(u32),
+    Change { policy: usize, evicts: bool },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..3u32, 0..4u64).prop_map(|(model, level)| Step::Enqueue { model, level }),
+        1 => any::<usize>().prop_map(Step::Withdraw),
+        6 => any::<usize>().prop_map(Step::End),
+        1 => (0..3u32).prop_map(Step::Down),
+        2 => (0..3u32).prop_map(Step::Up),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(policy, evicts)| Step::Change { policy, evicts }),
+    ]
+}
+
+proptest! {
+    /// The world's own checks are that nothing is given out twice, to a GPU that is down or beyond its
+    /// room, and that pins come and go in pairs.
+    #[test]
+    fn no_request_is_lost_or_doubled_however_often_the_policy_changes(
+        first in any::<usize>(),
+        steps in prop::collection::vec(step(), 1..150)
+    ) {
+        let policies = policies();
+        let sizes = [16, 64, 64].map(|mib| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)));
+        let peer = |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
+        let config = Config {
+            peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
+            ..Config::new(sizes.to_vec(), 1000).with_policy(policies[first % policies.len()], 1)
+        };
+        let mut node = node_of(&config);
+        let mut world = World { up: (0..3).collect(), ..World::default() };
+        let mut next_key = 0;
+        for step in steps {
+            node.now = node.now + Duration::from_micros(150);
+            let event = match step {
+                Step::Enqueue { model, level } => {
+                    next_key += 1;
+                    let key = RequestKey(next_key);
+                    world.waiting.insert(key);
+                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    let priority = Priority::new(level * 2).unwrap_or_default();
+                    let (function, model) = (FunctionIndex(model), ModelId(model));
+                    Event::Enqueue(Request { key, function, model, attempts, priority })
+                }
+                Step::Withdraw(number) => {
+                    let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
+                    world.waiting.remove(&key);
+                    Event::Withdraw { key }
+                }
+                Step::End(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.on.remove(&key);
+                    Event::Ended { gpu, key, ran: Some(Duration::from_micros(1 << (number % 15))) }
+                }
+                Step::Down(index) => {
+                    world.up.remove(&index);
+                    let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
+                    for key in &lost {
+                        world.on.remove(key);
+                        world.waiting.insert(*key);
+                    }
+                    let lost = lost.into_iter().map(|key| (key, Progress::Waiting)).collect();
+                    Event::Down { gpu: gpu(index), lost }
+                }
+                Step::Up(index) => {
+                    if !world.up.insert(index) {
+                        continue;
+                    }
+                    Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }
+                }
+                Step::Change { policy, evicts } => {
+                    let eviction = if evicts { Eviction::Torpor } else { Eviction::Lru };
+                    change_to(policies[policy % policies.len()], eviction)
+                }
+            };
+            // Who was started on enough GPUs that died is given up.
+            let may_fail = matches!(event, Event::Down { .. });
+            let actions = node.step(event);
+            let fails = actions.iter().any(|it| matches!(it, Action::Fail { .. }));
+            prop_assert!(may_fail || !fails, "there is room and time for all: {actions:?}");
+            world.take(&actions);
+            prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
+            prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
+        }
+        for index in 0..3 {
+            if world.up.insert(index) {
+                world.take(&node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }));
+            }
+        }
+        while let Some((key, gpu)) = world.pick(0) {
+            world.on.remove(&key);
+            world.take(&node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }));
+        }
+        prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
+    }
+}

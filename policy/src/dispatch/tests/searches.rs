@@ -1,0 +1,99 @@
+//! What is found by an index is what looking at everything finds, on as many GPUs and models as make
+//! a difference: whatever the state, the same decision.
+
+use super::*;
+
+const GPUS: u32 = 24;
+const MODELS: u32 = 12;
+/// Models that a GPU holds before one is evicted.
+const HELD: usize = 4;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Enqueue { model: u32 },
+    End { number: usize, ran_us: u32 },
+    GiveBack(usize),
+    Withdraw(u64),
+    Pass { us: u32 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // Some models are asked for much more than others, so that many GPUs hold them.
+    let model = || prop_oneof![0..3u32, 0..MODELS];
+    prop_oneof![
+        9 => model().prop_map(|model| Step::Enqueue { model }),
+        6 => (any::<usize>(), 1..40_000u32).prop_map(|(number, ran_us)| Step::End { number, ran_us }),
+        1 => any::<usize>().prop_map(Step::GiveBack),
+        1 => (0..200u64).prop_map(Step::Withdraw),
+        3 => (0..9_000u32).prop_map(|us| Step::Pass { us }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn indexes_find_what_looking_at_everything_finds(
+        policy in prop::sample::select(vec!["lalb", "lalb-o3", "unified"]),
+        kinds in any::<bool>(),
+        deadlines in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..250),
+    ) {
+        let (_, policy) = POLICIES.into_iter().find(|(name, _)| *name == policy).expect("it is one of them");
+        let mut gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000)); GPUS as usize];
+        if kinds {
+            gpus.iter_mut().step_by(2).for_each(|gpu| gpu.kind = 1);
+        }
+        let mut node = node_of(&Config::new(gpus, 1 << 10).with_policy(policy, 1));
+        for model in (0..MODELS).map(ModelId) {
+            let memory = Bytes::mib(4 + u64::from(model.0));
+            node.step(Event::Install { model, memory, weights: memory });
+            let objective = Objective::from_billionths(900_000_000);
+            let objective = objective.map(|it| if deadlines { it.within(Duration::from_millis(40)) } else { it });
+            node.step(Event::Objective { function: FunctionIndex(model.0), objective });
+        }
+        let slots: Vec<_> = (0..MODELS).filter_map(|model| node.dispatch.models.slot(ModelId(model))).collect();
+        let mut on: Vec<(RequestKey, GpuIndex)> = Vec::new();
+        let mut held = vec![Vec::<ModelId>::new(); GPUS as usize];
+        let mut next = 0;
+        for step in steps {
+            node.now = node.now + Duration::from_micros(10);
+            let event = match step {
+                Step::Enqueue { model } => {
+                    next += 1;
+                    let (key, attempts) = (RequestKey(next), Attempts::new(3, Idempotent::Yes));
+                    let (function, model) = (FunctionIndex(model), ModelId(model));
+                    Event::Enqueue(Request { key, function, model, attempts, priority: Priority::default() })
+                }
+                Step::End { number, ran_us } if !on.is_empty() => {
+                    let (key, gpu) = on.remove(number % on.len());
+                    Event::Ended { gpu, key, ran: Some(Duration::from_micros(ran_us.into())) }
+                }
+                Step::GiveBack(number) if !on.is_empty() => {
+                    let (key, gpu) = on.remove(number % on.len());
+                    Event::Returned { gpu, key, why: Return::Failed(Progress::Preparing) }
+                }
+                Step::Withdraw(key) if on.iter().all(|(other, _)| other.0 != key) => {
+                    Event::Withdraw { key: RequestKey(key) }
+                }
+                Step::Pass { us } => {
+                    node.now = node.now + Duration::from_micros(us.into());
+                    Event::Tick
+                }
+                _ => continue,
+            };
+            let mut actions = node.step(event);
+            while let Some(action) = actions.pop() {
+                let Action::Assign { gpu, key, model, .. } = action else { continue };
+                on.push((key, gpu));
+                let held = &mut held[gpu.0 as usize];
+                held.retain(|&it| it != model);
+                held.push(model);
+                if held.len() > HELD {
+                    let models = vec![held.remove(0)];
+                    actions.extend(node.step(Event::Evicted { gpu, models }));
+                }
+            }
+            let view = View { now: node.now, fleet: &node.dispatch.fleet, models: &node.dispatch.models };
+            node.dispatch.policy.check(&view, &slots);
+        }
+    }
+}
