@@ -19,6 +19,7 @@
 //! | [`index`] | where data is, whom to ask for it, and how to fetch it |
 //! | [`paths`] | which NVLinks bytes take from one GPU to another |
 //! | [`lifecycle`], [`backoff`] | when an executor process is started again |
+//! | [`crew`] | which process of a program gets which request, and when one is killed or started again |
 //! | [`lease`] | which silent nodes are still believed alive |
 //! | [`placement`] | which functions are kept on which nodes |
 //! | [`scaling`] | how many nodes the cluster needs |
@@ -34,9 +35,12 @@ pub mod backoff;
 pub mod batching;
 pub mod checkpoint;
 pub mod core;
+pub mod crew;
 pub mod dispatch;
 pub mod elastic;
 pub mod fabric;
+#[cfg(test)]
+mod fixtures;
 pub mod gpu;
 pub mod ids;
 pub mod index;

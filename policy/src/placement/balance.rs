@@ -2,7 +2,8 @@
 //! Few at a time, and only where nodes are far apart: a move costs a model's way over the network.
 
 use super::Draft;
-use super::table::{Fate, Table, WHOLE};
+use super::rows::{Fate, WHOLE};
+use super::table::Table;
 
 /// How far apart nodes may be, in shares of their memory and GPUs. More than the tenant's weight
 /// in a placement, so that the one does not undo the other.

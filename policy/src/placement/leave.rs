@@ -3,7 +3,8 @@
 
 use super::Draft;
 use super::place::Short;
-use super::table::{Copy, Fate, Table};
+use super::rows::{Copy, Fate};
+use super::table::Table;
 
 /// Unplaces what is not needed any more.
 pub(super) fn let_go(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {

@@ -29,6 +29,7 @@ mod balance;
 mod leave;
 mod place;
 mod room;
+mod rows;
 mod table;
 mod view;
 

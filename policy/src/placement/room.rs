@@ -5,7 +5,8 @@ use std::cmp::Reverse;
 
 use super::Draft;
 use super::place::Short;
-use super::table::{Fate, Table};
+use super::rows::{Copy, Fate};
+use super::table::Table;
 use super::view::Why;
 
 /// What a node could give and what of that is promised already.
@@ -91,7 +92,7 @@ fn victims(table: &Table<'_>, offer: &Offer, function: usize, node: usize) -> Op
         if lacks == 0 {
             break;
         }
-        let stays = |it: &super::table::Copy| it.node == node && it.fate == Fate::Stay;
+        let stays = |it: &Copy| it.node == node && it.fate == Fate::Stay;
         let still_spare =
             table.functions[spare].ready() > 1 && table.functions[spare].copies.iter().any(stays);
         let freed = table.freed_for(function, spare, node);

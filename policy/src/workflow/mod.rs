@@ -6,7 +6,7 @@
 //!  Begin(facts of inputs) ─▶ ┌────────┐ ─▶ Call(step, row)…       Done or Failed comes back
 //!  Done(facts of outputs) ─▶ │ Engine │ ─▶ Release(slot)          its last taker has it (D28)
 //!  Failed, Lost ───────────▶ │        │ ─▶ Empty(slot)            an output that no call makes
-//!  Cancel ─────────────────▶ └────────┘ ─▶ Answer or Fail, once   and Abandon, Release of the rest
+//!                            └────────┘ ─▶ Answer or Fail, once   and Abandon, Release of the rest
 //! ```
 //!
 //! After every event four passes bring the run up to date:
@@ -26,7 +26,8 @@
 //! decided, and an answer that was used is never asked for again; a tensor made again with other
 //! rows than before ends the run.
 //!
-//! Not here: retries at other workers, time, and which step is worth more.
+//! Not here: retries at other workers, time, and which step is worth more. Nor is a run cancelled: the
+//! driver drops it, with all that it holds.
 
 mod passes;
 mod plan;
@@ -41,8 +42,8 @@ use std::sync::Arc;
 use millrace_types::Timestamp;
 
 pub use self::plan::{Plan, PlanError, PlannedSlot, PlannedStep};
-pub use self::protocol::{Action, CallId, Cause, Event, Facts, Loss, Progress, Slot, StepIndex};
-use self::state::{Call, SlotState, Stage, StepState};
+pub use self::protocol::{Action, CallId, Cause, Event, Facts, Loss, Slot, StepIndex};
+use self::state::{Call, SlotState, StepState};
 use crate::core::Core;
 
 /// The most calls of a run that are out at a time.
@@ -93,32 +94,6 @@ impl Engine {
         &self.plan
     }
 
-    /// Whether it was answered, refused or cancelled: further events change nothing.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.phase == Phase::Over
-    }
-
-    /// How far it is.
-    #[must_use]
-    pub fn progress(&self) -> Progress {
-        let count = |is: &dyn Fn(&StepState) -> bool| self.steps.iter().filter(|step| is(step)).count();
-        Progress {
-            total: self.steps.len(),
-            done: count(&|step| step.stage == Stage::Runs && step.done == step.rows.len()),
-            skipped: count(&|step| step.stage == Stage::Skipped),
-            calls_out: self.calls.len(),
-        }
-    }
-
-    /// The calls that are out, oldest first, with their step and row.
-    pub fn calls_out(&self) -> impl Iterator<Item = (CallId, StepIndex, Option<u64>)> {
-        let named = |(id, call): (&CallId, &Call)| {
-            (*id, StepIndex(call.step), self.row_of(call.step, Some(call.row)))
-        };
-        self.calls.iter().map(named)
-    }
-
     /// A row as the driver knows it: a step that runs once has none.
     fn row_of(&self, step: usize, row: Option<usize>) -> Option<u64> {
         self.plan.steps()[step].each.and(row).map(|row| row as u64)
@@ -131,7 +106,6 @@ impl Engine {
             Event::Done { call, outputs } => return self.done(call, &outputs),
             Event::Failed { call, lost } => return self.failed(call, &lost),
             Event::Lost { lost } => self.lose(&lost, None),
-            Event::Cancel => {}
         }
         Ok(())
     }
@@ -229,9 +203,6 @@ impl Core for Engine {
     fn on_event(&mut self, _now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         if self.phase == Phase::Over {
             return;
-        }
-        if event == Event::Cancel {
-            return self.end(actions);
         }
         let noted = self.note(event);
         if self.phase == Phase::New {

@@ -153,15 +153,6 @@ impl Plan {
         &self.slots[slot.0]
     }
 
-    /// The outputs of a step that somebody takes: no other needs to be kept.
-    ///
-    /// # Panics
-    /// When the index is another plan's.
-    #[must_use]
-    pub fn wanted(&self, step: StepIndex) -> &[Slot] {
-        &self.step(step).outputs
-    }
-
     /// The workflow's inputs, in its order: the first of the slots.
     #[must_use]
     pub fn inputs(&self) -> &[PlannedSlot] {
@@ -187,16 +178,6 @@ impl Plan {
     #[must_use]
     pub fn is_condition(&self, slot: Slot) -> bool {
         !self.slot(slot).conditions.is_empty()
-    }
-
-    /// Whether the driver needs the tensor itself where a reference to it would do for calls: to
-    /// look at it for a condition, or to answer it.
-    ///
-    /// # Panics
-    /// When the slot is another plan's.
-    #[must_use]
-    pub fn contents_wanted(&self, slot: Slot) -> bool {
-        self.is_condition(slot) || self.slot(slot).is_output
     }
 }
 

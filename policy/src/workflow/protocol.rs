@@ -104,8 +104,6 @@ pub enum Event {
         /// Which.
         lost: Vec<Loss>,
     },
-    /// The caller no longer waits.
-    Cancel,
 }
 
 /// What is to be done.
@@ -182,18 +180,4 @@ pub enum Cause {
     /// Nobody could say whether its condition holds.
     #[error("its condition is on a tensor that has no zero to compare with")]
     Unread,
-}
-
-/// How far a run is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// The steps of the workflow.
-    pub total: usize,
-    /// Those that ran, for every row.
-    pub done: usize,
-    /// Those that do not run, since their condition does not hold or an input is empty. What is in
-    /// neither when the run is answered turned out to be needed by nobody.
-    pub skipped: usize,
-    /// Calls that are out.
-    pub calls_out: usize,
 }

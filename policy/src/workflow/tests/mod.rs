@@ -12,7 +12,35 @@ use millrace_types::ids::{FunctionKey, FunctionName, TenantName};
 use millrace_types::tensor::{DataType, Dim, TensorSpec};
 use millrace_types::workflow::{Output, Run, Signature, Source, Step, WorkflowSpec};
 
+use super::state::Stage;
 use super::*;
+
+/// How far a run is.
+#[derive(Debug, PartialEq, Eq)]
+struct Progress {
+    total: usize,
+    /// The steps that ran, for every row.
+    done: usize,
+    /// Those that do not run.
+    skipped: usize,
+    calls_out: usize,
+}
+
+impl Engine {
+    fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    fn progress(&self) -> Progress {
+        let count = |is: &dyn Fn(&StepState) -> bool| self.steps.iter().filter(|step| is(step)).count();
+        Progress {
+            total: self.steps.len(),
+            done: count(&|step| step.stage == Stage::Runs && step.done == step.rows.len()),
+            skipped: count(&|step| step.stage == Stage::Skipped),
+            calls_out: self.calls.len(),
+        }
+    }
+}
 
 fn name(name: &str) -> FunctionName {
     FunctionName::new(name).unwrap()
@@ -157,11 +185,6 @@ impl Told {
             Action::Fail { step: of, row, cause } => format!("fail {}: {cause}", step(of, row)),
         }
     }
-
-    fn progress(&self) -> (usize, usize, usize, usize) {
-        let Progress { total, done, skipped, calls_out } = self.engine.progress();
-        (total, done, skipped, calls_out)
-    }
 }
 
 /// A table of events and what follows from each.
@@ -180,8 +203,8 @@ fn a_plan_knows_who_takes_what() {
     let sources: Vec<_> = plan.slots().iter().map(|slot| slot.source.to_string()).collect();
     assert_eq!(sources, ["input.v", "input.u", "a.y", "a.z", "b.y"]);
     assert_eq!(plan.steps().iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(plan.wanted(StepIndex(0)), [Slot(2), Slot(3)]);
-    assert_eq!(plan.wanted(StepIndex(1)), [Slot(4)]);
+    assert_eq!(plan.step(StepIndex(0)).outputs, [Slot(2), Slot(3)]);
+    assert_eq!(plan.step(StepIndex(1)).outputs, [Slot(4)]);
     assert_eq!(plan.step(StepIndex(1)).each_slot(), Some(Slot(2)));
     assert_eq!(
         (plan.slot(Slot(2)).takers.as_slice(), plan.slot(Slot(2)).conditions.len()),
@@ -192,7 +215,7 @@ fn a_plan_knows_who_takes_what() {
         (&[StepIndex(1)][..], 0)
     );
     let of = |is: &dyn Fn(Slot) -> bool| (0..5).filter(|slot| is(Slot(*slot))).collect::<Vec<_>>();
-    assert_eq!(of(&|slot| plan.contents_wanted(slot)), [3, 4]);
+    assert_eq!(of(&|slot| plan.slot(slot).is_output), [4]);
     assert_eq!(of(&|slot| plan.is_condition(slot)), [3]);
     assert_eq!(of(&|slot| plan.is_input(slot)), [0, 1]);
     assert_eq!(plan.steps().iter().map(|step| step.is_idempotent).collect::<Vec<_>>(), [true, false]);

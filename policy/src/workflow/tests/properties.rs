@@ -118,17 +118,12 @@ proptest! {
         seed: u64,
         choices in choices(),
         at in 0..40usize,
-        is_cancelled: bool,
     ) {
         let mut world = World::begin(plan_of(&spec, &[]), seed);
         for choice in choices.iter().take(at) {
             world.go_on(*choice, RUNS_MAX - 1);
         }
-        if is_cancelled {
-            world.cancel();
-        } else {
-            world.fail(at);
-        }
+        world.fail(at);
         run(&mut world, &[], 0);
         prop_assert!(world.end.is_some());
     }

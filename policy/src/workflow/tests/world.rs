@@ -94,7 +94,6 @@ struct Out {
 pub(super) enum End {
     Answer,
     Fail(Cause),
-    Cancelled,
 }
 
 /// A run and everything that it left to its driver.
@@ -198,13 +197,6 @@ impl World {
         }
     }
 
-    pub(super) fn cancel(&mut self) {
-        if !self.is_over() {
-            self.end = Some(End::Cancelled);
-            self.tell(Event::Cancel);
-        }
-    }
-
     fn tell(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.engine.on_event(Timestamp::ZERO, event, &mut actions);
@@ -218,7 +210,7 @@ impl World {
         }
         assert_eq!(self.engine.is_over(), self.is_over());
         assert_eq!(
-            self.engine.calls_out().map(|(id, ..)| id).collect::<Vec<_>>(),
+            self.engine.calls.keys().copied().collect::<Vec<_>>(),
             self.out.keys().copied().collect::<Vec<_>>()
         );
         if self.is_over() {

@@ -1,0 +1,207 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::attempts::Idempotent;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+struct World {
+    crew: Crew,
+    now: Timestamp,
+}
+
+impl World {
+    fn new(processes: u32) -> Self {
+        let mut world = Self { crew: Crew::new(processes, 0, 7), now: Timestamp(1) };
+        world.tell(Event::Start);
+        world
+    }
+
+    fn up(processes: u32) -> Self {
+        let mut world = Self::new(processes);
+        for place in 0..processes {
+            world.tell(Event::Ready { place: Place(place), incarnation: Incarnation(1) });
+        }
+        world
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.crew.on_event(self.now, event, &mut actions);
+        actions
+    }
+
+    fn enqueue(&mut self, key: u64, idempotent: Idempotent) -> Vec<Action> {
+        let (attempts, deadline) = (Attempts::new(3, idempotent), self.now + 60 * SECOND);
+        self.tell(Event::Enqueue { key: RequestKey(key), attempts, deadline })
+    }
+}
+
+fn run(place: u32, key: u64, attempt: u32) -> Action {
+    Action::Run { place: Place(place), key: RequestKey(key), attempt }
+}
+
+fn exited(place: u32, incarnation: u64) -> Event {
+    Event::Exited { place: Place(place), incarnation: Incarnation(incarnation) }
+}
+
+fn ready(place: u32, incarnation: u64) -> Event {
+    Event::Ready { place: Place(place), incarnation: Incarnation(incarnation) }
+}
+
+fn spawn(place: u32, incarnation: u64) -> Action {
+    Action::Spawn { place: Place(place), incarnation: Incarnation(incarnation) }
+}
+
+fn forget(key: u64) -> Action {
+    Action::Forget { key: RequestKey(key) }
+}
+
+fn fail(key: u64, reason: Reason, may_have_executed: bool) -> Action {
+    Action::Fail { key: RequestKey(key), reason, may_have_executed }
+}
+
+#[test]
+fn each_process_has_one_request_and_the_others_wait_in_order() {
+    let mut world = World::up(2);
+    assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
+    assert_eq!(world.enqueue(2, Idempotent::Yes), [run(1, 2, 1)]);
+    assert_eq!((world.enqueue(3, Idempotent::Yes), world.enqueue(4, Idempotent::Yes)), (vec![], vec![]));
+    let returned = |place, key| {
+        let (place, incarnation, key) = (Place(place), Incarnation(1), RequestKey(key));
+        Event::Returned { place, incarnation, key }
+    };
+    assert_eq!(world.tell(returned(1, 2)), [run(1, 3, 1)]);
+    assert_eq!(world.tell(returned(1, 2)), [], "what it does not have it cannot answer");
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(4) }), [forget(4)]);
+    assert_eq!(world.tell(returned(0, 1)), []);
+}
+
+#[test]
+fn a_process_that_dies_has_its_request_run_again_or_answered_by_the_rules() {
+    let mut world = World::up(1);
+    world.enqueue(1, Idempotent::No);
+    world.enqueue(2, Idempotent::Yes);
+    // At once the first time.
+    assert_eq!(world.tell(exited(0, 1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
+    assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
+    assert_eq!(world.tell(exited(0, 2)), []);
+    world.now = world.crew.next_wake().unwrap();
+    assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
+    assert_eq!(world.tell(ready(0, 3)), [run(0, 2, 2)]);
+    assert_eq!(world.tell(exited(0, 3)), [fail(2, Reason::Quarantined, true)]);
+}
+
+#[test]
+fn a_process_that_hangs_is_killed_at_its_requests_deadline() {
+    let mut world = World::up(1);
+    world.enqueue(1, Idempotent::Yes);
+    // Its client is gone; it still has until then.
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), []);
+    assert_eq!(world.crew.next_wake(), Some(Timestamp(1) + 60 * SECOND));
+    world.now = Timestamp(1) + 60 * SECOND;
+    assert_eq!(world.tell(Event::Tick), [forget(1), Action::Kill { place: Place(0) }]);
+    world.enqueue(2, Idempotent::Yes);
+    // The request was answered at its deadline: nobody runs it again.
+    assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
+    assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
+}
+
+#[test]
+fn a_program_that_does_not_start_has_its_requests_refused() {
+    let mut world = World::new(1);
+    world.enqueue(1, Idempotent::Yes);
+    for incarnation in 1..FAILED_STARTS_MAX.into() {
+        world.tell(exited(0, incarnation));
+        world.now = world.crew.next_wake().unwrap();
+        world.tell(Event::Tick);
+    }
+    let last = world.tell(exited(0, FAILED_STARTS_MAX.into()));
+    assert_eq!(last, [fail(1, Reason::FunctionNotReady, false)]);
+    assert_eq!(world.enqueue(2, Idempotent::Yes), [fail(2, Reason::FunctionNotReady, false)]);
+    world.now = world.crew.next_wake().unwrap();
+    world.tell(Event::Tick);
+    world.tell(ready(0, u64::from(FAILED_STARTS_MAX) + 1));
+    assert_eq!(world.enqueue(3, Idempotent::Yes), [run(0, 3, 1)]);
+}
+
+#[test]
+fn a_start_that_takes_too_long_is_given_up() {
+    let mut world = World::new(1);
+    world.now = world.crew.next_wake().unwrap();
+    assert_eq!(world.tell(Event::Tick), [Action::Kill { place: Place(0) }]);
+    assert_eq!(world.tell(ready(0, 1)), [], "too late");
+    assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
+}
+
+#[test]
+fn what_waits_is_bounded_and_nothing_starts_after_the_stop() {
+    let mut world = World::new(1);
+    for key in 0..WAITING_MAX as u64 {
+        assert_eq!(world.enqueue(key, Idempotent::Yes), []);
+    }
+    assert_eq!(world.enqueue(9999, Idempotent::Yes), [fail(9999, Reason::QueueFull, false)]);
+    assert_eq!(world.tell(Event::Stop), [Action::Kill { place: Place(0) }]);
+    assert_eq!(world.tell(exited(0, 1)), []);
+    assert_eq!(world.crew.next_wake(), None);
+}
+
+proptest! {
+    /// Whatever happens: each request ends once, no process has two, and what is running or waiting is
+    /// never forgotten.
+    #[test]
+    fn every_request_ends_once(steps in prop::collection::vec((0u8..6, 0u32..3, 0u64..4000), 1..200)) {
+        let mut world = World::new(3);
+        let mut incarnations = [1u64; 3];
+        let mut running: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut open: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut next = 0;
+        for (what, place, ms) in steps {
+            world.now = world.now + Duration::from_millis(ms);
+            let incarnation = incarnations[place as usize];
+            let actions = match what {
+                0 | 1 => {
+                    next += 1;
+                    open.insert(next, true);
+                    world.enqueue(next, if what == 0 { Idempotent::Yes } else { Idempotent::No })
+                }
+                2 => world.tell(ready(place, incarnation)),
+                3 => {
+                    running.remove(&place);
+                    world.tell(exited(place, incarnation))
+                }
+                4 => match world.crew.running(Place(place), Incarnation(incarnation)) {
+                    Some(key) => {
+                        open.remove(&key.0);
+                        running.remove(&place);
+                        let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                        world.tell(Event::Returned { place, incarnation, key })
+                    }
+                    None => vec![],
+                },
+                _ => world.tell(Event::Tick),
+            };
+            for action in actions {
+                match action {
+                    Action::Spawn { place, incarnation } => {
+                        prop_assert_eq!(incarnation.0, incarnations[place.0 as usize] + 1);
+                        incarnations[place.0 as usize] = incarnation.0;
+                    }
+                    Action::Run { place, key, .. } => {
+                        prop_assert!(open.contains_key(&key.0));
+                        prop_assert!(running.values().all(|&other| other != key.0));
+                        prop_assert!(running.insert(place.0, key.0).is_none());
+                    }
+                    Action::Fail { key, .. } => prop_assert!(open.remove(&key.0).is_some()),
+                    // Beyond its deadline: answered by the Function.
+                    Action::Forget { key } => prop_assert!(open.remove(&key.0).is_some()),
+                    Action::Kill { place } => drop(running.remove(&place.0)),
+                }
+            }
+            prop_assert_eq!(open.len(), running.len() + world.crew.waiting());
+        }
+    }
+}
