@@ -10,11 +10,17 @@ const FILES: &[&str] = &[
     "proto/millrace/admin/v1/admin.proto",
     "proto/millrace/executor/v1/executor.proto",
     "proto/millrace/fault/v1/fault.proto",
+    "proto/millrace/function/v1/function.proto",
     "proto/millrace/raft/v1/raft.proto",
     "proto/millrace/worker/v1/worker.proto",
 ];
 /// What others of them name.
-const SHARED: &[&str] = &["proto/millrace/activity/v1/activity.proto", "proto/millrace/trace/v1/trace.proto"];
+const SHARED: &[&str] = &[
+    "proto/millrace/activity/v1/activity.proto",
+    "proto/millrace/log/v1/log.proto",
+    "proto/millrace/policy/v1/policy.proto",
+    "proto/millrace/trace/v1/trace.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -27,6 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     configured().btree_map(".").compile_fds(protox::compile(SHARED, ["proto"])?)?;
     let shared = configured()
         .extern_path(".millrace.activity.v1", "crate::activity")
+        .extern_path(".millrace.log.v1", "crate::log")
+        .extern_path(".millrace.policy.v1", "crate::policy")
         .extern_path(".millrace.trace.v1", "crate::trace::wire");
     shared.btree_map(".inference").compile_fds(descriptors)?;
     Ok(())

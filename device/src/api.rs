@@ -13,7 +13,7 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use bytes::Bytes as Buffer;
 use millrace_types::{Bytes, DataType, Timestamp};
@@ -84,6 +84,24 @@ pub struct HostTensor {
     pub contents: Contents,
 }
 
+/// A piece of a tensor's bytes.
+#[derive(Debug)]
+pub enum Part<'a, R> {
+    /// In host memory.
+    Host(&'a Contents),
+    /// In a region.
+    Region(&'a R, Range<u64>),
+}
+
+/// Bytes on the device.
+#[derive(Debug)]
+pub enum Source<'a, D: Device + ?Sized> {
+    /// Of a region.
+    Region(&'a D::Region),
+    /// Of a value, as this type.
+    Value(&'a D::Value, DataType),
+}
+
 /// Where a host tensor's bytes are.
 #[derive(Debug)]
 pub enum Contents {
@@ -134,8 +152,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     type Module: Debug + Send + Sync;
     /// One launch of a module, its names resolved.
     type Kernel: Debug + Send + Sync;
-    /// A tensor on the device.
-    type Value: Debug + Send;
+    /// A tensor on the device. Streams share it: one reads what another's launch made.
+    type Value: Debug + Send + Sync;
     /// An ordered queue of work.
     type Stream: Stream<Self> + Send;
 
@@ -255,6 +273,45 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<(), Error>;
 
+    /// Copies bytes of a file of host memory to the same place of a device region, at most
+    /// [`Capabilities::copy_max`]. The file need not be sealed: it is read, and never mapped. They
+    /// count as loaded as with [`Self::copy`].
+    ///
+    /// # Errors
+    /// As [`Self::copy`].
+    fn copy_from_file(
+        &mut self,
+        region: &D::Region,
+        file: BorrowedFd<'_>,
+        bytes: Range<u64>,
+    ) -> Result<(), Error>;
+
+    /// Copies bytes of a value, as `datatype`, to the start of a device region, within the device
+    /// (cuMemcpyDtoDAsync). They count as loaded as with [`Self::copy`].
+    ///
+    /// # Errors
+    /// As [`Self::copy`]; [`Error::Tensor`] when the value is of another kind.
+    fn fill(
+        &mut self,
+        region: &D::Region,
+        value: &D::Value,
+        datatype: DataType,
+        bytes: Range<u64>,
+    ) -> Result<(), Error>;
+
+    /// Copies bytes from the device to a file of host memory, from its start on (cuMemcpyDtoHAsync).
+    ///
+    /// # Errors
+    /// [`Error::NotResident`] when bytes of a region are not loaded, [`Error::BadExtent`],
+    /// [`Error::Tensor`] when a value is of another kind, [`Error::CopyFailed`],
+    /// [`Error::OutOfMemory`], [`Error::Lost`].
+    fn copy_out(
+        &mut self,
+        source: Source<'_, D>,
+        bytes: Range<u64>,
+        file: BorrowedFd<'_>,
+    ) -> Result<(), Error>;
+
     /// Runs a kernel on these values, which are in the order of its `args`; returns what it writes,
     /// in order.
     ///
@@ -273,7 +330,44 @@ pub trait Stream<D: Device + ?Sized> {
     /// # Errors
     /// [`Error::DataType`]; [`Error::Tensor`] when the bytes do not match the shape or an element
     /// does not fit the device's type for it.
-    fn upload(&mut self, tensor: HostTensor) -> Result<D::Value, Error>;
+    fn upload(&mut self, tensor: HostTensor) -> Result<D::Value, Error> {
+        let HostTensor { datatype, shape, contents } = tensor;
+        self.gather(datatype, shape, vec![Part::Host(&contents)])
+    }
+
+    /// Makes a tensor whose bytes are these parts, one after the other.
+    ///
+    /// # Errors
+    /// As [`Self::upload`]; [`Error::NotResident`] when bytes of a region are not loaded.
+    fn gather(
+        &mut self,
+        datatype: DataType,
+        shape: Vec<usize>,
+        parts: Vec<Part<'_, D::Region>>,
+    ) -> Result<D::Value, Error>;
+
+    /// Makes a tensor of bytes of a region, which it reads where they are: the region can be neither
+    /// unmapped nor written to there while the value lives. Types that a device holds in another form,
+    /// and bytes that do not lie as its elements must, are copied, as by [`Self::gather`].
+    ///
+    /// # Errors
+    /// As [`Self::gather`].
+    fn view(
+        &mut self,
+        datatype: DataType,
+        shape: Vec<usize>,
+        region: &D::Region,
+        bytes: Range<u64>,
+    ) -> Result<D::Value, Error>;
+
+    /// Makes a value stand by itself: one that views a region is copied.
+    fn detach(&mut self, value: D::Value) -> D::Value;
+
+    /// The shape of a value, which is to be read as `datatype`.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when it is of another kind, [`Error::DataType`].
+    fn shape(&self, value: &D::Value, datatype: DataType) -> Result<Vec<usize>, Error>;
 
     /// Moves a value from the device, as `datatype`; inline when it has at most `inline_max` bytes.
     ///

@@ -11,7 +11,7 @@
 //! | [`ranges`] | sets of byte ranges: what of a model is loaded | both |
 //!
 //! This is the only crate with unsafe code, in `map` (address space) and `pod` (elements as bytes),
-//! and in the two places of `emulated` that build on them.
+//! and in the three places of `emulated` that build on them.
 //!
 //! # What was tried on hardware
 //! Nothing yet. The trait follows the CUDA driver's virtual memory calls (each method names its
@@ -31,7 +31,8 @@ pub mod ranges;
 pub mod topology;
 
 pub use api::{
-    Arg, Capabilities, Code, Contents, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream, Width,
+    Arg, Capabilities, Code, Contents, Device, Event, Extent, Fault, HostTensor, KernelSpec, Part, Source,
+    Stream, Width,
 };
 pub use clock::{Start, Window, monotonic_now};
 pub use error::Error;

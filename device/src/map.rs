@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "one of the crate's unsafe parts")]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
@@ -112,16 +113,18 @@ impl Reservation {
         hidden.map(drop).map_err(Error::os("unmap memory"))
     }
 
-    /// The first `bytes` of the range.
+    /// These bytes of the range.
     ///
     /// # Safety
     /// The slice must not be used once the reservation is dropped. Bytes of it may be read only
     /// while they are shown and open, and while nothing writes to the memory shown.
-    pub(crate) unsafe fn bytes_of(&self, bytes: u64) -> &'static [u8] {
-        assert!(bytes <= self.bytes(), "a view is within its reservation");
+    pub(crate) unsafe fn bytes_of(&self, bytes: Range<u64>) -> &'static [u8] {
+        let Range { start, end } = bytes;
+        assert!(start <= end && end <= self.bytes(), "a view is within its reservation");
+        let first = self.base.as_ptr().wrapping_byte_add(start as usize);
         // SAFETY: the addresses are this reservation's, so they belong to no other object; when and
         // for how long they may be read is the caller's part.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), bytes as usize) }
+        unsafe { std::slice::from_raw_parts(first.cast(), (end - start) as usize) }
     }
 
     fn part(&self, offset: u64, bytes: u64) -> (*mut c_void, usize) {
@@ -165,7 +168,7 @@ impl ReadMapping {
     pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: the slice is bound to `self`, so it ends before the reservation does; it is shown
         // and open since construction, and the file's seals forbid that it is cut or written to.
-        unsafe { self.reservation.bytes_of(self.bytes) }
+        unsafe { self.reservation.bytes_of(0..self.bytes) }
     }
 
     /// Asks that the pages stay in memory, as a DMA engine needs them.
@@ -221,7 +224,7 @@ mod tests {
             let seen = unsafe {
                 reservation.show(0, file, 0, page(), View::Closed).unwrap();
                 reservation.open(0, page()).unwrap();
-                reservation.bytes_of(8).to_vec()
+                reservation.bytes_of(0..8).to_vec()
             };
             assert_eq!(seen, expected);
         }

@@ -31,6 +31,13 @@ pub(crate) fn bytes_of_mut<T: Pod>(elements: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
+/// These bytes as elements; `None` where they do not start, or end, as elements do.
+pub(crate) fn elements_of<T: Pod>(bytes: &[u8]) -> Option<&[T]> {
+    // SAFETY: every bit pattern is a T; `align_to` gives in the middle what is aligned and whole.
+    let (before, elements, after) = unsafe { bytes.align_to::<T>() };
+    (before.is_empty() && after.is_empty()).then_some(elements)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,5 +48,15 @@ mod tests {
         assert_eq!(bytes_of(&elements), [1.0f32.to_le_bytes(), (-2.5f32).to_le_bytes()].concat());
         bytes_of_mut(&mut elements)[4..].copy_from_slice(&7.0f32.to_le_bytes());
         assert_eq!(elements, [1.0, 7.0]);
+    }
+
+    #[test]
+    fn bytes_are_elements_where_they_lie_as_such() {
+        let elements = [1.0f32, -2.5];
+        let bytes = bytes_of(&elements);
+        assert_eq!(elements_of::<f32>(bytes), Some(&elements[..]));
+        assert_eq!(elements_of::<f32>(&bytes[1..5]), None);
+        assert_eq!(elements_of::<f32>(&bytes[..6]), None);
+        assert_eq!(elements_of::<u8>(&bytes[1..3]), Some(&bytes[1..3]));
     }
 }

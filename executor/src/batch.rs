@@ -1,16 +1,16 @@
-//! Requests that run as one: their inputs are put together along the first dimension, and the outputs
-//! go back whole, for the worker to cut. What does not fit together, or an output that has not a row
-//! for each, fails the run: the worker then runs each request alone.
+//! A run's inputs. Requests that run as one: theirs are put together along the first dimension, and
+//! the outputs go back whole, for the worker to cut. What does not fit together, or an output that has
+//! not a row for each, fails the run: the worker then runs each request alone.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt as _;
 
-use millrace_device::{Contents, HostTensor};
+use millrace_device::{Contents, Device, Error as DeviceError, Part as Bytes, Stream as _};
 use millrace_proto::executor::Tensor;
+use millrace_types::DataType;
 
-use crate::wire::{self, Descriptors};
+use crate::mapping::Use;
+use crate::objects::{self, ObjectBytes, Objects};
+use crate::wire::{self, Descriptors, Given, GivenContents};
 
 /// Why requests do not run as one.
 #[derive(Debug, thiserror::Error)]
@@ -25,30 +25,85 @@ pub(crate) enum Error {
     Unlike(String),
     #[error("the inputs of one request have different numbers of rows")]
     Rows,
-    #[error("input {0:?} cannot be read: {1}")]
-    Read(String, std::io::Error),
+    #[error("input {0:?}: {1}")]
+    Object(String, objects::Error),
 }
 
-/// A run's inputs, and how many rows they have where they are several requests'.
-pub(crate) type Inputs = (HashMap<String, HostTensor>, Option<usize>);
+/// A run's inputs.
+#[derive(Debug)]
+pub(crate) struct Inputs<D: Device> {
+    pub(crate) tensors: HashMap<String, Input<D>>,
+    /// How many rows they have, where they are several requests'.
+    pub(crate) rows: Option<usize>,
+    /// The objects among them stay where they are until these are dropped, which is after all values
+    /// that view them.
+    pub(crate) uses: Vec<Use<D>>,
+}
+
+/// One input, in parts: one for each request.
+#[derive(Debug)]
+pub(crate) struct Input<D: Device> {
+    pub(crate) datatype: DataType,
+    shape: Vec<usize>,
+    parts: Vec<Part<D>>,
+}
+
+#[derive(Debug)]
+enum Part<D: Device> {
+    Host(Contents),
+    Object(ObjectBytes<D>),
+}
+
+impl<D: Device> Input<D> {
+    /// Its bytes, where all came in the message.
+    pub(crate) fn inline_bytes(&self) -> Option<usize> {
+        let bytes = |part: &Part<D>| match part {
+            Part::Host(Contents::Inline(bytes)) => Some(bytes.len()),
+            Part::Host(Contents::File(_)) | Part::Object(_) => None,
+        };
+        self.parts.iter().map(bytes).sum()
+    }
+
+    /// The first of its objects that is not all there.
+    pub(crate) fn check_loaded(&self) -> Result<(), objects::Error> {
+        self.parts.iter().try_for_each(|part| match part {
+            Part::Host(_) => Ok(()),
+            Part::Object(bytes) => bytes.check_loaded(),
+        })
+    }
+
+    /// Moves it to the device. What is of one object is there, and is read in place.
+    pub(crate) fn value(self, stream: &mut D::Stream) -> Result<D::Value, DeviceError> {
+        let Self { datatype, shape, parts } = self;
+        if let [Part::Object(part)] = parts.as_slice() {
+            return stream.view(datatype, shape, part.region(), part.bytes.clone());
+        }
+        let parts = parts.iter().map(|part| match part {
+            Part::Host(contents) => Bytes::Host(contents),
+            Part::Object(part) => Bytes::Region(part.region(), part.bytes.clone()),
+        });
+        stream.gather(datatype, shape, parts.collect())
+    }
+}
 
 /// Reads the inputs of `members` requests, one request's after the other's; 0 and 1 are a single
 /// one, which is taken as it is.
-pub(crate) fn inputs(
+pub(crate) fn inputs<D: Device>(
     inputs: Vec<Tensor>,
     members: u32,
+    objects: &Objects<D>,
     descriptors: &mut Descriptors,
-) -> Result<Inputs, Error> {
+) -> Result<Inputs<D>, Error> {
     let members = (members as usize).max(1);
     let each = inputs.len() / members;
     if each * members != inputs.len() || (members > 1 && each == 0) {
         return Err(Error::Count { inputs: inputs.len(), members });
     }
     let mut first = HashMap::with_capacity(each);
-    let mut rest: HashMap<String, Vec<HostTensor>> = HashMap::new();
-    let mut rows = vec![None; members];
+    let mut rest: HashMap<String, Vec<Input<D>>> = HashMap::new();
+    let (mut rows, mut uses) = (vec![None; members], Vec::new());
     for (place, input) in inputs.into_iter().enumerate() {
-        let (name, tensor) = wire::tensor(input, descriptors)?;
+        let (name, tensor) = input_of(wire::tensor(input, descriptors)?, objects, &mut uses)?;
         if members > 1 {
             let of = &mut rows[place / each];
             let here = tensor.shape.first().copied().ok_or_else(|| Error::Unlike(name.clone()))?;
@@ -65,7 +120,7 @@ pub(crate) fn inputs(
         }
     }
     if members == 1 {
-        return Ok((first, None));
+        return Ok(Inputs { tensors: first, rows: None, uses });
     }
     let joined = first.into_iter().map(|(name, tensor)| {
         let others = rest.remove(&name).filter(|others| others.len() == members - 1);
@@ -73,45 +128,45 @@ pub(crate) fn inputs(
         let tensor = join(&name, tensor, others)?;
         Ok((name, tensor))
     });
-    let joined = joined.collect::<Result<_, Error>>()?;
+    let tensors = joined.collect::<Result<_, Error>>()?;
     match rest.into_keys().min() {
         Some(name) => Err(Error::Unlike(name)),
-        None => Ok((joined, Some(rows.into_iter().flatten().sum()))),
+        None => Ok(Inputs { tensors, rows: Some(rows.into_iter().flatten().sum()), uses }),
     }
 }
 
-fn join(name: &str, first: HostTensor, others: Vec<HostTensor>) -> Result<HostTensor, Error> {
-    let alike = |other: &HostTensor| other.datatype == first.datatype && other.shape[1..] == first.shape[1..];
+fn input_of<D: Device>(
+    given: Given,
+    objects: &Objects<D>,
+    uses: &mut Vec<Use<D>>,
+) -> Result<(String, Input<D>), Error> {
+    let Given { name, datatype, shape, contents } = given;
+    let part = match contents {
+        GivenContents::Host(contents) => Part::Host(contents),
+        GivenContents::Object(part) => {
+            let (bytes, using) = objects.part(part).map_err(|error| Error::Object(name.clone(), error))?;
+            uses.push(using);
+            Part::Object(bytes)
+        }
+    };
+    Ok((name, Input { datatype, shape, parts: vec![part] }))
+}
+
+fn join<D: Device>(name: &str, first: Input<D>, others: Vec<Input<D>>) -> Result<Input<D>, Error> {
+    let alike = |other: &Input<D>| other.datatype == first.datatype && other.shape[1..] == first.shape[1..];
     if !others.iter().all(alike) {
         return Err(Error::Unlike(name.to_owned()));
     }
-    let (datatype, mut shape) = (first.datatype, first.shape);
+    let Input { datatype, mut shape, mut parts } = first;
     shape[0] += others.iter().map(|other| other.shape[0]).sum::<usize>();
-    let mut bytes = Vec::new();
-    for contents in std::iter::once(first.contents).chain(others.into_iter().map(|other| other.contents)) {
-        append(&mut bytes, contents).map_err(|error| Error::Read(name.to_owned(), error))?;
-    }
-    Ok(HostTensor { datatype, shape, contents: Contents::Inline(bytes.into()) })
-}
-
-fn append(bytes: &mut Vec<u8>, contents: Contents) -> std::io::Result<()> {
-    match contents {
-        Contents::Inline(more) => bytes.extend_from_slice(&more),
-        Contents::File(file) => read_all(bytes, file)?,
-    }
-    Ok(())
-}
-
-fn read_all(bytes: &mut Vec<u8>, file: OwnedFd) -> std::io::Result<()> {
-    let file = File::from(file);
-    let (before, size) = (bytes.len(), usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX));
-    bytes.resize(before + size, 0);
-    file.read_exact_at(&mut bytes[before..], 0)
+    parts.extend(others.into_iter().flat_map(|other| other.parts));
+    Ok(Input { datatype, shape, parts })
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use millrace_device::emulated::EmulatedGpu;
     use millrace_proto::executor::tensor::Contents as Wire;
 
     use super::*;
@@ -122,8 +177,8 @@ mod tests {
         Tensor { name: name.into(), datatype: "UINT8".into(), shape: shape.to_vec(), contents }
     }
 
-    fn join(tensors: Vec<Tensor>, members: u32) -> Result<Inputs, Error> {
-        inputs(tensors, members, &mut Descriptors::new(Vec::new()))
+    fn join(tensors: Vec<Tensor>, members: u32) -> Result<Inputs<EmulatedGpu>, Error> {
+        inputs(tensors, members, &Objects::new(), &mut Descriptors::new(Vec::new()))
     }
 
     #[test]
@@ -134,12 +189,13 @@ mod tests {
             tensor("y", &[2], 3),
             tensor("x", &[2, 2], 4),
         ];
-        let (joined, rows) = join(given, 2).unwrap();
+        let Inputs { tensors: joined, rows, .. } = join(given, 2).unwrap();
         assert_eq!(rows, Some(3));
-        let bytes = |name: &str| match &joined[name].contents {
-            Contents::Inline(bytes) => bytes.to_vec(),
-            Contents::File(_) => unreachable!("it is inline"),
+        let part = |part: &Part<_>| match part {
+            Part::Host(Contents::Inline(bytes)) => bytes.to_vec(),
+            _ => unreachable!("it is inline"),
         };
+        let bytes = |name: &str| joined[name].parts.iter().flat_map(part).collect::<Vec<u8>>();
         assert_eq!((bytes("x"), &joined["x"].shape[..]), (vec![1, 1, 4, 4, 4, 4], &[3, 2][..]));
         assert_eq!((bytes("y"), &joined["y"].shape[..]), (vec![2, 3, 3], &[3][..]));
     }
@@ -162,8 +218,8 @@ mod tests {
     #[test]
     fn a_single_request_is_taken_as_it_is() {
         for members in [0, 1] {
-            let (inputs, rows) = join(vec![tensor("x", &[], 9)], members).unwrap();
-            assert_eq!((inputs.len(), rows), (1, None));
+            let Inputs { tensors, rows, .. } = join(vec![tensor("x", &[], 9)], members).unwrap();
+            assert_eq!((tensors.len(), rows), (1, None));
         }
     }
 }

@@ -9,13 +9,15 @@ use millrace_device::{Device, Fault, monotonic_now};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    self as wire_messages, AddPeer, Copy, CopyFailure, InjectFault, LoadProgram, Map, MapFailed,
-    ProgramFailed, ProgramLoaded, Relocate, Revoke, Run, RunCancelled, RunFailure,
+    self as wire_messages, AddPeer, Copy, CopyFailure, CopyOut, InjectFault, LoadProgram, Map, MapFailed,
+    PlaceObject, ProgramFailed, ProgramLoaded, Relocate, Revoke, Run, RunCancelled, RunFailure,
 };
 
-use crate::copies::{self, COPIES_QUEUED_MAX, Work};
+use crate::copies::{self, COPIES_QUEUED_MAX, To, Work};
+use crate::copy_out;
 use crate::error::Error;
 use crate::events::clip;
+use crate::objects::{self, Objects};
 use crate::peers::Peers;
 use crate::process::{Faults, PROGRAMS_MAX, Shared};
 use crate::program::Program;
@@ -37,6 +39,7 @@ pub(crate) struct Control<D: Device> {
     shared: Arc<Shared<D>>,
     faults: Faults,
     programs: BTreeMap<u64, Arc<Program<D>>>,
+    objects: Objects<D>,
     peers: Peers<D>,
     copies: Arc<Queue<copies::Work<D>>>,
     runs: Arc<Queue<runs::Job<D>>>,
@@ -45,8 +48,8 @@ pub(crate) struct Control<D: Device> {
 impl<D: Device> Control<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, faults: Faults) -> Self {
         let (copies, runs) = (Queue::new(COPIES_QUEUED_MAX), Queue::new(RUNS_QUEUED_MAX));
-        let (programs, peers) = (BTreeMap::new(), Peers::new());
-        Self { shared, faults, programs, peers, copies: Arc::new(copies), runs: Arc::new(runs) }
+        let (programs, objects, peers) = (BTreeMap::new(), Objects::new(), Peers::new());
+        Self { shared, faults, programs, objects, peers, copies: Arc::new(copies), runs: Arc::new(runs) }
     }
 
     /// The copies that wait.
@@ -75,7 +78,7 @@ impl<D: Device> Control<D> {
             Command::Map(map) => self.map(map),
             Command::Unmap(unmap) => {
                 if let Some(program) = self.programs.get(&unmap.program) {
-                    program.unmap(unmap.generation);
+                    program.mapping.unmap(unmap.generation);
                     // A copy that waits for its window is stale now.
                     self.copies.reconsider();
                 }
@@ -96,6 +99,13 @@ impl<D: Device> Control<D> {
                     self.say(Event::RunCancelled(RunCancelled { run: cancel.run }));
                 }
             }
+            Command::PlaceObject(place) => self.place(place, descriptors),
+            Command::CopyOut(copy) => self.copy_out(copy, descriptors),
+            Command::FreeObject(free) => {
+                self.objects.free(&self.shared, free.object);
+                self.copies.reconsider();
+            }
+            Command::DropOutputs(outputs) => self.shared.kept.remove(outputs.run),
             Command::InjectFault(fault) => self.inject(fault),
             Command::Shutdown(_) => return Ok(Next::End),
         }
@@ -130,7 +140,7 @@ impl<D: Device> Control<D> {
     /// Copies and runs that name the program keep it until they are done.
     fn unload(&mut self, id: u64) {
         if let Some(program) = self.programs.remove(&id) {
-            program.retire();
+            program.mapping.retire();
             self.copies.reconsider();
         }
     }
@@ -142,7 +152,7 @@ impl<D: Device> Control<D> {
         let Some(program) = self.programs.get(&id) else {
             return self.say(failed(format!("program {id} is not loaded")));
         };
-        if let Err(error) = program.map(generation, extents.into_iter().map(wire::extent).collect()) {
+        if let Err(error) = program.mapping.map(generation, extents.into_iter().map(wire::extent).collect()) {
             self.say(failed(error.to_string()));
         }
     }
@@ -153,10 +163,10 @@ impl<D: Device> Control<D> {
         let Some(program) = self.programs.get(&id) else {
             return refuse(format!("program {id} is not loaded"));
         };
-        let relocation = Relocation::new(message, Arc::clone(program));
+        let relocation = Relocation::new(message, Arc::clone(&program.mapping));
         if self.copies.push(Work::Relocation(relocation)).is_err() {
             // The memory it lies in is taken for free from here on.
-            program.retire();
+            program.mapping.retire();
             refuse(format!("{COPIES_QUEUED_MAX} copies wait already"));
         }
     }
@@ -181,8 +191,15 @@ impl<D: Device> Control<D> {
     fn copy(&self, mut message: Copy) {
         let (transfer, batch, id) = (message.transfer, message.batch, message.program);
         let refuse = |failure, message: String| self.say(copies::refused(transfer, batch, failure, message));
-        let Some(program) = self.programs.get(&id) else {
-            return refuse(CopyFailure::NotMapped, format!("program {id} is not loaded"));
+        let to = match message.object {
+            0 => match self.programs.get(&id) {
+                Some(program) => To::Program(program),
+                None => return refuse(CopyFailure::NotMapped, format!("program {id} is not loaded")),
+            },
+            object => match self.objects.get(object) {
+                Ok(object) => To::Object(object),
+                Err(error) => return refuse(CopyFailure::NotMapped, error.to_string()),
+            },
         };
         let peer = match message.peer.take() {
             None => None,
@@ -191,13 +208,40 @@ impl<D: Device> Control<D> {
                 None => return refuse(CopyFailure::Peer, "that executor's memory is not known".to_owned()),
             },
         };
-        match copies::Job::new(message, Arc::clone(program), peer) {
+        match copies::Job::new(message, to, peer, &self.shared.device) {
             Err(error) => refuse(CopyFailure::Device, error.to_string()),
             Ok(job) => {
                 if self.copies.push(Work::Batch(job)).is_err() {
                     refuse(CopyFailure::Device, format!("{COPIES_QUEUED_MAX} copies wait already"));
                 }
             }
+        }
+    }
+
+    fn place(&mut self, message: PlaceObject, descriptors: Descriptors) {
+        let id = message.object;
+        match self.objects.place(&self.shared, message, descriptors) {
+            Err(error) => self.say(objects::refused(id, error)),
+            Ok(None) => self.say(objects::placed(id)),
+            Ok(Some(filling)) => {
+                if let Err(Work::Filling(filling)) = self.copies.push(Work::Filling(filling)) {
+                    filling.fail(format!("{COPIES_QUEUED_MAX} copies wait already"));
+                }
+            }
+        }
+    }
+
+    fn copy_out(&self, message: CopyOut, descriptors: Descriptors) {
+        let copy = message.copy;
+        let queued = match copy_out::CopyOut::new(message, &self.shared, &self.objects, descriptors) {
+            Err(error) => Err(error.to_string()),
+            Ok(work) => self
+                .copies
+                .push(Work::Out(work))
+                .map_err(|_| format!("{COPIES_QUEUED_MAX} copies wait already")),
+        };
+        if let Err(why) = queued {
+            self.say(copy_out::refused(copy, why));
         }
     }
 
@@ -209,7 +253,7 @@ impl<D: Device> Control<D> {
         let Some(program) = self.programs.get(&id) else {
             return fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
         };
-        match runs::Job::new(message, Arc::clone(program), descriptors) {
+        match runs::Job::new(message, Arc::clone(program), &self.objects, descriptors) {
             Err(error) => fail(error.kind(), error.to_string()),
             Ok(job) if job.is_quick() && self.runs.is_idle() => runs::answer(&self.shared, job, stream),
             Ok(job) => {
@@ -233,12 +277,13 @@ impl<D: Device> Control<D> {
                 let lost = device.inject(Fault::Lose);
                 let message = "an Xid was injected: the GPU is lost";
                 self.shared.events.device_failed(message);
-                self.programs.values().for_each(|program| program.lose(message));
+                self.programs.values().for_each(|program| program.mapping.lose(message));
+                self.objects.lose(message);
                 self.copies.reconsider();
                 lost
             }
             wire_messages::Fault::CorruptDevice => match self.programs.get(&message.program) {
-                Some(program) => device.inject(Fault::Corrupt(&program.region)),
+                Some(program) => device.inject(Fault::Corrupt(&program.mapping.region)),
                 None => Ok(()),
             },
             wire_messages::Fault::AbortOnRun => {

@@ -1,27 +1,34 @@
-//! The copy thread: carries out grants, one batch after another, each within its window, and moves
-//! within the GPU in between.
+//! The copy thread: carries out grants, one batch after another, each within its window, and in
+//! between moves within the GPU and copies out of it.
 
 use std::ops::Range;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_device::{Device, Error as DeviceError, Event as _, Start, Stream as _, Window, monotonic_now};
+use millrace_device::{
+    Device, Error as DeviceError, Event as _, HostRegion, Start, Stream as _, Window, monotonic_now,
+};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
 
+use crate::copy_out::CopyOut;
 use crate::events::clip;
-use crate::peers::Source;
+use crate::mapping::{Mapping, OBJECT_GENERATION, Use};
+use crate::objects::{Filling, Object};
+use crate::peers;
 use crate::process::Shared;
-use crate::program::{Program, Use};
+use crate::program::Program;
 use crate::queue::Queue;
 use crate::relocations::Relocation;
 use crate::residency::Refusal;
 use crate::wire;
 
-/// Batches and moves that wait behind the one being copied. The fabric keeps one batch running and
-/// one queued for each link, and moves come only while there is none, so more is the worker's mistake.
-pub const COPIES_QUEUED_MAX: usize = 64;
+/// What waits behind the batch being copied. The fabric keeps one batch running and one queued for
+/// each link, and moves come only while there is none; but what a run keeps is placed and copied out
+/// piece by piece, for each of its requests. More is the worker's mistake.
+pub const COPIES_QUEUED_MAX: usize = 1024;
 
 /// What the copy thread does in one turn.
 #[derive(Debug)]
@@ -30,6 +37,10 @@ pub(crate) enum Work<D: Device> {
     Batch(Job<D>),
     /// Moves a program.
     Relocation(Relocation<D>),
+    /// Fills an object.
+    Filling(Filling<D>),
+    /// Copies to the host.
+    Out(CopyOut<D>),
 }
 
 impl<D: Device> Work<D> {
@@ -41,7 +52,7 @@ impl<D: Device> Work<D> {
     fn wait(&self) -> Duration {
         match self {
             Self::Batch(job) => job.wait(),
-            Self::Relocation(_) => Duration::ZERO,
+            Self::Relocation(_) | Self::Filling(_) | Self::Out(_) => Duration::ZERO,
         }
     }
 }
@@ -51,12 +62,29 @@ impl<D: Device> Work<D> {
 pub(crate) struct Job<D: Device> {
     transfer: u64,
     batch: u64,
-    program: Arc<Program<D>>,
+    mapping: Arc<Mapping<D>>,
     generation: u64,
     ranges: Vec<Range<u64>>,
     window: Window,
-    /// Where they come from, where not from the host.
-    peer: Option<Source<D>>,
+    from: From<D>,
+    /// The most that is copied before launches which wait are woken.
+    group: u64,
+}
+
+/// What a batch is copied to.
+#[derive(Debug)]
+pub(crate) enum To<'a, D: Device> {
+    Program(&'a Program<D>),
+    Object(&'a Object<D>),
+}
+
+/// Where its bytes come from.
+#[derive(Debug)]
+enum From<D: Device> {
+    Host(Arc<HostRegion>),
+    /// Host memory that others may write to still.
+    File(OwnedFd),
+    Peer(peers::Source<D>),
 }
 
 /// Why a batch was not copied.
@@ -70,24 +98,55 @@ enum Failed {
     Device(#[from] DeviceError),
 }
 
+/// A grant that makes no sense.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GrantError {
+    #[error(transparent)]
+    Message(#[from] wire::Error),
+    #[error("object {0} has no host memory: name a peer to copy from")]
+    NoHost(u64),
+    #[error("the object's host memory: {0}")]
+    Host(std::io::Error),
+    #[error("bytes {range:?} are past the end of the object, which has {size}")]
+    Range { range: Range<u64>, size: u64 },
+}
+
 impl<D: Device> Job<D> {
-    /// Takes a grant for a program that is loaded.
+    /// Takes a grant for a program that is loaded or an object that was placed.
     pub(crate) fn new(
         copy: Copy,
-        program: Arc<Program<D>>,
-        peer: Option<Source<D>>,
-    ) -> Result<Self, wire::Error> {
+        to: To<'_, D>,
+        peer: Option<peers::Source<D>>,
+        device: &D,
+    ) -> Result<Self, GrantError> {
         let ranges = wire::ranges(copy.ranges)?;
         let window =
             Window { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) };
-        program.expect_copy(&ranges);
-        let Copy { transfer, batch, generation, .. } = copy;
-        Ok(Self { transfer, batch, program, generation, ranges, window, peer })
+        let Copy { transfer, batch, object, .. } = copy;
+        let (mapping, generation, group) = match to {
+            To::Program(program) => (&program.mapping, copy.generation, program.group),
+            To::Object(object) => {
+                if let Some(range) = ranges.iter().find(|range| range.end > object.bytes) {
+                    return Err(GrantError::Range { range: range.clone(), size: object.bytes });
+                }
+                (&object.mapping, OBJECT_GENERATION, device.capabilities().copy_max.get())
+            }
+        };
+        let from = match (peer, to) {
+            (Some(peer), _) => From::Peer(peer),
+            (None, To::Program(program)) => From::Host(Arc::clone(&program.host)),
+            (None, To::Object(Object { host, .. })) => {
+                let host = host.as_ref().ok_or(GrantError::NoHost(object))?;
+                From::File(host.try_clone().map_err(GrantError::Host)?)
+            }
+        };
+        mapping.expect_copy(&ranges);
+        Ok(Self { transfer, batch, mapping: Arc::clone(mapping), generation, ranges, window, from, group })
     }
 
     /// How long until it may start, or is to be refused.
     fn wait(&self) -> Duration {
-        match (self.program.check(self.generation), self.window.at(monotonic_now())) {
+        match (self.mapping.check(self.generation), self.window.at(monotonic_now())) {
             (Ok(()), Start::In(wait)) => wait,
             _ => Duration::ZERO,
         }
@@ -97,11 +156,12 @@ impl<D: Device> Job<D> {
 /// Copies until the queue is closed.
 pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut stream: D::Stream) {
     while let Some(work) = queue.pop_when(Work::wait) {
-        let event = match work {
-            Work::Batch(job) => batch(shared, job, &mut stream),
-            Work::Relocation(relocation) => relocation.carry_out(shared),
-        };
-        shared.events.send(event);
+        match work {
+            Work::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
+            Work::Relocation(relocation) => shared.events.send(relocation.carry_out(shared)),
+            Work::Filling(filling) => filling.carry_out(shared, &mut stream),
+            Work::Out(copy) => shared.events.send(copy.carry_out(shared, &mut stream)),
+        }
     }
 }
 
@@ -134,7 +194,7 @@ fn failure(failed: &Failed) -> CopyFailure {
 }
 
 fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<CopyDone, Failed> {
-    let mapping = job.program.use_mapped(job.generation)?;
+    let mapping = job.mapping.use_mapped(job.generation)?;
     if let Start::Expired(late) = job.window.at(monotonic_now()) {
         // Runs that wait for these bytes go on waiting: the worker grants them again, or unmaps.
         return Err(Failed::Expired(late));
@@ -143,12 +203,12 @@ fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<CopyDone,
     let mut finished = started;
     let mut bytes = 0;
     for (index, range) in job.ranges.iter().enumerate() {
-        for piece in pieces(range.clone(), job.program.group) {
-            job.program.check(job.generation)?;
+        for piece in pieces(range.clone(), job.group) {
+            job.mapping.check(job.generation)?;
             match copy(&job, stream, piece.clone(), &mapping) {
                 Ok(at) => finished = at,
                 // Whoever waits for these bytes goes on waiting: they are granted again from the host.
-                Err(error) if job.peer.is_some() => return Err(error.into()),
+                Err(error) if matches!(job.from, From::Peer(_)) => return Err(error.into()),
                 Err(error) => {
                     let mut lost = job.ranges[index..].to_vec();
                     lost[0].start = piece.start;
@@ -172,11 +232,12 @@ fn copy<D: Device>(
     job: &Job<D>,
     stream: &mut D::Stream,
     piece: Range<u64>,
-    mapping: &Use<'_, D>,
+    mapping: &Use<D>,
 ) -> Result<Timestamp, DeviceError> {
-    match &job.peer {
-        None => stream.copy(&job.program.region, &job.program.host, piece)?,
-        Some(peer) => peer.copy(stream, &job.program.region, piece)?,
+    match &job.from {
+        From::Host(host) => stream.copy(mapping.region(), host, piece)?,
+        From::File(file) => stream.copy_from_file(mapping.region(), file.as_fd(), piece)?,
+        From::Peer(peer) => peer.copy(stream, mapping.region(), piece)?,
     }
     let at = stream.record()?.wait()?;
     mapping.loaded_more();

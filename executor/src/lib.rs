@@ -8,27 +8,37 @@
 //! ```
 //! Three ordered streams, a thread each; a short run that waits for nothing is carried out by the
 //! control thread itself, in its turn. Crash-only: it holds nothing that its worker cannot send
-//! again, ends when its worker ends, and decides nothing. `executor.proto` is the contract.
+//! again, or make again by a run, ends when its worker ends, and decides nothing. `executor.proto` is the contract.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `control` | commands, in the order sent |
 //! | `copies` | the copy thread |
 //! | `relocations` | moves to other physical memory, on the copy thread |
+//! | `copy_out` | copies to the host, on the copy thread |
+//! | `objects` | tensors in the GPU's memory that runs read in place |
+//! | `kept` | outputs that stay here after their run |
 //! | `runs` | the run thread |
-//! | `program` | a loaded model: its region, its launches, its residency |
-//! | `residency` | what mapping a program has, and who uses it. Pure |
+//! | `batch`, `answer` | a run's inputs, in parts; its outputs, and which of them stay |
+//! | `program` | a loaded model: its launches, and the memory under it |
+//! | `mapping` | the memory under a program or an object: its region, its residency |
+//! | `residency` | what mapping there is, and who uses it. Pure |
 //! | `opaque` | a program whose launches declare no reads: what it read when it ran first. No worker asks for one yet |
 //! | `peers` | other GPUs whose memory copies may read |
 //! | `plan` | launches with their values numbered. Pure |
 //! | `wire` | what messages mean here |
 //! | `events`, `queue`, `process` | the way back, the bounded queues, the tie to the worker |
 
+mod answer;
 mod batch;
 mod control;
 mod copies;
+mod copy_out;
 mod error;
 mod events;
+mod kept;
+mod mapping;
+mod objects;
 mod opaque;
 mod peers;
 mod plan;
@@ -45,6 +55,8 @@ use std::process::ExitCode;
 
 pub use copies::COPIES_QUEUED_MAX;
 pub use error::Error;
+pub use kept::RUNS_KEPT_MAX;
+pub use objects::OBJECTS_MAX;
 pub use process::{PROGRAMS_MAX, run};
 pub use runs::RUNS_QUEUED_MAX;
 pub use wire::INLINE_BYTES_MAX;

@@ -30,7 +30,7 @@ pub(crate) struct Peers<D: Device>(BTreeMap<u32, Arc<Peer<D>>>);
 pub(crate) struct Source<D: Device> {
     gpu: u32,
     peer: Arc<Peer<D>>,
-    /// By place in the program's range, in order.
+    /// By place in the program's or object's range, in order.
     extents: Vec<(u64, Extent)>,
 }
 
@@ -65,7 +65,7 @@ impl<D: Device> Peers<D> {
 }
 
 impl<D: Device> Source<D> {
-    /// Copies bytes of the model that is there to the same place of a region.
+    /// Copies bytes of the model or object that is there to the same place of a region.
     pub(crate) fn copy(
         &self,
         stream: &mut D::Stream,

@@ -19,6 +19,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use crate::control::{Control, Next};
 use crate::error::Error;
 use crate::events::Events;
+use crate::kept::Kept;
 use crate::queue::Queue;
 use crate::wire::Descriptors;
 use crate::{copies, runs};
@@ -31,9 +32,11 @@ const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
 /// What the threads share.
 #[derive(Debug)]
-pub(crate) struct Shared<D> {
+pub(crate) struct Shared<D: Device> {
     pub(crate) device: D,
     pub(crate) events: Events,
+    /// Outputs of runs that are done.
+    pub(crate) kept: Kept<D::Value>,
     /// The next run aborts the process: an injected fault.
     pub(crate) abort_on_run: AtomicBool,
 }
@@ -73,7 +76,7 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
 
 fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &Hello) -> Result<(), Error> {
     let events = Events::new(socket.try_clone().map_err(Error::Socket)?);
-    let shared = Arc::new(Shared { device, events, abort_on_run: AtomicBool::new(false) });
+    let shared = Arc::new(Shared { device, events, kept: Kept::new(), abort_on_run: AtomicBool::new(false) });
     let faults = if hello.allow_faults { Faults::Obeyed } else { Faults::Refused };
     let copy_rates = probe(&shared.device, hello.probe_bytes);
     let control = Control::new(Arc::clone(&shared), faults);

@@ -7,14 +7,14 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{MapFailed, Relocate, Relocated};
 
 use crate::events::clip;
+use crate::mapping::{MapError, Mapping};
 use crate::process::Shared;
-use crate::program::{MapError, Program};
 use crate::wire;
 
 /// One program's move.
 #[derive(Debug)]
 pub(crate) struct Relocation<D: Device> {
-    program: Arc<Program<D>>,
+    mapping: Arc<Mapping<D>>,
     id: u64,
     was: u64,
     generation: u64,
@@ -23,16 +23,16 @@ pub(crate) struct Relocation<D: Device> {
 
 impl<D: Device> Relocation<D> {
     /// Takes the move of a program that is loaded.
-    pub(crate) fn new(message: Relocate, program: Arc<Program<D>>) -> Self {
+    pub(crate) fn new(message: Relocate, mapping: Arc<Mapping<D>>) -> Self {
         let Relocate { program: id, was, generation, extents } = message;
         let extents = extents.into_iter().map(wire::extent).collect();
-        Self { program, id, was, generation, extents }
+        Self { mapping, id, was, generation, extents }
     }
 
     /// Moves it, and says what came of that.
     pub(crate) fn carry_out(self, shared: &Shared<D>) -> Event {
-        let Self { program, id, was, generation, extents } = self;
-        match program.relocate(was, generation, extents) {
+        let Self { mapping, id, was, generation, extents } = self;
+        match mapping.relocate(was, generation, extents) {
             Ok(()) => Event::Relocated(Relocated { program: id, generation }),
             Err(error) => {
                 if let MapError::Device(DeviceError::Lost(message)) = &error {

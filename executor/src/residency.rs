@@ -1,4 +1,4 @@
-//! What mapping a program has, who uses it, and which of its bytes will not come. Pure.
+//! What mapping a program or object has, who uses it, and which of its bytes will not come. Pure.
 //!
 //! ```text
 //!              map                unmap, in use
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use millrace_device::RangeSet;
 
-/// One program's mapping.
+/// One program's or object's mapping.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Residency {
     /// The newest that was asked for. 0: none yet.
@@ -51,6 +51,9 @@ pub(crate) enum Refusal {
     /// Bytes that a launch needs are not coming.
     #[error("the copy of bytes {0:?} failed")]
     CopyFailed(Range<u64>),
+    /// The object's only mapping has gone, or is to go.
+    #[error("object {0} is freed")]
+    Freed(u64),
     /// The device is gone.
     #[error("{0}")]
     Lost(String),
@@ -138,6 +141,10 @@ impl Residency {
             return Err(Refusal::NotMapped(generation));
         }
         Ok(())
+    }
+
+    pub(crate) fn is_unmapped(&self) -> bool {
+        self.phase == Phase::Unmapped
     }
 
     /// Whether a launch may go on waiting for these bytes, which are not loaded.

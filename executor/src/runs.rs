@@ -9,23 +9,26 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_device::{
-    Arg, Contents, Device, Error as DeviceError, Event as _, HostTensor, KernelSpec, Stream as _,
-    monotonic_now,
+    Arg, Device, Error as DeviceError, Event as _, KernelSpec, Stream as _, monotonic_now,
 };
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure};
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
-use crate::batch;
+use crate::answer::{Answer, Asked};
+use crate::batch::{self, Input, Inputs};
 use crate::events::clip;
+use crate::kept;
+use crate::mapping::Use;
+use crate::objects::{self, Objects};
 use crate::opaque::Opaque;
 use crate::plan::{Slot, Step};
 use crate::process::Shared;
-use crate::program::{Program, Use};
+use crate::program::Program;
 use crate::queue::Queue;
 use crate::residency::Refusal;
-use crate::wire::{self, Declared, Descriptors, INLINE_BYTES_MAX};
+use crate::wire::{self, Declared, Descriptors};
 
 /// Runs that wait behind the one that runs. A worker hands over fewer ahead, so more is its mistake.
 pub const RUNS_QUEUED_MAX: usize = 64;
@@ -36,11 +39,8 @@ pub(crate) struct Job<D: Device> {
     pub(crate) run: u64,
     program: Arc<Program<D>>,
     generation: u64,
-    inputs: HashMap<String, HostTensor>,
-    /// The rows of all its requests, where it has several.
-    rows: Option<usize>,
-    /// Empty: every output.
-    outputs: Vec<String>,
+    inputs: Inputs<D>,
+    asked: Asked,
     /// Of an opaque program: what each launch reads.
     reads: Vec<Vec<Range<u64>>>,
     told: Told,
@@ -71,8 +71,14 @@ pub(crate) enum Failed {
     InputUnknown(String),
     #[error("input {name:?} is {found}, but the model takes {due}")]
     InputType { name: String, found: String, due: String },
+    #[error("input {0:?}: {1}")]
+    Object(String, objects::Error),
     #[error("output {0:?} is not one of the model's")]
     OutputUnknown(String),
+    #[error("output {0:?} is to be kept, and is not asked for")]
+    KeptUnknown(String),
+    #[error("outputs cannot be kept: {0}")]
+    Kept(#[from] kept::Error),
     #[error("the run says what {found} launches read, and must of {due}")]
     Reads { found: usize, due: usize },
     #[error("value {0:?} is not there: the launches do not fit together")]
@@ -89,6 +95,9 @@ impl Failed {
     pub(crate) fn kind(&self) -> RunFailure {
         match self {
             Self::Refused(refusal) => wire::run_refused(refusal),
+            Self::Object(_, error) | Self::Batch(batch::Error::Object(_, error)) => wire::run_without(error),
+            // Nothing is wrong with the GPU: it may run elsewhere, or later.
+            Self::Kept(_) => RunFailure::OutOfMemory,
             Self::Device(error) => wire::run_failure(error),
             _ => RunFailure::Model,
         }
@@ -105,18 +114,20 @@ impl<D: Device> Job<D> {
     pub(crate) fn new(
         message: Run,
         program: Arc<Program<D>>,
+        objects: &Objects<D>,
         mut descriptors: Descriptors,
     ) -> Result<Self, Failed> {
-        let (inputs, rows) = batch::inputs(message.inputs, message.members, &mut descriptors)?;
+        let inputs = batch::inputs(message.inputs, message.members, objects, &mut descriptors)?;
         let reads = message.reads.into_iter().map(|reads| wire::ranges(reads.ranges));
         let reads = reads.collect::<Result<Vec<_>, _>>()?;
         let due = program.opaque.as_ref().map_or(0, |_| program.plan.steps.len());
         if reads.len() != due {
             return Err(Failed::Reads { found: reads.len(), due });
         }
-        let Run { run, generation, outputs, times, .. } = message;
+        let Run { run, generation, outputs, kept, times, .. } = message;
         let told = if times { Told::Launches } else { Told::Nothing };
-        Ok(Self { run, program, generation, inputs, rows, outputs, reads, told })
+        let asked = Asked { outputs, kept, rows: inputs.rows };
+        Ok(Self { run, program, generation, inputs, asked, reads, told })
     }
 
     /// Whether it waits for nothing and is likely to be quick: a run of the program with as much
@@ -124,8 +135,8 @@ impl<D: Device> Job<D> {
     pub(crate) fn is_quick(&self) -> bool {
         let quick = self.program.quick_inputs.load(Ordering::Relaxed);
         let reads = &self.program.plan.whole.spec.reads;
-        inline_bytes(&self.inputs).is_some_and(|bytes| bytes < quick)
-            && matches!(self.program.use_loaded(self.generation, reads), Ok(Some(_)))
+        inline_bytes(&self.inputs.tensors).is_some_and(|bytes| bytes < quick)
+            && matches!(self.program.mapping.use_loaded(self.generation, reads), Ok(Some(_)))
     }
 }
 
@@ -143,8 +154,11 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
         std::process::abort();
     }
     let run = job.run;
-    let sent = carry_out(job, stream)
-        .and_then(|(done, descriptors)| Ok(shared.events.send_with(Event::RunDone(done), descriptors)?));
+    let sent = carry_out(shared, job, stream).and_then(|(done, descriptors)| {
+        let sent = shared.events.send_with(Event::RunDone(done), descriptors);
+        // Nobody would know of them.
+        Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
+    });
     if let Err(error) = sent {
         if let Failed::Device(DeviceError::Lost(message)) = &error {
             shared.events.device_failed(message);
@@ -153,32 +167,32 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
     }
 }
 
-fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
-    let Job { run, program, generation, inputs, rows, outputs, reads, told } = job;
-    let wanted = wanted(&program.outputs, &outputs)?;
+fn carry_out<D: Device>(
+    shared: &Shared<D>,
+    job: Job<D>,
+    stream: &mut D::Stream,
+) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
+    let Job { run, program, generation, inputs, asked, reads, told } = job;
+    let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
+    // The uses outlive all values: what is declared first is dropped last.
+    let Inputs { tensors: inputs, uses: _uses, .. } = inputs;
     let (began, bytes) = (monotonic_now(), inline_bytes(&inputs));
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
     let mut running = Running { program: &program, generation, stream, times: Times::start(told) };
-    let (values, copy_order) = match &program.opaque {
+    let (mut values, copy_order) = match &program.opaque {
         None => (running.run(inputs)?, Vec::new()),
         Some(opaque) => running.run_opaque(inputs, opaque, reads)?,
     };
     let times = running.times;
-    let mut descriptors = Vec::new();
-    let mut answer = Vec::with_capacity(wanted.len());
+    let mut answer = Answer::<D>::new();
     for index in wanted {
-        let Declared { name, datatype } = &program.outputs[index];
-        let value = values[index].as_ref().ok_or_else(|| Failed::ValueMissing(name.clone()))?;
-        let tensor = stream.download(value, *datatype, INLINE_BYTES_MAX)?;
-        if let Some(rows) = rows.filter(|&rows| tensor.shape.first() != Some(&rows)) {
-            return Err(Failed::OutputRows { name: name.clone(), shape: tensor.shape, rows });
-        }
-        answer.push(wire::output(name.clone(), tensor, &mut descriptors));
+        answer.add(&asked, &program.outputs[index], &mut values[index], stream)?;
     }
+    let (outputs, descriptors) = answer.keep(run, &shared.kept);
     program.took(bytes, monotonic_now().since(began));
     let done = RunDone {
         run,
-        outputs: answer,
+        outputs,
         started_ns: times.started.as_nanos(),
         finished_ns: times.finished.as_nanos(),
         waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
@@ -189,31 +203,15 @@ fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<(RunDone,
     Ok((done, descriptors))
 }
 
-/// Which outputs are asked for, in the order asked.
-fn wanted(outputs: &[Declared], asked: &[String]) -> Result<Vec<usize>, Failed> {
-    if asked.is_empty() {
-        return Ok((0..outputs.len()).collect());
-    }
-    let place = |name: &String| {
-        let place = outputs.iter().position(|output| output.name == *name);
-        place.ok_or_else(|| Failed::OutputUnknown(name.clone()))
-    };
-    asked.iter().map(place).collect()
-}
-
-/// The inputs' bytes, where they came in the message; what is in a memfd is too much to be quick.
-fn inline_bytes(inputs: &HashMap<String, HostTensor>) -> Option<usize> {
-    let bytes = |tensor: &HostTensor| match &tensor.contents {
-        Contents::Inline(bytes) => Some(bytes.len()),
-        Contents::File(_) => None,
-    };
-    inputs.values().map(bytes).sum()
+/// The inputs' bytes, where they came in the message; what is elsewhere is too much to be quick.
+fn inline_bytes<D: Device>(inputs: &HashMap<String, Input<D>>) -> Option<usize> {
+    inputs.values().map(Input::inline_bytes).sum()
 }
 
 /// Moves the inputs to the device, in the order declared.
 fn upload<D: Device>(
     declared: &[Declared],
-    mut inputs: HashMap<String, HostTensor>,
+    mut inputs: HashMap<String, Input<D>>,
     stream: &mut D::Stream,
 ) -> Result<Vec<Option<D::Value>>, Failed> {
     let mut values = Vec::with_capacity(declared.len());
@@ -223,7 +221,8 @@ fn upload<D: Device>(
             let (found, due) = (tensor.datatype.to_string(), datatype.to_string());
             return Err(Failed::InputType { name: name.clone(), found, due });
         }
-        values.push(Some(stream.upload(tensor)?));
+        tensor.check_loaded().map_err(|error| Failed::Object(name.clone(), error))?;
+        values.push(Some(tensor.value(stream)?));
     }
     match inputs.into_keys().min() {
         Some(name) => Err(Failed::InputUnknown(name)),
@@ -280,7 +279,7 @@ impl<D: Device> Running<'_, D> {
     /// Runs the model on these inputs; returns its outputs, in the order declared.
     fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, Failed> {
         let program = self.program;
-        if let Some(mapping) = program.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
+        if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
             return self.whole(slots, mapping);
         }
         slots.resize_with(program.plan.slots, || None);
@@ -300,7 +299,8 @@ impl<D: Device> Running<'_, D> {
     ) -> Result<OpaqueRun<D>, Failed> {
         let program = self.program;
         let (mut trace, known) = opaque.begin();
-        if known && let Some(mapping) = program.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
+        let reads_all = &program.plan.whole.spec.reads;
+        if known && let Some(mapping) = program.mapping.use_loaded(self.generation, reads_all)? {
             return Ok((self.whole(slots, mapping)?, Vec::new()));
         }
         slots.resize_with(program.plan.slots, || None);
@@ -317,7 +317,7 @@ impl<D: Device> Running<'_, D> {
     fn whole(
         &mut self,
         mut slots: Vec<Option<D::Value>>,
-        mapping: Use<'_, D>,
+        mapping: Use<D>,
     ) -> Result<Vec<Option<D::Value>>, Failed> {
         let program = self.program;
         let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, Duration::ZERO)?;
@@ -333,7 +333,7 @@ impl<D: Device> Running<'_, D> {
         slots: &mut [Option<D::Value>],
     ) -> Result<(), Failed> {
         let before = monotonic_now();
-        let mapping = self.program.wait_loaded(self.generation, due)?;
+        let mapping = self.program.mapping.wait_loaded(self.generation, due)?;
         let waited = monotonic_now().since(before);
         let values = self.launch(step, kernel, slots, mapping, waited)?;
         for (&slot, value) in step.writes.iter().zip(values) {
@@ -351,7 +351,7 @@ impl<D: Device> Running<'_, D> {
         step: &Step,
         kernel: &D::Kernel,
         slots: &mut [Option<D::Value>],
-        mapping: Use<'_, D>,
+        mapping: Use<D>,
         waited: Duration,
     ) -> Result<Vec<D::Value>, Failed> {
         let started = monotonic_now();

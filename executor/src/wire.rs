@@ -7,6 +7,7 @@ use millrace_device::{Contents, Error as DeviceError, Extent, HostTensor, Kernel
 use millrace_proto::executor::{self as wire, CopyFailure, RunFailure, tensor};
 use millrace_types::DataType;
 
+use crate::objects;
 use crate::residency::Refusal;
 
 /// Tensors up to this size travel inside their message; larger ones in a memfd of their own.
@@ -27,6 +28,8 @@ pub(crate) enum Error {
     DataType { name: String, datatype: String },
     #[error("{0:?} has no contents")]
     NoContents(String),
+    #[error("input {0:?} has the contents of an answer: name an object that was filled from the output")]
+    KeptInput(String),
     #[error("{bytes} bytes at {offset} are past the end of any memory")]
     Overflow { offset: u64, bytes: u64 },
 }
@@ -82,21 +85,37 @@ fn datatype(name: &str, datatype: &str) -> Result<DataType, Error> {
     datatype.parse().map_err(|_| Error::DataType { name: name.to_owned(), datatype: datatype.to_owned() })
 }
 
-/// An input, with its name.
-pub(crate) fn tensor(
-    tensor: wire::Tensor,
-    descriptors: &mut Descriptors,
-) -> Result<(String, HostTensor), Error> {
+/// An input.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) name: String,
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) contents: GivenContents,
+}
+
+/// Where an input's bytes are.
+#[derive(Debug)]
+pub(crate) enum GivenContents {
+    Host(Contents),
+    Object(wire::ObjectPart),
+}
+
+pub(crate) fn tensor(tensor: wire::Tensor, descriptors: &mut Descriptors) -> Result<Given, Error> {
     let wire::Tensor { name, datatype: named, shape, contents } = tensor;
     let datatype = datatype(&name, &named)?;
     let sizes = shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<_, _>>();
     let Ok(sizes) = sizes else { return Err(Error::Shape { name, shape }) };
     let contents = match contents {
-        Some(tensor::Contents::Inline(bytes)) => Contents::Inline(bytes),
-        Some(tensor::Contents::ContentsFd(index)) => Contents::File(descriptors.take(index)?),
+        Some(tensor::Contents::Inline(bytes)) => GivenContents::Host(Contents::Inline(bytes)),
+        Some(tensor::Contents::ContentsFd(index)) => {
+            GivenContents::Host(Contents::File(descriptors.take(index)?))
+        }
+        Some(tensor::Contents::Object(part)) => GivenContents::Object(part),
+        Some(tensor::Contents::KeptBytes(_)) => return Err(Error::KeptInput(name)),
         None => return Err(Error::NoContents(name)),
     };
-    Ok((name, HostTensor { datatype, shape: sizes, contents }))
+    Ok(Given { name, datatype, shape: sizes, contents })
 }
 
 /// An output, its descriptor added to those of its message.
@@ -109,12 +128,18 @@ pub(crate) fn output(name: String, tensor: HostTensor, descriptors: &mut Vec<Own
             tensor::Contents::ContentsFd(descriptors.len() as u32 - 1)
         }
     };
-    wire::Tensor {
-        name,
-        datatype: tensor.datatype.to_string(),
-        shape: tensor.shape.iter().map(|&dim| dim as i64).collect(),
-        contents: Some(contents),
-    }
+    let HostTensor { datatype, shape, .. } = tensor;
+    answered(name, datatype, &shape, contents)
+}
+
+/// An output that is kept.
+pub(crate) fn kept_output(name: String, datatype: DataType, shape: &[usize], bytes: u64) -> wire::Tensor {
+    answered(name, datatype, shape, tensor::Contents::KeptBytes(bytes))
+}
+
+fn answered(name: String, datatype: DataType, shape: &[usize], contents: tensor::Contents) -> wire::Tensor {
+    let shape = shape.iter().map(|&dim| dim as i64).collect();
+    wire::Tensor { name, datatype: datatype.to_string(), shape, contents: Some(contents) }
 }
 
 /// What kind of failed run a device's error makes.
@@ -142,8 +167,19 @@ pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
 pub(crate) fn run_refused(refusal: &Refusal) -> RunFailure {
     match refusal {
         Refusal::Stale { .. } => RunFailure::StaleGeneration,
-        Refusal::NotMapped(_) | Refusal::StillMapped(_) | Refusal::CopyFailed(_) => RunFailure::NotResident,
+        Refusal::NotMapped(_) | Refusal::StillMapped(_) | Refusal::CopyFailed(_) | Refusal::Freed(_) => {
+            RunFailure::NotResident
+        }
         Refusal::Lost(_) => RunFailure::Device,
+    }
+}
+
+/// What kind of failed run an object that cannot be read makes.
+pub(crate) fn run_without(error: &objects::Error) -> RunFailure {
+    match error {
+        objects::Error::Unknown(_) | objects::Error::NotLoaded { .. } => RunFailure::NotResident,
+        objects::Error::Range { .. } => RunFailure::Model,
+        objects::Error::Refused(refusal) => run_refused(refusal),
     }
 }
 
@@ -151,7 +187,7 @@ pub(crate) fn run_refused(refusal: &Refusal) -> RunFailure {
 pub(crate) fn copy_refused(refusal: &Refusal) -> CopyFailure {
     match refusal {
         Refusal::Stale { .. } => CopyFailure::StaleGeneration,
-        Refusal::NotMapped(_) | Refusal::StillMapped(_) => CopyFailure::NotMapped,
+        Refusal::NotMapped(_) | Refusal::StillMapped(_) | Refusal::Freed(_) => CopyFailure::NotMapped,
         Refusal::CopyFailed(_) | Refusal::Lost(_) => CopyFailure::Device,
     }
 }

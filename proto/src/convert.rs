@@ -1,15 +1,19 @@
 //! Wire shapes to domain shapes and back, checked. The only place that does it.
 
+mod policy;
+
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use millrace_types::function::{DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
+use millrace_types::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
 use millrace_types::workflow::{Output, Run, Source, SourceError, Step};
 use millrace_types::{
     Batching, Bytes, DataId, Dim, Epoch, Failure, FunctionKey, FunctionName, FunctionSpec, NodeName,
     Priority, Quota, Reason, Residency, Resources, Runtime, Serving, Share, Slo, TenantName, TensorSpec,
     WorkflowSpec,
 };
+
+pub use self::policy::{policy_spec, policy_spec_wire};
 
 use crate::{admin, worker};
 
@@ -60,19 +64,12 @@ pub fn function_key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
 /// # Errors
 /// [`Reason::InvalidSpec`] with what to write instead.
 pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure> {
-    let invalid = |message: String| Failure::new(Reason::InvalidSpec, message);
-    let read = |field: &str, wire: &prost_types::Duration| {
-        duration(wire).ok_or_else(|| invalid(format!("{field} is negative: give a time such as 50ms")))
-    };
     let runtime = match wire.runtime.as_str() {
         "" | "onnx" => Runtime::Onnx,
-        other => return Err(invalid(format!("runtime {other:?} is not known: this version has \"onnx\""))),
-    };
-    let slo = match wire.slo {
-        None => None,
-        Some(slo) => {
-            let deadline = slo.deadline.as_ref().map_or(Ok(Duration::ZERO), |d| read("slo.deadline", d))?;
-            Some(Slo { deadline, percentile: slo.percentile })
+        "process" => Runtime::Process,
+        other => {
+            let known = "this version has \"onnx\" and \"process\"";
+            return Err(invalid_spec(format!("runtime {other:?} is not known: {known}")));
         }
     };
     let memory = wire.resources.map_or(0, |resources| resources.gpu_memory_bytes);
@@ -80,14 +77,15 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
         key: function_key(&wire.tenant, &wire.name)?,
         labels: wire.labels.into_iter().collect(),
         runtime,
-        slo,
-        timeout: wire.timeout.as_ref().map_or(Ok(DEFAULT_TIMEOUT), |d| read("timeout", d))?,
+        slo: wire.slo.map(slo).transpose()?,
+        timeout: time("timeout", wire.timeout)?.unwrap_or(DEFAULT_TIMEOUT),
         resources: Resources { gpu_memory: (memory > 0).then_some(Bytes(memory)) },
         idempotent: wire.idempotent,
         replicas: if wire.replicas == 0 { DEFAULT_REPLICAS } else { wire.replicas },
         serving: serving(wire.priority, wire.residency, wire.batching)?,
+        processes: if wire.processes == 0 { DEFAULT_PROCESSES } else { wire.processes },
     };
-    spec.validate().map_err(|error| invalid(error.to_string()))?;
+    spec.validate().map_err(|error| invalid_spec(error.to_string()))?;
     Ok(spec)
 }
 
@@ -99,10 +97,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
         name: spec.key.name.to_string(),
         labels: spec.labels.clone().into_iter().collect(),
         runtime: spec.runtime.as_str().to_owned(),
-        slo: spec.slo.map(|slo| admin::Slo {
-            deadline: Some(duration_wire(slo.deadline)),
-            percentile: slo.percentile,
-        }),
+        slo: spec.slo.map(slo_wire),
         timeout: Some(duration_wire(spec.timeout)),
         resources: spec
             .resources
@@ -120,6 +115,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
             max_size: batching.max_size,
             max_wait: Some(duration_wire(batching.max_wait)),
         }),
+        processes: spec.processes,
     }
 }
 
@@ -128,22 +124,13 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
 /// # Errors
 /// [`Reason::InvalidSpec`] with what to write instead.
 pub fn workflow_spec(wire: admin::WorkflowSpec) -> Result<WorkflowSpec, Failure> {
-    let negative = |field: &str| invalid_spec(format!("{field} is negative: give a time such as 50ms"));
-    let read = |field, wire: &prost_types::Duration| duration(wire).ok_or_else(|| negative(field));
-    let slo = match wire.slo {
-        None => None,
-        Some(slo) => {
-            let deadline = slo.deadline.as_ref().map_or(Ok(Duration::ZERO), |d| read("slo.deadline", d))?;
-            Some(Slo { deadline, percentile: slo.percentile })
-        }
-    };
     let output =
         |output: admin::WorkflowOutput| Ok(Output { name: output.name, from: source(&output.from)? });
     let spec = WorkflowSpec {
         key: function_key(&wire.tenant, &wire.name)?,
         labels: wire.labels.into_iter().collect(),
-        slo,
-        timeout: wire.timeout.as_ref().map_or(Ok(DEFAULT_TIMEOUT), |d| read("timeout", d))?,
+        slo: wire.slo.map(slo).transpose()?,
+        timeout: time("timeout", wire.timeout)?.unwrap_or(DEFAULT_TIMEOUT),
         inputs: wire.inputs,
         steps: wire.steps.into_iter().map(step).collect::<Result<_, Failure>>()?,
         outputs: wire.outputs.into_iter().map(output).collect::<Result<_, Failure>>()?,
@@ -195,10 +182,7 @@ pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
         tenant: spec.key.tenant.to_string(),
         name: spec.key.name.to_string(),
         labels: spec.labels.clone().into_iter().collect(),
-        slo: spec.slo.map(|slo| admin::Slo {
-            deadline: Some(duration_wire(slo.deadline)),
-            percentile: slo.percentile,
-        }),
+        slo: spec.slo.map(slo_wire),
         timeout: Some(duration_wire(spec.timeout)),
         inputs: spec.inputs.clone(),
         steps: spec.steps.iter().map(step).collect(),
@@ -228,10 +212,6 @@ fn serving(
     residency: Option<admin::Residency>,
     batching: Option<admin::Batching>,
 ) -> Result<Serving, Failure> {
-    let negative = |field: &str| invalid_spec(format!("{field} is negative: give a time such as 50ms"));
-    let time = |field: &str, wire: Option<prost_types::Duration>| {
-        wire.map(|wire| duration(&wire).ok_or_else(|| negative(field))).transpose()
-    };
     let residency = residency.unwrap_or_default();
     let evict_after = time("residency.evict_after", residency.evict_after)?;
     let batching = match batching {
@@ -256,6 +236,22 @@ fn priority(level: u32) -> Result<Priority, Failure> {
     let (first, last) = (Priority::FIRST, Priority::LAST);
     Priority::new(level.into())
         .ok_or_else(|| invalid_spec(format!("priority is {level}: write a number from {first} to {last}")))
+}
+
+/// A time of a spec.
+fn time(field: &str, wire: Option<prost_types::Duration>) -> Result<Option<Duration>, Failure> {
+    let negative = || invalid_spec(format!("{field} is negative: give a time such as 50ms"));
+    wire.map(|wire| duration(&wire).ok_or_else(negative)).transpose()
+}
+
+/// An objective. Ranges are the spec's to check.
+fn slo(wire: admin::Slo) -> Result<Slo, Failure> {
+    let deadline = time("slo.deadline", wire.deadline)?.unwrap_or_default();
+    Ok(Slo { deadline, percentile: wire.percentile })
+}
+
+fn slo_wire(slo: Slo) -> admin::Slo {
+    admin::Slo { deadline: Some(duration_wire(slo.deadline)), percentile: slo.percentile }
 }
 
 fn invalid_spec(message: String) -> Failure {

@@ -6,9 +6,13 @@
 //! | [`admin`] | `millrace.admin.v1` |
 //! | [`worker`] | controllers and workers |
 //! | [`executor`] | a worker and its executors |
+//! | [`function`] | a worker and the processes of its users' functions |
 //! | [`raft`] | controllers among themselves |
 //! | [`fault`] | faults of one controller, for tests |
 //! | [`activity`] | what functions and links did, as all of them tell it |
+//! | [`log`] | log lines, as they are asked for |
+//! | [`logs`] | the last log lines of a process |
+//! | [`policy`] | how nodes schedule |
 //! | [`status`] | the one mapping between failures and gRPC/HTTP status |
 //! | [`convert`] | wire shapes to domain shapes, checked |
 //! | [`frames`] | messages and descriptors over the executor's Unix socket |
@@ -32,6 +36,10 @@ pub mod executor {
     tonic::include_proto!("millrace.executor.v1");
 }
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod function {
+    tonic::include_proto!("millrace.function.v1");
+}
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod raft {
     tonic::include_proto!("millrace.raft.v1");
 }
@@ -46,8 +54,19 @@ pub mod activity {
     tonic::include_proto!("millrace.activity.v1");
 }
 
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod log {
+    tonic::include_proto!("millrace.log.v1");
+}
+
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod policy {
+    tonic::include_proto!("millrace.policy.v1");
+}
+
 pub mod convert;
 pub mod frames;
+pub mod logs;
 pub mod metrics;
 pub mod status;
 pub mod trace;
@@ -56,7 +75,7 @@ pub mod trace;
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// The version of every internal protocol. A peer with another is refused at its handshake.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// This build, for handshakes and `millrace version`.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

@@ -22,7 +22,8 @@ pub const fn code(reason: Reason) -> Code {
         | Reason::WorkflowNotFound
         | Reason::ArtifactNotFound
         | Reason::NodeNotFound
-        | Reason::TraceNotFound => Code::NotFound,
+        | Reason::TraceNotFound
+        | Reason::OperationNotFound => Code::NotFound,
         Reason::FunctionDisabled
         | Reason::FunctionNotReady
         | Reason::NoWorker
@@ -46,6 +47,7 @@ pub const fn code(reason: Reason) -> Code {
         | Reason::MembershipRefused
         | Reason::Quarantined
         | Reason::NodeState
+        | Reason::OperationState
         | Reason::InUse
         | Reason::Fenced => Code::FailedPrecondition,
         Reason::QueueFull | Reason::ByteBudgetExceeded | Reason::NoGpuMemory => Code::ResourceExhausted,

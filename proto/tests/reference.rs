@@ -29,7 +29,9 @@ Every verb of `millrace` is one of these methods, or several. Any controller tak
 leader. Errors carry a `google.rpc.ErrorInfo` whose reason is one of [Reason](../types/src/reason.rs)'s names, \
 with `retryable` and `may_have_executed` in its metadata. Writes with an `idempotency_key` may be repeated. \
 Lists are paged: send `next_page_token` back as `page_token` until it is empty. `resource_version`, where a \
-message has it, makes a write depend on what was read: another's write in between is refused as `CONFLICT`.
+message has it, makes a write depend on what was read: another's write in between is refused as `CONFLICT`. \
+`read_mask` names the fields to answer with, `update_mask` those to change (in JSON one text, with commas); a \
+path that names no field is refused.
 ";
 
 // Paths in a descriptor, as descriptor.proto numbers them.

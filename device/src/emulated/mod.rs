@@ -14,7 +14,7 @@ mod value;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +22,8 @@ use millrace_types::{Bytes, DataType, Timestamp};
 use rustix::fs::SealFlags;
 
 use crate::api::{
-    Arg, Capabilities, Code, Device, Event, Extent, Fault, HostTensor, KernelSpec, Stream, Width,
+    Arg, Capabilities, Code, Device, Event, Extent, Fault, HostTensor, KernelSpec, Part, Source, Stream,
+    Width,
 };
 use crate::clock::monotonic_now;
 use crate::error::Error;
@@ -204,23 +205,28 @@ impl Device for EmulatedGpu {
 pub struct EmulatedStream {
     threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
-    /// What a copy from another GPU, or from pageable memory, passes through.
+    /// What a copy from another GPU, from pageable memory or from a file passes through.
     staging: Vec<u8>,
 }
 
 impl EmulatedStream {
     /// Whether a copy of these bytes may begin; gives how many there are.
     fn begin_copy(&self, bytes: &Range<u64>) -> Result<u64, Error> {
-        self.faults.alive()?;
         let length = bytes.end.saturating_sub(bytes.start);
         if length > COPY_MAX.get() {
             let problem = "more than one copy may move";
             return Err(Error::BadExtent { offset: bytes.start, bytes: length, problem });
         }
+        self.may_copy()?;
+        Ok(length)
+    }
+
+    fn may_copy(&self) -> Result<(), Error> {
+        self.faults.alive()?;
         if self.faults.fail_copy.swap(false, Ordering::Relaxed) {
             return Err(Error::CopyFailed("this fault was injected".to_owned()));
         }
-        Ok(length)
+        Ok(())
     }
 }
 
@@ -262,6 +268,44 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         region.fill_from(&self.staging, bytes)
     }
 
+    fn copy_from_file(
+        &mut self,
+        region: &Region,
+        file: BorrowedFd<'_>,
+        bytes: Range<u64>,
+    ) -> Result<(), Error> {
+        let length = self.begin_copy(&bytes)?;
+        // At most COPY_MAX, so it fits. Read and not mapped: whoever has it may write to it.
+        self.staging.resize(length as usize, 0);
+        memfd::read_at(file, &mut self.staging, bytes.start)?;
+        region.fill_from(&self.staging, bytes)
+    }
+
+    fn fill(
+        &mut self,
+        region: &Region,
+        value: &Value,
+        datatype: DataType,
+        bytes: Range<u64>,
+    ) -> Result<(), Error> {
+        self.may_copy()?;
+        let source = value.bytes(datatype, &bytes)?;
+        region.fill_from(&source, 0..source.len() as u64)
+    }
+
+    fn copy_out(
+        &mut self,
+        source: Source<'_, EmulatedGpu>,
+        bytes: Range<u64>,
+        file: BorrowedFd<'_>,
+    ) -> Result<(), Error> {
+        self.may_copy()?;
+        match source {
+            Source::Region(region) => memfd::write_at(file, region.hold(bytes)?.as_slice(), 0),
+            Source::Value(value, datatype) => memfd::write_at(file, &value.bytes(datatype, &bytes)?, 0),
+        }
+    }
+
     fn launch(
         &mut self,
         module: &Module,
@@ -279,9 +323,33 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         Ok(values)
     }
 
-    fn upload(&mut self, tensor: HostTensor) -> Result<Value, Error> {
+    fn gather(
+        &mut self,
+        datatype: DataType,
+        shape: Vec<usize>,
+        parts: Vec<Part<'_, Region>>,
+    ) -> Result<Value, Error> {
         self.faults.alive()?;
-        Value::upload(tensor)
+        Value::gather(datatype, &shape, parts)
+    }
+
+    fn view(
+        &mut self,
+        datatype: DataType,
+        shape: Vec<usize>,
+        region: &Region,
+        bytes: Range<u64>,
+    ) -> Result<Value, Error> {
+        self.faults.alive()?;
+        Value::in_place(datatype, &shape, region, bytes)
+    }
+
+    fn detach(&mut self, value: Value) -> Value {
+        value.detached()
+    }
+
+    fn shape(&self, value: &Value, datatype: DataType) -> Result<Vec<usize>, Error> {
+        value.shape(datatype)
     }
 
     fn download(

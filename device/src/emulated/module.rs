@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rten::{Model, ModelOptions, NodeId, RunOptions, ValueOrView};
 
 use crate::api::{Arg, Code, KernelSpec};
-use crate::emulated::region::Region;
-use crate::emulated::value::Value;
+use crate::emulated::region::{Held, Region};
+use crate::emulated::value::{Elements, Value};
 use crate::error::Error;
 
 /// A loaded model. It stays loaded while its region is mapped and unmapped.
@@ -75,20 +75,29 @@ impl Module {
             return Err(Error::Launch(format!("{given} values given to a launch that takes {due}")));
         }
         let _pin = self.region.pin(&kernel.reads)?;
-        let inputs = kernel.args.iter().copied().zip(args.into_iter().map(input)).collect();
+        // What is given and lies in a region stays there until the launch is over.
+        let mut held = Vec::new();
+        let inputs = args.into_iter().map(|arg| input(arg, &mut held));
+        let inputs = kernel.args.iter().copied().zip(inputs).collect();
         // Operators panic on shapes they do not expect: that is the request's failure, not the
         // device's. Nothing that a panic leaves half-done outlives the call.
         catch_unwind(AssertUnwindSafe(|| self.model.run(inputs, &kernel.writes, Some(options))))
             .map_err(|panic| Error::Launch(panicked(&*panic)))?
-            .map(|values| values.into_iter().map(Value).collect())
+            .map(|values| values.into_iter().map(Value::own).collect())
             .map_err(|error| Error::Launch(error.to_string()))
     }
 }
 
-fn input(arg: Arg<'_, Value>) -> ValueOrView<'_> {
+fn input<'a>(arg: Arg<'a, Value>, held: &mut Vec<Held>) -> ValueOrView<'a> {
     match arg {
-        Arg::Lend(value) => ValueOrView::View(value.0.as_view()),
-        Arg::Give(value) => ValueOrView::Value(value.0),
+        Arg::Lend(value) => ValueOrView::View(value.as_view()),
+        Arg::Give(value) => match value.0 {
+            Elements::Own(value) => ValueOrView::Value(value),
+            Elements::InPlace(view, bytes) => {
+                held.push(bytes);
+                ValueOrView::View(view)
+            }
+        },
     }
 }
 

@@ -1,7 +1,8 @@
 //! A reserved range of addresses, the physical memory under it, and which of its bytes are loaded.
 //!
 //! Rules that make it safe to let rten read the range through plain references:
-//! 1. A launch holds a [`Pin`] while it runs, and gets one only if what it reads is loaded.
+//! 1. A launch holds a [`Pin`] while it runs, and gets one only if what it reads is loaded; a value
+//!    that views bytes of the region holds one ([`Held`]) while it lives.
 //! 2. While there is a pin, the region is neither mapped nor unmapped, and no loaded byte is written.
 //! 3. What is not loaded has no access, to the page: a launch that reads more than it declared is
 //!    stopped by the MMU, and with it the process, rather than answering from other bytes.
@@ -202,7 +203,7 @@ impl Region {
     }
 
     /// Lets a launch read these bytes, all of which must be loaded, until the pin is dropped.
-    pub(super) fn pin(&self, reads: &[Range<u64>]) -> Result<Pin<'_>, Error> {
+    pub(super) fn pin(&self, reads: &[Range<u64>]) -> Result<Pin, Error> {
         let mut state = self.state();
         for read in reads {
             if let Some(gap) = state.loaded.first_gap(read.clone()) {
@@ -210,7 +211,15 @@ impl Region {
             }
         }
         state.pins += 1;
-        Ok(Pin(self))
+        Ok(Pin(self.clone()))
+    }
+
+    /// These bytes, all of which must be loaded, to read for as long as they are held.
+    pub(super) fn hold(&self, bytes: Range<u64>) -> Result<Held, Error> {
+        if bytes.start > bytes.end || bytes.end > self.bytes() {
+            return Err(past_the_end(&bytes));
+        }
+        Ok(Held { pin: self.pin(std::slice::from_ref(&bytes))?, bytes })
     }
 
     /// Builds something that reads the region by plain references. While `build` runs, the host
@@ -239,7 +248,7 @@ impl Region {
         }
         // SAFETY: shown and open for `build`, from memory sealed against writing; afterwards the
         // caller's promise holds.
-        let built = build(unsafe { self.0.reservation.bytes_of(self.bytes()) });
+        let built = build(unsafe { self.0.reservation.bytes_of(0..self.bytes()) });
         self.hide(&mut state)?;
         Ok(built)
     }
@@ -321,13 +330,30 @@ fn carry(from: &[Placed], to: &[Placed], bytes: Range<u64>, step: u64) -> Result
     Ok(())
 }
 
-/// A launch that runs.
+/// A launch that runs, or another that reads.
 #[derive(Debug)]
-pub(super) struct Pin<'a>(&'a Region);
+pub(super) struct Pin(Region);
 
-impl Drop for Pin<'_> {
+impl Drop for Pin {
     fn drop(&mut self) {
         self.0.state().pins -= 1;
+    }
+}
+
+/// Bytes of a region that can be read.
+#[derive(Debug)]
+pub(super) struct Held {
+    pin: Pin,
+    bytes: Range<u64>,
+}
+
+impl Held {
+    pub(super) fn as_slice(&self) -> &[u8] {
+        let Region(inner) = &self.pin.0;
+        // SAFETY: the slice is bound to `self`, which keeps the region and has a pin. They were loaded
+        // when that was given, so they are shown and open, and until it is dropped nobody writes to
+        // them or unmaps them.
+        unsafe { inner.reservation.bytes_of(self.bytes.clone()) }
     }
 }
 

@@ -1,6 +1,13 @@
 //! Tensors on the emulated device: rten's element types are f32, i32, i8 and u8. INT64 and BOOL
 //! are held as i32.
+//!
+//! A value has memory of its own, or is bytes of a region that are read where they are. INT64 and
+//! BOOL are never read so: they are converted.
 
+#![allow(unsafe_code, reason = "builds on `region`")]
+
+use std::borrow::Cow;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use bytes::Bytes as Buffer;
@@ -8,55 +15,126 @@ use millrace_types::DataType;
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
-use crate::api::{Contents, HostTensor};
+use crate::api::{Contents, HostTensor, Part};
+use crate::emulated::region::{Held, Region};
 use crate::error::Error;
 use crate::memfd;
-use crate::pod::{Pod, bytes_of, bytes_of_mut};
+use crate::pod::{Pod, bytes_of, bytes_of_mut, elements_of};
 
 /// A tensor on the device.
 #[derive(Debug)]
-pub struct Value(pub(super) rten::Value);
+pub struct Value(pub(super) Elements);
+
+/// Where its elements are.
+#[derive(Debug)]
+pub(super) enum Elements {
+    /// In memory of its own.
+    Own(rten::Value),
+    /// In a region: the view is good for as long as the bytes are held, and is to be used no longer.
+    InPlace(rten::ValueView<'static>, Held),
+}
 
 impl Value {
-    pub(super) fn upload(tensor: HostTensor) -> Result<Self, Error> {
-        let HostTensor { datatype, shape, contents } = tensor;
+    pub(super) fn own(value: rten::Value) -> Self {
+        Self(Elements::Own(value))
+    }
+
+    pub(super) fn gather(
+        datatype: DataType,
+        shape: &[usize],
+        parts: Vec<Part<'_, Region>>,
+    ) -> Result<Self, Error> {
         let value = match datatype {
-            DataType::Fp32 => from_shape(&shape, elements::<f32>(&shape, contents)?),
-            DataType::Int32 => from_shape(&shape, elements::<i32>(&shape, contents)?),
-            DataType::Int8 => from_shape(&shape, elements::<i8>(&shape, contents)?),
-            DataType::Uint8 => from_shape(&shape, elements::<u8>(&shape, contents)?),
-            DataType::Int64 => from_shape(&shape, narrowed(elements::<i64>(&shape, contents)?)?),
+            DataType::Fp32 => from_shape(shape, elements::<f32>(shape, parts)?),
+            DataType::Int32 => from_shape(shape, elements::<i32>(shape, parts)?),
+            DataType::Int8 => from_shape(shape, elements::<i8>(shape, parts)?),
+            DataType::Uint8 => from_shape(shape, elements::<u8>(shape, parts)?),
+            DataType::Int64 => from_shape(shape, narrowed(elements::<i64>(shape, parts)?)?),
             DataType::Bool => {
-                let bytes = elements::<u8>(&shape, contents)?;
-                from_shape(&shape, bytes.into_iter().map(|byte| i32::from(byte != 0)).collect())
+                let bytes = elements::<u8>(shape, parts)?;
+                from_shape(shape, bytes.into_iter().map(|byte| i32::from(byte != 0)).collect())
             }
             other => return Err(Error::DataType(other)),
         };
-        Ok(Self(value))
+        Ok(Self::own(value))
+    }
+
+    /// Of bytes of a region, read where they are; INT64 and BOOL, and elements that are not aligned,
+    /// are copied.
+    pub(super) fn in_place(
+        datatype: DataType,
+        shape: &[usize],
+        region: &Region,
+        bytes: Range<u64>,
+    ) -> Result<Self, Error> {
+        let view = match datatype {
+            DataType::Fp32 => held_view::<f32>(shape, region, &bytes)?,
+            DataType::Int32 => held_view::<i32>(shape, region, &bytes)?,
+            DataType::Int8 => held_view::<i8>(shape, region, &bytes)?,
+            DataType::Uint8 => held_view::<u8>(shape, region, &bytes)?,
+            _ => None,
+        };
+        match view {
+            Some(in_place) => Ok(Self(in_place)),
+            None => Self::gather(datatype, shape, vec![Part::Region(region, bytes)]),
+        }
+    }
+
+    pub(super) fn detached(self) -> Self {
+        match self.0 {
+            Elements::InPlace(view, _held) => Self::own(view.to_owned()),
+            own @ Elements::Own(_) => Self(own),
+        }
+    }
+
+    pub(super) fn as_view(&self) -> rten::ValueView<'_> {
+        match &self.0 {
+            Elements::Own(value) => value.as_view(),
+            Elements::InPlace(view, _held) => view.clone(),
+        }
+    }
+
+    pub(super) fn shape(&self, datatype: DataType) -> Result<Vec<usize>, Error> {
+        match datatype {
+            DataType::Fp32 => self.tensor::<f32>("FP32").map(|view| view.shape().to_vec()),
+            DataType::Int32 => self.tensor::<i32>("INT32").map(|view| view.shape().to_vec()),
+            DataType::Int8 => self.tensor::<i8>("INT8").map(|view| view.shape().to_vec()),
+            DataType::Uint8 => self.tensor::<u8>("UINT8").map(|view| view.shape().to_vec()),
+            DataType::Int64 => self.tensor::<i32>("INT64").map(|view| view.shape().to_vec()),
+            DataType::Bool => self.tensor::<i32>("BOOL").map(|view| view.shape().to_vec()),
+            other => Err(Error::DataType(other)),
+        }
+    }
+
+    /// These of its bytes. They are copied where it holds them in another form, or in another order.
+    pub(super) fn bytes(&self, datatype: DataType, part: &Range<u64>) -> Result<Cow<'_, [u8]>, Error> {
+        match datatype {
+            DataType::Fp32 => exact_part(self.tensor::<f32>("FP32")?, part),
+            DataType::Int32 => exact_part(self.tensor::<i32>("INT32")?, part),
+            DataType::Int8 => exact_part(self.tensor::<i8>("INT8")?, part),
+            DataType::Uint8 => exact_part(self.tensor::<u8>("UINT8")?, part),
+            DataType::Int64 => converted_part(&self.tensor::<i32>("INT64")?, part, i64::from),
+            DataType::Bool => converted_part(&self.tensor::<i32>("BOOL")?, part, |x| u8::from(x != 0)),
+            other => Err(Error::DataType(other)),
+        }
     }
 
     pub(super) fn download(&self, datatype: DataType, inline_max: usize) -> Result<HostTensor, Error> {
-        let view = self.0.as_view();
-        let shape = view.shape().to_vec();
-        let contents = match datatype {
-            DataType::Fp32 => exact(&self.tensor::<f32>("FP32")?, inline_max),
-            DataType::Int32 => exact(&self.tensor::<i32>("INT32")?, inline_max),
-            DataType::Int8 => exact(&self.tensor::<i8>("INT8")?, inline_max),
-            DataType::Uint8 => exact(&self.tensor::<u8>("UINT8")?, inline_max),
-            DataType::Int64 => converted(&self.tensor::<i32>("INT64")?, inline_max, i64::from),
-            DataType::Bool => converted(&self.tensor::<i32>("BOOL")?, inline_max, |x| u8::from(x != 0)),
-            other => return Err(Error::DataType(other)),
-        }?;
+        let shape = self.shape(datatype)?;
+        let size = datatype.size().ok_or(Error::DataType(datatype))?;
+        let bytes = (shape.iter().product::<usize>() * size) as u64;
+        let contents = packed(&self.bytes(datatype, &(0..bytes))?, inline_max)?;
         Ok(HostTensor { datatype, shape, contents })
     }
 
-    fn tensor<T>(&self, declared: &str) -> Result<TensorView<'_, T>, Error>
+    fn tensor<'a, T>(&'a self, declared: &str) -> Result<TensorView<'a, T>, Error>
     where
-        for<'a> TensorView<'a, T>: TryFrom<&'a rten::Value>,
+        TensorView<'a, T>: TryFrom<rten::ValueView<'a>>,
     {
-        self.0.as_tensor_view().ok_or_else(|| {
-            Error::Tensor(format!("declared {declared}, but the model makes {:?}", self.0.dtype()))
-        })
+        let view = self.as_view();
+        let found = view.dtype();
+        view.try_into()
+            .map_err(|_| Error::Tensor(format!("declared {declared}, but the model makes {found:?}")))
     }
 }
 
@@ -67,25 +145,56 @@ where
     Tensor::from_data(shape, elements).into()
 }
 
+/// A view of bytes of a region; `None` where they are not aligned as its elements must be.
+fn held_view<T: Pod>(shape: &[usize], region: &Region, bytes: &Range<u64>) -> Result<Option<Elements>, Error>
+where
+    rten::ValueView<'static>: From<TensorView<'static, T>>,
+{
+    check_size::<T>(shape, bytes.end.saturating_sub(bytes.start))?;
+    let held = region.hold(bytes.clone())?;
+    let Some(elements) = elements_of::<T>(held.as_slice()) else { return Ok(None) };
+    // SAFETY: the memory is the region's, which `held` keeps readable and unchanged while it lives and
+    // wherever it is moved to; the view goes with it into `Elements::InPlace`, and is used no longer.
+    let elements = unsafe { std::slice::from_raw_parts::<'static, T>(elements.as_ptr(), elements.len()) };
+    Ok(Some(Elements::InPlace(TensorView::from_data(shape, elements).into(), held)))
+}
+
 /// A tensor's elements. Nothing is allocated before it is known that as many bytes have come.
-fn elements<T: Pod>(shape: &[usize], contents: Contents) -> Result<Vec<T>, Error> {
+fn elements<T: Pod>(shape: &[usize], parts: Vec<Part<'_, Region>>) -> Result<Vec<T>, Error> {
+    let sizes = parts.iter().map(part_bytes).collect::<Result<Vec<_>, _>>()?;
+    let due = check_size::<T>(shape, sizes.iter().fold(0, |all, &size| all.saturating_add(size)))?;
+    let mut elements = vec![T::default(); due / size_of::<T>()];
+    let mut rest = bytes_of_mut(&mut elements);
+    for (part, size) in parts.into_iter().zip(sizes) {
+        // Together they are as many, so each fits.
+        let (now, later) = rest.split_at_mut(size as usize);
+        match part {
+            Part::Host(Contents::Inline(bytes)) => now.copy_from_slice(bytes),
+            Part::Host(Contents::File(file)) => memfd::read_at(file.as_fd(), now, 0)?,
+            Part::Region(region, bytes) => now.copy_from_slice(region.hold(bytes)?.as_slice()),
+        }
+        rest = later;
+    }
+    Ok(elements)
+}
+
+fn part_bytes(part: &Part<'_, Region>) -> Result<u64, Error> {
+    match part {
+        Part::Host(Contents::Inline(bytes)) => Ok(bytes.len() as u64),
+        Part::Host(Contents::File(file)) => memfd::size(file),
+        Part::Region(_, bytes) => Ok(bytes.end.saturating_sub(bytes.start)),
+    }
+}
+
+/// How many bytes a tensor has, if that is what there is.
+fn check_size<T>(shape: &[usize], found: u64) -> Result<usize, Error> {
     let due = shape.iter().try_fold(size_of::<T>(), |bytes, &dim| bytes.checked_mul(dim));
-    let found = match &contents {
-        Contents::Inline(bytes) => bytes.len() as u64,
-        Contents::File(file) => memfd::size(file)?,
-    };
-    let due = due.filter(|&due| due as u64 == found).ok_or_else(|| {
+    due.filter(|&due| due as u64 == found).ok_or_else(|| {
         Error::Tensor(format!(
             "{found} bytes are not a tensor of shape {shape:?} with elements of {}",
             size_of::<T>()
         ))
-    })?;
-    let mut elements = vec![T::default(); due / size_of::<T>()];
-    match contents {
-        Contents::Inline(bytes) => bytes_of_mut(&mut elements).copy_from_slice(&bytes),
-        Contents::File(file) => memfd::read_at(file.as_fd(), bytes_of_mut(&mut elements), 0)?,
-    }
-    Ok(elements)
+    })
 }
 
 fn narrowed(wide: Vec<i64>) -> Result<Vec<i32>, Error> {
@@ -103,20 +212,36 @@ fn narrowed(wide: Vec<i64>) -> Result<Vec<i32>, Error> {
         .collect()
 }
 
-fn exact<T: Pod>(view: &TensorView<'_, T>, inline_max: usize) -> Result<Contents, Error> {
+fn exact_part<'a, T: Pod>(view: TensorView<'a, T>, part: &Range<u64>) -> Result<Cow<'a, [u8]>, Error> {
     match view.data() {
-        Some(elements) => packed(bytes_of(elements), inline_max),
-        None => packed(bytes_of(&view.to_vec()), inline_max),
+        Some(elements) => cut(bytes_of(elements), part).map(Cow::Borrowed),
+        None => converted_part(&view, part, |element| element),
     }
 }
 
-fn converted<T: Copy, U: Pod>(
+fn converted_part<'a, T: Copy, U: Pod>(
     view: &TensorView<'_, T>,
-    inline_max: usize,
+    part: &Range<u64>,
     convert: impl Fn(T) -> U,
-) -> Result<Contents, Error> {
-    let elements: Vec<U> = view.iter().map(|&element| convert(element)).collect();
-    packed(bytes_of(&elements), inline_max)
+) -> Result<Cow<'a, [u8]>, Error> {
+    // Only the elements that the part has a byte of.
+    let size = size_of::<U>() as u64;
+    let first = part.start / size;
+    let count = part.end.div_ceil(size).saturating_sub(first);
+    let elements = view.iter().skip(first as usize).take(count as usize).map(|&element| convert(element));
+    let elements: Vec<U> = elements.collect();
+    let start = first * size;
+    let within = part.start - start..part.end.saturating_sub(start);
+    cut(bytes_of(&elements), &within).map(|bytes| Cow::Owned(bytes.to_vec()))
+}
+
+fn cut<'a>(bytes: &'a [u8], part: &Range<u64>) -> Result<&'a [u8], Error> {
+    let ends = usize::try_from(part.start).ok().zip(usize::try_from(part.end).ok());
+    ends.and_then(|(start, end)| bytes.get(start..end)).ok_or_else(|| Error::BadExtent {
+        offset: part.start,
+        bytes: part.end.saturating_sub(part.start),
+        problem: "past the end of the value",
+    })
 }
 
 fn packed(bytes: &[u8], inline_max: usize) -> Result<Contents, Error> {
@@ -131,6 +256,10 @@ fn packed(bytes: &[u8], inline_max: usize) -> Result<Contents, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn upload(tensor: HostTensor) -> Result<Value, Error> {
+        Value::gather(tensor.datatype, &tensor.shape, vec![Part::Host(&tensor.contents)])
+    }
 
     fn inline(datatype: DataType, shape: &[usize], bytes: &[u8]) -> HostTensor {
         let contents = Contents::Inline(Buffer::copy_from_slice(bytes));
@@ -159,12 +288,12 @@ mod tests {
             (DataType::Bool, vec![1, 0, 0, 1]),
         ] {
             for inline_max in [0, 64] {
-                let value = Value::upload(inline(datatype, &[2, 2], &sent)).unwrap();
+                let value = upload(inline(datatype, &[2, 2], &sent)).unwrap();
                 let back = value.download(datatype, inline_max).unwrap();
                 assert_eq!((back.datatype, &back.shape), (datatype, &vec![2, 2]));
                 assert_eq!(matches!(back.contents, Contents::Inline(_)), inline_max > 0, "{datatype}");
                 // What came back can be sent again, whichever way it came.
-                let again = Value::upload(back).unwrap().download(datatype, 64).unwrap();
+                let again = upload(back).unwrap().download(datatype, 64).unwrap();
                 assert_eq!(bytes(again), sent, "{datatype}");
             }
         }
@@ -173,25 +302,25 @@ mod tests {
     #[test]
     fn an_int64_that_does_not_fit_is_refused_and_named() {
         let sent = [0i64, 1 << 31].map(i64::to_le_bytes).concat();
-        let error = Value::upload(inline(DataType::Int64, &[2], &sent)).unwrap_err().to_string();
+        let error = upload(inline(DataType::Int64, &[2], &sent)).unwrap_err().to_string();
         assert!(error.contains("element 1 is 2147483648"), "{error}");
     }
 
     #[test]
     fn a_shape_that_does_not_match_its_bytes_is_refused() {
         for shape in [&[3][..], &[usize::MAX, 2], &[]] {
-            let refused = Value::upload(inline(DataType::Fp32, shape, &[0; 8]));
+            let refused = upload(inline(DataType::Fp32, shape, &[0; 8]));
             assert!(matches!(refused, Err(Error::Tensor(_))), "{shape:?}");
         }
-        assert!(Value::upload(inline(DataType::Fp32, &[0, 4], &[])).is_ok());
-        assert!(Value::upload(inline(DataType::Fp32, &[], &[0; 4])).is_ok());
+        assert!(upload(inline(DataType::Fp32, &[0, 4], &[])).is_ok());
+        assert!(upload(inline(DataType::Fp32, &[], &[0; 4])).is_ok());
     }
 
     #[test]
     fn types_that_the_device_lacks_or_the_model_does_not_make_are_refused() {
-        let refused = Value::upload(inline(DataType::Fp64, &[1], &[0; 8]));
+        let refused = upload(inline(DataType::Fp64, &[1], &[0; 8]));
         assert!(matches!(refused, Err(Error::DataType(DataType::Fp64))));
-        let value = Value::upload(inline(DataType::Fp32, &[1], &[0; 4])).unwrap();
+        let value = upload(inline(DataType::Fp32, &[1], &[0; 4])).unwrap();
         let error = value.download(DataType::Int64, 64).unwrap_err().to_string();
         assert!(error.contains("declared INT64"), "{error}");
     }

@@ -119,7 +119,7 @@ pub(crate) struct Executor {
     decoder: FrameDecoder,
     /// Events that came while another was waited for.
     set_aside: Vec<(Event, Vec<OwnedFd>)>,
-    batch: u64,
+    pub(crate) batch: u64,
 }
 
 /// Starts this binary again, as an executor.
@@ -286,7 +286,7 @@ impl Executor {
         self.grant_copy(copy)
     }
 
-    fn grant_copy(&mut self, copy: Copy) -> u64 {
+    pub(crate) fn grant_copy(&mut self, copy: Copy) -> u64 {
         self.batch += 1;
         self.send(Command::Copy(Copy { transfer: 1, batch: self.batch, ..copy }));
         self.batch
@@ -381,6 +381,7 @@ impl Answer {
                 }
                 bytes
             }
+            other => panic!("no answer has its bytes in {other:?}"),
         }
     }
 }

@@ -1,0 +1,234 @@
+//! Tensors in regions of the emulated device: filled within the device, read in place, copied out.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "`emulated` uses the rest")]
+mod tiny;
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use millrace_device::emulated::{EmulatedGpu, EmulatedStream, Region, Value};
+use millrace_device::{
+    Arg, Code, Contents, Device, DeviceMemory, Error, Extent, Fault, HostRegion, HostTensor, KernelSpec,
+    Part, Source, Stream as _, Width,
+};
+use millrace_types::{Bytes, DataType};
+use proptest::prelude::*;
+
+const PAGE: u64 = 4096;
+const BYTES: u64 = 2 * PAGE;
+
+struct Bench {
+    gpu: EmulatedGpu,
+    /// Mapped; nothing is loaded.
+    region: Region,
+    stream: EmulatedStream,
+}
+
+fn bench() -> Bench {
+    let memory = DeviceMemory::create("test", Bytes::mib(1)).unwrap();
+    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
+    let region = gpu.reserve(Bytes(BYTES)).unwrap();
+    // Not one after the other, so that a copy has two places.
+    let chunk = |offset| gpu.create(Extent { offset, bytes: PAGE }).unwrap();
+    gpu.map(&region, vec![(0, chunk(4 * PAGE)), (PAGE, chunk(PAGE))]).unwrap();
+    let stream = gpu.stream(Width::Whole).unwrap();
+    Bench { gpu, region, stream }
+}
+
+impl Bench {
+    fn value(&mut self, datatype: DataType, shape: &[usize], bytes: &[u8]) -> Value {
+        let contents = Contents::Inline(bytes.to_vec().into());
+        self.stream.upload(HostTensor { datatype, shape: shape.to_vec(), contents }).unwrap()
+    }
+
+    /// Fills the region from its start.
+    fn fill(&mut self, bytes: &[u8]) {
+        let value = self.value(DataType::Uint8, &[bytes.len()], bytes);
+        self.stream.fill(&self.region, &value, DataType::Uint8, 0..bytes.len() as u64).unwrap();
+    }
+
+    fn view(&mut self, datatype: DataType, shape: &[usize], bytes: Range<u64>) -> Result<Value, Error> {
+        self.stream.view(datatype, shape.to_vec(), &self.region, bytes)
+    }
+
+    fn download(&mut self, value: &Value, datatype: DataType) -> Vec<u8> {
+        let Contents::Inline(bytes) = self.stream.download(value, datatype, usize::MAX).unwrap().contents
+        else {
+            panic!("inline was asked for")
+        };
+        bytes.to_vec()
+    }
+}
+
+fn bytes(count: u64) -> Vec<u8> {
+    (0..count).map(|at| (at * 31 % 251) as u8).collect()
+}
+
+fn file(bytes: &[u8]) -> OwnedFd {
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert_eq!(rustix::io::pwrite(&file, bytes, 0).unwrap(), bytes.len());
+    file
+}
+
+fn contents(file: &OwnedFd) -> Vec<u8> {
+    let mut bytes = vec![0; rustix::fs::fstat(file).unwrap().st_size as usize];
+    assert_eq!(rustix::io::pread(file, &mut bytes, 0).unwrap(), bytes.len());
+    bytes
+}
+
+#[test]
+fn a_launch_reads_a_view_where_it_is() {
+    let mut bench = bench();
+    let elements = PAGE as usize / 4;
+    let weights = [10.0f32, 200.0].map(|weight| weight.to_le_bytes().repeat(elements)).concat();
+    let host = HostRegion::from_bytes("test", &weights).unwrap();
+    let weights = bench.gpu.reserve(host.bytes()).unwrap();
+    let graph = tiny::two_adds("weights.data", elements as u64);
+    let code = Code { graph, weights_name: "weights.data", weights: &host };
+    let module = bench.gpu.load(&weights, code).unwrap();
+    let chunk = bench.gpu.create(Extent { offset: 8 * PAGE, bytes: 2 * PAGE }).unwrap();
+    bench.gpu.map(&weights, vec![(0, chunk)]).unwrap();
+    bench.stream.copy(&weights, &host, 0..2 * PAGE).unwrap();
+    let both = 0..2 * PAGE;
+    let spec = KernelSpec { args: vec!["input".into()], writes: vec!["total".into()], reads: vec![both] };
+    let kernel = bench.gpu.kernel(&module, &spec).unwrap();
+
+    bench.fill(&1.0f32.to_le_bytes().repeat(elements));
+    let view = bench.view(DataType::Fp32, &[elements], 0..PAGE).unwrap();
+    let first = |bench: &mut Bench, arg: Arg<'_, Value>| {
+        let total = bench.stream.launch(&module, &kernel, vec![arg]).unwrap();
+        f32::from_le_bytes(*bench.download(&total[0], DataType::Fp32).first_chunk().unwrap())
+    };
+    assert_eq!(first(&mut bench, Arg::Lend(&view)), 211.0);
+    bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
+    assert_ne!(first(&mut bench, Arg::Lend(&view)), 211.0);
+    bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
+    assert_eq!(first(&mut bench, Arg::Give(view)), 211.0);
+    // Given, it is gone with the launch.
+    bench.gpu.unmap(&bench.region).unwrap();
+}
+
+#[test]
+fn while_a_view_lives_its_bytes_stay() {
+    let mut bench = bench();
+    assert!(matches!(bench.view(DataType::Int8, &[8], 0..8), Err(Error::NotResident(gap)) if gap == (0..8)));
+    bench.fill(&bytes(PAGE));
+    let view = bench.view(DataType::Int32, &[2], 8..16).unwrap();
+    let other = bench.value(DataType::Uint8, &[4], &[9; 4]);
+    assert!(matches!(bench.gpu.unmap(&bench.region), Err(Error::Busy)));
+    let refused = bench.stream.fill(&bench.region, &other, DataType::Uint8, 0..4);
+    assert!(matches!(refused, Err(Error::Busy)));
+    let own = bench.stream.detach(view);
+    bench.stream.fill(&bench.region, &other, DataType::Uint8, 0..4).unwrap();
+    bench.gpu.unmap(&bench.region).unwrap();
+    assert_eq!(bench.download(&own, DataType::Int32), bytes(PAGE)[8..16]);
+}
+
+#[test]
+fn every_type_is_read_as_it_was_filled_and_only_some_in_place() {
+    let numbers = [1i64, 0, 1, 1].map(i64::to_le_bytes).concat();
+    for (datatype, size, start, in_place) in [
+        (DataType::Fp32, 4, 0, true),
+        (DataType::Int32, 4, 4, true),
+        (DataType::Int32, 4, 8 + 3, false),
+        (DataType::Int8, 1, 3, true),
+        (DataType::Uint8, 1, 0, true),
+        (DataType::Bool, 1, 0, false),
+        (DataType::Int64, 8, 0, false),
+    ] {
+        let mut bench = bench();
+        bench.fill(&numbers);
+        let part = start..start + 2 * size;
+        let value = bench.view(datatype, &[2], part.clone()).unwrap();
+        assert_eq!(bench.gpu.unmap(&bench.region).is_err(), in_place, "{datatype} at {start}");
+        let there = &numbers[part.start as usize..part.end as usize];
+        assert_eq!(bench.download(&value, datatype), there, "{datatype} at {start}");
+        assert_eq!(bench.stream.shape(&value, datatype).unwrap(), [2]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let mut bench = bench();
+    bench.fill(&bytes(PAGE));
+    assert!(matches!(bench.view(DataType::Fp32, &[3], 0..8), Err(Error::Tensor(_))));
+    assert!(matches!(bench.view(DataType::Uint8, &[2], BYTES - 1..BYTES + 1), Err(Error::BadExtent { .. })));
+    assert!(matches!(bench.view(DataType::Fp64, &[1], 0..8), Err(Error::DataType(_))));
+    let value = bench.value(DataType::Fp32, &[2], &[0; 8]);
+    let refused = bench.stream.fill(&bench.region, &value, DataType::Int32, 0..8);
+    assert!(matches!(refused, Err(Error::Tensor(_))));
+    assert!(matches!(bench.stream.shape(&value, DataType::Int8), Err(Error::Tensor(_))));
+    for part in [0..9, 9..9, 8..9] {
+        let refused = bench.stream.fill(&bench.region, &value, DataType::Fp32, part);
+        assert!(matches!(refused, Err(Error::BadExtent { .. })));
+    }
+    let to = file(&[]);
+    let source = Source::Region(&bench.region);
+    assert!(matches!(
+        bench.stream.copy_out(source, PAGE - 1..PAGE + 1, to.as_fd()),
+        Err(Error::NotResident(_))
+    ));
+    assert_eq!(contents(&to), []);
+}
+
+#[test]
+fn parts_of_host_and_region_make_one_tensor() {
+    let mut bench = bench();
+    let all = bytes(PAGE + 8);
+    bench.fill(&all);
+    let (inline, file) = (Contents::Inline(vec![1; 4].into()), Contents::File(file(&[2; 8])));
+    let region = bench.region.clone();
+    let parts = || vec![Part::Host(&inline), Part::Region(&region, PAGE - 4..PAGE + 8), Part::Host(&file)];
+    let value = bench.stream.gather(DataType::Fp32, vec![6], parts()).unwrap();
+    let expected = [&[1; 4], &all[PAGE as usize - 4..], &[2; 8]].concat();
+    assert_eq!(bench.download(&value, DataType::Fp32), expected);
+    let refused = bench.stream.gather(DataType::Fp32, vec![7], parts());
+    assert!(matches!(refused, Err(Error::Tensor(_))));
+}
+
+#[test]
+fn bytes_come_from_a_file_that_is_not_sealed_and_go_to_one() {
+    let mut bench = bench();
+    let all = bytes(BYTES);
+    let host = file(&all);
+    bench.stream.copy_from_file(&bench.region, host.as_fd(), 0..PAGE).unwrap();
+    assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), Some(PAGE..BYTES));
+    bench.stream.copy_from_file(&bench.region, host.as_fd(), PAGE..BYTES).unwrap();
+    let to = file(&[]);
+    bench.stream.copy_out(Source::Region(&bench.region), PAGE - 10..BYTES, to.as_fd()).unwrap();
+    assert_eq!(contents(&to), all[PAGE as usize - 10..]);
+    let short = file(&all[..100]);
+    assert!(bench.stream.copy_from_file(&bench.region, short.as_fd(), 0..PAGE).is_err());
+    assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), None, "it is read before anything is written");
+    bench.gpu.inject(Fault::FailNextCopy).unwrap();
+    let failed = bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd());
+    assert!(matches!(failed, Err(Error::CopyFailed(_))));
+}
+
+proptest! {
+    #[test]
+    fn any_part_of_a_value_is_that_part_of_its_bytes(
+        numbers in prop::collection::vec(any::<i32>(), 1..40),
+        ends in any::<[prop::sample::Index; 2]>(),
+        wide in any::<bool>(),
+    ) {
+        let mut bench = bench();
+        let (datatype, bytes) = if wide {
+            (DataType::Int64, numbers.iter().flat_map(|&number| i64::from(number).to_le_bytes()).collect::<Vec<_>>())
+        } else {
+            (DataType::Int32, numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
+        };
+        let value = bench.value(datatype, &[numbers.len()], &bytes);
+        let ends = ends.map(|end| end.index(bytes.len() + 1));
+        let part = ends[0].min(ends[1])..ends[0].max(ends[1]);
+        let wanted = part.start as u64..part.end as u64;
+        let to = file(&[]);
+        bench.stream.copy_out(Source::Value(&value, datatype), wanted.clone(), to.as_fd()).unwrap();
+        prop_assert_eq!(contents(&to), &bytes[part.clone()]);
+        bench.stream.fill(&bench.region, &value, datatype, wanted).unwrap();
+        let filled = bench.view(DataType::Uint8, &[part.len()], 0..part.len() as u64).unwrap();
+        prop_assert_eq!(bench.download(&filled, DataType::Uint8), &bytes[part]);
+    }
+}

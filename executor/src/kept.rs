@@ -1,0 +1,130 @@
+//! Outputs that stay here when their run is done, until the worker drops them: objects are filled
+//! from them, and copies out read them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millrace_proto::executor::OutputPart;
+use millrace_types::DataType;
+
+/// Runs whose outputs are kept at one time. A worker drops a run's once it has placed or copied out
+/// what it wants of them, so more is its mistake.
+pub const RUNS_KEPT_MAX: usize = 256;
+
+/// One output.
+#[derive(Debug)]
+pub(crate) struct Output<V> {
+    pub(crate) name: String,
+    pub(crate) datatype: DataType,
+    pub(crate) bytes: u64,
+    pub(crate) value: V,
+}
+
+/// Bytes of one.
+#[derive(Debug)]
+pub(crate) struct OutputBytes<V> {
+    pub(crate) output: Arc<Output<V>>,
+    pub(crate) bytes: Range<u64>,
+}
+
+/// Those there are, by run. Runs add to them, commands take from them.
+#[derive(Debug)]
+pub(crate) struct Kept<V>(Mutex<BTreeMap<u64, Vec<Arc<Output<V>>>>>);
+
+/// Why outputs are not kept, or are not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the outputs of {RUNS_KEPT_MAX} runs are kept: drop some first")]
+    TooMany,
+    #[error("outputs of a run {0} are kept already")]
+    Twice(u64),
+    #[error("output {output:?} of run {run} is not kept, or was dropped")]
+    Unknown { run: u64, output: String },
+    #[error("{bytes} bytes at {offset} are past the end of output {output:?}, which has {size}")]
+    Range { output: String, offset: u64, bytes: u64, size: u64 },
+}
+
+impl<V> Kept<V> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// Whether outputs of a run can be kept. Runs go one after another: there is room for them still
+    /// when it ends.
+    pub(crate) fn admit(&self, run: u64) -> Result<(), Error> {
+        let kept = self.kept();
+        if kept.contains_key(&run) {
+            return Err(Error::Twice(run));
+        }
+        if kept.len() >= RUNS_KEPT_MAX { Err(Error::TooMany) } else { Ok(()) }
+    }
+
+    pub(crate) fn insert(&self, run: u64, outputs: Vec<Arc<Output<V>>>) {
+        self.kept().insert(run, outputs);
+    }
+
+    /// Lets go of them. Who has found one has it still.
+    pub(crate) fn remove(&self, run: u64) {
+        let removed = self.kept().remove(&run);
+        // Outside the lock: memory is given back here.
+        drop(removed);
+    }
+
+    pub(crate) fn find(&self, part: OutputPart) -> Result<OutputBytes<V>, Error> {
+        let OutputPart { run, output: name, offset, bytes } = part;
+        let kept = self.kept();
+        let found = kept.get(&run).and_then(|outputs| outputs.iter().find(|output| output.name == name));
+        let Some(output) = found else { return Err(Error::Unknown { run, output: name }) };
+        match offset.checked_add(bytes).filter(|&end| end <= output.bytes) {
+            Some(end) => Ok(OutputBytes { output: Arc::clone(output), bytes: offset..end }),
+            None => Err(Error::Range { output: name, offset, bytes, size: output.bytes }),
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<Output<V>>>>> {
+        // No code of others runs under the lock: it is whole whoever panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(bytes: u64) -> Vec<Arc<Output<()>>> {
+        let (name, datatype) = ("y".to_owned(), DataType::Uint8);
+        vec![Arc::new(Output { name, datatype, bytes, value: () })]
+    }
+
+    fn part(run: u64, offset: u64, bytes: u64) -> OutputPart {
+        OutputPart { run, output: "y".to_owned(), offset, bytes }
+    }
+
+    #[test]
+    fn what_is_found_is_within_the_output_and_outlives_its_removal() {
+        let kept = Kept::new();
+        kept.insert(1, output(10));
+        let found = kept.find(part(1, 4, 6)).unwrap();
+        assert_eq!(found.bytes, 4..10);
+        for (offset, bytes) in [(4, 7), (u64::MAX, 1)] {
+            assert!(matches!(kept.find(part(1, offset, bytes)), Err(Error::Range { .. })));
+        }
+        kept.remove(1);
+        assert_eq!(found.output.bytes, 10);
+        let unknown = Error::Unknown { run: 1, output: "y".to_owned() };
+        assert_eq!(kept.find(part(1, 0, 1)).unwrap_err(), unknown);
+    }
+
+    #[test]
+    fn runs_are_kept_up_to_the_bound_and_once_each() {
+        let kept = Kept::new();
+        for run in 0..RUNS_KEPT_MAX as u64 {
+            assert_eq!(kept.admit(run), Ok(()));
+            kept.insert(run, output(1));
+        }
+        assert_eq!((kept.admit(7), kept.admit(1000)), (Err(Error::Twice(7)), Err(Error::TooMany)));
+        kept.remove(7);
+        assert_eq!(kept.admit(7), Ok(()));
+    }
+}

@@ -1,0 +1,268 @@
+//! Objects: tensors that lie in the GPU's memory under a name of the worker's, for runs to read in
+//! place. Each has a region of its own, which is mapped once.
+//!
+//! ```text
+//! PlaceObject ─> mapped ─ output: filled on the copy thread ─> ObjectPlaced ─> runs, copies out
+//!                  │      else: ObjectPlaced, its bytes come by Copy                   │
+//!                  └─ PlaceFailed                             FreeObject ─> ObjectFreed
+//! ```
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millrace_device::{Device, Error as DeviceError, Extent, RangeSet, Stream as _};
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::{ObjectFreed, ObjectPart, ObjectPlaced, PlaceFailed, PlaceObject};
+use millrace_types::Bytes;
+
+use crate::events::clip;
+use crate::kept::{self, OutputBytes};
+use crate::mapping::{MapError, Mapping, OBJECT_GENERATION, Of, Use};
+use crate::process::Shared;
+use crate::residency::Refusal;
+use crate::wire::{self, Descriptors};
+
+/// Objects at one time. Each keeps a few mappings, and may keep a descriptor.
+pub const OBJECTS_MAX: usize = 4096;
+
+/// One object.
+#[derive(Debug)]
+pub(crate) struct Object<D: Device> {
+    id: u64,
+    pub(crate) bytes: u64,
+    pub(crate) mapping: Arc<Mapping<D>>,
+    /// What copies from the host read.
+    pub(crate) host: Option<OwnedFd>,
+    fate: Arc<Fate>,
+}
+
+/// Those there are, by name. Those that are freed while something uses them are among them until
+/// another comes or goes.
+#[derive(Debug)]
+pub(crate) struct Objects<D: Device>(BTreeMap<u64, Arc<Object<D>>>);
+
+/// Bytes of an object.
+#[derive(Debug)]
+pub(crate) struct ObjectBytes<D: Device> {
+    pub(crate) object: Arc<Object<D>>,
+    pub(crate) bytes: Range<u64>,
+}
+
+/// Why an object cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("object {0} is not there: place it first")]
+    Unknown(u64),
+    #[error("{bytes} bytes at {offset} are past the end of object {object}, which has {size}")]
+    Range { object: u64, offset: u64, bytes: u64, size: u64 },
+    #[error("object {object} is not all loaded: bytes {missing:?} are not there")]
+    NotLoaded { object: u64, missing: Range<u64> },
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// Why an object was not placed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlaceError {
+    #[error("object {0} is there already")]
+    Twice(u64),
+    #[error("{OBJECTS_MAX} objects are there: free one first")]
+    TooMany,
+    #[error("its extents do not cover bytes {0:?}")]
+    NotCovered(Range<u64>),
+    #[error("it has {bytes} bytes, and {output} of an output are to fill it")]
+    Size { bytes: u64, output: u64 },
+    #[error(transparent)]
+    Message(#[from] wire::Error),
+    #[error(transparent)]
+    Output(#[from] kept::Error),
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl<D: Device> Object<D> {
+    fn missing(&self) -> Option<Range<u64>> {
+        self.mapping.missing(std::slice::from_ref(&(0..self.bytes)))
+    }
+
+    /// Whether it was freed, or not placed after all, and nothing uses it.
+    fn is_gone(&self) -> bool {
+        self.mapping.is_unmapped()
+    }
+}
+
+impl<D: Device> ObjectBytes<D> {
+    /// Whether all of the object is there.
+    pub(crate) fn check_loaded(&self) -> Result<(), Error> {
+        let object = self.object.id;
+        self.object.missing().map_or(Ok(()), |missing| Err(Error::NotLoaded { object, missing }))
+    }
+
+    pub(crate) fn region(&self) -> &D::Region {
+        &self.object.mapping.region
+    }
+}
+
+impl<D: Device> Objects<D> {
+    pub(crate) fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    /// Puts an object's memory under it. What it is to be filled from is left for the copy thread.
+    pub(crate) fn place(
+        &mut self,
+        shared: &Arc<Shared<D>>,
+        message: PlaceObject,
+        mut descriptors: Descriptors,
+    ) -> Result<Option<Filling<D>>, PlaceError> {
+        self.0.retain(|_, object| !object.is_gone());
+        let PlaceObject { object: id, bytes, extents, output, has_host, host_fd } = message;
+        if self.0.contains_key(&id) {
+            return Err(PlaceError::Twice(id));
+        }
+        if self.0.len() >= OBJECTS_MAX {
+            return Err(PlaceError::TooMany);
+        }
+        let output = output.map(|part| shared.kept.find(part)).transpose()?;
+        if let Some(OutputBytes { bytes: part, .. }) = &output
+            && part.end - part.start != bytes
+        {
+            return Err(PlaceError::Size { bytes, output: part.end - part.start });
+        }
+        let host = has_host.then(|| descriptors.take(host_fd)).transpose()?;
+        let extents: Vec<_> = extents.into_iter().map(wire::extent).collect();
+        covered(&extents, bytes)?;
+        // The last of them may have more than is needed.
+        let end = extents.iter().map(|&(at, extent)| at.saturating_add(extent.bytes)).max();
+        let region = shared.device.reserve(Bytes(end.unwrap_or_default().max(bytes)))?;
+        let fate = Arc::<Fate>::default();
+        let mapping = Mapping::new(Arc::clone(shared), Of::Object(id, Arc::clone(&fate)), region);
+        mapping.map(OBJECT_GENERATION, extents)?;
+        let object = Arc::new(Object { id, bytes, mapping: Arc::new(mapping), host, fate });
+        let using = object.mapping.use_mapped(OBJECT_GENERATION).map_err(MapError::from)?;
+        self.0.insert(id, Arc::clone(&object));
+        Ok(output.map(|output| Filling { object, using, output }))
+    }
+
+    /// One that is there, though it may be about to go.
+    pub(crate) fn get(&self, id: u64) -> Result<&Arc<Object<D>>, Error> {
+        self.0.get(&id).ok_or(Error::Unknown(id))
+    }
+
+    /// Bytes of one, which stay while the use does.
+    pub(crate) fn part(&self, part: ObjectPart) -> Result<(ObjectBytes<D>, Use<D>), Error> {
+        let ObjectPart { object, offset, bytes } = part;
+        let found = self.get(object)?;
+        let end = offset.checked_add(bytes).filter(|&end| end <= found.bytes);
+        let end = end.ok_or(Error::Range { object, offset, bytes, size: found.bytes })?;
+        let using = found.mapping.use_mapped(OBJECT_GENERATION)?;
+        Ok((ObjectBytes { object: Arc::clone(found), bytes: offset..end }, using))
+    }
+
+    /// Takes an object's memory away once nothing uses it, and says so then; at once, of one that is
+    /// not there.
+    pub(crate) fn free(&mut self, shared: &Shared<D>, id: u64) {
+        let Some(object) = self.0.get(&id) else {
+            return shared.events.send(Event::ObjectFreed(ObjectFreed { object: id }));
+        };
+        object.fate.freed.store(true, Ordering::Relaxed);
+        object.mapping.unmap(OBJECT_GENERATION);
+        if object.is_gone() {
+            self.0.remove(&id);
+        }
+    }
+
+    /// The device is gone.
+    pub(crate) fn lose(&self, message: &str) {
+        self.0.values().for_each(|object| object.mapping.lose(message));
+    }
+}
+
+/// Whether these are under all of an object's bytes.
+fn covered(extents: &[(u64, Extent)], bytes: u64) -> Result<(), PlaceError> {
+    let mut covered = RangeSet::default();
+    extents.iter().for_each(|&(at, extent)| covered.insert(at..at.saturating_add(extent.bytes)));
+    covered.first_gap(0..bytes).map_or(Ok(()), |gap| Err(PlaceError::NotCovered(gap)))
+}
+
+/// What is said of an object when its memory is taken away.
+#[derive(Debug, Default)]
+pub(crate) struct Fate {
+    /// It was not placed, and why.
+    failed: Mutex<Option<String>>,
+    freed: AtomicBool,
+}
+
+impl Fate {
+    pub(crate) fn events(&self, object: u64) -> impl Iterator<Item = Event> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failed = failed.map(|message| refused(object, message));
+        let freed = self.freed.load(Ordering::Relaxed);
+        failed.into_iter().chain(freed.then_some(Event::ObjectFreed(ObjectFreed { object })))
+    }
+}
+
+/// The event for an object that was placed.
+pub(crate) fn placed(object: u64) -> Event {
+    Event::ObjectPlaced(ObjectPlaced { object })
+}
+
+/// The event for an object that was not.
+pub(crate) fn refused(object: u64, why: impl ToString) -> Event {
+    Event::PlaceFailed(PlaceFailed { object, message: clip(why) })
+}
+
+/// An object that is mapped and is to be filled from an output.
+#[derive(Debug)]
+pub(crate) struct Filling<D: Device> {
+    object: Arc<Object<D>>,
+    using: Use<D>,
+    output: OutputBytes<D::Value>,
+}
+
+impl<D: Device> Filling<D> {
+    /// Fills it, and says what came of that.
+    pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) {
+        let OutputBytes { output, bytes } = &self.output;
+        match stream.fill(self.using.region(), &output.value, output.datatype, bytes.clone()) {
+            Ok(()) => shared.events.send(placed(self.object.id)),
+            Err(error) => {
+                if let DeviceError::Lost(message) = &error {
+                    shared.events.device_failed(message);
+                }
+                self.fail(error);
+            }
+        }
+    }
+
+    /// It is not filled: its memory is taken away, and then that is said.
+    pub(crate) fn fail(self, why: impl ToString) {
+        let Self { object, using, .. } = self;
+        *object.fate.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+        object.mapping.unmap(OBJECT_GENERATION);
+        drop(using);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_cover_an_object_or_the_first_gap_is_named() {
+        let extent = |at, bytes| (at, Extent { offset: 0, bytes });
+        let gap = |extents: &[(u64, Extent)]| match covered(extents, 10) {
+            Err(PlaceError::NotCovered(gap)) => Some(gap),
+            _ => None,
+        };
+        assert_eq!(gap(&[extent(4, 8), extent(0, 4)]), None);
+        assert_eq!(gap(&[]), Some(0..10));
+        assert_eq!(gap(&[extent(0, 4), extent(5, 8)]), Some(4..5));
+        assert_eq!(gap(&[extent(0, 9)]), Some(9..10));
+    }
+}

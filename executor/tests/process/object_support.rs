@@ -1,0 +1,141 @@
+//! What tests of objects need of an executor. Models are the perceptron, of `ROWS` rows.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use millrace_device::monotonic_now;
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::copy_out::Source;
+use millrace_proto::executor::event::Event;
+use millrace_proto::executor::*;
+
+use crate::support::{Executor, PAGE, byte_range, send, tensor};
+
+/// Its output has more bytes than travel inline.
+pub(crate) const ROWS: i64 = 300;
+pub(crate) const Y_BYTES: u64 = 300 * 64 * 4;
+/// Where objects are put: behind the model.
+pub(crate) const AT: u64 = 64 << 20;
+
+/// What is copied out.
+pub(crate) enum Part {
+    Object(ObjectPart),
+    Output(OutputPart),
+}
+
+/// All of `y` of this run.
+pub(crate) fn whole(run: u64) -> OutputPart {
+    OutputPart { run, output: "y".to_owned(), offset: 0, bytes: Y_BYTES }
+}
+
+/// All of an object as large as `y`.
+pub(crate) fn object(object: u64) -> ObjectPart {
+    ObjectPart { object, offset: 0, bytes: Y_BYTES }
+}
+
+/// `x`, in an object.
+pub(crate) fn on(part: ObjectPart) -> Vec<Tensor> {
+    let contents = Some(tensor::Contents::Object(part));
+    vec![Tensor { contents, ..tensor("x", "FP32", &[ROWS, 64], vec![]) }]
+}
+
+/// An object in two pieces, the first a page, with a page of something else in between.
+pub(crate) fn placed(object: u64, bytes: u64, output: Option<OutputPart>) -> PlaceObject {
+    let first = Extent { range_offset: 0, device_offset: AT, bytes: PAGE };
+    let rest = bytes.next_multiple_of(PAGE).max(2 * PAGE) - PAGE;
+    let second = Extent { range_offset: PAGE, device_offset: AT + 2 * PAGE, bytes: rest };
+    PlaceObject { object, bytes, extents: vec![second, first], output, ..PlaceObject::default() }
+}
+
+/// What is in the GPU's memory where [`placed`] puts an object.
+pub(crate) fn memory_of(executor: &Executor, at: u64, bytes: u64) -> Vec<u8> {
+    let mut found = vec![0; bytes as usize];
+    let (first, rest) = found.split_at_mut(PAGE as usize);
+    executor.memory.read_at(at, first).unwrap();
+    executor.memory.read_at(at + 2 * PAGE, rest).unwrap();
+    found
+}
+
+/// Memory as a worker makes it: not sealed.
+pub(crate) fn file(bytes: &[u8]) -> OwnedFd {
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert_eq!(rustix::io::pwrite(&file, bytes, 0).unwrap(), bytes.len());
+    file
+}
+
+/// A copy out that was asked for, and where it goes.
+pub(crate) struct Copying {
+    copy: u64,
+    to: OwnedFd,
+}
+
+impl Executor {
+    /// Runs program 1 and has its output kept.
+    pub(crate) fn keep(&mut self, run: u64, inputs: Vec<Tensor>) -> RunDone {
+        let kept = vec!["y".to_owned()];
+        self.send(Command::Run(Run { run, program: 1, generation: 1, inputs, kept, ..Run::default() }));
+        self.ran(run).unwrap().done
+    }
+
+    pub(crate) fn place(&mut self, place: PlaceObject) -> Result<(), String> {
+        self.send(Command::PlaceObject(place.clone()));
+        self.placed(place.object)
+    }
+
+    pub(crate) fn place_with_host(&mut self, place: PlaceObject, host: OwnedFd) -> Result<(), String> {
+        let object = place.object;
+        let place = PlaceObject { has_host: true, host_fd: 0, ..place };
+        send(&self.socket, Command::PlaceObject(place), vec![host]);
+        self.placed(object)
+    }
+
+    fn placed(&mut self, object: u64) -> Result<(), String> {
+        self.expect(|event| match event {
+            Event::ObjectPlaced(placed) if placed.object == object => Some(Ok(())),
+            Event::PlaceFailed(failed) if failed.object == object => Some(Err(failed.message)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn free(&mut self, object: u64) {
+        self.send(Command::FreeObject(FreeObject { object }));
+        self.expect(|event| (event == Event::ObjectFreed(ObjectFreed { object })).then_some(()));
+    }
+
+    /// Grants a copy to an object now; returns its batch.
+    pub(crate) fn grant_object(&mut self, object: u64, range: Range<u64>, peer: Option<PeerSource>) -> u64 {
+        let ranges = vec![byte_range(range)];
+        let not_after_ns = (monotonic_now() + Duration::from_secs(3600)).as_nanos();
+        self.grant_copy(Copy { object, ranges, not_after_ns, peer, ..Copy::default() })
+    }
+
+    pub(crate) fn begin_copy_out(&mut self, part: Part) -> Copying {
+        self.batch += 1;
+        let (copy, to) = (self.batch, file(&[]));
+        let source = Some(match part {
+            Part::Object(part) => Source::Object(part),
+            Part::Output(part) => Source::Output(part),
+        });
+        let message = CopyOut { copy, source, contents_fd: 0 };
+        send(&self.socket, Command::CopyOut(message), vec![to.try_clone().unwrap()]);
+        Copying { copy, to }
+    }
+
+    pub(crate) fn copied_out(&mut self, copying: Copying) -> Result<Vec<u8>, String> {
+        let copy = copying.copy;
+        self.expect(|event| match event {
+            Event::CopiedOut(copied) if copied.copy == copy => Some(Ok(())),
+            Event::CopyOutFailed(failed) if failed.copy == copy => Some(Err(failed.message)),
+            _ => None,
+        })?;
+        let mut bytes = vec![0; rustix::fs::fstat(&copying.to).unwrap().st_size as usize];
+        assert_eq!(rustix::io::pread(&copying.to, &mut bytes, 0).unwrap(), bytes.len());
+        Ok(bytes)
+    }
+
+    pub(crate) fn copy_out(&mut self, part: Part) -> Result<Vec<u8>, String> {
+        let copying = self.begin_copy_out(part);
+        self.copied_out(copying)
+    }
+}

@@ -1,0 +1,70 @@
+//! How nodes schedule.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use millrace_types::{Failure, PolicySpec, Reason};
+
+use crate::policy;
+
+/// Reads how nodes schedule; what is empty is as they were started.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] names what is not known, or what nothing would read.
+pub fn policy_spec(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure> {
+    fn named<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
+        let read = (!name.is_empty()).then(|| name.parse()).transpose();
+        read.map_err(|error: T::Err| Failure::new(Reason::InvalidSpec, error.to_string()))
+    }
+    let spec = PolicySpec {
+        dispatch: named(&wire.dispatch)?,
+        eviction: named(&wire.eviction)?,
+        overtakes_max: wire.overtakes_max,
+        alpha: named(&wire.alpha)?,
+        batching: named(&wire.batching)?,
+    };
+    spec.check().map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))?;
+    Ok(spec)
+}
+
+/// Writes how nodes schedule.
+#[must_use]
+pub fn policy_spec_wire(spec: &PolicySpec) -> policy::PolicySpec {
+    policy::PolicySpec {
+        dispatch: spec.dispatch.map(|it| it.to_string()).unwrap_or_default(),
+        eviction: spec.eviction.map(|it| it.to_string()).unwrap_or_default(),
+        overtakes_max: spec.overtakes_max,
+        alpha: spec.alpha.map(|it| it.to_string()).unwrap_or_default(),
+        batching: spec.batching.map(|it| it.to_string()).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName};
+
+    use super::*;
+
+    #[test]
+    fn a_policy_survives_the_wire() {
+        let spec = PolicySpec {
+            dispatch: Some(DispatchName::Random),
+            eviction: Some(EvictionName::Replicas),
+            overtakes_max: None,
+            alpha: Some(AlphaReading::Artifact),
+            batching: Some(Batches::Off),
+        };
+        for spec in [spec, PolicySpec::NONE] {
+            assert_eq!(policy_spec(&policy_spec_wire(&spec)), Ok(spec));
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        let refused = |wire: policy::PolicySpec| policy_spec(&wire).unwrap_err().message;
+        let native = policy::PolicySpec { dispatch: "native".into(), ..Default::default() };
+        assert!(refused(native).contains("\"native\""));
+        let alone = policy::PolicySpec { overtakes_max: Some(3), ..Default::default() };
+        assert!(refused(alone).contains("overtakes_max"));
+    }
+}
