@@ -8,11 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use millrace_types::{
-    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, Quota, SyncBatch, TenantName,
-    WorkflowSpec,
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, PolicySpec, Quota, SyncBatch,
+    TenantName, WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
 
+use crate::operations::{End, Kind};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
 
 /// Wall-clock time as the leader saw it, in milliseconds since the Unix epoch.
@@ -206,6 +207,26 @@ pub enum Command {
         #[serde(default)]
         expected: Option<u64>,
     },
+    /// Sets how nodes schedule.
+    SetPolicy {
+        /// All of it; what is not set is as each worker was started.
+        spec: PolicySpec,
+        /// As in [`Command::ApplyFunction`]; 0 expects that nobody set any.
+        #[serde(default)]
+        expected: Option<u64>,
+    },
+    /// Notes that something has begun that takes its time.
+    BeginOperation {
+        /// What.
+        kind: Kind,
+    },
+    /// Says how it ended.
+    EndOperation {
+        /// Which.
+        id: u64,
+        /// How.
+        end: End,
+    },
 }
 
 impl Command {
@@ -230,6 +251,9 @@ impl Command {
             Self::SetQuota { .. } => "SetQuota",
             Self::ApplyWorkflow { .. } => "ApplyWorkflow",
             Self::DeleteWorkflow { .. } => "DeleteWorkflow",
+            Self::SetPolicy { .. } => "SetPolicy",
+            Self::BeginOperation { .. } => "BeginOperation",
+            Self::EndOperation { .. } => "EndOperation",
         }
     }
 }

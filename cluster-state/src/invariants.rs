@@ -2,15 +2,18 @@
 //! the reading of a snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use millrace_types::workflow::FitError;
 use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
 
+use crate::operations::OPERATIONS_MAX;
 use crate::placements::PLACEMENTS_MAX;
-use crate::record::Function;
+use crate::record::{Function, Policy};
 use crate::state::{
-    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, State, TENANTS_MAX, WORKFLOWS_MAX,
+    ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, POLICIES_KEPT, RETIRED_MAX, REVISIONS_KEPT, State, TENANTS_MAX,
+    WORKFLOWS_MAX,
 };
-use crate::workflows::FitError;
 
 /// A broken invariant: a bug of this crate, or bytes that no build of it wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +105,8 @@ impl State {
         self.check_artifacts()?;
         self.check_nodes()?;
         self.check_tenants()?;
+        self.check_policies()?;
+        self.check_operation_records()?;
         self.check_versions()?;
         if self.sessions.is_consistent() { Ok(()) } else { Err(Violation::Sessions) }
     }
@@ -125,6 +130,8 @@ impl State {
             ("retired names", self.retired.len(), RETIRED_MAX),
             ("placements", self.placements.len(), PLACEMENTS_MAX),
             ("tenants with caps", self.tenants.len(), TENANTS_MAX),
+            ("policies", self.policies.len(), POLICIES_KEPT),
+            ("operations", self.operations.len(), OPERATIONS_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
             Some((what, _, _)) => Err(Violation::Unbounded(what)),
@@ -224,6 +231,19 @@ impl State {
         Ok(())
     }
 
+    fn check_policies(&self) -> Result<(), Violation> {
+        let follows = |pair: &[Arc<Policy>]| pair[0].generation + 1 == pair[1].generation;
+        let first = self.policies.first().map_or(1, |it| it.generation);
+        let read = self.policies.iter().all(|it| it.spec.check().is_ok());
+        if first == 0 || !read || !self.policies.windows(2).all(follows) {
+            return Err(Violation::Misfiled("the policy".into()));
+        }
+        match self.policies.last() {
+            Some(last) if last.changed_at > self.clock => Err(Violation::Future("the policy".into())),
+            _ => Ok(()),
+        }
+    }
+
     /// Each change has a version of its own, so no two resources can be at the same one.
     fn check_versions(&self) -> Result<(), Violation> {
         let functions = self.functions.values().map(|it| (it.key.to_string(), it.resource_version));
@@ -236,7 +256,10 @@ impl State {
         let tenants = self.tenants.values().map(|it| (format!("tenant {}", it.name), it.resource_version));
         let workflows =
             self.workflows.values().map(|it| (format!("workflow {}", it.key), it.resource_version));
+        let policies =
+            self.policies.iter().map(|it| (format!("policy {}", it.generation), it.resource_version));
         let all = functions.chain(workflows).chain(nodes).chain(retired).chain(placements).chain(tenants);
+        let all = all.chain(policies);
         for (what, version) in all {
             if version == 0 || version > self.version || !seen.insert(version) {
                 return Err(Violation::Version(what, version));

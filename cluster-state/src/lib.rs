@@ -21,10 +21,11 @@
 //! |---|---|
 //! | [`command`] | [`Proposal`] and [`Command`]: what is in the log |
 //! | [`outcome`] | [`Applied`] and [`Refusal`]: what a command answers |
-//! | [`record`] | functions, workflows, artifacts, nodes, placements and tenants as they are kept |
+//! | [`record`] | functions, workflows, artifacts, nodes, placements, tenants and policies as they are kept |
 //! | [`workflows`] | whether a workflow fits what it runs, and what a change below it makes of it |
 //! | [`checkpoint`] | what a node told of its soft state |
 //! | [`index`] | tier 2 of the data index: who holds what, and what is lost |
+//! | [`operations`] | what takes its time: drains, changes of the controller group |
 //! | [`invariants`] | what holds after every command |
 //! | [`snapshot`] | a state as bytes, with a format version |
 
@@ -34,6 +35,7 @@ pub mod command;
 mod commands;
 pub mod index;
 pub mod invariants;
+pub mod operations;
 pub mod outcome;
 mod placements;
 pub mod record;
@@ -50,16 +52,17 @@ pub use checkpoint::{Checkpoint, Knowledge, Score};
 pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
 pub use index::{LOST_ENTRIES_MAX, Located};
 pub use invariants::Violation;
+pub use operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX, Operation};
 pub use outcome::{Applied, Outcome, Refusal};
 pub use placements::{PLACEMENTS_MAX, first_key};
 pub use record::{
     Artifact, Cluster, ControllerId, Function, ModelKind, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
-    PlacementReason, RevisionRecord, Scheduling, Tenant, Workflow,
+    PlacementReason, Policy, RevisionRecord, Scheduling, Tenant, Workflow,
 };
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};
 pub use snapshot::{DecodeError, FORMAT};
 pub use state::{
-    ARTIFACTS_MAX, CLUSTER_VERSION, FUNCTIONS_MAX, NODES_MAX, RETIRED_MAX, REVISIONS_KEPT, REVISIONS_SERVED,
-    State, TENANTS_MAX, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
+    ARTIFACTS_MAX, CLUSTER_VERSION, FUNCTIONS_MAX, NODES_MAX, POLICIES_KEPT, RETIRED_MAX, REVISIONS_KEPT,
+    REVISIONS_SERVED, State, TENANTS_MAX, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
 };
-pub use workflows::{FitError, USERS_NAMED_MAX};
+pub use workflows::USERS_NAMED_MAX;

@@ -134,6 +134,28 @@ pub enum Refusal {
         /// What it is now; 0 when it is absent.
         actual: u64,
     },
+    /// The policy changed since it was read.
+    #[error(
+        "the policy is at resource version {actual}, not {expected} (0: nobody set any): read it again and redo the change"
+    )]
+    PolicyConflict {
+        /// What the caller had seen.
+        expected: u64,
+        /// What it is now.
+        actual: u64,
+    },
+    /// No such operation, or not any more.
+    #[error("no operation {id}: list them with 'millrace get operations'")]
+    OperationNotFound {
+        /// Which.
+        id: u64,
+    },
+    /// An operation that ends by itself.
+    #[error("operation {id} ends by itself: wait for it with 'millrace operation wait {id}'")]
+    OperationGoesOn {
+        /// Which.
+        id: u64,
+    },
     /// The model was never uploaded, or was collected since.
     #[error("no artifact {digest}: upload the model first")]
     ArtifactNotFound {
@@ -293,7 +315,12 @@ impl Refusal {
             Self::WorkflowNotFound { .. } => Reason::WorkflowNotFound,
             Self::NameTaken { .. } => Reason::NameTaken,
             Self::InUse { .. } => Reason::InUse,
-            Self::Conflict { .. } | Self::ArtifactInUse { .. } | Self::LastHolder { .. } => Reason::Conflict,
+            Self::Conflict { .. }
+            | Self::PolicyConflict { .. }
+            | Self::ArtifactInUse { .. }
+            | Self::LastHolder { .. } => Reason::Conflict,
+            Self::OperationNotFound { .. } => Reason::OperationNotFound,
+            Self::OperationGoesOn { .. } => Reason::OperationState,
             Self::ArtifactNotFound { .. } => Reason::ArtifactNotFound,
             Self::ArtifactDiffers { .. } => Reason::DigestMismatch,
             Self::ModelTooLarge { .. } => Reason::ModelTooLarge,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use imbl::OrdSet;
 use millrace_types::workflow::{Ports, Signature};
 use millrace_types::{
-    Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState, Quota,
-    Revision, TenantName, TensorSpec, WorkflowSpec,
+    Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState,
+    PolicySpec, Quota, Revision, Runtime, TenantName, TensorSpec, WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ pub struct ModelSummary {
     pub weights: Bytes,
     /// Its weights, counted.
     pub parameters: u64,
-    /// The launches it is cut into.
+    /// The launches it is cut into; none of a program.
     pub launches: u32,
     /// What it takes.
     pub inputs: Vec<TensorSpec>,
@@ -68,6 +68,12 @@ impl ModelSummary {
     #[must_use]
     pub fn ports(&self) -> Ports<'_> {
         Ports { inputs: &self.inputs, outputs: &self.outputs }
+    }
+
+    /// How a function of it is run: only a model has launches.
+    #[must_use]
+    pub fn runtime(&self) -> Runtime {
+        if self.launches == 0 { Runtime::Process } else { Runtime::Onnx }
     }
 
     /// An input or output whose first dimension is not free: requests for such a model cannot run as
@@ -349,6 +355,21 @@ pub struct Tenant {
     /// What it may use.
     pub quota: Quota,
     /// The state's version at the last change.
+    pub resource_version: u64,
+    /// When that was.
+    pub changed_at: UnixMillis,
+    /// Who made it.
+    pub changed_by: Caller,
+}
+
+/// How nodes schedule, as somebody set it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// What is set; the rest is as each worker was started.
+    pub spec: PolicySpec,
+    /// Counts the changes, from 1.
+    pub generation: u64,
+    /// The state's version at the change.
     pub resource_version: u64,
     /// When that was.
     pub changed_at: UnixMillis,

@@ -16,7 +16,8 @@ use crate::state::State;
 /// | 3 | 0.2.0 | idle residence in usage, tenants' caps; a build that reads 2 only takes no such usage |
 /// | 4 | 0.2.0 | how functions are served; a build that reads 3 only would lose it |
 /// | 5 | 0.2.0 | workflows; a build that reads 4 only would lose them |
-pub const FORMAT: u16 = 5;
+/// | 6 | 0.2.0 | how nodes schedule, and operations; a build that reads 5 only would lose them |
+pub const FORMAT: u16 = 6;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -134,7 +135,18 @@ mod tests {
         assert_eq!((old.functions_len(), old.retired.len(), old.placements_len()), (1, 1, 1));
         let batching = old.functions().map(|function| function.latest().spec.serving.batching);
         assert_eq!(batching.flatten().map(|it| it.max_size).collect::<Vec<_>>(), [8]);
-        assert_eq!((old.workflows_len(), old.tenants().count()), (0, 1));
+        assert_eq!((old.workflows().count(), old.tenants().count()), (0, 1));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
+    }
+
+    /// `format-5.state` was written by the last build of that format: a function placed on a node that
+    /// is being drained, and a workflow.
+    #[test]
+    fn reads_what_was_written_before_policies_and_operations() {
+        let old = State::decode(include_bytes!("../tests/data/format-5.state")).unwrap();
+        assert_eq!((old.functions_len(), old.workflows().count(), old.placements_len()), (1, 1, 1));
+        assert!(old.nodes().all(|node| node.scheduling == Scheduling::Draining));
+        assert_eq!((old.policy(), old.operations().count()), (None, 0));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 

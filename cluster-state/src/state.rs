@@ -12,13 +12,14 @@ use crate::checkpoint::Checkpoint;
 use crate::command::{Caller, Command, Proposal, UnixMillis};
 use crate::commands;
 use crate::index::Index;
+use crate::operations::Operation;
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::placements::{Placements, first_key};
-use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Tenant, Workflow};
+use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Policy, Tenant, Workflow};
 use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
-pub const CLUSTER_VERSION: u64 = 4;
+pub const CLUSTER_VERSION: u64 = 5;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].
@@ -36,6 +37,8 @@ pub const ARTIFACTS_MAX: usize = 100_000;
 pub const NODES_MAX: usize = 4_096;
 /// The most tenants that have caps.
 pub const TENANTS_MAX: usize = 10_000;
+/// The newest policies that are kept.
+pub const POLICIES_KEPT: usize = 20;
 /// The most deleted functions and workflows whose numbers are remembered.
 pub const RETIRED_MAX: usize = 10_000;
 
@@ -70,6 +73,12 @@ pub struct State {
     /// Those that have caps.
     #[serde(default)]
     pub(crate) tenants: OrdMap<TenantName, Arc<Tenant>>,
+    /// How nodes schedule, the newest last, and what it was before.
+    #[serde(default)]
+    pub(crate) policies: Vec<Arc<Policy>>,
+    /// What takes its time, by the version at which it began.
+    #[serde(default)]
+    pub(crate) operations: OrdMap<u64, Arc<Operation>>,
     #[serde(default)]
     pub(crate) placements: Placements,
     /// Of live nodes only, and of none that has not said anything and was given nothing yet.
@@ -118,6 +127,7 @@ impl State {
         self.applied_index = index;
         self.clock = self.clock.max(proposal.stamp);
         self.sessions.expire(self.clock);
+        self.expire_operations();
         let outcome = self.apply_once(proposal);
         if cfg!(debug_assertions)
             && let Err(violation) = self.check_after(&proposal.command)
@@ -139,6 +149,14 @@ impl State {
     }
 
     fn carry_out(&mut self, proposal: &Proposal) -> Outcome {
+        let outcome = self.carry_out_command(proposal);
+        if outcome.as_ref().is_ok_and(|applied| applied.changed()) {
+            self.settle_operations();
+        }
+        outcome
+    }
+
+    fn carry_out_command(&mut self, proposal: &Proposal) -> Outcome {
         let context = Context { now: self.clock, caller: &proposal.caller };
         if self.cluster.is_none() && !matches!(proposal.command, Command::InitCluster { .. }) {
             return Err(Refusal::NotInitialized);
@@ -183,6 +201,9 @@ impl State {
                 commands::apply_workflow(self, context, spec, *expected)
             }
             Command::DeleteWorkflow { key, expected } => commands::delete_workflow(self, key, *expected),
+            Command::SetPolicy { spec, expected } => commands::set_policy(self, context, *spec, *expected),
+            Command::BeginOperation { kind } => commands::begin_operation(self, context, kind),
+            Command::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
         }
     }
 
@@ -294,6 +315,17 @@ impl State {
     /// Every tenant that has caps, by name.
     pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
         self.tenants.values()
+    }
+
+    /// How nodes schedule, if anybody ever set it.
+    #[must_use]
+    pub fn policy(&self) -> Option<&Arc<Policy>> {
+        self.policies.last()
+    }
+
+    /// The last changes of it, the oldest first.
+    pub fn policies(&self) -> impl DoubleEndedIterator<Item = &Arc<Policy>> {
+        self.policies.iter()
     }
 
     /// The memory of the largest GPU of any live node; `None` while there is no GPU.

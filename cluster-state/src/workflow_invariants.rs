@@ -5,7 +5,8 @@
 use crate::invariants::Violation;
 use crate::record::Workflow;
 use crate::state::State;
-use crate::workflows::{Fit, Fits};
+use crate::workflows::Fits;
+use millrace_types::workflow::Fit;
 
 impl State {
     /// Takes as long as there are workflows and steps.
@@ -35,7 +36,7 @@ impl State {
         }
         let fresh = self.fit(&workflow.spec, &Fits::new());
         let fresh = fresh.map_err(|unfit| Violation::Unfit(key.clone(), unfit))?;
-        if fresh == Fit::of(workflow) { Ok(()) } else { Err(Violation::Signature(key.clone())) }
+        if fresh == Fit::from(workflow) { Ok(()) } else { Err(Violation::Signature(key.clone())) }
     }
 }
 
@@ -44,12 +45,11 @@ mod tests {
     use std::sync::Arc;
 
     use millrace_types::Revision;
-    use millrace_types::workflow::CheckError;
+    use millrace_types::workflow::{CheckError, FitError};
 
     use super::*;
     use crate::commands::testing::{Log, apply, apply_workflow, chain, key, run_function, run_workflow};
     use crate::state::Retired;
-    use crate::workflows::FitError;
 
     #[test]
     fn each_broken_rule_is_found() {

@@ -9,11 +9,11 @@
 //! [`STEPS_MAX`](millrace_types::workflow::STEPS_MAX) steps. What they run is looked at where it lies. Only what people write needs it, and of functions only a deletion or a model with another
 //! signature.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use millrace_types::workflow::{CheckError, NESTING_MAX, Ports, Run, Signature};
+use millrace_types::workflow::{Fit, FitError, FitRef, Ports, Run, Signature};
 use millrace_types::{FunctionKey, FunctionName, TenantName, WorkflowSpec};
 
 use crate::outcome::Refusal;
@@ -24,58 +24,17 @@ use crate::state::State;
 /// The most workflows that a refusal names when something is in use.
 pub const USERS_NAMED_MAX: usize = 8;
 
-/// Why a workflow cannot run what it runs.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FitError {
-    /// One of its edges.
-    #[error(transparent)]
-    Check(#[from] Box<CheckError>),
-    /// Workflows too deep in workflows.
-    #[error(
-        "{run} has workflows {nesting} deep in it: in another they would lie deeper than {NESTING_MAX}; run what is in it instead"
-    )]
-    TooDeep {
-        /// What it runs that is deep.
-        run: Run,
-        /// How deep workflows lie in that.
-        nesting: u32,
-    },
-}
-
-/// What a function or workflow is to a workflow that runs it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fit {
-    pub(crate) signature: Signature,
-    /// How deep workflows lie in it.
-    pub(crate) nesting: u32,
-}
-
-/// The same, wherever it is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FitRef<'a> {
-    ports: Ports<'a>,
-    nesting: u32,
-}
-
 /// What functions and workflows of one tenant are to become.
 pub(crate) type Fits = BTreeMap<Run, Fit>;
 
-impl Fit {
-    pub(crate) fn of(workflow: &Workflow) -> Self {
+impl From<&Workflow> for Fit {
+    fn from(workflow: &Workflow) -> Self {
         Self { signature: workflow.signature.clone(), nesting: workflow.nesting }
-    }
-
-    fn by_ref(&self) -> FitRef<'_> {
-        FitRef { ports: (&self.signature).into(), nesting: self.nesting }
-    }
-
-    pub(crate) fn of_function(signature: Signature) -> Self {
-        Self { signature, nesting: 0 }
     }
 }
 
-impl<'a> FitRef<'a> {
-    fn of(workflow: &'a Workflow) -> Self {
+impl<'a> From<&'a Workflow> for FitRef<'a> {
+    fn from(workflow: &'a Workflow) -> Self {
         Self { ports: (&workflow.signature).into(), nesting: workflow.nesting }
     }
 }
@@ -100,12 +59,6 @@ impl State {
     /// Every workflow, by tenant and name.
     pub fn workflows(&self) -> impl Iterator<Item = &Arc<Workflow>> {
         self.workflows.values()
-    }
-
-    /// How many workflows there are.
-    #[must_use]
-    pub fn workflows_len(&self) -> usize {
-        self.workflows.len()
     }
 
     /// The workflows from `bound` on, in order: a listing's next page.
@@ -133,6 +86,30 @@ impl State {
         Some(Signature { inputs: inputs.to_vec(), outputs: outputs.to_vec() })
     }
 
+    /// The functions that these are or come to run: each once, however often and how deep, the least
+    /// deep first. They need not be there.
+    pub fn functions_in<'a>(
+        &'a self,
+        tenant: &TenantName,
+        runs: impl IntoIterator<Item = &'a Run>,
+    ) -> Vec<FunctionKey> {
+        let key = |name: &FunctionName| FunctionKey { tenant: tenant.clone(), name: name.clone() };
+        let (mut seen, mut rest) = (BTreeSet::new(), VecDeque::from_iter(runs));
+        let mut found = Vec::new();
+        while let Some(run) = rest.pop_front() {
+            if !seen.insert(run) {
+                continue;
+            }
+            match run {
+                Run::Function(name) => found.push(key(name)),
+                Run::Workflow(name) => {
+                    rest.extend(self.workflow(&key(name)).into_iter().flat_map(|inner| inner.spec.runs()));
+                }
+            }
+        }
+        found
+    }
+
     /// The workflows that run it in a step of their own.
     pub(crate) fn users_of<'a>(
         &'a self,
@@ -151,29 +128,14 @@ impl State {
                 let artifact = self.artifacts.get(&function.latest().digest)?;
                 Some(FitRef { ports: artifact.model.ports(), nesting: 0 })
             }
-            Run::Workflow(name) => self.workflows.get(&key(name)).map(|workflow| FitRef::of(workflow)),
+            Run::Workflow(name) => self.workflows.get(&key(name)).map(|workflow| FitRef::from(&**workflow)),
         }
     }
 
     /// Checks a workflow against what it runs, as that is or is to become. Trusts the spec to be
     /// valid by itself.
     pub(crate) fn fit(&self, spec: &WorkflowSpec, becoming: &Fits) -> Result<Fit, FitError> {
-        let mut known: BTreeMap<&Run, Ports<'_>> = BTreeMap::new();
-        let mut nesting = 0;
-        for run in spec.runs() {
-            let fit = becoming.get(run).map(Fit::by_ref).or_else(|| self.fit_of(&spec.key.tenant, run));
-            // What is not there is for the check to name, with its step.
-            let Some(fit) = fit else { continue };
-            if matches!(run, Run::Workflow(_)) {
-                if u64::from(fit.nesting) >= NESTING_MAX as u64 {
-                    return Err(FitError::TooDeep { run: run.clone(), nesting: fit.nesting });
-                }
-                nesting = nesting.max(fit.nesting + 1);
-            }
-            known.insert(run, fit.ports);
-        }
-        let signature = spec.check(|run| known.get(run).copied()).map_err(Box::new)?;
-        Ok(Fit { signature, nesting })
+        spec.fit(|run| becoming.get(run).map(Fit::by_ref).or_else(|| self.fit_of(&spec.key.tenant, run)))
     }
 
     /// What becomes of a tenant's workflows when one function or workflow that exists becomes
@@ -199,7 +161,7 @@ impl State {
                 workflow: workflow.key.clone(),
                 problem: unfit.to_string(),
             })?;
-            if fit.by_ref() != FitRef::of(workflow) {
+            if fit.by_ref() != FitRef::from(&**workflow) {
                 becoming.insert(workflow_run(&workflow.key), fit);
             }
         }

@@ -11,6 +11,7 @@
 //!                         └─ constants ─ arrange ─ layout ─ cut ─► graph, weights, launches
 //!                             hoist      order     place    launches
 //! ```
+//! [`program`] is the other thing that a function may be made of: a file to run, and what it declares.
 //! [`synth`] writes ONNX networks with seeded random weights, for tests and measurements.
 
 mod arrange;
@@ -23,6 +24,7 @@ mod layout;
 mod onnx;
 pub mod operators;
 pub mod order;
+pub mod program;
 mod signature;
 pub mod synth;
 mod tensors;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::FunctionKey;
-use crate::serving::{Serving, ServingError};
+use crate::serving::{Residency, Serving, ServingError};
 use crate::units::Bytes;
 
 /// The timeout of a request that names none (DESIGN §1).
@@ -19,6 +19,10 @@ pub const DEFAULT_PERCENTILE: f64 = 0.98;
 pub const DEFAULT_REPLICAS: u32 = 1;
 /// The most nodes that keep a function's model.
 pub const REPLICAS_MAX: u32 = 64;
+/// The processes that each node keeps of a program, when its function names no number.
+pub const DEFAULT_PROCESSES: u32 = 1;
+/// The most processes that each node keeps of a program.
+pub const PROCESSES_MAX: u32 = 64;
 /// The most labels a function may carry.
 pub const LABELS_MAX: usize = 64;
 /// The most bytes of a label's key, or value.
@@ -31,6 +35,8 @@ pub enum Runtime {
     /// An ONNX model, cut into launches by `millrace-model`.
     #[default]
     Onnx,
+    /// A program of its owner's, kept running in processes beside the GPUs.
+    Process,
 }
 
 impl Runtime {
@@ -39,6 +45,7 @@ impl Runtime {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Onnx => "onnx",
+            Self::Process => "process",
         }
     }
 }
@@ -86,11 +93,19 @@ pub struct FunctionSpec {
     /// How a node serves it among others.
     #[serde(default)]
     pub serving: Serving,
+    /// How many copies of its program each node runs at one time; 1 for a model, which has none.
+    #[serde(default = "default_processes")]
+    pub processes: u32,
 }
 
 /// What a function had that was published before there were replicas.
 const fn default_replicas() -> u32 {
     DEFAULT_REPLICAS
+}
+
+/// What a function had that was published before there were programs.
+const fn default_processes() -> u32 {
+    DEFAULT_PROCESSES
 }
 
 /// Why a spec was refused. Each message says what to write instead.
@@ -130,13 +145,24 @@ pub enum SpecError {
     /// No replica, or more than [`REPLICAS_MAX`].
     #[error("replicas is {0}: write a number from 1 to {REPLICAS_MAX}, or leave it out for 1")]
     Replicas(u32),
+    /// No process, or more than [`PROCESSES_MAX`].
+    #[error("processes is {0}: write a number from 1 to {PROCESSES_MAX}, or leave it out for 1")]
+    Processes(u32),
+    /// Something that only a function of the other runtime has.
+    #[error("{field} is of functions with runtime {}: leave it out", .of.as_str())]
+    Runtime {
+        /// What.
+        field: &'static str,
+        /// Who has it.
+        of: Runtime,
+    },
     /// How it is to be served.
     #[error(transparent)]
     Serving(#[from] ServingError),
 }
 
 /// Checks how many labels there are, and how long each is.
-pub(crate) fn validate_labels(labels: &BTreeMap<String, String>) -> Result<(), SpecError> {
+fn validate_labels(labels: &BTreeMap<String, String>) -> Result<(), SpecError> {
     if labels.len() > LABELS_MAX {
         return Err(SpecError::TooManyLabels(labels.len()));
     }
@@ -167,6 +193,7 @@ impl FunctionSpec {
             idempotent: true,
             replicas: DEFAULT_REPLICAS,
             serving: Serving::default(),
+            processes: DEFAULT_PROCESSES,
         }
     }
 
@@ -176,24 +203,57 @@ impl FunctionSpec {
     /// # Errors
     /// The first [`SpecError`] found.
     pub fn validate(&self) -> Result<(), SpecError> {
-        if let Some(slo) = self.slo {
-            slo.validate()?;
-        }
-        if self.timeout.is_zero() {
-            return Err(SpecError::ZeroTimeout);
-        }
-        if self.timeout > TIMEOUT_MAX {
-            return Err(SpecError::TimeoutTooLong(self.timeout));
-        }
+        validate_terms(self.slo, self.timeout, &self.labels)?;
         if self.resources.gpu_memory == Some(Bytes::ZERO) {
             return Err(SpecError::ZeroMemory);
         }
-        validate_labels(&self.labels)?;
         if !(1..=REPLICAS_MAX).contains(&self.replicas) {
             return Err(SpecError::Replicas(self.replicas));
         }
+        if !(1..=PROCESSES_MAX).contains(&self.processes) {
+            return Err(SpecError::Processes(self.processes));
+        }
+        self.validate_runtime()?;
         Ok(self.serving.validate(self.idempotent)?)
     }
+
+    /// A program takes no place on a GPU, and a model has no processes of its own.
+    fn validate_runtime(&self) -> Result<(), SpecError> {
+        let misplaced = match self.runtime {
+            Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 3],
+            Runtime::Process => [
+                ("resources.gpuMemory", self.resources.gpu_memory.is_some()),
+                ("residency", self.serving.residency != Residency::default()),
+                ("batching", self.serving.batching.is_some()),
+            ],
+        };
+        let of = if self.runtime == Runtime::Onnx { Runtime::Process } else { Runtime::Onnx };
+        match misplaced.into_iter().find(|&(_, is_there)| is_there) {
+            Some((field, _)) => Err(SpecError::Runtime { field, of }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks what every model has, function or workflow.
+///
+/// # Errors
+/// The first [`SpecError`] found.
+pub(crate) fn validate_terms(
+    slo: Option<Slo>,
+    timeout: Duration,
+    labels: &BTreeMap<String, String>,
+) -> Result<(), SpecError> {
+    if let Some(slo) = slo {
+        slo.validate()?;
+    }
+    if timeout.is_zero() {
+        return Err(SpecError::ZeroTimeout);
+    }
+    if timeout > TIMEOUT_MAX {
+        return Err(SpecError::TimeoutTooLong(timeout));
+    }
+    validate_labels(labels)
 }
 
 impl Slo {
@@ -268,6 +328,22 @@ mod tests {
         assert_eq!((check(1, 0), check(LABEL_LEN_MAX, LABEL_LEN_MAX)), (Ok(()), Ok(())));
         assert_eq!((check(0, 1), check(1, LABEL_LEN_MAX + 1)), (refused(0), refused(1)));
         assert_eq!(check(LABEL_LEN_MAX + 1, 0), refused(32));
+    }
+
+    #[test]
+    fn a_program_has_processes_and_nothing_on_gpus() {
+        let program = FunctionSpec { runtime: Runtime::Process, processes: PROCESSES_MAX, ..spec() };
+        assert_eq!(program.validate(), Ok(()));
+        let check = |processes| FunctionSpec { processes, ..program.clone() }.validate();
+        for number in [0, PROCESSES_MAX + 1] {
+            assert_eq!(check(number), Err(SpecError::Processes(number)));
+        }
+        let resources = Resources { gpu_memory: Some(Bytes::mib(1)) };
+        let memory = FunctionSpec { resources, ..program.clone() }.validate();
+        let refused = |field, of| Err(SpecError::Runtime { field, of });
+        assert_eq!(memory, refused("resources.gpuMemory", Runtime::Onnx));
+        let model = FunctionSpec { runtime: Runtime::Onnx, ..program }.validate();
+        assert_eq!(model, refused("processes", Runtime::Process));
     }
 
     #[test]

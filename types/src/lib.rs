@@ -9,6 +9,7 @@
 //! | [`usage`] | what a function is billed for |
 //! | [`digest`] | SHA-256 content addresses |
 //! | [`node`] | what may be placed on a node |
+//! | [`policy`] | how nodes schedule, as far as that changes while they run |
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tenancy`] | what a tenant may use at most |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
@@ -26,6 +27,7 @@ pub mod function;
 pub mod ids;
 pub mod manifest;
 pub mod node;
+pub mod policy;
 pub mod reason;
 pub mod serving;
 pub mod tenancy;
@@ -44,6 +46,7 @@ pub use ids::{
     Revision, RevisionKey, TenantName,
 };
 pub use node::NodeState;
+pub use policy::PolicySpec;
 pub use reason::{Failure, Reason};
 pub use serving::{Batching, Priority, Residency, Serving};
 pub use tenancy::{Quota, Share};

@@ -74,6 +74,10 @@ reasons! {
     NodeNotFound = "NODE_NOT_FOUND", retryable: false;
     /// Nobody keeps a span of the request or trace.
     TraceNotFound = "TRACE_NOT_FOUND", retryable: false;
+    /// No operation of that name, or one that ended too long ago.
+    OperationNotFound = "OPERATION_NOT_FOUND", retryable: false;
+    /// The operation cannot be ended before its time.
+    OperationState = "OPERATION_STATE", retryable: false;
     /// The node is lost, cordoned or draining, or lives where it must not.
     NodeState = "NODE_STATE", retryable: false;
     /// What the node says belongs to a registration that is over: it has to register again.

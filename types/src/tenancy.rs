@@ -95,7 +95,8 @@ pub struct Quota {
     /// GPUs that work on its requests at once. Always kept to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus_max: Option<NonZeroU32>,
-    /// Of the GPUs' time in the last seconds. Kept to only while others wait who are within theirs.
+    /// Of the GPUs, and of their time in the last seconds. Beyond it only with GPUs that nobody who is
+    /// within theirs waits for, or needed in the last seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_share: Option<Share>,
     /// Of the GPUs' memory, what the models of its requests at work take. Always kept to.

@@ -32,6 +32,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-executor", &["actix", "openraft", "sled"], "it is crash-only and small"),
     ("millrace-device", &["actix", "openraft", "tonic", "tokio"], "it is one GPU behind one trait"),
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
+    ("millrace-function", &["actix", "openraft", "sled", "rten"], "users link it"),
     (
         "millrace-chaos",
         &[

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use millrace_types::workflow::Fit;
 use millrace_types::{Digest, FunctionSpec};
 
 use super::{check_expected, count_use, next_number};
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::{ControllerId, Function, ModelKind, ModelSummary, RevisionRecord};
 use crate::state::{Context, FUNCTIONS_MAX, REVISIONS_KEPT, State};
-use crate::workflows::{Fit, function_run};
+use crate::workflows::function_run;
 
 pub(crate) fn apply_function(
     state: &mut State,
@@ -60,6 +61,16 @@ fn same_content(latest: &RevisionRecord, spec: &FunctionSpec, digest: Digest) ->
 fn check_model<'a>(state: &'a State, revision: &RevisionRecord) -> Result<&'a ModelSummary, Refusal> {
     let artifact =
         state.artifacts.get(&revision.digest).ok_or(Refusal::ArtifactNotFound { digest: revision.digest })?;
+    let (asked, is) = (revision.spec.runtime, artifact.model.runtime());
+    if asked != is {
+        let problem = format!(
+            "runtime is {} and the file is of runtime {}: write runtime: {}, or name another file",
+            asked.as_str(),
+            is.as_str(),
+            is.as_str()
+        );
+        return Err(Refusal::InvalidSpec { problem });
+    }
     if revision.spec.serving.batching.is_some()
         && let Some(tensor) = artifact.model.unbatchable()
     {
@@ -138,7 +149,7 @@ fn add_revision(
 mod tests {
     use std::time::Duration;
 
-    use millrace_types::{Batching, Bytes, Dim, Slo};
+    use millrace_types::{Batching, Bytes, Dim, Runtime, Slo};
 
     use super::*;
     use crate::Command;
@@ -160,6 +171,28 @@ mod tests {
         let function = log.state.function(&key("f")).unwrap();
         let numbers: Vec<u64> = function.revisions.iter().map(|it| it.number.get()).collect();
         assert_eq!((numbers, function.resource_version), (vec![1, 2, 3], before + 3));
+    }
+
+    #[test]
+    fn a_function_is_of_the_runtime_of_its_file() {
+        let mut log = Log::with_artifacts(&["model"]);
+        let program = ModelSummary { weights: Bytes::ZERO, launches: 0, ..model() };
+        let (holder, bytes) = (ControllerId(1), Bytes(100));
+        let added = Command::AddArtifact { digest: digest("program"), bytes, model: program, holder };
+        log.apply(added).unwrap();
+        let apply = |runtime, file| {
+            let spec = FunctionSpec { runtime, ..spec("f") };
+            Command::ApplyFunction { spec, digest: digest(file), expected: None, voters: Vec::new() }
+        };
+        for (runtime, file, says) in
+            [(Runtime::Process, "model", "runtime: onnx"), (Runtime::Onnx, "program", "runtime: process")]
+        {
+            match log.apply(apply(runtime, file)) {
+                Err(Refusal::InvalidSpec { problem }) => assert!(problem.contains(says), "{problem}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(log.apply(apply(Runtime::Process, "program")).is_ok());
     }
 
     #[test]

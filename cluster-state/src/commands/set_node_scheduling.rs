@@ -1,10 +1,11 @@
 //! Says whether a node takes functions: cordon, drain and uncordon. The wish is the operator's, so
-//! it outlives the node's registration.
+//! it outlives the node's registration. A drain is an operation ([`crate::operations`]).
 
 use std::sync::Arc;
 
 use millrace_types::NodeName;
 
+use crate::operations::Kind;
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::Scheduling;
 use crate::state::{Context, State};
@@ -21,12 +22,18 @@ pub(crate) fn set_node_scheduling(
     if node.scheduling == scheduling {
         return Ok(Applied::Unchanged);
     }
+    if scheduling == Scheduling::Draining {
+        state.check_operations()?;
+    }
     let version = state.next_version();
     let changed = Arc::make_mut(&mut node);
     changed.scheduling = scheduling;
     changed.resource_version = version;
     changed.changed_at = context.now;
     state.nodes.insert(name.clone(), node);
+    if scheduling == Scheduling::Draining {
+        state.begin_operation(context, Kind::DrainNode { node: name.clone() });
+    }
     Ok(Applied::Changed { version })
 }
 

@@ -3,13 +3,15 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use millrace_cluster_state::operations::{End, Kind};
 use millrace_cluster_state::{
     Caller, Command, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, Scheduling, UnixMillis,
 };
+use millrace_types::policy::DispatchName;
 use millrace_types::{
     Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
-    ModelCopy, NodeDelta, NodeName, Portion, Quota, Share, SloCounts, SyncBatch, SyncPart, TenantName, Tier,
-    Usage,
+    ModelCopy, NodeDelta, NodeName, PolicySpec, Portion, Quota, Share, SloCounts, SyncBatch, SyncPart,
+    TenantName, Tier, Usage,
 };
 use proptest::prelude::*;
 
@@ -136,6 +138,17 @@ fn set_quota() -> impl Strategy<Value = Command> {
     })
 }
 
+fn set_policy() -> impl Strategy<Value = Command> {
+    // A limit without a policy that reads it is refused.
+    let dispatch = prop::option::of(prop::sample::select(vec![DispatchName::LalbO3, DispatchName::Torpor]));
+    (dispatch, prop::option::of(1u32..3), prop::option::weighted(0.3, 0u64..30)).prop_map(
+        |(dispatch, overtakes_max, expected)| {
+            let spec = PolicySpec { dispatch, overtakes_max, ..PolicySpec::NONE };
+            Command::SetPolicy { spec, expected }
+        },
+    )
+}
+
 pub(crate) fn command() -> impl Strategy<Value = Command> {
     let expected = || prop::option::weighted(0.3, 0u64..30);
     prop_oneof![
@@ -154,6 +167,14 @@ pub(crate) fn command() -> impl Strategy<Value = Command> {
         4 => register(),
         2 => set_quota(),
         4 => workflow_command(),
+        2 => set_policy(),
+        2 => (0u64..3, any::<bool>()).prop_map(|(id, joins)| {
+            let id = ControllerId(id);
+            let kind = if joins { Kind::PromoteController { id } } else { Kind::RemoveController { id } };
+            Command::BeginOperation { kind }
+        }),
+        3 => (0u64..40, prop::sample::select(vec![End::Succeeded, End::Cancelled]))
+            .prop_map(|(id, end)| Command::EndOperation { id, end }),
         12 => sync(),
         5 => (key(), node_name()).prop_map(|(function, node)| Command::Place {
             function, node, reason: PlacementReason::Rebalance,

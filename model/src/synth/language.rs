@@ -1,7 +1,17 @@
 //! Transformer encoders.
 
-use super::Seeded;
 use super::network::{Attribute, Network, Size};
+use super::scene::Darknet;
+use super::{Seeded, pixels};
+
+/// A line of text: its height and width, in pixels.
+pub const LINE: (usize, usize) = (128, 640);
+/// A column of it, one character's.
+pub const COLUMN: usize = 16;
+/// Characters that the reader of a line knows.
+const CHARACTERS: usize = 96;
+/// How far apart light and dark are where something is written, of 1.
+const CONTRAST: f32 = 0.5;
 
 /// The dimensions of an encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +36,33 @@ impl Encoder {
         Self { layers: 12, hidden: 768, heads: 12, inner: 3072, vocabulary: 30_522, positions: 512 };
     /// As BERT-large: 335 million parameters.
     pub const LARGE: Self = Self { layers: 24, hidden: 1024, heads: 16, inner: 4096, ..Self::BASE };
+    /// As DistilBERT: 66 million parameters.
+    pub const DISTILLED: Self = Self { layers: 6, ..Self::BASE };
     /// For tests: 1.2 million parameters.
     pub const TINY: Self =
         Self { layers: 4, hidden: 128, heads: 4, inner: 512, vocabulary: 3_000, positions: 64 };
+}
+
+/// Whether a classifier also gives what it makes of each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum States {
+    /// It does, for another network.
+    Given,
+    /// It does not.
+    Kept,
+}
+
+/// A line to read: `pixels` UINT8 [1, 256, 1280, 3] to `line` FP32 [1, 1, 128, 640], grey from 0 to 1.
+#[must_use]
+pub fn grey_line() -> Vec<u8> {
+    let mut net = Network::new("grey-line", 0);
+    let (height, width) = LINE;
+    let pixels = net.byte_input("pixels", &[1, 2 * height, 2 * width, pixels::COLOURS].map(Size::Fixed));
+    let planes = pixels::planes(&mut net, &pixels, "planes");
+    let grey = pixels::mix(&mut net, &planes, &[[1.0 / 3.0; 3]], "grey");
+    pixels::shrink(&mut net, &grey, 2, "line");
+    net.float_output("line", &[1, 1, height, width].map(Size::Fixed));
+    net.finish()
 }
 
 impl Seeded {
@@ -37,27 +71,68 @@ impl Seeded {
     /// S may be up to `positions`; there is no padding mask.
     #[must_use]
     pub fn bert_like(self, encoder: Encoder) -> Vec<u8> {
-        let Encoder { layers, hidden, vocabulary, positions, .. } = encoder;
         let mut net = Network::new("bert-like", self.0);
-        let ids = net.int64_input("input_ids", &[Size::Named("N"), Size::Named("S")]);
-        let words = net.scaled_weight("embedding.words", &[vocabulary, hidden], 1.0);
-        let places = net.scaled_weight("embedding.positions", &[positions, hidden], 1.0);
-        let word = net.node("Gather", &[&words, &ids], "embedding.word", &[]);
-        let length = [Attribute::Int("start", 1), Attribute::Int("end", 2)];
-        let length = net.node("Shape", &[&ids], "embedding.length", &length);
-        let zero = net.int64s("embedding.zero", &[0]);
-        let place = net.node("Slice", &[&places, &zero, &length, &zero], "embedding.position", &[]);
-        let sum = net.node("Add", &[&word, &place], "embedding.sum", &[]);
-        let mut value = normalize(&mut net, &sum, "embedding", hidden, "embedding.out");
-        for layer in 0..layers {
-            value = block(&mut net, encoder, &format!("layer{layer}"), &value, &format!("layer{layer}.out"));
+        let value = read(&mut net, encoder);
+        pool(&mut net, encoder, &value, "y");
+        net.float_output("y", &[Size::Named("N"), Size::Fixed(encoder.hidden)]);
+        net.finish()
+    }
+
+    /// The same with a layer of two numbers at the end: `input_ids` INT64 [N, S] to `scores` FP32 [N, 2],
+    /// and before it, where `states` is asked for, what it makes of each token: `states` FP32
+    /// [N, S, hidden].
+    #[must_use]
+    pub fn bert_classifier(self, encoder: Encoder, states: States) -> Vec<u8> {
+        let mut net = Network::new("bert-classifier", self.0);
+        let value = read(&mut net, encoder);
+        let pooled = pool(&mut net, encoder, &value, "pooled");
+        let sum = dense(&mut net, "scores", &pooled, (encoder.hidden, 2));
+        net.node("Softmax", &[&sum], "scores", &[Attribute::Int("axis", -1)]);
+        if states == States::Given {
+            net.node("Identity", &[&value], "states", &[]);
+            net.float_output("states", &token_shape(encoder));
         }
-        let first = net.int64s("pooler.index", &[0]);
-        let first = net.node("Gather", &[&value, &first], "pooler.gather", &[Attribute::Int("axis", 1)]);
-        let first = net.node("Flatten", &[&first], "pooler.first", &[]);
-        let pooled = dense(&mut net, "pooler", &first, (hidden, hidden));
-        net.node("Tanh", &[&pooled], "y", &[]);
-        net.float_output("y", &[Size::Named("N"), Size::Fixed(hidden)]);
+        net.float_output("scores", &[Size::Named("N"), Size::Fixed(2)]);
+        net.finish()
+    }
+
+    /// An encoder over what another made of the tokens, and the likeliest token at each place: `states`
+    /// FP32 [N, S, hidden] to `reply` INT64 [N, S].
+    #[must_use]
+    pub fn bert_reply(self, encoder: Encoder) -> Vec<u8> {
+        let mut net = Network::new("bert-reply", self.0);
+        let states = net.float_input("states", &token_shape(encoder));
+        let value = blocks(&mut net, encoder, &states);
+        let logits = dense(&mut net, "words", &value, (encoder.hidden, encoder.vocabulary));
+        let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
+        net.node("ArgMax", &[&logits], "reply", &over);
+        net.int64_output("reply", &[Size::Named("N"), Size::Named("S")]);
+        net.finish()
+    }
+
+    /// A reader of one line of text, `line` FP32 [1, 1, 128, 640], grey from 0 to 1: the stages of
+    /// `darknet` but for the last, and an encoder of two layers over its 40 columns. `tokens` INT64 [1, L]
+    /// has a character's id for each column with something on it, which is where light and dark are far
+    /// apart, and `any_text` INT64 [1] is 1 where there is one. L may be 0.
+    #[must_use]
+    pub fn ocr(self, darknet: Darknet) -> Vec<u8> {
+        let mut net = Network::new("ocr", self.0);
+        let line = net.float_input("line", &[1, 1, LINE.0, LINE.1].map(Size::Fixed));
+        let (features, hidden) = darknet.add(&mut net, &line, 1, 3);
+        let over = [Attribute::Ints("axes", &[2]), Attribute::Int("keepdims", 0)];
+        let columns = net.node("ReduceMean", &[&features], "columns.features", &over);
+        let order = [Attribute::Ints("perm", &[0, 2, 1])];
+        let columns = net.node("Transpose", &[&columns], "columns", &order);
+        let encoder =
+            Encoder { layers: 2, hidden, heads: 4, inner: 4 * hidden, vocabulary: CHARACTERS, positions: 0 };
+        let read = blocks(&mut net, encoder, &columns);
+        let logits = dense(&mut net, "characters", &read, (hidden, CHARACTERS));
+        let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
+        let ids = net.node("ArgMax", &[&logits], "ids", &over);
+        let scores = contrast(&mut net, &line);
+        pixels::choose(&mut net, (&ids, 1), (&scores, CONTRAST), ("tokens", Some("any_text")));
+        net.int64_output("tokens", &[Size::Fixed(1), Size::Named("L")]);
+        net.int64_output("any_text", &[Size::Fixed(1)]);
         net.finish()
     }
 
@@ -73,6 +148,55 @@ impl Seeded {
         net.float_output("y", &shape);
         net.finish()
     }
+}
+
+fn token_shape(encoder: Encoder) -> [Size; 3] {
+    [Size::Named("N"), Size::Named("S"), Size::Fixed(encoder.hidden)]
+}
+
+/// `input_ids` through the embedding and all layers: [N, S, hidden].
+fn read(net: &mut Network, encoder: Encoder) -> String {
+    let Encoder { hidden, vocabulary, positions, .. } = encoder;
+    let ids = net.int64_input("input_ids", &[Size::Named("N"), Size::Named("S")]);
+    let words = net.scaled_weight("embedding.words", &[vocabulary, hidden], 1.0);
+    let places = net.scaled_weight("embedding.positions", &[positions, hidden], 1.0);
+    let word = net.node("Gather", &[&words, &ids], "embedding.word", &[]);
+    let length = [Attribute::Int("start", 1), Attribute::Int("end", 2)];
+    let length = net.node("Shape", &[&ids], "embedding.length", &length);
+    let zero = net.int64s("embedding.zero", &[0]);
+    let place = net.node("Slice", &[&places, &zero, &length, &zero], "embedding.position", &[]);
+    let sum = net.node("Add", &[&word, &place], "embedding.sum", &[]);
+    let value = normalize(net, &sum, "embedding", hidden, "embedding.out");
+    blocks(net, encoder, &value)
+}
+
+/// All layers.
+fn blocks(net: &mut Network, encoder: Encoder, input: &str) -> String {
+    let mut value = input.to_owned();
+    for layer in 0..encoder.layers {
+        value = block(net, encoder, &format!("layer{layer}"), &value, &format!("layer{layer}.out"));
+    }
+    value
+}
+
+/// The first token's vector through a dense layer and tanh.
+fn pool(net: &mut Network, encoder: Encoder, value: &str, output: &str) -> String {
+    let first = net.int64s("pooler.index", &[0]);
+    let first = net.node("Gather", &[value, &first], "pooler.gather", &[Attribute::Int("axis", 1)]);
+    let first = net.node("Flatten", &[&first], "pooler.first", &[]);
+    let pooled = dense(net, "pooler", &first, (encoder.hidden, encoder.hidden));
+    net.node("Tanh", &[&pooled], output, &[])
+}
+
+/// How far apart light and dark are in each column of a line, [1, 40].
+fn contrast(net: &mut Network, line: &str) -> String {
+    let window = (LINE.0, COLUMN);
+    let light = pixels::pool(net, "MaxPool", line, window, "contrast.light");
+    let turned = net.node("Neg", &[line], "contrast.turned", &[]);
+    let dark = pixels::pool(net, "MaxPool", &turned, window, "contrast.dark");
+    let apart = net.node("Add", &[&light, &dark], "contrast.apart", &[]);
+    let row = net.int64s("contrast.row", &[1, (LINE.1 / COLUMN) as i64]);
+    net.node("Reshape", &[&apart, &row], "contrast", &[])
 }
 
 /// Attention and feed-forward network, each added to its input and normalized, as in BERT.

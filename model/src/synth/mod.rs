@@ -1,6 +1,6 @@
 //! ONNX networks of known architectures with seeded random weights, for tests and measurements where
-//! the numbers need not mean anything but must stay finite; and [`detector`], whose weights are
-//! fixed. The same call gives the same bytes.
+//! the numbers need not mean anything but must stay finite; and some, such as [`detector`], whose
+//! weights are fixed. The same call gives the same bytes.
 //!
 //! | network | input | output | parameters |
 //! |---|---|---|---|
@@ -12,15 +12,28 @@
 //! | [`bert_like`] with [`Encoder::BASE`] | `input_ids` INT64 [N, S] | `y` [N, 768] | 109.5 million |
 //! | [`bert_like`] with [`Encoder::LARGE`] | `input_ids` INT64 [N, S] | `y` [N, 1024] | 335 million |
 //! | [`detector`] | `frame` FP32 [1, 3, 512, 512] | `people` [P, 3, 32, 32], `vehicles` [V, 3, 32, 32], `any_people` and `any_vehicles` INT64 [1] | 6,144 |
+//!
+//! And those of the example workflows, each with its shapes at its function: [`camera`], [`chunks`],
+//! [`grey_line`], [`denoiser`], [`crops`], [`painter`] and [`vote`], which are fixed, and
+//! [`Seeded::yolo_det`], [`Seeded::yolo_seg`], [`Seeded::yolo_face`], [`Seeded::ocr`],
+//! [`Seeded::alexnet_like`], [`Seeded::residual`], [`Seeded::bert_classifier`] and
+//! [`Seeded::bert_reply`].
 
 mod language;
 mod network;
+mod pixels;
 mod random;
+mod scene;
 mod traffic;
 mod vision;
 
-pub use language::Encoder;
+pub use language::{COLUMN, Encoder, LINE, States, grey_line};
+pub use scene::{
+    CELL_SIDE, CELLS, CHUNK, CROP_SIDE, Darknet, PHOTO_SIDE, PICTURE, VIEW, camera, chunks, crops, denoiser,
+    painter, vote,
+};
 pub use traffic::{FRAME_SIDE, PATCH_SIDE, PATCHES_ACROSS, THRESHOLD, detector};
+pub use vision::Residual;
 
 use network::{Network, Size};
 

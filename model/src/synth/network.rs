@@ -48,6 +48,16 @@ impl Network {
         name.to_owned()
     }
 
+    /// Pixels as they are stored: bytes.
+    pub(super) fn byte_input(&mut self, name: &str, shape: &[Size]) -> String {
+        self.graph.input.push(declare(name, element::UINT8, shape));
+        name.to_owned()
+    }
+
+    pub(super) fn byte_output(&mut self, name: &str, shape: &[Size]) {
+        self.graph.output.push(declare(name, element::UINT8, shape));
+    }
+
     pub(super) fn float_output(&mut self, name: &str, shape: &[Size]) {
         self.graph.output.push(declare(name, element::FLOAT, shape));
     }

@@ -1,24 +1,24 @@
-//! Residual convolutional networks.
+//! Convolutional networks that classify: residual ones, and AlexNet.
 
-use super::Seeded;
 use super::network::{Attribute, Network, Size};
+use super::{Seeded, pixels};
 
 /// What batch normalization multiplies the end of a residual branch by: small, so that activations
 /// do not grow from block to block.
-const BRANCH_SCALE: f32 = 0.25;
+pub(super) const BRANCH_SCALE: f32 = 0.25;
 
 /// A convolution and its batch normalization.
-struct Conv<'a> {
-    name: &'a str,
-    from: usize,
-    to: usize,
-    kernel: usize,
-    stride: usize,
-    scale: f32,
+pub(super) struct Conv<'a> {
+    pub(super) name: &'a str,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) kernel: usize,
+    pub(super) stride: usize,
+    pub(super) scale: f32,
 }
 
 impl Conv<'_> {
-    fn add(&self, net: &mut Network, input: &str) -> String {
+    pub(super) fn add(&self, net: &mut Network, input: &str) -> String {
         let Self { name, from, to, kernel, stride, scale } = *self;
         let weight =
             net.weight(&format!("{name}.weight"), &[to, from, kernel, kernel], from * kernel * kernel);
@@ -37,7 +37,7 @@ impl Conv<'_> {
         net.node("BatchNormalization", &inputs, &format!("{name}.norm"), &[])
     }
 
-    fn add_rectified(&self, net: &mut Network, input: &str) -> String {
+    pub(super) fn add_rectified(&self, net: &mut Network, input: &str) -> String {
         let norm = self.add(net, input);
         net.node("Relu", &[&norm], &format!("{}.relu", self.name), &[])
     }
@@ -90,25 +90,54 @@ fn image_input(net: &mut Network, side: usize) -> String {
     net.float_input("x", &[Size::Named("N"), Size::Fixed(3), Size::Fixed(side), Size::Fixed(side)])
 }
 
+/// The dimensions of a residual network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Residual {
+    /// Blocks in each of the four stages.
+    pub blocks: [usize; 4],
+    /// Channels inside the first stage's blocks; each later stage has twice as many.
+    pub width: usize,
+    /// The picture's height and width, in pixels.
+    pub side: usize,
+    /// How many times as large the picture is made first: for small crops.
+    pub enlarge: usize,
+    /// How many numbers come out.
+    pub classes: usize,
+}
+
+impl Residual {
+    /// As ResNet-50: 25.6 million parameters.
+    pub const FIFTY: Self = Self { blocks: [3, 4, 6, 3], width: 64, side: 224, enlarge: 1, classes: 1000 };
+    /// As ResNet-152: 60.2 million parameters.
+    pub const HUNDRED_FIFTY_TWO: Self = Self { blocks: [3, 8, 36, 3], ..Self::FIFTY };
+    /// For tests: 0.4 million parameters, most of them for the classes.
+    pub const TINY: Self = Self { blocks: [1; 4], width: 8, ..Self::FIFTY };
+}
+
 impl Seeded {
     /// A network with ResNet-50's layers and 25.6 million parameters; batch normalization is left in
     /// its own nodes.
     #[must_use]
     pub fn resnet50_like(self) -> Vec<u8> {
-        self.residual("resnet50-like", [3, 4, 6, 3])
+        self.residual("resnet50-like", Residual::FIFTY)
     }
 
     /// The same with ResNet-152's layers and 60.2 million parameters.
     #[must_use]
     pub fn resnet152_like(self) -> Vec<u8> {
-        self.residual("resnet152-like", [3, 8, 36, 3])
+        self.residual("resnet152-like", Residual::HUNDRED_FIFTY_TWO)
     }
 
-    /// Bottleneck blocks in four stages.
-    fn residual(self, name: &str, blocks: [usize; 4]) -> Vec<u8> {
+    /// Bottleneck blocks in four stages: `x` FP32 [N, 3, side, side] to `y` FP32 [N, classes].
+    #[must_use]
+    pub fn residual(self, name: &str, dimensions: Residual) -> Vec<u8> {
+        let Residual { blocks, width, side, enlarge, classes } = dimensions;
         let mut net = Network::new(name, self.0);
-        let x = image_input(&mut net, 224);
-        let stem = Conv { name: "stem", from: 3, to: 64, kernel: 7, stride: 2, scale: 1.0 };
+        let mut x = image_input(&mut net, side);
+        if enlarge > 1 {
+            x = pixels::enlarge(&mut net, &x, enlarge, "enlarged");
+        }
+        let stem = Conv { name: "stem", from: 3, to: width, kernel: 7, stride: 2, scale: 1.0 };
         let stem = stem.add_rectified(&mut net, &x);
         let pool = [
             Attribute::Ints("kernel_shape", &[3, 3]),
@@ -116,8 +145,9 @@ impl Seeded {
             Attribute::Ints("pads", &[1; 4]),
         ];
         let mut value = net.node("MaxPool", &[&stem], "stem.pool", &pool);
-        let mut from = 64;
-        for (stage, (inner, blocks)) in [64, 128, 256, 512].into_iter().zip(blocks).enumerate() {
+        let mut from = width;
+        for (stage, blocks) in blocks.into_iter().enumerate() {
+            let inner = width << stage;
             for block in 0..blocks {
                 let name = format!("stage{stage}.block{block}");
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
@@ -125,7 +155,44 @@ impl Seeded {
                 from = inner * Bottleneck::EXPANSION;
             }
         }
-        classify(&mut net, &value, from, 1000);
+        classify(&mut net, &value, from, classes);
+        net.finish()
+    }
+
+    /// AlexNet's layers, without its dropout and its normalization across channels: `x` FP32
+    /// [N, 3, 224, 224] to `y` FP32 [N, 1000]. With a width of 64, 61 million parameters, nearly all in
+    /// its dense layers.
+    #[must_use]
+    pub fn alexnet_like(self, width: usize) -> Vec<u8> {
+        let mut net = Network::new("alexnet-like", self.0);
+        let mut value = image_input(&mut net, 224);
+        // The five convolutions: channels in 1/64 of the width, kernel, stride, and whether a pool follows.
+        let layers =
+            [(64, 11, 4, true), (192, 5, 1, true), (384, 3, 1, false), (256, 3, 1, false), (256, 3, 1, true)];
+        let mut from = 3;
+        for (number, (channels, kernel, stride, pools)) in layers.into_iter().enumerate() {
+            let to = channels * width / 64;
+            let name = format!("conv{number}");
+            value =
+                Conv { name: &name, from, to, kernel, stride, scale: 1.0 }.add_rectified(&mut net, &value);
+            if pools {
+                let pool = [Attribute::Ints("kernel_shape", &[3, 3]), Attribute::Ints("strides", &[2, 2])];
+                value = net.node("MaxPool", &[&value], &format!("{name}.pool"), &pool);
+            }
+            from = to;
+        }
+        let mut value = net.node("Flatten", &[&value], "flat", &[]);
+        let inner = 4096 * width / 64;
+        let dense = [("dense0", from * 36, inner), ("dense1", inner, inner), ("y", inner, 1000)];
+        for (name, from, to) in dense {
+            let weight = net.weight(&format!("{name}.weight"), &[to, from], from);
+            let bias = net.scaled_weight(&format!("{name}.bias"), &[to], 0.01);
+            value = net.node("Gemm", &[&value, &weight, &bias], name, &[Attribute::Int("transB", 1)]);
+            if name != "y" {
+                value = net.node("Relu", &[&value], &format!("{name}.relu"), &[]);
+            }
+        }
+        net.float_output("y", &[Size::Named("N"), Size::Fixed(1000)]);
         net.finish()
     }
 

@@ -6,6 +6,7 @@ mod layouts;
 mod refusals;
 mod runner;
 mod running;
+mod scenes;
 mod synthetic;
 mod traffic;
 

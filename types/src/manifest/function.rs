@@ -4,25 +4,30 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::program::ProgramText;
 use super::{Metadata, Problem, SloText, duration, timeout};
-use crate::function::{DEFAULT_REPLICAS, FunctionSpec, Resources, Runtime, SpecError};
+use crate::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, FunctionSpec, Resources, Runtime, SpecError};
 use crate::serving::{Batching, Priority, Residency, Serving};
 use crate::units::{Bytes, ParseBytesError};
+use crate::workflow::Signature;
 
 /// A function asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionManifest {
     /// The function.
     pub spec: FunctionSpec,
-    /// Where its model lies, as written: relative to the manifest.
+    /// Where its model or program lies, as written: relative to the manifest.
     pub model_file: String,
+    /// What a program takes and gives; a model says so itself.
+    pub declared: Option<Signature>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Spec {
     runtime: Option<String>,
-    model: Model,
+    model: Option<Model>,
+    program: Option<ProgramText>,
     slo: Option<SloText>,
     timeout: Option<String>,
     #[serde(default)]
@@ -66,13 +71,12 @@ struct BatchingText {
 
 impl Spec {
     pub(super) fn check(self, metadata: Metadata) -> Result<FunctionManifest, Problem> {
-        if self.model.file.is_empty() {
-            return Err(("spec.model.file", "is empty: name the model's file, relative to this one".into()));
-        }
+        let runtime = runtime(self.runtime.as_deref())?;
+        let file = file(runtime, self.model, self.program)?;
         let spec = FunctionSpec {
             key: metadata.key()?,
             labels: metadata.labels,
-            runtime: runtime(self.runtime.as_deref())?,
+            runtime,
             slo: self.slo.map(SloText::check).transpose()?,
             timeout: timeout(self.timeout)?,
             resources: self.resources.check()?,
@@ -83,9 +87,42 @@ impl Spec {
                 residency: self.residency.check()?,
                 batching: self.batching.map(BatchingText::check).transpose()?,
             },
+            processes: file.processes.unwrap_or(DEFAULT_PROCESSES),
         };
         spec.validate().map_err(|e: SpecError| ("spec", e.to_string()))?;
-        Ok(FunctionManifest { spec, model_file: self.model.file })
+        Ok(FunctionManifest { spec, model_file: file.name, declared: file.declared })
+    }
+}
+
+/// The file that a function is made of.
+pub(super) struct File {
+    pub(super) name: String,
+    pub(super) declared: Option<Signature>,
+    pub(super) processes: Option<u32>,
+}
+
+/// A model has a file; a program has one and says what it takes and gives.
+fn file(runtime: Runtime, model: Option<Model>, program: Option<ProgramText>) -> Result<File, Problem> {
+    let file = match (runtime, model, program) {
+        (Runtime::Onnx, Some(model), None) => File { name: model.file, declared: None, processes: None },
+        (Runtime::Process, None, Some(program)) => program.check()?,
+        (Runtime::Onnx, ..) => {
+            let problem = "a function with runtime onnx has model: {file: FILE}, and no program";
+            return Err(("spec.model", problem.into()));
+        }
+        (Runtime::Process, ..) => {
+            let problem = "a function with runtime process has program: {file: FILE, inputs: [...], outputs: [...]}, and no model";
+            return Err(("spec.program", problem.into()));
+        }
+    };
+    match (file.name.is_empty(), runtime) {
+        (false, _) => Ok(file),
+        (true, Runtime::Onnx) => {
+            Err(("spec.model.file", "is empty: name the model's file, relative to this one".into()))
+        }
+        (true, Runtime::Process) => {
+            Err(("spec.program.file", "is empty: name the program's file, relative to this one".into()))
+        }
     }
 }
 
@@ -121,6 +158,10 @@ fn priority(level: u64) -> Result<Priority, Problem> {
 fn runtime(text: Option<&str>) -> Result<Runtime, Problem> {
     match text {
         None | Some("onnx") => Ok(Runtime::Onnx),
-        Some(other) => Err(("spec.runtime", format!("{other:?} is not known: this version has \"onnx\""))),
+        Some("process") => Ok(Runtime::Process),
+        Some(other) => {
+            let problem = format!("{other:?} is not known: this version has \"onnx\" and \"process\"");
+            Err(("spec.runtime", problem))
+        }
     }
 }

@@ -21,6 +21,17 @@
 //!   batching: {maxSize: 8, maxWait: 2ms}   # optional
 //! ---
 //! apiVersion: millrace/v1
+//! kind: Function               # a program of one's own, beside the GPUs
+//! metadata: {name: decode}
+//! spec:
+//!   runtime: process
+//!   program:
+//!     file: decode             # an executable, or a script that begins with #!
+//!     processes: 2             # optional: how many run at one time on a worker
+//!     inputs: [{name: jpeg, datatype: UINT8, shape: [-1]}]
+//!     outputs: [{name: pixels, datatype: FP32, shape: [N, 64]}]
+//! ---
+//! apiVersion: millrace/v1
 //! kind: Workflow               # see [`crate::workflow`]
 //! metadata: {name: traffic}
 //! spec:
@@ -39,6 +50,7 @@
 //! ```
 
 mod function;
+mod program;
 mod workflow;
 
 use std::collections::{BTreeMap, BTreeSet};

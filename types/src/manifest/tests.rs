@@ -1,8 +1,9 @@
 use super::*;
-use crate::function::FunctionSpec;
+use crate::function::{FunctionSpec, Runtime};
 use crate::serving::{Batching, Priority, Residency, Serving};
+use crate::tensor::{DataType, Dim, TensorSpec};
 use crate::units::Bytes;
-use crate::workflow::{Output, Run, Source, Step};
+use crate::workflow::{Output, Run, Signature, Source, Step};
 
 const GOOD: &str = "\
 apiVersion: millrace/v1
@@ -41,7 +42,7 @@ fn reads_every_field() {
         batching: Some(Batching { max_size: 8, max_wait }),
     };
     let model_file = "digits.onnx".into();
-    assert_eq!(manifest, Manifest::Function(FunctionManifest { spec: expected, model_file }));
+    assert_eq!(manifest, Manifest::Function(FunctionManifest { spec: expected, model_file, declared: None }));
 }
 
 #[test]
@@ -70,6 +71,50 @@ fn each_refusal_says_what_to_do() {
         ("file: digits.onnx", "file: ''", "name the model's file"),
     ] {
         let message = refusal(from, to);
+        assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
+    }
+}
+
+const PROGRAM: &str = "\
+apiVersion: millrace/v1
+kind: Function
+metadata: {name: decode}
+spec:
+  runtime: process
+  program:
+    file: decode.py
+    processes: 2
+    inputs: [{name: jpeg, datatype: UINT8, shape: [-1]}]
+    outputs: [{name: pixels, datatype: FP32, shape: [N, 64]}]
+";
+
+#[test]
+fn a_program_says_what_it_takes_and_gives() {
+    let read = parse(PROGRAM).unwrap().remove(0).function().unwrap();
+    assert_eq!((read.spec.runtime, read.spec.processes), (Runtime::Process, 2));
+    let tensor = |name: &str, datatype, shape| TensorSpec { name: name.into(), datatype, shape };
+    let symbol = |name: &str| Dim::Symbol(name.into());
+    let declared = Signature {
+        inputs: vec![tensor("jpeg", DataType::Uint8, vec![symbol("jpeg.0")])],
+        outputs: vec![tensor("pixels", DataType::Fp32, vec![symbol("N"), Dim::Fixed(64)])],
+    };
+    assert_eq!((read.model_file.as_str(), read.declared), ("decode.py", Some(declared)));
+}
+
+#[test]
+fn each_refusal_of_a_program_says_what_to_do() {
+    for (from, to, says) in [
+        ("runtime: process", "runtime: onnx", "has model: {file: FILE}, and no program"),
+        ("runtime: process", "runtime: wasm", "\"onnx\" and \"process\""),
+        ("  program:", "  model: {file: x}\n  program:", "and no model"),
+        ("file: decode.py", "file: ''", "name the program's file"),
+        ("processes: 2", "processes: 0", "a number from 1 to 64"),
+        ("UINT8", "BYTE", "such as FP32"),
+        ("[-1]", "[0]", "write each size from 1"),
+        ("[-1]", "[-2]", "write each size from 1"),
+        ("  program:", "  batching: {maxSize: 8}\n  program:", "of functions with runtime onnx"),
+    ] {
+        let message = parse(&PROGRAM.replace(from, to)).unwrap_err().to_string();
         assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{INPUT, PORT_LEN_MAX, PORTS_MAX, Run, STEPS_MAX, Source, Step, WorkflowSpec};
-use crate::function::{SpecError, TIMEOUT_MAX, beginning, validate_labels};
+use crate::function::{SpecError, beginning, validate_terms};
 use crate::ids::FunctionName;
 
 /// Why a workflow was refused, by itself. Each message says what to write instead.
@@ -107,16 +107,7 @@ impl WorkflowSpec {
     }
 
     fn validate_limits(&self) -> Result<(), WorkflowError> {
-        if let Some(slo) = self.slo {
-            slo.validate()?;
-        }
-        if self.timeout.is_zero() {
-            return Err(SpecError::ZeroTimeout.into());
-        }
-        if self.timeout > TIMEOUT_MAX {
-            return Err(SpecError::TimeoutTooLong(self.timeout).into());
-        }
-        validate_labels(&self.labels)?;
+        validate_terms(self.slo, self.timeout, &self.labels)?;
         let counts = [
             ("inputs", self.inputs.len(), PORTS_MAX),
             ("steps", self.steps.len(), STEPS_MAX),

@@ -16,9 +16,11 @@
 //! empty is known beforehand, and has a first dimension that says nothing ([`WorkflowSpec::check`]).
 //!
 //! [`WorkflowSpec::validate`] checks what can be seen without the functions, [`WorkflowSpec::check`]
-//! the rest: names, types and shapes along every edge.
+//! the rest: names, types and shapes along every edge. [`WorkflowSpec::fit`] does it for a workflow that
+//! others may run.
 
 mod check;
+mod fit;
 mod graph;
 
 use std::collections::BTreeMap;
@@ -33,6 +35,7 @@ use crate::ids::{FunctionKey, FunctionName};
 use crate::tensor::{Dim, TensorSpec};
 
 pub use check::CheckError;
+pub use fit::{Fit, FitError, FitRef};
 pub use graph::WorkflowError;
 
 /// The most steps of one workflow, those of workflows inside it not counted.

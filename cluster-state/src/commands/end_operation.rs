@@ -1,0 +1,153 @@
+//! Says how an operation ended. A drain that is cancelled leaves its node cordoned: what moved stays where
+//! it is, and nothing comes back by itself.
+
+use std::sync::Arc;
+
+use crate::operations::{End, Kind};
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::Scheduling;
+use crate::state::{Context, State};
+
+pub(crate) fn end_operation(state: &mut State, context: Context<'_>, id: u64, end: &End) -> Outcome {
+    let operation = state.operations.get(&id).cloned().ok_or(Refusal::OperationNotFound { id })?;
+    if !operation.runs() {
+        return Ok(Applied::Unchanged);
+    }
+    match (&operation.kind, end) {
+        (Kind::DrainNode { node }, End::Cancelled) => {
+            let version = state.next_version();
+            if let Some(node) = state.nodes.get_mut(node) {
+                let node = Arc::make_mut(node);
+                node.scheduling = Scheduling::Cordoned;
+                node.resource_version = version;
+                node.changed_at = context.now;
+            }
+            state.end_operation(id, context.now, End::Cancelled);
+            Ok(Applied::Changed { version })
+        }
+        (Kind::DrainNode { .. }, End::Succeeded | End::Failed { .. }) | (_, End::Cancelled) => {
+            Err(Refusal::OperationGoesOn { id })
+        }
+        (_, end) => {
+            let version = state.next_version();
+            state.end_operation(id, context.now, end.clone());
+            Ok(Applied::Changed { version })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{Bytes, Epoch};
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::{Log, apply, node_name, place, schedule, unplace};
+    use crate::operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX};
+    use crate::record::ControllerId;
+
+    /// Two functions on `n1`, which is being drained.
+    fn draining() -> (Log, u64) {
+        let mut log = Log::with_artifacts(&["m"]);
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        for function in ["f", "g"] {
+            log.apply(apply(function, "m")).unwrap();
+            log.apply(place(function, "n1")).unwrap();
+        }
+        log.apply(schedule("n1", Scheduling::Draining)).unwrap();
+        let id = log.state.drain_of(&node_name("n1")).unwrap().id;
+        (log, id)
+    }
+
+    fn stands(log: &Log, id: u64) -> (u64, u64, Option<End>) {
+        let operation = log.state.operation(id).unwrap();
+        let end = operation.ended.as_ref().map(|(_, end)| end.clone());
+        (log.state.steps_done(operation), operation.total, end)
+    }
+
+    fn cancel(id: u64) -> Command {
+        Command::EndOperation { id, end: End::Cancelled }
+    }
+
+    #[test]
+    fn a_drain_ends_when_nothing_is_left() {
+        let (mut log, id) = draining();
+        assert_eq!(stands(&log, id), (0, 2, None));
+        log.apply(unplace("f", "n1")).unwrap();
+        assert_eq!(stands(&log, id), (1, 2, None));
+        log.tick(5);
+        log.apply(unplace("g", "n1")).unwrap();
+        assert_eq!(stands(&log, id), (2, 2, Some(End::Succeeded)));
+        assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
+        assert_eq!(log.apply(cancel(id)), Ok(Applied::Unchanged), "it has ended");
+        log.apply(schedule("n1", Scheduling::Schedulable)).unwrap();
+        assert_eq!(stands(&log, id), (2, 2, Some(End::Succeeded)), "as it was");
+    }
+
+    #[test]
+    fn the_drain_of_an_empty_node_or_of_one_that_is_lost_is_done() {
+        let mut log = Log::new();
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.apply(schedule("n1", Scheduling::Draining)).unwrap();
+        let ended: Vec<_> = log.state.operations().map(|it| it.runs()).collect();
+        assert_eq!(ended, [false]);
+        let (mut log, id) = draining();
+        log.apply(Command::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
+        assert_eq!(stands(&log, id).2, Some(End::Succeeded));
+    }
+
+    #[test]
+    fn a_drain_that_is_cancelled_leaves_the_node_cordoned() {
+        let (mut log, id) = draining();
+        log.apply(unplace("f", "n1")).unwrap();
+        assert!(log.apply(cancel(id)).unwrap().changed());
+        assert_eq!(log.state.node(&node_name("n1")).unwrap().scheduling, Scheduling::Cordoned);
+        assert_eq!(stands(&log, id).2, Some(End::Cancelled));
+        let (mut log, id) = draining();
+        log.apply(schedule("n1", Scheduling::Schedulable)).unwrap();
+        assert_eq!(stands(&log, id).2, Some(End::Cancelled), "uncordoned");
+        assert_eq!(log.refused(cancel(999)), Refusal::OperationNotFound { id: 999 });
+    }
+
+    #[test]
+    fn a_change_of_the_group_is_ended_by_its_maker_alone() {
+        let mut log = Log::new();
+        let kind = Kind::RemoveController { id: ControllerId(3) };
+        let Ok(Applied::Created { version: id }) = log.apply(Command::BeginOperation { kind }) else {
+            panic!("it begins");
+        };
+        assert_eq!(log.refused(cancel(id)), Refusal::OperationGoesOn { id });
+        let end = End::Failed { why: "no".into() };
+        assert!(log.apply(Command::EndOperation { id, end: end.clone() }).is_ok());
+        assert_eq!(stands(&log, id), (0, 0, Some(end)));
+        let (mut log, id) = draining();
+        let ended = Command::EndOperation { id, end: End::Succeeded };
+        assert_eq!(log.refused(ended), Refusal::OperationGoesOn { id }, "it is not empty yet");
+    }
+
+    #[test]
+    fn what_ended_is_forgotten_in_time_or_for_others() {
+        let begin = || Command::BeginOperation { kind: Kind::PromoteController { id: ControllerId(2) } };
+        let mut log = Log::new();
+        log.apply(begin()).unwrap();
+        let first = log.state.version();
+        log.apply(Command::EndOperation { id: first, end: End::Succeeded }).unwrap();
+        for _ in 1..OPERATIONS_MAX {
+            log.apply(begin()).unwrap();
+        }
+        assert!(log.state.operation(first).is_some());
+        log.apply(begin()).unwrap();
+        assert!(log.state.operation(first).is_none(), "it makes room");
+        assert!(matches!(log.refused(begin()), Refusal::Full { .. }), "all of them run");
+        let mut log = Log::new();
+        log.apply(begin()).unwrap();
+        log.apply(Command::EndOperation { id: log.state.version(), end: End::Succeeded }).unwrap();
+        log.tick(OPERATION_TTL.as_millis() as u64);
+        log.apply(begin()).unwrap();
+        assert_eq!(log.state.operations().count(), 1);
+        let id = log.state.version();
+        log.tick(OPERATION_LIFE_MAX.as_millis() as u64);
+        log.apply(begin()).unwrap();
+        assert!(matches!(stands(&log, id).2, Some(End::Failed { .. })), "its maker is gone");
+    }
+}

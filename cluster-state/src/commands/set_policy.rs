@@ -1,0 +1,102 @@
+//! Sets how nodes schedule while they run. Every change is kept for a while, with who made it: nobody has
+//! to have been watching.
+
+use std::sync::Arc;
+
+use millrace_types::PolicySpec;
+
+use crate::outcome::{Applied, Outcome, Refusal};
+use crate::record::Policy;
+use crate::state::{Context, POLICIES_KEPT, State};
+
+pub(crate) fn set_policy(
+    state: &mut State,
+    context: Context<'_>,
+    spec: PolicySpec,
+    expected: Option<u64>,
+) -> Outcome {
+    spec.check().map_err(|error| Refusal::InvalidSpec { problem: error.to_string() })?;
+    let before = state.policies.last();
+    let actual = before.map_or(0, |it| it.resource_version);
+    if let Some(expected) = expected.filter(|&expected| expected != actual) {
+        return Err(Refusal::PolicyConflict { expected, actual });
+    }
+    if before.map_or(PolicySpec::NONE, |it| it.spec) == spec {
+        return Ok(Applied::Unchanged);
+    }
+    let generation = before.map_or(0, |it| it.generation) + 1;
+    let version = state.next_version();
+    let policy = Policy {
+        spec,
+        generation,
+        resource_version: version,
+        changed_at: context.now,
+        changed_by: context.caller.clone(),
+    };
+    if state.policies.len() == POLICIES_KEPT {
+        state.policies.remove(0);
+    }
+    state.policies.push(Arc::new(policy));
+    if generation == 1 { Ok(Applied::Created { version }) } else { Ok(Applied::Changed { version }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::policy::DispatchName;
+
+    use super::*;
+    use crate::Command;
+    use crate::commands::testing::Log;
+
+    fn spec(dispatch: DispatchName) -> PolicySpec {
+        PolicySpec { dispatch: Some(dispatch), ..PolicySpec::NONE }
+    }
+
+    fn set(spec: PolicySpec, expected: Option<u64>) -> Command {
+        Command::SetPolicy { spec, expected }
+    }
+
+    #[test]
+    fn each_change_is_counted_and_kept_with_who_made_it() {
+        let mut log = Log::new();
+        let version = log.state.version();
+        assert_eq!(log.apply(set(PolicySpec::NONE, None)), Ok(Applied::Unchanged), "nothing was set");
+        let torpor = spec(DispatchName::Torpor);
+        assert_eq!(log.apply(set(torpor, None)), Ok(Applied::Created { version: version + 1 }));
+        assert_eq!(log.apply(set(torpor, None)), Ok(Applied::Unchanged));
+        assert_eq!(log.apply(set(PolicySpec::NONE, None)), Ok(Applied::Changed { version: version + 2 }));
+        let kept: Vec<_> = log.state.policies().map(|it| (it.generation, it.spec)).collect();
+        assert_eq!(kept, [(1, torpor), (2, PolicySpec::NONE)]);
+        let last = log.state.policy().unwrap();
+        assert_eq!((last.generation, &*last.changed_by.0), (2, "alice"));
+        assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
+    }
+
+    #[test]
+    fn of_two_writers_who_saw_the_same_one_wins() {
+        let mut log = Log::new();
+        assert!(log.apply(set(spec(DispatchName::Lb), Some(0))).is_ok(), "nobody had set any");
+        let refused = log.refused(set(spec(DispatchName::Fifo), Some(0)));
+        let actual = log.state.policy().unwrap().resource_version;
+        assert_eq!(refused, Refusal::PolicyConflict { expected: 0, actual });
+        assert!(log.apply(set(spec(DispatchName::Fifo), Some(actual))).is_ok());
+    }
+
+    #[test]
+    fn what_nothing_reads_is_refused() {
+        let mut log = Log::new();
+        let alone = PolicySpec { overtakes_max: Some(3), ..PolicySpec::NONE };
+        assert!(matches!(log.refused(set(alone, None)), Refusal::InvalidSpec { .. }));
+    }
+
+    #[test]
+    fn the_last_changes_are_kept() {
+        let mut log = Log::new();
+        for n in 0..=POLICIES_KEPT {
+            let dispatch = if n % 2 == 0 { DispatchName::Lb } else { DispatchName::Fifo };
+            log.apply(set(spec(dispatch), None)).unwrap();
+        }
+        let generations: Vec<_> = log.state.policies().map(|it| it.generation).collect();
+        assert_eq!((generations.len(), generations[0]), (POLICIES_KEPT, 2));
+    }
+}

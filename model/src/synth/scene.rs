@@ -1,0 +1,296 @@
+//! What the example workflows run on pictures, but for the classifiers: preparing them, detectors and a
+//! segmenter in the manner of YOLO, and what is made of what those find.
+//!
+//! Nothing here was trained, and yet who is found must not depend on chance. So a head adds two things:
+//! a fixed filter for a colour, which decides, and a hundredth of what the seeded network says. All of
+//! the network is computed for it.
+
+use super::Seeded;
+use super::network::{Attribute, Network, Size};
+use super::pixels::{self, COLOURS};
+use super::vision::{BRANCH_SCALE, Conv};
+
+/// A camera's picture: height and width, in pixels.
+pub const PICTURE: (usize, usize) = (768, 1280);
+/// What a detector looks at: half of that.
+pub const VIEW: (usize, usize) = (384, 640);
+/// A cell of the detector's grid, in pixels of its view.
+pub const CELL_SIDE: usize = 32;
+/// Cells down and across the view.
+pub const CELLS: (usize, usize) = (VIEW.0 / CELL_SIDE, VIEW.1 / CELL_SIDE);
+/// A crop's side: a cell in pixels of the picture.
+pub const CROP_SIDE: usize = 2 * CELL_SIDE;
+/// Frames of a video chunk.
+pub const CHUNK: usize = 2;
+/// A picture to classify: its side, in pixels.
+pub const PHOTO_SIDE: usize = 896;
+
+/// Above this, of 1 for a pure colour, a cell is somebody or something.
+const THRESHOLD: f32 = 0.25;
+/// What the seeded network adds to a score at most.
+const SEEDED_SHARE: f32 = 0.01;
+/// Channels that a colour is looked for in.
+const RED: [f32; COLOURS] = [1.0, -0.5, -0.5];
+const GREEN: [f32; COLOURS] = [-0.5, 1.0, -0.5];
+const BLUE: [f32; COLOURS] = [-0.5, -0.5, 1.0];
+const YELLOW: [f32; COLOURS] = [0.5, 0.5, -1.0];
+/// What a segmenter tells apart; the first, the road, is grey: what has no colour.
+const CLASSES: [[f32; COLOURS]; 4] = [[0.0; COLOURS], RED, BLUE, GREEN];
+/// The side of a segmenter's cell, in pixels of the picture.
+const SEGMENT_SIDE: usize = 4;
+
+/// The dimensions of a detector's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Darknet {
+    /// Residual blocks in each of the stages; each stage halves the picture and doubles the channels.
+    pub blocks: [usize; 4],
+    /// Channels of the first convolution.
+    pub width: usize,
+}
+
+impl Darknet {
+    /// As large as YOLOv5s, of 7.2 million parameters.
+    pub const SMALL: Self = Self { blocks: [1, 2, 3, 3], width: 32 };
+    /// As large as YOLOv5n, of 1.9 million parameters.
+    pub const NANO: Self = Self { width: 16, ..Self::SMALL };
+    /// For tests: 50,000 parameters.
+    pub const TINY: Self = Self { blocks: [1; 4], width: 4 };
+
+    /// The stages over `image` of so many channels: at most all four, each of which halves it as the
+    /// first convolution does. The value and its channels.
+    pub(super) fn add(self, net: &mut Network, image: &str, from: usize, stages: usize) -> (String, usize) {
+        let stem = Conv { name: "stem", from, to: self.width, kernel: 3, stride: 2, scale: 1.0 };
+        let mut value = stem.add_rectified(net, image);
+        let mut channels = self.width;
+        for (stage, blocks) in self.blocks.into_iter().enumerate().take(stages) {
+            let (name, to) = (format!("stage{stage}"), 2 * channels);
+            let down = Conv { name: &name, from: channels, to, kernel: 3, stride: 2, scale: 1.0 };
+            value = down.add_rectified(net, &value);
+            channels = to;
+            for block in 0..blocks {
+                value = residual(net, &format!("{name}.block{block}"), channels, &value);
+            }
+        }
+        (value, channels)
+    }
+
+    /// `scores` of so many classes from the last stage, at most [`SEEDED_SHARE`] each way.
+    fn head(self, net: &mut Network, image: &str, classes: usize) -> String {
+        let (value, channels) = self.add(net, image, COLOURS, self.blocks.len());
+        let weight = net.weight("head.weight", &[classes, channels, 1, 1], channels);
+        let kernel = [Attribute::Ints("kernel_shape", &[1, 1])];
+        let raw = net.node("Conv", &[&value, &weight], "head.raw", &kernel);
+        let bounded = net.node("Tanh", &[&raw], "head.bounded", &[]);
+        let share = net.scalar("head.share", SEEDED_SHARE);
+        net.node("Mul", &[&bounded, &share], "head", &[])
+    }
+}
+
+/// A 1×1 and a 3×3 convolution beside a shortcut.
+fn residual(net: &mut Network, name: &str, channels: usize, input: &str) -> String {
+    let part = |suffix: &str| format!("{name}.{suffix}");
+    let inner = channels / 2;
+    let reduce = Conv { name: &part("reduce"), from: channels, to: inner, kernel: 1, stride: 1, scale: 1.0 };
+    let reduced = reduce.add_rectified(net, input);
+    let (scale, spatial) = (BRANCH_SCALE, part("spatial"));
+    let spatial = Conv { name: &spatial, from: inner, to: channels, kernel: 3, stride: 1, scale };
+    let branch = spatial.add_rectified(net, &reduced);
+    net.node("Add", &[&branch, input], &part("sum"), &[])
+}
+
+fn colours(size: (usize, usize)) -> [Size; 4] {
+    [Size::Fixed(1), Size::Fixed(COLOURS), Size::Fixed(size.0), Size::Fixed(size.1)]
+}
+
+fn pixel_input(net: &mut Network, (height, width): (usize, usize)) -> String {
+    let shape = [Size::Fixed(1), Size::Fixed(height), Size::Fixed(width), Size::Fixed(COLOURS)];
+    net.byte_input("pixels", &shape)
+}
+
+/// `pixels` UINT8 [1, 768, 1280, 3] to `frame` FP32 [1, 3, 768, 1280], from 0 to 1, and `view` FP32
+/// [1, 3, 384, 640], half as large.
+#[must_use]
+pub fn camera() -> Vec<u8> {
+    let mut net = Network::new("camera", 0);
+    let pixels = pixel_input(&mut net, PICTURE);
+    pixels::planes(&mut net, &pixels, "frame");
+    pixels::shrink(&mut net, "frame", 2, "view");
+    net.float_output("frame", &colours(PICTURE));
+    net.float_output("view", &colours(VIEW));
+    net.finish()
+}
+
+/// `frame` as [`camera`] gives it and `scores` FP32 [1, 2, 12, 20] to `people` [P, 3, 64, 64] and
+/// `vehicles` [V, 3, 64, 64], the cells with a score above a quarter, and `any_people` and `any_vehicles`
+/// INT64 [1]. P and V may be 0.
+#[must_use]
+pub fn crops() -> Vec<u8> {
+    let mut net = Network::new("crops", 0);
+    let frame = net.float_input("frame", &colours(PICTURE));
+    let scores = score_shape(2);
+    let scores = net.float_input("scores", &scores);
+    let cells = pixels::cells(&mut net, &frame, 1, (CELLS.0, CELLS.1, CROP_SIDE), "cells");
+    let list = net.int64s("scores.list", &[2, (CELLS.0 * CELLS.1) as i64]);
+    let scores = net.node("Reshape", &[&scores, &list], "scores.rows", &[]);
+    let kinds = [("people", "any_people", "P"), ("vehicles", "any_vehicles", "V")];
+    for (row, (name, any, count)) in (0..).zip(kinds) {
+        let row = net.int64s(&format!("{name}.row"), &[row]);
+        let axis = [Attribute::Int("axis", 0)];
+        let own = net.node("Gather", &[&scores, &row], &format!("{name}.scores"), &axis);
+        pixels::choose(&mut net, (&cells, 0), (&own, THRESHOLD), (name, Some(any)));
+        let side = Size::Fixed(CROP_SIDE);
+        net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
+        net.int64_output(any, &[Size::Fixed(1)]);
+    }
+    net.finish()
+}
+
+fn score_shape(classes: usize) -> [Size; 4] {
+    [1, classes, CELLS.0, CELLS.1].map(Size::Fixed)
+}
+
+/// What a Gaussian takes away is kept where it is more than this: an edge, and no noise.
+const NOISE: f32 = 0.05;
+
+/// `pixels` UINT8 [1, H, W, 3] to `image` FP32 [1, 3, H / shrink, W / shrink], from 0 to 1 and without
+/// noise: edges stay, what is smaller is smoothed.
+#[must_use]
+pub fn denoiser((height, width): (usize, usize), shrink: usize) -> Vec<u8> {
+    let mut net = Network::new("denoiser", 0);
+    let pixels = pixel_input(&mut net, (height, width));
+    let planes = pixels::planes(&mut net, &pixels, "planes");
+    let smooth = pixels::blur(&mut net, &planes, 5, "smooth");
+    let detail = net.node("Sub", &[&planes, &smooth], "detail", &[]);
+    let (low, high) = (net.scalar("noise.low", -NOISE), net.scalar("noise.high", NOISE));
+    let noise = net.node("Clip", &[&detail, &low, &high], "noise", &[]);
+    let last = if shrink > 1 { "clean" } else { "image" };
+    let clean = net.node("Sub", &[&planes, &noise], last, &[]);
+    if shrink > 1 {
+        pixels::shrink(&mut net, &clean, shrink, "image");
+    }
+    net.float_output("image", &colours((height / shrink, width / shrink)));
+    net.finish()
+}
+
+/// The road of `image` FP32 [1, 3, 768, 1280] in green and all else blurred, as `picture` UINT8
+/// [1, 768, 1280, 3]; `shares` FP32 [1, 4, 192, 320] says which is which.
+#[must_use]
+pub fn painter() -> Vec<u8> {
+    let mut net = Network::new("painter", 0);
+    let image = net.float_input("image", &colours(PICTURE));
+    let shares = net.float_input("shares", &share_shape());
+    let over = [Attribute::Int("axis", 1)];
+    let class = net.node("ArgMax", &[&shares], "class", &over);
+    let road = net.int64s("road", &[0]);
+    let road = net.node("Equal", &[&class, &road], "is_road", &[]);
+    let to = [Attribute::Int("to", i64::from(crate::onnx::element::FLOAT))];
+    let road = net.node("Cast", &[&road], "mask.small", &to);
+    let mask = pixels::enlarge(&mut net, &road, SEGMENT_SIDE, "mask");
+    let blurred = pixels::blur(&mut net, &image, 15, "blurred");
+    let paint = net.floats("paint", &[1, COLOURS, 1, 1], &[0.0, 0.4, 0.0]);
+    let strength = net.scalar("strength", 0.6);
+    let dimmed = net.node("Mul", &[&image, &strength], "dimmed", &[]);
+    let painted = net.node("Add", &[&dimmed, &paint], "painted", &[]);
+    let change = net.node("Sub", &[&painted, &blurred], "change", &[]);
+    let change = net.node("Mul", &[&change, &mask], "change.masked", &[]);
+    let all = net.node("Add", &[&blurred, &change], "all", &[]);
+    pixels::bytes(&mut net, &all, "picture");
+    let (height, width) = PICTURE;
+    let shape = [Size::Fixed(1), Size::Fixed(height), Size::Fixed(width), Size::Fixed(COLOURS)];
+    net.byte_output("picture", &shape);
+    net.finish()
+}
+
+fn share_shape() -> [Size; 4] {
+    [1, CLASSES.len(), PICTURE.0 / SEGMENT_SIDE, PICTURE.1 / SEGMENT_SIDE].map(Size::Fixed)
+}
+
+/// `pixels` UINT8 [6, 384, 640, 3], the frames of a short video, to `chunks` FP32 [3, 2, 3, 384, 640].
+#[must_use]
+pub fn chunks(frames: usize) -> Vec<u8> {
+    let mut net = Network::new("chunks", 0);
+    let (height, width) = VIEW;
+    let pixels = net.byte_input("pixels", &[frames, height, width, COLOURS].map(Size::Fixed));
+    let planes = pixels::planes(&mut net, &pixels, "planes");
+    let shape = [frames / CHUNK, CHUNK, COLOURS, height, width];
+    let sizes = net.int64s("chunks.shape", &shape.map(|size| size as i64));
+    net.node("Reshape", &[&planes, &sizes], "chunks", &[]);
+    net.float_output("chunks", &shape.map(Size::Fixed));
+    net.finish()
+}
+
+/// The mean of what two classifiers say: `a` and `b` FP32 [1, 1000] to `probabilities` of the same shape
+/// and `label` INT64 [1].
+#[must_use]
+pub fn vote() -> Vec<u8> {
+    let mut net = Network::new("vote", 0);
+    let shape = [Size::Fixed(1), Size::Fixed(1000)];
+    let shares = ["a", "b"].map(|name| {
+        let logits = net.float_input(name, &shape);
+        net.node("Softmax", &[&logits], &format!("{name}.shares"), &[Attribute::Int("axis", -1)])
+    });
+    net.node("Mean", &[&shares[0], &shares[1]], "probabilities", &[]);
+    let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
+    net.node("ArgMax", &["probabilities"], "label", &over);
+    net.float_output("probabilities", &shape);
+    net.int64_output("label", &[Size::Fixed(1)]);
+    net.finish()
+}
+
+impl Seeded {
+    /// `view` FP32 [1, 3, 384, 640] to `scores` FP32 [1, 2, 12, 20]: how much each cell of 32 × 32 pixels is
+    /// a person (red) and a vehicle (blue).
+    #[must_use]
+    pub fn yolo_det(self, darknet: Darknet) -> Vec<u8> {
+        let mut net = Network::new("yolo-det", self.0);
+        let view = net.float_input("view", &colours(VIEW));
+        let seeded = darknet.head(&mut net, &view, 2);
+        let mixed = pixels::mix(&mut net, &view, &[RED, BLUE], "colours");
+        let filtered = pixels::shrink(&mut net, &mixed, CELL_SIDE, "filtered");
+        net.node("Add", &[&filtered, &seeded], "scores", &[]);
+        net.float_output("scores", &score_shape(2));
+        net.finish()
+    }
+
+    /// `image` FP32 [1, 3, 768, 1280] to `shares` FP32 [1, 4, 192, 320]: how likely each 4 × 4 pixels are
+    /// road (grey), person (red), vehicle (blue) and plants (green).
+    #[must_use]
+    pub fn yolo_seg(self, darknet: Darknet) -> Vec<u8> {
+        let mut net = Network::new("yolo-seg", self.0);
+        let image = net.float_input("image", &colours(PICTURE));
+        let view = pixels::shrink(&mut net, &image, 2, "view");
+        let seeded = darknet.head(&mut net, &view, CLASSES.len());
+        let seeded = pixels::enlarge(&mut net, &seeded, 2 * CELL_SIDE / SEGMENT_SIDE, "seeded");
+        let mixed = pixels::mix(&mut net, &image, &CLASSES, "colours");
+        let filtered = pixels::shrink(&mut net, &mixed, SEGMENT_SIDE, "filtered");
+        // A grey pixel is 0 in all colours: above this, it is one of them.
+        let bias = net.floats("bias", &[1, CLASSES.len(), 1, 1], &[THRESHOLD, 0.0, 0.0, 0.0]);
+        let biased = net.node("Add", &[&filtered, &bias], "biased", &[]);
+        let sum = net.node("Add", &[&biased, &seeded], "sum", &[]);
+        net.node("Softmax", &[&sum], "shares", &[Attribute::Int("axis", 1)]);
+        net.float_output("shares", &share_shape());
+        net.finish()
+    }
+
+    /// `chunk` FP32 [1, 2, 3, 384, 640], two frames, to `faces` FP32 [F, 3, 32, 32], the yellow cells of
+    /// both. F may be 0.
+    #[must_use]
+    pub fn yolo_face(self, darknet: Darknet) -> Vec<u8> {
+        let mut net = Network::new("yolo-face", self.0);
+        let (height, width) = VIEW;
+        let chunk = net.float_input("chunk", &[1, CHUNK, COLOURS, height, width].map(Size::Fixed));
+        let shape = net.int64s("frames.shape", &[CHUNK, COLOURS, height, width].map(|size| size as i64));
+        let frames = net.node("Reshape", &[&chunk, &shape], "frames", &[]);
+        let seeded = darknet.head(&mut net, &frames, 1);
+        let mixed = pixels::mix(&mut net, &frames, &[YELLOW], "colours");
+        let filtered = pixels::shrink(&mut net, &mixed, CELL_SIDE, "filtered");
+        let scores = net.node("Add", &[&filtered, &seeded], "scores", &[]);
+        let list = net.int64s("scores.list", &[1, (CHUNK * CELLS.0 * CELLS.1) as i64]);
+        let scores = net.node("Reshape", &[&scores, &list], "scores.row", &[]);
+        let cells = pixels::cells(&mut net, &frames, CHUNK, (CELLS.0, CELLS.1, CELL_SIDE), "cells");
+        pixels::choose(&mut net, (&cells, 0), (&scores, THRESHOLD), ("faces", None));
+        let side = Size::Fixed(CELL_SIDE);
+        net.float_output("faces", &[Size::Named("F"), Size::Fixed(COLOURS), side, side]);
+        net.finish()
+    }
+}
