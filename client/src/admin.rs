@@ -2,8 +2,11 @@
 
 mod billing;
 mod cluster;
+mod logs;
 mod nodes;
+mod operations;
 mod pages;
+mod policy;
 mod tenants;
 mod workflows;
 
@@ -21,6 +24,7 @@ use millrace_proto::trace;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
 use tonic::{IntoStreamingRequest, Request};
 
+pub use policy::PolicyChange;
 pub use workflows::AppliedWorkflow;
 
 use self::pages::PAGE;
@@ -198,6 +202,7 @@ impl Admin {
             tenant: key.tenant.to_string(),
             name: key.name.to_string(),
             consistency: self.consistency.into(),
+            read_mask: None,
         };
         let answer = self
             .endpoints
@@ -219,6 +224,7 @@ impl Admin {
             page_size: PAGE,
             page_token: String::new(),
             consistency: self.consistency.into(),
+            read_mask: None,
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListFunctionsRequest { page_token, ..request.clone() };

@@ -5,7 +5,7 @@
 //! other servers of that protocol. A call goes to the endpoint that answered last and, where that
 //! one is gone, hangs, goes down or has no leader, to the others, under the same id: a write is
 //! carried out once, and an inference is sent again only if its function may run twice
-//! ([`Repeat`]).
+//! ([`Repeat`]). [`function`] is the other side: what a program that is served as a function links.
 //!
 //! ```no_run
 //! use bytes::Bytes;
@@ -40,7 +40,7 @@ mod split;
 mod tensor;
 
 pub use address::{Address, AddressError};
-pub use admin::{Admin, Applied, AppliedWorkflow, ApplyOptions, DeleteOptions, Outcome};
+pub use admin::{Admin, Applied, AppliedWorkflow, ApplyOptions, DeleteOptions, Outcome, PolicyChange};
 pub use endpoints::{Endpoints, Repeat};
 pub use error::Error;
 pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};
@@ -48,7 +48,11 @@ pub use model_file::ModelFile;
 pub use split::Split;
 pub use tensor::{Tensor, TensorError};
 
+/// What a function that is a program is written with.
+pub use millrace_function as function;
 /// The messages of the admin API, as [`Admin`] returns them.
 pub use millrace_proto::admin as messages;
+/// Log lines, as [`Admin::logs`] asks for them and returns them.
+pub use millrace_proto::log;
 /// A span, as [`Admin::trace`] returns them.
 pub use millrace_proto::trace::wire::{Span, SpanEvent};

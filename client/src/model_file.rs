@@ -1,4 +1,5 @@
-//! A model's file on this machine: its digest, and its bytes as an upload stream.
+//! A model's file on this machine, or a program that was packed from one: its digest, and its bytes as
+//! an upload stream.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -10,7 +11,7 @@ use futures::Stream;
 use millrace_proto::admin::{Artifact, UploadArtifactRequest, upload_artifact_request::Part};
 use millrace_types::Digest;
 use millrace_types::digest::Hasher;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::error::Error;
 
@@ -21,6 +22,8 @@ const CHUNK: usize = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFile {
     path: PathBuf,
+    /// What is sent, where that is not the file as it lies.
+    packed: Option<Bytes>,
     digest: Digest,
     bytes: u64,
 }
@@ -48,7 +51,14 @@ impl ModelFile {
             hasher.update(&buffer[..read]);
             bytes += read as u64;
         }
-        Ok(Self { digest: hasher.finish(), bytes, path })
+        Ok(Self { digest: hasher.finish(), bytes, path, packed: None })
+    }
+
+    /// What was made of a file: a program with what it declares.
+    #[must_use]
+    pub fn packed(path: impl AsRef<Path>, packed: Bytes) -> Self {
+        let path = path.as_ref().to_owned();
+        Self { digest: Digest::of(&packed), bytes: packed.len() as u64, path, packed: Some(packed) }
     }
 
     /// Where it lies.
@@ -83,7 +93,7 @@ impl ModelFile {
         async_stream::stream! {
             let header = Artifact { digest: file.digest.to_string(), bytes: file.bytes };
             yield UploadArtifactRequest { part: Some(Part::Header(header)) };
-            let mut source = match tokio::fs::File::open(&file.path).await {
+            let mut source = match source(&file).await {
                 Ok(source) => source,
                 Err(cause) => return leave(&failure, Error::File { path: file.path, cause }),
             };
@@ -106,7 +116,16 @@ impl ModelFile {
     }
 }
 
-async fn next_chunk(source: &mut tokio::fs::File) -> std::io::Result<Bytes> {
+type Source = Box<dyn AsyncRead + Send + Unpin>;
+
+async fn source(file: &ModelFile) -> std::io::Result<Source> {
+    Ok(match &file.packed {
+        Some(packed) => Box::new(std::io::Cursor::new(packed.clone())),
+        None => Box::new(tokio::fs::File::open(&file.path).await?),
+    })
+}
+
+async fn next_chunk(source: &mut Source) -> std::io::Result<Bytes> {
     let mut chunk = BytesMut::with_capacity(CHUNK);
     while chunk.len() < CHUNK && source.read_buf(&mut chunk).await? > 0 {}
     Ok(chunk.freeze())
@@ -155,6 +174,15 @@ mod tests {
         let _parts: Vec<_> = file.messages(Arc::new(|_| {}), failure.clone()).collect().await;
         let left = failure.lock().unwrap().take();
         assert!(matches!(left, Some(Error::FileChanged { expected: 5, sent: 3, .. })), "{left:?}");
+    }
+
+    #[tokio::test]
+    async fn what_was_packed_is_sent_instead_of_the_file() {
+        let packed = Bytes::from_static(b"declared and the file");
+        let file = ModelFile::packed("run.py", packed.clone());
+        assert_eq!((file.digest(), file.bytes()), (Digest::of(&packed), packed.len() as u64));
+        let parts: Vec<_> = file.messages(Arc::new(|_| {}), ReadFailure::default()).collect().await;
+        assert_eq!(parts[1].part, Some(Part::Data(packed)));
     }
 
     #[test]

@@ -11,10 +11,13 @@ use fake::{Break, Fake, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
     Address, Admin, ApplyOptions, DeleteOptions, Endpoints, Error, InferRequest, Inference, ModelFile,
-    Outcome, Repeat, Split, Tensor,
+    Outcome, PolicyChange, Repeat, Split, Tensor, log::Filter,
 };
+use millrace_types::policy::DispatchName;
 use millrace_types::workflow::{Output, Run, Step};
-use millrace_types::{DataType, FunctionKey, FunctionName, FunctionSpec, Reason, TenantName, WorkflowSpec};
+use millrace_types::{
+    DataType, FunctionKey, FunctionName, FunctionSpec, PolicySpec, Reason, TenantName, WorkflowSpec,
+};
 
 fn key(name: &str) -> FunctionKey {
     FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() }
@@ -269,4 +272,45 @@ async fn a_large_tensor_goes_there_and_back() {
     let tensor = Tensor::new("x", DataType::Uint8, vec![24 << 20], data).unwrap();
     let answer = inference.infer(InferRequest::new("echo", vec![tensor.clone()])).await.unwrap();
     assert_eq!(answer.outputs, [tensor]);
+}
+
+#[tokio::test]
+async fn a_policy_is_changed_by_the_fields_that_are_named() {
+    let server = Fake::start().await;
+    let admin = Admin::new(endpoints(&[&server.address]));
+    let spec = PolicySpec { dispatch: Some(DispatchName::Torpor), ..PolicySpec::NONE };
+    let change = PolicyChange { spec, fields: Some(vec!["dispatch".into()]), ..PolicyChange::default() };
+    let dry = PolicyChange { dry_run: true, ..change.clone() };
+    assert_eq!(admin.update_policy(&dry).await.unwrap().generation, 1);
+    assert_eq!(admin.policy().await.unwrap().generation, 0, "it was only tried");
+    let changed = admin.update_policy(&change).await.unwrap();
+    assert_eq!(
+        (changed.spec.unwrap().dispatch.as_str(), changed.updated_by.as_str()),
+        ("torpor", "dispatch")
+    );
+    let stale = PolicyChange { resource_version: Some(7), ..change };
+    let refused = admin.update_policy(&stale).await.unwrap_err();
+    assert_eq!(refused.reason(), Some(Reason::Conflict));
+}
+
+#[tokio::test]
+async fn an_operation_is_waited_for_and_lines_are_read_on() {
+    let server = Fake::start().await;
+    let admin = Admin::new(endpoints(&[&server.address]));
+    assert_eq!(admin.operations().await.unwrap().len(), 1);
+    let mut seen = Vec::new();
+    let ended = admin.wait_operation("1", Duration::from_millis(1), |it| seen.push(it.done)).await.unwrap();
+    assert_eq!((ended.done, seen), (3, vec![1, 2, 3]));
+    let unknown = admin.operation("9").await.unwrap_err();
+    assert_eq!(unknown.reason(), Some(Reason::OperationNotFound));
+    let (mut after, mut read) = (String::new(), Vec::new());
+    loop {
+        let page = admin.logs(&[], &Filter::default(), &after, Duration::ZERO).await.unwrap();
+        if page.lines.is_empty() {
+            break;
+        }
+        read.extend(page.lines.into_iter().map(|line| line.message));
+        after = page.next;
+    }
+    assert_eq!(read, ["line 1", "line 2", "line 3"]);
 }

@@ -22,6 +22,7 @@ impl Admin {
             page_size: PAGE,
             page_token: String::new(),
             consistency: self.consistency.into(),
+            read_mask: None,
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListBillingRequest { page_token, ..request.clone() };

@@ -31,11 +31,23 @@ impl Admin {
     /// # Errors
     /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` where that would not be safe.
     pub async fn promote_controller(&self, id: u64) -> Result<ChangeMembershipResponse, Error> {
+        self.promote(PromoteControllerRequest { id, no_wait: false }).await
+    }
+
+    /// The same without waiting: the answer names the operation alone, unless the change is refused or
+    /// done at once.
+    ///
+    /// # Errors
+    /// As [`Self::promote_controller`].
+    pub async fn begin_promotion(&self, id: u64) -> Result<ChangeMembershipResponse, Error> {
+        self.promote(PromoteControllerRequest { id, no_wait: true }).await
+    }
+
+    async fn promote(&self, request: PromoteControllerRequest) -> Result<ChangeMembershipResponse, Error> {
         let answer = self
             .endpoints
             .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                let request = stamped(PromoteControllerRequest { id }, left);
-                AdminClient::new(channel).promote_controller(request).await
+                AdminClient::new(channel).promote_controller(stamped(request, left)).await
             })
             .await?;
         Ok(answer.into_inner())
@@ -47,11 +59,23 @@ impl Admin {
     /// # Errors
     /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` where that would not be safe.
     pub async fn remove_controller(&self, id: u64) -> Result<ChangeMembershipResponse, Error> {
+        self.remove(RemoveControllerRequest { id, no_wait: false }).await
+    }
+
+    /// The same without waiting: the answer names the operation alone, unless the change is refused or
+    /// done at once.
+    ///
+    /// # Errors
+    /// As [`Self::remove_controller`].
+    pub async fn begin_removal(&self, id: u64) -> Result<ChangeMembershipResponse, Error> {
+        self.remove(RemoveControllerRequest { id, no_wait: true }).await
+    }
+
+    async fn remove(&self, request: RemoveControllerRequest) -> Result<ChangeMembershipResponse, Error> {
         let answer = self
             .endpoints
             .call(Repeat::Forbidden, CALL_TIMEOUT, async |channel, left| {
-                let request = stamped(RemoveControllerRequest { id }, left);
-                AdminClient::new(channel).remove_controller(request).await
+                AdminClient::new(channel).remove_controller(stamped(request, left)).await
             })
             .await?;
         Ok(answer.into_inner())

@@ -16,11 +16,11 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn nodes(&self) -> Result<Vec<Node>, Error> {
-        let request = ListNodesRequest { consistency: self.consistency.into() };
+        let request = ListNodesRequest { consistency: self.consistency.into(), read_mask: None };
         let answer = self
             .endpoints
             .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).list_nodes(stamped(request, left)).await
+                AdminClient::new(channel).list_nodes(stamped(request.clone(), left)).await
             })
             .await?;
         Ok(answer.into_inner().nodes)

@@ -20,6 +20,7 @@ impl Admin {
             name: name.to_string(),
             quota: Some(quota_wire(quota)),
             idempotency_key: self.endpoints.next_id(),
+            update_mask: None,
         };
         let answer = self
             .endpoints
@@ -36,6 +37,7 @@ impl Admin {
             page_size: PAGE,
             page_token: String::new(),
             consistency: self.consistency.into(),
+            read_mask: None,
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListTenantsRequest { page_token, ..request.clone() };

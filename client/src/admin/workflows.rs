@@ -59,6 +59,7 @@ impl Admin {
             tenant: key.tenant.to_string(),
             name: key.name.to_string(),
             consistency: self.consistency.into(),
+            read_mask: None,
         };
         let answer = self
             .endpoints
@@ -80,6 +81,7 @@ impl Admin {
             page_size: PAGE,
             page_token: String::new(),
             consistency: self.consistency.into(),
+            read_mask: None,
         };
         pages::all(self.endpoints.clone(), move |channel, left, page_token| {
             let request = ListWorkflowsRequest { page_token, ..request.clone() };

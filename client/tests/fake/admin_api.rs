@@ -9,7 +9,7 @@ use millrace_proto::convert::duration_wire;
 use millrace_types::Reason;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{LOOKS_UNTIL_READY, Service, refused};
+use super::{LOOKS_UNTIL_READY, Service, operations, refused};
 
 #[tonic::async_trait]
 impl admin_server::Admin for Service {
@@ -336,6 +336,62 @@ impl admin_server::Admin for Service {
         Ok(Response::new(admin::GetActivityResponse { activity, functions_left_out, missing: Vec::new() }))
     }
 
+    async fn get_policy(
+        &self,
+        _request: Request<admin::GetPolicyRequest>,
+    ) -> Result<Response<admin::Policy>, Status> {
+        self.policy()
+    }
+
+    async fn list_policy_changes(
+        &self,
+        _request: Request<admin::ListPolicyChangesRequest>,
+    ) -> Result<Response<admin::ListPolicyChangesResponse>, Status> {
+        Ok(Response::new(admin::ListPolicyChangesResponse::default()))
+    }
+
+    async fn update_policy(
+        &self,
+        request: Request<admin::UpdatePolicyRequest>,
+    ) -> Result<Response<admin::Policy>, Status> {
+        self.set_policy(request.into_inner()).await
+    }
+
+    async fn list_operations(
+        &self,
+        _request: Request<admin::ListOperationsRequest>,
+    ) -> Result<Response<admin::ListOperationsResponse>, Status> {
+        Ok(Response::new(admin::ListOperationsResponse { operations: vec![operations::drain("1")] }))
+    }
+
+    async fn get_operation(
+        &self,
+        request: Request<admin::GetOperationRequest>,
+    ) -> Result<Response<admin::Operation>, Status> {
+        operations::find(&request.into_inner().id)
+    }
+
+    async fn wait_operation(
+        &self,
+        request: Request<admin::WaitOperationRequest>,
+    ) -> Result<Response<admin::Operation>, Status> {
+        self.advance(&request.into_inner().id)
+    }
+
+    async fn cancel_operation(
+        &self,
+        request: Request<admin::CancelOperationRequest>,
+    ) -> Result<Response<admin::Operation>, Status> {
+        operations::find(&request.into_inner().id)
+    }
+
+    async fn list_logs(
+        &self,
+        request: Request<admin::ListLogsRequest>,
+    ) -> Result<Response<admin::ListLogsResponse>, Status> {
+        Ok(Response::new(operations::lines(&request.into_inner().after)))
+    }
+
     async fn promote_controller(
         &self,
         request: Request<admin::PromoteControllerRequest>,
@@ -385,7 +441,8 @@ fn members(status: &admin::ClusterStatus) -> admin::ChangeMembershipResponse {
         voter: it.voter,
     };
     let warnings = status.warnings.clone();
-    admin::ChangeMembershipResponse { members: status.controllers.iter().map(member).collect(), warnings }
+    let members = status.controllers.iter().map(member).collect();
+    admin::ChangeMembershipResponse { members, warnings, operation: "7".into() }
 }
 
 /// How ready a function is at its so manieth look.

@@ -17,6 +17,7 @@
 
 mod admin_api;
 mod inference_api;
+mod operations;
 mod workflows;
 
 use std::collections::BTreeMap;
@@ -58,6 +59,7 @@ struct State {
     functions: Mutex<BTreeMap<String, admin::Function>>,
     workflows: Mutex<BTreeMap<String, admin::Workflow>>,
     quotas: Mutex<BTreeMap<String, admin::Quota>>,
+    policy: Mutex<admin::Policy>,
     /// What happened; two are told at a time.
     pub events: Mutex<Vec<admin::Event>>,
     /// The one trace that is known.

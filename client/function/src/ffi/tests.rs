@@ -1,0 +1,40 @@
+#![allow(clippy::unwrap_used)]
+
+use super::handles::note;
+use super::*;
+
+fn said() -> String {
+    // SAFETY: it is always a C string.
+    unsafe { CStr::from_ptr(millrace_error()) }.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_is_null_is_an_error_and_not_the_end() {
+    let (none, mut place) = (ptr::null_mut::<millrace_call>(), ptr::null_mut());
+    // SAFETY: null is what each of them takes for nothing.
+    unsafe {
+        assert_eq!(millrace_open(ptr::null_mut()), FAILED);
+        assert_eq!(millrace_next(ptr::null_mut(), ptr::null_mut()), FAILED);
+        assert_eq!(millrace_unique_id(none, ptr::null_mut()), FAILED);
+        assert_eq!(millrace_fetch(none, ptr::null(), &raw mut place), FAILED);
+        assert_eq!(millrace_create(none, 1, &raw mut place), FAILED);
+        assert_eq!(millrace_store(none, ptr::null(), ptr::null_mut()), FAILED);
+        assert_eq!(millrace_finish(none), FAILED);
+        assert!(said().contains("the call is null"), "{}", said());
+        assert_eq!(millrace_fail(none, ptr::null()), FAILED);
+        assert!(millrace_data(ptr::null_mut()).is_null());
+        assert_eq!((millrace_bytes(ptr::null()), millrace_input_count(none)), (0, 0));
+        millrace_release(ptr::null_mut());
+        millrace_close(ptr::null_mut());
+    }
+    assert!(place.is_null());
+}
+
+#[test]
+fn a_panic_stays_inside_and_each_thread_has_its_own_message() {
+    assert_eq!(guarded(|| panic!("a bug")), FAILED);
+    assert!(said().contains("a bug in millrace"), "{}", said());
+    assert_eq!(std::thread::spawn(said).join().unwrap(), "");
+    note("a zero\0inside");
+    assert_eq!(said(), "a zero?inside");
+}

@@ -1,0 +1,115 @@
+//! Names for data that nothing else in the cluster has (D02): a worker gives each process a block of
+//! its own counts, so that a name costs no message.
+
+use std::sync::{Mutex, PoisonError};
+
+use millrace_proto::function as wire;
+use millrace_types::{DataId, Epoch, NodeName};
+
+/// What is left of a block.
+#[derive(Debug)]
+struct Block {
+    home: NodeName,
+    epoch: Epoch,
+    next: u64,
+    end: u64,
+}
+
+/// The names that this process may give.
+#[derive(Debug, Default)]
+pub(crate) struct Ids(Mutex<Option<Block>>);
+
+impl Ids {
+    /// The next name, if one is left.
+    pub(crate) fn take(&self) -> Option<DataId> {
+        let mut block = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = block.as_mut().filter(|block| block.next < block.end)?;
+        let counter = block.next;
+        block.next += 1;
+        Some(DataId { home: block.home.clone(), epoch: block.epoch, counter })
+    }
+
+    /// Gives none of what is left: its registration may be over.
+    pub(crate) fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Another block, instead of what is left of the last one.
+    pub(crate) fn refill(&self, wire: wire::IdBlock) {
+        let wire::IdBlock { home, epoch, first, count } = wire;
+        let block = NodeName::new(&home).ok().map(|home| {
+            let (epoch, end) = (Epoch(epoch), first.saturating_add(count));
+            Block { home, epoch, next: first, end }
+        });
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = block;
+    }
+}
+
+/// Writes a name.
+pub(crate) fn write(id: &DataId) -> wire::DataId {
+    wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }
+}
+
+/// Reads a name from its text: home/epoch/counter.
+pub(crate) fn parse(text: &str) -> Option<DataId> {
+    let mut parts = text.split('/');
+    let mut part = || parts.next();
+    let (home, epoch, counter) = (part()?, part()?.parse().ok()?, part()?.parse().ok()?);
+    let id = DataId { home: NodeName::new(home).ok()?, epoch: Epoch(epoch), counter };
+    parts.next().is_none().then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn block(home: &str, epoch: u64, first: u64, count: u64) -> wire::IdBlock {
+        wire::IdBlock { home: home.into(), epoch, first, count }
+    }
+
+    #[test]
+    fn a_block_gives_each_of_its_names_once_and_no_other() {
+        let ids = Ids::default();
+        assert_eq!(ids.take(), None);
+        ids.refill(block("w1", 2, 7, 2));
+        let taken: Vec<_> = std::iter::from_fn(|| ids.take()).map(|id| id.to_string()).collect();
+        assert_eq!(taken, ["w1/2/7", "w1/2/8"]);
+    }
+
+    #[test]
+    fn a_name_is_read_as_it_is_written() {
+        let id = DataId { home: NodeName::new("w1").unwrap(), epoch: Epoch(3), counter: u64::MAX };
+        assert_eq!(parse(&id.to_string()), Some(id));
+        for text in ["", "w1", "w1/3", "w1/3/x", "w1/3/4/5", "W 1/3/4"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    /// D02: as many as the paper's row asks for, from threads of processes of four nodes.
+    #[test]
+    fn no_name_is_given_twice_by_the_processes_of_four_nodes() {
+        const PROCESSES: u64 = 2;
+        const THREADS: usize = 2;
+        const EACH: usize = 62_500;
+        let mut threads = Vec::new();
+        for node in 0..4 {
+            for process in 0..PROCESSES {
+                let ids = Arc::new(Ids::default());
+                let count = (THREADS * EACH) as u64;
+                ids.refill(block(&format!("w{node}"), 1, process * count, count));
+                for _ in 0..THREADS {
+                    let ids = Arc::clone(&ids);
+                    threads.push(std::thread::spawn(move || {
+                        std::iter::from_fn(|| ids.take()).take(EACH).collect::<Vec<_>>()
+                    }));
+                }
+            }
+        }
+        let all: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(all.len(), 1_000_000);
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+    }
+}

@@ -1,0 +1,53 @@
+//! What a user's function links: the program that `runtime: process` names is started by a worker and
+//! serves calls with this (FaaSTube's one interface, D02, D03, D04).
+//!
+//! ```text
+//! Session::open ─► next ─► Call: inputs, each with an id
+//!                           │ fetch(id)        ─► Buffer, mapped when it is first read
+//!                           │ unique_id        ─► a name that nothing else has, without asking anybody
+//!                           │ create(bytes)    ─► Room, written in place
+//!                           │ store(id, room)  ─► an object of the worker: no byte of it moves
+//!                           │ output, response ─► which stored data is which output
+//!                           └ finish or fail
+//! ```
+//! The function sees memory and never a device (D11). Calls cross one Unix socket and large data lies
+//! in memfds (D10). One call at a time; its methods may be used from any thread.
+//!
+//! `include/millrace.h` is the same for other languages ([`ffi`]). With `device/` this is the only
+//! crate with unsafe code: mapped memory ([`memory`]) and the C interface.
+//!
+//! ```no_run
+//! use millrace_function::{Call, DataType, Error};
+//!
+//! fn double(call: &Call) -> Result<(), Error> {
+//!     let input = call.input("x")?;
+//!     let x = call.fetch(&input.id)?;
+//!     let mut y = call.create(x.len())?;
+//!     for (to, from) in y.iter_mut().zip(x.bytes()?) {
+//!         *to = from.wrapping_mul(2);
+//!     }
+//!     let id = call.unique_id()?;
+//!     call.store(&id, y)?;
+//!     call.output("y", &id, DataType::Uint8, &input.shape)
+//! }
+//!
+//! # fn main() -> Result<(), Error> {
+//! millrace_function::serve(double)
+//! # }
+//! ```
+
+mod call;
+mod error;
+mod ffi;
+mod ids;
+mod memory;
+mod session;
+
+pub use call::{Call, Input};
+pub use error::Error;
+pub use memory::{Buffer, Room};
+pub use millrace_types::{DataId, DataType};
+pub use session::{Session, serve};
+
+/// The largest data that travels inside a message; larger data lies in memory that both sides map.
+pub const INLINE_BYTES_MAX: usize = 64 << 10;

@@ -1,0 +1,280 @@
+//! Data as a function has it: small data in its own memory, large data in a memfd that the worker and
+//! other processes map too. What is read is mapped when it is first looked at; what is written is
+//! sealed before anybody else is told of it, so that what others read never changes under them.
+#![allow(unsafe_code, reason = "mapping memory; each block says why it is sound")]
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::INLINE_BYTES_MAX;
+use crate::error::Error;
+
+/// A mapping of the first bytes of a memfd.
+#[derive(Debug)]
+struct Map {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that this value alone owns.
+unsafe impl Send for Map {}
+// SAFETY: through a shared reference it is only read.
+unsafe impl Sync for Map {}
+
+impl Map {
+    fn new(fd: &OwnedFd, len: usize, protection: ProtFlags) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { at: NonNull::dangling(), len });
+        }
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
+        let at = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        // The kernel maps nothing at zero.
+        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { at, len })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` bytes are mapped here for as long as this lives; the memory behind them is as
+        // long (checked before it was mapped) and nobody writes to it (see `Buffer` and `Room`).
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: this mapping is ours, and nothing borrows from it any more. That it could not be
+            // unmapped would be a wrong address, which it is not.
+            unsafe { munmap(self.at.as_ptr().cast(), self.len) }.unwrap_or_default();
+        }
+    }
+}
+
+/// What all data is aligned to, so that it can be read as numbers, many at a time.
+const ALIGNMENT: usize = 64;
+
+/// Small data, aligned, in an allocation of its own.
+#[derive(Debug)]
+struct Aligned {
+    // Never grown: its bytes stay where they are.
+    allocation: Vec<u8>,
+    first: usize,
+}
+
+impl Aligned {
+    fn zeros(len: usize) -> Self {
+        let mut allocation = vec![0; len + ALIGNMENT - 1];
+        let at = allocation.as_ptr().addr();
+        let first = at.next_multiple_of(ALIGNMENT) - at;
+        allocation.truncate(first + len);
+        Self { allocation, first }
+    }
+}
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        &self.allocation[self.first..]
+    }
+}
+
+/// Where data lies.
+#[derive(Debug)]
+pub(crate) enum Data {
+    Inline(Bytes),
+    /// A memfd. A worker gives out none that anybody still writes to.
+    Memory {
+        fd: OwnedFd,
+        len: usize,
+    },
+}
+
+impl Data {
+    /// Small data as it came in a message, which lies anywhere.
+    pub(crate) fn arrived(data: &[u8]) -> Self {
+        let mut aligned = Aligned::zeros(data.len());
+        aligned.allocation[aligned.first..].copy_from_slice(data);
+        Self::Inline(Bytes::from_owner(aligned))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Inline(data) => data.len(),
+            Self::Memory { len, .. } => *len,
+        }
+    }
+
+    /// The same data under another descriptor.
+    pub(crate) fn share(&self) -> Result<Self, Error> {
+        Ok(match self {
+            Self::Inline(data) => Self::Inline(data.clone()),
+            Self::Memory { fd, len } => {
+                let fd = fd.try_clone().map_err(|cause| Error::Memory { bytes: *len, cause })?;
+                Self::Memory { fd, len: *len }
+            }
+        })
+    }
+}
+
+/// Data to read. Nothing is mapped or copied before [`Self::bytes`] is called.
+#[derive(Debug)]
+pub struct Buffer {
+    data: Data,
+    map: OnceLock<Map>,
+}
+
+impl Buffer {
+    pub(crate) fn new(data: Data) -> Self {
+        Self { data, map: OnceLock::new() }
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "no tensor is empty")]
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The bytes, at a multiple of 64. Large data is mapped read-only where it lies.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where it cannot be mapped.
+    pub fn bytes(&self) -> Result<&[u8], Error> {
+        let (fd, len) = match &self.data {
+            Data::Inline(data) => return Ok(data),
+            Data::Memory { fd, len } => (fd, *len),
+        };
+        if let Some(map) = self.map.get() {
+            return Ok(map.bytes());
+        }
+        let map = map_whole(fd, len).map_err(|cause| Error::Memory { bytes: len, cause })?;
+        Ok(self.map.get_or_init(|| map).bytes())
+    }
+}
+
+fn map_whole(fd: &OwnedFd, len: usize) -> io::Result<Map> {
+    // Bytes beyond the end would be a signal when they are read.
+    if u64::try_from(fstat(fd)?.st_size).unwrap_or(0) < len as u64 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Map::new(fd, len, ProtFlags::READ)
+}
+
+/// Room for data to write in place, at a multiple of 64. All zeros at first.
+#[derive(Debug)]
+pub struct Room(Place);
+
+#[derive(Debug)]
+enum Place {
+    Own(Aligned),
+    Shared { fd: OwnedFd, map: Map },
+}
+
+impl Room {
+    pub(crate) fn new(len: usize) -> Result<Self, Error> {
+        if len <= INLINE_BYTES_MAX {
+            return Ok(Self(Place::Own(Aligned::zeros(len))));
+        }
+        let shared = || -> io::Result<Place> {
+            let fd = memfd_create("millrace-data", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            ftruncate(&fd, len as u64)?;
+            let map = Map::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?;
+            Ok(Place::Shared { fd, map })
+        };
+        Ok(Self(shared().map_err(|cause| Error::Memory { bytes: len, cause })?))
+    }
+
+    /// Ends the writing: from here on nobody can change it.
+    pub(crate) fn seal(self) -> Result<Data, Error> {
+        match self.0 {
+            Place::Own(data) => Ok(Data::Inline(Bytes::from_owner(data))),
+            Place::Shared { fd, map } => {
+                let len = map.len;
+                // A seal against writes is refused while it is mapped for them.
+                drop(map);
+                fcntl_add_seals(fd.as_fd(), SEALS)
+                    .map_err(|cause| Error::Memory { bytes: len, cause: cause.into() })?;
+                Ok(Data::Memory { fd, len })
+            }
+        }
+    }
+}
+
+/// What a worker wants of memory that it is given.
+const SEALS: SealFlags =
+    SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
+
+impl Deref for Room {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Place::Own(data) => data.as_ref(),
+            Place::Shared { map, .. } => map.bytes(),
+        }
+    }
+}
+
+impl DerefMut for Room {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Place::Own(data) => &mut data.allocation[data.first..],
+            // SAFETY: `len` bytes are mapped for writing while this lives, nobody else knows of the
+            // memory before it is sealed, and the borrow is exclusive.
+            Place::Shared { map, .. } => unsafe { std::slice::from_raw_parts_mut(map.at.as_ptr(), map.len) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_where_it_lies() {
+        for len in [1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 3 << 20] {
+            let mut room = Room::new(len).unwrap();
+            assert!(room.iter().all(|&byte| byte == 0));
+            room[len - 1] = 7;
+            let data = room.seal().unwrap();
+            assert_eq!(matches!(data, Data::Inline(_)), len <= INLINE_BYTES_MAX);
+            let buffer = Buffer::new(data);
+            assert_eq!((buffer.len(), buffer.bytes().unwrap()[len - 1]), (len, 7));
+            assert!(std::ptr::eq(buffer.bytes().unwrap(), buffer.bytes().unwrap()), "mapped once");
+        }
+    }
+
+    #[test]
+    fn all_data_is_aligned() {
+        for len in (1..200).chain([INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1]) {
+            let room = Room::new(len).unwrap();
+            assert!(room.as_ptr().addr().is_multiple_of(ALIGNMENT), "{len}");
+            let buffers = [room.seal().unwrap(), Data::arrived(&vec![7; len])].map(Buffer::new);
+            for buffer in &buffers {
+                let bytes = buffer.bytes().unwrap();
+                assert!(bytes.len() == len && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT), "{len}");
+            }
+            assert_eq!(buffers[1].bytes().unwrap(), vec![7; len]);
+        }
+    }
+
+    #[test]
+    fn sealed_memory_can_neither_be_written_nor_cut() {
+        let Data::Memory { fd, len } = Room::new(1 << 20).unwrap().seal().unwrap() else { panic!() };
+        assert!(rustix::io::pwrite(&fd, b"x", 0).is_err());
+        assert!(ftruncate(&fd, 1).is_err());
+        assert!(Map::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_shorter_than_announced_is_not_mapped() {
+        let fd = memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 10).unwrap();
+        assert!(Buffer::new(Data::Memory { fd, len: 11 }).bytes().is_err());
+    }
+}

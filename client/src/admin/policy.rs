@@ -1,0 +1,78 @@
+//! How the cluster's nodes schedule, changed while they run.
+
+use millrace_proto::admin::{self, admin_client::AdminClient};
+use millrace_proto::convert::policy_spec_wire;
+use millrace_types::PolicySpec;
+use prost_types::FieldMask;
+
+use super::{Admin, CALL_TIMEOUT, stamped};
+use crate::endpoints::Repeat;
+use crate::error::Error;
+
+/// How a policy is changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// What is set.
+    pub spec: PolicySpec,
+    /// Which fields of it are meant, such as `dispatch`: one that is named and not set is as each worker
+    /// was started from then on. `None`: all of them.
+    pub fields: Option<Vec<String>>,
+    /// Every check, nothing stored.
+    pub dry_run: bool,
+    /// Refuses with `CONFLICT` unless the policy is at this resource version.
+    pub resource_version: Option<u64>,
+}
+
+impl Admin {
+    /// How nodes are wanted to schedule, and how each does.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn policy(&self) -> Result<admin::Policy, Error> {
+        let request = admin::GetPolicyRequest { consistency: self.consistency.into() };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).get_policy(stamped(request, left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// The last changes of it, the newest first.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn policy_changes(&self) -> Result<Vec<admin::PolicyChange>, Error> {
+        let request = admin::ListPolicyChangesRequest { page_size: 0, consistency: self.consistency.into() };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).list_policy_changes(stamped(request, left)).await
+            })
+            .await?;
+        Ok(answer.into_inner().changes)
+    }
+
+    /// Changes how nodes schedule. What waits for a GPU goes over in order.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with `INVALID_SPEC` when nothing would read what is set, with
+    /// `MALFORMED_REQUEST` when a field is not known, with `CONFLICT` when it was changed since.
+    pub async fn update_policy(&self, change: &PolicyChange) -> Result<admin::Policy, Error> {
+        let request = admin::UpdatePolicyRequest {
+            spec: Some(policy_spec_wire(&change.spec)),
+            update_mask: change.fields.clone().map(|paths| FieldMask { paths }),
+            dry_run: change.dry_run,
+            resource_version: change.resource_version.unwrap_or(0),
+            idempotency_key: self.endpoints.next_id(),
+        };
+        let answer = self
+            .endpoints
+            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
+                AdminClient::new(channel).update_policy(stamped(request.clone(), left)).await
+            })
+            .await?;
+        Ok(answer.into_inner())
+    }
+}
