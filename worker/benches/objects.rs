@@ -1,5 +1,6 @@
-//! What an object costs to hand on: on one worker, and from one to another over loopback beside a plain
-//! TCP stream that is fed from memory and ends in memory, in turns. Prints, and asserts nothing:
+//! What an object costs to hand on: from one run to the next on a GPU, over the host memory of one worker,
+//! and from one worker to another; beside a copy of as much memory, and a plain TCP stream that is fed from
+//! memory and ends in memory, in turns. Prints, and asserts nothing:
 //! `cargo bench -p millrace-worker --bench objects`.
 //!
 //! Executors are this program started again, as in the tests whose controller it uses.
@@ -19,7 +20,7 @@ use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::service::WorkerService;
-use millrace_worker::start::{Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, Worker, WorkerConfig, start};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 #[path = "../tests/real/controller.rs"]
@@ -45,11 +46,14 @@ fn main() {
     tokio::runtime::Runtime::new().unwrap().block_on(hand_on());
 }
 
-async fn serving(dir: &std::path::Path, name: &str) -> (Worker, Controller) {
+/// A worker whose GPU keeps so much of objects.
+async fn serving(dir: &std::path::Path, name: &str, on_gpu: Bytes) -> (Worker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
-    let config = config(&dir.join(name), &[controller.addr], 1);
+    let mut config = config(&dir.join(name), &[controller.addr], 1);
+    config.topology.gpus[0].memory = Bytes::gib(2);
+    let gpu_data = DataConfig { memory: on_gpu, ..DataConfig::default() };
     let object_memory = Bytes::gib(1);
-    let config = WorkerConfig { node: NodeName::new(name).unwrap(), object_memory, ..config };
+    let config = WorkerConfig { node: NodeName::new(name).unwrap(), object_memory, gpu_data, ..config };
     let worker = start(config).await.unwrap();
     all_up(&controller).await;
     let digest = controller.publish(&millrace_model::synth::mlp());
@@ -84,36 +88,69 @@ fn held(response: &wire::InvokeResponse, home: &Worker) -> wire::HeldPart {
     held
 }
 
+/// A worker, an object of its, and what it cost to hand on.
+struct Place {
+    worker: Worker,
+    _controller: Controller,
+    input: wire::HeldPart,
+    /// To find or fetch it.
+    fetches: Vec<Duration>,
+    /// All of a request but waiting and computing: its input found, its output kept.
+    passes: Vec<Duration>,
+}
+
+impl Place {
+    async fn new(dir: &std::path::Path, name: &str, on_gpu: Bytes, data: &[u8]) -> Self {
+        let (worker, controller) = serving(dir, name, on_gpu).await;
+        let kept = ask(&worker, tensor(data.to_vec().into(), Vec::new()), true).await;
+        let input = held(&kept, &worker);
+        Self { worker, _controller: controller, input, fetches: Vec::new(), passes: Vec::new() }
+    }
+
+    /// Has it take an object and keep what comes out, which is as large.
+    async fn take(&mut self, input: wire::HeldPart) {
+        let parts = vec![wire::TensorPart { part: Some(Part::Held(input)) }];
+        let answer = ask(&self.worker, tensor(bytes::Bytes::new(), parts), true).await;
+        self.fetches.push(Duration::from_nanos(answer.fetched[0].took_ns));
+        let split = answer.split.unwrap();
+        self.passes.push(Duration::from_nanos(split.total_ns - split.queue_ns - split.run_ns));
+        let ids = vec![held(&answer, &self.worker).object.unwrap().id.unwrap()];
+        client(&self.worker).release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+    }
+}
+
 async fn hand_on() {
     let dir = tempfile::tempdir().unwrap();
-    let (first, _one) = serving(dir.path(), "w1").await;
-    let (second, _two) = serving(dir.path(), "w2").await;
     let data: Vec<u8> = (0..ROWS).flat_map(row).flat_map(f32::to_le_bytes).collect();
-    let kept = ask(&first, tensor(data.clone().into(), Vec::new()), true).await;
-    let part = held(&kept, &first);
-    let input =
-        || tensor(bytes::Bytes::new(), vec![wire::TensorPart { part: Some(Part::Held(part.clone())) }]);
-    let (mut here, mut there, mut plain) = (Vec::new(), Vec::new(), Vec::new());
+    let mut gpu = Place::new(dir.path(), "w1", Bytes::mib(512), &data).await;
+    let mut host = Place::new(dir.path(), "w2", Bytes::ZERO, &data).await;
+    let mut other = Place::new(dir.path(), "w3", Bytes::mib(512), &data).await;
+    let (mut plain, mut copies) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        for (worker, times) in [(&first, &mut here), (&second, &mut there)] {
-            let answer = ask(worker, input(), true).await;
-            times.push(Duration::from_nanos(answer.fetched[0].took_ns));
-            let ids = vec![held(&answer, worker).object.unwrap().id.unwrap()];
-            client(worker).release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
-        }
+        let (of_gpu, of_host) = (gpu.input.clone(), host.input.clone());
+        gpu.take(of_gpu.clone()).await;
+        host.take(of_host.clone()).await;
+        other.take(of_host).await;
         let data = data.clone();
-        plain.push(tokio::task::spawn_blocking(move || over_tcp(&data)).await.unwrap());
+        let (tcp, copy) =
+            tokio::task::spawn_blocking(move || (over_tcp(&data), copied(&data))).await.unwrap();
+        plain.push(tcp);
+        copies.push(copy);
     }
     println!("{} MiB, {ROUNDS} rounds in turns; median, least and most", BYTES >> 20);
-    println!(
-        "{:>34}: {}; the worker copies no byte: the next executor reads the memory that the one before wrote",
-        "on one worker",
-        spread(&mut here)
-    );
-    println!("{:>34}: {}", "from one worker to another", rate(&mut there));
+    println!("handed on, computing and waiting left out (the input found, the output kept):");
+    println!("{:>34}: {}", "on one GPU", spread(&mut gpu.passes));
+    println!("{:>34}: {}", "over one worker's host memory", spread(&mut host.passes));
+    println!("{:>34}: {}", "one copy of it, for comparison", spread(&mut copies));
+    println!("from one worker to another:");
+    println!("{:>34}: {}", "fetched", rate(&mut other.fetches));
     println!("{:>34}: {}", "plain TCP, memory to memory", rate(&mut plain));
-    let mut ratios: Vec<f64> =
-        there.iter().zip(&plain).map(|(ours, plain)| plain.as_secs_f64() / ours.as_secs_f64()).collect();
+    let mut ratios: Vec<f64> = other
+        .fetches
+        .iter()
+        .zip(&plain)
+        .map(|(ours, plain)| plain.as_secs_f64() / ours.as_secs_f64())
+        .collect();
     ratios.sort_by(f64::total_cmp);
     println!(
         "{:>34}: {:.2} of its speed ({:.2} to {:.2}); to reach: 0.50",
@@ -122,8 +159,18 @@ async fn hand_on() {
         ratios[0],
         ratios[ratios.len() - 1]
     );
-    first.shutdown().await;
-    second.shutdown().await;
+    for place in [gpu, host, other] {
+        place.worker.shutdown().await;
+    }
+}
+
+/// The bytes copied once, into memory that is there already.
+fn copied(data: &[u8]) -> Duration {
+    let mut to = vec![1u8; data.len()];
+    let began = monotonic_now();
+    to.copy_from_slice(data);
+    std::hint::black_box(&to);
+    monotonic_now().since(began)
 }
 
 fn spread(times: &mut [Duration]) -> String {

@@ -22,7 +22,7 @@ use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};
 use millrace_worker::node::{NodeConfig, NodeContext, start, start_here};
 use millrace_worker::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
-use millrace_worker::request::Invocation;
+use millrace_worker::request::{Invocation, OnGpus};
 
 struct Instant;
 
@@ -148,6 +148,7 @@ fn invocation() -> Invocation {
         priority: 0,
         inputs: vec![input],
         descriptors: Vec::new(),
+        on_gpus: OnGpus::default(),
         outputs: Vec::new(),
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use millrace_device::monotonic_now;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_types::{FunctionKey, FunctionName, RequestId, Revision, RevisionKey, TenantName};
-use millrace_worker::request::Invocation;
+use millrace_worker::request::{Invocation, OnGpus};
 
 #[path = "../tests/real/controller.rs"]
 mod controller;
@@ -73,6 +73,7 @@ fn invocation(id: usize) -> Invocation {
             contents: Some(Contents::Inline(data.into())),
         }],
         descriptors: Vec::new(),
+        on_gpus: OnGpus::default(),
         outputs: Vec::new(),
     }
 }

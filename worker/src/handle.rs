@@ -18,6 +18,8 @@ use crate::clock::Clock;
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::policy::Wanted;
+use crate::programs::Program;
 use crate::request::{Completion, Invocation};
 use crate::seams::Mailbox;
 use crate::snapshot::{Look, NodeSnapshot, SnapshotPart};
@@ -194,6 +196,21 @@ impl NodeHandle {
         replied.await.unwrap_or(Err(InstallError::NodeGone))
     }
 
+    /// Serves a function that is a program from now on. A revision that is here already stays as it is.
+    ///
+    /// # Errors
+    /// [`InstallError::NodeGone`].
+    pub(crate) async fn host(
+        &self,
+        function: FunctionConfig,
+        program: Arc<Program>,
+        processes: u32,
+    ) -> Result<(), InstallError> {
+        let (reply, replied) = oneshot::channel();
+        self.directory.post(node::Message::Host { function, program, processes, reply });
+        replied.await.map_err(|_| InstallError::NodeGone)
+    }
+
     /// Stops taking requests of a function and returns; those it has are still answered. The model
     /// is dropped from the GPUs, and its descriptors with it, after the last of its functions had
     /// its last answer.
@@ -220,6 +237,11 @@ impl NodeHandle {
     /// What tenants may use of this node from now on; those that are not named have no caps.
     pub fn cap(&self, quotas: Arc<Quotas>) {
         self.directory.post(node::Message::Quotas(quotas));
+    }
+
+    /// How the node schedules from now on.
+    pub fn set_policy(&self, wanted: Wanted) {
+        self.directory.post(node::Message::Policy(wanted));
     }
 
     /// What the node looks like now.

@@ -11,11 +11,13 @@
 //! | [`clock`] | where time comes from |
 //! | [`port`] | executor processes, seen from the actors |
 //! | [`process_port`] | real ones |
+//! | [`programs`] | processes of users' own programs, beside the GPUs |
 //! | [`host_tier`] | artifacts become models in host memory |
 //! | [`control`] | the streams to the controllers |
 //! | `objects` | intermediate data of workflows: what is held here, and what comes from other workers |
 //! | [`service`] | the gRPC service for gateways |
 //! | `activity`, `meters` | what is counted, for whoever asks and for Prometheus |
+//! | [`policy`] | how the node schedules now |
 //! | [`start`] | all of it put together |
 
 mod activity;
@@ -30,8 +32,10 @@ pub mod install;
 mod meters;
 pub mod node;
 mod objects;
+pub mod policy;
 pub mod port;
 pub mod process_port;
+pub mod programs;
 mod registry;
 pub mod request;
 mod seams;

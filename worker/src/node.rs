@@ -5,8 +5,10 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_policy::gpu::{Eviction, Isolation};
 use millrace_policy::memory;
+use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 
 pub use crate::actors::driven::SharedTrace;
@@ -20,6 +22,43 @@ use crate::supervisor::Supervisor;
 pub const REQUESTS_MAX: u32 = 4096;
 /// Requests that one function may have in flight.
 pub const IN_FLIGHT_MAX: u32 = 2048;
+
+/// A GPU's memory is shared by so many, of which data is one at most.
+const DATA_SHARE: u64 = 4;
+
+/// The pools that a GPU can have. Its memory is given out in whole blocks, so that one which cuts
+/// segments as it likes has no place here.
+pub const POOLS: [(&str, PoolPolicy); 3] =
+    [("elastic", PoolPolicy::Elastic), ("gmlake", PoolPolicy::GmLake), ("none", PoolPolicy::Unpooled)];
+
+/// How GPUs keep intermediate data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataConfig {
+    /// The most of a GPU's memory that it takes; a quarter of the GPU where that is less. Zero: it is
+    /// kept in host memory.
+    pub memory: Bytes,
+    /// What stays allocated for it.
+    pub pool: PoolPolicy,
+    /// What leaves first where there is too little room.
+    pub migration: MigrationPolicy,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        let (pool, migration) = (PoolPolicy::default(), MigrationPolicy::default());
+        Self { memory: STORE_CAP, pool, migration }
+    }
+}
+
+impl DataConfig {
+    /// Of a GPU with so much memory: the floor keeps the paper's proportion to the cap (D24, D26).
+    pub(crate) fn of(self, gpu: Bytes) -> Option<elastic::Config> {
+        let Self { memory, pool, migration } = self;
+        let cap = memory.min(Bytes(gpu.get() / DATA_SHARE));
+        let floor = Bytes(POOL_FLOOR.get() * cap.get().min(STORE_CAP.get()) / STORE_CAP.get());
+        (cap > Bytes::ZERO).then_some(elastic::Config { cap, floor, pool, migration })
+    }
+}
 
 /// What a node is.
 #[derive(Debug, Clone)]
@@ -38,6 +77,8 @@ pub struct NodeConfig {
     pub isolation: Isolation,
     /// How its GPUs' memory is cut up.
     pub memory: memory::Grid,
+    /// How they keep intermediate data.
+    pub data: DataConfig,
 }
 
 impl NodeConfig {
@@ -47,8 +88,8 @@ impl NodeConfig {
         let (dispatch, eviction) = (PolicyConfig::default(), Eviction::default());
         let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
-        let memory = memory::Grid::default();
-        Self { topology, requests_max, in_flight_max, dispatch, eviction, isolation, memory }
+        let (memory, data) = (memory::Grid::default(), DataConfig::default());
+        Self { topology, requests_max, in_flight_max, dispatch, eviction, isolation, memory, data }
     }
 }
 

@@ -12,6 +12,7 @@ use millrace_types::{Bytes, Digest, FunctionKey, ModelId, Residency, RevisionKey
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::programs::{Program, crew};
 use crate::seams::Slot;
 
 /// A function here.
@@ -21,6 +22,15 @@ pub(crate) struct Hosted {
     pub(crate) slot: Slot<function::Message>,
     /// Its score, as its actor last had it: an actor that is started again counts on from here.
     pub(crate) score: Rc<Cell<Score>>,
+    /// Its program and who runs it, if it is one.
+    pub(crate) program: Option<Hosting>,
+}
+
+/// A program here.
+pub(crate) struct Hosting {
+    pub(crate) program: Arc<Program>,
+    pub(crate) processes: u32,
+    pub(crate) crew: Slot<crew::Message>,
 }
 
 struct Model {
@@ -95,9 +105,30 @@ impl Registry {
         }
         self.by_key.insert(config.key.clone(), function);
         let (slot, score) = (Slot::empty(), Rc::default());
-        self.functions.insert(function, Hosted { config, model, slot, score });
+        self.functions.insert(function, Hosted { config, model, slot, score, program: None });
         let new_model = known.is_none().then_some((model, needed));
         Ok(Some(Added { function, new_model }))
+    }
+
+    /// Adds a function that is a program. `None` where it is here already.
+    pub(crate) fn add_program(
+        &mut self,
+        config: FunctionConfig,
+        program: Arc<Program>,
+        processes: u32,
+    ) -> Option<FunctionIndex> {
+        if self.by_key.contains_key(&config.key) {
+            return None;
+        }
+        let (function, model) = (FunctionIndex(self.next_function), ModelId(self.next_model));
+        self.next_function += 1;
+        // A number that no model has.
+        self.next_model += 1;
+        self.by_key.insert(config.key.clone(), function);
+        let (slot, score) = (Slot::empty(), Rc::default());
+        let program = Some(Hosting { program, processes, crew: Slot::empty() });
+        self.functions.insert(function, Hosted { config, model, slot, score, program });
+        Some(function)
     }
 
     /// A model of this artifact that holds as much memory. Functions that want different amounts

@@ -1,11 +1,15 @@
 //! A request as the worker sees it, and its answer: the types between the gRPC service and the
 //! actors.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::executor::Tensor;
-use millrace_types::{Bytes, GpuIndex, RequestId, RevisionKey};
+use millrace_proto::worker::FetchMethod;
+use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey};
 
+use crate::objects::Kept;
 use crate::port::Descriptor;
 
 /// One attempt of one request, checked against the function's declaration.
@@ -28,10 +32,21 @@ pub struct Invocation {
     pub inputs: Vec<Tensor>,
     /// What the inputs' `contents_fd` count.
     pub descriptors: Vec<Descriptor>,
+    /// What of its data is on GPUs.
+    pub on_gpus: OnGpus,
     /// The outputs asked for; empty asks for all.
     pub outputs: Vec<String>,
     /// How long it has waited here for its model to come into host memory: that counts as well.
     pub cold: Duration,
+}
+
+/// What of a request's data is on GPUs, and may stay there. Nothing, by default.
+#[derive(Debug, Clone, Default)]
+pub struct OnGpus {
+    /// The objects that inputs name, each once.
+    pub(crate) objects: Vec<Arc<Kept>>,
+    /// The outputs that may stay where they are made, for others to read.
+    pub(crate) keep: Vec<String>,
 }
 
 /// An answer.
@@ -41,14 +56,38 @@ pub struct Completion {
     pub outputs: Vec<Tensor>,
     /// What the outputs' `contents_fd` count.
     pub descriptors: Vec<Descriptor>,
+    /// The objects that outputs name.
+    pub(crate) kept: Vec<Arc<Kept>>,
+    /// How inputs that were objects came.
+    pub(crate) brought: Vec<Brought>,
     /// Which of the outputs' rows are this request's; `None`: all.
     pub share: Option<Share>,
     /// Where the time went.
     pub split: Split,
-    /// Where it ran.
-    pub gpu: GpuIndex,
+    /// What is said of outputs besides their bytes, by name.
+    pub marks: BTreeMap<String, Mark>,
+    /// Where it ran; `None`: in a process beside the GPUs.
+    pub gpu: Option<GpuIndex>,
     /// Attempts made here, counting the answered one.
     pub attempts: u32,
+}
+
+/// How an input came that was an object on a GPU (D04).
+#[derive(Debug, Clone)]
+pub(crate) struct Brought {
+    pub(crate) input: String,
+    pub(crate) method: FetchMethod,
+    pub(crate) bytes: u64,
+    pub(crate) took: Duration,
+}
+
+/// What a process said of an output.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// It is an object here already.
+    pub object: Option<DataId>,
+    /// It is for the workflow's caller: answered, and not kept for the next function (D03).
+    pub response: bool,
 }
 
 /// A request's part of the outputs of a run that it shared with others.

@@ -82,6 +82,11 @@ impl<M: Send + 'static> Slot<M> {
         }
     }
 
+    /// The present address, for those that are to be heard by no later one.
+    pub(crate) fn mailbox(&self) -> Option<Mailbox<M>> {
+        self.0.mailbox.borrow().clone()
+    }
+
     /// How often an address was published here.
     pub(crate) fn epoch(&self) -> u64 {
         self.0.epoch.get()

@@ -7,22 +7,24 @@ use std::time::Duration;
 
 use millrace_proto::activity::Activity;
 use millrace_proto::executor::Fault;
+use millrace_proto::log::{Page, Query};
 use millrace_proto::status::to_status;
 use millrace_proto::trace::wire::Spans;
-use millrace_proto::trace::{self, Kept, KeyValue, Past};
-use millrace_proto::{convert, worker as wire};
+use millrace_proto::trace::{self, Kept, Past};
+use millrace_proto::{convert, logs, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
-use millrace_types::{Bytes, Failure, GpuIndex, Reason, RequestId, Revision, RevisionKey};
+use millrace_types::{Bytes, DataId, Failure, GpuIndex, Reason, RequestId, Revision, RevisionKey};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
 use crate::activity::Place;
+use crate::actors::fetch_attributes;
 use crate::handle::{FaultError, NodeHandle};
 use crate::host_tier::gate::Gate;
-use crate::host_tier::{Signature, Signatures};
-use crate::objects::{Chunks, GatherError, Objects};
-use crate::request::{Completion, Invocation, Split};
+use crate::host_tier::{Reader, Signature, Signatures};
+use crate::objects::{self, Chunks, GatherError, Gathered, Objects};
+use crate::request::{Brought, Completion, Invocation, OnGpus, Split};
 
 pub mod tensors;
 
@@ -105,20 +107,36 @@ impl WorkerService {
         let signature = self.signature(&revision)?;
         tensors::check(&request.inputs, &request.outputs, &signature)?;
         let hold = request.hold.take();
-        let (invocation, fetched) = match self.invocation(request, revision).await {
+        let keep = hold.as_ref().map(|hold| kept_outputs(hold, &request.outputs, &signature));
+        let (mut invocation, gathered) = match self.invocation(request, revision, signature.reader).await {
             Ok(ready) => ready,
             Err(GatherError::Failed(failure)) => return Err(failure),
-            Err(GatherError::Lost(ids)) => {
-                let lost = ids.iter().map(convert::data_id_wire).collect();
-                return Ok(wire::InvokeResponse { lost, ..wire::InvokeResponse::default() });
-            }
+            Err(GatherError::Lost(ids)) => return Ok(lost(&ids)),
         };
+        invocation.on_gpus.keep = keep.unwrap_or_default();
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
         if !held.waited().is_zero() {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
         }
-        let completion = self.node.invoke(Invocation { cold: held.waited(), ..invocation }).await?;
+        let completion = self.node.invoke(Invocation { cold: held.waited(), ..invocation }).await;
+        let completion = match completion {
+            Err(failure) if failure.reason == Reason::DataLost => {
+                let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
+                    let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
+                    gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
+                };
+                let gone = ids(&|object| object.is_lost());
+                // One could not be copied, though it is there: it is not to be had all the same.
+                return Ok(lost(&if gone.is_empty() { ids(&|_| true) } else { gone }));
+            }
+            completion => completion?,
+        };
+        let mut fetched = gathered.fetched;
+        for Brought { input, method, bytes, took } in &completion.brought {
+            self.objects.count(*method, *bytes);
+            fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
+        }
         Ok(wire::InvokeResponse { fetched, ..self.response(completion, hold).await? })
     }
 
@@ -127,7 +145,8 @@ impl WorkerService {
         &self,
         request: wire::InvokeRequest,
         revision: RevisionKey,
-    ) -> Result<(Invocation, Vec<wire::Fetched>), GatherError> {
+        reader: Reader,
+    ) -> Result<(Invocation, Gathered), GatherError> {
         let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
         let request_id = RequestId::new(&request.request_id)
             .ok_or_else(|| malformed("request_id must be 1 to 128 visible ASCII characters"))?;
@@ -135,12 +154,12 @@ impl WorkerService {
             None => DEFAULT_TIMEOUT,
             Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
         };
-        let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs)).await;
-        let gathered = gathered.map_err(|_late| {
+        let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs, reader)).await;
+        let mut gathered = gathered.map_err(|_late| {
             Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
         })??;
         tell_fetches(&gathered.fetched);
-        let (inputs, descriptors) = tensors::pack(gathered.inputs)?;
+        let packed = tensors::pack(std::mem::take(&mut gathered.inputs))?;
         let invocation = Invocation {
             request_id,
             attempt: request.attempt,
@@ -148,12 +167,13 @@ impl WorkerService {
             revision,
             timeout: timeout.saturating_sub(gathered.took),
             priority: request.priority,
-            inputs,
-            descriptors,
+            inputs: packed.tensors,
+            descriptors: packed.descriptors,
+            on_gpus: OnGpus { objects: packed.objects, keep: Vec::new() },
             outputs: request.outputs,
             cold: Duration::ZERO,
         };
-        Ok((invocation, gathered.fetched))
+        Ok((invocation, gathered))
     }
 
     /// The answer: outputs that are to be held are, as far as there is room, and the others told.
@@ -162,20 +182,43 @@ impl WorkerService {
         completion: Completion,
         hold: Option<wire::Hold>,
     ) -> Result<wire::InvokeResponse, Failure> {
-        let Completion { outputs, descriptors, share, split, gpu, attempts } = completion;
+        let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
+            completion;
         let unreadable = |error: tensors::UnpackError| {
-            Failure::new(Reason::Internal, format!("the executor's answer: {error}")).after_execution()
-        };
-        let taken = tensors::take(outputs, &descriptors, share).map_err(unreadable)?;
-        let mut outputs = Vec::with_capacity(taken.len());
-        for output in taken {
-            let held = match &hold {
-                Some(hold) => self.hold(output, hold).await,
-                None => Err(output),
+            let reason = match error {
+                tensors::UnpackError::Lost(_) => Reason::ExecutorLost,
+                _ => Reason::Internal,
             };
-            outputs.push(held.or_else(tensors::answer).map_err(unreadable)?);
+            Failure::new(reason, format!("the executor's answer: {error}")).after_execution()
+        };
+        let taken = tensors::take(outputs, (&descriptors, &kept), share).map_err(unreadable)?;
+        let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
+        let mut answered = Vec::new();
+        for output in taken {
+            let mark = marks.remove(&output.name).unwrap_or_default();
+            let held = match &hold {
+                Some(hold) if !mark.response => self.hold(output, hold, mark.object.as_ref()).await,
+                _ => Err(output),
+            };
+            outputs.push(match held {
+                Ok(held) => held,
+                Err(output) => {
+                    answered.extend(mark.object);
+                    match tensors::answer(output).await {
+                        Ok(answer) => answer,
+                        Err(error) => {
+                            // Nobody will ever hear of those that were kept.
+                            answered.extend(outputs.iter().filter_map(object_of));
+                            self.objects.release(&answered).await;
+                            return Err(unreadable(error));
+                        }
+                    }
+                }
+            });
         }
-        let (split, gpu) = (Some(split_wire(split)), gpu.0);
+        // Whoever asked has their bytes.
+        self.objects.release(&answered).await;
+        let (split, gpu) = (Some(split_wire(split)), gpu.map_or(0, |gpu| gpu.0));
         Ok(wire::InvokeResponse { outputs, split, gpu, attempts, ..wire::InvokeResponse::default() })
     }
 
@@ -185,6 +228,7 @@ impl WorkerService {
         &self,
         output: tensors::Input,
         hold: &wire::Hold,
+        object: Option<&DataId>,
     ) -> Result<wire::InferTensor, tensors::Input> {
         let bytes = output.contents.len();
         if bytes <= tensors::INLINE_BYTES_MAX as u64 || hold.answered.contains(&output.name) {
@@ -192,7 +236,12 @@ impl WorkerService {
         }
         let time = hold.time.as_ref().and_then(convert::duration).unwrap_or(DEFAULT_TIMEOUT);
         let tensors::Input { name, datatype, shape, contents } = output;
-        match self.objects.keep(contents, time).await {
+        let kept = match object {
+            // A process stored it: its name stays.
+            Some(id) if self.objects.keep_on(id, time) => Ok(id.clone()),
+            _ => self.objects.keep(contents, time).await,
+        };
+        match kept {
             Ok(id) => {
                 let id = Some(convert::data_id_wire(&id));
                 let object = wire::Object { id, address: String::new(), bytes };
@@ -273,6 +322,10 @@ impl wire::worker_server::Worker for WorkerService {
         Ok(Response::new(Spans { spans: spans.unwrap_or_default() }))
     }
 
+    async fn get_logs(&self, request: Request<Query>) -> Result<Response<Page>, Status> {
+        Ok(Response::new(logs::here(request.get_ref())))
+    }
+
     async fn release_objects(
         &self,
         request: Request<wire::ReleaseObjectsRequest>,
@@ -315,26 +368,32 @@ fn tell_fetches(fetched: &[wire::Fetched]) {
     for fetch in fetched.iter().rev() {
         let took = Duration::from_nanos(fetch.took_ns);
         ago += took;
-        let attributes = || {
-            vec![
-                KeyValue::new("millrace.input", fetch.input.clone()),
-                KeyValue::new("millrace.fetch.method", method_name(fetch.method())),
-                KeyValue::new("millrace.bytes", i64::try_from(fetch.bytes).unwrap_or(i64::MAX)),
-            ]
-        };
+        let attributes = || fetch_attributes(fetch.method(), &fetch.input, fetch.bytes);
         trace::tell(&tracing::Span::current(), "fetch", Past { ago, took }, attributes);
     }
 }
 
-/// A method as people read it (D04).
-const fn method_name(method: wire::FetchMethod) -> &'static str {
-    match method {
-        wire::FetchMethod::Unspecified => "none",
-        wire::FetchMethod::Host => "host",
-        wire::FetchMethod::IntraGpu => "intra-gpu",
-        wire::FetchMethod::InterGpu => "inter-gpu",
-        wire::FetchMethod::InterNode => "inter-node",
+/// The outputs that are to be held.
+fn kept_outputs(hold: &wire::Hold, asked: &[String], signature: &Signature) -> Vec<String> {
+    let all = || signature.outputs.iter().map(|output| output.name.clone()).collect();
+    let outputs: Vec<String> = if asked.is_empty() { all() } else { asked.to_vec() };
+    outputs.into_iter().filter(|output| !hold.answered.contains(output)).collect()
+}
+
+/// The object that a kept output is.
+fn object_of(output: &wire::InferTensor) -> Option<DataId> {
+    match &output.parts.first()?.part {
+        Some(wire::tensor_part::Part::Held(held)) => {
+            convert::data_id(held.object.as_ref()?.id.as_ref()?).ok()
+        }
+        _ => None,
     }
+}
+
+/// The answer of a request that was not run, for want of these.
+fn lost(ids: &[DataId]) -> wire::InvokeResponse {
+    let lost = ids.iter().map(convert::data_id_wire).collect();
+    wire::InvokeResponse { lost, ..wire::InvokeResponse::default() }
 }
 
 fn revision_key(request: &wire::InvokeRequest) -> Result<RevisionKey, Failure> {

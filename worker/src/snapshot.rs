@@ -9,6 +9,8 @@ use millrace_policy::dispatch::Stats;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
 
+use crate::policy::InForce;
+
 /// A node at one moment. Its parts are asked one after the other, so a request on its way between
 /// two of them may be in neither.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -31,6 +33,8 @@ pub struct NodeSnapshot {
     pub dispatch: Stats,
     /// Runs of several requests.
     pub batches: Totals,
+    /// How it schedules now.
+    pub policy: Option<InForce>,
 }
 
 /// How much of a node is looked at.
@@ -90,6 +94,23 @@ pub struct GpuSnapshot {
     pub busy: Duration,
     /// What of models was moved within it, so that the rest stays together.
     pub moved: Bytes,
+    /// The intermediate data on it.
+    pub data: GpuData,
+}
+
+/// Intermediate data on a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GpuData {
+    /// What objects take of its memory, in whole blocks.
+    pub used: Bytes,
+    /// What is allocated for them: that, and what is kept for more.
+    pub pool: Bytes,
+    /// Objects copied to the host to make room.
+    pub migrated: u64,
+    /// Objects copied back.
+    pub reloaded: u64,
+    /// Objects that there was no room for.
+    pub refused: u64,
 }
 
 /// A model on a GPU.
@@ -141,7 +162,7 @@ pub(crate) enum SnapshotPart {
     Function(FunctionSnapshot),
     Link(LinkSnapshot),
     Past(BTreeMap<FunctionKey, Score>),
-    Queue { queued: u32, stats: Stats, batches: Totals },
+    Queue { queued: u32, stats: Stats, batches: Totals, policy: InForce },
     Idle(BTreeMap<FunctionKey, Duration>),
 }
 
@@ -152,8 +173,9 @@ impl NodeSnapshot {
             SnapshotPart::Function(function) => self.functions.push(function),
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
-            SnapshotPart::Queue { queued, stats, batches } => {
+            SnapshotPart::Queue { queued, stats, batches, policy } => {
                 (self.queued, self.dispatch, self.batches) = (queued, stats, batches);
+                self.policy = Some(policy);
             }
             SnapshotPart::Idle(idle) => self.idle = idle,
         }

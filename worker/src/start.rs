@@ -11,6 +11,7 @@ mod passing;
 mod server;
 
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
+pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
 pub use millrace_policy::memory;
@@ -34,9 +35,12 @@ use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
 use crate::meters::Shown;
 use crate::node::{self, NodeConfig, NodeContext};
+pub use crate::node::{DataConfig, POOLS};
 pub use crate::objects::OBJECT_MEMORY;
 use crate::objects::Objects;
 use crate::process_port::{ExecutorCommand, ProcessSpawner};
+pub use crate::programs::Launcher;
+use crate::programs::Programs;
 use crate::service::{Faults, Limits, WorkerService};
 use crate::start::server::{Health, Server};
 
@@ -64,8 +68,12 @@ pub struct WorkerConfig {
     pub model_storage: Bytes,
     /// How its GPUs' memory is laid out.
     pub gpu_memory: memory::Grid,
+    /// How they keep intermediate data.
+    pub gpu_data: DataConfig,
     /// The program that is an executor.
     pub executor: ExecutorCommand,
+    /// What becomes a user's program; `None`: programs are refused.
+    pub programs: Option<Launcher>,
     /// Which request goes to which GPU.
     pub dispatch: PolicyConfig,
     /// Which models make room first on a GPU.
@@ -93,6 +101,9 @@ pub enum StartError {
     /// Its artifacts cannot be opened.
     #[error("artifacts: {0}")]
     Store(#[from] store::Error),
+    /// Its programs have no place.
+    #[error("the folder of programs: {0}")]
+    Programs(std::io::Error),
     /// Its address cannot be listened on.
     #[error("cannot listen on {address}: {source}; choose another address, or port 0 for a free port")]
     Listen {
@@ -132,7 +143,7 @@ pub enum WorkerError {
 }
 
 /// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end it in order; dropped, it ends at
-/// once, executors included.
+/// once, executors and processes of functions included.
 #[derive(Debug)]
 pub struct Worker {
     addr: SocketAddr,
@@ -142,6 +153,7 @@ pub struct Worker {
     control: Control,
     server: Option<Server>,
     health: Health,
+    programs: Option<Programs>,
     actors: ActorThread,
     // Host tier, telemetry and scores: they end when these are dropped.
     tasks: Vec<JoinSet<()>>,
@@ -155,6 +167,7 @@ pub struct Worker {
 pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let data_dir = DataDir::open(&config.data_dir, &config.node)?;
     let store = Store::open(&data_dir.path().join("artifacts"))?;
+    let programs_dir = data_dir.path().join("programs");
     let listen = |source| StartError::Listen { address: config.listen, source };
     let incoming = TcpIncoming::bind(config.listen).map_err(listen)?.with_nodelay(Some(true));
     let addr = incoming.local_addr().map_err(listen)?;
@@ -167,18 +180,9 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
     let gate = Gate::new(clock.clone());
     let attached = watch::Sender::default();
-    let (view, host_tier) = host_tier::start(
-        host_tier::Config {
-            budget: config.host_memory,
-            store,
-            source: Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed)),
-            node: node.clone(),
-            clock: clock.clone(),
-            gate: gate.clone(),
-            seed: config.seed,
-        },
-        desired.subscribe(),
-    );
+    let source = Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed));
+    let (showing, desired_there) = (host_tier::Showing::default(), desired.subscribe());
+    let view = showing.view();
     let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
     let (quotas_now, desired_shown) = (desired.subscribe(), desired.subscribe());
     let hello = hello(&config, addr);
@@ -211,7 +215,23 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         models: view.models.clone(),
         counts: view.counts.clone(),
     };
-    let objects = Objects::new(config.object_memory, control.index(), clock);
+    let objects = Objects::new(config.object_memory, control.index(), clock.clone());
+    let open = |launcher| Programs::open(&programs_dir, launcher, objects.clone(), config.limits.message);
+    let programs = config.programs.map(open).transpose().map_err(StartError::Programs)?;
+    let host_tier = host_tier::start(
+        host_tier::Config {
+            budget: config.host_memory,
+            store,
+            source,
+            node: node.clone(),
+            clock,
+            gate: gate.clone(),
+            seed: config.seed,
+            programs: programs.clone(),
+        },
+        showing,
+        desired_there,
+    );
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
     let shown =
@@ -232,6 +252,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         control,
         server: Some(server),
         health,
+        programs,
         actors,
         tasks: vec![host_tier, telemetry_task, passing, sweep],
     })
@@ -303,6 +324,9 @@ impl Worker {
         }
         self.control.leave().await;
         self.node.stop().await;
+        if let Some(programs) = &self.programs {
+            programs.stop().await;
+        }
     }
 
     /// Ends everything and returns when nothing is left: the data directory is free then. Without a
@@ -341,6 +365,7 @@ fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {
         gpus: config.topology.gpus.iter().map(gpu).collect(),
         host_memory_bytes: config.host_memory.max(config.model_storage).get(),
         topology: config.topology.name.clone(),
+        runs_programs: config.programs.is_some(),
         ..Default::default()
     }
 }
@@ -362,9 +387,10 @@ struct ActorThread {
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
         let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
-        let memory = config.gpu_memory.clone();
+        let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
         let topology = config.topology.clone();
-        let node_config = NodeConfig { dispatch, eviction, isolation, memory, ..NodeConfig::new(topology) };
+        let base = NodeConfig::new(topology);
+        let node_config = NodeConfig { dispatch, eviction, isolation, memory, data, ..base };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -8,13 +8,15 @@
 //! | Function | its requests | answered `INTERNAL`: their senders are dropped with it; withdrawn from the Node |
 //! | Gpu | its requests and map | run again elsewhere, as after an executor's death; the executor is replaced |
 //! | Executor | its process | as after the executor's death |
+//! | Crew | the processes of its program | as after their death; its requests are answered `INTERNAL` |
 //! | Link | grants on their way | granted again when nobody reports them |
 //! | Node | every request | answered `INTERNAL`; everything below starts anew, what is installed stays |
 
 mod accounts;
+mod policy;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,11 +25,12 @@ use millrace_policy::attempts::Idempotent;
 use millrace_policy::batching::{self, Batcher};
 use millrace_policy::core::Core as _;
 use millrace_policy::dispatch::{self, Objective};
-use millrace_policy::fabric::{Fabric, link::Link as LinkCore};
+use millrace_policy::fabric::{self, Fabric, link::Link as LinkCore};
 use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
+use millrace_policy::paths::Paths;
 use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
@@ -36,7 +39,7 @@ use tokio::sync::oneshot;
 
 use crate::actors::driven::{Driven, SharedTrace};
 use crate::actors::executor::{self, Executor};
-use crate::actors::function::{self, Function, ScoresTold, counts};
+use crate::actors::function::{self, Below, Function, ScoresTold, counts};
 use crate::actors::gpu::{self, Gpu};
 use crate::actors::link::{self, Link};
 use crate::actors::node::{self, Node};
@@ -44,7 +47,10 @@ use crate::clock::{Clock, Sleeper};
 use crate::handle::{Directory, FunctionEntry, NodeHandle};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::node::{NodeConfig, NodeContext};
+use crate::policy::{InForce, Wanted};
 use crate::port::{PortSink, Spawner};
+use crate::programs::Program;
+use crate::programs::crew::{self, Crew};
 use crate::registry::Registry;
 use crate::seams::{self, Behaviour, Mailbox, Slot};
 use crate::tenants::Tenants;
@@ -56,6 +62,7 @@ pub(crate) use crate::registry::Removed;
 enum Who {
     Node,
     Function(FunctionIndex),
+    Crew(FunctionIndex),
     Gpu(GpuIndex),
     Executor(GpuIndex),
     Link(LinkId),
@@ -79,6 +86,11 @@ pub(crate) struct Supervisor {
     residence: RefCell<Residence>,
     /// Caps hold, whichever Node actor keeps to them.
     tenants: RefCell<Tenants>,
+    /// How the node schedules, whichever actors carry it out; and whether that goes by scores.
+    policy: Cell<InForce>,
+    told: Rc<Cell<ScoresTold>>,
+    /// Which GPUs' objects can come to which without the host; `None` where they never do.
+    routes: Option<Paths>,
     /// The next incarnation of each GPU's executor: numbers are not used twice.
     incarnations: Rc<[Cell<Incarnation>]>,
     ended: Cell<Option<oneshot::Sender<()>>>,
@@ -95,6 +107,8 @@ impl Supervisor {
         let of_host = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
         let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
+        let policy = InForce::of(&config, &Wanted::default());
+        let told = if policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No };
         let supervisor = Rc::new(Self {
             node: Slot::empty(),
             gpus: (0..gpus).map(|_| Slot::empty()).collect(),
@@ -103,6 +117,9 @@ impl Supervisor {
             registry: RefCell::new(Registry::default()),
             residence: RefCell::default(),
             tenants: RefCell::default(),
+            policy: Cell::new(policy),
+            told: Rc::new(Cell::new(told)),
+            routes: fabric::routes_of(&config.topology),
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),
             spawner: RefCell::new(spawner),
@@ -149,6 +166,13 @@ impl Supervisor {
         host_path.chain(nvlinks).map(|link| self.link(link))
     }
 
+    /// The GPUs that NVLinks join a GPU with: those beside it, and those that objects come from.
+    fn neighbours_of(&self, gpu: GpuIndex) -> BTreeSet<GpuIndex> {
+        let beside = self.config.topology.nvlinks_of(gpu).map(|(_, other)| other);
+        let leads = |other: &GpuIndex| self.routes.as_ref().is_some_and(|routes| routes.lead(*other, gpu));
+        beside.chain(self.gpu_indices().filter(leads)).collect()
+    }
+
     fn drive<C: millrace_policy::core::Core>(&self, core: C, id: CoreId) -> Driven<C> {
         Driven::new(core, id, self.trace.clone())
     }
@@ -163,8 +187,8 @@ impl Supervisor {
         let topology = &self.config.topology;
         let config = dispatch::Config::of(topology, self.config.requests_max)
             .with_peers(topology)
-            .with_eviction(self.config.eviction)
-            .with_policy(self.config.dispatch, self.seed);
+            .with_eviction(self.policy().eviction)
+            .with_policy(self.policy().dispatch, self.seed);
         let mut dispatch = Batcher::new(&config);
         let registry = self.registry.borrow();
         // What is installed gives out no request.
@@ -189,7 +213,7 @@ impl Supervisor {
             dispatch.on_event(self.clock.now(), event.into(), &mut Vec::new());
         }
         for (function, hosted) in registry.indexed() {
-            if let Some(limits) = limits(function, &hosted.config) {
+            if let Some(limits) = self.limits(function, &hosted.config) {
                 dispatch.on_event(self.clock.now(), limits, &mut Vec::new());
             }
         }
@@ -217,12 +241,15 @@ impl Supervisor {
         let peers = gpu::Peers {
             node: self.node.clone(),
             executor: self.executor(index).clone(),
+            own: self.gpu(index).clone(),
             directory: Arc::clone(&self.directory),
+            joined: self.neighbours_of(index).into_iter().collect(),
         };
         let memory = MemoryMap::with(hardware.memory, self.config.memory.clone());
         let core = GpuCore::new(index, memory)
-            .with_eviction(self.config.eviction)
-            .with_isolation(self.config.isolation);
+            .with_eviction(self.policy().eviction)
+            .with_isolation(self.config.isolation)
+            .with_data(self.config.data.of(hardware.memory));
         let core = self.drive(core, CoreId::Gpu(index));
         let actor = Gpu::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));
@@ -246,7 +273,8 @@ impl Supervisor {
         let topology = &self.config.topology;
         let first_link = topology.gpus[index.0 as usize].host_path[0];
         let issuers = std::iter::once(first_link).chain(topology.nvlinks_of(index).map(|(link, _)| link));
-        let neighbours = topology.nvlinks_of(index).map(|(_, gpu)| (gpu, self.executor(gpu).clone()));
+        let neighbours = self.neighbours_of(index).into_iter();
+        let neighbours = neighbours.map(|gpu| (gpu, self.executor(gpu).clone()));
         let peers = executor::Peers {
             gpu: self.gpu(index).clone(),
             links: issuers.map(|link| (link, self.link(link).clone())).collect(),
@@ -284,9 +312,13 @@ impl Supervisor {
             idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
         };
         let core = self.drive(Admission::new(config), CoreId::Admission(index));
-        let told = if self.wants_scores() { ScoresTold::Yes } else { ScoresTold::No };
-        let actor =
-            Function::new(index, key.clone(), core, (Rc::clone(&hosted.score), told), self.node.clone());
+        // A crew has no order of scores.
+        let (told, below) = match &hosted.program {
+            None => (Rc::clone(&self.told), Below::Gpus),
+            Some(hosting) => (Rc::new(Cell::new(ScoresTold::No)), Below::Crew(hosting.crew.clone())),
+        };
+        let score = (Rc::clone(&hosted.score), told);
+        let actor = Function::new(index, key.clone(), core, score, self.node.clone(), below);
         let sleeper = Sleeper::core(CoreId::Admission(index));
         let mailbox = self.spawn(actor, Who::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());
@@ -300,12 +332,31 @@ impl Supervisor {
         }
     }
 
+    fn start_crew(self: &Rc<Self>, index: FunctionIndex) {
+        let registry = self.registry.borrow();
+        let Some((hosted, hosting)) =
+            registry.function(index).and_then(|it| Some((it, it.program.as_ref()?)))
+        else {
+            return;
+        };
+        let (program, crew) = (Arc::clone(&hosting.program), &hosting.crew);
+        let seed = self.seed ^ u64::from(index.0);
+        let actor = Crew::new(&hosted.config.key, program, hosting.processes, seed, crew.clone());
+        crew.publish(self.spawn(actor, Who::Crew(index), Sleeper::NODE));
+        crew.post(crew::Message::Start);
+    }
+
     /// Starts an actor again, and tells the others what that cost.
     fn panicked(self: &Rc<Self>, who: Who, message: &str) {
         let epoch = match who {
             Who::Node => self.node.epoch(),
             Who::Function(index) => {
                 self.registry.borrow().function(index).map_or(0, |hosted| hosted.slot.epoch())
+            }
+            Who::Crew(index) => {
+                let registry = self.registry.borrow();
+                let hosting = registry.function(index).and_then(|hosted| hosted.program.as_ref());
+                hosting.map_or(0, |hosting| hosting.crew.epoch())
             }
             Who::Gpu(gpu) => self.gpu(gpu).epoch(),
             Who::Executor(gpu) => self.executor(gpu).epoch(),
@@ -317,6 +368,12 @@ impl Supervisor {
             Who::Function(index) => {
                 self.start_function(index);
                 self.node.post(node::Message::FunctionReset(index));
+            }
+            Who::Crew(index) => {
+                self.start_crew(index);
+                if let Some(hosted) = self.registry.borrow().function(index) {
+                    hosted.slot.post(function::Message::NodeLost(Reason::Internal));
+                }
             }
             Who::Gpu(gpu) => {
                 self.start_gpu(gpu);
@@ -333,12 +390,14 @@ impl Supervisor {
 
     fn node_panicked(self: &Rc<Self>) {
         self.start_node();
-        for hosted in self.registry.borrow().functions() {
+        for hosted in self.registry.borrow().functions().filter(|hosted| hosted.program.is_none()) {
             hosted.slot.post(function::Message::NodeLost(Reason::Internal));
         }
         self.links.keys().for_each(|&link| self.start_link(link));
         for gpu in self.gpu_indices() {
             self.residence().lost(self.clock.now(), gpu);
+            // Whoever holds an object of the old one's keeps that alive.
+            self.gpu(gpu).post(gpu::Message::Replaced);
             self.start_gpu(gpu);
             self.executor(gpu).post(executor::Message::Replace);
         }
@@ -366,6 +425,15 @@ impl Supervisor {
         Ok(Some((model, memory)))
     }
 
+    /// Notes a function that is a program, and starts its actors. A revision that is here stays as it is.
+    pub(crate) fn host(self: &Rc<Self>, config: FunctionConfig, program: Arc<Program>, processes: u32) {
+        let added = self.registry.borrow_mut().add_program(config, program, processes);
+        if let Some(function) = added {
+            self.start_crew(function);
+            self.start_function(function);
+        }
+    }
+
     /// What of the model of a function is to stay on GPUs, where that is news: they are told.
     pub(crate) fn new_residency(&self, model: ModelId) -> Option<Residency> {
         let residency = self.registry.borrow_mut().new_residency(model)?;
@@ -386,6 +454,9 @@ impl Supervisor {
 
     /// Removes a function that has answered its last request, and its model if nobody else uses it.
     pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
+        if let Some(hosting) = self.registry.borrow().function(function).and_then(|it| it.program.as_ref()) {
+            hosting.crew.post(crew::Message::Stop);
+        }
         let removed = self.registry.borrow_mut().remove(function)?;
         self.residence().removed(self.clock.now(), function);
         if let Removed::WithModel(model) = removed {
@@ -396,14 +467,14 @@ impl Supervisor {
 
     /// Whether dispatch depends on how functions score.
     pub(crate) fn wants_scores(&self) -> bool {
-        self.config.dispatch.scores()
+        self.policy().dispatch.scores()
     }
 
     /// How a function's requests are batched, where they are.
     pub(crate) fn limits_of(&self, key: &RevisionKey) -> Option<batching::Event> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
-        limits(index, &registry.function(index)?.config)
+        self.limits(index, &registry.function(index)?.config)
     }
 
     /// A function's objective.
@@ -430,6 +501,9 @@ impl Supervisor {
         for hosted in self.registry.borrow().functions() {
             self.directory.withdraw_function(&hosted.config.key);
             hosted.slot.post(function::Message::NodeLost(Reason::ShuttingDown));
+            if let Some(hosting) = &hosted.program {
+                hosting.crew.post(crew::Message::Stop);
+            }
         }
         if let Some(end) = self.ended.take() {
             // Nobody need wait for it.

@@ -19,8 +19,9 @@ pub(crate) fn item(invocation: &Invocation) -> Option<Item> {
         (name, datatype, &shape[1..]).hash(&mut class);
         match contents {
             Some(Contents::Inline(bytes)) => inline += u32::try_from(bytes.len()).ok()?,
-            Some(Contents::ContentsFd(_)) => descriptors += 1,
-            None => return None,
+            // An object may have to be brought to the host.
+            Some(Contents::ContentsFd(_) | Contents::Object(_)) => descriptors += 1,
+            Some(Contents::KeptBytes(_)) | None => return None,
         }
     }
     invocation.outputs.hash(&mut class);

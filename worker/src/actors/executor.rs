@@ -1,13 +1,14 @@
 //! The Executor actor, one per GPU: keeps a process alive behind its port, or a place for one per model,
 //! passes commands to it, and translates what it says.
 //!
-//! In: commands from the Gpu and the Links, the port's events, the memory of GPUs with an NVLink to
-//! this one. Out: commands to the port, events to the Gpu and to the link its copies came over, this
+//! In: commands from the Gpu and the Links, the port's events, the memory of GPUs that NVLinks lead to
+//! this one from. Out: commands to the port, events to the Gpu and to the link its copies came over, this
 //! one's memory to the others. Bounded by what a GPU has out:
 //! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches, and the loads and maps for them.
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{BatchFailure, Grant, link as link_core};
+use millrace_policy::elastic::ObjectKey;
+use millrace_policy::fabric::{BatchFailure, Cargo, Grant, Weights, link as link_core};
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use crate::actors::driven::Driven;
 use crate::actors::function::Outputs;
+use crate::actors::gpu::DataSaid;
 use crate::actors::spans::Copied;
 use crate::actors::{extents, gpu, link, node};
 use crate::groups;
@@ -79,7 +81,8 @@ pub(crate) struct Peers {
     pub(crate) gpu: Slot<gpu::Message>,
     /// The links that issue grants for the GPU: the first of its path from the host, its NVLinks.
     pub(crate) links: BTreeMap<LinkId, Slot<link::Message>>,
-    /// The GPUs it has NVLinks with.
+    /// The GPUs it has NVLinks with, directly or over others: what crosses those in between is read
+    /// where it comes from, too.
     pub(crate) neighbours: BTreeMap<GpuIndex, Slot<Message>>,
     pub(crate) node: Slot<node::Message>,
     pub(crate) directory: Arc<Directory>,
@@ -164,15 +167,20 @@ impl Executor {
         }
         self.out.insert((grant.transfer, grant.batch), grant.link);
         let (offset, size) = grant.cargo.span(&grant.chunks);
+        let (program, generation, object) = match grant.cargo {
+            Cargo::Weights(Weights { model, generation, .. }) => (model.0.into(), generation.0, 0),
+            Cargo::Object(piece) => (0, 0, piece.object.0),
+        };
         let copy = Copy {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            program: grant.cargo.model.0.into(),
-            generation: grant.cargo.generation.0,
+            program,
+            generation,
             ranges: vec![ByteRange { offset: offset.0, bytes: size.0 }],
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
             peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
+            object,
         };
         self.send(Command::Copy(copy), Vec::new());
     }
@@ -254,7 +262,8 @@ impl Executor {
                     waited: Duration::from_nanos(done.waited_ns),
                 };
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
-                let outputs = Outputs { tensors: done.outputs, descriptors, share: None };
+                let tensors = done.outputs;
+                let outputs = Outputs { tensors, descriptors, ..Outputs::default() };
                 let times = done.launch_times;
                 self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
             }
@@ -287,17 +296,31 @@ impl Executor {
             Said::RunCancelled(cancelled) => {
                 self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
             }
+            Said::ObjectPlaced(placed) => self.tell_data(DataSaid::Placed(ObjectKey(placed.object))),
+            Said::PlaceFailed(failed) => {
+                tracing::warn!(gpu = self.gpu.0, object = failed.object, message = failed.message, "place");
+                self.tell_data(DataSaid::NotPlaced(ObjectKey(failed.object)));
+            }
+            Said::CopiedOut(copied) => self.tell_data(DataSaid::CopiedOut(copied.copy)),
+            Said::CopyOutFailed(failed) => {
+                tracing::warn!(gpu = self.gpu.0, copy = failed.copy, message = failed.message, "copy out");
+                self.tell_data(DataSaid::NotCopiedOut(failed.copy));
+            }
             Said::DeviceFailed(failed) => {
                 tracing::error!(gpu = self.gpu.0, message = failed.message, "the device failed");
                 self.tell_gpu(GpuEvent::DeviceFailed);
             }
-            // Commands are carried out in order, so nobody waits for an unmap; a second Ready means nothing.
-            Said::Unmapped(_) | Said::Ready(_) => {}
+            // Commands are carried out in order, so nobody waits for an unmap or a free; a second Ready means nothing.
+            Said::Unmapped(_) | Said::ObjectFreed(_) | Said::Ready(_) => {}
         }
     }
 
     fn tell_gpu(&self, event: GpuEvent) {
         self.peers.gpu.post(gpu::Message::Event(event));
+    }
+
+    fn tell_data(&self, said: DataSaid) {
+        self.peers.gpu.post(gpu::Message::Data(said));
     }
 
     fn tell_gpu_of(&self, program: u64, event: impl FnOnce(ModelId) -> GpuEvent) {

@@ -19,11 +19,13 @@ pub(super) fn of_program(blocks: &[BlockRun], weights: Bytes) -> Vec<Extent> {
     blocks.iter().filter_map(extent).collect()
 }
 
-/// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights.
+/// Where the ranges of a copy lie on another GPU; they begin at `offset` of the weights, or of the object.
 pub(super) fn of_peer(peer: &PeerBlocks, offset: Bytes) -> PeerSource {
-    let mut range_offset = offset.0;
+    let (mut range_offset, mut skip) = (offset.0, peer.skip.0);
     let extent = |run: &BlockRun| {
-        let (device_offset, bytes) = (BLOCK.0 * u64::from(run.start), BLOCK.0 * u64::from(run.len));
+        let skipped = std::mem::take(&mut skip);
+        let device_offset = BLOCK.0 * u64::from(run.start) + skipped;
+        let bytes = BLOCK.0 * u64::from(run.len) - skipped;
         let extent = Extent { range_offset, device_offset, bytes };
         range_offset += bytes;
         extent

@@ -2,12 +2,13 @@
 //! once, keeps the score and the bill.
 //!
 //! In: requests from the service, their ends from the Node and the GPUs. Out: requests to the Node,
-//! answers to whoever waits. Bounded by the worker's permits and by the function's own limit, over
+//! or to the Crew of a program, answers to whoever waits. Bounded by the worker's permits and by the function's own limit, over
 //! which a request is answered `QUEUE_FULL`.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::admission::{Action, Admission, Event, Score};
@@ -22,8 +23,10 @@ use crate::actors::driven::Driven;
 use crate::actors::node;
 use crate::actors::work::SharedWork;
 use crate::handle::Parts;
+use crate::objects::Kept;
 use crate::port::Descriptor;
-use crate::request::{Completion, Share, Split};
+use crate::programs::crew;
+use crate::request::{Brought, Completion, Mark, Share, Split};
 use crate::seams::{Behaviour, Slot};
 use crate::snapshot::{FunctionSnapshot, SnapshotPart};
 
@@ -38,12 +41,37 @@ pub(crate) struct Arrival {
 }
 
 /// What a run gave.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Outputs {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) descriptors: Vec<Descriptor>,
+    /// The objects that the tensors name.
+    pub(crate) kept: Vec<Arc<Kept>>,
+    /// How inputs came.
+    pub(crate) brought: Vec<Brought>,
     /// Which rows are whose, where several requests ran as one.
     pub(crate) share: Option<Share>,
+}
+
+/// What a process gave.
+#[derive(Debug)]
+pub(crate) struct Computed {
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) descriptors: Vec<Descriptor>,
+    pub(crate) kept: Vec<Arc<Kept>>,
+    pub(crate) marks: BTreeMap<String, Mark>,
+    /// When the process got it.
+    pub(crate) began: Timestamp,
+    pub(crate) ran: Duration,
+    pub(crate) attempts: u32,
+}
+
+/// Who carries requests out.
+pub(crate) enum Below {
+    /// The GPUs, through the node's queue.
+    Gpus,
+    /// Processes of the function's own.
+    Crew(Slot<crew::Message>),
 }
 
 /// What a Function actor is told.
@@ -56,6 +84,8 @@ pub(crate) enum Message {
     Dispatched(RequestKey),
     /// It has outputs.
     Completed { key: RequestKey, outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
+    /// A process gave it outputs.
+    Computed { key: RequestKey, computed: Computed },
     /// It has none.
     Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
     /// The node drops everything it has.
@@ -77,6 +107,7 @@ struct Caller {
 enum Carried {
     Nothing,
     Outputs { outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
+    Computed(Computed),
     Detail(Option<String>),
 }
 
@@ -104,8 +135,9 @@ pub(crate) struct Function {
     /// does not live to tell.
     before: Score,
     score: Rc<Cell<Score>>,
-    told: ScoresTold,
+    told: Rc<Cell<ScoresTold>>,
     node: Slot<node::Message>,
+    below: Below,
 }
 
 impl Function {
@@ -113,11 +145,12 @@ impl Function {
         index: FunctionIndex,
         key: RevisionKey,
         admission: Driven<Admission>,
-        (score, told): (Rc<Cell<Score>>, ScoresTold),
+        (score, told): (Rc<Cell<Score>>, Rc<Cell<ScoresTold>>),
         node: Slot<node::Message>,
+        below: Below,
     ) -> Self {
         let before = score.get();
-        Self { index, key, admission, callers: BTreeMap::new(), before, score, told, node }
+        Self { index, key, admission, callers: BTreeMap::new(), before, score, told, node, below }
     }
 
     fn invoke(&mut self, now: Timestamp, Arrival { work, answer, permit }: Arrival) {
@@ -135,7 +168,7 @@ impl Function {
         let actions = self.admission.step(now, event);
         let score = self.before.plus(self.admission.core.score());
         let before = self.score.replace(score);
-        if self.told == ScoresTold::Yes && counts(&before) != counts(&score) {
+        if self.told.get() == ScoresTold::Yes && counts(&before) != counts(&score) {
             self.node.post(node::Message::Scored { function: self.index, counts: counts(&score) });
         }
         for &action in &actions {
@@ -143,7 +176,10 @@ impl Function {
                 Action::Enqueue { key, attempts } => {
                     if let Some(caller) = self.callers.get(&key) {
                         let work = SharedWork::clone(&caller.work);
-                        self.node.post(node::Message::Enqueue { work, attempts });
+                        match &self.below {
+                            Below::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
+                            Below::Crew(crew) => crew.post(crew::Message::Enqueue { work, attempts }),
+                        }
                     }
                 }
                 Action::Answer { key } => {
@@ -156,7 +192,10 @@ impl Function {
                 }
                 Action::Withdraw { key } => {
                     self.callers.remove(&key);
-                    self.node.post(node::Message::Withdraw(key));
+                    match &self.below {
+                        Below::Gpus => self.node.post(node::Message::Withdraw(key)),
+                        Below::Crew(crew) => crew.post(crew::Message::Withdraw(key)),
+                    }
                 }
                 Action::Retired => self.node.post(node::Message::Retired(self.index)),
             }
@@ -166,24 +205,50 @@ impl Function {
 
     fn answer(&mut self, now: Timestamp, key: RequestKey, carried: Carried) {
         let Some(caller) = self.callers.remove(&key) else { return };
-        let Carried::Outputs { outputs, spent, gpu, attempts } = carried else { return };
         let (accepted, cold) = (caller.work.accepted, caller.work.invocation.cold);
-        let split = Split {
-            cold,
-            queue: spent.turn.since(accepted).saturating_sub(cold),
-            swap: spent.swap,
-            run: spent.ran,
-            total: now.since(accepted),
-            swapped: spent.swapped,
+        let (total, queue) =
+            (now.since(accepted), |turn: Timestamp| turn.since(accepted).saturating_sub(cold));
+        let completion = match carried {
+            Carried::Outputs { outputs, spent, gpu, attempts } => {
+                let Outputs { tensors: outputs, descriptors, kept, brought, share } = outputs;
+                let (swap, run, swapped) = (spent.swap, spent.ran, spent.swapped);
+                let split = Split { cold, queue: queue(spent.turn), swap, run, total, swapped };
+                let (marks, gpu) = (BTreeMap::new(), Some(gpu));
+                Completion { outputs, descriptors, kept, brought, share, split, marks, gpu, attempts }
+            }
+            Carried::Computed(Computed {
+                tensors: outputs,
+                descriptors,
+                kept,
+                marks,
+                began,
+                ran,
+                attempts,
+            }) => {
+                let split = Split { cold, queue: queue(began), run: ran, total, ..Split::default() };
+                let brought = Vec::new();
+                Completion {
+                    outputs,
+                    descriptors,
+                    kept,
+                    brought,
+                    share: None,
+                    split,
+                    marks,
+                    gpu: None,
+                    attempts,
+                }
+            }
+            Carried::Nothing | Carried::Detail(_) => return,
         };
-        let Outputs { tensors, descriptors, share } = outputs;
+        let Completion { split, gpu, attempts, .. } = &completion;
         trace::add(&caller.work.span, || {
             let ms = |name, span: Duration| KeyValue::new(name, span.as_secs_f64() * 1e3);
             let (queue, swap) = (ms("millrace.queue_ms", split.queue), ms("millrace.swap_ms", split.swap));
             vec![queue, swap, ms("millrace.run_ms", split.run)]
         });
-        tracing::debug!(parent: &caller.work.span, ?split, gpu = gpu.0, attempts, "answered");
-        send(caller.answer, Ok(Completion { outputs: tensors, descriptors, share, split, gpu, attempts }));
+        tracing::debug!(parent: &caller.work.span, ?split, gpu = gpu.map(|gpu| gpu.0), attempts, "answered");
+        send(caller.answer, Ok(completion));
     }
 
     fn fail(&mut self, key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String>) {
@@ -247,6 +312,11 @@ impl Behaviour for Function {
                 let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
                 let carried = Carried::Outputs { outputs, spent, gpu, attempts };
                 self.step(now, Event::Completed { key, ran }, carried);
+            }
+            Message::Computed { key, computed } => {
+                // No GPU's time.
+                let event = Event::Completed { key, ran: Duration::ZERO };
+                self.step(now, event, Carried::Computed(computed));
             }
             Message::Failed { key, reason, may_have_executed, detail } => {
                 let event = Event::Failed { key, reason, may_have_executed };

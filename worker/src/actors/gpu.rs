@@ -5,15 +5,21 @@
 //! the Executor, transfers and requests' ends to the Node, answers to the Functions. Bounded by
 //! dispatch: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at one time.
 
+mod data;
+mod moves;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_policy::dispatch::Return;
-use millrace_policy::fabric;
+use millrace_policy::elastic::ObjectKey;
+use millrace_policy::fabric::{self, Cargo, Outcome, Piece};
 use millrace_policy::gpu::{Action, Event, Gpu as Core, Health};
-use millrace_policy::ids::{Generation, RequestKey, RunId};
+use millrace_policy::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_policy::memory::BLOCK;
+use millrace_policy::paths::Hops;
 use millrace_proto::executor::command::Command;
+use millrace_proto::executor::tensor::Contents as TensorContents;
 use millrace_proto::executor::{
     Cancel, Fault, InjectFault, LaunchTimes, LoadProgram, Map, Relocate, Run, UnloadProgram, Unmap,
 };
@@ -28,9 +34,14 @@ use crate::actors::work::SharedWork;
 use crate::actors::{executor, extents, node};
 use crate::handle::{Directory, Parts};
 use crate::install::PreparedModel;
+use crate::objects::{OnHost, Reply};
 use crate::port::Descriptor;
+use crate::request::Brought;
 use crate::seams::{Behaviour, Slot};
 use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
+
+use self::data::Data;
+pub(crate) use self::data::DataSaid;
 
 /// What a fault names that is meant for no program in particular.
 const NO_PROGRAM: u64 = u64::MAX;
@@ -68,6 +79,22 @@ pub(crate) enum Message {
     RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
     /// A run ended without, and why.
     RunFailed { event: Event, detail: String },
+    /// Its executor said something of objects.
+    Data(DataSaid),
+    /// A request that reads an object waits in the queue at this place, or does no more.
+    Queued { object: ObjectKey, place: u64, waits: bool },
+    /// The node began anew, and with it another actor for this GPU.
+    Replaced,
+    /// Somebody wants bytes of an object in host memory.
+    Fetch { object: ObjectKey, offset: u64, bytes: u64, reply: Reply },
+    /// Another GPU is to copy an object from here.
+    LockObject { transfer: TransferId, piece: Piece },
+    /// A transfer of an object to this GPU is over.
+    Came { transfer: TransferId, outcome: Outcome, routes: Vec<Hops> },
+    /// An input of a run came to the host, or will not.
+    Brought { run: RunId, place: usize, found: OnHost },
+    /// Nobody holds an object any more.
+    Discard(ObjectKey),
     /// Pass a fault on.
     Inject { fault: Fault, model: Option<ModelId> },
     /// Tell what the GPU looks like.
@@ -81,9 +108,21 @@ struct Entry {
     works: Vec<SharedWork>,
     attempt: u32,
     spans: Spans,
+    /// Objects here that its run reads.
+    claimed: Vec<ObjectKey>,
+    /// Its run's own copies of objects elsewhere.
+    copies: Vec<ObjectKey>,
+    /// How whose inputs came that are objects.
+    brought: Vec<(RequestKey, Brought)>,
 }
 
 impl Entry {
+    /// Lets go of what its run read.
+    fn let_go(&mut self, data: &mut Data) {
+        self.claimed.drain(..).for_each(|object| data.unclaim(object));
+        self.copies.drain(..).for_each(|object| data.discard(object));
+    }
+
     /// The one whose trace shows what happens to all.
     fn work(&self) -> &SharedWork {
         &self.works[0]
@@ -93,7 +132,7 @@ impl Entry {
 /// What came with the event that is handled.
 enum Carried {
     Nothing,
-    Outputs(Outputs),
+    Outputs(RunId, Outputs),
     Detail(String),
 }
 
@@ -101,7 +140,11 @@ enum Carried {
 pub(crate) struct Peers {
     pub(crate) node: Slot<node::Message>,
     pub(crate) executor: Slot<executor::Message>,
+    /// Its own address, for those who answer it.
+    pub(crate) own: Slot<Message>,
     pub(crate) directory: Arc<Directory>,
+    /// The GPUs that NVLinks lead here from.
+    pub(crate) joined: Vec<GpuIndex>,
 }
 
 /// The actor.
@@ -119,6 +162,7 @@ pub(crate) struct Gpu {
     leaving: Vec<Spans>,
     /// How many models made room in what is carried out now.
     evicted: usize,
+    data: Data,
     peers: Peers,
 }
 
@@ -126,8 +170,8 @@ impl Gpu {
     pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
         let (models, entries, loaded) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (incarnation, pid, evicted) = (Incarnation(0), None, 0);
-        let leaving = Vec::new();
-        Self { hardware, core, models, entries, incarnation, pid, loaded, leaving, evicted, peers }
+        let (leaving, data) = (Vec::new(), Data::default());
+        Self { hardware, core, models, entries, incarnation, pid, loaded, leaving, evicted, data, peers }
     }
 
     fn index(&self) -> GpuIndex {
@@ -144,18 +188,31 @@ impl Gpu {
         }
     }
 
-    fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
+    /// Lets the core handle an event, and what follows from it for the data here.
+    fn step(&mut self, now: Timestamp, event: Event, carried: Carried) {
+        self.step_once(now, event, carried);
+        self.follow(now);
+    }
+
+    /// Tells the core what came up meanwhile.
+    fn follow(&mut self, now: Timestamp) {
+        while let Some(event) = self.data.next_event() {
+            self.step_once(now, event, Carried::Nothing);
+        }
+    }
+
+    fn step_once(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
         let mut actions = self.core.step(now, event);
         let evicted =
             |action: &Action| if let Action::Evicted { models } = action { models.len() } else { 0 };
         self.evicted = actions.iter().map(evicted).sum();
         for action in actions.drain(..) {
-            self.carry_out(action, &mut carried);
+            self.carry_out(now, action, &mut carried);
         }
         self.core.done(actions);
     }
 
-    fn carry_out(&mut self, action: Action, carried: &mut Carried) {
+    fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut Carried) {
         let gpu = self.index();
         match action {
             Action::LoadProgram { model } => {
@@ -182,17 +239,23 @@ impl Gpu {
                 self.send(Command::Unmap(unmap), Vec::new());
                 self.peers.directory.changed();
             }
-            Action::Run { run, key, model, generation } => self.run(run, key, model, generation),
-            Action::CancelRun { run } => self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new()),
+            Action::Run { run, key, model, generation } => self.run(now, run, key, model, generation),
+            Action::CancelRun { run } => {
+                if !self.take_run_back(run) {
+                    self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new());
+                }
+            }
+            Action::Data(action) => self.carry_out_data(action),
             Action::EndProgram { model } => {
                 let incarnation = self.incarnation;
                 self.peers.executor.post(executor::Message::EndProgram { incarnation, model });
             }
             Action::Replace => self.peers.executor.post(executor::Message::Replace),
-            Action::Transfer { transfer, cargo, chunks, from } => {
+            Action::Transfer { transfer, weights, chunks, from } => {
                 let evicted = self.evicted;
-                let waiting = self.entries.values_mut().filter(|entry| entry.work().model == cargo.model);
-                waiting.for_each(|entry| entry.spans.swap_begins(transfer, cargo, from, evicted));
+                let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
+                waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
+                let cargo = Cargo::Weights(weights);
                 self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from });
             }
             Action::Locked { transfer, peer } => self.tell_fabric(fabric::Event::Locked { transfer, peer }),
@@ -210,7 +273,7 @@ impl Gpu {
                     } else {
                         None
                     };
-                    if entry.works.len() > 1 && reason == Reason::ModelFailed {
+                    if entry.works.len() > 1 && matches!(reason, Reason::ModelFailed | Reason::DataLost) {
                         // Perhaps for one of them alone.
                         return self.peers.node.post(node::Message::Split(key));
                     }
@@ -228,6 +291,8 @@ impl Gpu {
             Action::Down { lost } => {
                 self.entries.values().for_each(|entry| entry.spans.fail("the executor was lost"));
                 self.entries.clear();
+                let lost = self.not_begun(lost);
+                self.lose_data();
                 self.leaving.clear();
                 self.pid = None;
                 self.loaded.clear();
@@ -235,11 +300,15 @@ impl Gpu {
                 self.peers.directory.changed();
             }
             Action::Ended { key, ran } => {
-                self.leaving.extend(self.entries.remove(&key).and_then(|entry| entry.spans.leave()));
+                if let Some(mut entry) = self.entries.remove(&key) {
+                    entry.let_go(&mut self.data);
+                    self.leaving.extend(entry.spans.leave());
+                }
                 self.peers.node.post(node::Message::Ended { gpu, key, ran });
             }
             Action::Returned { key, why } => {
-                if let Some(entry) = self.entries.remove(&key) {
+                if let Some(mut entry) = self.entries.remove(&key) {
+                    entry.let_go(&mut self.data);
                     match why {
                         Return::Recalled => entry.spans.recalled(),
                         Return::Failed(_) => entry.spans.fail("the GPU could not do it"),
@@ -288,21 +357,27 @@ impl Gpu {
         self.send(Command::LoadProgram(load), descriptors);
     }
 
-    fn run(&mut self, run: RunId, key: RequestKey, model: ModelId, generation: Generation) {
+    fn run(&mut self, now: Timestamp, run: RunId, key: RequestKey, model: ModelId, generation: Generation) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
+        // Of a run that is sent again it is counted again.
+        entry.brought.clear();
+        entry.let_go(&mut self.data);
         let (inputs, descriptors) = batch::inputs(&entry.works);
-        let command = Command::Run(Run {
+        let (outputs, members) = (entry.work().invocation.outputs.clone(), entry.works.len());
+        let kept = self.entries.get(&key).map(|entry| self.kept_outputs(entry)).unwrap_or_default();
+        let run = Run {
             run: run.0,
             program: model.0.into(),
             generation: generation.0,
             inputs,
-            outputs: entry.work().invocation.outputs.clone(),
+            outputs,
+            kept,
             reads: Vec::new(),
             times,
-            members: u32::try_from(entry.works.len()).unwrap_or(u32::MAX),
-        });
-        self.send(command, descriptors);
+            members: u32::try_from(members).unwrap_or(u32::MAX),
+        };
+        self.start_run(now, key, run, descriptors);
     }
 
     /// Ends the swap spans of models that are all there.
@@ -316,15 +391,18 @@ impl Gpu {
     }
 
     fn completed(&mut self, key: RequestKey, spent: millrace_policy::gpu::Spent, carried: &mut Carried) {
-        let (Some(entry), Carried::Outputs(outputs)) =
-            (self.entries.get(&key), std::mem::replace(carried, Carried::Nothing))
+        let (Some(entry), Carried::Outputs(run, outputs)) =
+            (self.entries.get_mut(&key), std::mem::replace(carried, Carried::Nothing))
         else {
             return;
         };
-        let (gpu, attempts) = (self.hardware.index, entry.attempt);
-        for (work, share) in entry.works.iter().zip(batch::shares(&entry.works)) {
-            let (key, outputs) = (work.key, Outputs { share, ..outputs.clone() });
-            work.home.post(function::Message::Completed { key, outputs, spent, gpu, attempts });
+        let (attempts, brought) = (entry.attempt, std::mem::take(&mut entry.brought));
+        let works = entry.works.clone();
+        for (work, share) in works.iter().zip(batch::shares(&works)) {
+            let mine = brought.iter().filter(|(key, _)| *key == work.key);
+            let brought = mine.map(|(_, brought)| brought.clone()).collect();
+            let outputs = Outputs { share, brought, ..outputs.clone() };
+            self.store_outputs(run, work, outputs, (spent, attempts));
         }
     }
 
@@ -366,6 +444,7 @@ impl Gpu {
             evictions: totals.evictions,
             busy: totals.busy,
             moved: Bytes(BLOCK.0 * totals.moved_blocks),
+            data: self.data_report(),
         });
         // Whoever asked may have given up.
         parts.send(part).unwrap_or_default();
@@ -386,12 +465,15 @@ impl Behaviour for Gpu {
             Message::Assign { key, works, incarnation, attempt, from } => {
                 let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
                 let spans = Spans::new(parent, self.index());
-                self.assign(now, Entry { key, works, attempt, spans }, incarnation, from);
+                let (claimed, copies, brought) = (Vec::new(), Vec::new(), Vec::new());
+                let entry = Entry { key, works, attempt, spans, claimed, copies, brought };
+                self.assign(now, entry, incarnation, from);
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
             Message::Up { incarnation, pid } => {
                 // Where each model has its own there is none of all of them.
+                self.data.begin(incarnation);
                 (self.incarnation, self.pid) = (incarnation, Some(pid).filter(|&pid| pid != 0));
                 self.step(now, Event::Up { incarnation }, Carried::Nothing);
             }
@@ -401,6 +483,7 @@ impl Behaviour for Gpu {
                     self.peers.directory.changed();
                 }
             }
+            Message::Event(Event::Unlock { transfer }) if self.unlend_object(transfer) => self.follow(now),
             Message::Event(event) => {
                 if let Event::ProgramLost { model } | Event::ProgramFailed { model } = event {
                     self.loaded.remove(&model);
@@ -423,7 +506,43 @@ impl Behaviour for Gpu {
             }
             Message::RunDone { run, times, event, outputs } => {
                 self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
-                self.step(now, event, Carried::Outputs(outputs));
+                let kept = outputs
+                    .tensors
+                    .iter()
+                    .any(|it| matches!(it.contents, Some(TensorContents::KeptBytes(_))));
+                self.step(now, event, Carried::Outputs(run, outputs));
+                if kept {
+                    self.drop_unwanted(run);
+                }
+            }
+            Message::Data(said) => {
+                self.data_said(said);
+                self.follow(now);
+            }
+            Message::Queued { object, place, waits } => {
+                self.data.queued(object, place, waits);
+                self.follow(now);
+            }
+            Message::Fetch { object, offset, bytes, reply } => {
+                self.fetch(object, offset, bytes, reply);
+                self.follow(now);
+            }
+            Message::Brought { run, place, found } => {
+                self.input_brought(now, run, place, found);
+                self.follow(now);
+            }
+            Message::LockObject { transfer, piece } => {
+                self.lend_object(transfer, piece);
+                self.follow(now);
+            }
+            Message::Came { transfer, outcome, routes } => {
+                self.came(now, transfer, outcome, &routes);
+                self.follow(now);
+            }
+            Message::Replaced => self.lose_data(),
+            Message::Discard(object) => {
+                self.data.discard(object);
+                self.follow(now);
             }
             Message::RunFailed { event, detail } => self.step(now, event, Carried::Detail(detail)),
             Message::Inject { fault, model } => {

@@ -23,3 +23,5 @@ pub(crate) mod link;
 pub(crate) mod node;
 mod spans;
 pub(crate) mod work;
+
+pub(crate) use spans::fetch_attributes;

@@ -5,6 +5,7 @@
 //! dispatch core; what does not fit is answered `QUEUE_FULL`.
 
 mod functions;
+mod policy;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use millrace_policy::attempts::{Attempts, Progress};
 use millrace_policy::batching::{self, Batcher};
 use millrace_policy::dispatch::{self, Return};
-use millrace_policy::fabric::{self, Cargo, Fabric, link as link_core};
+use millrace_policy::fabric::{self, Cargo, Fabric, Weights, link as link_core};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
@@ -33,6 +34,8 @@ use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
 use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::policy::Wanted;
+use crate::programs::Program;
 use crate::seams::Behaviour;
 use crate::snapshot::{Look, SnapshotPart};
 use crate::supervisor::Supervisor;
@@ -61,9 +64,11 @@ pub(crate) enum Message {
     Scores(Scores),
     /// What tenants may use of this node.
     Quotas(Arc<Quotas>),
+    /// How the node schedules from now on.
+    Policy(Wanted),
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
-    /// Weights want to go to a GPU.
+    /// Weights or an object want to go to a GPU.
     Transfer {
         gpu: GpuIndex,
         transfer: TransferId,
@@ -81,6 +86,8 @@ pub(crate) enum Message {
         model: Arc<PreparedModel>,
         reply: oneshot::Sender<Result<(), InstallError>>,
     },
+    /// Serve a program, with so many processes.
+    Host { function: FunctionConfig, program: Arc<Program>, processes: u32, reply: oneshot::Sender<()> },
     /// Serve it no more.
     Retire { key: RevisionKey, reply: oneshot::Sender<()> },
     /// A function answered its last request.
@@ -109,8 +116,8 @@ pub(crate) struct Node {
     entries: BTreeMap<RequestKey, Entry>,
     /// What functions scored elsewhere and before, where their scores matter.
     bases: BTreeMap<FunctionIndex, SloCounts>,
-    /// The model of each transfer under way, and where it goes.
-    moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
+    /// What each transfer under way carries, and where it goes.
+    moving: BTreeMap<TransferId, (GpuIndex, Cargo)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
     /// GPUs whose executors have not stopped for good.
@@ -260,20 +267,35 @@ impl Node {
                     (link, link_core::Event::Revoke { gpu, transfer, batch })
                 }
                 fabric::Action::Carried { link, size } => (link, link_core::Event::Carried(size)),
-                fabric::Action::Arrived { gpu, model, generation, chunks } => {
+                fabric::Action::Arrived { gpu, cargo: Cargo::Weights(weights), chunks } => {
+                    let Weights { model, generation, .. } = weights;
                     self.tell_gpu(gpu, GpuEvent::Arrived { model, generation, chunks });
                     continue;
                 }
-                fabric::Action::Lock { gpu, transfer, model } => {
+                // Nobody reads an object before all of it is there.
+                fabric::Action::Arrived { cargo: Cargo::Object(_), .. } => continue,
+                fabric::Action::Lock { gpu, transfer, cargo: Cargo::Weights(Weights { model, .. }) } => {
                     self.tell_gpu(gpu, GpuEvent::Lock { transfer, model });
+                    continue;
+                }
+                fabric::Action::Lock { gpu, transfer, cargo: Cargo::Object(piece) } => {
+                    self.supervisor.gpu(gpu).post(gpu::Message::LockObject { transfer, piece });
                     continue;
                 }
                 fabric::Action::Unlock { gpu, transfer } => {
                     self.tell_gpu(gpu, GpuEvent::Unlock { transfer });
                     continue;
                 }
-                fabric::Action::Ended { gpu, transfer, outcome, from } => {
-                    let moved = self.moving.remove(&transfer).map(|(_, model)| (gpu, model, from));
+                fabric::Action::Ended { gpu, transfer, outcome, from, routes } => {
+                    let moved = match self.moving.remove(&transfer) {
+                        Some((_, Cargo::Object(_))) => {
+                            let came = gpu::Message::Came { transfer, outcome, routes };
+                            self.supervisor.gpu(gpu).post(came);
+                            continue;
+                        }
+                        Some((_, Cargo::Weights(weights))) => Some((gpu, weights.model, from)),
+                        None => None,
+                    };
                     arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
                     self.tell_gpu(gpu, GpuEvent::TransferEnded { transfer, outcome, from });
                     continue;
@@ -292,7 +314,8 @@ impl Node {
         let stats = self.dispatch.core.dispatch().stats();
         // Whoever asked may have given up.
         let batches = self.dispatch.core.totals();
-        parts.send(SnapshotPart::Queue { queued, stats, batches }).unwrap_or_default();
+        let policy = self.supervisor.policy();
+        parts.send(SnapshotPart::Queue { queued, stats, batches, policy }).unwrap_or_default();
         self.supervisor.report(look, parts);
     }
 
@@ -347,9 +370,10 @@ impl Behaviour for Node {
             Message::Quotas(quotas) => {
                 self.supervisor.cap(quotas).into_iter().for_each(|event| self.dispatch(now, event));
             }
+            Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks, from } => {
-                self.moving.insert(transfer, (gpu, cargo.model));
+                self.moving.insert(transfer, (gpu, cargo));
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from });
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),
@@ -357,6 +381,10 @@ impl Behaviour for Node {
             Message::Install { function, model, reply } => {
                 let installed = self.install(now, function, model);
                 drop(reply.send(installed));
+            }
+            Message::Host { function, program, processes, reply } => {
+                self.supervisor.host(function, program, processes);
+                reply.send(()).unwrap_or_default();
             }
             Message::Retire { key, reply } => {
                 self.supervisor.retire(&key);

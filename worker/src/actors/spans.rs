@@ -2,14 +2,19 @@
 //! with the launches of that. Nothing is made of what nobody looks at.
 
 use std::fmt::Display;
+use std::time::Duration;
 
-use millrace_policy::fabric::Cargo;
+use millrace_policy::fabric::Weights;
 use millrace_policy::ids::{RunId, TransferId};
+use millrace_policy::paths::Hops;
 use millrace_proto::executor::LaunchTimes;
 use millrace_proto::trace::{self, KeyValue, Past};
+use millrace_proto::worker::FetchMethod;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 use tracing::Span;
+
+use crate::objects::method_name;
 
 /// The spans of one request, while it is on a GPU.
 pub(crate) struct Spans {
@@ -38,7 +43,7 @@ impl Spans {
     pub(crate) fn swap_begins(
         &mut self,
         transfer: TransferId,
-        cargo: Cargo,
+        weights: Weights,
         from: Option<GpuIndex>,
         evicted: usize,
     ) {
@@ -48,7 +53,7 @@ impl Spans {
             "swap",
             millrace.gpu = self.gpu.0,
             millrace.source = source(),
-            millrace.bytes = cargo.weights.get(),
+            millrace.bytes = weights.bytes.get(),
         );
         if evicted > 0 {
             let evicted = i64::try_from(evicted).unwrap_or(i64::MAX);
@@ -103,6 +108,24 @@ impl Spans {
         looked_at
     }
 
+    /// An input that was an object is there.
+    pub(crate) fn fetched(
+        &self,
+        (method, routes): (FetchMethod, &[Hops]),
+        input: &str,
+        bytes: u64,
+        took: Duration,
+    ) {
+        trace::tell(&self.parent, "fetch", Past { ago: Duration::ZERO, took }, || {
+            let mut attributes = fetch_attributes(method, input, bytes);
+            if !routes.is_empty() {
+                let routes: Vec<_> = routes.iter().map(Hops::to_string).collect();
+                attributes.push(KeyValue::new("millrace.fetch.routes", routes.join(", ")));
+            }
+            attributes
+        });
+    }
+
     /// What the executor says of a run's launches.
     pub(crate) fn launched(&self, now: Timestamp, run: RunId, times: &[LaunchTimes]) {
         let Some((_, span)) = self.run.as_ref().filter(|(mine, _)| *mine == run) else { return };
@@ -127,6 +150,15 @@ impl Spans {
         let spans = [&self.swap.as_ref().map(|(_, span)| span), &self.run.as_ref().map(|(_, span)| span)];
         spans.into_iter().flatten().for_each(|span| trace::fail(span, &why));
     }
+}
+
+/// What a trace says of a fetch.
+pub(crate) fn fetch_attributes(method: FetchMethod, input: &str, bytes: u64) -> Vec<KeyValue> {
+    vec![
+        KeyValue::new("millrace.input", input.to_owned()),
+        KeyValue::new("millrace.fetch.method", method_name(method)),
+        KeyValue::new("millrace.bytes", i64::try_from(bytes).unwrap_or(i64::MAX)),
+    ]
 }
 
 /// When something ended and what it took, both by the executor's clock, which is this machine's.

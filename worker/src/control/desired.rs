@@ -12,6 +12,8 @@ use millrace_types::{
 };
 use tokio::sync::watch;
 
+use crate::policy::Wanted;
+
 /// Where in the leader's log a desired state was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
@@ -42,6 +44,8 @@ pub struct Function {
     pub serving: Serving,
     /// When it was created, in Unix milliseconds: another one of its name has another.
     pub created_at_ms: u64,
+    /// How many processes run its program; 0 for a model.
+    pub processes: u32,
 }
 
 /// What the operator wants of this node. It obeys nothing of it itself: the leader places functions
@@ -88,6 +92,8 @@ pub struct Desired {
     pub scheduling: Scheduling,
     /// What tenants may use of it; those that are not named have no caps.
     pub quotas: Arc<Quotas>,
+    /// How it schedules.
+    pub policy: Wanted,
 }
 
 /// Tenants' caps.
@@ -107,7 +113,8 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Resul
     let scheduling = state.scheduling().into();
     let functions = state.functions.into_iter().map(function).collect::<Result<_, _>>()?;
     let quotas = Arc::new(state.quotas.into_iter().map(quota).collect::<Result<_, _>>()?);
-    let mut new = Some(Desired { stamp, functions, scheduling, quotas });
+    let policy = policy(state.policy.unwrap_or_default())?;
+    let mut new = Some(Desired { stamp, functions, scheduling, quotas, policy });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
             *last = state;
@@ -115,6 +122,11 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Resul
         }
         _ => false,
     }))
+}
+
+fn policy(wire: wire::Policy) -> Result<Wanted, Failure> {
+    let spec = millrace_proto::convert::policy_spec(&wire.spec.unwrap_or_default())?;
+    Ok(Wanted { generation: wire.generation, spec })
 }
 
 fn quota(wire: wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
@@ -149,6 +161,7 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         gpu_memory: (wire.gpu_memory_bytes > 0).then_some(Bytes(wire.gpu_memory_bytes)),
         slo_base: SloBase { m: wire.slo_base_m, n: wire.slo_base_n },
         created_at_ms: wire.created_at_ms,
+        processes: wire.processes,
     })
 }
 
@@ -218,6 +231,24 @@ mod tests {
         capped.index = 2;
         capped.quotas = vec![wire::TenantQuota { gpu_share_ppm: 1_000_001, ..quota }];
         assert!(obey(&obeyed, capped).unwrap_err().message.contains("tenant acme"));
+    }
+
+    #[test]
+    fn a_policy_that_is_not_known_is_not_obeyed() {
+        let obeyed = watch::Sender::new(Desired::default());
+        let spec = |dispatch: &str| millrace_proto::policy::PolicySpec {
+            dispatch: dispatch.to_owned(),
+            ..Default::default()
+        };
+        let mut told = state(1, 1, &["a"]);
+        told.policy = Some(wire::Policy { generation: 4, spec: Some(spec("lalb")) });
+        obey(&obeyed, told.clone()).unwrap();
+        let lalb = Some(millrace_types::policy::DispatchName::Lalb);
+        assert_eq!((obeyed.borrow().policy.generation, obeyed.borrow().policy.spec.dispatch), (4, lalb));
+        told.index = 2;
+        told.policy = Some(wire::Policy { generation: 5, spec: Some(spec("lifo")) });
+        assert!(obey(&obeyed, told).unwrap_err().message.contains("lifo"));
+        assert_eq!(obeyed.borrow().policy.generation, 4);
     }
 
     #[test]

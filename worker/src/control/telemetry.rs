@@ -71,6 +71,7 @@ fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Sc
         cold_starts: counts.cold_starts,
         host_evictions: counts.evictions,
         group_bytes: 0,
+        policy: snapshot.policy.map(|policy| policy.wire()),
     }
 }
 
@@ -98,6 +99,8 @@ fn gpu(gpu: &GpuSnapshot) -> wire::GpuTelemetry {
         busy_ns: u64::try_from(gpu.busy.as_nanos()).unwrap_or(u64::MAX),
         gpu_type: gpu.gpu_type.clone(),
         moved_bytes: gpu.moved.get(),
+        object_bytes: gpu.data.used.get(),
+        object_pool_bytes: gpu.data.pool.get(),
     }
 }
 
@@ -146,6 +149,7 @@ mod tests {
                 evictions: 1,
                 busy: Duration::from_micros(5),
                 moved: Bytes::ZERO,
+                data: crate::snapshot::GpuData::default(),
             }],
             queued: 6,
             ..NodeSnapshot::default()
@@ -185,6 +189,8 @@ mod tests {
                 busy_ns: 5000,
                 gpu_type: "V100".into(),
                 moved_bytes: 0,
+                object_bytes: 0,
+                object_pool_bytes: 0,
             }],
             queued: 6,
             host_tier_bytes: 10,
@@ -194,6 +200,7 @@ mod tests {
             cold_starts: 4,
             host_evictions: 5,
             group_bytes: 0,
+            policy: None,
         };
         assert_eq!(wire_telemetry(9, &snapshot, &host, Scheduling::Cordoned), expected);
     }

@@ -4,29 +4,75 @@
 use std::sync::Arc;
 
 use millrace_device::{HostRegion, HostRegionBuilder, Pinned};
-use millrace_model::{Compiled, Grouping, Source};
+use millrace_model::{Compiled, Grouping, Source, program};
 use millrace_proto::executor as wire;
 use millrace_types::{Bytes, Digest, TensorSpec};
 
 use super::plan::Failure;
 use crate::install::PreparedModel;
+use crate::programs::{Program, Programs};
 
-/// A model in host memory, and what its functions take and give.
+/// A model in host memory or a program on the disk, and what its functions take and give.
 #[derive(Debug, Clone)]
 pub(super) struct HostModel {
-    pub prepared: Arc<PreparedModel>,
+    pub artifact: Ready,
     pub signature: Arc<Signature>,
     /// Host memory taken.
     pub bytes: Bytes,
-    // The weights' pages stay locked for as long as this maps them (T07).
-    weights: Arc<HostRegion>,
+}
+
+/// What functions are served with.
+#[derive(Debug, Clone)]
+pub(super) enum Ready {
+    Model {
+        prepared: Arc<PreparedModel>,
+        // The weights' pages stay locked for as long as this maps them (T07).
+        weights: Arc<HostRegion>,
+    },
+    Program(Arc<Program>),
 }
 
 impl HostModel {
     /// Whether its weights' pages are locked.
-    pub(super) fn pinned(&self) -> &Pinned {
-        self.weights.pinned()
+    pub(super) fn pinned(&self) -> Option<&Pinned> {
+        match &self.artifact {
+            Ready::Model { weights, .. } => Some(weights.pinned()),
+            Ready::Program(_) => None,
+        }
     }
+
+    pub(super) fn is_program(&self) -> bool {
+        matches!(self.artifact, Ready::Program(_))
+    }
+}
+
+/// Makes an artifact what functions are served with, whatever it is.
+///
+/// # Errors
+/// As [`compile`]; [`Failure::Permanent`] for a program where none is run.
+pub(super) fn make_ready(
+    digest: Digest,
+    artifact: Vec<u8>,
+    grouping: Grouping,
+    programs: Option<&Programs>,
+) -> Result<HostModel, Failure> {
+    if !program::is_program(&artifact) {
+        return compile(digest, artifact, grouping);
+    }
+    let refused = "programs are not run here: start the worker with --allow-processes";
+    let programs = programs.ok_or_else(|| Failure::Permanent(refused.into()))?;
+    let unpacked = program::Program::unpack(&artifact.into());
+    let program::Program { declared, file } =
+        unpacked.map_err(|error| Failure::Permanent(error.to_string()))?;
+    let millrace_types::workflow::Signature { inputs, outputs } = declared.clone();
+    let program = programs
+        .put(digest, declared, &file)
+        .map_err(|error| Failure::Transient(format!("the program's file: {error}")))?;
+    Ok(HostModel {
+        artifact: Ready::Program(Arc::new(program)),
+        signature: Arc::new(Signature { digest, inputs, outputs, reader: Reader::Process }),
+        bytes: Bytes::ZERO,
+    })
 }
 
 /// What a model takes and gives, for checking requests.
@@ -38,6 +84,17 @@ pub struct Signature {
     pub inputs: Vec<TensorSpec>,
     /// The outputs.
     pub outputs: Vec<TensorSpec>,
+    /// Who reads the inputs.
+    pub reader: Reader,
+}
+
+/// Who reads a function's inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// A run on a GPU.
+    Gpu,
+    /// A process beside the GPUs, which sees none of them.
+    Process,
 }
 
 /// Compiles an artifact into host memory, cut into groups of this size.
@@ -66,12 +123,12 @@ pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Resu
         inputs: summary.inputs.iter().map(spec).collect(),
         outputs: summary.outputs.iter().map(spec).collect(),
     };
-    let signature = Signature { digest, inputs: summary.inputs, outputs: summary.outputs };
+    let (inputs, outputs) = (summary.inputs, summary.outputs);
+    let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu };
     Ok(HostModel {
-        prepared: Arc::new(prepared),
+        artifact: Ready::Model { prepared: Arc::new(prepared), weights: Arc::new(weights) },
         signature: Arc::new(signature),
         bytes: graph_bytes + weights_bytes,
-        weights: Arc::new(weights),
     })
 }
 

@@ -26,7 +26,8 @@ use crate::control::desired::{self, Desired};
 use crate::groups;
 use crate::handle::NodeHandle;
 use crate::install::FunctionConfig;
-use compile::HostModel;
+use crate::programs::Programs;
+use compile::{HostModel, Ready};
 use fetch::ArtifactSource;
 use gate::Gate;
 use plan::{Action, Event, Phase, Plan, Wanted};
@@ -39,7 +40,7 @@ pub mod plan;
 mod prepare;
 pub mod store;
 
-pub use compile::Signature;
+pub use compile::{Reader, Signature};
 
 /// What the functions installed here take and give.
 pub type Signatures = BTreeMap<RevisionKey, Arc<Signature>>;
@@ -60,6 +61,8 @@ pub struct Config {
     pub gate: Gate,
     /// Spreads retries.
     pub seed: u64,
+    /// Where programs are run, if they are.
+    pub(crate) programs: Option<Programs>,
 }
 
 /// What the host tier did so far.
@@ -84,19 +87,32 @@ pub struct View {
     pub counts: watch::Receiver<Arc<Counts>>,
 }
 
+/// Where the host tier shows all that.
+#[derive(Debug, Default)]
+pub struct Showing {
+    statuses: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
+    models: watch::Sender<Arc<Vec<wire::HostModel>>>,
+    signatures: watch::Sender<Arc<Signatures>>,
+    counts: watch::Sender<Arc<Counts>>,
+}
+
+impl Showing {
+    /// What is seen there.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View {
+            statuses: self.statuses.subscribe(),
+            models: self.models.subscribe(),
+            signatures: self.signatures.subscribe(),
+            counts: self.counts.subscribe(),
+        }
+    }
+}
+
 /// Starts the host tier. It follows `desired` until that closes or the returned task is dropped.
 #[must_use]
-pub fn start(config: Config, desired: watch::Receiver<Desired>) -> (View, JoinSet<()>) {
-    let statuses = watch::Sender::default();
-    let models = watch::Sender::default();
-    let signatures = watch::Sender::default();
-    let counts = watch::Sender::default();
-    let view = View {
-        statuses: statuses.subscribe(),
-        models: models.subscribe(),
-        signatures: signatures.subscribe(),
-        counts: counts.subscribe(),
-    };
+pub fn start(config: Config, showing: Showing, desired: watch::Receiver<Desired>) -> JoinSet<()> {
+    let Showing { statuses, models, signatures, counts } = showing;
     let plan = Plan::new(config.budget, config.seed);
     let tier = HostTier {
         config,
@@ -115,7 +131,7 @@ pub fn start(config: Config, desired: watch::Receiver<Desired>) -> (View, JoinSe
     };
     let mut task = JoinSet::new();
     task.spawn(tier.run(desired));
-    (view, task)
+    task
 }
 
 struct HostTier {
@@ -212,7 +228,10 @@ impl HostTier {
                 let bytes = model.bytes;
                 self.tell_pageable(&model);
                 self.known.insert(digest, model.signature.clone());
-                tracing::info!(%digest, %bytes, "model in host memory");
+                match model.is_program() {
+                    true => tracing::info!(%digest, "program at hand"),
+                    false => tracing::info!(%digest, %bytes, "model in host memory"),
+                }
                 self.models.insert(digest, model);
                 Event::Prepared { digest, bytes }
             }
@@ -237,9 +256,10 @@ impl HostTier {
         match action {
             Action::Prepare { digest, artifact_bytes } => {
                 let (store, source) = (self.config.store.clone(), self.config.source.clone());
-                let node = self.config.node.clone();
+                let (node, programs) = (self.config.node.clone(), self.config.programs.clone());
                 self.jobs.spawn(async move {
-                    (digest, prepare_model(&store, &source, &node, digest, artifact_bytes).await)
+                    let artifact = (digest, artifact_bytes);
+                    (digest, prepare_artifact(&store, &source, &node, programs, artifact).await)
                 });
                 None
             }
@@ -273,7 +293,11 @@ impl HostTier {
 
     /// Has models leave until so much is free; none where those that may are not enough.
     async fn make_room(&mut self, bytes: Bytes) -> Vec<Digest> {
-        let unused = self.config.gate.unused();
+        let is_model = |(_, digest): &(Timestamp, Digest)| {
+            self.models.get(digest).is_none_or(|model| !model.is_program())
+        };
+        // A program takes no room.
+        let unused: Vec<_> = self.config.gate.unused().into_iter().filter(is_model).collect();
         if unused.is_empty() {
             return Vec::new();
         }
@@ -302,7 +326,7 @@ impl HostTier {
 
     /// Says once that memory is not locked, and what to change.
     fn tell_pageable(&mut self, model: &HostModel) {
-        if let Pinned::Pageable { reason } = model.pinned()
+        if let Some(Pinned::Pageable { reason }) = model.pinned()
             && !std::mem::replace(&mut self.pageable_told, true)
         {
             tracing::warn!(reason, "models are in host memory that may be paged out");
@@ -315,6 +339,7 @@ impl HostTier {
             let outcome = Err("the model is not in host memory".to_owned());
             return Event::Installed { key, outcome };
         };
+        let processes = function.processes.max(1);
         let function = FunctionConfig {
             key: key.clone(),
             slo: function.slo,
@@ -323,13 +348,21 @@ impl HostTier {
             serving: function.serving,
             profiles: Vec::new(),
         };
-        let outcome = self.config.node.install(function, model.prepared.clone()).await;
+        let outcome = match &model.artifact {
+            Ready::Model { prepared, .. } => self.config.node.install(function, prepared.clone()).await,
+            Ready::Program(program) => self.config.node.host(function, program.clone(), processes).await,
+        };
         Event::Installed { key, outcome: outcome.map_err(|error| error.to_string()) }
     }
 
     async fn remove(&self, digest: Digest) {
-        let store = self.config.store.clone();
-        match spawn_blocking(move || store.remove(digest)).await {
+        let (store, programs) = (self.config.store.clone(), self.config.programs.clone());
+        let remove = move || {
+            store.remove(digest)?;
+            // What runs has its file until it ends.
+            programs.map_or(Ok(()), |programs| programs.remove(digest))
+        };
+        match spawn_blocking(remove).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%digest, %error, "artifact stays on the disk"),
             Err(error) => tracing::error!(%digest, %error, "deleting an artifact"),
@@ -353,16 +386,17 @@ impl HostTier {
     }
 }
 
-async fn prepare_model(
+async fn prepare_artifact(
     store: &Store,
     source: &Arc<dyn ArtifactSource>,
     node: &NodeHandle,
-    digest: Digest,
-    artifact_bytes: Bytes,
+    programs: Option<Programs>,
+    (digest, bytes): (Digest, Bytes),
 ) -> Result<HostModel, plan::Failure> {
-    let onnx = prepare::artifact(store, source, digest, artifact_bytes).await?;
+    let artifact = prepare::artifact(store, source, digest, bytes).await?;
     let grouping = groups::grouping(node.group());
-    spawn_blocking(move || compile::compile(digest, onnx, grouping)).await.map_err(prepare::panicked)?
+    let make = move || compile::make_ready(digest, artifact, grouping, programs.as_ref());
+    spawn_blocking(make).await.map_err(prepare::panicked)?
 }
 
 /// The first of these that make up `bytes` together; none where all do not.

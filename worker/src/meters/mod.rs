@@ -125,8 +125,24 @@ impl Seen {
             gpus().map(|(labels, gpu)| (labels, gpu.memory.get() as f64)),
         )?;
         writer.gauges(
-            ("millrace_gpu_memory_taken", "What of it models hold", Some(Unit::Bytes)),
+            ("millrace_gpu_memory_taken", "What of it models and objects hold", Some(Unit::Bytes)),
             gpus().map(|(labels, gpu)| (labels, gpu.used.get() as f64)),
+        )?;
+        writer.gauges(
+            ("millrace_gpu_objects_memory", "What of that objects take", Some(Unit::Bytes)),
+            gpus().map(|(labels, gpu)| (labels, gpu.data.used.get() as f64)),
+        )?;
+        writer.gauges(
+            ("millrace_gpu_objects_pool", "The same, with what is kept for more objects", Some(Unit::Bytes)),
+            gpus().map(|(labels, gpu)| (labels, gpu.data.pool.get() as f64)),
+        )?;
+        writer.counters(
+            ("millrace_gpu_objects_migrated", "Objects copied to the host to make room", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.data.migrated as f64)),
+        )?;
+        writer.counters(
+            ("millrace_gpu_objects_refused", "Outputs that went to the host for want of room", None),
+            gpus().map(|(labels, gpu)| (labels, gpu.data.refused as f64)),
         )?;
         writer.gauges(
             ("millrace_gpu_models", "Models on the GPU, or on their way there", None),

@@ -5,7 +5,7 @@ use std::fmt;
 use prometheus_client::registry::Unit;
 
 use super::writer::Writer;
-use crate::objects::{Fetched, METHODS, Tally};
+use crate::objects::{Fetched, METHODS, Tally, method_name};
 
 pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
     let Tally { usage, fetched } = tally;
@@ -25,7 +25,9 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
     )?;
     let by_method = |read: fn(&Fetched) -> u64| {
         let rows = METHODS.iter().zip(fetched);
-        rows.map(move |(method, fetched)| (vec![("method", (*method).to_owned())], read(fetched) as f64))
+        rows.map(move |(&method, fetched)| {
+            (vec![("method", method_name(method).to_owned())], read(fetched) as f64)
+        })
     };
     writer.counters(
         ("millrace_objects_fetches", "Inputs that were objects, by how they came", None),

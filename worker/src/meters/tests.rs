@@ -5,7 +5,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
 use crate::objects::{Fetched, Tally, Usage};
-use crate::snapshot::{FunctionSnapshot, GpuSnapshot};
+use crate::snapshot::{FunctionSnapshot, GpuData, GpuSnapshot};
 
 fn function(name: &str) -> FunctionKey {
     FunctionKey {
@@ -46,6 +46,7 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
         peer_swaps: 2,
         evictions: 1,
         moved: Bytes::ZERO,
+        data: GpuData { used: Bytes(4), pool: Bytes(6), migrated: 7, refused: 8, reloaded: 9 },
         busy: Duration::from_millis(250),
     };
     let snapshot = NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() };
@@ -53,6 +54,10 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
         r#"millrace_gpu_up{gpu="1",gpu_type="V100"} 1.0"#,
         r#"millrace_gpu_memory_bytes{gpu="1"} 100.0"#,
         r#"millrace_gpu_memory_taken_bytes{gpu="1"} 10.0"#,
+        r#"millrace_gpu_objects_memory_bytes{gpu="1"} 4.0"#,
+        r#"millrace_gpu_objects_pool_bytes{gpu="1"} 6.0"#,
+        r#"millrace_gpu_objects_migrated_total{gpu="1"} 7.0"#,
+        r#"millrace_gpu_objects_refused_total{gpu="1"} 8.0"#,
         r#"millrace_gpu_models{gpu="1"} 0.0"#,
         r#"millrace_gpu_busy_seconds_total{gpu="1"} 0.25"#,
         r#"millrace_gpu_swaps_total{gpu="1"} 5.0"#,
@@ -107,7 +112,7 @@ fn alpha_is_shown_where_there_is_one() {
 fn objects_show_what_is_held_and_how_they_came() {
     let objects = Tally {
         usage: Usage { objects: 2, bytes: Bytes(4096), kept: 9, expired: 1, refused: 3 },
-        fetched: [Fetched { fetches: 5, bytes: 640 }, Fetched { fetches: 1, bytes: 64 }],
+        fetched: [(7, 700), (0, 0), (5, 640), (1, 64)].map(|(fetches, bytes)| Fetched { fetches, bytes }),
     };
     let expected = [
         "millrace_objects 2.0",
@@ -115,8 +120,12 @@ fn objects_show_what_is_held_and_how_they_came() {
         "millrace_objects_kept_total 9",
         "millrace_objects_expired_total 1",
         "millrace_objects_refused_total 3",
+        r#"millrace_objects_fetches_total{method="intra-gpu"} 7.0"#,
+        r#"millrace_objects_fetches_total{method="inter-gpu"} 0.0"#,
         r#"millrace_objects_fetches_total{method="host"} 5.0"#,
         r#"millrace_objects_fetches_total{method="inter-node"} 1.0"#,
+        r#"millrace_objects_fetched_bytes_total{method="intra-gpu"} 700.0"#,
+        r#"millrace_objects_fetched_bytes_total{method="inter-gpu"} 0.0"#,
         r#"millrace_objects_fetched_bytes_total{method="host"} 640.0"#,
         r#"millrace_objects_fetched_bytes_total{method="inter-node"} 64.0"#,
     ];

@@ -8,14 +8,15 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use millrace_proto::convert;
 use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, TensorPart};
 use millrace_types::{DataId, Failure, Reason};
 
 use super::peers::PeerError;
-use super::{Contents, Objects, PIECE, memory};
+use super::{Contents, Kept, Objects, PIECE, Part as KeptPart, memory};
+use crate::host_tier::Reader;
 use crate::service::tensors::{INLINE_BYTES_MAX, Input};
 
 /// A request's inputs, and how those that were objects came.
@@ -23,6 +24,8 @@ use crate::service::tensors::{INLINE_BYTES_MAX, Input};
 pub(crate) struct Gathered {
     pub(crate) inputs: Vec<Input>,
     pub(crate) fetched: Vec<Fetched>,
+    /// Those that are on GPUs still, and their names.
+    pub(crate) kept: Vec<(DataId, Arc<Kept>)>,
     /// How long it took.
     pub(crate) took: Duration,
 }
@@ -62,17 +65,22 @@ pub(crate) fn size_of(tensor: &InferTensor) -> usize {
 
 /// A part of a tensor, found or to be asked for.
 enum Piece {
-    Here { contents: Contents, offset: u64, bytes: u64 },
+    Here { id: Option<DataId>, contents: Contents, offset: u64, bytes: u64 },
     There { id: DataId, address: String, offset: u64, bytes: u64 },
 }
 
 impl Objects {
     /// Finds or fetches everything that a request takes. Its declared sizes have been checked. Every
     /// object that is not to be had is named, so that all are made again at once.
-    pub(crate) async fn gather(&self, tensors: Vec<InferTensor>) -> Result<Gathered, GatherError> {
+    pub(crate) async fn gather(
+        &self,
+        tensors: Vec<InferTensor>,
+        reader: Reader,
+    ) -> Result<Gathered, GatherError> {
         let clock = &self.0.clock;
         let started = clock.now();
         let (mut inputs, mut fetches) = (Vec::with_capacity(tensors.len()), Vec::new());
+        let mut kept = Vec::new();
         let mut losses = Losses { ids: self.missing(&tensors)?, unreachable: BTreeSet::new() };
         if !losses.ids.is_empty() {
             return Err(GatherError::Lost(losses.ids));
@@ -84,9 +92,11 @@ impl Objects {
                 Contents::Inline(data)
             } else {
                 let began = clock.now();
-                let (contents, method) = self.assemble(parts, total, &mut losses).await?;
-                if let Some(method) = method {
-                    fetches.push(fetched(name.clone(), method, total, clock.now().since(began)));
+                let (contents, method) =
+                    self.assemble(parts, total, reader, (&mut losses, &mut kept)).await?;
+                if let Some(method) = method.filter(|_| losses.ids.is_empty()) {
+                    self.count(method, total as u64);
+                    fetches.push(fetched(name.clone(), method, total as u64, clock.now().since(began)));
                 }
                 contents
             };
@@ -95,7 +105,7 @@ impl Objects {
         if !losses.ids.is_empty() {
             return Err(GatherError::Lost(losses.ids));
         }
-        Ok(Gathered { inputs, fetched: fetches, took: clock.now().since(started) })
+        Ok(Gathered { inputs, fetched: fetches, kept, took: clock.now().since(started) })
     }
 
     /// Objects that nobody can be asked for: they are this worker's own and not here.
@@ -116,26 +126,30 @@ impl Objects {
         id.home == self.0.feed.node || address.is_empty()
     }
 
-    /// How much of a request's inputs is copied for it here: what lies here whole is not.
+    /// How much of a request's inputs is copied for it here: what lies here whole is not, and neither is
+    /// what a GPU has.
     pub(crate) fn copied(&self, tensors: &[InferTensor]) -> usize {
-        let copied = |tensor: &InferTensor| match tensor.parts.as_slice() {
-            [TensorPart { part: Some(Part::Held(HeldPart { object: Some(object), .. })) }]
-                if object.id.as_ref().is_some_and(|id| id.home == self.0.feed.node.as_str()) =>
-            {
-                0
+        let lies_here = |tensor: &InferTensor| {
+            let [TensorPart { part: Some(Part::Held(part)) }] = tensor.parts.as_slice() else { return false };
+            let id = part.object.as_ref().and_then(|object| convert::data_id(object.id.as_ref()?).ok());
+            match id.and_then(|id| self.find(&id)) {
+                Some(Contents::Kept(_)) => true,
+                Some(contents) => part.offset == 0 && part.bytes == contents.len(),
+                None => false,
             }
-            _ => size_of(tensor),
         };
+        let copied = |tensor: &InferTensor| if lies_here(tensor) { 0 } else { size_of(tensor) };
         tensors.iter().map(copied).fold(0, usize::saturating_add)
     }
 
     /// A tensor of its parts, and by which method those of them came that were objects: that of the
-    /// farthest.
+    /// farthest. How one comes that a GPU has is known once it is known which GPU runs the request.
     async fn assemble(
         &self,
         parts: Vec<TensorPart>,
         total: usize,
-        losses: &mut Losses,
+        reader: Reader,
+        (losses, kept): (&mut Losses, &mut Vec<(DataId, Arc<Kept>)>),
     ) -> Result<(Contents, Option<FetchMethod>), GatherError> {
         let mut pieces = Vec::with_capacity(parts.len());
         let mut method = None;
@@ -144,25 +158,44 @@ impl Objects {
                 None => continue,
                 Some(Part::Data(data)) => {
                     let bytes = data.len() as u64;
-                    Piece::Here { contents: Contents::Inline(data), offset: 0, bytes }
+                    Piece::Here { id: None, contents: Contents::Inline(data), offset: 0, bytes }
                 }
                 Some(Part::Held(part)) => {
                     let piece = self.find_part(part)?;
-                    let (by, bytes) = match &piece {
-                        Piece::Here { bytes, .. } => (FetchMethod::Host, *bytes),
-                        Piece::There { bytes, .. } => (FetchMethod::InterNode, *bytes),
-                    };
-                    self.count(by, bytes);
-                    method = method.max(Some(by));
+                    method = method.max(Some(match &piece {
+                        Piece::Here { .. } => FetchMethod::Host,
+                        Piece::There { .. } => FetchMethod::InterNode,
+                    }));
                     piece
                 }
             };
             pieces.push(piece);
         }
-        if let [Piece::Here { contents, offset: 0, bytes }] = pieces.as_slice()
-            && *bytes == contents.len()
-        {
-            return Ok((contents.clone(), method));
+        if let [Piece::Here { id, contents, offset, bytes }] = pieces.as_slice() {
+            match (contents, id) {
+                (Contents::Kept(part), Some(id)) if reader == Reader::Gpu => {
+                    let object = Arc::clone(&part.object);
+                    kept.push((id.clone(), Arc::clone(&object)));
+                    let part = KeptPart { object, offset: part.offset + offset, bytes: *bytes };
+                    return Ok((Contents::Kept(part), None));
+                }
+                // A process has it on the host.
+                (Contents::Kept(_), _) => {
+                    let Ok((here, at)) = contents.on_host(*offset, *bytes).await else {
+                        losses.ids.extend(id.clone());
+                        return Ok((Contents::Inline(Bytes::new()), None));
+                    };
+                    if at == 0 && here.len() == *bytes {
+                        return Ok((here, method));
+                    }
+                    let id = id.clone();
+                    pieces = vec![Piece::Here { id, contents: here, offset: at, bytes: *bytes }];
+                }
+                (contents, _) if *offset == 0 && *bytes == contents.len() => {
+                    return Ok((contents.clone(), method));
+                }
+                _ => {}
+            }
         }
         let contents = if total <= INLINE_BYTES_MAX {
             self.small(pieces, total, losses).await
@@ -185,7 +218,7 @@ impl Objects {
                 );
                 Err(Failure::new(Reason::MalformedRequest, message).into())
             }
-            Some(contents) => Ok(Piece::Here { contents, offset, bytes }),
+            Some(contents) => Ok(Piece::Here { id: Some(id), contents, offset, bytes }),
             None if self.is_own(&id, &object.address) => Err(GatherError::Lost(vec![id])),
             None => Ok(Piece::There { id, address: object.address, offset, bytes }),
         }
@@ -201,7 +234,11 @@ impl Objects {
         for piece in pieces {
             match piece {
                 // At most INLINE_BYTES_MAX.
-                Piece::Here { contents, offset, bytes } => {
+                Piece::Here { id, contents, offset, bytes } => {
+                    let Ok((contents, offset)) = contents.on_host(offset, bytes).await else {
+                        losses.ids.extend(id);
+                        continue;
+                    };
                     data.extend_from_slice(&contents.read(offset, bytes as usize).map_err(no_memory)?);
                 }
                 Piece::There { id, address, offset, bytes } => {
@@ -220,7 +257,11 @@ impl Objects {
         let mut file = memory("millrace-input").map_err(no_memory)?;
         for piece in pieces {
             match piece {
-                Piece::Here { contents, offset, bytes } => {
+                Piece::Here { id, contents, offset, bytes } => {
+                    let Ok((contents, offset)) = contents.on_host(offset, bytes).await else {
+                        losses.ids.extend(id);
+                        continue;
+                    };
                     copy(&contents, offset, bytes, &mut file).await.map_err(no_memory)?;
                 }
                 Piece::There { id, address, offset, bytes } => {
@@ -285,7 +326,7 @@ fn no_memory_failure(error: io::Error) -> Failure {
     Failure::new(Reason::QueueFull, format!("no memory for the inputs ({error}): try again soon"))
 }
 
-fn fetched(input: String, method: FetchMethod, bytes: usize, took: Duration) -> Fetched {
+pub(crate) fn fetched(input: String, method: FetchMethod, bytes: u64, took: Duration) -> Fetched {
     let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-    Fetched { input, method: method.into(), bytes: bytes as u64, took_ns }
+    Fetched { input, method: method.into(), bytes, took_ns }
 }

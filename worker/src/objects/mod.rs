@@ -2,9 +2,10 @@
 //! the index (DESIGN §5), the truth about what the node has.
 //!
 //! An answer that its caller wants kept stays here as an *object* and only its name travels; a
-//! request that takes it as input finds it by that name. On the node it stays in the memory that
-//! the executor wrote it to, and the next executor reads it there: the worker moves no byte of it,
-//! but of a request that ran as one with others, whose rows are cut out.
+//! request that takes it as input finds it by that name. It stays in the memory of the GPU that made
+//! it, where the next run on that GPU reads it; where there is no room, and of a request that ran as
+//! one with others, in host memory that executors map. For other GPUs it is
+//! copied to where their runs read it, over the NVLinks that lead there, or else to the host.
 //! From another node its bytes come from worker to worker, checked as they come, and go on from
 //! where a broken connection left off.
 //!
@@ -15,11 +16,15 @@
 //! | module | holds |
 //! |---|---|
 //! | [`shelf`] | which objects are here, how much of them, until when |
+//! | [`named`] | objects that functions' processes name themselves |
 //! | [`gather`] | a request's inputs put together from objects |
+//! | [`kept`] | objects that stay in the memory of the GPU that made them |
 //! | [`peers`] | objects of other workers |
 //! | [`serve`] | this worker's objects for them |
 
 mod gather;
+mod kept;
+mod named;
 mod peers;
 mod serve;
 mod shelf;
@@ -43,7 +48,8 @@ use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 use crate::port::Descriptor;
 
-pub(crate) use gather::{GatherError, size_of};
+pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
+pub(crate) use kept::{Kept, Lost, OnHost, Part, Place, Reply};
 pub(crate) use peers::Peers;
 pub(crate) use serve::Chunks;
 pub(crate) use shelf::Usage;
@@ -70,6 +76,8 @@ pub(crate) enum Contents {
         /// Its size.
         bytes: u64,
     },
+    /// In a GPU's memory, or in that of the host by now.
+    Kept(Part),
 }
 
 impl Contents {
@@ -78,16 +86,20 @@ impl Contents {
         match self {
             Self::Inline(data) => data.len() as u64,
             Self::Memory { bytes, .. } => *bytes,
+            Self::Kept(part) => part.bytes,
         }
     }
 
-    /// All of it.
-    pub(crate) fn whole(&self) -> io::Result<Bytes> {
-        // What does not fit an address space was never in memory.
-        self.read(0, usize::try_from(self.len()).unwrap_or(usize::MAX))
+    /// Bytes of it in host memory, whatever it takes to have them there: where, and from which offset on.
+    pub(crate) async fn on_host(&self, offset: u64, bytes: u64) -> Result<(Self, u64), Lost> {
+        let Self::Kept(part) = self else { return Ok((self.clone(), offset)) };
+        let part = Part { object: Arc::clone(&part.object), offset: part.offset + offset, bytes };
+        let (fd, offset) = part.on_host().await?;
+        let bytes = size_of_memory(&fd).map_err(|_unreadable| Lost)? as u64;
+        Ok((Self::Memory { fd, bytes }, offset))
     }
 
-    /// Bytes of it; copied, where they are in an executor's memory.
+    /// Bytes of it, which are on the host; copied, where they are in an executor's memory.
     pub(crate) fn read(&self, offset: u64, len: usize) -> io::Result<Bytes> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -95,7 +107,9 @@ impl Contents {
             // Below the length of a slice.
             Self::Inline(data) => Ok(data.slice(offset as usize..end as usize)),
             Self::Memory { fd, .. } => {
-                let mut data = Vec::with_capacity(len);
+                let mut data = Vec::new();
+                // Its size is another process's word: too large a one is an error, and no abort.
+                data.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
                 // Into memory that nobody has to clear first.
                 while data.len() < len {
                     let at = offset + data.len() as u64;
@@ -105,6 +119,9 @@ impl Contents {
                 }
                 data.truncate(len);
                 Ok(data.into())
+            }
+            Self::Kept(_) => {
+                Err(io::Error::other("it is in a GPU's memory: have it copied to the host first"))
             }
         }
     }
@@ -123,24 +140,30 @@ fn descriptors() -> u64 {
     .unwrap_or(u64::MAX)
 }
 
+/// How many bytes memory has.
+pub(crate) fn size_of_memory(fd: &OwnedFd) -> io::Result<usize> {
+    Ok(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
+}
+
 /// Memory that executors can map, with nothing in it yet.
 pub(crate) fn memory(name: &str) -> io::Result<File> {
     Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC)?))
 }
 
-/// Reads from a place on; the end before the buffer is full is an error.
-pub(crate) fn read_exact_at(fd: &OwnedFd, mut data: &mut [u8], mut at: u64) -> io::Result<()> {
-    while !data.is_empty() {
-        match rustix::io::pread(fd, &mut *data, at)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => (data, at) = (&mut data[read..], at + read as u64),
-        }
-    }
-    Ok(())
-}
+/// The ways by which objects come to requests (D04).
+pub(crate) const METHODS: [FetchMethod; 4] =
+    [FetchMethod::IntraGpu, FetchMethod::InterGpu, FetchMethod::Host, FetchMethod::InterNode];
 
-/// The ways by which objects come to requests, as metrics name them.
-pub(crate) const METHODS: [&str; 2] = ["host", "inter-node"];
+/// A method as people read it.
+pub(crate) const fn method_name(method: FetchMethod) -> &'static str {
+    match method {
+        FetchMethod::Unspecified => "none",
+        FetchMethod::Host => "host",
+        FetchMethod::IntraGpu => "intra-gpu",
+        FetchMethod::InterGpu => "inter-gpu",
+        FetchMethod::InterNode => "inter-node",
+    }
+}
 
 /// What is held, and what was fetched.
 #[derive(Debug, Clone, Copy, Default)]
@@ -256,8 +279,9 @@ impl Objects {
     }
 
     /// Counts an input that came by a method.
-    fn count(&self, method: FetchMethod, bytes: u64) {
-        let counted = &self.0.fetched[usize::from(method == FetchMethod::InterNode)];
+    pub(crate) fn count(&self, method: FetchMethod, bytes: u64) {
+        let Some(place) = METHODS.iter().position(|&one| one == method) else { return };
+        let counted = &self.0.fetched[place];
         counted.fetches.fetch_add(1, Ordering::Relaxed);
         counted.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

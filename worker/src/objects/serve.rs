@@ -1,14 +1,20 @@
 //! This worker's objects for other workers: chunks with their checksums, read as they are sent, so
-//! that a slow receiver takes no memory here.
+//! that a slow receiver takes little memory here. What a GPU has comes to the host a window at a time.
+
+use std::io;
+use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
 use millrace_proto::convert;
 use millrace_proto::status::to_status;
 use millrace_proto::worker::{FetchObjectRequest, ObjectChunk};
-use millrace_types::{Failure, Reason};
+use millrace_types::{DataId, Failure, Reason};
 use tonic::Status;
 
-use super::{Objects, PIECE};
+use super::{Contents, Objects, PIECE};
+
+/// What of a GPU's object is copied to the host at a time, for one receiver.
+const WINDOW: u64 = 16 << 20;
 
 /// Chunks on their way.
 pub(crate) type Chunks = BoxStream<'static, Result<ObjectChunk, Status>>;
@@ -23,20 +29,63 @@ impl Objects {
             Failure::new(Reason::DataLost, format!("object {id} is not held here (any more)"))
         })?;
         let end = offset.checked_add(bytes).filter(|end| *end <= contents.len());
-        let end = end.ok_or_else(|| {
+        end.ok_or_else(|| {
             malformed(format!(
                 "object {id} has {} bytes, and {bytes} from {offset} are asked for",
                 contents.len()
             ))
         })?;
-        let chunk = move |at: u64| {
-            let piece = (end - at).min(PIECE as u64) as usize;
-            let read =
-                contents.read(at, piece).map(|data| ObjectChunk { crc32: crc32fast::hash(&data), data });
-            read.map_err(|error| {
-                to_status(&Failure::new(Reason::Internal, format!("object {id} cannot be read: {error}")))
-            })
-        };
-        Ok(stream::iter((offset..end).step_by(PIECE)).map(chunk).boxed())
+        let (end, id) = (offset + bytes, Arc::new(id));
+        let chunks =
+            stream::try_unfold(Serving { contents, at: offset, end, window: None }, move |serving| {
+                let id = Arc::clone(&id);
+                async move { serving.next().await.map_err(|failure| to_status(&failure.of(&id))) }
+            });
+        Ok(chunks.boxed())
+    }
+}
+
+/// Bytes of an object that are being sent.
+struct Serving {
+    contents: Contents,
+    at: u64,
+    end: u64,
+    /// What of it is on the host: where that is, where it begins there, and where it ends in the object.
+    window: Option<(Contents, u64, u64)>,
+}
+
+/// Why no more is sent.
+enum Stop {
+    Lost,
+    Unreadable(io::Error),
+}
+
+impl Stop {
+    fn of(self, id: &DataId) -> Failure {
+        match self {
+            Self::Lost => Failure::new(Reason::DataLost, format!("object {id} was lost")),
+            Self::Unreadable(error) => {
+                Failure::new(Reason::Internal, format!("object {id} cannot be read: {error}"))
+            }
+        }
+    }
+}
+
+impl Serving {
+    async fn next(mut self) -> Result<Option<(ObjectChunk, Self)>, Stop> {
+        if self.at == self.end {
+            return Ok(None);
+        }
+        if self.window.as_ref().is_none_or(|(.., end)| *end == self.at) {
+            let bytes = (self.end - self.at).min(WINDOW);
+            let found = self.contents.on_host(self.at, bytes).await;
+            let (here, at) = found.map_err(|_lost| Stop::Lost)?;
+            self.window = Some((here, at, self.at + bytes));
+        }
+        let Some((here, at, end)) = &mut self.window else { return Ok(None) };
+        let piece = (*end - self.at).min(PIECE as u64);
+        let data = here.read(*at, piece as usize).map_err(Stop::Unreadable)?;
+        (*at, self.at) = (*at + piece, self.at + piece);
+        Ok(Some((ObjectChunk { crc32: crc32fast::hash(&data), data }, self)))
     }
 }

@@ -60,20 +60,51 @@ impl Shelf {
         contents: Contents,
         until: Timestamp,
     ) -> Result<u64, Contents> {
+        let counter = self.reserve(1);
+        self.put_as(epoch, counter, contents, until)?;
+        Ok(counter)
+    }
+
+    /// Counts that nothing is given after this: so many, from the one returned on.
+    pub(super) fn reserve(&mut self, count: u64) -> u64 {
+        let first = self.next;
+        self.next += count;
+        first
+    }
+
+    /// Takes an object under a reserved number, or gives it back where it does not fit or the number has
+    /// one.
+    pub(super) fn put_as(
+        &mut self,
+        epoch: Epoch,
+        counter: u64,
+        contents: Contents,
+        until: Timestamp,
+    ) -> Result<(), Contents> {
         let bytes = Bytes(contents.len());
-        let full = self.usage.bytes.get().saturating_add(bytes.get()) > self.limit.bytes.get();
+        let full = self.objects.contains_key(&counter)
+            || self.usage.bytes.get().saturating_add(bytes.get()) > self.limit.bytes.get();
         if full || self.usage.objects >= self.limit.objects {
             self.usage.refused += 1;
             return Err(contents);
         }
-        let counter = self.next;
-        self.next += 1;
         self.objects.insert(counter, Object { epoch, contents, until });
         self.expiries.insert((until, counter));
         self.usage.objects += 1;
         self.usage.kept += 1;
         self.usage.bytes += bytes;
-        Ok(counter)
+        Ok(())
+    }
+
+    /// Keeps an object until another time. Says whether it is here.
+    pub(super) fn keep_on(&mut self, epoch: Epoch, counter: u64, until: Timestamp) -> bool {
+        let Some(object) = self.objects.get_mut(&counter).filter(|object| object.epoch == epoch) else {
+            return false;
+        };
+        self.expiries.remove(&(object.until, counter));
+        self.expiries.insert((until, counter));
+        object.until = until;
+        true
     }
 
     pub(super) fn get(&self, epoch: Epoch, counter: u64) -> Option<&Contents> {
@@ -130,6 +161,21 @@ mod tests {
         assert!(!shelf.remove(Epoch(1), number));
         assert!(shelf.remove(Epoch(2), number) && !shelf.remove(Epoch(2), number));
         assert_eq!(shelf.usage(), Usage { kept: 1, ..Usage::default() });
+    }
+
+    #[test]
+    fn a_reserved_number_is_nobody_elses_and_takes_one_object() {
+        let mut shelf = Shelf::new(LIMIT);
+        let first = shelf.reserve(10);
+        let number = shelf.put(Epoch(1), contents(1), Timestamp(10)).unwrap();
+        assert!(number >= first + 10);
+        shelf.put_as(Epoch(1), first, contents(1), Timestamp(10)).unwrap();
+        assert!(shelf.put_as(Epoch(1), first, contents(1), Timestamp(10)).is_err());
+        assert!(
+            shelf.keep_on(Epoch(1), first, Timestamp(30)) && !shelf.keep_on(Epoch(2), first, Timestamp(40))
+        );
+        assert_eq!(shelf.expire(Timestamp(20)), [(Epoch(1), number)]);
+        assert_eq!(shelf.expire(Timestamp(30)), [(Epoch(1), first)]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use bytes::Bytes as Buffer;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    Copy, CopyDone, CopyFailed, CopyFailure, ProgramLoaded, Ready, Relocate, Relocated, RunCancelled,
+    Copy, CopyDone, CopyFailed, CopyFailure, ProgramLoaded, Ready, Relocate, Relocated, Run, RunCancelled,
     RunDone, RunFailed, RunFailure, Tensor, tensor::Contents,
 };
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -189,6 +189,13 @@ impl Drop for ModelledPort {
     }
 }
 
+/// An input of one row, which modelled executors do not read: with it requests may run as one.
+#[must_use]
+pub fn row() -> Tensor {
+    let contents = Some(Contents::Inline(Buffer::from_static(&[0; 4])));
+    Tensor { name: "input".to_owned(), datatype: "FP32".to_owned(), shape: vec![1, 1], contents }
+}
+
 /// What a command means to the model; faults mean nothing to it, and a shutdown comes with a kill.
 fn order(command: Command) -> Option<Order> {
     Some(match command {
@@ -204,10 +211,17 @@ fn order(command: Command) -> Option<Order> {
         Command::Unmap(unmap) => Order::Unmap { program: unmap.program, generation: unmap.generation },
         Command::Copy(copy) => Order::Copy(copy_order(&copy)),
         Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
-        Command::Run(run) => Order::Run { run: run.run, program: run.program, generation: run.generation },
+        Command::Run(run) => {
+            let Run { run, program, generation, members, .. } = run;
+            Order::Run { run, program, generation, members: members.max(1) }
+        }
         Command::Cancel(cancel) => Order::Cancel { run: cancel.run },
         // Whatever a copy reads, it takes its time at the model's rate.
         Command::AddPeer(_) | Command::ForgetPeer(_) => return None,
+        // A modelled run has no outputs that could be kept.
+        Command::PlaceObject(_) | Command::CopyOut(_) | Command::FreeObject(_) | Command::DropOutputs(_) => {
+            return None;
+        }
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
 }

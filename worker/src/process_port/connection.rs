@@ -1,4 +1,4 @@
-//! The worker's end of one executor's socket: non-blocking, on the actor thread.
+//! The worker's end of the socket of one executor, or of one process of a function: non-blocking, on the actor thread.
 //!
 //! A command is written in the call that sends it, unless the socket is full: then it waits in the
 //! outbox and the writer task takes over. The outbox is bounded by
@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use millrace_proto::executor as wire;
-use millrace_proto::frames::{self, Frame, FrameDecoder, Outbox};
+use millrace_proto::frames::{self, Frame, FrameDecoder, Outbox, Received};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
@@ -24,7 +24,7 @@ pub(super) struct Arrived {
 
 /// Our end of the socket and what waits to be written to it.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     socket: UnixStream,
     outbox: RefCell<Outbox>,
     // Told when a send left something in the outbox.
@@ -33,7 +33,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A connection, and the executor's end of it: a blocking socket, close-on-exec like ours.
-    pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         // On our end only: the flag belongs to the open file, and each end is its own.
         ours.set_nonblocking(true)?;
@@ -46,7 +46,7 @@ impl Connection {
     /// # Errors
     /// A frame that cannot be, or an outbox that is full. What the socket itself says (the executor
     /// is gone) is left to the reader, which meets the end of the stream.
-    pub(super) fn send(&self, frame: Frame) -> Result<(), frames::Error> {
+    pub(crate) fn send(&self, frame: Frame) -> Result<(), frames::Error> {
         let mut outbox = self.outbox.borrow_mut();
         // Behind others the writer task is at it already.
         let first = outbox.is_empty();
@@ -66,7 +66,7 @@ impl Connection {
     }
 
     /// Writes what sends left behind. Ends when the executor is gone.
-    pub(super) async fn write_rest(&self) -> io::Error {
+    pub(crate) async fn write_rest(&self) -> io::Error {
         loop {
             self.blocked.notified().await;
             while !self.outbox.borrow().is_empty() {
@@ -80,6 +80,45 @@ impl Connection {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => return error,
                     _ => {}
                 }
+            }
+        }
+    }
+
+    /// The next frame; `None` when the other end is closed. What was read of one that is not whole stays
+    /// in the decoder when this is given up.
+    ///
+    /// # Errors
+    /// What arrived is no frame.
+    pub(crate) async fn receive(&self, decoder: &mut FrameDecoder) -> io::Result<Option<Received>> {
+        loop {
+            if let Some(frame) = decoder.next_frame() {
+                return Ok(Some(frame));
+            }
+            self.socket.readable().await?;
+            match self.socket.try_io(Interest::READABLE, || decoder.recv_some(&self.socket)) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if is_end(&error) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next frame of those that have arrived, without waiting for more.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub(crate) fn receive_now(&self, decoder: &mut FrameDecoder) -> io::Result<Option<Received>> {
+        loop {
+            if let Some(frame) = decoder.next_frame() {
+                return Ok(Some(frame));
+            }
+            match decoder.recv_some(&self.socket) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
     }

@@ -31,9 +31,9 @@ use crate::port::isolating::IsolatingPort;
 use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink, Spawner};
 use connection::Connection;
 
-mod connection;
+pub(crate) mod connection;
 mod isolated;
-mod stderr;
+pub(crate) mod stderr;
 mod watch;
 
 /// What of a GPU's memory its first executor measures copies with.

@@ -12,17 +12,28 @@ const LINE_BYTES_MAX: usize = 8 << 10;
 /// Forwards lines until the executor closes its end.
 pub(super) async fn forward(output: ChildStderr, gpu: GpuIndex, incarnation: Incarnation) {
     let log = |line: &str| tracing::info!(target: "millrace_worker::executor", %gpu, %incarnation, "{line}");
-    if let Err(error) = lines(output, log).await {
+    if let Err(error) = lines(output, |_| false, log).await {
         tracing::warn!(%gpu, %incarnation, %error, "an executor's standard error");
     }
 }
 
-async fn lines(output: impl AsyncRead + Unpin, mut on_line: impl FnMut(&str)) -> io::Result<()> {
+/// Hands over each line, until the output ends. What `discard` takes goes unread.
+pub(crate) async fn lines(
+    output: impl AsyncRead + Unpin,
+    mut discard: impl FnMut(&[u8]) -> bool,
+    mut on_line: impl FnMut(&str),
+) -> io::Result<()> {
     let mut output = BufReader::with_capacity(LINE_BYTES_MAX, output);
     let mut line = Vec::new();
     loop {
         let bytes = output.fill_buf().await?;
-        let ended = bytes.is_empty();
+        let (ended, left) = (bytes.is_empty(), bytes.len());
+        if !ended && discard(bytes) {
+            output.consume(left);
+            line.clear();
+            tokio::task::yield_now().await;
+            continue;
+        }
         let room = LINE_BYTES_MAX - line.len();
         let newline = bytes.iter().take(room).position(|&byte| byte == b'\n');
         let used = newline.map_or(bytes.len().min(room), |at| at + 1);
@@ -36,6 +47,10 @@ async fn lines(output: impl AsyncRead + Unpin, mut on_line: impl FnMut(&str)) ->
         if ended {
             return Ok(());
         }
+        if used == left {
+            // The thread is not only this output's.
+            tokio::task::yield_now().await;
+        }
     }
 }
 
@@ -45,7 +60,7 @@ mod tests {
 
     async fn lines_of(output: &[u8]) -> Vec<String> {
         let mut seen = Vec::new();
-        lines(output, |line| seen.push(line.to_owned())).await.unwrap();
+        lines(output, |_| false, |line| seen.push(line.to_owned())).await.unwrap();
         seen
     }
 

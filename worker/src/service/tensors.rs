@@ -6,15 +6,15 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
-use millrace_proto::executor::{Tensor, tensor::Contents};
+use bytes::Bytes;
+use millrace_proto::executor::{ObjectPart, Tensor, tensor::Contents};
 use millrace_proto::frames::DESCRIPTORS_MAX;
 use millrace_proto::worker::InferTensor;
 use millrace_types::tensor::element_count;
 use millrace_types::{DataType, Failure, Given, Reason, check_inputs};
 
 use crate::host_tier::Signature;
-use crate::objects::{Contents as Held, memory, read_exact_at, size_of};
+use crate::objects::{Contents as Held, Kept, Part, memory, size_of, size_of_memory};
 use crate::port::Descriptor;
 use crate::request::Share;
 
@@ -66,15 +66,44 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
     }
 }
 
+/// A request's inputs as an executor takes them.
+#[derive(Debug, Default)]
+pub(crate) struct Packed {
+    pub(crate) tensors: Vec<Tensor>,
+    /// What the tensors' `contents_fd` count.
+    pub(crate) descriptors: Vec<Descriptor>,
+    /// The objects that they name, each once.
+    pub(crate) objects: Vec<Arc<Kept>>,
+}
+
+impl Packed {
+    /// Contents that are not in the message.
+    fn add(&mut self, contents: Held) -> Result<Contents, Failure> {
+        let descriptor = match contents {
+            Held::Inline(data) => Arc::new(memfd(&data)?),
+            Held::Memory { fd, .. } => fd,
+            Held::Kept(Part { object, offset, bytes }) => {
+                let key = object.key;
+                if self.objects.iter().all(|known| known.key != key) {
+                    self.objects.push(object);
+                }
+                return Ok(Contents::Object(ObjectPart { object: key.0, offset, bytes }));
+            }
+        };
+        self.descriptors.push(descriptor);
+        // At most DESCRIPTORS_MAX.
+        Ok(Contents::ContentsFd(self.descriptors.len() as u32 - 1))
+    }
+}
+
 /// Makes a request's inputs an executor's.
 ///
 /// # Errors
 /// [`Reason::InvalidInput`] for more large tensors than a frame has room for, [`Reason::QueueFull`]
 /// when there is no memory for them.
-pub(crate) fn pack(inputs: Vec<Input>) -> Result<(Vec<Tensor>, Vec<Descriptor>), Failure> {
-    let mut descriptors: Vec<Descriptor> = Vec::new();
-    let mut inline_left = INLINE_TOTAL_BYTES_MAX;
-    let mut tensors = Vec::with_capacity(inputs.len());
+pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
+    let mut packed = Packed::default();
+    let (mut inline_left, mut large) = (INLINE_TOTAL_BYTES_MAX, 0);
     for Input { name, datatype, shape, contents } in inputs {
         let contents = match contents {
             Held::Inline(data) if data.len() <= INLINE_BYTES_MAX.min(inline_left) => {
@@ -82,22 +111,18 @@ pub(crate) fn pack(inputs: Vec<Input>) -> Result<(Vec<Tensor>, Vec<Descriptor>),
                 Contents::Inline(data)
             }
             contents => {
-                let place = descriptors.len();
-                if place == DESCRIPTORS_MAX {
+                // One that is on a GPU may have to come to the host.
+                large += 1;
+                if large > DESCRIPTORS_MAX {
                     let message = format!("more than {DESCRIPTORS_MAX} inputs over {INLINE_BYTES_MAX} bytes");
                     return Err(Failure::new(Reason::InvalidInput, message));
                 }
-                descriptors.push(match contents {
-                    Held::Inline(data) => Arc::new(memfd(&data)?),
-                    Held::Memory { fd, .. } => fd,
-                });
-                // Below DESCRIPTORS_MAX.
-                Contents::ContentsFd(place as u32)
+                packed.add(contents)?
             }
         };
-        tensors.push(Tensor { name, datatype, shape, contents: Some(contents) });
+        packed.tensors.push(Tensor { name, datatype, shape, contents: Some(contents) });
     }
-    Ok((tensors, descriptors))
+    Ok(packed)
 }
 
 fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
@@ -119,15 +144,11 @@ fn part(bytes: usize, share: Option<Share>) -> Range<usize> {
     first..(first + rows as usize * row).min(bytes)
 }
 
-fn read_part(fd: &OwnedFd, share: Option<Share>) -> io::Result<Bytes> {
-    let part = part(size_of_memory(fd)?, share);
-    let mut data = BytesMut::zeroed(part.len());
-    read_exact_at(fd, &mut data, part.start as u64)?;
-    Ok(data.freeze())
-}
-
-fn size_of_memory(fd: &OwnedFd) -> io::Result<usize> {
-    Ok(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
+fn read_part(fd: &Descriptor, share: Option<Share>) -> io::Result<Bytes> {
+    let bytes = size_of_memory(fd)?;
+    let part = part(bytes, share);
+    let whole = Held::Memory { fd: Arc::clone(fd), bytes: bytes as u64 };
+    whole.read(part.start as u64, part.len())
 }
 
 /// An executor answered with tensors that do not make sense.
@@ -136,12 +157,18 @@ pub enum UnpackError {
     /// No contents.
     #[error("output {0:?} has no contents")]
     Empty(String),
+    /// An object that the request did not keep.
+    #[error("output {0:?} names an object that is not the run's")]
+    NoObject(String),
     /// A descriptor that did not come.
     #[error("output {0:?} names descriptor {1}, which did not come")]
     NoDescriptor(String, u32),
     /// It has not a row for each of those that ran as one.
     #[error("output {0:?} has shape {1:?}, which has not the rows of those that ran as one")]
     Rows(String, Vec<i64>),
+    /// It was on a GPU whose executor has died.
+    #[error("output {0:?} was lost with its GPU's executor")]
+    Lost(String),
     /// Its memory cannot be read.
     #[error("output {0:?}: {1}")]
     Read(String, io::Error),
@@ -153,7 +180,7 @@ pub enum UnpackError {
 /// [`UnpackError`]: our own bug, or an executor's that is not itself any more.
 pub(crate) fn take(
     outputs: Vec<Tensor>,
-    descriptors: &[Descriptor],
+    (descriptors, kept): (&[Descriptor], &[Arc<Kept>]),
     share: Option<Share>,
 ) -> Result<Vec<Input>, UnpackError> {
     let one = |Tensor { name, datatype, mut shape, contents }| {
@@ -164,7 +191,14 @@ pub(crate) fn take(
             shape[0] = share.rows.into();
         }
         let contents = match contents {
-            None => return Err(UnpackError::Empty(name)),
+            None | Some(Contents::KeptBytes(_)) => return Err(UnpackError::Empty(name)),
+            Some(Contents::Object(part)) => match kept.iter().find(|kept| kept.key.0 == part.object) {
+                None => return Err(UnpackError::NoObject(name)),
+                Some(object) => {
+                    let (object, ObjectPart { offset, bytes, .. }) = (Arc::clone(object), part);
+                    Held::Kept(Part { object, offset, bytes })
+                }
+            },
             Some(Contents::Inline(data)) => Held::Inline(data.slice(part(data.len(), share))),
             Some(Contents::ContentsFd(place)) => match descriptors.get(place as usize) {
                 None => return Err(UnpackError::NoDescriptor(name, place)),
@@ -189,10 +223,15 @@ fn memory_of(fd: &Descriptor, share: Option<Share>) -> io::Result<Held> {
 /// Makes an output a response's, with its bytes.
 ///
 /// # Errors
-/// [`UnpackError::Read`].
-pub(crate) fn answer(output: Input) -> Result<InferTensor, UnpackError> {
+/// [`UnpackError::Read`], [`UnpackError::Lost`].
+pub(crate) async fn answer(output: Input) -> Result<InferTensor, UnpackError> {
     let Input { name, datatype, shape, contents } = output;
-    match contents.whole() {
+    let bytes = contents.len();
+    let Ok((contents, offset)) = contents.on_host(0, bytes).await else {
+        return Err(UnpackError::Lost(name));
+    };
+    // What does not fit an address space was never in memory.
+    match contents.read(offset, usize::try_from(bytes).unwrap_or(usize::MAX)) {
         Ok(data) => Ok(InferTensor { name, datatype, shape, data, parts: Vec::new() }),
         Err(error) => Err(UnpackError::Read(name, error)),
     }
@@ -203,6 +242,7 @@ mod tests {
     use millrace_types::{Digest, Dim, TensorSpec};
 
     use super::*;
+    use crate::host_tier::Reader;
 
     fn tensor(name: &str, bytes: usize) -> InferTensor {
         let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();
@@ -225,20 +265,26 @@ mod tests {
         descriptors: &[Descriptor],
         share: Option<Share>,
     ) -> Result<Vec<InferTensor>, UnpackError> {
-        take(outputs, descriptors, share)?.into_iter().map(answer).collect()
+        let answers = take(outputs, (descriptors, &[]), share)?.into_iter().map(answer);
+        futures::executor::block_on(futures::future::try_join_all(answers))
     }
 
     fn signature() -> Signature {
         let shape = vec![Dim::Symbol("N".into())];
         let spec =
             |name: &str| TensorSpec { name: name.into(), datatype: DataType::Uint8, shape: shape.clone() };
-        Signature { digest: Digest::of(b""), inputs: vec![spec("x")], outputs: vec![spec("y")] }
+        Signature {
+            digest: Digest::of(b""),
+            inputs: vec![spec("x")],
+            outputs: vec![spec("y")],
+            reader: Reader::Gpu,
+        }
     }
 
     #[test]
     fn tensors_survive_inline_and_through_memory() {
         let sent = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
-        let (tensors, descriptors) = pack(inputs(&sent)).unwrap();
+        let Packed { tensors, descriptors, .. } = pack(inputs(&sent)).unwrap();
         assert_eq!(descriptors.len(), 1);
         assert_eq!(unpack(tensors, &descriptors, None).unwrap(), sent);
     }
@@ -246,7 +292,8 @@ mod tests {
     #[test]
     fn each_of_those_that_ran_as_one_gets_its_rows() {
         let large = INLINE_BYTES_MAX + 2;
-        let (tensors, descriptors) = pack(inputs(&[tensor("a", 6), tensor("b", large)])).unwrap();
+        let Packed { tensors, descriptors, .. } =
+            pack(inputs(&[tensor("a", 6), tensor("b", large)])).unwrap();
         assert_eq!(descriptors.len(), 1);
         let cut = |first, rows, of: usize| {
             let share = Some(Share { first, rows, of: of as u32 });
@@ -263,7 +310,7 @@ mod tests {
     fn many_small_tensors_do_not_outgrow_a_frame() {
         let many =
             |count: usize| (0..count).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect::<Vec<_>>();
-        let (tensors, descriptors) = pack(inputs(&many(40))).unwrap();
+        let Packed { tensors, descriptors, .. } = pack(inputs(&many(40))).unwrap();
         let inline: usize = tensors
             .iter()
             .map(|tensor| if let Some(Contents::Inline(data)) = &tensor.contents { data.len() } else { 0 })

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Desired;
 use crate::handle::NodeHandle;
+use crate::policy::Wanted;
 
 pub(super) fn start(
     scores: watch::Receiver<Scores>,
@@ -16,8 +17,24 @@ pub(super) fn start(
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(tell_scores(scores, node.clone()));
+    tasks.spawn(tell_policy(desired.clone(), node.clone()));
     tasks.spawn(tell_quotas(desired, node.clone()));
     tasks
+}
+
+/// Passes on how the node schedules, whenever that is something else.
+async fn tell_policy(mut desired: watch::Receiver<Desired>, node: NodeHandle) {
+    let mut told = Wanted::default();
+    loop {
+        let wanted = desired.borrow_and_update().policy;
+        if wanted != told {
+            node.set_policy(wanted);
+            told = wanted;
+        }
+        if desired.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Passes on what tenants may use, whenever that is something else.

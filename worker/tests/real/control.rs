@@ -15,6 +15,7 @@ async fn greets_with_what_it_is_and_then_with_its_cluster() {
     let (worker, controller) = worker(dir.path(), 2).await;
     let hello = controller.hello().await;
     let expected = wire::WorkerHello {
+        runs_programs: false,
         cluster_id: String::new(),
         protocol_version: PROTOCOL_VERSION,
         build: BUILD.into(),

@@ -1,7 +1,7 @@
 //! The worker with real executor processes, a real model and a controller of the tests' own.
 //!
 //! Executors and, where a test kills one, workers are this test program started again: with a
-//! variable set, [`executor_child`] and [`worker_child`] are an executor and a worker.
+//! variable set, [`executor_child`], [`worker_child`] and others are an executor, a worker and so on.
 
 #![allow(clippy::unwrap_used, reason = "tests, and what they share")]
 
@@ -10,8 +10,10 @@ mod checkpoints;
 mod control;
 mod controller;
 mod failures;
+mod gpu_objects;
 mod isolation;
 mod ledger;
+mod links;
 mod memory;
 mod metrics;
 mod objects;
@@ -19,6 +21,7 @@ mod peers;
 mod port;
 mod ports;
 mod processes;
+mod programs;
 mod recovery;
 mod serving;
 mod support;
@@ -28,6 +31,23 @@ mod support;
 fn executor_child() {
     if std::env::var_os(support::EXECUTOR_VARIABLE).is_some() {
         support::be_an_executor();
+    }
+}
+
+/// What becomes a program, when a worker starts this program as one; otherwise nothing.
+#[test]
+fn launcher_child() {
+    if std::env::var_os(support::LAUNCHER_VARIABLE).is_some() {
+        let code = millrace_worker::programs::launch();
+        panic!("it is no program now: {code:?}");
+    }
+}
+
+/// A function, when a script of a test starts this program as one; otherwise nothing.
+#[test]
+fn function_child() {
+    if std::env::var_os(support::FUNCTION_VARIABLE).is_some() {
+        programs::be_a_function();
     }
 }
 

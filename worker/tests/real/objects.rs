@@ -12,51 +12,51 @@ use crate::controller::Controller;
 use crate::support::{Client, all_up, client, config, invoke, request, row, serving_mlp, within};
 
 /// Rows that make an output too large to be answered.
-const ROWS: u64 = 512;
+pub(crate) const ROWS: u64 = 512;
 /// What one row takes.
-const ROW_BYTES: u64 = 64 * 4;
+pub(crate) const ROW_BYTES: u64 = 64 * 4;
 
-fn rows(rows: u64) -> wire::InferTensor {
+pub(crate) fn rows(rows: u64) -> wire::InferTensor {
     let data: Vec<u8> = (0..rows).flat_map(row).flat_map(f32::to_le_bytes).collect();
     tensor(rows, data.into(), Vec::new())
 }
 
-fn tensor(rows: u64, data: bytes::Bytes, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
+pub(crate) fn tensor(rows: u64, data: bytes::Bytes, parts: Vec<wire::TensorPart>) -> wire::InferTensor {
     let (name, datatype) = ("x".into(), "FP32".into());
     wire::InferTensor { name, datatype, shape: vec![rows as i64, 64], data, parts }
 }
 
 /// A request that is to keep what comes out for so long.
-fn keeping(id: u64, input: wire::InferTensor, time: Duration) -> wire::InvokeRequest {
+pub(crate) fn keeping(id: u64, input: wire::InferTensor, time: Duration) -> wire::InvokeRequest {
     let hold = wire::Hold { time: Some(time.try_into().unwrap()), answered: Vec::new() };
     wire::InvokeRequest { inputs: vec![input], hold: Some(hold), ..request("mlp", id, &[]) }
 }
 
-async fn ask(client: &mut Client, request: wire::InvokeRequest) -> wire::InvokeResponse {
+pub(crate) async fn ask(client: &mut Client, request: wire::InvokeRequest) -> wire::InvokeResponse {
     within("an answer", client.invoke(request)).await.unwrap().into_inner()
 }
 
 /// The object that an output is, as others are told of it.
-fn object(response: &wire::InvokeResponse, home: &Worker) -> wire::Object {
+pub(crate) fn object(response: &wire::InvokeResponse, home: &Worker) -> wire::Object {
     let [output] = &response.outputs[..] else { panic!("{response:?}") };
     assert!(output.data.is_empty());
     let [wire::TensorPart { part: Some(Part::Held(held)) }] = &output.parts[..] else { panic!("{output:?}") };
     wire::Object { address: home.addr().to_string(), ..held.object.clone().unwrap() }
 }
 
-fn part(object: &wire::Object, first: u64, rows: u64) -> wire::TensorPart {
+pub(crate) fn part(object: &wire::Object, first: u64, rows: u64) -> wire::TensorPart {
     let (offset, bytes) = (first * ROW_BYTES, rows * ROW_BYTES);
     wire::TensorPart {
         part: Some(Part::Held(wire::HeldPart { object: Some(object.clone()), offset, bytes })),
     }
 }
 
-fn methods(response: &wire::InvokeResponse) -> Vec<(wire::FetchMethod, u64)> {
+pub(crate) fn methods(response: &wire::InvokeResponse) -> Vec<(wire::FetchMethod, u64)> {
     response.fetched.iter().map(|it| (it.method(), it.bytes)).collect()
 }
 
 /// What two MLPs in a row make of the rows, without an object.
-async fn twice(client: &mut Client, rows_: u64) -> bytes::Bytes {
+pub(crate) async fn twice(client: &mut Client, rows_: u64) -> bytes::Bytes {
     let once =
         ask(client, wire::InvokeRequest { inputs: vec![rows(rows_)], ..request("mlp", 90, &[]) }).await;
     let input = tensor(rows_, once.outputs[0].data.clone(), Vec::new());
@@ -88,7 +88,7 @@ async fn what_is_kept_is_taken_by_name_until_it_is_let_go() {
     let taken =
         ask(&mut client, wire::InvokeRequest { inputs: vec![whole.clone()], ..request("mlp", 2, &[]) }).await;
     assert_eq!(taken.outputs[0].data, expected);
-    assert_eq!(methods(&taken), [(wire::FetchMethod::Host, ROWS * ROW_BYTES)]);
+    assert_eq!(methods(&taken), [(wire::FetchMethod::IntraGpu, ROWS * ROW_BYTES)]);
 
     // Rows of it, in another order, and bytes between them.
     let middle = expected.len() / ROWS as usize;
@@ -112,7 +112,7 @@ async fn what_is_kept_is_taken_by_name_until_it_is_let_go() {
 }
 
 /// A run of other rows may round in another order.
-fn close(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn close(a: &[u8], b: &[u8]) -> bool {
     let floats = |bytes: &[u8]| -> Vec<f32> {
         bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
     };

@@ -15,13 +15,17 @@ use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig, memory, start};
+use millrace_worker::start::{
+    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Worker, WorkerConfig, memory, start,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::controller::Controller;
 
 pub(crate) const EXECUTOR_VARIABLE: &str = "MILLRACE_TEST_EXECUTOR";
 pub(crate) const WORKER_VARIABLE: &str = "MILLRACE_TEST_WORKER";
+pub(crate) const LAUNCHER_VARIABLE: &str = "MILLRACE_TEST_LAUNCHER";
+pub(crate) const FUNCTION_VARIABLE: &str = "MILLRACE_TEST_FUNCTION";
 /// Enough for anything that is going to happen at all.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -43,6 +47,7 @@ pub(crate) fn be_a_worker() {
     let (dir, controller, isolation) = (word(), word(), word());
     let mut config = config(Path::new(dir), &[controller.parse().unwrap()], 2);
     config.isolation = isolation.parse().unwrap();
+    config.programs = Some(launcher());
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let _worker = start(config).await.unwrap();
         std::future::pending::<()>().await;
@@ -53,6 +58,19 @@ pub(crate) fn be_a_worker() {
 pub(crate) fn this_program_as(test: &str) -> (std::path::PathBuf, Vec<OsString>) {
     let args = ["--exact", test, "--nocapture", "--test-threads=1"];
     (std::env::current_exe().unwrap(), args.into_iter().map(Into::into).collect())
+}
+
+/// What becomes a program: this one, as one of its tests.
+pub(crate) fn launcher() -> Launcher {
+    let (program, args) = this_program_as("launcher_child");
+    Launcher { program, args, envs: vec![(LAUNCHER_VARIABLE.into(), "1".into())] }
+}
+
+/// A script that is this program again, as a function.
+pub(crate) fn script() -> Vec<u8> {
+    let (program, args) = this_program_as("function_child");
+    let args: Vec<_> = args.iter().map(|arg| arg.to_str().unwrap()).collect();
+    format!("#!/bin/sh\n{FUNCTION_VARIABLE}=1 exec {} {}\n", program.display(), args.join(" ")).into_bytes()
 }
 
 pub(crate) fn topology(gpus: u32) -> Topology {
@@ -85,8 +103,10 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         topology: topology(gpus),
         host_memory: Bytes::mib(256),
         object_memory: Bytes::mib(256),
+        gpu_data: DataConfig::default(),
         model_storage: Bytes::ZERO,
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
+        programs: None,
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
@@ -129,7 +149,8 @@ pub(crate) type Client = WorkerClient<WorkerServer<WorkerService>>;
 
 /// The worker's service, called without a socket.
 pub(crate) fn client(worker: &Worker) -> Client {
-    WorkerClient::new(WorkerServer::new(worker.service())).max_decoding_message_size(256 << 20)
+    let server = WorkerServer::new(worker.service()).max_decoding_message_size(256 << 20);
+    WorkerClient::new(server).max_decoding_message_size(256 << 20)
 }
 
 /// A row for the MLP whose values depend on `seed`.

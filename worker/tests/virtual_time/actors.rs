@@ -63,7 +63,7 @@ fn ask(world: &World, function: usize, timeout: Duration) -> tokio::task::JoinHa
 
 fn ending(answer: &Answer) -> Ending {
     match answer {
-        Ok(done) => Ending::Answered { gpu: done.gpu, attempts: done.attempts },
+        Ok(done) => Ending::Answered { gpu: done.gpu.unwrap(), attempts: done.attempts },
         Err(failure) => {
             Ending::Failed { reason: failure.reason, may_have_executed: failure.may_have_executed }
         }

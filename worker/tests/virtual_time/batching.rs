@@ -17,7 +17,7 @@ fn batched(max_size: u32, max_wait: Duration) -> Serving {
 }
 
 /// A request with so many rows of four numbers.
-fn rows(function: usize, rows: i64) -> Invocation {
+pub(crate) fn rows(function: usize, rows: i64) -> Invocation {
     let contents = Some(Contents::Inline(vec![0; rows as usize * 16].into()));
     let input = Tensor { name: "x".into(), datatype: "FP32".into(), shape: vec![rows, 4], contents };
     Invocation { inputs: vec![input], ..request(function) }

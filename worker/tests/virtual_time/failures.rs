@@ -48,12 +48,12 @@ fn models_with_work_are_elsewhere_before_the_dead_executor_is_back() {
         world.install(1, Bytes::mib(20)).await;
         world.pass_ms(220).await;
         let warm = world.node.invoke(request(0)).await.unwrap();
-        assert_eq!(warm.gpu, GpuIndex(0));
+        assert_eq!(warm.gpu, Some(GpuIndex(0)));
         let caught = world.ask(request(0));
         world.pass_ms(2).await;
         world.machine.kill(GpuIndex(0));
         let done = caught.await.unwrap().unwrap();
-        assert_eq!((done.gpu, done.attempts), (GpuIndex(1), 2));
+        assert_eq!((done.gpu, done.attempts), (Some(GpuIndex(1)), 2));
         let snapshot = world.node.snapshot().await;
         assert_eq!((snapshot.gpus[0].health, snapshot.gpus[0].models.len()), (GpuHealth::Restarting, 0));
         assert_eq!(snapshot.gpus[0].executor_pid, None);

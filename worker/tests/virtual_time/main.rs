@@ -9,6 +9,7 @@ mod failures;
 mod links;
 mod panics;
 mod peers;
+mod policies;
 mod requests;
 mod scenario;
 mod two_times;

@@ -56,7 +56,7 @@ fn a_busy_holders_model_comes_over_the_nvlink_in_less_time_than_from_the_host() 
         world.pass_ms(10).await;
         let second = world.node.invoke(request(0)).await.unwrap();
         let first = first.await.unwrap().unwrap();
-        assert_eq!((first.gpu, second.gpu), (GpuIndex(0), GpuIndex(1)));
+        assert_eq!((first.gpu, second.gpu), (Some(GpuIndex(0)), Some(GpuIndex(1))));
         assert!(second.split.swap < first.split.swap, "{:?} and {:?}", second.split, first.split);
         let snapshot = world.node.snapshot().await;
         assert_eq!(carried(&snapshot, NVLINK), Bytes::mib(40));
@@ -81,7 +81,7 @@ fn a_source_that_dies_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
         assert_eq!(peer + host, Bytes::mib(40), "nothing twice");
         assert_eq!(snapshot.gpus[1].peer_swaps, 0, "it did not come whole from there");
         let done = asked.await.unwrap().unwrap();
-        assert_eq!((done.gpu, done.attempts), (GpuIndex(1), 1));
+        assert_eq!((done.gpu, done.attempts), (Some(GpuIndex(1)), 1));
     });
 }
 
@@ -98,7 +98,7 @@ fn whoever_it_was_for_dies_and_the_source_may_be_evicted_again() {
             world.pass_ms(100).await;
             world.machine.kill(GpuIndex(gpu));
             let done = world.node.invoke(request(1)).await.unwrap();
-            assert_eq!(done.gpu, GpuIndex(1 - gpu));
+            assert_eq!(done.gpu, Some(GpuIndex(1 - gpu)));
         }
     });
 }
@@ -117,13 +117,16 @@ fn a_replica_makes_room_before_a_last_copy_that_was_used_less_recently() {
             world.pass_ms(20).await;
             let first = world.ask(request(0));
             world.pass_ms(10).await;
-            assert_eq!(world.node.invoke(request(1)).await.unwrap().gpu, GpuIndex(1));
+            assert_eq!(world.node.invoke(request(1)).await.unwrap().gpu, Some(GpuIndex(1)));
             let replica = world.node.invoke(request(0)).await.unwrap();
-            assert_eq!((first.await.unwrap().unwrap().gpu, replica.gpu), (GpuIndex(0), GpuIndex(1)));
+            assert_eq!(
+                (first.await.unwrap().unwrap().gpu, replica.gpu),
+                (Some(GpuIndex(0)), Some(GpuIndex(1)))
+            );
             // GPU 0 is at work, so the third goes where the other two are.
             drop(world.ask(request(0)));
             world.pass_ms(1).await;
-            assert_eq!(world.node.invoke(request(2)).await.unwrap().gpu, GpuIndex(1));
+            assert_eq!(world.node.invoke(request(2)).await.unwrap().gpu, Some(GpuIndex(1)));
             let models = world.node.snapshot().await.gpus.remove(1).models;
             let mut functions: Vec<_> = models.into_iter().flat_map(|model| model.functions).collect();
             functions.sort();
@@ -147,7 +150,7 @@ fn copies_from_a_peer_that_fail_are_made_from_the_host() {
         world.pass_ms(30).await;
         let second = world.node.invoke(request(0)).await.unwrap();
         first.await.unwrap().unwrap();
-        assert_eq!((second.gpu, second.attempts), (GpuIndex(1), 1));
+        assert_eq!((second.gpu, second.attempts), (Some(GpuIndex(1)), 1));
         let snapshot = world.node.snapshot().await;
         let by_link = [NVLINK, LinkId(1)].map(|link| carried(&snapshot, link));
         assert_eq!(by_link, [Bytes::mib(30), Bytes::mib(10)]);

@@ -32,7 +32,7 @@ fn the_first_request_swaps_and_the_second_finds_the_model_there() {
         assert_eq!((cold.split.swapped, warm.split.swapped), (Bytes::mib(20), Bytes::ZERO));
         assert!(cold.split.swap > Duration::from_micros(1_000), "{:?}", cold.split);
         assert_eq!(warm.split.swap, Duration::ZERO);
-        assert_eq!((cold.gpu, cold.attempts, cold.outputs.len()), (GpuIndex(0), 1, 1));
+        assert_eq!((cold.gpu, cold.attempts, cold.outputs.len()), (Some(GpuIndex(0)), 1, 1));
         for split in [cold.split, warm.split] {
             let parts = split.queue + split.swap + split.run;
             assert!(parts <= split.total && split.total - parts <= LATE_MAX * 2, "{split:?}");
@@ -307,9 +307,9 @@ fn an_idle_gpu_takes_over_what_waits_behind_a_long_run() {
         let long = world.ask(request(0));
         let short: Vec<_> = (0..3).map(|_| world.ask(request(1))).collect();
         for answer in short {
-            assert_eq!(answer.await.unwrap().unwrap().gpu, GpuIndex(1), "nobody waits half a second");
+            assert_eq!(answer.await.unwrap().unwrap().gpu, Some(GpuIndex(1)), "nobody waits half a second");
         }
-        assert_eq!(long.await.unwrap().unwrap().gpu, GpuIndex(0));
+        assert_eq!(long.await.unwrap().unwrap().gpu, Some(GpuIndex(0)));
     });
 }
 

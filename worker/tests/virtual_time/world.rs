@@ -17,7 +17,7 @@ use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
 use millrace_worker::port::model::{Behaviour, RunModel};
 use millrace_worker::port::modelled::ModelledMachine;
 use millrace_worker::port::{Descriptor, Spawner};
-use millrace_worker::request::{Completion, Invocation};
+use millrace_worker::request::{Completion, Invocation, OnGpus};
 use tokio::task::JoinHandle;
 
 /// The functions' objective.
@@ -163,6 +163,7 @@ pub(crate) fn request(function: usize) -> Invocation {
         priority: 0,
         inputs: Vec::new(),
         descriptors: Vec::new(),
+        on_gpus: OnGpus::default(),
         outputs: Vec::new(),
     }
 }

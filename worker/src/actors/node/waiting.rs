@@ -27,6 +27,7 @@ impl Entry {
     /// It waits, again or for the first time.
     pub(super) fn waits(&mut self, queue: &Batcher) {
         self.on = None;
+        self.tell_objects(true);
         self.queue = Some(tracing::info_span!(
             parent: &self.work.span,
             "queue",
@@ -38,12 +39,28 @@ impl Entry {
     /// It waits no more.
     pub(super) fn goes_to(&mut self, gpu: GpuIndex) {
         self.on = Some(gpu);
+        self.tell_objects(false);
         if let Some(queue) = self.queue.take() {
             queue.record("millrace.gpu", gpu.0);
         }
     }
 
+    /// Tells where its inputs are how near it is: whoever came earlier goes earlier, as far as can be known.
+    fn tell_objects(&self, waits: bool) {
+        for object in &self.work.invocation.on_gpus.objects {
+            object.queued(self.work.key.0, waits);
+        }
+    }
+
     pub(super) fn is_on(&self, gpu: GpuIndex) -> bool {
         self.on == Some(gpu)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.on.is_none() {
+            self.tell_objects(false);
+        }
     }
 }

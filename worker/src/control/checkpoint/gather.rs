@@ -261,6 +261,7 @@ mod tests {
             evictions: 0,
             busy: Duration::ZERO,
             moved: Bytes::ZERO,
+            data: crate::snapshot::GpuData::default(),
         };
         NodeSnapshot { gpus: vec![gpu], ..NodeSnapshot::default() }
     }

@@ -333,8 +333,12 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
                 place.send_to(fault.program, command, descriptors);
             }
             Command::InjectFault(_) | Command::Shutdown(_) => place.send_to_all(&command, &descriptors),
-            // Each process is greeted by its own port.
-            Command::Hello(_) => {}
+            // Each process is greeted by its own port, and none would see another's objects: none are kept.
+            Command::Hello(_)
+            | Command::PlaceObject(_)
+            | Command::CopyOut(_)
+            | Command::FreeObject(_)
+            | Command::DropOutputs(_) => {}
         }
     }
 

@@ -40,6 +40,8 @@ pub struct Behaviour {
 pub struct RunModel {
     /// How long it computes.
     pub takes: Duration,
+    /// How much longer for each request beyond the first that runs with it.
+    pub by_member: Duration,
     /// How much of that is left when the last weights arrive, at least. All of it: nothing overlaps.
     pub tail: Duration,
     /// How long after the program was given memory it can begin: where each model has a process of
@@ -50,10 +52,17 @@ pub struct RunModel {
 }
 
 impl RunModel {
-    /// A run that ends with outputs and overlaps its load but for a quarter.
+    /// A run that ends with outputs, overlaps its load but for a quarter, and takes no longer for several
+    /// requests.
     #[must_use]
     pub fn new(takes: Duration) -> Self {
-        Self { takes, tail: takes / 4, start: Duration::ZERO, end: RunEnd::Done }
+        let (by_member, start) = (Duration::ZERO, Duration::ZERO);
+        Self { takes, by_member, tail: takes / 4, start, end: RunEnd::Done }
+    }
+
+    /// The same of so many requests that run as one.
+    fn of(self, members: u32) -> Self {
+        Self { takes: self.takes + self.by_member * members.saturating_sub(1), ..self }
     }
 }
 
@@ -73,6 +82,7 @@ struct RunJob {
     run: u64,
     program: u64,
     generation: u64,
+    members: u32,
     begun: Option<Timestamp>,
     ends: Option<Timestamp>,
 }
@@ -202,8 +212,8 @@ impl Model {
             }
             Order::Copy(order) => self.copies.push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
-            Order::Run { run, program, generation } => {
-                self.runs.push_back(RunJob { run, program, generation, begun: None, ends: None });
+            Order::Run { run, program, generation, members } => {
+                self.runs.push_back(RunJob { run, program, generation, members, begun: None, ends: None });
             }
             Order::Cancel { run } => self.cancel(run),
         }
@@ -348,14 +358,14 @@ impl Model {
 
     fn settle_run(&mut self, now: Timestamp) -> bool {
         let Some(job) = self.runs.front() else { return false };
-        let (run, begun, ends) = (job.run, job.begun, job.ends);
+        let (run, members, begun, ends) = (job.run, job.members, job.begun, job.ends);
         let Some(program) = self.programs.get(&job.program).filter(|p| p.generation == Some(job.generation))
         else {
             self.runs.pop_front();
             self.say(Word::RunNotThere { run });
             return true;
         };
-        let (model, complete) = (program.run, program.loaded >= program.weights);
+        let (model, complete) = (program.run.of(members), program.loaded >= program.weights);
         let started = now >= program.begins();
         match (begun, ends) {
             (None, _) if started && (complete || program.loaded > Bytes::ZERO) => {

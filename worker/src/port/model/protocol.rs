@@ -63,6 +63,8 @@ pub enum Order {
         program: u64,
         /// Over which mapping.
         generation: u64,
+        /// Of how many requests.
+        members: u32,
     },
     /// Drop a run that has not begun.
     Cancel {

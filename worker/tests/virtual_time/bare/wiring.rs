@@ -3,7 +3,7 @@
 use millrace_policy::admission;
 use millrace_policy::attempts::Progress;
 use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, BatchFailure, Grant, link};
+use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights, link};
 use millrace_policy::gpu::{self, RunFailure};
 use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::lifecycle;
@@ -178,13 +178,14 @@ impl Node<'_> {
         let mut actions = Vec::new();
         let mut arrived = Vec::new();
         if let fabric::Event::Start { transfer, gpu, cargo, .. } = event {
-            self.moving.insert(transfer, (gpu, cargo.model));
+            self.moving.insert(transfer, (gpu, weights(cargo).model));
         }
         self.trace.step(CoreId::Fabric, &mut self.fabric, self.now, event, &mut actions);
         for action in actions {
             self.mail.push_back(match action {
                 fabric::Action::Grant { grant } => Mail::Link(grant.link, link::Event::Grant(grant)),
-                fabric::Action::Lock { gpu, transfer, model } => {
+                fabric::Action::Lock { gpu, transfer, cargo } => {
+                    let model = weights(cargo).model;
                     Mail::Gpu(gpu, gpu::Event::Lock { transfer, model })
                 }
                 fabric::Action::Unlock { gpu, transfer } => Mail::Gpu(gpu, gpu::Event::Unlock { transfer }),
@@ -192,10 +193,11 @@ impl Node<'_> {
                     Mail::Link(link, link::Event::Revoke { gpu, transfer, batch })
                 }
                 fabric::Action::Carried { link, size } => Mail::Link(link, link::Event::Carried(size)),
-                fabric::Action::Arrived { gpu, model, generation, chunks } => {
+                fabric::Action::Arrived { gpu, cargo, chunks } => {
+                    let Weights { model, generation, .. } = weights(cargo);
                     Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
                 }
-                fabric::Action::Ended { gpu, transfer, outcome, from } => {
+                fabric::Action::Ended { gpu, transfer, outcome, from, .. } => {
                     let moved = self.moving.remove(&transfer).map(|(gpu, model)| (gpu, model, from));
                     arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
                     Mail::Gpu(gpu, gpu::Event::TransferEnded { transfer, outcome, from })
@@ -218,7 +220,8 @@ impl Node<'_> {
         for action in actions {
             let mail = match action {
                 gpu::Action::Replace => Mail::Life(index, lifecycle::Event::Kill),
-                gpu::Action::Transfer { transfer, cargo, chunks, from } => {
+                gpu::Action::Transfer { transfer, weights, chunks, from } => {
+                    let cargo = Cargo::Weights(weights);
                     Mail::Fabric(fabric::Event::Start { transfer, gpu: index, cargo, chunks, from })
                 }
                 gpu::Action::Locked { transfer, peer } => {
@@ -273,7 +276,7 @@ impl Node<'_> {
                 Order::Unmap { program: program(model), generation: generation.0 }
             }
             gpu::Action::Run { run, model, generation, .. } => {
-                Order::Run { run: run.0, program: program(model), generation: generation.0 }
+                Order::Run { run: run.0, program: program(model), generation: generation.0, members: 1 }
             }
             gpu::Action::CancelRun { run } => Order::Cancel { run: run.0 },
             other => unreachable!("{other:?} is not for the executor"),
@@ -333,11 +336,12 @@ impl Node<'_> {
             return;
         }
         place.out.insert((grant.transfer, grant.batch), grant.link);
+        let Weights { model, generation, .. } = weights(grant.cargo);
         let order = CopyOrder {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            program: grant.cargo.model.0.into(),
-            generation: grant.cargo.generation.0,
+            program: model.0.into(),
+            generation: generation.0,
             // Copies here do not share links.
             from: None,
             size: grant.cargo.span(&grant.chunks).1,
@@ -391,4 +395,10 @@ impl Node<'_> {
 
 fn failed(gpu: GpuIndex, run: u64, why: RunFailure) -> Mail {
     Mail::Gpu(gpu, gpu::Event::RunFailed { run: RunId(run), why })
+}
+
+/// Nothing else moves here.
+fn weights(cargo: Cargo) -> Weights {
+    let Cargo::Weights(weights) = cargo else { panic!("{cargo:?}") };
+    weights
 }

@@ -1,0 +1,152 @@
+//! An object that was made on a GPU and stays in its memory: a handle, which whoever takes it holds.
+//! With the last handle the object goes.
+//!
+//! Where it is now is the Gpu actor's to decide: it may have to leave for host memory
+//! (`policy::elastic`), and it is lost with its executor.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millrace_policy::elastic::ObjectKey;
+use millrace_types::{GpuIndex, Incarnation};
+use tokio::sync::oneshot;
+
+use crate::actors::gpu;
+use crate::port::Descriptor;
+use crate::seams::Mailbox;
+
+/// Where an object is.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// Being written, in this executor's GPU or to the host.
+    Coming,
+    /// In the GPU's memory, as this executor mapped it.
+    Gpu(Incarnation),
+    /// In host memory.
+    Host(Descriptor),
+    /// Nowhere any more.
+    Lost,
+}
+
+/// An object that a GPU made.
+pub(crate) struct Kept {
+    pub(crate) gpu: GpuIndex,
+    /// Unique on the node.
+    pub(crate) key: ObjectKey,
+    pub(crate) bytes: u64,
+    place: Mutex<Place>,
+    home: Mailbox<gpu::Message>,
+}
+
+/// A part of one, as a tensor's contents.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub(crate) object: Arc<Kept>,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// An object is nowhere any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the object was lost with its GPU's executor")]
+pub(crate) struct Lost;
+
+/// Bytes of an object in host memory: where, and from which offset on.
+pub(crate) type OnHost = Result<(Descriptor, u64), Lost>;
+
+/// Where bytes go that were asked for. Who drops it unused says that they are lost.
+pub(crate) struct Reply(Option<Box<dyn FnOnce(OnHost) + Send>>);
+
+impl Reply {
+    pub(crate) fn new(reply: impl FnOnce(OnHost) + Send + 'static) -> Self {
+        Self(Some(Box::new(reply)))
+    }
+
+    pub(crate) fn send(mut self, found: OnHost) {
+        if let Some(reply) = self.0.take() {
+            reply(found);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(reply) = self.0.take() {
+            reply(Err(Lost));
+        }
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reply")
+    }
+}
+
+impl Kept {
+    /// One that is being written.
+    pub(crate) fn new(gpu: GpuIndex, key: ObjectKey, bytes: u64, home: Mailbox<gpu::Message>) -> Self {
+        Self { gpu, key, bytes, place: Mutex::new(Place::Coming), home }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.lock().clone()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(*self.lock(), Place::Lost)
+    }
+
+    /// It is there from now on.
+    pub(crate) fn moves_to(&self, place: Place) {
+        *self.lock() = place;
+    }
+
+    /// A request that reads it waits in the queue at this place, or does no more.
+    pub(crate) fn queued(&self, place: u64, waits: bool) {
+        self.home.post(gpu::Message::Queued { object: self.key, place, waits });
+    }
+
+    /// Has bytes of it copied to host memory, unless they are there.
+    pub(crate) fn ask(&self, offset: u64, bytes: u64, reply: Reply) {
+        match self.place() {
+            Place::Host(fd) => reply.send(Ok((fd, offset))),
+            Place::Lost => reply.send(Err(Lost)),
+            Place::Coming | Place::Gpu(_) => {
+                self.home.post(gpu::Message::Fetch { object: self.key, offset, bytes, reply });
+            }
+        }
+    }
+}
+
+impl Part {
+    /// Its bytes in host memory: where they are, and from which offset on.
+    pub(crate) async fn on_host(&self) -> OnHost {
+        let (answer, answered) = oneshot::channel();
+        // Whoever asked may have given up.
+        let reply = Reply::new(move |found| answer.send(found).unwrap_or_default());
+        self.object.ask(self.offset, self.bytes, reply);
+        answered.await.unwrap_or(Err(Lost))
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gpu, key, bytes, .. } = self;
+        f.debug_struct("Kept")
+            .field("gpu", gpu)
+            .field("key", key)
+            .field("bytes", bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.home.post(gpu::Message::Discard(self.key));
+    }
+}

@@ -1,0 +1,282 @@
+//! The Crew actor: the processes of one program and the requests for them.
+//!
+//! In: requests from the Function in front of it, what its processes say. Out: calls to the processes,
+//! ends of requests to the Function, whose answers they are. What waits is bounded by
+//! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_policy::attempts::Attempts;
+use millrace_policy::core::Core as _;
+use millrace_policy::crew::{self, Action, Event, Place};
+use millrace_policy::ids::RequestKey;
+use millrace_proto::executor::tensor::Contents as Sent;
+use millrace_proto::function as wire;
+use millrace_proto::trace::{self, KeyValue, Past};
+use millrace_types::{Incarnation, Reason, RevisionKey, Timestamp};
+
+use super::process::{Name, Process};
+use super::{Program, outputs};
+use crate::actors::function::{self, Computed};
+use crate::actors::work::SharedWork;
+use crate::port::Descriptor;
+use crate::seams::{Behaviour, Slot};
+use crate::service::tensors::Packed;
+
+/// What a process answered.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Outputs { outputs: Vec<wire::Tensor>, descriptors: Vec<Descriptor> },
+    Failed(String),
+}
+
+/// What a process did.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Ready,
+    Returned { call: u64, answer: Answer },
+    Exited { status: String },
+}
+
+/// What a Crew is told.
+pub(crate) enum Message {
+    /// Keep the processes alive from now on.
+    Start,
+    /// A request wants to run.
+    Enqueue { work: SharedWork, attempts: Attempts },
+    /// Nobody waits for it any more.
+    Withdraw(RequestKey),
+    /// A process did something.
+    Process { place: Place, incarnation: Incarnation, heard: Heard },
+    /// Keep none alive any more.
+    Stop,
+}
+
+/// A request that waits or runs.
+struct Entry {
+    work: SharedWork,
+    began: Timestamp,
+    attempt: u32,
+}
+
+/// The actor.
+pub(crate) struct Crew {
+    name: Rc<str>,
+    program: Arc<Program>,
+    core: crew::Crew,
+    processes: BTreeMap<Place, Process>,
+    entries: BTreeMap<RequestKey, Entry>,
+    /// How the last process that ended did.
+    last_end: String,
+    /// Where its processes are heard.
+    own: Slot<Message>,
+}
+
+impl Crew {
+    pub(crate) fn new(
+        key: &RevisionKey,
+        program: Arc<Program>,
+        processes: u32,
+        seed: u64,
+        own: Slot<Message>,
+    ) -> Self {
+        let core = crew::Crew::new(processes, own.epoch(), seed);
+        let (processes, entries) = (BTreeMap::new(), BTreeMap::new());
+        Self { name: key.to_string().into(), program, core, processes, entries, last_end: String::new(), own }
+    }
+
+    fn step(&mut self, now: Timestamp, event: Event) {
+        let mut actions = Vec::new();
+        self.core.on_event(now, event, &mut actions);
+        for action in actions {
+            match action {
+                Action::Spawn { place, incarnation } => self.spawn(place, incarnation),
+                // Its end is reported.
+                Action::Kill { place } => {
+                    self.processes.get(&place).into_iter().for_each(Process::kill);
+                }
+                Action::Forget { key } => drop(self.entries.remove(&key)),
+                Action::Run { place, key, attempt } => self.run(now, place, key, attempt),
+                Action::Fail { key, reason, may_have_executed } => {
+                    let Some(entry) = self.entries.remove(&key) else { continue };
+                    let detail = self.explain(reason);
+                    entry.work.home.post(function::Message::Failed {
+                        key,
+                        reason,
+                        may_have_executed,
+                        detail,
+                    });
+                }
+            }
+        }
+    }
+
+    fn explain(&self, reason: Reason) -> Option<String> {
+        let (name, end) = (&self.name, &self.last_end);
+        match reason {
+            Reason::FunctionNotReady => Some(format!(
+                "the program of {name} does not start ({end}): the worker's log has what it said"
+            )),
+            Reason::ExecutorLost => Some(format!(
+                "the process died while running {name}, which is not idempotent ({end}): see whether it took effect"
+            )),
+            Reason::Quarantined => Some(format!(
+                "the request was running in two processes of {name} as they died ({end}): it is not run again"
+            )),
+            _ => None,
+        }
+    }
+
+    fn spawn(&mut self, place: Place, incarnation: Incarnation) {
+        let name = Name { function: Rc::clone(&self.name), place, incarnation };
+        match self.own.mailbox().map(|own| (Process::start(&self.program, name, own.clone()), own)) {
+            Some((Ok(process), _)) => {
+                self.processes.insert(place, process);
+            }
+            Some((Err(error), own)) => {
+                let heard = Heard::Exited { status: error.to_string() };
+                own.post(Message::Process { place, incarnation, heard });
+            }
+            // It was just published: nobody hears us any more.
+            None => {}
+        }
+    }
+
+    fn run(&mut self, now: Timestamp, place: Place, key: RequestKey, attempt: u32) {
+        let (Some(entry), Some(process)) = (self.entries.get_mut(&key), self.processes.get(&place)) else {
+            return;
+        };
+        (entry.began, entry.attempt) = (now, attempt);
+        entry.work.home.post(function::Message::Dispatched(key));
+        let left = deadline(&entry.work).since(now);
+        let sent = call(&entry.work, left).and_then(|(call, descriptors)| {
+            process.call(call, descriptors).map_err(|error| error.to_string())
+        });
+        if let Err(error) = sent {
+            tracing::error!(function = %self.name, error, "a call cannot be sent: its process is killed");
+            process.kill();
+        }
+    }
+
+    fn returned(
+        &mut self,
+        now: Timestamp,
+        (place, incarnation): (Place, Incarnation),
+        call: u64,
+        answer: Answer,
+    ) {
+        let key = RequestKey(call);
+        if self.core.running(place, incarnation) != Some(key) {
+            return;
+        }
+        if let Some(Entry { work, began, attempt }) = self.entries.remove(&key) {
+            let ran = now.since(began);
+            trace::tell(&work.span, "process", Past { ago: Duration::ZERO, took: ran }, || {
+                vec![KeyValue::new("millrace.process", i64::from(place.0))]
+            });
+            let outputs = match answer {
+                Answer::Failed(message) => Err(message),
+                Answer::Outputs { outputs, descriptors } => {
+                    let (declared, wanted) = (&self.program.declared.outputs, &work.invocation.outputs);
+                    let inner = &self.program.programs.0;
+                    let held = (&inner.objects, inner.output_max);
+                    outputs::read(outputs, &descriptors, declared, wanted, held)
+                }
+            };
+            work.home.post(match outputs {
+                Ok(outputs::Answered { packed, marks }) => {
+                    let Packed { tensors, descriptors, objects: kept } = packed;
+                    let computed =
+                        Computed { tensors, descriptors, kept, marks, began, ran, attempts: attempt };
+                    function::Message::Computed { key, computed }
+                }
+                Err(message) => function::Message::Failed {
+                    key,
+                    reason: Reason::ModelFailed,
+                    may_have_executed: true,
+                    detail: Some(format!("{}: {message}", self.name)),
+                },
+            });
+        }
+        self.step(now, Event::Returned { place, incarnation, key });
+    }
+
+    fn process(&mut self, now: Timestamp, place: Place, incarnation: Incarnation, heard: Heard) {
+        match heard {
+            Heard::Ready => self.step(now, Event::Ready { place, incarnation }),
+            Heard::Returned { call, answer } => self.returned(now, (place, incarnation), call, answer),
+            Heard::Exited { status } => {
+                tracing::info!(function = %self.name, process = place.0, %incarnation, status, "a function's process ended");
+                self.last_end = status;
+                self.step(now, Event::Exited { place, incarnation });
+            }
+        }
+    }
+}
+
+/// When nobody waits for a request any more.
+fn deadline(work: &SharedWork) -> Timestamp {
+    work.accepted + work.invocation.timeout
+}
+
+/// A request as its process takes it.
+fn call(work: &SharedWork, left: Duration) -> Result<(wire::Call, Vec<std::os::fd::OwnedFd>), String> {
+    let invocation = &work.invocation;
+    let descriptors = invocation.descriptors.iter().map(|fd| fd.try_clone()).collect::<Result<_, _>>();
+    let descriptors = descriptors.map_err(|error: std::io::Error| error.to_string())?;
+    let size = |place: u32| {
+        let fd = invocation.descriptors.get(place as usize)?;
+        u64::try_from(rustix::fs::fstat(fd).ok()?.st_size).ok()
+    };
+    let input = |tensor: &millrace_proto::executor::Tensor| {
+        let (contents, bytes) = match &tensor.contents {
+            Some(Sent::Inline(data)) => {
+                (Some(wire::tensor::Contents::Inline(data.clone())), data.len() as u64)
+            }
+            Some(Sent::ContentsFd(place)) => {
+                (Some(wire::tensor::Contents::ContentsFd(*place)), size(*place).unwrap_or(0))
+            }
+            // Nothing of the kind comes here: what GPUs have is brought to the host first (`Reader::Process`).
+            Some(Sent::Object(_) | Sent::KeptBytes(_)) | None => (None, 0),
+        };
+        let (name, datatype, shape) = (tensor.name.clone(), tensor.datatype.clone(), tensor.shape.clone());
+        wire::Tensor { name, datatype, shape, contents, bytes, response: false }
+    };
+    let call = wire::Call {
+        call: work.key.0,
+        request_id: invocation.request_id.to_string(),
+        inputs: invocation.inputs.iter().map(input).collect(),
+        outputs: invocation.outputs.clone(),
+        timeout_ns: u64::try_from(left.as_nanos()).unwrap_or(u64::MAX),
+    };
+    Ok((call, descriptors))
+}
+
+impl Behaviour for Crew {
+    type Message = Message;
+
+    fn handle(&mut self, now: Timestamp, message: Message) {
+        match message {
+            Message::Start => self.step(now, Event::Start),
+            Message::Enqueue { work, attempts } => {
+                let (key, deadline) = (work.key, deadline(&work));
+                self.entries.insert(key, Entry { work, began: now, attempt: 0 });
+                self.step(now, Event::Enqueue { key, attempts, deadline });
+            }
+            Message::Withdraw(key) => self.step(now, Event::Withdraw { key }),
+            Message::Process { place, incarnation, heard } => self.process(now, place, incarnation, heard),
+            Message::Stop => self.step(now, Event::Stop),
+        }
+    }
+
+    fn tick(&mut self, now: Timestamp) {
+        self.step(now, Event::Tick);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.core.next_wake()
+    }
+}

@@ -1,0 +1,94 @@
+//! What a program writes, line by line into the worker's log under its function's name: at most so
+//! many lines a second, and how many were left out.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::AsyncRead;
+use tokio::time::Instant;
+
+use crate::process_port::stderr::lines;
+
+/// Lines of one process that are logged in a second.
+pub(super) const LINES_PER_SECOND_MAX: u32 = 100;
+
+/// Forwards the lines of both until the process closes its ends.
+pub(super) async fn forward(
+    output: impl AsyncRead + Unpin,
+    errors: impl AsyncRead + Unpin,
+    function: Rc<str>,
+    process: u32,
+) {
+    let window = RefCell::new(Window { began: Instant::now(), lines: 0, left_out: 0 });
+    tokio::join!(one(output, &window, &function, process), one(errors, &window, &function, process));
+}
+
+async fn one(output: impl AsyncRead + Unpin, window: &RefCell<Window>, function: &str, process: u32) {
+    let discard = |bytes: &[u8]| window.borrow_mut().discard(Instant::now(), bytes);
+    let take = || window.borrow_mut().take(Instant::now());
+    let say = |line: &str| match take() {
+        None => {}
+        Some(left_out) => {
+            if left_out > 0 {
+                tracing::warn!(target: "millrace_worker::function", %function, process, left_out, "it writes more lines than are logged");
+            }
+            tracing::info!(target: "millrace_worker::function", %function, process, "{line}");
+        }
+    };
+    if let Err(error) = lines(output, discard, say).await {
+        tracing::warn!(%function, process, %error, "what a function writes");
+    }
+}
+
+struct Window {
+    began: Instant,
+    lines: u32,
+    left_out: u64,
+}
+
+impl Window {
+    /// Whether bytes are left out without a look at their lines.
+    fn discard(&mut self, now: Instant, bytes: &[u8]) -> bool {
+        self.roll(now);
+        let full = self.lines >= LINES_PER_SECOND_MAX;
+        if full {
+            self.left_out += bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        }
+        full
+    }
+
+    fn roll(&mut self, now: Instant) {
+        if now.duration_since(self.began) >= Duration::from_secs(1) {
+            (self.began, self.lines) = (now, 0);
+        }
+    }
+
+    /// Whether a line is logged, and how many were not since the last one that was.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        self.roll(now);
+        if self.lines >= LINES_PER_SECOND_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_flood_is_cut_and_what_was_left_out_is_counted() {
+        let began = Instant::now();
+        let mut window = Window { began, lines: 0, left_out: 0 };
+        let logged = (0..LINES_PER_SECOND_MAX + 5).filter(|_| window.take(began).is_some()).count();
+        assert_eq!(logged, LINES_PER_SECOND_MAX as usize);
+        assert!(window.discard(began, b"one\ntwo\nthr"));
+        let later = began + Duration::from_secs(1);
+        assert!(!window.discard(later, b"ee\n"));
+        assert_eq!(window.take(later), Some(5 + 2));
+    }
+}

@@ -1,0 +1,116 @@
+//! What a process answered, checked against what its function declares: names, types, shapes, sizes,
+//! and that memory it gave can no longer be changed.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use millrace_proto::function as wire;
+use millrace_proto::function::tensor;
+use millrace_types::tensor::{element_count, shape_text};
+use millrace_types::{Bytes, DataId, Dim, Epoch, NodeName, TensorSpec};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+
+use crate::objects::{Contents, Objects};
+use crate::port::Descriptor;
+use crate::request::Mark;
+use crate::service::tensors::{self, Input, Packed};
+
+/// What a process answered, as the service takes it.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) packed: Packed,
+    pub(super) marks: BTreeMap<String, Mark>,
+}
+
+/// Reads the outputs that are wanted of those that came.
+///
+/// # Errors
+/// What is wrong with them, for the function's owner.
+pub(super) fn read(
+    outputs: Vec<wire::Tensor>,
+    descriptors: &[Descriptor],
+    declared: &[TensorSpec],
+    wanted: &[String],
+    (objects, output_max): (&Objects, Bytes),
+) -> Result<Answered, String> {
+    let mut came: BTreeMap<String, wire::Tensor> =
+        outputs.into_iter().map(|output| (output.name.clone(), output)).collect();
+    let mut inputs = Vec::new();
+    let mut marks = BTreeMap::new();
+    let is_wanted = |spec: &&TensorSpec| wanted.is_empty() || wanted.contains(&spec.name);
+    for spec in declared.iter().filter(is_wanted) {
+        let name = &spec.name;
+        let wire::Tensor { datatype, shape, contents, bytes, response, .. } =
+            came.remove(name).ok_or_else(|| format!("it gave no output {name:?}"))?;
+        if datatype != spec.datatype.as_str() || !fits(&spec.shape, &shape) {
+            let (expected, sizes) = (spec.datatype, shape_text(&spec.shape));
+            return Err(format!(
+                "output {name:?} is {datatype} of shape {shape:?}, and {expected} of shape {sizes} is declared"
+            ));
+        }
+        let mut mark = Mark { object: None, response };
+        let contents = match contents {
+            None => return Err(format!("output {name:?} has no contents")),
+            Some(tensor::Contents::Inline(data)) => Contents::Inline(data),
+            Some(tensor::Contents::ContentsFd(place)) => {
+                // Its size is what it says: a process may give more than there is memory.
+                if bytes > output_max.get() {
+                    return Err(format!(
+                        "output {name:?} of {bytes} bytes is over the {output_max} of an answer, and the worker has no room to keep it: give less, or raise the worker's message limit or object memory"
+                    ));
+                }
+                let fd = descriptors.get(place as usize).ok_or("a descriptor did not come")?;
+                memory(fd, bytes).map_err(|error| format!("output {name:?}: {error}"))?
+            }
+            Some(tensor::Contents::Object(id)) => {
+                let id = data_id(&id).ok_or_else(|| format!("output {name:?} names no data"))?;
+                let found = objects.find(&id);
+                let found = found.ok_or_else(|| format!("output {name:?}: data {id} is not here"))?;
+                mark.object = Some(id);
+                found
+            }
+        };
+        let size = spec.datatype.size().zip(element_count(&shape)).and_then(|(size, n)| n.checked_mul(size));
+        if size.map(|size| size as u64) != Some(contents.len()) {
+            return Err(format!(
+                "output {name:?}: {} bytes do not make {datatype} of shape {shape:?}",
+                contents.len()
+            ));
+        }
+        marks.insert(name.clone(), mark);
+        inputs.push(Input { name: name.clone(), datatype, shape, contents });
+    }
+    let packed = tensors::pack(inputs).map_err(|failure| failure.message)?;
+    Ok(Answered { packed, marks })
+}
+
+/// Memory from a process, which it can neither change nor cut any more.
+///
+/// # Errors
+/// Where that is not so, or it is not as large as it says.
+pub(super) fn memory(fd: &Descriptor, bytes: u64) -> io::Result<Contents> {
+    let seals = fcntl_get_seals(fd.as_fd())?;
+    if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
+        return Err(io::Error::other("its memory is not sealed against changes"));
+    }
+    if u64::try_from(fstat(fd)?.st_size) != Ok(bytes) {
+        return Err(io::Error::other("its memory is not as large as it says"));
+    }
+    Ok(Contents::Memory { fd: Arc::clone(fd), bytes })
+}
+
+/// Reads a name of data.
+pub(super) fn data_id(wire: &wire::DataId) -> Option<DataId> {
+    let home = NodeName::new(&wire.home).ok()?;
+    Some(DataId { home, epoch: Epoch(wire.epoch), counter: wire.counter })
+}
+
+fn fits(declared: &[Dim], shape: &[i64]) -> bool {
+    declared.len() == shape.len()
+        && declared.iter().zip(shape).all(|(dim, &size)| match dim {
+            Dim::Fixed(fixed) => u64::try_from(size) == Ok(*fixed),
+            Dim::Symbol(_) => size >= 0,
+        })
+}

@@ -1,0 +1,53 @@
+//! How the node schedules now, whichever actors carry it out.
+
+use millrace_policy::batching;
+use millrace_policy::dispatch::Objective;
+use millrace_policy::ids::FunctionIndex;
+use millrace_types::SloCounts;
+use millrace_types::policy::Batches;
+
+use super::{Supervisor, limits};
+use crate::actors::function::{ScoresTold, counts};
+use crate::install::FunctionConfig;
+use crate::policy::{InForce, Wanted};
+
+impl Supervisor {
+    /// What is in force.
+    pub(crate) fn policy(&self) -> InForce {
+        self.policy.get()
+    }
+
+    /// Notes what an operator set. What was in force before, and what is now.
+    pub(crate) fn set_policy(&self, wanted: &Wanted) -> (InForce, InForce) {
+        let after = InForce::of(&self.config, wanted);
+        let told = if after.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No };
+        self.told.set(told);
+        (self.policy.replace(after), after)
+    }
+
+    /// How a function's requests are batched, where they are.
+    pub(super) fn limits(&self, function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
+        limits(function, config).filter(|_| self.policy.get().batching == Batches::On)
+    }
+
+    /// The same of every function that wants it, now that it is allowed or is not.
+    pub(crate) fn all_limits(&self) -> Vec<batching::Event> {
+        let registry = self.registry.borrow();
+        let alone = |function| batching::Event::Limits { function, batching: None, deadline: None };
+        let wants = registry.indexed().filter(|(_, hosted)| hosted.config.serving.batching.is_some());
+        let event = |(function, config): (_, &FunctionConfig)| {
+            self.limits(function, config).unwrap_or_else(|| alone(function))
+        };
+        wants.map(|(function, hosted)| event((function, &hosted.config))).collect()
+    }
+
+    /// What every function is held to, and what it scored since it is here.
+    pub(crate) fn objectives(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
+        let registry = self.registry.borrow();
+        let objectives = registry.indexed().map(|(function, hosted)| {
+            let objective = hosted.config.slo.as_ref().map(Objective::of);
+            (function, objective, counts(&hosted.score.get()))
+        });
+        objectives.collect()
+    }
+}

@@ -1,0 +1,210 @@
+//! Intermediate data in the memory of the GPU that made it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes as Buffer;
+use futures::future::join_all;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::FetchMethod;
+use millrace_types::Bytes;
+use millrace_worker::start::{DataConfig, Isolation, Worker, start};
+
+use crate::controller::Controller;
+use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, rows, tensor, twice};
+use crate::programs;
+use crate::support::{
+    Client, all_up, client, config, kill_9, launcher, request, script, serving_mlp, within,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+const WHOLE: u64 = ROWS * ROW_BYTES;
+
+/// A worker that serves the MLP, and keeps objects like this.
+async fn serving(dir: &Path, gpu_data: DataConfig, isolation: Isolation) -> (Worker, Controller) {
+    let controller = Controller::start("test-cluster", 1).await;
+    let config = config(dir, &[controller.addr], 1);
+    let config = millrace_worker::start::WorkerConfig { gpu_data, isolation, ..config };
+    let worker = start(config).await.unwrap();
+    all_up(&controller).await;
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    controller.desire(&[("mlp", digest)]);
+    controller.ready("mlp").await;
+    (worker, controller)
+}
+
+/// Runs the MLP on rows of an object.
+async fn take(
+    client: &mut Client,
+    id: u64,
+    object: &wire::Object,
+    first: u64,
+    rows: u64,
+) -> wire::InvokeResponse {
+    let input = tensor(rows, Buffer::new(), vec![part(object, first, rows)]);
+    ask(client, wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) }).await
+}
+
+async fn release(client: &mut Client, object: &wire::Object) {
+    let released = wire::ReleaseObjectsRequest { ids: vec![object.id.clone().unwrap()] };
+    client.release_objects(released).await.unwrap();
+}
+
+/// What GPUs have of objects, once it is `wanted`.
+async fn used(controller: &Controller, what: &str, wanted: impl Fn(u64) -> bool) {
+    controller.telemetry(what, |now| wanted(now.gpus.iter().map(|gpu| gpu.object_bytes).sum())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_run_on_the_gpu_reads_an_object_where_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let mut client = client(&worker);
+    let expected = twice(&mut client, ROWS).await;
+    let kept = ask(&mut client, keeping(1, rows(ROWS), LONG)).await;
+    let object = object(&kept, &worker);
+    used(&controller, "the object on the GPU", |bytes| bytes >= WHOLE).await;
+
+    let whole = take(&mut client, 2, &object, 0, ROWS).await;
+    assert_eq!((&whole.outputs[0].data, methods(&whole)), (&expected, vec![(FetchMethod::IntraGpu, WHOLE)]));
+    let some = take(&mut client, 3, &object, 100, 20).await;
+    assert_eq!(methods(&some), [(FetchMethod::IntraGpu, 20 * ROW_BYTES)]);
+    let row = expected.len() / ROWS as usize;
+    assert!(close(&some.outputs[0].data, &expected[100 * row..120 * row]));
+
+    release(&mut client, &object).await;
+    used(&controller, "nothing left on the GPU", |bytes| bytes == 0).await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_gpu_has_an_object_over_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving_mlp(dir.path(), 2, &["mlp"]).await;
+    let expected = twice(&mut client(&worker), ROWS).await;
+    let kept = ask(&mut client(&worker), keeping(1, rows(ROWS), LONG)).await;
+    let object = object(&kept, &worker);
+    let takers = (2..42).map(|id| {
+        let (mut client, object) = (client(&worker), object.clone());
+        async move { take(&mut client, id, &object, 0, ROWS).await }
+    });
+    let answers = within("all answers", join_all(takers)).await;
+    for answer in &answers {
+        let method = if answer.gpu == kept.gpu { FetchMethod::IntraGpu } else { FetchMethod::Host };
+        assert_eq!(methods(answer), [(method, WHOLE)], "on GPU {}, made on {}", answer.gpu, kept.gpu);
+        assert!(close(&answer.outputs[0].data, &expected));
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_gpu_has_no_room_for_goes_to_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    // One block.
+    let gpu_data = DataConfig { memory: Bytes::mib(2), ..DataConfig::default() };
+    let (worker, _controller) = serving(dir.path(), gpu_data, Isolation::Gpu).await;
+    let mut client = client(&worker);
+    let expected = twice(&mut client, ROWS).await;
+    let mut objects = Vec::new();
+    for id in 1..4 {
+        objects.push(object(&ask(&mut client, keeping(id, rows(ROWS), LONG)).await, &worker));
+    }
+    let mut came = Vec::new();
+    for (id, object) in (4..).zip(&objects) {
+        let taken = take(&mut client, id, object, 0, ROWS).await;
+        assert!(close(&taken.outputs[0].data, &expected));
+        came.push(methods(&taken)[0].0);
+    }
+    assert_eq!(came, [FetchMethod::IntraGpu, FetchMethod::Host, FetchMethod::Host]);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_go_with_their_executor_and_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let mut client = client(&worker);
+    let kept = ask(&mut client, keeping(1, rows(ROWS), LONG)).await;
+    let object = object(&kept, &worker);
+    let now = all_up(&controller).await;
+    kill_9(now.gpus[0].executor_pid);
+    let again =
+        |now: &wire::Telemetry| now.gpus[0].restarts == 1 && now.gpus[0].health() == wire::GpuHealth::Up;
+    controller.telemetry("another executor", again).await;
+    let gone = take(&mut client, 2, &object, 0, ROWS).await;
+    assert_eq!(gone.lost, [object.id.clone().unwrap()]);
+    // Made again it is there.
+    let kept = ask(&mut client, keeping(3, rows(ROWS), LONG)).await;
+    let object = self::object(&kept, &worker);
+    assert_eq!(methods(&take(&mut client, 4, &object, 0, ROWS).await), [(FetchMethod::IntraGpu, WHOLE)]);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_has_what_a_gpu_made_on_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let config = config(dir.path(), &[controller.addr], 1);
+    let config = millrace_worker::start::WorkerConfig { programs: Some(launcher()), ..config };
+    let worker = start(config).await.unwrap();
+    all_up(&controller).await;
+    let mlp = controller.publish(&millrace_model::synth::mlp());
+    let program = controller.publish(&programs::packed(&script()));
+    controller.desire_with(&[("mlp", mlp), ("f", program)], |state| {
+        state.functions.iter_mut().for_each(|function| function.processes = 1);
+    });
+    controller.ready("mlp").await;
+    controller.ready("f").await;
+    let mut client = client(&worker);
+    let plain = wire::InvokeRequest { inputs: vec![rows(ROWS)], ..request("mlp", 1, &[]) };
+    let plain = ask(&mut client, plain).await.outputs[0].data.clone();
+    let object = object(&ask(&mut client, keeping(2, rows(ROWS), LONG)).await, &worker);
+
+    // All of it, and a part.
+    for (id, (first, rows)) in (3..).zip([(0, ROWS), (7, 3)]) {
+        let bytes = (first * ROW_BYTES) as usize..((first + rows) * ROW_BYTES) as usize;
+        let (name, datatype, shape) = ("x".into(), "UINT8".into(), vec![bytes.len() as i64]);
+        let parts = vec![part(&object, first, rows)];
+        let x = wire::InferTensor { name, datatype, shape, data: Buffer::new(), parts };
+        let inputs = vec![programs::tensor("what", b"add"), x];
+        let answer = ask(&mut client, wire::InvokeRequest { inputs, ..request("f", id, &[]) }).await;
+        assert_eq!(answer.outputs[0].data, programs::plus_one(&plain[bytes]));
+        assert_eq!(methods(&answer), [(FetchMethod::Host, rows * ROW_BYTES)]);
+    }
+    worker.shutdown().await;
+}
+
+/// Whoever gives up leaves nothing behind in an executor, which keeps the outputs of 256 runs at most.
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    for id in 0..400 {
+        let mut client = client(&worker);
+        let asked = tokio::spawn(async move { client.invoke(keeping(id, rows(ROWS), LONG)).await });
+        tokio::task::yield_now().await;
+        asked.abort();
+        drop(asked.await);
+    }
+    let object = object(&ask(&mut client(&worker), keeping(1000, rows(ROWS), LONG)).await, &worker);
+    let taken = take(&mut client(&worker), 1001, &object, 0, ROWS).await;
+    assert_eq!(methods(&taken), [(FetchMethod::IntraGpu, WHOLE)]);
+    assert_eq!(controller.latest_telemetry().gpus[0].restarts, 0);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_stay_on_the_host_where_gpus_are_to_keep_none_or_each_model_has_its_process() {
+    let none = DataConfig { memory: Bytes::ZERO, ..DataConfig::default() };
+    for (gpu_data, isolation) in [(none, Isolation::Gpu), (DataConfig::default(), Isolation::Model)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (worker, _controller) = serving(dir.path(), gpu_data, isolation).await;
+        let mut client = client(&worker);
+        let expected = twice(&mut client, ROWS).await;
+        let object = object(&ask(&mut client, keeping(1, rows(ROWS), LONG)).await, &worker);
+        let taken = take(&mut client, 2, &object, 0, ROWS).await;
+        assert_eq!(methods(&taken), [(FetchMethod::Host, WHOLE)], "{isolation}");
+        assert_eq!(taken.outputs[0].data, expected);
+        worker.shutdown().await;
+    }
+}

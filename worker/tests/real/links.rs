@@ -1,0 +1,240 @@
+//! Objects that cross NVLinks from GPU to GPU, and come back from the host (D05, D07, D27, D28).
+
+use std::path::Path;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::Bytes as Buffer;
+use futures::future::join_all;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::FetchMethod;
+use millrace_types::topology::{Link, LinkKind};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+use millrace_worker::snapshot::NodeSnapshot;
+use millrace_worker::start::{DataConfig, Worker, WorkerConfig, start};
+
+use crate::controller::Controller;
+use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, tensor};
+use crate::support::{all_up, client, config, kill_9, request, row, within};
+
+/// Longer than any test takes, on a machine that has other things to do.
+const LONG: Duration = Duration::from_secs(3600);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// Requests at one time: more than one GPU is given.
+const TAKERS: u64 = 20;
+
+/// A worker that serves the MLP on so many GPUs, of which these are joined, at a rate.
+async fn serving(
+    dir: &Path,
+    gpus: u32,
+    joined: &[(u32, u32)],
+    rate: u64,
+    memory: Bytes,
+) -> (Worker, Controller) {
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir, &[controller.addr], gpus);
+    let nvlink = |&(a, b): &(u32, u32)| Link {
+        kind: LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) },
+        rate: BytesPerSec(rate),
+    };
+    config.topology.links.extend(joined.iter().map(nvlink));
+    let gpu_data = DataConfig { memory, ..DataConfig::default() };
+    let worker = start(WorkerConfig { gpu_data, ..config }).await.unwrap();
+    all_up(&controller).await;
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    controller.desire(&[("mlp", digest)]);
+    controller.ready("mlp").await;
+    (worker, controller)
+}
+
+/// An object of rows from `first` on, and what the MLP makes of it.
+struct Made {
+    object: wire::Object,
+    gpu: u32,
+    answer: Buffer,
+}
+
+fn rows_from(first: u64, rows: u64) -> wire::InferTensor {
+    let data: Vec<u8> = (first..first + rows).flat_map(row).flat_map(f32::to_le_bytes).collect();
+    tensor(rows, data.into(), Vec::new())
+}
+
+async fn make(worker: &Worker, first: u64, rows: u64) -> Made {
+    let mut client = client(worker);
+    let plain = |id, input| wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) };
+    let once = ask(&mut client, plain(90 + first, rows_from(first, rows))).await;
+    let again = tensor(rows, once.outputs[0].data.clone(), Vec::new());
+    let answer = ask(&mut client, plain(91 + first, again)).await.outputs[0].data.clone();
+    let kept = ask(&mut client, keeping(first, rows_from(first, rows), LONG)).await;
+    Made { object: object(&kept, worker), gpu: kept.gpu, answer }
+}
+
+/// Runs the MLP on rows of an object.
+async fn take(worker: &Worker, id: u64, made: &Made, first: u64, rows: u64) -> wire::InvokeResponse {
+    let input = tensor(rows, Buffer::new(), vec![part(&made.object, first, rows)]);
+    ask(&mut client(worker), wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) }).await
+}
+
+/// Has many run on an object at one time: on half of it, from somewhere within. Their GPUs, and how it
+/// came to each.
+async fn take_often(worker: &Worker, made: &Made) -> Vec<(u32, FetchMethod)> {
+    let takers = (0..TAKERS).map(async |id| {
+        let (first, rows) = (id, ROWS / 2);
+        let taken = take(worker, 1000 + id, made, first, rows).await;
+        let bytes = made.answer.len() / ROWS as usize;
+        let answer = &made.answer[first as usize * bytes..(first + rows) as usize * bytes];
+        assert!(close(&taken.outputs[0].data, answer), "{:?}", methods(&taken));
+        let [(method, fetched)] = methods(&taken)[..] else { panic!("{taken:?}") };
+        assert_eq!(fetched, rows * ROW_BYTES);
+        (taken.gpu, method)
+    });
+    within("all answers", join_all(takers)).await
+}
+
+/// Waits until the worker looks like this.
+async fn until(worker: &Worker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
+    let seen = async {
+        while !wanted(&worker.node().snapshot().await) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    within(what, seen).await;
+}
+
+fn over_nvlinks(snapshot: &NodeSnapshot, gpus: u32) -> Bytes {
+    snapshot.links.iter().filter(|link| link.link.0 >= gpus).map(|link| link.carried).sum()
+}
+
+/// What objects and copies of them take of all GPUs.
+fn own(snapshot: &NodeSnapshot) -> Bytes {
+    snapshot.gpus.iter().map(|gpu| gpu.data.used).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_comes_over_nvlinks_wherever_they_lead_and_over_the_host_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    // From 0 to 2 it takes two of them; 3 has none.
+    let gpus = 4;
+    let (worker, _controller) =
+        serving(dir.path(), gpus, &[(0, 1), (1, 2)], 1_000_000_000, Bytes::gib(1)).await;
+    let made = make(&worker, 1, ROWS).await;
+    let mut used = std::collections::BTreeSet::new();
+    let mut copied = 0;
+    let all = async {
+        while used.len() < gpus as usize {
+            for (gpu, method) in take_often(&worker, &made).await {
+                let wanted = match (gpu, made.gpu) {
+                    (gpu, home) if gpu == home => FetchMethod::IntraGpu,
+                    (3, _) | (_, 3) => FetchMethod::Host,
+                    _ => FetchMethod::InterGpu,
+                };
+                assert_eq!(method, wanted, "on GPU {gpu}, made on {}", made.gpu);
+                used.insert(gpu);
+                copied += u64::from(method == FetchMethod::InterGpu);
+            }
+        }
+    };
+    within("every GPU to be used", all).await;
+    until(&worker, "the runs' own copies gone", |now| own(now) == Bytes::mib(2)).await;
+    let crossed = over_nvlinks(&worker.node().snapshot().await, gpus);
+    assert!(crossed >= Bytes(copied * ROWS / 2 * ROW_BYTES), "{crossed:?} for {copied}");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_comes_over_the_host_where_a_gpu_has_no_room_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    // One block for objects and copies of them.
+    let (worker, _controller) = serving(dir.path(), 2, &[(0, 1)], 1_000_000_000, Bytes::mib(2)).await;
+    let made = make(&worker, 1, ROWS).await;
+    let all = async {
+        let mut ways = std::collections::BTreeSet::new();
+        while !ways.contains(&FetchMethod::InterGpu) {
+            ways.extend(take_often(&worker, &made).await.into_iter().map(|(_, method)| method));
+        }
+    };
+    within("a copy that had room", all).await;
+    until(&worker, "the runs' own copies gone", |now| own(now) <= Bytes::mib(2)).await;
+    worker.shutdown().await;
+}
+
+/// The object has six chunks, which are two batches: the second comes two seconds after the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_killed_in_the_middle_of_a_copy_loses_the_object_and_that_is_said() {
+    const MANY: u64 = 49_152;
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let (worker, controller) = serving(dir.path(), 2, &[(0, 1)], 5_000_000, Bytes::gib(1)).await;
+        let made = make(&worker, 1, MANY).await;
+        let begun = async {
+            until(&worker, "a batch over the NVLink", |now| over_nvlinks(now, 2) > Bytes::ZERO).await;
+            let now = all_up(&controller).await;
+            kill_9(now.gpus[made.gpu as usize].executor_pid);
+        };
+        let answers = {
+            let takes = join_all((0..4).map(|id| take(&worker, 1000 + id, &made, 0, MANY)));
+            let mut takers = pin!(within("all answers", takes));
+            let early = tokio::select! {
+                () = begun => None,
+                // None was given to the other GPU.
+                answers = &mut takers => Some(answers),
+            };
+            match early {
+                Some(answers) => answers,
+                None => takers.await,
+            }
+        };
+        let mut lost = 0;
+        for answer in &answers {
+            if answer.lost.is_empty() {
+                assert!(close(&answer.outputs[0].data, &made.answer));
+            } else {
+                assert_eq!(answer.lost, [made.object.id.clone().unwrap()]);
+                lost += 1;
+            }
+        }
+        if lost > 0 {
+            // What was for the run that waited is gone with it.
+            until(&worker, "nothing left of it", |now| own(now) == Bytes::ZERO).await;
+            return worker.shutdown().await;
+        }
+        worker.shutdown().await;
+    }
+    panic!("the copy always ended before its source was killed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_had_to_leave_a_gpu_comes_back_and_is_read_there() {
+    let dir = tempfile::tempdir().unwrap();
+    // One block each: a copy for a run drives out what is there.
+    let (worker, _controller) = serving(dir.path(), 2, &[(0, 1)], 1_000_000_000, Bytes::mib(2)).await;
+    let both = |now: &NodeSnapshot| now.gpus.iter().all(|gpu| gpu.data.used == Bytes::mib(2));
+    let mut all = Vec::new();
+    let filled = async {
+        while !both(&worker.node().snapshot().await) {
+            let first = 100 * (all.len() as u64 + 1);
+            all.extend(join_all((0..4).map(|id| make(&worker, first + id, ROWS))).await);
+        }
+    };
+    within("an object on each GPU", filled).await;
+    let back = async {
+        loop {
+            for made in &all {
+                take_often(&worker, made).await;
+            }
+            let gpus = worker.node().snapshot().await.gpus;
+            if gpus.iter().any(|gpu| gpu.data.reloaded > 0) {
+                return;
+            }
+        }
+    };
+    within("an object that came back", back).await;
+    // Those on GPUs are read there, and have what was written.
+    let mut in_place = 0;
+    for made in &all {
+        let taken = take_often(&worker, made).await;
+        in_place += taken.iter().filter(|(_, method)| *method == FetchMethod::IntraGpu).count();
+    }
+    assert!(in_place > 0);
+    worker.shutdown().await;
+}

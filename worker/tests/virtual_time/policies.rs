@@ -1,0 +1,126 @@
+//! Another policy while requests wait, through the actors.
+
+use std::time::Duration;
+
+use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::gpu::Eviction;
+use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName};
+use millrace_types::{Batching, Bytes, PolicySpec, Serving};
+use millrace_worker::install::FunctionConfig;
+use millrace_worker::node::NodeConfig;
+use millrace_worker::policy::{InForce, Wanted};
+
+use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, request};
+
+fn wanted(generation: u64, dispatch: DispatchName) -> Wanted {
+    let alpha = (dispatch == DispatchName::Torpor).then_some(AlphaReading::Artifact);
+    let eviction = Some(EvictionName::Torpor);
+    Wanted { generation, spec: PolicySpec { dispatch: Some(dispatch), eviction, alpha, ..PolicySpec::NONE } }
+}
+
+async fn in_force(world: &World) -> InForce {
+    world.node.snapshot().await.policy.unwrap()
+}
+
+#[test]
+fn what_waits_is_answered_once_whatever_the_policy_becomes() {
+    in_virtual_time(async {
+        let world = World::start(gpus(2), &behaviour(&[5, 5, 5, 5]));
+        for model in 0..4 {
+            // Not all of them fit one GPU.
+            world.install(model, Bytes::mib(20)).await;
+        }
+        world.pass_ms(20).await;
+        let mut asked = Vec::new();
+        for (generation, &dispatch) in (1..).zip(DispatchName::ALL) {
+            asked.extend((0..8).map(|n| world.ask(request(n % 4))));
+            world.pass_ms(3).await;
+            world.node.set_policy(wanted(generation, dispatch));
+            world.pass_ms(1).await;
+            assert_eq!(in_force(&world).await.generation, generation);
+        }
+        assert!(world.node.snapshot().await.queued > 20, "most of them wait");
+        let count = asked.len() as u64;
+        for answer in asked {
+            answer.await.unwrap().unwrap();
+        }
+        let snapshot = world.node.snapshot().await;
+        let completed: u64 = snapshot.functions.iter().map(|function| function.score.completed).sum();
+        assert_eq!((completed, snapshot.queued), (count, 0));
+    });
+}
+
+#[test]
+fn a_policy_that_goes_by_scores_is_told_them_once_it_is_in_force() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[40, 5]));
+        for model in 0..2 {
+            world.install(model, Bytes::mib(20)).await;
+        }
+        world.pass_ms(20).await;
+        for _ in 0..3 {
+            // Over its objective of 25 ms each time.
+            world.node.invoke(request(0)).await.unwrap();
+        }
+        world.node.set_policy(wanted(1, DispatchName::Torpor));
+        world.pass_ms(1).await;
+        let now = in_force(&world).await;
+        assert_eq!((now.dispatch.alpha(), now.eviction), (Some(AlphaReading::Artifact), Eviction::Torpor));
+        assert!(world.node.snapshot().await.dispatch.alpha.is_some());
+        // The one that is behind goes before the one that came first.
+        let running = world.ask(request(1));
+        world.pass_ms(1).await;
+        let (kept, behind) = (world.ask(request(1)), world.ask(request(0)));
+        for answer in [running, behind, kept] {
+            answer.await.unwrap().unwrap();
+        }
+        world.node.set_policy(Wanted { generation: 2, spec: PolicySpec::NONE });
+        world.pass_ms(1).await;
+        let back = InForce {
+            generation: 2,
+            dispatch: PolicyConfig::Fifo,
+            eviction: Eviction::Lru,
+            batching: Batches::On,
+        };
+        assert_eq!(in_force(&world).await, back, "as it was started");
+    });
+}
+
+#[test]
+fn requests_run_alone_while_batching_is_off() {
+    in_virtual_time(async {
+        let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[10]), 1, |machine| Box::new(machine));
+        let batching = Some(Batching { max_size: 8, max_wait: Duration::from_millis(2) });
+        let serving = Serving { batching, ..Serving::default() };
+        let config = FunctionConfig { serving, ..function(0) };
+        world.node.install(config, prepare(0, Bytes::mib(2))).await.unwrap();
+        let off = PolicySpec { batching: Some(Batches::Off), ..PolicySpec::NONE };
+        world.pass_ms(20).await;
+        let rows = |rows: i64| crate::batching::rows(0, rows);
+        for (spec, runs) in [(off, 0), (PolicySpec::NONE, 1), (off, 1)] {
+            world.node.set_policy(Wanted { generation: 1, spec });
+            world.pass_ms(1).await;
+            let asked: Vec<_> = (0..4).map(|_| world.ask(rows(1))).collect();
+            for answer in asked {
+                answer.await.unwrap().unwrap();
+            }
+            assert_eq!(world.node.snapshot().await.batches.batches, runs, "{spec}");
+        }
+    });
+}
+
+#[test]
+fn who_was_started_to_bind_early_goes_on_so() {
+    in_virtual_time(async {
+        let dispatch: PolicyConfig = "nonswap".parse().unwrap();
+        let config = NodeConfig { dispatch, ..NodeConfig::new(gpus(1)) };
+        let world = World::start_with(config, &behaviour(&[5]), 1, |machine| Box::new(machine));
+        world.install(0, Bytes::mib(20)).await;
+        world.node.set_policy(wanted(1, DispatchName::Torpor));
+        world.pass_ms(20).await;
+        world.node.invoke(request(0)).await.unwrap();
+        let now = in_force(&world).await;
+        assert_eq!((now.generation, now.dispatch, now.eviction), (1, dispatch, Eviction::Torpor));
+    });
+}
