@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use millrace_proto::activity::Activity;
+use millrace_proto::log::{Page, Query};
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
@@ -91,6 +92,10 @@ impl Worker for Remote {
 
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         self.0.clone().get_spans(request).await
+    }
+
+    async fn get_logs(&self, request: Request<Query>) -> Result<Response<Page>, Status> {
+        self.0.clone().get_logs(request).await
     }
 
     async fn get_activity(

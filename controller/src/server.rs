@@ -133,7 +133,7 @@ pub async fn start(
         end(internal, background, &replica).await;
         return Err(error.into());
     }
-    background.spawn(fleet.clone().follow_until(stop.clone(), replica.clone()));
+    background.spawn(fleet.clone().follow_until(stop.clone(), replica.clone(), config.limits.lease.lease));
     background.spawn(leading.run_until(stop.clone()));
     let events = Events::new(config.seed);
     let watch = Watch {

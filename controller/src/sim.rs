@@ -194,7 +194,11 @@ impl Member {
         tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
         tokio::spawn(unheard::run_until(stop.clone(), replica.clone()));
         bootstrap::enter(replica, &config.start, &config.internal_address, stop).await?;
-        tokio::spawn(self.control.fleet.clone().follow_until(stop.clone(), replica.clone()));
+        tokio::spawn(self.control.fleet.clone().follow_until(
+            stop.clone(),
+            replica.clone(),
+            Limits::default().lease.lease,
+        ));
         tokio::spawn(duties.run_until(stop.clone()));
         Ok(())
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millrace_types::{DataType, Failure, FunctionKey, RequestId, Revision, Runtime, TenantName, TensorSpec};
+use millrace_types::{
+    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, TenantName, TensorSpec,
+};
 
 use crate::auth::Caller;
 
@@ -82,6 +84,20 @@ pub struct Model {
     pub availability: Availability,
 }
 
+impl Model {
+    /// Why it cannot be invoked, as who asks is told.
+    #[must_use]
+    pub fn refusal(&self) -> Failure {
+        let Self { key, revision, availability, .. } = self;
+        let (reason, why) = match (availability, availability.obstacle()) {
+            (_, None) => (Reason::Internal, "it is ready"),
+            (Availability::Disabled, Some(why)) => (Reason::FunctionDisabled, why),
+            (_, Some(why)) => (Reason::FunctionNotReady, why),
+        };
+        Failure::new(reason, format!("function {key} version {revision} cannot serve: {why}"))
+    }
+}
+
 /// What a model is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -123,6 +139,17 @@ impl Availability {
     #[must_use]
     pub fn may_come(&self) -> bool {
         matches!(self, Self::Preparing | Self::Away(_))
+    }
+
+    /// Why the model cannot be invoked, and what to do; `None` where it can.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<&str> {
+        match self {
+            Self::Ready => None,
+            Self::Preparing => Some("it is being prepared: try again soon"),
+            Self::Disabled => Some("it is unloaded: load it first"),
+            Self::Away(why) | Self::Unavailable(why) => Some(why),
+        }
     }
 }
 

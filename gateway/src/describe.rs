@@ -33,6 +33,7 @@ pub(crate) fn server() -> ServerMetadataResponse {
 const fn platform(kind: Kind) -> &'static str {
     match kind {
         Kind::Function(Runtime::Onnx) => "millrace_onnx",
+        Kind::Function(Runtime::Process) => "millrace_process",
         Kind::Workflow => "millrace_workflow",
     }
 }

@@ -61,7 +61,7 @@ impl Front {
     pub(crate) fn find_loaded(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
         let model = self.find(call, name, version)?;
         match model.availability {
-            Availability::Disabled => Err(unavailable(&model)),
+            Availability::Disabled => Err(model.refusal()),
             _ => Ok(model),
         }
     }
@@ -94,7 +94,7 @@ impl Front {
                 Availability::Ready => return Ok(now),
                 // It has workers, on which it is on its way.
                 Availability::Preparing if until < deadline => {}
-                _ => return Err(unavailable(&now)),
+                _ => return Err(now.refusal()),
             }
         }
     }
@@ -143,20 +143,6 @@ fn revision(version: &str) -> Result<Option<Revision>, Failure> {
     number.map(Some).ok_or_else(|| malformed(message()))
 }
 
-/// Why a model that was found cannot be invoked.
-fn unavailable(model: &Model) -> Failure {
-    let Model { key, revision, availability, .. } = model;
-    let (reason, message) = match availability {
-        Availability::Ready => (Reason::Internal, "it is ready".to_owned()),
-        Availability::Preparing => {
-            (Reason::FunctionNotReady, "it is being prepared: try again soon".to_owned())
-        }
-        Availability::Disabled => (Reason::FunctionDisabled, "it is unloaded: load it first".to_owned()),
-        Availability::Away(why) | Availability::Unavailable(why) => (Reason::FunctionNotReady, why.clone()),
-    };
-    Failure::new(reason, format!("function {key} version {revision} cannot serve: {message}"))
-}
-
 /// One inference request under way. Whatever becomes of it is counted once; one that is dropped was
 /// cancelled.
 pub(crate) struct Run<'a> {
@@ -180,7 +166,7 @@ impl Run<'_> {
         let mut model = self.front.find(self.call, name, version)?;
         self.tally = Some(self.front.meters.tally(&model, |key| backend.resolve(key, None).is_ok()));
         if model.availability != Availability::Ready && !model.availability.may_come() {
-            return Err(unavailable(&model));
+            return Err(model.refusal());
         }
         let question = read(&model)?;
         let deadline = deadline(self.call, &question.parameters, &model, self.arrived);

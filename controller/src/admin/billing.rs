@@ -8,6 +8,7 @@ use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_types::{Failure, FunctionName, Reason, TenantName, Usage};
 
+use super::masks::Mask;
 use super::{AdminService, invalid_name, page_size, unknown_token};
 
 impl AdminService {
@@ -18,7 +19,9 @@ impl AdminService {
         let filter = Filter::new(&request)?;
         let after = page_token(&request.page_token)?;
         let size = page_size(request.page_size);
-        let state = self.read(request.consistency()).await?;
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Bill")?;
+        let state = self.read(consistency).await?;
         let first = filter.tenant.as_ref().map(Account::of_tenant);
         let from = match (&after, &first) {
             (Some(after), _) => Bound::Excluded(after),
@@ -33,7 +36,7 @@ impl AdminService {
         let mut bills = Vec::new();
         let mut last = None;
         while let Some((account, usage)) = rest.next_if(|_| bills.len() < size) {
-            bills.push(bill(&state, &account, usage));
+            bills.push(mask.cut(bill(&state, &account, usage)));
             last = Some(account);
         }
         let next = last.filter(|_| rest.peek().is_some());

@@ -1,6 +1,8 @@
 //! The controllers themselves. Status is answered by any of them, also without a majority; changes
 //! go to the leader.
 
+use millrace_cluster_state::State;
+use millrace_cluster_state::operations::Kind;
 use millrace_proto::admin as api;
 use millrace_types::{Failure, Reason};
 use tonic::Request;
@@ -13,29 +15,57 @@ impl AdminService {
         &self,
         request: Request<api::PromoteControllerRequest>,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
-        let id = request.get_ref().id;
-        self.change(request, Change::Promote(id)).await
+        let api::PromoteControllerRequest { id, no_wait } = *request.get_ref();
+        self.change(request, Change::Promote(id), no_wait).await
     }
 
     pub(super) async fn remove_controller(
         &self,
         request: Request<api::RemoveControllerRequest>,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
-        let id = request.get_ref().id;
-        self.change(request, Change::Remove(id)).await
+        let api::RemoveControllerRequest { id, no_wait } = *request.get_ref();
+        self.change(request, Change::Remove(id), no_wait).await
     }
 
     async fn change<T>(
         &self,
         request: Request<T>,
         change: Change,
+        no_wait: bool,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
         let caller = caller(&request)?;
         tracing::info!(%caller, ?change, "a change of the group is asked for");
         let replica = self.replica.clone();
+        let begun = self.begun(change);
         // A task of its own: a caller that goes away must not leave a change half done.
-        let changed = tokio::spawn(async move { replica.change_group(change).await });
-        finished(changed.await).map(Into::into)
+        let changed = tokio::spawn(async move { replica.change_group(change, caller).await });
+        if !no_wait {
+            return finished(changed.await).map(Into::into);
+        }
+        tokio::select! {
+            // What is refused at once never begins.
+            changed = changed => finished(changed).map(Into::into),
+            operation = begun => {
+                Ok(api::ChangeMembershipResponse { operation: operation.to_string(), ..Default::default() })
+            }
+        }
+    }
+
+    /// Waits until a change of the group that begins from now on is seen here.
+    fn begun(&self, change: Change) -> impl Future<Output = u64> + use<> {
+        let (replica, kind, from) = (self.replica.clone(), change.kind(), self.replica.state().version());
+        async move {
+            let mut changes = replica.changes();
+            loop {
+                if let Some(id) = newest(&replica.state(), &kind).filter(|&id| id > from) {
+                    return id;
+                }
+                if changes.changed().await.is_err() {
+                    // The controller stops: the change ends with it, and says so.
+                    return std::future::pending().await;
+                }
+            }
+        }
     }
 
     pub(super) async fn transfer_leadership(
@@ -50,6 +80,11 @@ impl AdminService {
         let led = finished(led.await)?;
         Ok(api::TransferLeadershipResponse { leader: led.leader, term: led.term })
     }
+}
+
+/// The last operation of a kind.
+fn newest(state: &State, kind: &Kind) -> Option<u64> {
+    state.operations().rev().find(|it| it.kind == *kind).map(|it| it.id)
 }
 
 fn finished<T>(task: Result<Result<T, Failure>, tokio::task::JoinError>) -> Result<T, Failure> {

@@ -8,10 +8,11 @@ use millrace_cluster_state::{
 };
 use millrace_proto::admin as api;
 use millrace_proto::convert;
-use millrace_types::{Digest, Failure, Reason};
+use millrace_types::{Digest, Failure, Reason, Runtime};
 use tonic::Request;
 
 use super::listing::Listing;
+use super::masks::Mask;
 use super::{AdminService, caller, idempotency, views};
 use crate::raft::replica::refused;
 
@@ -32,6 +33,7 @@ impl AdminService {
             .digest
             .parse()
             .map_err(|error| Failure::new(Reason::MalformedRequest, format!("{error}")))?;
+        self.check_runnable(spec.runtime)?;
         let key = spec.key.clone();
         let idempotency = idempotency(request.idempotency_key)?;
         let expected = expected(request.resource_version);
@@ -49,6 +51,20 @@ impl AdminService {
                 .function(&key)
                 .map(|function| self.view(&state, function, std::slice::from_ref(function.latest()))),
         })
+    }
+
+    /// A program runs only where its operator said so. With no worker here yet anything is taken, as
+    /// with models: they come and go.
+    fn check_runnable(&self, runtime: Runtime) -> Result<(), Failure> {
+        let workers = self.fleet.workers();
+        let refused = runtime == Runtime::Process
+            && !workers.is_empty()
+            && workers.values().all(|worker| !worker.hello.runs_programs);
+        if !refused {
+            return Ok(());
+        }
+        let message = "no worker runs programs: start one with --allow-processes, which lets whoever may publish functions run code on it";
+        Err(Failure::new(Reason::PermissionDenied, message))
     }
 
     pub(super) async fn delete_function(
@@ -91,14 +107,16 @@ impl AdminService {
         request: api::GetFunctionRequest,
     ) -> Result<api::Function, Failure> {
         let key = convert::function_key(&request.tenant, &request.name)?;
-        let state = self.read(request.consistency()).await?;
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Function")?;
+        let state = self.read(consistency).await?;
         let function = state.function(&key).ok_or_else(|| {
             Failure::new(
                 Reason::FunctionNotFound,
                 format!("no function {key}: list them with 'millrace get functions'"),
             )
         })?;
-        Ok(self.view(&state, function, &function.revisions))
+        Ok(mask.cut(self.view(&state, function, &function.revisions)))
     }
 
     pub(super) async fn list_functions(
@@ -106,10 +124,12 @@ impl AdminService {
         request: api::ListFunctionsRequest,
     ) -> Result<api::ListFunctionsResponse, Failure> {
         let listing = Listing::read(&request.tenant, request.page_size, &request.page_token)?;
-        let state = self.read(request.consistency()).await?;
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Function")?;
+        let state = self.read(consistency).await?;
         let (workers, shortages) = (self.fleet.workers(), self.outlook.shortages());
         let view = |function: &&Arc<Function>| {
-            views::function(&state, function, &function.revisions, &workers, &shortages)
+            mask.cut(views::function(&state, function, &function.revisions, &workers, &shortages))
         };
         let found = state.functions_from(listing.start().as_ref());
         let (functions, next_page_token) = listing.page(found, |function| &function.key, view);

@@ -7,8 +7,12 @@
 //! | [`cluster`] | the controllers: status, promote, remove, transfer of leadership |
 //! | [`functions`] | apply, get, list, delete |
 //! | [`listing`] | a page of functions or workflows |
+//! | [`logs`] | the last log lines of everybody |
+//! | [`masks`] | which fields of an answer are wanted |
 //! | [`nodes`] | the workers, their GPUs and what is resident; fault injection |
 //! | [`objective`] | whether a function is answered as its SLO asks |
+//! | [`operations`] | what takes its time |
+//! | [`policy`] | how nodes schedule |
 //! | [`scheduling`] | cordon, drain, uncordon and removal of nodes |
 //! | [`events`] | what happened |
 //! | [`scaling`] | how many nodes are needed |
@@ -23,8 +27,12 @@ mod data;
 mod events;
 mod functions;
 mod listing;
+pub(crate) mod logs;
+mod masks;
 mod nodes;
 mod objective;
+mod operations;
+mod policy;
 mod scaling;
 mod scheduling;
 mod tenants;
@@ -325,6 +333,62 @@ impl Admin for AdminService {
         request: Request<api::GetActivityRequest>,
     ) -> Result<Response<api::GetActivityResponse>, Status> {
         answer(Ok(self.activities.gather(request.get_ref()).await))
+    }
+
+    async fn get_policy(
+        &self,
+        request: Request<api::GetPolicyRequest>,
+    ) -> Result<Response<api::Policy>, Status> {
+        answer(self.get_policy(request.into_inner()).await)
+    }
+
+    async fn list_policy_changes(
+        &self,
+        request: Request<api::ListPolicyChangesRequest>,
+    ) -> Result<Response<api::ListPolicyChangesResponse>, Status> {
+        answer(self.list_policy_changes(request.into_inner()).await)
+    }
+
+    async fn update_policy(
+        &self,
+        request: Request<api::UpdatePolicyRequest>,
+    ) -> Result<Response<api::Policy>, Status> {
+        answer(self.update_policy(request).await)
+    }
+
+    async fn list_operations(
+        &self,
+        request: Request<api::ListOperationsRequest>,
+    ) -> Result<Response<api::ListOperationsResponse>, Status> {
+        answer(self.list_operations(request.into_inner()).await)
+    }
+
+    async fn get_operation(
+        &self,
+        request: Request<api::GetOperationRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        answer(self.get_operation(request.into_inner()).await)
+    }
+
+    async fn wait_operation(
+        &self,
+        request: Request<api::WaitOperationRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        answer(self.wait_operation(request.into_inner()).await)
+    }
+
+    async fn cancel_operation(
+        &self,
+        request: Request<api::CancelOperationRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        answer(self.cancel_operation(request).await)
+    }
+
+    async fn list_logs(
+        &self,
+        request: Request<api::ListLogsRequest>,
+    ) -> Result<Response<api::ListLogsResponse>, Status> {
+        answer(self.list_logs(request.into_inner()).await)
     }
 }
 

@@ -12,6 +12,7 @@ use millrace_proto::worker as wire;
 use millrace_types::{Failure, Reason};
 use tonic::Request;
 
+use super::masks::Mask;
 use super::{AdminService, Faults, node_name};
 
 impl AdminService {
@@ -19,8 +20,11 @@ impl AdminService {
         &self,
         request: api::ListNodesRequest,
     ) -> Result<api::ListNodesResponse, Failure> {
-        let state = self.read(request.consistency()).await?;
-        Ok(api::ListNodesResponse { nodes: state.nodes().map(|node| self.node(&state, node)).collect() })
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Node")?;
+        let state = self.read(consistency).await?;
+        let nodes = state.nodes().map(|node| mask.cut(self.node(&state, node))).collect();
+        Ok(api::ListNodesResponse { nodes })
     }
 
     /// A node as the state knows it, and as it last reported itself.
@@ -38,6 +42,7 @@ impl AdminService {
         api::Node {
             placements: u32::try_from(placements).unwrap_or(u32::MAX),
             lease: lease.into(),
+            operation: state.drain_of(&node.name).map(|it| it.id.to_string()).unwrap_or_default(),
             checkpoint_seq: checkpoint.map_or(0, |it| it.seq),
             index_entries: checkpoint.map_or(0, |it| it.entries.len() as u64),
             index_overflow: checkpoint.map_or(0, |it| it.overflow.saturating_add(it.dropped)),
@@ -92,6 +97,7 @@ fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> ap
         host_models: telemetry.iter().flat_map(|it| &it.host_models).map(|it| it.digest.clone()).collect(),
         group_bytes: telemetry.map_or(0, |telemetry| telemetry.group_bytes),
         queued: telemetry.map_or(0, |telemetry| telemetry.queued),
+        policy: telemetry.and_then(|telemetry| telemetry.policy.as_ref()?.spec.clone()),
         status: match node.status {
             NodeStatus::Live => api::NodeStatus::Live,
             NodeStatus::Lost => api::NodeStatus::Lost,

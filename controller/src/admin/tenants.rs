@@ -9,7 +9,11 @@ use millrace_proto::convert::{quota, quota_wire, timestamp_wire};
 use millrace_types::{Failure, Reason, TenantName};
 use tonic::Request;
 
+use super::masks::{Mask, updated};
 use super::{AdminService, caller, idempotency, invalid_name, page_size, unknown_token};
+
+/// What a mask may name of a quota.
+const CAPS: [&str; 3] = ["gpus_max", "gpu_share", "memory_share"];
 
 impl AdminService {
     pub(super) async fn set_tenant(
@@ -19,7 +23,13 @@ impl AdminService {
         let caller = caller(&request)?;
         let request = request.into_inner();
         let tenant = TenantName::new(&request.name).map_err(invalid_name)?;
-        let quota = quota(&request.quota.unwrap_or_default())?;
+        let given = request.quota.unwrap_or_default();
+        let fields = updated(request.update_mask, &CAPS)?;
+        let known = match fields.len() == CAPS.len() {
+            true => api::Quota::default(),
+            false => quota_wire(&self.replica.linearizable().await?.quota(&tenant)),
+        };
+        let quota = quota(&merged(known, &given, &fields))?;
         let idempotency = idempotency(request.idempotency_key)?;
         let command = Command::SetQuota { tenant: tenant.clone(), quota };
         self.replica.propose(caller, idempotency, command).await?;
@@ -34,7 +44,9 @@ impl AdminService {
     ) -> Result<api::ListTenantsResponse, Failure> {
         let after = page_token(&request.page_token)?;
         let size = page_size(request.page_size);
-        let state = self.read(request.consistency()).await?;
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Tenant")?;
+        let state = self.read(consistency).await?;
         let mut functions = BTreeMap::<&TenantName, usize>::new();
         for function in state.functions() {
             *functions.entry(&function.key.tenant).or_default() += 1;
@@ -48,11 +60,23 @@ impl AdminService {
             tenants.push(view(&state, name, functions.get(name).copied().unwrap_or(0)));
         }
         let next = tenants.last().filter(|_| rest.peek().is_some());
-        Ok(api::ListTenantsResponse {
-            next_page_token: next.map(|tenant| tenant.name.clone()).unwrap_or_default(),
-            tenants,
-        })
+        let next_page_token = next.map(|tenant| tenant.name.clone()).unwrap_or_default();
+        let tenants = tenants.into_iter().map(|tenant| mask.cut(tenant)).collect();
+        Ok(api::ListTenantsResponse { next_page_token, tenants })
     }
+}
+
+/// The caps there are, with these as they are given. Two who set different ones at one time may undo each
+/// other's: caps have no version to be written against.
+fn merged(mut quota: api::Quota, given: &api::Quota, fields: &[&str]) -> api::Quota {
+    for field in fields {
+        match *field {
+            "gpus_max" => quota.gpus_max = given.gpus_max,
+            "gpu_share" => quota.gpu_share = given.gpu_share,
+            _ => quota.memory_share = given.memory_share,
+        }
+    }
+    quota
 }
 
 fn view(state: &State, name: &TenantName, functions: usize) -> api::Tenant {

@@ -8,6 +8,7 @@ use tonic::Request;
 
 use super::functions::{expected, outcome};
 use super::listing::Listing;
+use super::masks::Mask;
 use super::{AdminService, caller, idempotency, views};
 
 impl AdminService {
@@ -35,12 +36,14 @@ impl AdminService {
         request: api::GetWorkflowRequest,
     ) -> Result<api::Workflow, Failure> {
         let key = convert::function_key(&request.tenant, &request.name)?;
-        let state = self.read(request.consistency()).await?;
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Workflow")?;
+        let state = self.read(consistency).await?;
         let workflow = state.workflow(&key).ok_or_else(|| {
             let message = format!("no workflow {key}: list them with 'millrace get workflows'");
             Failure::new(Reason::WorkflowNotFound, message)
         })?;
-        Ok(self.workflow_view(&state, workflow))
+        Ok(mask.cut(self.workflow_view(&state, workflow)))
     }
 
     pub(super) async fn list_workflows(
@@ -48,10 +51,12 @@ impl AdminService {
         request: api::ListWorkflowsRequest,
     ) -> Result<api::ListWorkflowsResponse, Failure> {
         let listing = Listing::read(&request.tenant, request.page_size, &request.page_token)?;
-        let state = self.read(request.consistency()).await?;
+        let consistency = request.consistency();
+        let mask = Mask::read(request.read_mask, "Workflow")?;
+        let state = self.read(consistency).await?;
         let found = state.workflows_from(listing.start().as_ref());
-        let (workflows, next_page_token) =
-            listing.page(found, |workflow| &workflow.key, |workflow| self.workflow_view(&state, workflow));
+        let view = |workflow: &&std::sync::Arc<Workflow>| mask.cut(self.workflow_view(&state, workflow));
+        let (workflows, next_page_token) = listing.page(found, |workflow| &workflow.key, view);
         Ok(api::ListWorkflowsResponse { workflows, next_page_token })
     }
 

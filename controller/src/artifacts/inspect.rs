@@ -1,8 +1,10 @@
-//! Makes sure that a model file can be served, before anything of it is stored.
+//! Makes sure that a model file or program can be served, before anything of it is stored.
 
 use bytes::Bytes;
 use millrace_cluster_state::ModelSummary;
+use millrace_model::program::{self, Program, ProgramError};
 use millrace_model::{Compiled, ModelError};
+use millrace_types::workflow::Signature;
 use millrace_types::{Failure, Reason};
 
 use super::store::Verified;
@@ -11,6 +13,10 @@ use super::store::Verified;
 pub(super) async fn inspect(verified: Verified) -> Result<(Verified, ModelSummary), Failure> {
     let work = move || {
         let contents = Bytes::from(verified.read()?);
+        if program::is_program(&contents) {
+            let unusable = |error: ProgramError| Failure::new(Reason::InvalidModel, error.to_string());
+            return Ok((verified, summary_of_program(Program::unpack(&contents).map_err(unusable)?)));
+        }
         let compiled = millrace_model::compile(&contents).map_err(|error| refusal(&error))?;
         Ok((verified, summary(compiled)))
     };
@@ -27,6 +33,12 @@ fn refusal(error: &ModelError) -> Failure {
         _ => Reason::InvalidModel,
     };
     Failure::new(reason, error.to_string())
+}
+
+/// A program has no weights and no launches.
+fn summary_of_program(program: Program) -> ModelSummary {
+    let Signature { inputs, outputs } = program.declared;
+    ModelSummary { weights: millrace_types::Bytes::ZERO, parameters: 0, launches: 0, inputs, outputs }
 }
 
 fn summary(compiled: Compiled) -> ModelSummary {

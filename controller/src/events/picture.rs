@@ -2,10 +2,11 @@
 //! [`between`] is pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use millrace_cluster_state::{NodeStatus, Scheduling};
+use millrace_cluster_state::{NodeStatus, Policy, Scheduling};
 use millrace_proto::worker::GpuHealth;
-use millrace_types::{FunctionKey, NodeName};
+use millrace_types::{FunctionKey, NodeName, PolicySpec};
 
 use super::{Event, Severity};
 use crate::fleet::Fleet;
@@ -22,6 +23,8 @@ pub(super) struct Picture {
     pub(super) nodes: BTreeMap<NodeName, Node>,
     pub(super) gpus: BTreeMap<(NodeName, u32), Gpu>,
     pub(super) functions: BTreeMap<FunctionKey, Function>,
+    /// The last changes of the policy, the oldest first.
+    pub(super) policies: Vec<Arc<Policy>>,
     /// Which state and fleet the functions are from, and what was short then.
     seen: (u64, u64),
     short: Shortages,
@@ -87,7 +90,8 @@ impl Picture {
         }
         let functions = unchanged.map_or_else(functions, |before| before.functions.clone());
         let voters = replica.membership().voter_ids().collect();
-        Self { leader: replica.leading(), voters, nodes, gpus, functions, seen, short }
+        let policies = state.policies().cloned().collect();
+        Self { leader: replica.leading(), voters, nodes, gpus, functions, policies, seen, short }
     }
 }
 
@@ -101,6 +105,7 @@ pub(super) fn between(before: &Picture, after: &Picture) -> Vec<Event> {
             gpu(&format!("gpu/{node}/{index}"), was, is, &mut events);
         }
     });
+    policy(before, after, &mut events);
     each(&before.functions, &after.functions, |key, was, is| function(key, was, is, &mut events));
     events
 }
@@ -172,6 +177,29 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
         };
         events.push(normal(reason, &object, message.to_owned()));
     }
+}
+
+/// Each change since, with what it was before: several may lie between two looks.
+fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
+    let seen = before.policies.last().map_or(0, |last| last.generation);
+    let mut was = before.policies.last().map_or(PolicySpec::NONE, |last| last.spec);
+    for change in after.policies.iter().filter(|change| change.generation > seen) {
+        let said = difference(&was, &change.spec);
+        let message = format!("{said}, by {} (change {})", change.changed_by, change.generation);
+        events.push(normal("PolicyChanged", "policy/cluster", message));
+        was = change.spec;
+    }
+}
+
+/// What is other, such as "dispatch fifo -> torpor, batching off -> as started".
+fn difference(was: &PolicySpec, is: &PolicySpec) -> String {
+    let said = |spec: &PolicySpec| spec.settings().into_iter().collect::<BTreeMap<_, _>>();
+    let (was, is) = (said(was), said(is));
+    let names: BTreeSet<_> = was.keys().chain(is.keys()).copied().collect();
+    let shown = |value: Option<&String>| value.map_or("as started", String::as_str).to_owned();
+    let other = names.into_iter().filter(|name| was.get(name) != is.get(name));
+    let told = other.map(|name| format!("{name} {} -> {}", shown(was.get(name)), shown(is.get(name))));
+    told.collect::<Vec<_>>().join(", ")
 }
 
 fn gpu(object: &str, was: &Gpu, is: &Gpu, events: &mut Vec<Event>) {
@@ -292,6 +320,35 @@ mod tests {
         assert_eq!(told(&ready, &with_function(2, Readiness::Prepared(2))), both);
         assert_eq!(told(&ready, &preparing), ["FunctionNotReady function/default/f"]);
         assert_eq!(told(&ready, &none), ["FunctionDeleted function/default/f"]);
+    }
+
+    #[test]
+    fn every_change_of_the_policy_is_told_with_what_was_before() {
+        use millrace_types::policy::{Batches, DispatchName};
+        let change = |generation, dispatch, batching| {
+            Arc::new(Policy {
+                spec: PolicySpec { dispatch, batching, ..PolicySpec::NONE },
+                generation,
+                resource_version: generation,
+                changed_at: millrace_cluster_state::UnixMillis(0),
+                changed_by: millrace_cluster_state::Caller("ann".into()),
+            })
+        };
+        let lb = change(1, Some(DispatchName::Lb), None);
+        let torpor = change(2, Some(DispatchName::Torpor), Some(Batches::Off));
+        let none = change(3, None, Some(Batches::Off));
+        let with = |policies: &[&Arc<Policy>]| Picture {
+            policies: policies.iter().map(|&it| it.clone()).collect(),
+            ..Picture::default()
+        };
+        let events = between(&with(&[&lb]), &with(&[&lb, &torpor, &none]));
+        let told: Vec<_> = events.iter().map(|it| (it.reason, it.message.as_str())).collect();
+        let expected = [
+            ("PolicyChanged", "batching as started -> off, dispatch lb -> torpor, by ann (change 2)"),
+            ("PolicyChanged", "dispatch torpor -> as started, by ann (change 3)"),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(between(&with(&[&lb]), &with(&[&lb])), []);
     }
 
     #[test]

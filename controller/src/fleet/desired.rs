@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State, Tenant};
 use millrace_policy::lease::Member;
-use millrace_proto::convert::{duration_wire, serving_wire};
+use millrace_proto::convert::{duration_wire, policy_spec_wire, serving_wire};
 use millrace_proto::worker as wire;
-use millrace_types::{Epoch, NodeName, Share, SloBase};
+use millrace_types::{Epoch, NodeName, Runtime, Share, SloBase};
 
 /// What every live node should serve, as the leader of a term sees it.
 #[derive(Debug, Default)]
@@ -32,6 +32,7 @@ impl Desired {
                 known.functions == next.functions
                     && known.scheduling == next.scheduling
                     && known.quotas == next.quotas
+                    && known.policy == next.policy
             });
             (node.name.clone(), (node.epoch, same.unwrap_or_else(|| Arc::new(next))))
         });
@@ -57,6 +58,9 @@ fn desired_state(state: &State, node: &Node, term: u64) -> wire::DesiredState {
         functions: functions.collect(),
         scheduling: scheduling(node.scheduling).into(),
         quotas: quotas(state, node),
+        policy: state
+            .policy()
+            .map(|it| wire::Policy { generation: it.generation, spec: Some(policy_spec_wire(&it.spec)) }),
     }
 }
 
@@ -103,6 +107,10 @@ fn desired_function(
         slo_base_m: base.m,
         slo_base_n: base.n,
         created_at_ms: function.created_at.0,
+        processes: match revision.spec.runtime {
+            Runtime::Onnx => 0,
+            Runtime::Process => revision.spec.processes,
+        },
         ..Default::default()
     };
     serving_wire(&revision.spec.serving, &mut wire);

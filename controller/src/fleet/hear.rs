@@ -62,7 +62,10 @@ async fn hear(
             message = incoming.message() => message,
             () = worker.lost.cancelled() => return Ended::Replaced,
         };
-        worker.sign_of_life(control.fleet.now());
+        if worker.sign_of_life(control.fleet.now()) {
+            tracing::info!(worker = %worker.name, "worker is heard again: requests go to it again");
+            control.fleet.changed();
+        }
         match message {
             Ok(Some(wire::WorkerMessage { message: Some(message) })) => match message {
                 Message::Telemetry(telemetry) => worker.report(telemetry),

@@ -27,6 +27,7 @@ pub(crate) mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_types::{NodeName, Timestamp};
 use tokio::sync::watch;
@@ -118,8 +119,9 @@ impl Fleet {
         }
     }
 
-    /// Keeps the attached workers' registrations in line with the state, until stopped.
-    pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica) {
+    /// Keeps the attached workers' registrations in line with the state, until stopped. One that the
+    /// state has lost is sent no requests once it was silent here for a `lease`, too.
+    pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica, lease: Duration) {
         let mut changes = replica.changes();
         let follow = async {
             let mut seen = 0;
@@ -127,6 +129,7 @@ impl Fleet {
                 let state = replica.state();
                 if std::mem::replace(&mut seen, state.version()) != state.version() {
                     registration::follow(&self, &state);
+                    registration::presume_lost(&self, &state, lease);
                 }
             }
         };

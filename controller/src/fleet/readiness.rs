@@ -1,11 +1,9 @@
 //! Whether a function can serve, from the state and what its workers report. The one rule behind
 //! the admin API's conditions and the protocol's readiness.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millrace_cluster_state::{Function, RevisionRecord, State, Workflow};
-use millrace_types::workflow::Run;
 use millrace_types::{FunctionKey, FunctionName, RevisionKey};
 
 use super::{Phase, Workers};
@@ -58,26 +56,13 @@ pub(crate) fn of_workflow(
     workers: &Workers,
     shortages: &Shortages,
 ) -> Option<(FunctionName, Readiness)> {
-    let key = |name: &FunctionName| FunctionKey { tenant: workflow.key.tenant.clone(), name: name.clone() };
-    let (mut seen, mut rest) = (BTreeSet::new(), vec![workflow]);
-    while let Some(next) = rest.pop() {
-        for run in next.spec.runs() {
-            let name = run.name();
-            // Each once, however often and how deep it is run.
-            if !seen.insert(name) {
-                continue;
-            }
-            if let Run::Workflow(name) = run {
-                rest.extend(state.workflow(&key(name)).map(|inner| &**inner));
-                continue;
-            }
-            let Some(function) = state.function(&key(name)) else { continue };
-            // One that can be named serves, as long as a newer one does not.
-            let of = |revision: &RevisionRecord| of_revision(state, function, revision, workers, shortages);
-            let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), Readiness::Prepared(_));
-            if !function.served().iter().any(ready) {
-                return Some((name.clone(), of(function.latest())));
-            }
+    for key in state.functions_in(&workflow.key.tenant, workflow.spec.runs()) {
+        let Some(function) = state.function(&key) else { continue };
+        // One that can be named serves, as long as a newer one does not.
+        let of = |revision: &RevisionRecord| of_revision(state, function, revision, workers, shortages);
+        let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), Readiness::Prepared(_));
+        if !function.served().iter().any(ready) {
+            return Some((key.name, of(function.latest())));
         }
     }
     None

@@ -1,6 +1,7 @@
 //! A worker's place in the replicated state: taken when it comes, given up when it goes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_cluster_state::{Applied, Caller, Command, NodeGpu, NodeStatus, State};
 use millrace_policy::lease::Member;
@@ -92,6 +93,23 @@ pub(super) fn follow(fleet: &Fleet, state: &State) {
             Some((_, epoch)) if epoch > worker.epoch() => supersede(fleet, worker, epoch),
             // Lost, or this state is behind what took the worker in.
             Some(_) | None => {}
+        }
+    }
+}
+
+/// Sends no more requests to workers that the state has lost and that were silent here for a lease as
+/// well, and those under way there to others: the end of a connection over which nothing comes is
+/// noticed only later. Whoever is heard here goes on serving: that the leader does not hear it says
+/// nothing of the way from here.
+pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) {
+    let now = fleet.now();
+    for worker in fleet.workers().values() {
+        let node = state.node(&worker.name);
+        // Of an older epoch: this state is behind what took the worker in.
+        let lost = node.is_some_and(|node| node.status == NodeStatus::Lost && node.epoch >= worker.epoch());
+        if lost && now.since(worker.heard()) >= lease && worker.presume_lost() {
+            tracing::warn!(worker = %worker.name, epoch = %worker.epoch(), "worker is lost and silent: nothing is routed to it until it is heard");
+            fleet.changed();
         }
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Worker {
     epoch: watch::Sender<Epoch>,
     /// When it last said anything, by the fleet's clock.
     heard: AtomicU64,
+    /// The cluster counts it as lost, and nothing was heard of it here either.
+    presumed_lost: watch::Sender<bool>,
     statuses: watch::Sender<Arc<BTreeMap<RevisionKey, Phase>>>,
     telemetry: watch::Sender<Option<Arc<wire::Telemetry>>>,
     load: watch::Sender<Load>,
@@ -66,6 +68,7 @@ impl Worker {
             lost: CancellationToken::new(),
             epoch: watch::Sender::new(epoch),
             heard: AtomicU64::new(now.as_nanos()),
+            presumed_lost: watch::Sender::default(),
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
             load: watch::Sender::new(Load::unknown(gpus)),
@@ -103,9 +106,26 @@ impl Worker {
         self.name == other.name && self.hello.instance == other.hello.instance
     }
 
-    /// It said something.
-    pub(super) fn sign_of_life(&self, now: Timestamp) {
+    /// It said something. Says whether it was presumed lost.
+    pub(super) fn sign_of_life(&self, now: Timestamp) -> bool {
         self.heard.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        self.presumed_lost.send_if_modified(std::mem::take)
+    }
+
+    /// Nobody hears it: its functions count as ready nowhere on it until it is heard again, though its
+    /// stream may still be open.
+    pub(super) fn presume_lost(&self) -> bool {
+        self.presumed_lost.send_if_modified(|lost| !std::mem::replace(lost, true))
+    }
+
+    /// Waits until its stream ends, or it is presumed lost.
+    pub(crate) async fn gone(&self) {
+        let mut presumed = self.presumed_lost.subscribe();
+        tokio::select! {
+            () = self.lost.cancelled() => {}
+            // The sender is this worker's own.
+            _ = presumed.wait_for(|lost| *lost) => {}
+        }
     }
 
     /// When it last said anything, by the fleet's clock.
@@ -119,11 +139,14 @@ impl Worker {
     }
 
     pub(crate) fn is_ready(&self, key: &RevisionKey) -> bool {
-        matches!(self.statuses.borrow().get(key), Some(Phase::Ready))
+        !*self.presumed_lost.borrow() && matches!(self.statuses.borrow().get(key), Some(Phase::Ready))
     }
 
     /// Whether it says that any revision of a function is ready.
     pub(crate) fn holds_ready(&self, key: &FunctionKey) -> bool {
+        if *self.presumed_lost.borrow() {
+            return false;
+        }
         let statuses = self.statuses.borrow();
         let mut of_function = statuses.iter().filter(|(revision, _)| revision.function == *key);
         of_function.any(|(_, phase)| *phase == Phase::Ready)

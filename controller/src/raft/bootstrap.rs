@@ -294,7 +294,7 @@ async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result
 async fn promoted(replica: &Replica) -> Result<(), Failure> {
     let until = Instant::now() + JOIN_TIMEOUT;
     loop {
-        match replica.change_group(Change::Promote(replica.id().0)).await {
+        match replica.change_group(Change::Promote(replica.id().0), Caller("controller".into())).await {
             Ok(_) => return Ok(()),
             Err(failure) if !failure.retryable || Instant::now() >= until => return Err(failure),
             Err(failure) => tracing::debug!(error = failure.message, "not promoted yet"),

@@ -181,7 +181,7 @@ async fn a_voter_that_lost_its_directory_neither_joins_nor_answers_as_itself() {
     let sent = codec::encode(a.replica.own(), &known, &()).unwrap();
     assert_eq!(codec::check(&wiped, &sent).unwrap_err().reason, Reason::PeerMismatch);
 
-    a.replica.change_group(Change::Remove(2)).await.unwrap();
+    a.replica.change_group(Change::Remove(2), Caller("test".into())).await.unwrap();
     let d = Node::start_seeded(4, a.joining(JoinAs::Voter), 9).await.unwrap();
     assert!(d.write("with the one in its place").await.changed());
     d.agrees_with(&a).await;
@@ -200,7 +200,7 @@ async fn leadership_is_handed_over_without_a_write_lost() {
     let (led, ()) = tokio::join!(c.replica.transfer(2), writes);
     assert_eq!(led.unwrap().leader, 2);
     assert!(b.replica.leading_term().is_some());
-    let refused = b.replica.change_group(Change::Remove(2)).await.unwrap_err();
+    let refused = b.replica.change_group(Change::Remove(2), Caller("test".into())).await.unwrap_err();
     assert_eq!(refused.reason, Reason::MembershipRefused);
     let state = b.replica.linearizable().await.unwrap();
     assert_eq!(state.artifacts_len(), 50);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_cluster_state::State;
+use millrace_cluster_state::{Caller, State};
 use millrace_proto::admin as api;
 use millrace_proto::raft::{JoinIntent as Intent, JoinRequest, JoinResponse};
 use millrace_raft_store::{ClusterConfig, Member};
@@ -37,6 +37,8 @@ pub(crate) struct Members {
     members: BTreeMap<u64, Member>,
     voters: BTreeSet<u64>,
     warnings: Vec<String>,
+    /// The operation that the change was; 0 where there was nothing to change.
+    operation: u64,
 }
 
 impl From<Members> for api::ChangeMembershipResponse {
@@ -46,7 +48,8 @@ impl From<Members> for api::ChangeMembershipResponse {
             internal_address: member.address.clone(),
             voter: group.voters.contains(&id),
         });
-        Self { members: members.collect(), warnings: group.warnings }
+        let operation = if group.operation == 0 { String::new() } else { group.operation.to_string() };
+        Self { members: members.collect(), warnings: group.warnings, operation }
     }
 }
 
@@ -56,13 +59,13 @@ impl Replica {
     /// # Errors
     /// `MEMBERSHIP_REFUSED` says why it is not, `retryable` when that will pass; `NO_LEADER`, with `may_have_executed` when the change
     /// may come into force all the same.
-    pub(crate) async fn change_group(&self, change: Change) -> Result<Members, Failure> {
+    pub(crate) async fn change_group(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
         let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
         let mut attempts = self.attempts();
         loop {
             let tried = match self.leader() {
-                Leader::Here => self.change_here(change).await,
-                Leader::There(leader) => forward(&leader, change).await,
+                Leader::Here => self.change_here(change, caller.clone()).await,
+                Leader::There(leader) => forward(&leader, (change, &caller)).await,
                 Leader::Unknown => Err(nobody_leads()),
             };
             match tried {
@@ -73,15 +76,26 @@ impl Replica {
     }
 
     /// Changes the group as its leader.
-    pub(super) async fn change_here(&self, change: Change) -> Result<Members, Failure> {
+    pub(super) async fn change_here(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
         if self.leading_term().is_none() {
             return Err(nobody_leads());
         }
         let group = self.group().await;
-        let only = |id| BTreeSet::from([id]);
         let step = rules::check(&group, change)?;
+        if step == Step::Nothing {
+            return self.carry_out(&group, step, 0).await;
+        }
+        let operation = self.begin_change(change, caller.clone()).await?;
+        tracing::info!(?change, operation, "changing the group");
+        let changed = self.carry_out(&group, step, operation).await;
+        self.end_change(operation, caller, &changed).await;
+        changed
+    }
+
+    async fn carry_out(&self, group: &Group, step: Step, operation: u64) -> Result<Members, Failure> {
+        let only = |id| BTreeSet::from([id]);
         if let Step::RemoveVoter(leaving) | Step::RemoveLearner(leaving) = step {
-            self.keep_models(&group, leaving).await?;
+            self.keep_models(group, leaving).await?;
         }
         let changes = match step {
             Step::Nothing => None,
@@ -90,14 +104,13 @@ impl Replica {
             Step::RemoveLearner(id) => Some(ChangeMembers::RemoveNodes(only(id))),
         };
         if let Some(changes) = changes {
-            tracing::info!(?change, "changing the group");
             in_time(self.raft.change_membership(changes, false)).await?;
         }
         let membership = self.membership();
         let voters: BTreeSet<u64> = membership.voter_ids().collect();
         let warnings = rules::warnings(&voters, &group.reachable);
         let members = membership.nodes().map(|(&id, member)| (id, member.clone())).collect();
-        Ok(Members { members, voters, warnings })
+        Ok(Members { members, voters, warnings, operation })
     }
 
     /// Waits until no model file in use would go with a member, within bounds.
@@ -198,7 +211,7 @@ impl Replica {
 
 /// Asks the leader, to the end: unlike a write, a change that was given up half way cannot be asked
 /// for again under a key.
-async fn forward(leader: &Peer, change: Change) -> Result<Members, Failure> {
+async fn forward(leader: &Peer, change: (Change, &Caller)) -> Result<Members, Failure> {
     let asked =
         leader.call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
     asked.await.map_err(|failure| leads_no_more(leader, failure))

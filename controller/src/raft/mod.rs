@@ -32,6 +32,7 @@ pub(crate) mod founding;
 mod group_tests;
 mod membership;
 mod network;
+mod operations;
 pub(crate) mod peers;
 mod proposer;
 pub(crate) mod replica;

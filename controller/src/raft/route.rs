@@ -97,6 +97,7 @@ impl Replica {
         let repeatable = write.idempotency.is_some();
         let again = |failure: &Failure| no_leader(failure) && (repeatable || !failure.may_have_executed);
         let mut attempts = self.attempts();
+        let mut sent_before = false;
         let Done { applied, index } = loop {
             let tried = match self.leader() {
                 Leader::Here => self.propose_here(&write).await,
@@ -104,8 +105,10 @@ impl Replica {
                 Leader::Unknown => Err(nobody_leads()),
             };
             match tried {
-                Err(failure) if again(&failure) && attempts.another().await => {}
-                done => break done?,
+                Err(failure) if again(&failure) && attempts.another().await => {
+                    sent_before |= failure.may_have_executed;
+                }
+                done => break done.map_err(|failure| ended(failure, sent_before))?,
             }
         };
         if self.caught_up(index, SETTLE_TIMEOUT).await.is_none() {
@@ -301,6 +304,14 @@ fn no_leader(failure: &Failure) -> bool {
     failure.reason == Reason::NoLeader
 }
 
+/// The failure of a write's last attempt, as that of all of them: one that asked nobody says nothing
+/// of one before that was sent and not answered. What the state refuses is refused: it answers every
+/// attempt of one write the same.
+fn ended(last: Failure, sent_before: bool) -> Failure {
+    let asked_nobody = matches!(last.reason, Reason::NoLeader | Reason::QueueFull | Reason::ShuttingDown);
+    if sent_before && asked_nobody { last.after_execution() } else { last }
+}
+
 /// The size of a command, if the log takes it.
 fn check_size(command: &Command) -> Result<usize, Failure> {
     let encoded = rmp_serde::to_vec_named(command)
@@ -346,4 +357,20 @@ pub(super) fn stopped(error: &openraft::error::Fatal<u64>) -> Failure {
 
 pub(super) fn shutting_down() -> Failure {
     Failure::new(Reason::ShuttingDown, "this controller is going down")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_was_sent_stays_unknown_when_its_last_attempt_reaches_nobody() {
+        let unknown = |reason, sent_before| ended(Failure::new(reason, "why"), sent_before).may_have_executed;
+        for reason in [Reason::NoLeader, Reason::QueueFull, Reason::ShuttingDown] {
+            assert!(unknown(reason, true) && !unknown(reason, false), "{reason}");
+        }
+        assert!(!unknown(Reason::FunctionNotFound, true), "the state was asked");
+        let sent = ended(nobody_leads().after_execution(), false);
+        assert!(sent.may_have_executed);
+    }
 }

@@ -20,6 +20,7 @@ use super::codec::{self, Target};
 use super::peers::MESSAGE_BYTES_MAX;
 use super::replica::Replica;
 use crate::activity::Doors;
+use crate::admin::logs;
 use crate::artifacts::{Artifacts, Held};
 use crate::traces;
 
@@ -193,8 +194,8 @@ impl raft_server::Raft for Service {
     }
 
     async fn change_group(&self, request: Request<Message>) -> Answer {
-        let change = self.decode(request.get_ref())?;
-        let members = self.replica.change_here(change).await.map_err(codec::status)?;
+        let (change, caller) = self.decode(request.get_ref())?;
+        let members = self.replica.change_here(change, caller).await.map_err(codec::status)?;
         self.answer(request.get_ref(), &members)
     }
 
@@ -219,6 +220,11 @@ impl raft_server::Raft for Service {
     async fn get_spans(&self, request: Request<Message>) -> Answer {
         let id: String = self.decode(request.get_ref())?;
         self.answer(request.get_ref(), &traces::given(self.shown.kept.as_ref(), &id))
+    }
+
+    async fn get_logs(&self, request: Request<Message>) -> Answer {
+        let query: Vec<u8> = self.decode(request.get_ref())?;
+        self.answer(request.get_ref(), &logs::given(&query))
     }
 
     async fn get_activity(&self, request: Request<Message>) -> Answer {

@@ -209,16 +209,17 @@ impl<'a> Dispatch<'a> {
             biased;
             answer = worker.calls.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
             () = self.abandoned(worker), if self.model.idempotent => {
-                let message = format!("worker {} lost its stream to this controller", worker.name);
+                let message = format!("worker {} is gone, as far as this controller can tell", worker.name);
                 Err(Missed::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
             }
         }
     }
 
-    /// Ends when the worker's stream is lost and another process could take the request. Until
-    /// then its answer may still come: a lost stream is not always a lost worker.
+    /// Ends when the worker's stream is lost, or the worker itself as far as anybody knows, and another
+    /// process could take the request. Until then its answer may still come: a lost stream is not
+    /// always a lost worker.
     async fn abandoned(&self, worker: &Worker) {
-        worker.lost.cancelled().await;
+        worker.gone().await;
         let mut changes = self.serving.fleet.changes();
         while self.choose().is_none_or(|other| other.is_process_of(worker)) {
             if changes.changed().await.is_err() {

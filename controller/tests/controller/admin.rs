@@ -382,6 +382,7 @@ async fn tenants_are_listed_with_their_caps_and_functions() {
         name: name.into(),
         quota: Some(quota),
         idempotency_key: format!("{name} {quota:?}"),
+        update_mask: None,
     };
     for _ in 0..2 {
         let tenant = admin.set_tenant(set("acme", quota)).await.unwrap().into_inner();

@@ -14,7 +14,7 @@ use tonic::{Request, Status};
 use crate::stub::{Call, Stub, StubService};
 use crate::support::{Cluster, apply_request, mlp, short_lease, soon, until, upload};
 
-fn request(name: &str) -> oip::ModelInferRequest {
+pub(crate) fn request(name: &str) -> oip::ModelInferRequest {
     oip::ModelInferRequest {
         model_name: name.into(),
         inputs: vec![InferInputTensor {
@@ -48,7 +48,7 @@ pub(crate) fn infer_within(
     infer_with(cluster, request)
 }
 
-fn infer_with(
+pub(crate) fn infer_with(
     cluster: &Cluster,
     request: oip::ModelInferRequest,
 ) -> tokio::task::JoinHandle<Result<oip::ModelInferResponse, Status>> {
@@ -102,6 +102,37 @@ async fn a_request_goes_to_a_ready_worker_with_what_is_left_of_its_timeout() {
     let answer = answering.await.unwrap().unwrap().into_inner();
     assert_eq!(answer.outputs[0].shape, vec![1, 64]);
     assert_eq!(answer.model_version, "1");
+}
+
+#[tokio::test]
+async fn a_request_at_a_worker_that_is_lost_goes_to_another_though_its_stream_stays() {
+    let cluster = Cluster::start_with(short_lease).await;
+    cluster.deploy_on("f", &mlp(), 2).await;
+    let mut silent = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let answering = infer(&cluster, "f");
+    let held = silent.call().await;
+    let mut other = Stub::start(&cluster, "n2").await;
+    other.told(&["f@1"]).await;
+    // Nothing is heard over it any more, and its connection is sound.
+    silent.alive.send_replace(false);
+    let again = other.call().await;
+    assert_eq!(again.request.request_id, held.request.request_id);
+    assert_eq!(again.request.attempt, 2);
+    again.answer();
+    answer_of(answering).await.unwrap();
+    for _ in 0..3 {
+        let answering = infer(&cluster, "f");
+        other.call().await.answer();
+        answer_of(answering).await.unwrap();
+    }
+    // Heard again it is taken in again, and is all there is.
+    silent.alive.send_replace(true);
+    soon("the new epoch", silent.epoch.wait_for(|epoch| *epoch > 1)).await.unwrap();
+    other.kill();
+    let answering = infer(&cluster, "f");
+    silent.call().await.answer();
+    answer_of(answering).await.unwrap();
 }
 
 #[tokio::test]

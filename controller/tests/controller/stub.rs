@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use millrace_proto::activity::Activity;
+use millrace_proto::log::{Page, Query};
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
@@ -90,6 +91,10 @@ impl Worker for StubService {
         Ok(Response::new(Spans::default()))
     }
 
+    async fn get_logs(&self, _request: Request<Query>) -> Result<Response<Page>, Status> {
+        Ok(Response::new(Page::default()))
+    }
+
     async fn get_activity(
         &self,
         _request: Request<wire::GetActivityRequest>,
@@ -128,6 +133,7 @@ pub(crate) fn hello(name: &str, instance: &str, address: &str) -> wire::WorkerHe
         host_memory_bytes: 8 << 30,
         topology: "stub".into(),
         seen_epoch: 0,
+        runs_programs: false,
     }
 }
 

@@ -239,14 +239,14 @@ impl Person {
         }
         if promotes {
             self.until_done(async move |mut client| {
-                client.promote_controller(api::PromoteControllerRequest { id: joins }).await
+                client.promote_controller(api::PromoteControllerRequest { id: joins, no_wait: false }).await
             })
             .await;
             sleep(Duration::from_millis(self.rng.random_range(REGROUPS_AFTER_MS))).await;
         }
         if let Some(id) = removes {
             self.until_done(async move |mut client| {
-                let request = api::RemoveControllerRequest { id };
+                let request = api::RemoveControllerRequest { id, no_wait: false };
                 match client.remove_controller(request).await {
                     Err(status) if status.message().contains("there is no controller") => {
                         // An attempt before was not answered.

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use millrace_gateway::backend::{Availability, Backend as _, Model};
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use millrace_types::workflow::{NESTING_MAX, Source};
+use millrace_types::workflow::NESTING_MAX;
 use millrace_types::{Failure, FunctionKey, FunctionName, Reason, RequestId};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::run::{Depth, Ended, Runner};
+use super::in_order;
+use super::ran::Ran;
+use super::run::{Depth, Ended, Runner, let_go_of};
 use super::values::{Reached, Sent, Value};
 use crate::serving::dispatch::Call;
 use crate::serving::{Serving, tensors};
@@ -34,26 +36,12 @@ pub(super) struct Request {
     pub(super) priority: u64,
     out: Semaphore,
     calls: AtomicU32,
-    /// Whether a call was answered.
-    executed: AtomicBool,
 }
 
 impl Request {
     pub(super) fn new(id: RequestId, timeout: Duration, priority: u64) -> Self {
         let (out, calls) = (Semaphore::new(OUT_MAX), AtomicU32::new(0));
-        Self {
-            id,
-            deadline: Instant::now() + timeout,
-            priority,
-            out,
-            calls,
-            executed: AtomicBool::new(false),
-        }
-    }
-
-    /// Whether any of it ran.
-    pub(super) fn executed(&self) -> bool {
-        self.executed.load(Ordering::Relaxed)
+        Self { id, deadline: Instant::now() + timeout, priority, out, calls }
     }
 
     /// Counts a call.
@@ -86,6 +74,8 @@ pub(super) struct Wanted {
 pub(super) struct Ask<'a> {
     pub(super) serving: &'a Serving,
     pub(super) request: &'a Request,
+    /// Of the run that it is a call of.
+    pub(super) ran: &'a Ran<'a>,
     /// The workflow that it is a step of.
     pub(super) workflow: &'a FunctionKey,
     pub(super) depth: Depth,
@@ -132,19 +122,28 @@ impl Ask<'_> {
             }),
             held,
         };
-        let answer = self.serving.call(&model, call).await?;
+        let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {
             let failure = Failure::new(Reason::DataLost, "what it takes was lost");
-            return Err(Ended { failure, lost: answer.response.lost });
+            return Err(Ended { failure, lost: answer.response.lost, ran: false });
         }
-        self.request.executed.store(true, Ordering::Relaxed);
         let made = self.began.then(&tensors::split(&answer.response.split.unwrap_or_default()));
-        let mut outputs = BTreeMap::new();
+        let (mut outputs, mut failure) = (BTreeMap::new(), None);
         for output in answer.response.outputs {
-            outputs.insert(
-                output.name.clone(),
-                Value::answered(output, &answer.worker, made, &self.serving.workflows.room)?,
-            );
+            let name = output.name.clone();
+            match Value::answered(output, &answer.worker, made, &self.serving.workflows.room) {
+                Ok(value) => {
+                    outputs.insert(name, value);
+                }
+                Err(unusable) => {
+                    failure.get_or_insert(unusable);
+                }
+            }
+        }
+        if let Some(failure) = failure {
+            // The worker may hold the others.
+            let_go_of(outputs.values());
+            return Err(failure.into());
         }
         Ok(Made { outputs, attempts: answer.attempts })
     }
@@ -159,18 +158,7 @@ impl Ask<'_> {
             };
             model = awaited.map_err(late)??;
         }
-        match &model.availability {
-            Availability::Ready => Ok(model),
-            Availability::Disabled => {
-                Err(Failure::new(Reason::FunctionDisabled, format!("function {key} is unloaded: load it")))
-            }
-            Availability::Preparing => {
-                Err(Failure::new(Reason::FunctionNotReady, format!("function {key} is being prepared")))
-            }
-            Availability::Away(why) | Availability::Unavailable(why) => {
-                Err(Failure::new(Reason::FunctionNotReady, format!("function {key} cannot run: {why}")))
-            }
-        }
+        if model.availability == Availability::Ready { Ok(model) } else { Err(model.refusal()) }
     }
 
     /// Runs another workflow.
@@ -185,17 +173,13 @@ impl Ask<'_> {
             return Err(Failure::new(Reason::Internal, message).into());
         }
         let (plan, model) = self.serving.workflow(&key)?;
-        let mut given: BTreeMap<String, Value> = inputs.into_iter().collect();
-        let inputs = plan.inputs().iter().map(|slot| match &slot.source {
-            Source::Input(name) => given.remove(name),
-            Source::Step { .. } => None,
-        });
         let missing = || Failure::new(Reason::Internal, format!("an input of workflow {key} is missing"));
-        let inputs = inputs.collect::<Option<Vec<_>>>().ok_or_else(missing)?;
+        let inputs = in_order(&plan, inputs).ok_or_else(missing)?;
         let names = || model.outputs.iter().map(|output| output.name.clone());
         let answered = names().map(|name| self.wanted.contains(&Wanted { name, answered: true })).collect();
         let depth = Depth(self.depth.0 + 1);
-        let runner = Runner::new(self.serving, &key, plan, self.request, depth, answered);
+        let ran = Ran::within(self.ran);
+        let runner = Runner::new(self.serving, &key, plan, self.request, &ran, depth, answered);
         let answer = runner.run(inputs).await?;
         let outputs = names().zip(answer.outputs).collect();
         Ok(Made { outputs, attempts: answer.attempts })

@@ -10,27 +10,30 @@
 //! | [`values`] | the tensors of a run: here, or at a worker |
 //! | [`run`] | one run: the core's actions carried out |
 //! | [`ask`] | one call of a run |
+//! | [`ran`] | whether any of them may have run |
 
 mod ask;
+mod ran;
 mod run;
 mod values;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use millrace_cluster_state::{Function, State, WORKFLOWS_MAX, Workflow};
 use millrace_gateway::backend::{Availability, Completion, Invocation, Kind, Model};
-use millrace_policy::workflow::Plan;
+use millrace_policy::workflow::{Plan, PlannedSlot};
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{Run, Source};
-use millrace_types::{Bytes, Failure, FunctionKey, FunctionName, Reason, TenantName};
+use millrace_types::{Bytes, Failure, FunctionKey, Reason, TenantName};
 
 use super::catalog::{Sight, availability};
 use super::{Serving, tensors};
 use crate::fleet::{Worker, readiness};
 use ask::Request;
-use run::{Depth, Runner};
+use ran::Ran;
+use run::{Depth, Ended, Runner};
 use values::{Room, Value};
 
 /// The most bytes of tensors that runs hold here at a time, beside what came with the requests.
@@ -101,16 +104,16 @@ fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
     let (workers, shortages) = (sight.fleet.workers(), sight.outlook.shortages());
     let availability = match readiness::of_workflow(sight.state, workflow, &workers, &shortages) {
         None => Availability::Ready,
-        // Nobody unloads a workflow: one that cannot run for that is not unloaded itself.
-        Some((name, readiness)) => match availability(readiness) {
-            Availability::Disabled => {
-                Availability::Unavailable(format!("function {name} is unloaded: load it"))
+        Some((name, readiness)) => {
+            let of_it = availability(readiness);
+            let why = || format!("function {name}: {}", of_it.obstacle().unwrap_or_default());
+            match of_it {
+                // Nobody unloads a workflow: one that cannot run for that is not unloaded itself.
+                Availability::Disabled | Availability::Unavailable(_) => Availability::Unavailable(why()),
+                Availability::Away(_) => Availability::Away(why()),
+                Availability::Preparing | Availability::Ready => of_it,
             }
-            Availability::Unavailable(why) => Availability::Unavailable(format!("function {name}: {why}")),
-            Availability::Away(why) => Availability::Away(format!("function {name}: {why}")),
-            Availability::Preparing => Availability::Preparing,
-            Availability::Ready => Availability::Ready,
-        },
+        }
     };
     Model {
         key: workflow.key.clone(),
@@ -145,27 +148,18 @@ fn plan(state: &State, workflow: &Workflow) -> Result<Arc<Plan>, Failure> {
 
 /// Whether running it twice does no harm, in any revision that may be called.
 fn is_idempotent(state: &State, tenant: &TenantName, run: &Run) -> bool {
-    let key = |name: &FunctionName| FunctionKey { tenant: tenant.clone(), name: name.clone() };
-    let (mut seen, mut rest) = (BTreeSet::new(), vec![run]);
-    while let Some(run) = rest.pop() {
-        // Each once, however often and how deep it is run.
-        if !seen.insert(run) {
-            continue;
-        }
-        match run {
-            Run::Workflow(name) => {
-                rest.extend(state.workflow(&key(name)).into_iter().flat_map(|inner| inner.spec.runs()));
-            }
-            Run::Function(name) => {
-                let function = state.function(&key(name));
-                let once = |it: &Function| it.served().iter().any(|revision| !revision.spec.idempotent);
-                if function.is_none_or(|function| once(function)) {
-                    return false;
-                }
-            }
-        }
-    }
-    true
+    let twice = |function: &Arc<Function>| function.served().iter().all(|it| it.spec.idempotent);
+    state.functions_in(tenant, [run]).iter().all(|key| state.function(key).is_some_and(twice))
+}
+
+/// What a run is given, in the plan's order; `None` where something is missing.
+fn in_order(plan: &Plan, given: impl IntoIterator<Item = (String, Value)>) -> Option<Vec<Value>> {
+    let mut given: BTreeMap<String, Value> = given.into_iter().collect();
+    let input = |slot: &PlannedSlot| match &slot.source {
+        Source::Input(name) => given.remove(name),
+        Source::Step { .. } => None,
+    };
+    plan.inputs().iter().map(input).collect()
 }
 
 impl Serving {
@@ -177,24 +171,18 @@ impl Serving {
     ) -> Result<Completion, Failure> {
         let request = Request::new(invocation.request_id, invocation.timeout, invocation.priority);
         let (plan, model) = self.workflow(&model.key)?;
-        let mut given: BTreeMap<String, Value> =
-            invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), Value::given(tensor))).collect();
+        let given = invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), Value::given(tensor)));
         // It may have changed since the front door checked them.
         let changed = || {
             let message = format!("workflow {} has just changed: send the request again", model.key);
             Failure::new(Reason::FunctionNotReady, message)
         };
-        let inputs = plan.inputs().iter().map(|slot| match &slot.source {
-            Source::Input(name) => given.remove(name).ok_or_else(changed),
-            Source::Step { .. } => Err(changed()),
-        });
-        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+        let inputs = in_order(&plan, given).ok_or_else(changed)?;
         let answered = vec![true; plan.outputs().len()];
-        let runner = Runner::new(self, &model.key, plan, &request, Depth::TOP, answered);
-        let answer = runner.run(inputs).await.map_err(|ended| Failure {
-            may_have_executed: ended.failure.may_have_executed || request.executed(),
-            ..ended.failure
-        })?;
+        let ran = Ran::default();
+        let runner = Runner::new(self, &model.key, plan, &request, &ran, Depth::TOP, answered);
+        let told = |ended: Ended| Failure { may_have_executed: ended.ran, ..ended.failure };
+        let answer = runner.run(inputs).await.map_err(told)?;
         let mut outputs: BTreeMap<&str, Value> =
             model.outputs.iter().map(|output| output.name.as_str()).zip(answer.outputs).collect();
         let names: Vec<&str> = match invocation.outputs.as_slice() {

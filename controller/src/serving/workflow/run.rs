@@ -1,6 +1,8 @@
 //! One run of a workflow: what the core asks for is carried out, and reported back to it. Dropping it
 //! cancels the calls that are out and lets go of what workers hold.
 
+mod losses;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,9 +19,11 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::ask::{Ask, Made, Request, Wanted};
-use super::values::{Held, Reached, Sent, Value};
-use crate::fleet::Worker;
+use super::ran::Ran;
+use super::values::{Reached, Sent, Value};
 use crate::serving::Serving;
+
+pub(super) use self::losses::let_go_of;
 
 /// How many workflows a run lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,11 +51,13 @@ pub(super) struct Ended {
     pub(super) failure: Failure,
     /// Objects that are nowhere, of those that the run was given.
     pub(super) lost: Vec<wire::DataId>,
+    /// Whether any of it may have run.
+    pub(super) ran: bool,
 }
 
 impl From<Failure> for Ended {
     fn from(failure: Failure) -> Self {
-        Self { failure, lost: Vec::new() }
+        Self { ran: failure.may_have_executed, failure, lost: Vec::new() }
     }
 }
 
@@ -76,6 +82,7 @@ pub(super) struct Runner<'a> {
     serving: &'a Serving,
     workflow: &'a FunctionKey,
     request: &'a Request,
+    ran: &'a Ran<'a>,
     depth: Depth,
     /// Which outputs are to come here with their bytes.
     answered: Vec<bool>,
@@ -98,6 +105,7 @@ impl<'a> Runner<'a> {
         workflow: &'a FunctionKey,
         plan: Arc<Plan>,
         request: &'a Request,
+        ran: &'a Ran<'a>,
         depth: Depth,
         answered: Vec<bool>,
     ) -> Self {
@@ -106,6 +114,7 @@ impl<'a> Runner<'a> {
             serving,
             workflow,
             request,
+            ran,
             depth,
             answered,
             engine: Engine::new(plan),
@@ -120,7 +129,14 @@ impl<'a> Runner<'a> {
     }
 
     /// Carries it out on these inputs, in the workflow's order.
-    pub(super) async fn run(mut self, inputs: Vec<Value>) -> Result<Answer, Ended> {
+    pub(super) async fn run(self, inputs: Vec<Value>) -> Result<Answer, Ended> {
+        let ran = self.ran;
+        let result = self.drive(inputs).await;
+        // The calls that were out are known of now too.
+        result.map_err(|ended| Ended { ran: ended.ran || ran.get(), ..ended })
+    }
+
+    async fn drive(mut self, inputs: Vec<Value>) -> Result<Answer, Ended> {
         let plan = self.engine.plan().clone();
         let facts = inputs.iter().enumerate().map(|(at, value)| value.facts(plan.is_condition(Slot(at))));
         let mut events = vec![Event::Begin { inputs: facts.collect() }];
@@ -167,7 +183,7 @@ impl<'a> Runner<'a> {
                 }
                 Action::Release { slot } => {
                     if let Some(value) = self.values[slot.0].take() {
-                        let_go(value.held().map(|(_, held)| held));
+                        let_go_of([&value]);
                     }
                 }
                 Action::Abandon { call } => {
@@ -203,7 +219,7 @@ impl<'a> Runner<'a> {
         let row = row.map(|row| format!(" for row {row}")).unwrap_or_default();
         let at = format!("step {:?} of workflow {}{row}", name.as_str(), self.workflow);
         let failure = Failure { message: format!("{at}: {}", failure.message), ..failure };
-        Ended { failure, lost: std::mem::take(&mut self.lost) }
+        Ended { lost: std::mem::take(&mut self.lost), ..failure.into() }
     }
 
     /// Starts a call.
@@ -234,6 +250,7 @@ impl<'a> Runner<'a> {
         let ask = Ask {
             serving: self.serving,
             request: self.request,
+            ran: self.ran,
             workflow: self.workflow,
             depth: self.depth,
             wanted: wanted.collect(),
@@ -273,9 +290,8 @@ impl<'a> Runner<'a> {
             Ok(facts) => return vec![Event::Done { call, outputs: facts }],
             Err(ended) => ended,
         };
-        let step = self.engine.plan().step(out.step);
         // A workflow that ran in part and may not run twice is not begun again.
-        let again = step.is_idempotent || matches!(step.run, Run::Function(_)) || !self.request.executed();
+        let again = self.engine.plan().step(out.step).is_idempotent || !ended.ran;
         let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };
         self.failure = Some(ended.failure).filter(|_| lost.is_empty());
         let with_them = self.dead();
@@ -295,6 +311,7 @@ impl<'a> Runner<'a> {
         for slot in &out.outputs {
             let name = output_name(&plan, *slot);
             let Some(value) = values.remove(&name) else {
+                let_go_of(values.values());
                 let message = format!("output {name:?} did not come");
                 return Err(Failure::new(Reason::Internal, message).after_execution().into());
             };
@@ -306,54 +323,9 @@ impl<'a> Runner<'a> {
             }
         }
         // A workflow gives all it has.
-        let_go(values.values().flat_map(Value::held).map(|(_, held)| held));
+        let_go_of(values.values());
         Ok(facts)
     }
-
-    /// What of the run's tensors lost objects are of, of those that a call took. Those of the run's
-    /// inputs are told to whoever gave them.
-    fn losses(&mut self, takes: Vec<(Loss, wire::DataId)>, lost: &[wire::DataId]) -> Vec<Loss> {
-        let inputs = self.engine.plan().inputs().len();
-        let mut losses = Vec::new();
-        for (loss, id) in takes.into_iter().filter(|(_, id)| lost.contains(id)) {
-            if loss.slot.0 < inputs {
-                self.lost.push(id);
-                continue;
-            }
-            // It may have been made again since, for another call.
-            if let (Some(value), Some(row)) = (&mut self.values[loss.slot.0], loss.row)
-                && value.held().any(|(of, held)| of == row && held.id == id)
-            {
-                drop_row(value, row);
-            }
-            losses.push(loss);
-        }
-        losses
-    }
-
-    /// What workers held that are gone with all they had.
-    fn dead(&mut self) -> Vec<Loss> {
-        let inputs = self.engine.plan().inputs().len();
-        let mut losses = Vec::new();
-        for (at, value) in self.values.iter_mut().enumerate().skip(inputs) {
-            let Some(value) = value else { continue };
-            let gone = value.held().filter(|(_, held)| held.worker.lost.is_cancelled()).map(|(row, _)| row);
-            let mut gone: Vec<u64> = gone.collect();
-            gone.dedup();
-            for row in gone {
-                drop_row(value, row);
-                losses.push(Loss { slot: Slot(at), row: Some(row) });
-            }
-        }
-        losses
-    }
-}
-
-/// Takes out what the call for a row made. Its worker may hold it all the same, and only be out of
-/// reach for whoever asked.
-fn drop_row(value: &mut Value, row: u64) {
-    let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
-    value.lose(row);
 }
 
 /// Why the core ended a run.
@@ -363,14 +335,14 @@ fn refusal(cause: Cause) -> Failure {
         Cause::Changed { .. } => Reason::InvalidOutput,
         Cause::DataLost | Cause::Failed => Reason::DataLost,
     };
-    Failure::new(reason, cause.to_string()).after_execution()
+    Failure::new(reason, cause.to_string())
 }
 
 /// Nothing of the run is left with workers, however it ended.
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
         let inputs = self.engine.plan().inputs().len();
-        let_go(self.values.iter().skip(inputs).flatten().flat_map(Value::held).map(|(_, held)| held));
+        let_go_of(self.values.iter().skip(inputs).flatten());
     }
 }
 
@@ -395,18 +367,4 @@ fn rows(given: Given<'_>) -> Result<Vec<(String, Value)>, Failure> {
         Ok((name, value))
     };
     given.into_iter().map(one).collect()
-}
-
-/// Has workers let go of objects.
-fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
-    let mut by_worker: Vec<(Arc<Worker>, Vec<wire::DataId>)> = Vec::new();
-    for held in held {
-        match by_worker.iter_mut().find(|(worker, _)| worker.is_process_of(&held.worker)) {
-            Some((_, ids)) => ids.push(held.id.clone()),
-            None => by_worker.push((held.worker.clone(), vec![held.id.clone()])),
-        }
-    }
-    for (worker, ids) in by_worker {
-        Serving::release(worker, ids);
-    }
 }

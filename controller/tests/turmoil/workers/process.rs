@@ -122,6 +122,7 @@ impl Process {
             host_memory_bytes: HOST_MEMORY.get(),
             topology: "stub".into(),
             seen_epoch: self.inner.borrow().core.seen().0,
+            runs_programs: false,
         }
     }
 

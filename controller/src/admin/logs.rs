@@ -1,0 +1,229 @@
+//! The last log lines of all processes, put together: each keeps its own in memory (`proto::logs`), and
+//! whichever controller is asked asks the others. Where a reader is, is said for each process, so that it
+//! goes on at any controller.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::admin as api;
+use millrace_proto::convert;
+use millrace_proto::log::{Line, Page, Position, Query};
+use millrace_proto::logs::{self, PAGE_MAX};
+use millrace_types::{Failure, Reason};
+use prost::Message as _;
+
+use super::AdminService;
+use crate::everyone::{ASK_TIMEOUT, Given};
+use crate::fleet::Worker;
+use crate::raft::Peer;
+
+/// The longest that a request waits for news: shorter than what proxies cut off.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How often the others are asked while one waits.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Processes that a token tells of: those that are gone are forgotten beyond.
+const POSITIONS_MAX: usize = 512;
+
+/// How far a reader is, by process.
+type Positions = BTreeMap<String, u64>;
+
+impl AdminService {
+    pub(super) async fn list_logs(
+        &self,
+        request: api::ListLogsRequest,
+    ) -> Result<api::ListLogsResponse, Failure> {
+        let wait = request.wait.as_ref().map(convert::duration).unwrap_or(Some(Duration::ZERO));
+        let wait = wait.ok_or_else(|| malformed("`wait` is negative"))?.min(WAIT_MAX);
+        let max = if request.page_size == 0 { PAGE_MAX } else { request.page_size.min(PAGE_MAX) };
+        let mut positions = read_token(&request.after)?;
+        self.check_names(&request.of)?;
+        let until = tokio::time::Instant::now() + wait;
+        let mut left_out = 0;
+        loop {
+            let after = positions.iter().map(|(ring, &seq)| Position { ring: ring.clone(), seq }).collect();
+            let query = Query { after, filter: request.filter.clone(), lines_max: max };
+            let found = put_together(self.ask(&request.of, &query).await, &mut positions, max as usize);
+            left_out += found.left_out;
+            // A server that stops makes nobody wait.
+            let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
+            if over || !found.lines.is_empty() {
+                let (lines, missing, next) = (found.lines, found.missing, token(positions));
+                return Ok(api::ListLogsResponse { lines, next, left_out, missing });
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Refuses names that nobody has: their lines would never come.
+    fn check_names(&self, of: &[String]) -> Result<(), Failure> {
+        let (workers, membership) = (self.fleet.workers(), self.replica.membership());
+        let known = |name: &String| {
+            workers.keys().any(|node| node.as_str() == name)
+                || membership.nodes().any(|(&id, _)| controller(id) == *name)
+        };
+        match of.iter().find(|name| !known(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let message = format!(
+                    "no node or controller {name:?} is here: nodes go by name, controllers as controller-1; see 'millrace get nodes' and 'millrace cluster status'"
+                );
+                Err(Failure::new(Reason::NodeNotFound, message))
+            }
+        }
+    }
+
+    async fn ask(&self, of: &[String], query: &Query) -> Vec<Given<Option<Page>>> {
+        let wanted = |name: &str| of.is_empty() || of.iter().any(|it| it == name);
+        let encoded = query.encode_to_vec();
+        let from_controller = |peer: Peer| {
+            let (wanted, encoded) = (wanted(&controller(peer.id())), encoded.clone());
+            async move {
+                if !wanted {
+                    return Ok(None);
+                }
+                let page: Vec<u8> = peer
+                    .call(ASK_TIMEOUT, &encoded, async |mut it, message| it.get_logs(message).await)
+                    .await?;
+                let page = Page::decode(page.as_slice());
+                page.map(Some).map_err(|error| Failure::new(Reason::Internal, error.to_string()))
+            }
+        };
+        let from_worker = |worker: Arc<Worker>| {
+            let (wanted, query) = (wanted(worker.name.as_str()), query.clone());
+            async move {
+                if !wanted {
+                    return Ok(tonic::Response::new(None));
+                }
+                Ok(worker.calls.get_logs(tonic::Request::new(query)).await?.map(Some))
+            }
+        };
+        let mut given = self.traces.everyone.ask(from_controller, from_worker).await;
+        if wanted(&controller(self.replica.id().0)) {
+            given.push(Ok(Some(logs::here(query))));
+        }
+        given
+    }
+}
+
+/// What is kept here, as another controller is given it.
+pub(crate) fn given(query: &[u8]) -> Vec<u8> {
+    Query::decode(query).map(|query| logs::here(&query)).unwrap_or_default().encode_to_vec()
+}
+
+fn malformed(message: &str) -> Failure {
+    Failure::new(Reason::MalformedRequest, message)
+}
+
+fn controller(id: u64) -> String {
+    format!("controller-{id}")
+}
+
+/// What all of them gave.
+#[derive(Debug, Default, PartialEq)]
+struct Together {
+    lines: Vec<Line>,
+    left_out: u64,
+    missing: Vec<String>,
+}
+
+/// The lines of all, by time, at most so many, and how far the reader is then. Processes that share what
+/// they keep give it several times.
+fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max: usize) -> Together {
+    let mut together = Together::default();
+    let mut pages = BTreeMap::new();
+    for part in given {
+        match part {
+            Ok(Some(Page { next: Some(next), lines, left_out })) => {
+                pages.insert(next.ring, (next.seq, lines, left_out));
+            }
+            Ok(_) => {}
+            Err(why) => together.missing.push(why),
+        }
+    }
+    // By time among processes; what one process wrote stays in its order, whatever its clock did.
+    let mut lines = Vec::new();
+    for (ring, (_, of_ring, _)) in &mut pages {
+        let mut latest = None;
+        for line in std::mem::take(of_ring) {
+            latest = latest.max(line.time.as_ref().map(|it| (it.seconds, it.nanos)));
+            lines.push((latest, ring.clone(), line));
+        }
+    }
+    lines.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    let cut = lines.split_off(lines.len().min(max));
+    let mut unread: BTreeMap<&String, u64> = BTreeMap::new();
+    for (_, ring, line) in &cut {
+        let first = unread.entry(ring).or_insert(line.seq);
+        *first = line.seq.min(*first);
+    }
+    for (ring, (seq, _, left_out)) in &pages {
+        match unread.get(ring) {
+            // What is between is looked at again, and counted then.
+            Some(first) => positions.insert(ring.clone(), first - 1),
+            None => {
+                together.left_out += left_out;
+                positions.insert(ring.clone(), *seq)
+            }
+        };
+    }
+    together.lines = lines.into_iter().map(|(_, _, line)| line).collect();
+    together
+}
+
+/// A token is each process's name and number.
+fn token(positions: Positions) -> String {
+    let shown = positions.into_iter().take(POSITIONS_MAX).map(|(ring, seq)| format!("{ring}:{seq}"));
+    shown.collect::<Vec<_>>().join(",")
+}
+
+fn read_token(text: &str) -> Result<Positions, Failure> {
+    let position = |part: &str| {
+        let (ring, seq) = part.rsplit_once(':')?;
+        Some((ring.to_owned(), seq.parse().ok()?))
+    };
+    let parts = text.split(',').filter(|part| !part.is_empty()).take(POSITIONS_MAX);
+    let read: Option<_> = parts.map(position).collect();
+    read.ok_or_else(|| malformed("`after` was not given by a server: leave it out"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(seq: u64, seconds: i64, message: &str) -> Line {
+        let time = Some(prost_types::Timestamp { seconds, nanos: 0 });
+        Line { seq, time, message: message.into(), ..Line::default() }
+    }
+
+    fn page(ring: &str, seq: u64, lines: Vec<Line>, left_out: u64) -> Given<Option<Page>> {
+        Ok(Some(Page { next: Some(Position { ring: ring.into(), seq }), lines, left_out }))
+    }
+
+    #[test]
+    fn lines_of_all_come_by_time_and_the_reader_goes_on_with_what_was_cut_off() {
+        let a = || page("a", 9, vec![line(2, 10, "a2"), line(8, 30, "a8")], 4);
+        let b = || page("b", 1, vec![line(1, 20, "b1")], 0);
+        let mut positions = Positions::from([("gone".to_owned(), 3)]);
+        let given = vec![a(), Err("w: no answer".into()), Ok(None), b(), a()];
+        let first = put_together(given, &mut positions, 2);
+        let texts = |of: &Together| of.lines.iter().map(|it| it.message.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (texts(&first), first.left_out, first.missing.len()),
+            (vec!["a2".into(), "b1".into()], 0, 1)
+        );
+        assert_eq!(token(positions.clone()), "a:7,b:1,gone:3");
+        assert_eq!(read_token("a:7,b:1,gone:3").unwrap(), positions);
+        let rest = put_together(vec![page("a", 9, vec![line(8, 30, "a8")], 4)], &mut positions, 2);
+        assert_eq!((texts(&rest), rest.left_out), (vec!["a8".into()], 4));
+        assert_eq!(positions["a"], 9);
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused() {
+        assert_eq!(read_token("").unwrap(), Positions::new());
+        for bad in ["a", "a:", "a:x", "a:1,b"] {
+            assert!(read_token(bad).is_err(), "{bad}");
+        }
+    }
+}

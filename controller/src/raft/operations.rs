@@ -1,0 +1,43 @@
+//! A change of the group as an operation that others can see: begun once it is known to be allowed, and
+//! ended with what came of it.
+
+use millrace_cluster_state::operations::{End, Kind};
+use millrace_cluster_state::{Applied, Caller, Command, ControllerId};
+use millrace_types::{Failure, Reason};
+
+use super::replica::Replica;
+use super::rules::Change;
+
+impl Change {
+    /// The operation that it is.
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Promote(id) => Kind::PromoteController { id: ControllerId(id) },
+            Self::Remove(id) => Kind::RemoveController { id: ControllerId(id) },
+        }
+    }
+}
+
+impl Replica {
+    pub(super) async fn begin_change(&self, change: Change, caller: Caller) -> Result<u64, Failure> {
+        let begun = self.propose(caller, None, Command::BeginOperation { kind: change.kind() }).await?;
+        match begun {
+            Applied::Created { version } => Ok(version),
+            other => {
+                let message = format!("an operation begins as something new, and not as {other:?}");
+                Err(Failure::new(Reason::Internal, message))
+            }
+        }
+    }
+
+    /// What cannot be noted ends by itself in time.
+    pub(super) async fn end_change<T>(&self, id: u64, caller: Caller, changed: &Result<T, Failure>) {
+        let end = match changed {
+            Ok(_) => End::Succeeded,
+            Err(failure) => End::Failed { why: failure.message.clone() },
+        };
+        if let Err(failure) = self.propose(caller, None, Command::EndOperation { id, end }).await {
+            tracing::warn!(operation = id, error = failure.message, "its end could not be noted");
+        }
+    }
+}

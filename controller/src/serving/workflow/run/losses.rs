@@ -1,0 +1,77 @@
+//! What of a run is gone, and what workers are told to let go of.
+
+use std::sync::Arc;
+
+use millrace_policy::workflow::{Loss, Slot};
+use millrace_proto::worker as wire;
+
+use super::Runner;
+use crate::fleet::Worker;
+use crate::serving::Serving;
+use crate::serving::workflow::values::{Held, Value};
+
+impl Runner<'_> {
+    /// What of the run's tensors lost objects are of, of those that a call took. Those of the run's
+    /// inputs are told to whoever gave them.
+    pub(super) fn losses(&mut self, takes: Vec<(Loss, wire::DataId)>, lost: &[wire::DataId]) -> Vec<Loss> {
+        let inputs = self.engine.plan().inputs().len();
+        let mut losses = Vec::new();
+        for (loss, id) in takes.into_iter().filter(|(_, id)| lost.contains(id)) {
+            if loss.slot.0 < inputs {
+                self.lost.push(id);
+                continue;
+            }
+            // It may have been made again since, for another call.
+            if let (Some(value), Some(row)) = (&mut self.values[loss.slot.0], loss.row)
+                && value.held().any(|(of, held)| of == row && held.id == id)
+            {
+                drop_row(value, row);
+            }
+            losses.push(loss);
+        }
+        losses
+    }
+
+    /// What workers held that are gone with all they had.
+    pub(super) fn dead(&mut self) -> Vec<Loss> {
+        let inputs = self.engine.plan().inputs().len();
+        let mut losses = Vec::new();
+        for (at, value) in self.values.iter_mut().enumerate().skip(inputs) {
+            let Some(value) = value else { continue };
+            let gone = value.held().filter(|(_, held)| held.worker.lost.is_cancelled()).map(|(row, _)| row);
+            let mut gone: Vec<u64> = gone.collect();
+            gone.dedup();
+            for row in gone {
+                drop_row(value, row);
+                losses.push(Loss { slot: Slot(at), row: Some(row) });
+            }
+        }
+        losses
+    }
+}
+
+/// Takes out what the call for a row made. Its worker may hold it all the same, and only be out of
+/// reach for whoever asked.
+fn drop_row(value: &mut Value, row: u64) {
+    let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
+    value.lose(row);
+}
+
+/// Has workers let go of what they hold of these.
+pub(in crate::serving::workflow) fn let_go_of<'v>(values: impl IntoIterator<Item = &'v Value>) {
+    let_go(values.into_iter().flat_map(Value::held).map(|(_, held)| held));
+}
+
+/// Has workers let go of objects.
+fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
+    let mut by_worker: Vec<(Arc<Worker>, Vec<wire::DataId>)> = Vec::new();
+    for held in held {
+        match by_worker.iter_mut().find(|(worker, _)| worker.is_process_of(&held.worker)) {
+            Some((_, ids)) => ids.push(held.id.clone()),
+            None => by_worker.push((held.worker.clone(), vec![held.id.clone()])),
+        }
+    }
+    for (worker, ids) in by_worker {
+        Serving::release(worker, ids);
+    }
+}

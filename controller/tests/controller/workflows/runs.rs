@@ -1,0 +1,106 @@
+//! Runs, and where their data is.
+
+use millrace_proto::admin::workflow_step::Run;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::tensor_part::Part;
+
+use super::{
+    apply_workflow, chain, function, id, keep, released, respond, row, rows_of, taken, two_in_a_row,
+};
+use crate::routing::{answer_of, infer, until_ready};
+use crate::stub::Stub;
+use crate::support::{Cluster, mlp, soon};
+
+#[tokio::test]
+async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
+    let (cluster, mut worker) = two_in_a_row().await;
+    let answering = infer(&cluster, "w");
+    let first = worker.call().await;
+    assert_eq!((first.request.function.as_str(), first.request.inputs[0].data.len()), ("f", 256));
+    let hold = first.request.hold.clone().unwrap();
+    assert_eq!((hold.answered, first.request.outputs.clone()), (Vec::<String>::new(), vec!["y".to_owned()]));
+    keep(first, 7);
+
+    let second = worker.call().await;
+    assert_eq!((taken(&second), second.request.inputs[0].data.len()), (vec![7], 0));
+    let Some(Part::Held(part)) = &second.request.inputs[0].parts[0].part else { panic!("an object") };
+    let object = part.object.clone().unwrap();
+    assert!(!object.address.is_empty(), "whoever takes it knows whom to ask");
+    assert_eq!(second.request.hold.clone().unwrap().answered, ["y"], "the workflow answers it");
+    second.answer();
+
+    let answer = answer_of(answering).await.unwrap();
+    assert_eq!((answer.outputs[0].name.as_str(), &answer.outputs[0].shape[..]), ("y", &[1, 64][..]));
+    assert_eq!(released(&mut worker).await, [7]);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_leaves_nothing() {
+    let (cluster, mut worker) = two_in_a_row().await;
+    let answering = infer(&cluster, "w");
+    keep(worker.call().await, 5);
+    let mut second = worker.call().await;
+    answering.abort();
+    soon("the cancellation", second.answer.closed()).await;
+    assert_eq!(released(&mut worker).await, [5]);
+}
+
+/// `outer` is `w` and then `f`: what `w` gives is not asked for before `f` takes it.
+#[tokio::test]
+async fn a_workflow_in_a_workflow_hands_on_what_it_does_not_look_at() {
+    let (cluster, mut worker) = two_in_a_row().await;
+    let runs = [Run::Workflow("w".into()), function("f")];
+    apply_workflow(&cluster, chain("outer", &runs)).await.unwrap();
+    let answering = infer(&cluster, "outer");
+    keep(worker.call().await, 1);
+    keep(worker.call().await, 2);
+    assert_eq!(released(&mut worker).await, [1]);
+    let third = worker.call().await;
+    assert_eq!(taken(&third), [2]);
+    // Lost between the two: the inner workflow runs again.
+    respond(third, wire::InvokeResponse { lost: vec![id(2)], ..Default::default() });
+    assert_eq!(released(&mut worker).await, [2]);
+    keep(worker.call().await, 3);
+    keep(worker.call().await, 4);
+    assert_eq!(released(&mut worker).await, [3]);
+    let third = worker.call().await;
+    assert_eq!(taken(&third), [4]);
+    third.answer();
+    answer_of(answering).await.unwrap();
+    assert_eq!(released(&mut worker).await, [4]);
+}
+
+#[tokio::test]
+async fn each_row_is_a_call_of_its_own_and_the_answers_are_joined() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut spec = chain("w", &[function("f"), function("f")]);
+    spec.steps[1].each = "x".into();
+    apply_workflow(&cluster, spec).await.unwrap();
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    // The same in a workflow of its own: all its rows are what its call made.
+    apply_workflow(&cluster, chain("outer", &[Run::Workflow("w".into())])).await.unwrap();
+    until_ready(&cluster, "outer").await;
+    for name in ["w", "outer"] {
+        each_row(&cluster, &mut worker, name).await;
+    }
+}
+
+async fn each_row(cluster: &Cluster, worker: &mut Stub, name: &str) {
+    let answering = infer(cluster, name);
+    respond(worker.call().await, rows_of(&[1.0, 2.0, 3.0]));
+    let mut calls = vec![worker.call().await, worker.call().await, worker.call().await];
+    // In whichever order they are answered.
+    calls.reverse();
+    for call in calls {
+        let input = &call.request.inputs[0];
+        assert_eq!((input.shape.clone(), input.data.len()), (vec![1, 64], 256));
+        let first = f32::from_le_bytes(input.data[..4].try_into().unwrap());
+        respond(call, rows_of(&[first * 10.0]));
+    }
+    let answered = answer_of(answering).await.unwrap();
+    assert_eq!(answered.outputs[0].shape, [3, 64]);
+    let got = &answered.raw_output_contents[0];
+    assert_eq!(got.to_vec(), [row(10.0), row(20.0), row(30.0)].concat());
+}
