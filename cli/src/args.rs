@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    invoke, ps, scheduling, sim, synth, tenant, top, trace, up, version, worker,
+    invoke, logs, operation, policy, ps, scheduling, sim, synth, tenant, top, trace, up, version, worker,
 };
 use crate::config::Config;
 use crate::failure::EXIT_CODES;
@@ -97,6 +97,9 @@ pub(crate) enum Command {
     Ps(ps::Args),
     Billing(billing::Args),
     Load(load::Args),
+    Logs(logs::Args),
+    Operation(operation::Args),
+    Policy(policy::Args),
     Sim(sim::Args),
     Tenant(tenant::Args),
     Top(top::Args),
@@ -112,6 +115,9 @@ pub(crate) enum Command {
     /// Serve a worker as one of its executors; its socket is standard input.
     #[command(hide = true)]
     Executor,
+    /// Become a user's program, in a process that a worker started.
+    #[command(hide = true)]
+    Program,
 }
 
 impl Command {

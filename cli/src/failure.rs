@@ -120,6 +120,7 @@ impl From<Error> for Failure {
                     | Reason::RevisionNotFound
                     | Reason::ArtifactNotFound
                     | Reason::NodeNotFound
+                    | Reason::OperationNotFound
                     | Reason::TraceNotFound,
                 ) => Exit::NotFound,
                 Some(Reason::TimedOut) => Exit::TimedOut,

@@ -39,6 +39,9 @@ fn main() -> ExitCode {
         // A process of its own kind: no settings, no runtime, no telemetry.
         return millrace_executor::main();
     }
+    if let Command::Program = cli.command {
+        return millrace_worker::programs::launch();
+    }
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

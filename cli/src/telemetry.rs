@@ -1,5 +1,8 @@
 //! Logs to stderr; traces to an OTLP collector when one is named, and kept in memory when so many are
-//! to be kept. Without either there are no spans.
+//! to be kept. Without either there are no spans. A server keeps its last log lines too, for 'millrace
+//! logs'.
+
+mod lines;
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -54,22 +57,31 @@ pub(crate) fn start(
         set_text_map_propagator(TraceContextPropagator::new());
         set_tracer_provider(traces.clone());
     }
+    let mut layers = layers(config, default_log, traces.as_ref())?;
+    if process.serves {
+        layers.push(lines::kept(filter(config, default_log)?, &process.name, traces.is_some()));
+    }
     tracing_subscriber::registry()
-        .with(layers(config, default_log, traces.as_ref())?)
+        .with(layers)
         .try_init()
         .map_err(|error| Failure::failed(format!("cannot start logging: {error}")))?;
     Ok((Telemetry { traces }, kept))
 }
 
-type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
-
-fn layers(config: &Config, default_log: &str, traces: Option<&SdkTracerProvider>) -> Result<Layers, Failure> {
+/// What is logged.
+fn filter(config: &Config, default_log: &str) -> Result<EnvFilter, Failure> {
     let directives = config.log.as_deref().unwrap_or(default_log);
-    let filter = EnvFilter::builder().parse(directives).map_err(|error| {
+    EnvFilter::builder().parse(directives).map_err(|error| {
         Failure::usage(format!("--log {directives:?}: {error}")).hint(
             "write a level (error, warn, info, debug, trace) or directives such as millrace_worker=debug",
         )
-    })?;
+    })
+}
+
+type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
+
+fn layers(config: &Config, default_log: &str, traces: Option<&SdkTracerProvider>) -> Result<Layers, Failure> {
+    let filter = filter(config, default_log)?;
     // A span costs a request microseconds wherever anyone looks at it. Log lines name what they are
     // about themselves, so only those who ask for detail see them within spans.
     let in_spans = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);

@@ -16,7 +16,9 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig, Worker, WorkerConfig, memory};
+use millrace_worker::start::{
+    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Worker, WorkerConfig, memory,
+};
 
 use crate::cluster::near::{Neighbours, Places};
 use crate::commands::controller::halted;
@@ -48,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) host_memory: Bytes,
     /// The most host memory that its objects may take.
     pub(crate) object_memory: Bytes,
+    /// How its GPUs keep them.
+    pub(crate) gpu_data: DataConfig,
     /// How much of models it takes on.
     pub(crate) model_storage: Bytes,
     /// Which request goes to which of its GPUs.
@@ -57,6 +61,8 @@ pub(crate) struct Plan {
     pub(crate) isolation: Isolation,
     /// How its GPUs' memory is laid out.
     pub(crate) gpu_memory: memory::Grid,
+    /// What becomes a program of a user's, where such are run.
+    pub(crate) programs: Option<Launcher>,
     /// Whether faults may be injected.
     pub(crate) faults: Faults,
     /// Serves anyone who can connect.
@@ -162,6 +168,7 @@ async fn start_workers(
             topology: plan.topology.clone(),
             host_memory: plan.host_memory,
             object_memory: plan.object_memory,
+            gpu_data: plan.gpu_data,
             model_storage: plan.model_storage,
             dispatch: plan.dispatch,
             eviction: plan.eviction,
@@ -170,6 +177,7 @@ async fn start_workers(
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,
+            programs: plan.programs.clone(),
             faults: plan.faults,
             seed: seed()?,
             limits: Limits::default(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use millrace_controller::{ConnectError, Connector, Tcp, Transport};
 use millrace_proto::activity::Activity;
+use millrace_proto::log::{Page, Query};
 use millrace_proto::trace::wire::Spans;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::Worker;
@@ -90,6 +91,10 @@ impl Worker for Neighbour {
 
     async fn get_spans(&self, request: Request<wire::GetSpansRequest>) -> Result<Response<Spans>, Status> {
         self.service().await?.get_spans(request).await
+    }
+
+    async fn get_logs(&self, request: Request<Query>) -> Result<Response<Page>, Status> {
+        self.service().await?.get_logs(request).await
     }
 
     async fn get_activity(

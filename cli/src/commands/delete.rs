@@ -1,7 +1,6 @@
 //! `delete`: removes functions and workflows, by name or those of a file, and forgets lost nodes. One
 //! that cannot be deleted does not keep the others: each is told of, and the first gives the exit code.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use futures::TryStreamExt as _;
@@ -10,7 +9,7 @@ use millrace_client::{DeleteOptions, Error};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
 use crate::commands::apply::manifests::{self, Items};
-use crate::commands::target::{Kind, Target};
+use crate::commands::target::{Kind, ModelKind, Target};
 use crate::failure::{Exit, Failure};
 use crate::output::print;
 use crate::session::Session;
@@ -36,35 +35,10 @@ pub(crate) struct Args {
     ignore_not_found: bool,
 }
 
-/// What a tenant has and may delete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Own {
-    Function,
-    Workflow,
-}
-
-impl Own {
-    fn not_found(self) -> Reason {
-        match self {
-            Self::Function => Reason::FunctionNotFound,
-            Self::Workflow => Reason::WorkflowNotFound,
-        }
-    }
-}
-
-impl fmt::Display for Own {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Function => "function",
-            Self::Workflow => "workflow",
-        })
-    }
-}
-
 /// What is to be deleted.
 #[derive(Debug, PartialEq, Eq)]
 struct Doomed {
-    kind: Own,
+    kind: ModelKind,
     key: FunctionKey,
 }
 
@@ -75,8 +49,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             let kind = target.kind;
             let names = target.names(names)?;
             match kind {
-                Kind::Function => named(Own::Function, &names, session)?,
-                Kind::Workflow => named(Own::Workflow, &names, session)?,
+                Kind::Function => named(ModelKind::Function, &names, session)?,
+                Kind::Workflow => named(ModelKind::Workflow, &names, session)?,
                 Kind::Node if dry_run => {
                     return Err(Failure::usage("a node cannot be deleted as a trial")
                         .hint("leave --dry-run out: only one that is lost is forgotten"));
@@ -88,6 +62,14 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                 Kind::Tenant => {
                     return Err(Failure::usage("a tenant is its functions, its workflows and its caps")
                         .hint("delete those; for the caps: millrace tenant set NAME --no-caps"));
+                }
+                Kind::Policy => {
+                    return Err(Failure::usage("there is always a policy")
+                        .hint("as each worker was started: millrace policy set --unset dispatch,eviction"));
+                }
+                Kind::Operation => {
+                    return Err(Failure::usage("an operation is forgotten a day after its end")
+                        .hint("end one before its time: millrace operation cancel ID"));
                 }
                 Kind::Scaling => {
                     return Err(Failure::usage("the scaling signal is computed, not kept")
@@ -138,8 +120,8 @@ async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Sessi
     let Doomed { kind, key } = doomed;
     let options = DeleteOptions { dry_run, resource_version: None };
     let deleted = match kind {
-        Own::Workflow => session.admin.delete_workflow(key, options).await,
-        Own::Function => session.admin.delete(key, options).await,
+        ModelKind::Workflow => session.admin.delete_workflow(key, options).await,
+        ModelKind::Function => session.admin.delete(key, options).await,
     };
     match deleted {
         Err(error) if dry_run && error.reason() == Some(Reason::InUse) => {
@@ -158,7 +140,7 @@ async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Sessi
 fn uses(workflow: &wire::Workflow, doomed: &Doomed) -> bool {
     let steps = workflow.spec.iter().flat_map(|spec| &spec.steps);
     steps.filter_map(|step| step.run.as_ref()).any(|run| match (run, doomed.kind) {
-        (Run::Function(name), Own::Function) | (Run::Workflow(name), Own::Workflow) => {
+        (Run::Function(name), ModelKind::Function) | (Run::Workflow(name), ModelKind::Workflow) => {
             *name == doomed.key.name.as_str()
         }
         _ => false,
@@ -167,13 +149,13 @@ fn uses(workflow: &wire::Workflow, doomed: &Doomed) -> bool {
 
 fn is_one_of(gone: &[Doomed], workflow: &wire::Workflow) -> bool {
     let same = |it: &Doomed, spec: &wire::WorkflowSpec| {
-        it.kind == Own::Workflow
+        it.kind == ModelKind::Workflow
             && (it.key.tenant.as_str(), it.key.name.as_str()) == (spec.tenant.as_str(), spec.name.as_str())
     };
     workflow.spec.as_ref().is_some_and(|spec| gone.iter().any(|it| same(it, spec)))
 }
 
-fn named(kind: Own, names: &[String], session: &Session) -> Result<Vec<Doomed>, Failure> {
+fn named(kind: ModelKind, names: &[String], session: &Session) -> Result<Vec<Doomed>, Failure> {
     if names.is_empty() {
         return Err(
             Failure::usage(format!("which {kind}?")).hint(format!("name it: millrace delete {kind} NAME"))
@@ -189,9 +171,9 @@ fn named(kind: Own, names: &[String], session: &Session) -> Result<Vec<Doomed>, 
 /// What runs others before those: a server keeps what a workflow still runs.
 fn in_order(items: Items) -> Vec<Doomed> {
     let workflows = items.workflows.into_iter().rev();
-    let workflows = workflows.map(|item| Doomed { kind: Own::Workflow, key: item.spec.key });
+    let workflows = workflows.map(|item| Doomed { kind: ModelKind::Workflow, key: item.spec.key });
     let functions = items.functions.into_iter();
-    workflows.chain(functions.map(|item| Doomed { kind: Own::Function, key: item.spec.key })).collect()
+    workflows.chain(functions.map(|item| Doomed { kind: ModelKind::Function, key: item.spec.key })).collect()
 }
 
 /// Forgets nodes. Their names are free then.

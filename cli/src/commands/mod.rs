@@ -13,7 +13,10 @@ pub(crate) mod events;
 pub(crate) mod get;
 pub(crate) mod health;
 pub(crate) mod invoke;
+pub(crate) mod logs;
+pub(crate) mod operation;
 pub(crate) mod options;
+pub(crate) mod policy;
 pub(crate) mod ps;
 pub(crate) mod scheduling;
 pub(crate) mod sim;
@@ -73,9 +76,12 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         Command::Uncordon(args) => {
             scheduling::uncordon(args, &session).instrument(info_span!("uncordon")).await
         }
+        Command::Operation(args) => operation::run(args, &session).await,
+        Command::Policy(args) => policy::run(args, &session).instrument(info_span!("policy")).await,
         Command::Tenant(args) => tenant::run(args, &session).instrument(info_span!("tenant")).await,
         // A span is told of when it ends: these would end with the watch, or be in their own list.
         Command::Events(args) => events::run(args, &session).await,
+        Command::Logs(args) => logs::run(args, &session).await,
         Command::Top(args) => top::run(args, &session).await,
         Command::Trace(args) => trace::run(args, &session).await,
         Command::Cluster(args) => cluster::run(args, &session).instrument(info_span!("cluster")).await,
@@ -88,6 +94,7 @@ async fn call(command: Command, config: Config) -> Result<(), Failure> {
         | Command::Executor
         | Command::Health(_)
         | Command::Load(_)
+        | Command::Program
         | Command::Sim(_)
         | Command::Synth(_)
         | Command::Up(_)

@@ -1,5 +1,6 @@
 //! Options that several servers take.
 
+mod gpu_data;
 mod gpu_memory;
 
 use std::net::SocketAddr;
@@ -12,9 +13,11 @@ use millrace_device::topology::{DEFAULT_PRESET, Description, names};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
+use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
-use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, POLICIES, PolicyConfig};
+use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PolicyConfig};
 
+use self::gpu_data::GpuData;
 use self::gpu_memory::GpuMemory;
 use crate::failure::Failure;
 
@@ -54,6 +57,12 @@ pub(crate) struct Machine {
     pub(crate) isolation: Isolation,
     #[command(flatten)]
     memory: GpuMemory,
+    #[command(flatten)]
+    data: GpuData,
+    /// Run programs that users publish as functions (runtime: process), with the rights of this user.
+    /// Without this they are refused.
+    #[arg(long)]
+    allow_processes: bool,
 }
 
 /// How a server serves, and stops.
@@ -96,9 +105,20 @@ impl Machine {
         }
     }
 
+    /// What becomes a program of a user's, where such are run.
+    pub(crate) fn programs(&self) -> Result<Option<Launcher>, Failure> {
+        let launcher = self.allow_processes.then(Launcher::this_program).transpose();
+        launcher.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))
+    }
+
     /// How each GPU's memory is laid out.
     pub(crate) fn gpu_memory(&self) -> Result<Grid, Failure> {
         self.memory.grid()
+    }
+
+    /// How each GPU keeps objects.
+    pub(crate) fn gpu_data(&self) -> DataConfig {
+        self.data.config()
     }
 
     /// The same options, to be typed again.
@@ -119,6 +139,8 @@ impl Machine {
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
         words.extend(self.memory.words());
+        words.extend(self.data.words());
+        words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
         words
     }
 }
@@ -240,6 +262,7 @@ mod tests {
                 &[
                     "--insecure",
                     "--allow-faults",
+                    "--allow-processes",
                     "--host-memory",
                     "1GiB",
                     "--object-memory",

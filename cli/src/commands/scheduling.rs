@@ -38,7 +38,7 @@ finish. A node stays as it is until 'millrace uncordon', also when its worker st
 Examples:
   millrace drain worker-1 && kill -TERM PID     empty it, then stop its worker
   millrace drain worker-1 --timeout 10m
-  millrace drain worker-1 --no-wait             'millrace get nodes' shows how far it is";
+  millrace drain worker-1 --no-wait             'millrace get operations' shows how far it is";
 
 /// Move everything off nodes, and wait until they are empty.
 #[derive(Debug, clap::Args)]
@@ -56,18 +56,19 @@ pub(crate) struct Drain {
 }
 
 pub(crate) async fn cordon(args: Cordon, session: &Session) -> Result<(), Failure> {
-    set(&args.nodes, wire::NodeScheduling::Cordoned, "cordoned", session).await
+    set(&args.nodes, wire::NodeScheduling::Cordoned, "cordoned", nothing, session).await
 }
 
 pub(crate) async fn uncordon(args: Uncordon, session: &Session) -> Result<(), Failure> {
-    set(&args.nodes, wire::NodeScheduling::Schedulable, "uncordoned", session).await
+    set(&args.nodes, wire::NodeScheduling::Schedulable, "uncordoned", nothing, session).await
 }
 
 pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure> {
-    set(&args.nodes, wire::NodeScheduling::Draining, "draining", session).await?;
+    let (draining, wish) = ("draining", wire::NodeScheduling::Draining);
     if args.no_wait {
-        return Ok(());
+        return set(&args.nodes, wish, draining, operation, session).await;
     }
+    set(&args.nodes, wish, draining, nothing, session).await?;
     let line = progress::waiting("draining");
     let mut left = String::new();
     let emptied = async {
@@ -95,16 +96,26 @@ pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure>
     args.nodes.iter().try_for_each(|node| print(&format!("node/{node} drained")))
 }
 
+fn nothing(_node: &wire::Node) -> String {
+    String::new()
+}
+
+/// What to wait for, unless it is over already.
+fn operation(node: &wire::Node) -> String {
+    if node.operation.is_empty() { String::new() } else { format!(": operation/{}", node.operation) }
+}
+
 async fn set(
     nodes: &[NodeName],
     scheduling: wire::NodeScheduling,
     done: &str,
+    more: impl Fn(&wire::Node) -> String,
     session: &Session,
 ) -> Result<(), Failure> {
     for node in nodes {
         let set = session.admin.set_scheduling(node, scheduling).await;
-        set.map_err(|error| Failure::from(error).about(format_args!("node/{node}")))?;
-        print(&format!("node/{node} {done}"))?;
+        let set = set.map_err(|error| Failure::from(error).about(format_args!("node/{node}")))?;
+        print(&format!("node/{node} {done}{}", more(&set)))?;
     }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! What a verb is about: a kind of resource, and perhaps one by name. Both `function digits` and
 //! `function/digits` are understood.
 
+use std::fmt;
 use std::str::FromStr;
+
+use millrace_types::Reason;
 
 use crate::failure::Failure;
 
@@ -13,6 +16,8 @@ pub(crate) enum Kind {
     Node,
     Gpu,
     Tenant,
+    Policy,
+    Operation,
     Scaling,
 }
 
@@ -26,7 +31,7 @@ pub(crate) struct Target {
 /// A word that is no kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not known here: write functions, workflows, nodes, gpus, tenants or scaling; one function is function/NAME"
+    "{0:?} is not known here: write functions, workflows, nodes, gpus, tenants, policies, operations or scaling; one function is function/NAME"
 )]
 pub(crate) struct UnknownKind(String);
 
@@ -43,6 +48,8 @@ impl FromStr for Target {
             "node" | "nodes" | "no" => Kind::Node,
             "gpu" | "gpus" => Kind::Gpu,
             "tenant" | "tenants" => Kind::Tenant,
+            "policy" | "policies" => Kind::Policy,
+            "operation" | "operations" | "op" | "ops" => Kind::Operation,
             "scaling" => Kind::Scaling,
             other => return Err(UnknownKind(other.to_owned())),
         };
@@ -72,6 +79,24 @@ impl Target {
 pub(crate) enum ModelKind {
     Function,
     Workflow,
+}
+
+impl ModelKind {
+    pub(crate) fn not_found(self) -> Reason {
+        match self {
+            Self::Function => Reason::FunctionNotFound,
+            Self::Workflow => Reason::WorkflowNotFound,
+        }
+    }
+}
+
+impl fmt::Display for ModelKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Function => "function",
+            Self::Workflow => "workflow",
+        })
+    }
 }
 
 /// `digits`, `function/digits` and, of a workflow, `workflow/digits` name a model: its kind, where

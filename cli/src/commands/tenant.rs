@@ -42,8 +42,8 @@ struct Set {
     /// GPUs of a node that work on its requests at once: always kept to.
     #[arg(long, value_name = "N")]
     gpus_max: Option<NonZeroU32>,
-    /// Of the time of a node's GPUs in the last ten seconds, such as 0.5: kept to only while others
-    /// wait who are within theirs.
+    /// Of a node's GPUs at once and of their time in the last ten seconds, such as 0.5: beyond it only
+    /// with GPUs that no others within theirs wait for or needed in the last ten seconds.
     #[arg(long, value_name = "SHARE")]
     gpu_share: Option<Share>,
     /// Of the memory of a node's GPUs, what the models of its requests at work take: always kept to.

@@ -118,6 +118,7 @@ impl Args {
             topology,
             host_memory: self.machine.host_memory,
             object_memory: self.machine.object_memory,
+            gpu_data: self.machine.gpu_data(),
             model_storage: self.machine.model_storage()?,
             dispatch: self.machine.dispatch,
             eviction: self.machine.eviction,
@@ -125,6 +126,7 @@ impl Args {
             gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
+            programs: self.machine.programs()?,
             faults: self.manners.faults(),
             seed: seed()?,
             limits: Limits::default(),

@@ -5,6 +5,7 @@
 
 mod clients;
 mod events;
+mod functions;
 mod group;
 mod halt;
 mod life;
@@ -12,6 +13,7 @@ mod metrics;
 mod reflection;
 mod running;
 mod serving;
+mod table_one;
 mod top;
 mod traces;
 mod workflows;

@@ -162,7 +162,11 @@ fn every_method_is_called_with_what_reflection_says_and_no_more() {
     workflows(&admin);
     cluster(&admin);
     nodes(&admin);
+    policies(&admin);
+    operations(&admin);
+    masks(&admin);
     seen(&admin, &up);
+    logged(&admin);
 
     let gone = json!({ "tenant": "default", "name": "digits" });
     assert_eq!(
@@ -280,6 +284,109 @@ fn nodes(admin: &Stock) {
     let tenants = admin.ok("ListTenants", json!({}));
     let names: Vec<_> = tenants["tenants"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
     assert_eq!(names, ["acme", "default"]);
+}
+
+/// Another policy, from its first try to what it was before.
+fn policies(admin: &Stock) {
+    let policy = admin.ok("GetPolicy", json!({}));
+    let (dispatch, resource_version) =
+        (&policy["nodes"][0]["actual"]["dispatch"], &policy["resourceVersion"]);
+    assert_eq!((dispatch, resource_version), (&json!("fifo"), &Value::Null), "as it was started");
+    let update = |spec: Value, more: Value| {
+        let mut request = json!({ "spec": spec });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    let torpor = json!({ "dispatch": "torpor", "eviction": "torpor" });
+    admin.ok("UpdatePolicy", update(torpor.clone(), json!({ "dryRun": true })));
+    assert_eq!(admin.ok("ListPolicyChanges", json!({})), json!({}), "it was only tried");
+    let first = admin.ok("UpdatePolicy", update(torpor.clone(), json!({})));
+    assert_eq!((&first["generation"], &first["updatedBy"]), (&json!("1"), &json!("anonymous")));
+    eventually("the node obeys", || {
+        let node = admin.ok("GetPolicy", json!({}))["nodes"][0].clone();
+        (&node["obeys"], &node["actual"]["dispatch"]) == (&json!(true), &json!("torpor"))
+    });
+    let lalb = json!({ "dispatch": "lalb-o3", "overtakesMax": 7 });
+    let stale = update(lalb.clone(), json!({ "resourceVersion": 1 }));
+    assert_eq!(admin.refused("UpdatePolicy", stale), Reason::Conflict);
+    let masked =
+        json!({ "updateMask": "dispatch,overtakesMax", "resourceVersion": first["resourceVersion"] });
+    let second = admin.ok("UpdatePolicy", update(lalb, masked));
+    let spec = json!({ "dispatch": "lalb-o3", "overtakesMax": 7, "eviction": "torpor" });
+    assert_eq!(second["spec"], spec, "what the mask does not name stays");
+    let unread = update(json!({ "overtakesMax": 7 }), json!({}));
+    assert_eq!(admin.refused("UpdatePolicy", unread), Reason::InvalidSpec);
+    let bound = update(json!({ "dispatch": "native" }), json!({}));
+    assert_eq!(admin.refused("UpdatePolicy", bound), Reason::InvalidSpec);
+    admin.ok("UpdatePolicy", json!({}));
+    eventually("it is as it was started", || {
+        admin.ok("GetPolicy", json!({}))["nodes"][0]["actual"]["dispatch"] == "fifo"
+    });
+    let changes = admin.ok("ListPolicyChanges", json!({ "pageSize": 2 }))["changes"].clone();
+    assert_eq!((&changes[0]["generation"], &changes[1]["spec"]), (&json!("3"), &spec));
+    eventually("the changes are told", || {
+        let events = admin.ok("ListEvents", json!({ "pageSize": 1000 }))["events"].clone();
+        let told = |event: &&Value| event["reason"] == "PolicyChanged";
+        let messages = events.as_array().unwrap().iter().filter(told).map(|it| it["message"].to_string());
+        let messages: Vec<_> = messages.collect();
+        messages.len() == 3 && messages[1].contains("dispatch torpor -> lalb-o3")
+    });
+}
+
+/// A drain that cannot end, since there is no other node, and is cancelled; and what is refused.
+fn operations(admin: &Stock) {
+    let nodes = admin.ok("ListNodes", json!({}));
+    let name = nodes["nodes"][0]["name"].as_str().unwrap();
+    let draining =
+        admin.ok("SetNodeScheduling", json!({ "name": name, "scheduling": "NODE_SCHEDULING_DRAINING" }));
+    let id = json!({ "id": draining["operation"] });
+    let operation = admin.ok("GetOperation", id.clone());
+    assert_eq!((&operation["kind"], &operation["total"]), (&json!("DrainNode"), &json!("1")));
+    let waited = admin.ok("WaitOperation", json!({ "id": draining["operation"], "timeout": "0.1s" }));
+    assert_eq!(waited["state"], "OPERATION_STATE_RUNNING", "nobody else takes its function");
+    assert_eq!(admin.ok("CancelOperation", id.clone())["state"], "OPERATION_STATE_CANCELLED");
+    let ended = admin.ok("WaitOperation", json!({ "id": draining["operation"], "timeout": "20s" }));
+    assert!(ended["endedAt"].is_string());
+    let node = admin.ok("ListNodes", json!({}))["nodes"][0].clone();
+    assert_eq!(node["scheduling"], "NODE_SCHEDULING_CORDONED");
+    admin.ok("SetNodeScheduling", json!({ "name": name, "scheduling": "NODE_SCHEDULING_SCHEDULABLE" }));
+    let all = admin.ok("ListOperations", json!({}))["operations"].clone();
+    assert_eq!((all.as_array().unwrap().len(), &all[0]["object"]), (1, &json!(format!("node/{name}"))));
+    assert_eq!(admin.ok("ListOperations", json!({ "running": true })), json!({}));
+    assert_eq!(admin.refused("GetOperation", json!({ "id": "999999" })), Reason::OperationNotFound);
+    let refused = json!({ "id": 9, "noWait": true });
+    assert_eq!(admin.refused("RemoveController", refused), Reason::MembershipRefused);
+}
+
+/// Parts of answers.
+fn masks(admin: &Stock) {
+    let name = json!({ "tenant": "default", "name": "digits", "readMask": "spec.name,generation" });
+    let function = admin.ok("GetFunction", name);
+    assert_eq!(function, json!({ "spec": { "name": "digits" }, "generation": "1" }));
+    let nodes = admin.ok("ListNodes", json!({ "readMask": "gpus.health" }));
+    assert_eq!(nodes["nodes"][0]["gpus"][0], json!({ "health": "Up" }));
+    for (method, mask) in [("ListFunctions", "spec.nam"), ("ListTenants", "name.x"), ("ListBilling", "cost")]
+    {
+        assert_eq!(admin.refused(method, json!({ "readMask": mask })), Reason::MalformedRequest, "{method}");
+    }
+    let capped = json!({ "name": "acme", "quota": { "gpuShare": 0.5 }, "updateMask": "gpuShare" });
+    assert_eq!(admin.ok("SetTenant", capped)["quota"], json!({ "gpusMax": 1, "gpuShare": 0.5 }));
+}
+
+/// What the processes logged.
+fn logged(admin: &Stock) {
+    let began = json!({ "filter": { "atLeast": "LEVEL_INFO" } });
+    let page = admin.ok("ListLogs", began);
+    let lines = page["lines"].as_array().unwrap();
+    assert!(lines.iter().any(|line| line["message"] == "worker started"), "{page}");
+    assert!(lines.iter().all(|line| line["process"] == "up"), "one process serves all");
+    let seqs: BTreeSet<_> = lines.iter().map(|line| line["seq"].to_string()).collect();
+    assert_eq!(seqs.len(), lines.len(), "each once, though controller and worker both have them");
+    let rest = admin.ok("ListLogs", json!({ "after": page["next"] }));
+    let again = |line: &Value| seqs.contains(&line["seq"].to_string());
+    assert!(!rest["lines"].as_array().is_some_and(|lines| lines.iter().any(again)), "{rest}");
+    assert_eq!(admin.refused("ListLogs", json!({ "of": ["worker-99"] })), Reason::NodeNotFound);
+    assert_eq!(admin.refused("ListLogs", json!({ "after": "elsewhere" })), Reason::MalformedRequest);
 }
 
 /// What is told of the request.

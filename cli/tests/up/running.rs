@@ -73,11 +73,21 @@ impl Up {
         Self::start(&args)
     }
 
+    /// One with more variables than a test's cluster has.
+    pub(crate) fn ephemeral_with(args: &[&str], variables: &[(&str, &Path)]) -> Self {
+        Self::start_with(&[&["--ephemeral"], args].concat(), variables)
+    }
+
     fn start(args: &[&str]) -> Self {
+        Self::start_with(args, &[])
+    }
+
+    fn start_with(args: &[&str], variables: &[(&str, &Path)]) -> Self {
         let stderr = NamedTempFile::new().expect("there is room for a file");
         let mut child = millrace()
             .args(["up", "--listen", "127.0.0.1:0"])
             .args(args)
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(stderr.reopen().expect("the file is there"))
             .spawn()

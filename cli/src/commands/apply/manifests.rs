@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use millrace_types::manifest::{self, FunctionManifest, Manifest};
+use millrace_types::workflow::Signature;
 use millrace_types::{FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
 
 use super::order::in_order;
@@ -28,6 +29,8 @@ pub(crate) struct Items {
 pub(crate) struct Item {
     pub(crate) spec: FunctionSpec,
     pub(crate) model: PathBuf,
+    /// What its program takes and gives, if it is one.
+    pub(crate) declared: Option<Signature>,
     /// The file that asks for it, for messages.
     pub(crate) source: PathBuf,
 }
@@ -62,11 +65,11 @@ pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Fail
 impl Items {
     fn add(&mut self, manifest: Manifest, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
         match manifest {
-            Manifest::Function(FunctionManifest { mut spec, model_file }) => {
+            Manifest::Function(FunctionManifest { mut spec, model_file, declared }) => {
                 settle_tenant(&mut spec.key, source, tenant)?;
                 // Standard input has no folder: a path in it is relative to where the command runs.
                 let model = source.parent().unwrap_or(Path::new("")).join(model_file);
-                self.functions.push(Item { spec, model, source: source.to_owned() });
+                self.functions.push(Item { spec, model, declared, source: source.to_owned() });
             }
             Manifest::Workflow(mut spec) => {
                 settle_tenant(&mut spec.key, source, tenant)?;

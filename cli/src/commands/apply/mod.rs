@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Error, ModelFile, Outcome};
+use millrace_model::program::Program;
 use millrace_types::workflow::{Run, Signature};
 use millrace_types::{Digest, FunctionKey, TenantName};
 
@@ -125,11 +126,14 @@ fn read(paths: &[PathBuf], session: &Session) -> Result<Wanted, Failure> {
     let mut functions = Vec::new();
     let items = manifests::read(paths, &session.config.tenant)?;
     for item in items.functions {
-        let model = match models.get(&item.model) {
-            Some(model) => model.clone(),
-            None => open(&item)?,
+        let model = match (&item.declared, models.get(&item.model)) {
+            (Some(declared), _) => pack(&item, declared)?,
+            (None, Some(model)) => model.clone(),
+            (None, None) => open(&item)?,
         };
-        models.insert(item.model.clone(), model.clone());
+        if item.declared.is_none() {
+            models.insert(item.model.clone(), model.clone());
+        }
         functions.push(Function { item, model });
     }
     Ok(Wanted { functions, workflows: items.workflows })
@@ -148,6 +152,21 @@ fn open(item: &Item) -> Result<Model, Failure> {
         .map_err(|error| Failure::usage(format!("{}: {error}", item.model.display())).about(subject()))?;
     let signature = Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs };
     Ok(Model { file, signature })
+}
+
+/// Packs a program with what it declares, checked as the server will.
+fn pack(item: &Item, declared: &Signature) -> Result<Model, Failure> {
+    let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
+    let file = std::fs::read(&item.model).map_err(|cause| {
+        Failure::from(Error::File { path: item.model.clone(), cause })
+            .about(subject())
+            .hint("spec.program.file is relative to the manifest's folder")
+    })?;
+    let program = Program { declared: declared.clone(), file: file.into() };
+    let packed = program
+        .pack()
+        .map_err(|error| Failure::usage(format!("{}: {error}", item.model.display())).about(subject()))?;
+    Ok(Model { file: ModelFile::packed(&item.model, packed), signature: program.declared })
 }
 
 /// The models the cluster does not have, each once.

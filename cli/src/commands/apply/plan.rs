@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::WorkflowSpec;
-use millrace_types::workflow::{NESTING_MAX, Run, Signature};
+use millrace_types::workflow::{Fit, NESTING_MAX, Run, Signature};
 
 use super::{Callee, Wanted};
 use crate::failure::Failure;
@@ -40,13 +40,6 @@ struct Unfit {
     /// The workflow that could not run.
     workflow: Callee,
     problem: String,
-}
-
-/// What a callee takes and gives, and how deep workflows lie in it.
-#[derive(Debug, Clone)]
-struct Fit {
-    signature: Signature,
-    nesting: usize,
 }
 
 /// Every item, in an order that a server with that world takes.
@@ -192,17 +185,12 @@ impl World {
         let spec = match self.known.get(callee) {
             None => return Ok(None),
             Some(Known::Function(signature)) => {
-                return Ok(Some(Fit { signature: signature.clone(), nesting: 0 }));
+                return Ok(Some(Fit::of_function(signature.clone())));
             }
             Some(Known::Workflow(spec)) => spec,
         };
         let unfit = |problem| Unfit { workflow: callee.clone(), problem };
-        let too_deep = |run: &Run| {
-            unfit(format!(
-                "{run} would lie more than {NESTING_MAX} workflows deep: run what is in it instead"
-            ))
-        };
-        let (mut inside, mut nesting) = (BTreeMap::new(), 0);
+        let mut inside = BTreeMap::new();
         for run in spec.runs() {
             // What was there lies no deeper than is allowed, and one more comes at a time: the rest
             // run each other.
@@ -210,17 +198,10 @@ impl World {
                 return Err(unfit(format!("{run} comes to run itself, through others: workflows end")));
             }
             let of = Callee { tenant: callee.tenant.clone(), run: run.clone() };
-            let Some(fit) = self.fit(&of, outside + 1, fits)? else { continue };
-            if matches!(run, Run::Workflow(_)) {
-                nesting = nesting.max(fit.nesting + 1);
-                if nesting > NESTING_MAX {
-                    return Err(too_deep(run));
-                }
-            }
-            inside.insert(run, fit.signature);
+            inside.extend(self.fit(&of, outside + 1, fits)?.map(|fit| (run, fit)));
         }
-        let signature = spec.check(|run| inside.get(run)).map_err(|error| unfit(error.to_string()))?;
-        let fit = Fit { signature, nesting };
+        let fit =
+            spec.fit(|run| inside.get(run).map(Fit::by_ref)).map_err(|error| unfit(error.to_string()))?;
         fits.insert(callee.clone(), fit.clone());
         Ok(Some(fit))
     }
@@ -256,7 +237,8 @@ mod tests {
         let source = PathBuf::from(format!("{name}.yaml"));
         let file = tempfile::NamedTempFile::new().unwrap();
         let model = Model { file: ModelFile::open(file.path()).unwrap(), signature: signature(output) };
-        Function { item: Item { spec: FunctionSpec::new(key), model: PathBuf::new(), source }, model }
+        let item = Item { spec: FunctionSpec::new(key), model: PathBuf::new(), declared: None, source };
+        Function { item, model }
     }
 
     /// One step, of which it gives this output.
@@ -330,7 +312,7 @@ mod tests {
         let there = |count| world(&(0..count).map(level).collect::<Vec<_>>());
         assert_eq!(order(vec![], vec![level(4)], there(4)), Ok("n4".into()));
         let refused = order(vec![], vec![level(5)], there(5)).unwrap_err().message.unwrap();
-        assert!(refused.contains("n5.yaml: workflow n5: workflow \"n4\" would lie more"), "{refused}");
+        assert!(refused.contains("n5.yaml: workflow n5: workflow \"n4\" has workflows 4 deep"), "{refused}");
         let base = vec![workflow("base", "function: f", "y"), workflow("n0", "workflow: base", "y")];
         let deeper = order(vec![], base.clone(), there(5)).unwrap_err().message.unwrap();
         assert!(deeper.contains("workflow n4, as the server has it, runs this"), "{deeper}");

@@ -18,6 +18,24 @@ pub(super) async fn remove(id: NonZeroU64, session: &Session) -> Result<(), Fail
     told(&format!("controller/{id} removed"), &group)
 }
 
+pub(super) async fn begin_promotion(id: NonZeroU64, session: &Session) -> Result<(), Failure> {
+    let begun = session.admin.begin_promotion(id.get()).await.map_err(|error| about(id, error))?;
+    begins(&format!("controller/{id}"), "promoted", &begun)
+}
+
+pub(super) async fn begin_removal(id: NonZeroU64, session: &Session) -> Result<(), Failure> {
+    let begun = session.admin.begin_removal(id.get()).await.map_err(|error| about(id, error))?;
+    begins(&format!("controller/{id}"), "removed", &begun)
+}
+
+/// What was so already, or was done at once, is told as such.
+fn begins(who: &str, done: &str, group: &wire::ChangeMembershipResponse) -> Result<(), Failure> {
+    match group.members.as_slice() {
+        [] => print(&format!("{who} is being {done}: operation/{}", group.operation)),
+        _ => told(&format!("{who} {done}"), group),
+    }
+}
+
 pub(super) async fn transfer(to: Option<NonZeroU64>, session: &Session) -> Result<(), Failure> {
     let led = session.admin.transfer_leadership(to.map(NonZeroU64::get)).await?;
     print(&format!("controller/{} leads in term {}", led.leader, led.term))

@@ -30,19 +30,22 @@ enum Verb {
     Status(status::Args),
     Wait(wait::Args),
     /// Make a learner a voter.
-    Promote(One),
+    Promote(Change),
     /// Remove a controller from the group, for good.
-    Remove(One),
+    Remove(Change),
     /// Hand leadership over.
     Transfer(Successor),
 }
 
 /// Which controller.
 #[derive(Debug, clap::Args)]
-struct One {
+struct Change {
     /// Its number in the group.
     #[arg(value_name = "ID")]
     id: NonZeroU64,
+    /// Only begin: 'millrace operation wait' waits for the end.
+    #[arg(long)]
+    no_wait: bool,
 }
 
 /// Who is to lead.
@@ -57,8 +60,10 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     match args.verb {
         Verb::Status(args) => status::run(args, session).await,
         Verb::Wait(args) => wait::run(args, session).await,
-        Verb::Promote(One { id }) => members::promote(id, session).await,
-        Verb::Remove(One { id }) => members::remove(id, session).await,
+        Verb::Promote(Change { id, no_wait: false }) => members::promote(id, session).await,
+        Verb::Promote(Change { id, no_wait: true }) => members::begin_promotion(id, session).await,
+        Verb::Remove(Change { id, no_wait: false }) => members::remove(id, session).await,
+        Verb::Remove(Change { id, no_wait: true }) => members::begin_removal(id, session).await,
         Verb::Transfer(Successor { id }) => members::transfer(id, session).await,
     }
 }

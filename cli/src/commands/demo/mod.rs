@@ -14,7 +14,7 @@ use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, memory};
+use millrace_worker::start::{DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, memory};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -141,11 +141,13 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
         host_memory: HOST_MEMORY,
         object_memory: OBJECT_MEMORY,
+        gpu_data: DataConfig::default(),
         model_storage: HOST_MEMORY,
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
         gpu_memory: memory::Grid::default(),
+        programs: None,
         faults: Faults::Refuse,
         insecure: false,
         artifacts: None,

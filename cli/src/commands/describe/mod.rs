@@ -32,7 +32,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let word = match kind {
         Kind::Function => "function",
         Kind::Workflow => "workflow",
-        Kind::Node | Kind::Gpu | Kind::Tenant | Kind::Scaling => {
+        Kind::Node | Kind::Gpu | Kind::Tenant | Kind::Policy | Kind::Operation | Kind::Scaling => {
             return Err(Failure::usage("only functions and workflows are described")
                 .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
         }

@@ -1,5 +1,5 @@
-//! `get`: lists functions, workflows, nodes, GPUs or tenants, or shows one; shows how many nodes are
-//! needed.
+//! `get`: lists functions, workflows, nodes, GPUs, tenants or operations, or shows one; shows how nodes
+//! schedule, and how many are needed.
 
 mod nodes;
 mod workflows;
@@ -20,11 +20,12 @@ use crate::output::table::{Table, col, wide};
 use crate::output::{Format, Output, document, documents, list, print, text};
 use crate::session::Session;
 
-/// List functions, workflows, nodes, GPUs or tenants, or show one; show how many nodes the cluster
-/// needs.
+/// List functions, workflows, nodes, GPUs, tenants or operations, or show one; show how nodes schedule,
+/// and how many the cluster needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// functions, workflows, nodes, gpus or tenants; or one of them, such as function/digits; or scaling.
+    /// functions, workflows, nodes, gpus, tenants or operations; or one of them, such as function/digits;
+    /// or policies, or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
     target: Target,
     /// Only the one of this name; for GPUs a node's name.
@@ -51,11 +52,15 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         Kind::Node => nodes::nodes(nodes::named(&admin, name.as_deref()).await?, name.is_some(), format),
         Kind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
         Kind::Tenant => tenants(&admin, name.as_deref(), format).await,
-        Kind::Scaling => match name {
-            Some(name) => Err(Failure::usage(format!("scaling has no names, such as {name:?}"))
-                .hint("write: millrace get scaling")),
-            None => scaling(admin.scaling_signal().await?, format),
-        },
+        Kind::Operation => operations(&admin, name.as_deref(), format).await,
+        Kind::Policy => {
+            nameless("policies", name.filter(|name| name != "cluster"))?;
+            policy(admin.policy().await?, format)
+        }
+        Kind::Scaling => {
+            nameless("scaling", name)?;
+            scaling(admin.scaling_signal().await?, format)
+        }
     }
 }
 
@@ -143,6 +148,33 @@ async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<()
     let table = output::tenants::table(&tenants);
     let documents: Vec<_> = tenants.into_iter().map(output::tenants::Tenant::from).collect();
     list(format, &documents, &table, "no tenant has functions or caps")
+}
+
+/// Refuses the name of what there is one of.
+fn nameless(what: &str, name: Option<String>) -> Result<(), Failure> {
+    match name {
+        None => Ok(()),
+        Some(name) => Err(Failure::usage(format!("{what} has no names, such as {name:?}"))
+            .hint(format!("write: millrace get {what}"))),
+    }
+}
+
+async fn operations(admin: &Admin, id: Option<&str>, format: Format) -> Result<(), Failure> {
+    let operations = match id {
+        Some(id) => vec![admin.operation(id).await?],
+        None => admin.operations().await?,
+    };
+    let table = output::operations::table(&operations);
+    let documents: Vec<_> = operations.into_iter().map(output::operations::Operation::from).collect();
+    list(format, &documents, &table, "nothing takes its time, and nothing did in the last day")
+}
+
+fn policy(policy: wire::Policy, format: Format) -> Result<(), Failure> {
+    let table = output::policies::table(&policy);
+    match document(format, &output::policies::Policy::from(policy))? {
+        Some(text) => print(&text),
+        None => print(&table.render(format)),
+    }
 }
 
 fn scaling(signal: wire::ScalingSignal, format: Format) -> Result<(), Failure> {

@@ -78,9 +78,22 @@ impl<'a> Hops<'a> {
         let fetch = self.below(ran.invoke).find(|span| span.name == "fetch" && is(span, "input", input));
         let method = fetch.and_then(|fetch| attribute(fetch, "fetch.method"));
         let (method, from, to) = match (method, source) {
-            (Some("host"), _) => ("host", format!("memory of {}", ran.worker), ran.place("its")),
+            (Some("intra-gpu"), _) => ("intra-gpu", "in place".to_owned(), ran.worker_place()),
+            (Some("inter-gpu"), source) => {
+                let from =
+                    self.maker(source).map_or_else(|| "another GPU".to_owned(), |it| it.worker_place());
+                ("inter-gpu", from, ran.place("its"))
+            }
+            (Some("host"), source) => {
+                // Where it was made on another GPU it came over the host from there.
+                let made = self.maker(source).filter(|made| made.worker == ran.worker);
+                let gpu = made.and_then(|made| made.gpu).filter(|&gpu| Some(gpu) != ran.gpu);
+                let over = gpu.map(|gpu| format!("GPU {gpu} over ")).unwrap_or_default();
+                ("host", format!("{over}memory of {}", ran.worker), ran.place("its"))
+            }
             (Some(method), source) => {
-                (method, format!("memory of {}", self.maker(source)), ran.worker_place())
+                let maker = self.maker(source).map_or("another worker", |made| made.worker);
+                (method, format!("memory of {maker}"), ran.worker_place())
             }
             (None, Source::Input(_)) => ("request", "the request".to_owned(), ran.worker_place()),
             // Small enough to go with the calls.
@@ -95,18 +108,18 @@ impl<'a> Hops<'a> {
             format!("{}{row}", attribute(run, "step").unwrap_or_default()),
             input.to_owned(),
             method.to_owned(),
-            format!("{from} to {to}"),
+            if from == "in place" { format!("in place on {to}") } else { format!("{from} to {to}") },
             bytes.map(text::size).unwrap_or_default(),
             wait.map(|ms| time((ms * 1e6) as u64)).unwrap_or_default(),
             fetch.map(|fetch| time(fetch.duration_ns)).unwrap_or_default(),
         ]);
     }
 
-    /// The worker that made it, whose memory it came from.
-    fn maker(&self, source: &Source) -> &'a str {
-        let Source::Step { step, .. } = source else { return "another worker" };
+    /// The run that made it, as far as the trace tells.
+    fn maker(&self, source: &Source) -> Option<Ran<'a>> {
+        let Source::Step { step, .. } = source else { return None };
         let run = self.spec.step(step).and_then(|step| self.runs_of(step).pop());
-        run.and_then(|run| self.ran(run)).map_or("another worker", |ran| ran.worker)
+        run.and_then(|run| self.ran(run))
     }
 
     /// The runs of a step of this workflow, not of one inside it.
@@ -202,6 +215,30 @@ people   x       inter-node   memory of worker-1 to worker-2's GPU 0   2.0 KiB  
 ";
         assert_eq!(hops.table(), expected);
         assert_eq!(hops.skipped().iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), ["vehicles"]);
+    }
+
+    #[test]
+    fn what_stays_on_a_worker_comes_in_place_from_another_gpu_or_over_the_host() {
+        let spec = workflow().unwrap();
+        let row = |method: &str, gpu: &str| {
+            let mut trace = trace();
+            for span in &mut trace.spans {
+                let (name, value) = match (span.name.as_str(), span.span_id.as_str()) {
+                    ("attempt", _) => ("worker", "worker-1"),
+                    ("fetch", _) => ("fetch.method", method),
+                    (_, "l") => ("gpu", gpu),
+                    _ => continue,
+                };
+                span.attributes.insert(format!("millrace.{name}"), value.to_owned());
+            }
+            let table = Hops::new(&spec, &trace).table();
+            let line = table.lines().last().unwrap();
+            line.split("  ").map(str::trim).filter(|it| !it.is_empty()).nth(3).unwrap().to_owned()
+        };
+        assert_eq!(row("intra-gpu", "0"), "in place on worker-1's GPU 0");
+        assert_eq!(row("inter-gpu", "1"), "worker-1's GPU 0 to its GPU 1");
+        assert_eq!(row("host", "1"), "GPU 0 over memory of worker-1 to its GPU 1");
+        assert_eq!(row("host", "0"), "memory of worker-1 to its GPU 0");
     }
 
     #[test]

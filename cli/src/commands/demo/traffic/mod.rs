@@ -166,10 +166,12 @@ fn classes(scores: &Tensor) -> Result<Vec<usize>, Failure> {
 }
 
 const LEGEND: &str = "\
-METHOD is how an input came: 'request' with the request itself, 'host' from the host memory of the
-same worker, where the step before had left it. WAIT is how long the step then waited for a GPU, TIME
-how long the worker took to find or fetch the input; '-' is what the trace does not tell. The
-recognisers' weights are random, so their classes mean nothing.";
+METHOD is how an input came: 'request' with the request itself, 'intra-gpu' not at all, since it is
+read where the step before had left it on the GPU, 'host' over the host memory of the same worker (and
+'inter-gpu' over NVLinks, on a topology that has them: millrace up --topology dgx-v100).
+WAIT is how long the step waited for a GPU, TIME how long the worker took to find or fetch the input;
+'-' is what the trace does not tell. The recognisers' weights are random, so their classes mean
+nothing.";
 
 pub(super) const GO_ON: &str = "\
 How to go on (cargo install --path cli puts millrace on your PATH), after the three 'synth' above:

@@ -1,5 +1,8 @@
 //! `synth`: writes an ONNX network that nobody trained, for tests, measurements and examples.
 
+mod drawing;
+mod workflow;
+
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -15,15 +18,16 @@ Examples:
   millrace synth bert --layers 4 --out small.onnx --function > small.yaml
   millrace synth mlp --function | millrace apply -f -
   millrace synth tiny-cnn --seed 7 --out seventh.onnx
-  millrace synth detector --out examples/traffic/detector.onnx";
+  millrace synth detector --out examples/traffic/detector.onnx
+  millrace synth workflow yelp --out examples/workflows/models";
 
 /// Write an ONNX network that nobody trained: always the same for the same options.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    network: Network,
-    /// Where to write it [default: NETWORK.onnx].
+    network: Kind,
+    /// Where to write it; a workflow's files, into this folder [default: NETWORK.onnx, or models].
     #[arg(short, long, global = true, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Where its random weights begin: another number gives another file, which answers otherwise.
@@ -33,6 +37,14 @@ pub(crate) struct Args {
     /// Also print a manifest of a function with it.
     #[arg(long, global = true)]
     function: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Kind {
+    #[command(flatten)]
+    One(Network),
+    /// All networks of a workflow of examples/workflows, and inputs for it.
+    Workflow(workflow::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,11 +86,19 @@ struct Dimensions {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let (name, onnx) = args.network.build(Seeded(args.seed))?;
+    let (name, onnx) = match &args.network {
+        Kind::Workflow(_) if args.function => {
+            return Err(Failure::usage("a workflow has no manifest of one function")
+                .hint("its manifest is examples/workflows/NAME.yaml"));
+        }
+        Kind::Workflow(workflow) => {
+            let folder = args.out.as_deref().unwrap_or(Path::new("models"));
+            return workflow.write(folder, args.seed);
+        }
+        Kind::One(network) => network.build(Seeded(args.seed))?,
+    };
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.onnx")));
-    std::fs::write(&out, &onnx)
-        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", out.display())))?;
-    eprintln!("wrote {}, {}", out.display(), text::size(onnx.len() as u64));
+    write(&out, &onnx)?;
     if args.function { print(&manifest(name, &out)) } else { Ok(()) }
 }
 
@@ -105,6 +125,13 @@ impl Dimensions {
         }
         Ok(Encoder { layers, hidden, heads, inner, vocabulary, positions })
     }
+}
+
+fn write(out: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    std::fs::write(out, bytes)
+        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", out.display())))?;
+    eprintln!("wrote {}, {}", out.display(), text::size(bytes.len() as u64));
+    Ok(())
 }
 
 fn manifest(name: &str, file: &Path) -> String {

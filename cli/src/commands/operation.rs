@@ -1,0 +1,94 @@
+//! `operation`: waits for what takes its time, or ends it.
+
+use std::time::Duration;
+
+use millrace_client::messages as wire;
+
+use crate::clock;
+use crate::failure::Failure;
+use crate::output::{operations as shown, print};
+use crate::progress;
+use crate::session::Session;
+
+/// How often the line that says how far it is is written anew.
+const STEP: Duration = Duration::from_millis(500);
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace get operations                  what goes on, and what ended in the last day
+  millrace drain worker-1 --no-wait && millrace operation wait 17 --timeout 10m
+  millrace operation cancel 17             a drain: its node stays cordoned, and what moved stays away";
+
+/// Wait for an operation, or end it before its time.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Wait until it has ended.
+    Wait(Wait),
+    /// End a drain before its time.
+    Cancel(Cancel),
+}
+
+/// Which, and for how long.
+#[derive(Debug, clap::Args)]
+struct Wait {
+    /// Its number.
+    #[arg(value_name = "ID")]
+    id: String,
+    /// How long to wait.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "5m")]
+    timeout: Duration,
+}
+
+/// Which.
+#[derive(Debug, clap::Args)]
+struct Cancel {
+    /// Its number.
+    #[arg(value_name = "ID")]
+    id: String,
+}
+
+pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+    match args.verb {
+        Verb::Wait(Wait { id, timeout }) => wait(&id, timeout, session).await,
+        Verb::Cancel(Cancel { id }) => {
+            let operation = session.admin.cancel_operation(&id).await?;
+            print(&format!("operation/{id} {} of {}: {}", operation.kind, operation.object, told(&operation)))
+        }
+    }
+}
+
+/// Waits until an operation has ended, and fails where it did.
+async fn wait(id: &str, timeout: Duration, session: &Session) -> Result<(), Failure> {
+    let line = progress::waiting("waiting");
+    let ended = session.admin.wait_operation(id, STEP, |operation| line.set_message(told(operation)));
+    let ended = tokio::time::timeout_at(clock::now() + timeout, ended).await;
+    line.finish_and_clear();
+    let Ok(ended) = ended else {
+        let timeout = humantime::format_duration(timeout);
+        return Err(Failure::timed_out(format!("operation {id} goes on after {timeout}"))
+            .hint("see how far it is: millrace get operations"));
+    };
+    let operation = ended?;
+    let said = format!("operation/{id} {} of {}: {}", operation.kind, operation.object, told(&operation));
+    match operation.state() {
+        wire::OperationState::Succeeded => print(&said),
+        _ => Err(Failure::failed(said)),
+    }
+}
+
+/// How it stands, in words.
+fn told(operation: &wire::Operation) -> String {
+    let parts = [
+        shown::word(operation.state()).to_lowercase(),
+        shown::progress(operation),
+        operation.message.clone(),
+    ];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,161 @@
+//! `synth workflow`: the networks of a workflow of `examples/workflows`, and inputs to try it on.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+use millrace_model::synth::{
+    CELL_SIDE, CROP_SIDE, Darknet, Encoder, PHOTO_SIDE, PICTURE, Residual, Seeded, States, camera, chunks,
+    crops, denoiser, grey_line, painter, vote,
+};
+
+use super::{drawing, write};
+use crate::failure::Failure;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Which of them.
+    name: Example,
+    /// Narrow networks of the same inputs and outputs, less than 6 MiB each: for tests.
+    #[arg(long)]
+    small: bool,
+}
+
+/// The workflows of FaaSTube's table 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Example {
+    /// Finds people and vehicles, and looks closer at each.
+    TrafficMonitor,
+    /// Paints the road, and blurs the rest.
+    AutoDriving,
+    /// Finds faces in three parts of a video at once, and recognises all of them.
+    VideoEditing,
+    /// Asks two classifiers about one picture.
+    ImageEditing,
+    /// Reads what is written in a picture, if anything is.
+    SocialMedia,
+    /// Judges comments, and replies.
+    Yelp,
+}
+
+/// How large the networks are.
+struct Sizes {
+    detector: Darknet,
+    faces: Darknet,
+    residual: Residual,
+    /// How many times as large crops and faces are made for the residual network.
+    enlarge: (usize, usize),
+    alexnet: usize,
+    comments: Encoder,
+    replies: Encoder,
+}
+
+const FULL: Sizes = Sizes {
+    detector: Darknet::SMALL,
+    faces: Darknet::NANO,
+    residual: Residual::FIFTY,
+    enlarge: (2, 4),
+    alexnet: 64,
+    comments: Encoder::BASE,
+    replies: Encoder::DISTILLED,
+};
+
+const SMALL: Sizes = Sizes {
+    detector: Darknet::TINY,
+    faces: Darknet::TINY,
+    residual: Residual::TINY,
+    enlarge: (1, 1),
+    alexnet: 2,
+    comments: Encoder::TINY,
+    replies: Encoder::TINY,
+};
+
+/// How a network is made.
+type Build = fn(Seeded, &Sizes) -> Vec<u8>;
+
+/// Classes of a person or vehicle.
+const CLASSES: usize = 16;
+/// The numbers that a face is known by.
+const EMBEDDING: usize = 512;
+
+impl Sizes {
+    fn crops(&self) -> Residual {
+        Residual { side: CROP_SIDE, enlarge: self.enlarge.0, classes: CLASSES, ..self.residual }
+    }
+
+    fn faces(&self) -> Residual {
+        Residual { side: CELL_SIDE, enlarge: self.enlarge.1, classes: EMBEDDING, ..self.residual }
+    }
+}
+
+impl Example {
+    /// Its networks by the names of their files. Where a network is random, its seed is the one asked for
+    /// and its place here.
+    fn networks(self) -> &'static [(&'static str, Build)] {
+        match self {
+            Self::TrafficMonitor => &[
+                ("traffic-preprocess", |_, _| camera()),
+                ("traffic-yolo-det", |seeded, sizes| seeded.yolo_det(sizes.detector)),
+                ("traffic-postprocess", |_, _| crops()),
+                ("traffic-people", |seeded, sizes| seeded.residual("people", sizes.crops())),
+                ("traffic-vehicles", |seeded, sizes| seeded.residual("vehicles", sizes.crops())),
+            ],
+            Self::AutoDriving => &[
+                ("driving-denoise", |_, _| denoiser(PICTURE, 1)),
+                ("driving-yolo-seg", |seeded, sizes| seeded.yolo_seg(sizes.detector)),
+                ("driving-blur", |_, _| painter()),
+            ],
+            Self::VideoEditing => &[
+                ("video-preprocess", |_, _| chunks(drawing::FRAMES)),
+                ("video-yolo-face", |seeded, sizes| seeded.yolo_face(sizes.faces)),
+                ("video-recognise", |seeded, sizes| seeded.residual("faces", sizes.faces())),
+            ],
+            Self::ImageEditing => &[
+                ("image-denoise", |_, _| denoiser((PHOTO_SIDE, PHOTO_SIDE), 4)),
+                ("image-resnet", |seeded, sizes| seeded.residual("resnet50-like", sizes.residual)),
+                ("image-alexnet", |seeded, sizes| seeded.alexnet_like(sizes.alexnet)),
+                ("image-vote", |_, _| vote()),
+            ],
+            Self::SocialMedia => &[
+                ("social-preprocess", |_, _| grey_line()),
+                ("social-ocr", |seeded, sizes| seeded.ocr(sizes.detector)),
+                ("social-bert", |seeded, sizes| seeded.bert_classifier(sizes.replies, States::Kept)),
+            ],
+            Self::Yelp => &[
+                ("yelp-filter", |seeded, sizes| seeded.bert_classifier(sizes.comments, States::Given)),
+                ("yelp-reply", |seeded, sizes| seeded.bert_reply(sizes.replies)),
+            ],
+        }
+    }
+
+    /// What to invoke it on, by the names of files.
+    fn inputs(self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
+        Ok(match self {
+            Self::TrafficMonitor => vec![
+                ("street.png", drawing::street(8, 4)?),
+                ("people.png", drawing::street(5, 0)?),
+                ("empty.png", drawing::street(0, 0)?),
+            ],
+            Self::AutoDriving => vec![("road.png", drawing::street(6, 3)?)],
+            Self::VideoEditing => vec![("video.pngs", drawing::video()?)],
+            Self::ImageEditing => vec![("photo.png", drawing::photo()?)],
+            Self::SocialMedia => vec![("post.png", drawing::post(24)?), ("view.png", drawing::post(0)?)],
+            Self::Yelp => vec![("comments.bin", drawing::comments())],
+        })
+    }
+}
+
+impl Args {
+    pub(super) fn write(&self, folder: &Path, seed: u64) -> Result<(), Failure> {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Failure::usage(format!("cannot make {}: {error}", folder.display())))?;
+        let sizes = if self.small { &SMALL } else { &FULL };
+        for (place, (name, build)) in (0..).zip(self.name.networks()) {
+            let onnx = build(Seeded(seed.wrapping_add(place)), sizes);
+            write(&folder.join(format!("{name}.onnx")), &onnx)?;
+        }
+        for (name, bytes) in self.name.inputs()? {
+            write(&folder.join(name), &bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! How nodes schedule, as people and programs read it.
+
+use millrace_client::messages as wire;
+use millrace_proto::policy::PolicySpec;
+use serde::Serialize;
+
+use crate::output::table::{Table, col, wide};
+use crate::output::text::moment;
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Policy {
+    spec: Spec,
+    generation: u64,
+    resource_version: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    updated_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    updated_by: Option<String>,
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    node: String,
+    obeys: bool,
+    generation: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actual: Option<Spec>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Change {
+    generation: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed_at: Option<String>,
+    changed_by: String,
+    spec: Spec,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dispatch: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eviction: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overtakes_max: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alpha: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batching: Option<String>,
+}
+
+fn said(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+impl From<PolicySpec> for Spec {
+    fn from(spec: PolicySpec) -> Self {
+        Self {
+            dispatch: said(spec.dispatch),
+            eviction: said(spec.eviction),
+            overtakes_max: spec.overtakes_max,
+            alpha: said(spec.alpha),
+            batching: said(spec.batching),
+        }
+    }
+}
+
+impl From<wire::Policy> for Policy {
+    fn from(policy: wire::Policy) -> Self {
+        let node = |it: wire::NodePolicy| Node {
+            node: it.node,
+            obeys: it.obeys,
+            generation: it.generation,
+            actual: it.actual.map(Spec::from),
+        };
+        Self {
+            spec: policy.spec.unwrap_or_default().into(),
+            generation: policy.generation,
+            resource_version: policy.resource_version,
+            updated_at: policy.updated_at.and_then(moment),
+            updated_by: said(policy.updated_by),
+            nodes: policy.nodes.into_iter().map(node).collect(),
+        }
+    }
+}
+
+impl From<wire::PolicyChange> for Change {
+    fn from(change: wire::PolicyChange) -> Self {
+        Self {
+            generation: change.generation,
+            changed_at: change.changed_at.and_then(moment),
+            changed_by: change.changed_by,
+            spec: change.spec.unwrap_or_default().into(),
+        }
+    }
+}
+
+/// What is set, in the order of the columns; what is not is as each worker was started.
+fn cells(spec: &PolicySpec) -> [String; 5] {
+    let max = spec.overtakes_max.map(|max| max.to_string()).unwrap_or_default();
+    [spec.dispatch.clone(), spec.eviction.clone(), max, spec.alpha.clone(), spec.batching.clone()]
+}
+
+/// What is wanted, then what each node does.
+pub(crate) fn table(policy: &wire::Policy) -> Table {
+    let mut table = Table::new([
+        col("NODE"),
+        col("DISPATCH"),
+        col("EVICTION"),
+        col("OVERTAKES"),
+        col("ALPHA"),
+        col("BATCHING"),
+        col("CHANGE"),
+        col("OBEYS"),
+        wide("UPDATED"),
+        wide("BY"),
+    ]);
+    let [dispatch, eviction, max, alpha, batching] = cells(&policy.spec.clone().unwrap_or_default());
+    let (updated, by) = (policy.updated_at.and_then(moment).unwrap_or_default(), policy.updated_by.clone());
+    let (wanted, change) = ("(wanted)".to_owned(), policy.generation.to_string());
+    table.row([wanted, dispatch, eviction, max, alpha, batching, change, String::new(), updated, by]);
+    for node in &policy.nodes {
+        let [dispatch, eviction, max, alpha, batching] = cells(&node.actual.clone().unwrap_or_default());
+        let obeys = if node.obeys { "yes" } else { "no" }.to_owned();
+        let (name, change, none) = (node.node.clone(), node.generation.to_string(), String::new);
+        table.row([name, dispatch, eviction, max, alpha, batching, change, obeys, none(), none()]);
+    }
+    table
+}
+
+/// The last changes.
+pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
+    let mut table = Table::new([
+        col("CHANGE"),
+        col("WHEN"),
+        col("BY"),
+        col("DISPATCH"),
+        col("EVICTION"),
+        col("OVERTAKES"),
+        col("ALPHA"),
+        col("BATCHING"),
+    ]);
+    for change in changes {
+        let [dispatch, eviction, max, alpha, batching] = cells(&change.spec.clone().unwrap_or_default());
+        let when = change.changed_at.and_then(moment).unwrap_or_default();
+        let (number, by) = (change.generation.to_string(), change.changed_by.clone());
+        table.row([number, when, by, dispatch, eviction, max, alpha, batching]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Format;
+
+    #[test]
+    fn what_is_wanted_stands_above_what_each_node_does() {
+        let spec = |dispatch: &str| PolicySpec { dispatch: dispatch.into(), ..Default::default() };
+        let node =
+            |node: &str, actual, obeys| wire::NodePolicy { node: node.into(), actual, obeys, generation: 2 };
+        let policy = wire::Policy {
+            spec: Some(spec("torpor")),
+            generation: 2,
+            nodes: vec![node("a", Some(spec("torpor")), true), node("b", None, false)],
+            ..Default::default()
+        };
+        let expected = "\
+NODE       DISPATCH   EVICTION   OVERTAKES   ALPHA   BATCHING   CHANGE   OBEYS
+(wanted)   torpor     -          -           -       -          2        -
+a          torpor     -          -           -       -          2        yes
+b          -          -          -           -       -          2        no
+";
+        assert_eq!(table(&policy).render(Format::Table), expected);
+        let json = serde_json::to_value(Policy::from(policy)).unwrap();
+        assert_eq!(json["spec"], serde_json::json!({ "dispatch": "torpor" }));
+        assert_eq!(json["nodes"][1]["obeys"], false);
+    }
+}

@@ -1,0 +1,169 @@
+//! The six workflows of FaaSTube's table 1, as examples/workflows/README.md says: its commands are run
+//! word for word, but that the networks are the small ones, and against a server that the test starts.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+use image::{ExtendedColorType, ImageEncoder as _};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::functions::{built, commands, run, stop};
+use crate::running::{Up, eventually, repository};
+
+const PAGE: &str = "examples/workflows/README.md";
+
+/// A folder in which the page's paths mean what they say, and the library for its Python function.
+/// `None` where what it needs is not there.
+fn folder() -> Option<(TempDir, PathBuf)> {
+    let Some(library) = built("libmillrace_function.so") else {
+        eprintln!("skipped: libmillrace_function.so was not built: run 'cargo test --workspace'");
+        return None;
+    };
+    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: there is no python3");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("examples/workflows");
+    std::fs::create_dir_all(&to).unwrap();
+    for file in std::fs::read_dir(repository("examples/workflows")).unwrap() {
+        let file = file.unwrap();
+        // Not the networks, if somebody made them.
+        if file.file_type().unwrap().is_file() {
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    Some((folder, library))
+}
+
+fn cluster(library: &Path) -> Up {
+    let args = ["--allow-processes", "--gpus", "2", "--keep-spans", "20000"];
+    Up::ephemeral_with(&args, &[("FUNCTION_LIBRARY", library)])
+}
+
+/// Each step that a request ran, once for each run.
+fn steps(up: &Up, id: &str) -> Vec<String> {
+    let mut steps = Vec::new();
+    eventually("the trace is whole", || {
+        let shown = up.run(&["trace", id, "-o", "json"]);
+        let Ok(trace) = serde_json::from_slice::<Value>(&shown.stdout) else { return false };
+        let spans = trace["spans"].as_array().unwrap();
+        let ids: BTreeSet<_> = spans.iter().filter_map(|span| span["id"].as_str()).collect();
+        let is_root = |span: &&Value| span["parent"].as_str().is_none_or(|id| !ids.contains(id));
+        let run = spans.iter().filter(|span| span["name"] == "step");
+        steps = run.map(|span| span["attributes"]["millrace.step"].as_str().unwrap().to_owned()).collect();
+        steps.sort();
+        // The request's own span is the last.
+        let roots: Vec<_> = spans.iter().filter(is_root).collect();
+        matches!(roots[..], [root] if root["name"] != "step")
+    });
+    steps
+}
+
+/// What came out: names and shapes.
+fn shapes(answer: &Value) -> Vec<(&str, Vec<u64>)> {
+    let outputs = answer["outputs"].as_array().unwrap().iter();
+    let shape =
+        |output: &Value| output["shape"].as_array().unwrap().iter().filter_map(Value::as_u64).collect();
+    outputs.map(|output| (output["name"].as_str().unwrap(), shape(output))).collect()
+}
+
+type Expected<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a [u64])]);
+
+/// Each request of the page: its id, the steps that run, and what comes out.
+const EXPECTED: [Expected<'static>; 8] = [
+    (
+        "traffic-1",
+        "traffic-monitor",
+        "decode detect people postprocess preprocess vehicles",
+        &[("people", &[8, 16]), ("vehicles", &[4, 16])],
+    ),
+    (
+        "traffic-2",
+        "traffic-monitor",
+        "decode detect people postprocess preprocess",
+        &[("people", &[5, 16]), ("vehicles", &[0, 16])],
+    ),
+    ("driving-1", "auto-driving", "blur decode denoise segment", &[("picture", &[1, 768, 1280, 3])]),
+    ("video-1", "video-editing", "decode faces faces faces preprocess recognise", &[("people", &[5, 512])]),
+    (
+        "image-1",
+        "image-editing",
+        "alexnet decode denoise resnet vote",
+        &[("label", &[1]), ("probabilities", &[1, 1000])],
+    ),
+    (
+        "social-1",
+        "social-media",
+        "decode judge preprocess read",
+        &[("tokens", &[1, 24]), ("scores", &[1, 2])],
+    ),
+    ("social-2", "social-media", "decode preprocess read", &[("tokens", &[1, 0]), ("scores", &[0, 2])]),
+    ("yelp-1", "yelp", "filter reply", &[("scores", &[8, 2]), ("reply", &[8, 32])]),
+];
+
+#[test]
+fn the_six_workflows_run_on_one_cluster_each_with_the_branches_its_input_asks_for() {
+    let Some((folder, library)) = folder() else { return };
+    let up = cluster(&library);
+    let mut answers = Vec::new();
+    for line in commands(PAGE) {
+        if line.contains("millrace synth ") {
+            run(&up, folder.path(), &format!("{line} --small"));
+        } else if line.contains("millrace invoke ") {
+            answers.push(run(&up, folder.path(), &format!("{line} -o json")));
+        } else {
+            run(&up, folder.path(), &line);
+        }
+    }
+    let answers: Vec<Value> = answers.iter().map(|answer| serde_json::from_str(answer).unwrap()).collect();
+    assert_eq!(answers.len(), EXPECTED.len());
+    for (answer, (id, workflow, ran, outputs)) in answers.iter().zip(EXPECTED) {
+        assert_eq!(
+            (answer["id"].as_str(), answer["model_name"].as_str()),
+            (Some(id), Some(workflow)),
+            "{answer}"
+        );
+        let mut found = shapes(answer);
+        found.sort();
+        let mut expected: Vec<_> = outputs.iter().map(|(name, shape)| (*name, shape.to_vec())).collect();
+        expected.sort();
+        assert_eq!(found, expected, "{id}");
+        assert_eq!(steps(&up, id).join(" "), ran, "{id}");
+    }
+    stop(up);
+}
+
+#[test]
+fn a_png_of_any_filter_is_decoded_and_what_is_none_is_refused() {
+    let Some((folder, library)) = folder() else { return };
+    let up = cluster(&library);
+    run(&up, folder.path(), "millrace apply -f examples/workflows/decode.yaml");
+    let (height, width) = (30, 40);
+    let pixels: Vec<u8> = (0..height * width * 3).map(|at| (at * at % 251) as u8).collect();
+    let filters = [FilterType::NoFilter, FilterType::Sub, FilterType::Up, FilterType::Avg, FilterType::Paeth];
+    let mut files = Vec::new();
+    for filter in filters {
+        let encoder = PngEncoder::new_with_quality(&mut files, CompressionType::Fast, filter);
+        encoder.write_image(&pixels, width, height, ExtendedColorType::Rgb8).unwrap();
+    }
+    let path = folder.path().join("frames.pngs");
+    let decode = |data: &[u8]| {
+        std::fs::write(&path, data).unwrap();
+        up.run(&["invoke", "decode-png", "-o", "json", "--raw", &format!("png={}", path.display())])
+    };
+    let decoded: Value = serde_json::from_slice(&decode(&files).stdout).unwrap();
+    assert_eq!(shapes(&decoded), [("pixels", vec![5, 30, 40, 3])]);
+    let data = decoded["outputs"][0]["data"].as_array().unwrap();
+    let data: Vec<u8> = data.iter().map(|value| u8::try_from(value.as_u64().unwrap()).unwrap()).collect();
+    assert!(data == pixels.repeat(filters.len()), "the pixels differ");
+
+    for (data, says) in [(&files[..files.len() - 5], "cut short"), (b"#!/bin/sh".as_slice(), "no PNG")] {
+        let refused = String::from_utf8(decode(data).stderr).unwrap();
+        assert!(refused.contains(says), "{refused}");
+    }
+    stop(up);
+}
