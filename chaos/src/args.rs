@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
+use millrace_chaos::cluster::{Ground, Terrain};
 use millrace_chaos::scenario::{self, Keep, Options, Scenario};
 use millrace_chaos::timeline::Echo;
 
@@ -18,14 +19,17 @@ Examples:
   millrace-chaos run executor-storm --lasts 1m --dispatch torpor --isolation model
   millrace-chaos run mine.yaml --report target/chaos
   millrace-chaos run all -o json > report.jsonl
+  millrace-chaos run split-brain --ground namespaces
+  millrace-chaos run executor-storm --ground compose --lasts 1m
   millrace-chaos soak --minutes 60 --seed 3 --report target/soak
 
 Exit codes:
-  0  every check of every run held; what this machine does not allow was skipped
-  1  a check failed: the report shows what violates it, and the logs are kept
-  2  nothing could be run";
+  0    every check of every run held; what this machine does not allow was skipped
+  1    a check failed: the report shows what violates it, and the logs are kept
+  2    nothing could be run
+  130  it was interrupted; what it had started and made is gone";
 
-/// Faults for a cluster of real processes on this machine, and a verdict.
+/// Faults for a cluster of real processes or containers on this machine, and a verdict.
 #[derive(Debug, Parser)]
 #[command(name = "millrace-chaos", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
@@ -43,7 +47,9 @@ pub(crate) enum Command {
     },
     /// Run scenarios, one after the other.
     Run(Run),
-    /// Run scenarios drawn by the seed, one after the other, until the time is over.
+    /// Run scenarios drawn by the seed, one after the other, until the time is over, each as long as it
+    /// says. Tells after each how all went so far, and whether this process's own memory and
+    /// descriptors grow.
     Soak(Soak),
 }
 
@@ -89,6 +95,13 @@ pub(crate) struct How {
     /// Which models share an executor process, as of 'millrace up' [default: the scenario's].
     #[arg(long, value_name = "NAME", value_parser = ["gpu", "model", "resident"])]
     isolation: Option<String>,
+    /// Where processes run: on loopback, each in a network namespace of its own (takes root, ip and
+    /// nft), or as the containers of deploy/compose (takes root, a Docker Engine and a compose tool).
+    #[arg(long, value_name = "GROUND", default_value = "processes")]
+    ground: Ground,
+    /// The folder of compose.yaml, for --ground compose [default: deploy/compose of this repository].
+    #[arg(long, value_name = "DIR")]
+    deploy: Option<PathBuf>,
     /// The binary to test [default: beside this one, or in target/].
     #[arg(long, value_name = "PATH", env = "MILLRACE_BINARY")]
     millrace: Option<PathBuf>,
@@ -110,11 +123,20 @@ pub(crate) enum Output {
 }
 
 impl Run {
-    /// What is to be run. Every file is read before anything is started.
-    pub(crate) fn scenarios(&self) -> anyhow::Result<Vec<Scenario>> {
+    /// What is to be run. Every file is read before anything is started, and what is named has to be
+    /// what its ground can do; of `all` the rest is skipped.
+    pub(crate) fn scenarios(&self, options: &Options) -> anyhow::Result<Vec<Scenario>> {
         if self.names == ["all"] {
             return Ok(scenario::all());
         }
+        let scenarios = self.named()?;
+        match scenarios.iter().find_map(|it| it.refusal(options)) {
+            Some(refusal) => Err(anyhow::Error::msg(refusal)),
+            None => Ok(scenarios),
+        }
+    }
+
+    fn named(&self) -> anyhow::Result<Vec<Scenario>> {
         let find = |name: &String| {
             if name.ends_with(".yaml") || name.ends_with(".yml") {
                 return Scenario::read(Path::new(name));
@@ -141,6 +163,7 @@ impl How {
         Ok(Options {
             seed,
             program: binary::find(self.millrace.as_deref())?,
+            terrain: Terrain { ground: self.ground, deploy: binary::deploy(self.deploy.as_deref())? },
             rounds: None,
             lasts: None,
             functions: None,
@@ -174,10 +197,31 @@ mod tests {
         }
     }
 
+    fn on(ground: Ground) -> Options {
+        Options {
+            seed: 1,
+            program: PathBuf::new(),
+            terrain: Terrain { ground, deploy: None },
+            rounds: None,
+            lasts: None,
+            functions: None,
+            policies: Vec::new(),
+            echo: Echo::Silent,
+            keep: Keep::Failed,
+        }
+    }
+
+    #[test]
+    fn what_a_ground_cannot_do_is_refused_by_name_and_left_out_of_all() {
+        let refusal = run(&["leader-kill", "split-brain"]).scenarios(&on(Ground::Compose)).unwrap_err();
+        assert!(refusal.to_string().starts_with("split-brain cannot"), "{refusal}");
+        assert!(run(&["all"]).scenarios(&on(Ground::Compose)).is_ok());
+    }
+
     #[test]
     fn scenarios_are_named_one_by_one_or_all_at_once() {
         let names = |words: &[&str]| {
-            let found = run(words).scenarios()?;
+            let found = run(words).scenarios(&on(Ground::Processes))?;
             anyhow::Ok(found.iter().map(|it| it.name().to_owned()).collect::<Vec<_>>())
         };
         assert_eq!(names(&["worker-kill", "leader-kill"]).unwrap(), ["worker-kill", "leader-kill"]);
@@ -190,7 +234,7 @@ mod tests {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
         let path = file.path().to_str().unwrap();
         std::fs::write(path, "name: mine\nkind: storm\n").unwrap();
-        let refusal = run(&[path]).scenarios().unwrap_err().to_string();
+        let refusal = run(&[path]).scenarios(&on(Ground::Processes)).unwrap_err().to_string();
         assert!(refusal.contains(path) && refusal.contains("line 2"), "{refusal}");
     }
 

@@ -1,10 +1,26 @@
-//! Finds the binary to test.
+//! Finds the binary to test, and the folder of the compose file.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
 const NAME: &str = "millrace";
+/// Where the compose file is in the repository, in which these binaries are built.
+const DEPLOY: &str = "deploy/compose";
+const COMPOSE_FILE: &str = "compose.yaml";
+
+/// The folder that was named, or the repository's own: that of this folder, or of this program.
+pub(crate) fn deploy(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+    if let Some(path) = named {
+        let file = path.join(COMPOSE_FILE);
+        file.metadata().with_context(|| format!("there is no {}", file.display()))?;
+        return Ok(Some(path.canonicalize().context("the folder has a path")?));
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let here = std::env::current_dir().context("there is no current folder")?;
+    let folders = here.ancestors().chain(own.ancestors()).map(|folder| folder.join(DEPLOY));
+    Ok(folders.into_iter().find(|folder| folder.join(COMPOSE_FILE).is_file()))
+}
 
 /// The binary that was named, or the one that was built with this one: beside it, or for tests one
 /// folder above, or the newest in `target/`.

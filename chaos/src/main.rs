@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use millrace_chaos::report::{Folder, Report, Verdict};
+use millrace_chaos::cluster::{Ground, Switch};
+use millrace_chaos::report::{Folder, Own, Report, Verdict};
 use millrace_chaos::scenario::{self, Options, Scenario};
 use millrace_chaos::timeline::{Echo, Timeline};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Cli, Command, How, Output, Run, Soak};
 
@@ -22,6 +24,8 @@ use crate::args::{Cli, Command, How, Output, Run, Soak};
 const FAILED: u8 = 1;
 /// The command line cannot be used, or nothing could be run.
 const USAGE: u8 = 2;
+/// Somebody ended it: 128 and the number of SIGINT, as shells have it.
+const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -36,14 +40,16 @@ fn main() -> ExitCode {
 }
 
 fn list(output: Output) -> anyhow::Result<ExitCode> {
+    let grounds = |it: &Scenario| it.grounds().map(Ground::word).collect::<Vec<_>>();
     match output {
         Output::Text => {
             for it in scenario::all() {
                 println!("{:22}{:>9}   {}", it.name(), it.length(), it.about());
+                println!("{:34}on {}", "", grounds(&it).join(", "));
             }
         }
         Output::Json => {
-            let entry = |it: &Scenario| serde_json::json!({ "name": it.name(), "about": it.about(), "length": it.length() });
+            let entry = |it: &Scenario| serde_json::json!({ "name": it.name(), "about": it.about(), "length": it.length(), "grounds": grounds(it) });
             let list: Vec<_> = scenario::all().iter().map(entry).collect();
             println!("{}", serde_json::to_string_pretty(&list)?);
         }
@@ -52,10 +58,14 @@ fn list(output: Output) -> anyhow::Result<ExitCode> {
 }
 
 fn play(run: &Run) -> anyhow::Result<ExitCode> {
-    let (scenarios, options) = (run.scenarios()?, run.options()?);
-    let mut runner = Runner::begin(&run.how)?;
+    let options = run.options()?;
+    let scenarios = run.scenarios(&options)?;
+    let mut runner = Runner::begin(&run.how, &options)?;
     for scenario in &scenarios {
         runner.run(scenario, &options)?;
+        if runner.interrupted {
+            break;
+        }
     }
     Ok(runner.end())
 }
@@ -63,14 +73,16 @@ fn play(run: &Run) -> anyhow::Result<ExitCode> {
 /// Each scenario has a seed of its own, which its report says: it can be run again by itself.
 fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
     let options = soak.how.options()?;
-    let mut runner = Runner::begin(&soak.how)?;
-    let (scenarios, mut rng) = (scenario::all(), StdRng::seed_from_u64(options.seed));
+    let mut runner = Runner::begin(&soak.how, &options)?;
+    let scenarios: Vec<_> = scenario::all().into_iter().filter(|it| it.refusal(&options).is_none()).collect();
+    let mut rng = StdRng::seed_from_u64(options.seed);
     let lasts = Duration::from_secs(60 * u64::from(soak.minutes.get()));
     let timeline = Timeline::begin(Echo::Silent);
-    while timeline.now() < lasts {
+    while timeline.now() < lasts && !runner.interrupted {
         let scenario = scenarios.choose(&mut rng).context("there are scenarios")?;
         let seed = u64::from(rng.random::<u32>());
         runner.run(scenario, &Options { seed, ..options.clone() })?;
+        runner.rolling(timeline.now(), lasts, &options)?;
     }
     Ok(runner.end())
 }
@@ -80,29 +92,64 @@ struct Runner {
     runtime: Runtime,
     output: Output,
     folder: Option<Folder>,
+    reports: Tally,
+    interrupted: bool,
+    /// Why this machine has no such ground.
+    unavailable: Option<String>,
+    /// Outlives what runs in it.
+    _switch: Option<Switch>,
+}
+
+/// How all went so far.
+#[derive(Debug, Default)]
+struct Tally {
     failed: u32,
     passed: u32,
+    skipped: u32,
+    requests: u64,
+    lost: u64,
+    faults: usize,
 }
 
 impl Runner {
     /// Everything runs on this thread but what the runtime's own threads carry: processes are tied to
     /// the thread that starts them, and these end last.
-    fn begin(how: &How) -> anyhow::Result<Self> {
+    fn begin(how: &How, options: &Options) -> anyhow::Result<Self> {
         let folder = how.report.as_deref().map(Folder::begin).transpose()?;
+        // Before the runtime: its threads are where this one is.
+        let entered = match options.terrain.ground {
+            Ground::Namespaces => Switch::enter().map(Some),
+            Ground::Processes | Ground::Compose => options.terrain.check().map(|()| None),
+        };
+        let unavailable = entered.as_ref().err();
+        let unavailable = unavailable.map(|error| format!("this machine has no such ground: {error:#}"));
         let runtime = Runtime::new().context("cannot start the async runtime")?;
-        Ok(Self { runtime, output: how.output, folder, failed: 0, passed: 0 })
+        Ok(Self {
+            runtime,
+            output: how.output,
+            folder,
+            reports: Tally::default(),
+            interrupted: false,
+            unavailable,
+            _switch: entered.unwrap_or_default(),
+        })
     }
 
     fn run(&mut self, scenario: &Scenario, options: &Options) -> anyhow::Result<()> {
         if self.output == Output::Text {
             println!("{} --seed {}: {}", scenario.name(), options.seed, scenario.about());
         }
-        let report = self.runtime.block_on(scenario.run(options));
-        match report.verdict {
-            Verdict::Fail => self.failed += 1,
-            Verdict::Pass => self.passed += 1,
-            Verdict::Skipped => {}
-        }
+        let report = match self.unavailable.clone() {
+            Some(reason) => scenario.skipped(options, reason),
+            None => match self.runtime.block_on(unless_interrupted(scenario.run(options)))? {
+                Some(report) => report,
+                None => {
+                    self.interrupted = true;
+                    return Ok(());
+                }
+            },
+        };
+        self.reports.add(&report);
         print(&report, self.output)?;
         match &mut self.folder {
             Some(folder) => folder.add(report),
@@ -110,14 +157,63 @@ impl Runner {
         }
     }
 
+    /// The verdict so far, for whoever looks on.
+    fn rolling(&mut self, passed: Duration, of: Duration, options: &Options) -> anyhow::Result<()> {
+        let own = Own::now(passed);
+        if self.output == Output::Text {
+            let Tally { failed, passed: held, skipped, requests, lost, faults } = self.reports;
+            let minutes = |span: Duration| span.as_secs() / 60;
+            println!(
+                "soak --seed {}, {} of {} minutes: {held} passed, {failed} failed, {skipped} skipped; {faults} faults, {requests} requests, {lost} lost; the harness has {own}\n",
+                options.seed,
+                minutes(passed),
+                minutes(of),
+            );
+        }
+        match &mut self.folder {
+            Some(folder) => folder.note(own),
+            None => Ok(()),
+        }
+    }
+
     fn end(self) -> ExitCode {
-        if self.passed + self.failed > 1 && self.output == Output::Text {
-            println!("{} passed, {} failed", self.passed, self.failed);
+        let Tally { failed, passed, .. } = self.reports;
+        if passed + failed > 1 && self.output == Output::Text {
+            println!("{passed} passed, {failed} failed");
         }
         if let Some(folder) = &self.folder {
             eprintln!("report: {}", folder.page().display());
         }
-        if self.failed > 0 { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
+        match (failed, self.interrupted) {
+            (1.., _) => ExitCode::from(FAILED),
+            (_, true) => ExitCode::from(INTERRUPTED),
+            _ => ExitCode::SUCCESS,
+        }
+    }
+}
+
+impl Tally {
+    fn add(&mut self, report: &Report) {
+        match report.verdict {
+            Verdict::Fail => self.failed += 1,
+            Verdict::Pass => self.passed += 1,
+            Verdict::Skipped => self.skipped += 1,
+        }
+        self.requests += report.requests.total.ended();
+        self.lost += report.requests.total.lost;
+        self.faults += report.faults();
+    }
+}
+
+/// What comes of something, or nothing where somebody ends it before: then what it had made goes.
+async fn unless_interrupted<T>(run: impl Future<Output = T>) -> anyhow::Result<Option<T>> {
+    let told = "cannot listen for signals";
+    let mut terminate = signal(SignalKind::terminate()).context(told)?;
+    let mut interrupt = signal(SignalKind::interrupt()).context(told)?;
+    tokio::select! {
+        done = run => Ok(Some(done)),
+        _ = terminate.recv() => Ok(None),
+        _ = interrupt.recv() => Ok(None),
     }
 }
 

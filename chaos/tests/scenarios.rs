@@ -4,9 +4,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A cluster is eight processes: one at a time.
@@ -78,7 +80,7 @@ fn executors_that_are_killed_on_a_node_that_swaps_leave_nothing_behind() {
     let junit = std::fs::read_to_string(folder.path().join("junit.xml")).unwrap();
     assert!(junit.contains(r#"tests="10" skipped="0" failures="0""#), "{junit}");
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
-    assert_eq!(page.matches("<svg").count(), 2);
+    assert_eq!(page.matches("<svg").count(), 4);
 }
 
 #[test]
@@ -104,6 +106,97 @@ fn a_request_that_kills_who_runs_it_is_quarantined_after_two() {
 fn workflows_answer_the_same_while_those_die_who_run_them() {
     let Some(report) = run(&["workflows"]) else { return };
     assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+}
+
+#[test]
+fn packets_between_namespaces_are_dropped_and_nothing_promised_is_lost() {
+    let Some(report) = run(&["split-brain", "--ground", "namespaces"]) else { return };
+    if skipped(&report) {
+        return;
+    }
+    assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+    let events = report["timeline"].as_array().unwrap().iter();
+    let mends = events.filter(|it| it["what"].as_str().unwrap().ends_with("what was lost is sent again"));
+    assert_eq!(mends.count(), 3, "{report}");
+}
+
+#[test]
+fn executors_that_are_killed_in_containers_are_replaced() {
+    let Some(report) = run(&["executor-storm", "--functions", "20", "--ground", "compose"]) else { return };
+    if skipped(&report) {
+        return;
+    }
+    assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+    let events = report["timeline"].as_array().unwrap().iter();
+    let kills =
+        events.filter(|it| it["what"].as_str().unwrap().starts_with("kill -9 of the executor of GPU"));
+    assert!(kills.count() >= 2, "they are told by their GPUs: {report}");
+}
+
+/// Says that a run was, where this machine does not let us.
+fn skipped(report: &Value) -> bool {
+    let reason = report["reason"].as_str().unwrap_or_default();
+    let skipped = report["verdict"] == "skipped";
+    assert!(!skipped || reason.starts_with("this machine has no such ground"), "{report}");
+    if skipped {
+        eprintln!("SKIPPED: {reason}");
+    }
+    skipped
+}
+
+/// The namespaces of a harness.
+fn namespaces(pid: u32) -> usize {
+    let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let names = names.filter_map(|it| it.file_name().into_string().ok());
+    let own = format!("millrace-chaos-{pid}");
+    names.filter(|it| *it == own || it.starts_with(&format!("{own}-"))).count()
+}
+
+/// A harness that has a namespace for itself and for a process; `None` where it gets none.
+#[allow(clippy::disallowed_methods, reason = "another process, which cannot tell us")]
+fn harness_in_namespaces() -> Option<Child> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"));
+    command.args(["run", "leader-kill", "--ground", "namespaces", "--output", "json"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while namespaces(child.id()) < 2 {
+        if child.try_wait().unwrap().is_some() {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(child)
+}
+
+#[test]
+fn a_harness_that_ends_removes_its_namespaces_and_those_of_one_that_was_killed() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(mut killed) = harness_in_namespaces() else {
+        eprintln!("SKIPPED: no network namespaces here, or no binary: the test above says which");
+        return;
+    };
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(namespaces(killed.id()) >= 2, "nobody has removed them");
+    let mut next = harness_in_namespaces().unwrap();
+    assert_eq!(namespaces(killed.id()), 0);
+    kill_process(Pid::from_child(&next), Signal::INT).unwrap();
+    assert_eq!(next.wait().unwrap().code(), Some(130));
+    assert_eq!(namespaces(next.id()), 0);
+}
+
+#[test]
+fn what_a_ground_cannot_do_is_refused_by_name_before_anything_is_started() {
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"))
+        .args(["run", "executor-kill", "split-brain", "--ground", "compose"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains(NOT_BUILT) {
+        eprintln!("skipped: {said}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.contains("split-brain cannot run") && said.contains("--ground processes"), "{said}");
 }
 
 #[test]

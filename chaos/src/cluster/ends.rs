@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 
 use anyhow::{Context as _, bail};
 
-use super::part::{Recipe, Running, Started};
+use super::part::{How, Recipe, Running, Started};
 use super::{Cluster, Start, descendants, must_run, named, signal};
 use crate::proxy::Party;
 
@@ -217,7 +217,11 @@ impl Cluster {
     /// # Errors
     /// When there is no such controller.
     pub fn place_controller(&mut self, id: u64, prefix: Vec<String>) -> anyhow::Result<()> {
-        self.controller_mut(id)?.recipe.prefix = prefix;
+        let controller = self.controller_mut(id)?;
+        let How::Child { prefix: before, .. } = &mut controller.recipe.how else {
+            bail!("controller {id} is a container");
+        };
+        *before = [controller.house.prefix.clone(), prefix].concat();
         Ok(())
     }
 
@@ -246,16 +250,27 @@ impl Cluster {
         for (_, start) in self.starting.drain(..) {
             start.abort();
         }
-        let controllers = self.controllers.values_mut().filter_map(|it| it.running.take());
-        let workers = self.workers.values_mut().filter_map(|it| it.running.take());
-        for running in controllers.chain(workers).collect::<Vec<_>>() {
-            running.kill().await?;
+        let controllers = self.controllers.values_mut().map(|it| (&it.recipe, it.running.take()));
+        let workers = self.workers.values_mut().map(|it| (&it.recipe, it.running.take()));
+        for (recipe, running) in controllers.chain(workers) {
+            if let Some(running) = running {
+                running.kill().await?;
+            }
+            recipe.keep_log().await?;
         }
         Ok(())
     }
 }
 
 impl Process {
+    /// As its ground and its log call it.
+    pub(super) fn service(&self) -> String {
+        match self {
+            Self::Controller(id) => format!("controller-{id}"),
+            Self::Worker(name) => name.clone(),
+        }
+    }
+
     /// As the proxies know it.
     #[must_use]
     pub fn party(&self) -> Party {

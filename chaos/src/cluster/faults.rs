@@ -114,7 +114,7 @@ impl Cluster {
 
     /// Past any proxy: that is for what controllers say to each other.
     fn faults(&self, id: u64) -> anyhow::Result<FaultClient<Channel>> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.controller(id)?.internal))?;
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.controller(id)?.house.internal))?;
         Ok(FaultClient::new(endpoint.connect_lazy()))
     }
 }

@@ -1,8 +1,10 @@
-//! A cluster of real processes on loopback: controllers and workers with data folders of their own,
+//! A cluster of real processes on some ground: controllers and workers with data folders of their own,
 //! seen through the admin API as its operators see it.
 
 mod ends;
 mod faults;
+mod ground;
+mod links;
 mod part;
 mod ports;
 mod status;
@@ -20,9 +22,11 @@ use tokio::task::JoinHandle;
 
 pub use self::ends::Process;
 pub use self::faults::Injection;
-use self::part::{Recipe, Running, Started};
-pub(crate) use self::part::{descendants, is_alive, signal};
-use self::ports::Ports;
+pub use self::ground::{Ground, Switch, Terrain};
+use self::ground::{House, Site};
+pub use self::links::Links;
+use self::part::{How, Recipe, Running, Started};
+pub(crate) use self::part::{descendants, is_alive, own_pid, signal};
 pub use self::status::Wanted;
 pub(crate) use self::status::{until, until_within};
 pub use self::usage::Usage;
@@ -71,23 +75,13 @@ impl Machine {
     }
 }
 
-/// How processes reach each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Links {
-    /// Directly.
-    Direct,
-    /// Through proxies, which cut and delay.
-    Proxied,
-}
-
 /// A cluster. Its processes end when it is dropped.
 pub struct Cluster {
     program: PathBuf,
     root: PathBuf,
     timeline: Timeline,
-    ports: Ports,
-    /// The links between processes, where they are proxied.
-    pub network: Network,
+    /// Who is cut off from whom; carried out by proxies, or by the ground.
+    network: Network,
     links: Links,
     injection: Injection,
     /// The words that every worker is started with.
@@ -96,16 +90,17 @@ pub struct Cluster {
     workers: BTreeMap<String, Worker>,
     /// Those that were started again and do not serve yet.
     starting: Vec<(Process, JoinHandle<anyhow::Result<Running>>)>,
-    /// Below them: fronts outlive the processes that connect to them.
+    /// Below them: fronts outlive the processes that connect to them, and the ground those that are
+    /// on it.
     fronts: Vec<Front>,
+    site: Site,
 }
 
 struct Controller {
     recipe: Recipe,
     running: Option<Running>,
     dir: PathBuf,
-    client: SocketAddr,
-    internal: SocketAddr,
+    house: House,
     /// What others connect to.
     advertised: SocketAddr,
 }
@@ -127,14 +122,23 @@ pub enum Start {
 
 impl Cluster {
     /// A cluster of nothing yet, in an empty folder.
-    #[must_use]
-    pub fn new(program: &Path, root: &Path, links: Links, timeline: Timeline) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// When there is no such ground here.
+    pub fn new(
+        program: &Path,
+        root: &Path,
+        terrain: &Terrain,
+        links: Links,
+        timeline: Timeline,
+    ) -> anyhow::Result<Self> {
+        let site = Site::begin(terrain, program, root)?;
+        Ok(Self {
             program: program.to_owned(),
             root: root.to_owned(),
             timeline,
-            ports: Ports::new(),
-            network: Network::default(),
+            network: Network::on(terrain.ground.proxies()),
+            site,
             links,
             injection: Injection::Off,
             worker_words: Vec::new(),
@@ -142,7 +146,7 @@ impl Cluster {
             workers: BTreeMap::new(),
             starting: Vec::new(),
             fronts: Vec::new(),
-        }
+        })
     }
 
     /// Starts every process of a plan, and waits until all of it is up.
@@ -153,11 +157,16 @@ impl Cluster {
         self.injection = plan.injection;
         self.worker_words = plan.machine.words();
         self.worker_words.extend_from_slice(&plan.worker_words);
-        for id in 1..=plan.controllers {
-            self.add_controller(id, None).await?;
-        }
-        for number in 1..=plan.workers {
-            self.add_worker(&format!("worker-{number}")).await?;
+        let workers: Vec<_> = (1..=plan.workers).map(|number| format!("worker-{number}")).collect();
+        if let Site::Compose(_) = self.site {
+            self.start_containers(&workers, plan.machine).await?;
+        } else {
+            for id in 1..=plan.controllers {
+                self.add_controller(id, None).await?;
+            }
+            for name in &workers {
+                self.add_worker(name).await?;
+            }
         }
         let voters = self.controllers.len();
         self.reached(Wanted { voters, nodes: plan.workers as usize, lag_max: 0 }).await?;
@@ -172,39 +181,40 @@ impl Cluster {
     /// When it does not become a voter, with what its log says.
     pub async fn add_controller(&mut self, id: u64, instead_of: Option<u64>) -> anyhow::Result<()> {
         let old = instead_of.and_then(|old| self.controllers.remove(&old));
-        let prefix = old.as_ref().map(|old| old.recipe.prefix.clone()).unwrap_or_default();
-        let (client, internal, advertised) = match old {
-            Some(old) => (old.client, old.internal, old.advertised),
+        let (prefix, house, advertised) = match old {
+            Some(Controller { recipe, house, advertised, .. }) => (recipe.prefix(), house, advertised),
             None => {
-                let internal = self.ports.free()?;
-                let advertised = self.fronted(Party::Controller(id), internal).await?;
-                (self.ports.free()?, internal, advertised)
+                let house = self.site.house(&format!("controller-{id}"))?;
+                let advertised = self.fronted(Party::Controller(id), house.internal).await?;
+                (house.prefix.clone(), house, advertised)
             }
         };
         let dir = self.root.join(format!("controller-{id}"));
         let mut words = vec!["controller".to_owned(), "--id".to_owned(), id.to_string()];
         words.extend(["--data-dir".to_owned(), dir.display().to_string()]);
-        words.extend(["--listen".to_owned(), client.to_string()]);
-        words.extend(["--internal-listen".to_owned(), internal.to_string()]);
+        words.extend(["--listen".to_owned(), house.client.to_string()]);
+        words.extend(["--internal-listen".to_owned(), house.internal.to_string()]);
         words.extend(["--internal-advertise".to_owned(), advertised.to_string()]);
         words.extend(SNAPSHOTS.map(str::to_owned));
         words.extend(self.injection.words());
-        let recipe = self.recipe(format!("controller-{id}"), prefix, words);
+        words.extend_from_slice(&house.words);
         let others: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
         let first = match others.as_slice() {
             [] => vec!["--bootstrap".to_owned()],
             others => vec!["--join".to_owned(), others.join(",")],
         };
         // Only an empty folder is begun so: it is started again without.
-        let begin = Recipe { words: [recipe.words.clone(), first].concat(), ..recipe.clone() };
+        let name = format!("controller-{id}");
+        let begin = self.recipe(name.clone(), prefix.clone(), [words.clone(), first].concat());
+        let recipe = self.recipe(name, prefix, words);
         let running = must_run(&begin, begin.start(named(&self.network, &Party::Controller(id))).await?)?;
-        self.controllers
-            .insert(id, Controller { recipe, running: Some(running), dir, client, internal, advertised });
+        self.controllers.insert(id, Controller { recipe, running: Some(running), dir, house, advertised });
         Ok(())
     }
 
     async fn add_worker(&mut self, name: &str) -> anyhow::Result<()> {
-        let listen = self.ports.free()?;
+        let house = self.site.house(name)?;
+        let listen = house.internal;
         let party = Party::Worker(name.to_owned());
         let advertised = self.fronted(party.clone(), listen).await?;
         let controllers: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
@@ -214,26 +224,60 @@ impl Cluster {
         words.extend(["--listen".to_owned(), listen.to_string()]);
         words.extend(["--advertise".to_owned(), advertised.to_string()]);
         words.extend_from_slice(&self.worker_words);
-        let recipe = self.recipe(name.to_owned(), Vec::new(), words);
+        words.extend(house.words);
+        let recipe = self.recipe(name.to_owned(), house.prefix, words);
         let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
         self.workers.insert(name.to_owned(), Worker { recipe, running: Some(running), listen });
         Ok(())
     }
 
+    /// Starts the compose project: what is in its file, with these workers.
+    async fn start_containers(&mut self, workers: &[String], machine: Machine) -> anyhow::Result<()> {
+        let Site::Compose(compose) = &self.site else { bail!("this ground has no containers") };
+        compose.up(u32::try_from(workers.len())?, machine)?;
+        let run = async |name: &str, party: Party| {
+            let how = How::Container(compose.container(name)?);
+            let recipe = Recipe { name: name.to_owned(), how, log: self.root.join(format!("{name}.log")) };
+            let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
+            anyhow::Ok((recipe, Some(running)))
+        };
+        for (id, client) in (1..).zip(compose.clients()) {
+            let (recipe, running) = run(&format!("controller-{id}"), Party::Controller(id)).await?;
+            let house = House { prefix: Vec::new(), words: Vec::new(), client, internal: client };
+            let controller = Controller { recipe, running, dir: PathBuf::new(), house, advertised: client };
+            self.controllers.insert(id, controller);
+        }
+        for name in workers {
+            let (recipe, running) = run(name, Party::Worker(name.clone())).await?;
+            // Nobody outside its network reaches it.
+            let listen = SocketAddr::from(([0, 0, 0, 0], 0));
+            self.workers.insert(name.clone(), Worker { recipe, running, listen });
+        }
+        Ok(())
+    }
+
     fn recipe(&self, name: String, prefix: Vec<String>, words: Vec<String>) -> Recipe {
         let log = self.root.join(format!("{name}.log"));
-        Recipe { name, prefix, program: self.program.clone(), words, log }
+        Recipe { name, how: How::Child { prefix, program: self.program.clone(), words }, log }
     }
 
     /// The address at which others reach what listens at `listen`.
     async fn fronted(&mut self, party: Party, listen: SocketAddr) -> anyhow::Result<SocketAddr> {
         if self.links == Links::Direct {
+            self.network.resides(listen.ip(), party);
             return Ok(listen);
         }
+        self.network.resides(listen.ip(), party.clone());
         let front = self.network.front(party, listen).await?;
         let address = front.address;
         self.fronts.push(front);
         Ok(address)
+    }
+
+    /// Its links, and whose process is which.
+    #[must_use]
+    pub fn network(&self) -> Network {
+        self.network.clone()
     }
 
     /// The binary of every process.
@@ -274,7 +318,7 @@ impl Cluster {
     /// Every controller's address for clients, in the order of their ids.
     #[must_use]
     pub fn addresses(&self) -> Vec<Address> {
-        self.controllers.values().map(|it| address(it.client)).collect()
+        self.controllers.values().map(|it| address(it.house.client)).collect()
     }
 
     /// A client of all controllers.
@@ -298,7 +342,7 @@ impl Cluster {
     /// # Errors
     /// When there is no such controller.
     pub fn endpoint_of(&self, id: u64) -> anyhow::Result<Endpoints> {
-        Ok(Endpoints::new(vec![address(self.controller(id)?.client)])?)
+        Ok(Endpoints::new(vec![address(self.controller(id)?.house.client)])?)
     }
 
     /// A client of some controllers.
@@ -306,7 +350,7 @@ impl Cluster {
     /// # Errors
     /// When there is no such controller.
     pub fn admin_of_all(&self, ids: &[u64]) -> anyhow::Result<Admin> {
-        let addresses = ids.iter().map(|&id| Ok(address(self.controller(id)?.client)));
+        let addresses = ids.iter().map(|&id| Ok(address(self.controller(id)?.house.client)));
         Ok(Admin::new(Endpoints::new(addresses.collect::<anyhow::Result<_>>()?)?))
     }
 

@@ -1,5 +1,5 @@
 //! One process of a cluster: started, killed, started again at the same addresses over the same
-//! folder. It ends with the harness, kill -9 of that included.
+//! folder. A child ends with the harness, kill -9 of that included.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,8 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
+
+use super::ground::Container;
 
 /// How long a process may take until it says that it is ready: a controller that joins waits for
 /// the log.
@@ -26,22 +28,42 @@ const LOG_LINES: usize = 12;
 pub(super) struct Recipe {
     /// `controller-1`, `worker-2`.
     pub(super) name: String,
-    /// What stands before the program, such as a program that changes the mounts.
-    pub(super) prefix: Vec<String>,
-    pub(super) program: PathBuf,
-    /// The program's words.
-    pub(super) words: Vec<String>,
+    pub(super) how: How,
     /// Where it logs to; appended.
     pub(super) log: PathBuf,
+}
+
+/// What a process is.
+#[derive(Debug, Clone)]
+pub(super) enum How {
+    /// A child of the harness.
+    Child {
+        /// What stands before the program, such as programs that change its network and mounts.
+        prefix: Vec<String>,
+        program: PathBuf,
+        /// The program's words.
+        words: Vec<String>,
+    },
+    /// The first process of a container.
+    Container(Container),
 }
 
 /// A process that runs.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) pid: u32,
-    child: Child,
-    /// Kept open: the process may still write.
-    _stdout: Lines<BufReader<ChildStdout>>,
+    life: Life,
+}
+
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are as many as processes")]
+enum Life {
+    Child {
+        child: Child,
+        /// Kept open: the process may still write.
+        _stdout: Lines<BufReader<ChildStdout>>,
+    },
+    Container(Container),
 }
 
 /// How a process ended that was to become ready.
@@ -56,22 +78,25 @@ impl Recipe {
     /// Starts it and waits for its ready line, or its end. `spawned` is told its pid before it does
     /// anything: what it connects to until it is ready is its own already.
     pub(super) async fn start(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<Started> {
+        let How::Child { prefix, program, words } = &self.how else {
+            return self.start_container(spawned).await;
+        };
         let log = File::options().create(true).append(true).open(&self.log);
         let log = log.with_context(|| format!("cannot open {}", self.log.display()))?;
-        let mut words = self.prefix.iter().map(String::as_str);
-        let program = words.next().map_or(self.program.as_path(), Path::new);
-        let mut command = Command::new(program);
-        if !self.prefix.is_empty() {
-            command.args(words).arg(&self.program);
+        let mut before = prefix.iter().map(String::as_str);
+        let first = before.next().map_or(program.as_path(), Path::new);
+        let mut command = Command::new(first);
+        if !prefix.is_empty() {
+            command.args(before).arg(program);
         }
         // The user's own settings must not reach the cluster.
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", "/nonexistent");
-        command.args(&self.words).args(["--die-with", &std::process::id().to_string()]);
+        command.args(words).args(["--die-with", &std::process::id().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", first.display()))?;
         spawned(child.id().context("a process that was just started has a pid")?);
         let stdout = child.stdout.take().context("stdout is piped")?;
         let mut lines = BufReader::new(stdout).lines();
@@ -79,7 +104,8 @@ impl Recipe {
         match first {
             Ok(Ok(Some(_ready))) => {
                 let pid = child.id().context("a process that is ready has a pid")?;
-                Ok(Started::Ready(Box::new(Running { pid, child, _stdout: lines })))
+                let life = Life::Child { child, _stdout: lines };
+                Ok(Started::Ready(Box::new(Running { pid, life })))
             }
             Ok(Ok(None)) => {
                 let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
@@ -89,6 +115,37 @@ impl Recipe {
             Ok(Err(error)) => Err(error).with_context(|| format!("cannot read what {} says", self.name)),
             Err(_) => bail!("{} is not ready after {READY_TIMEOUT:?}; {}", self.name, self.said()),
         }
+    }
+
+    /// What stands before the program of a child.
+    pub(super) fn prefix(&self) -> Vec<String> {
+        match &self.how {
+            How::Child { prefix, .. } => prefix.clone(),
+            How::Container(_) => Vec::new(),
+        }
+    }
+
+    async fn start_container(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<Started> {
+        let How::Container(container) = &self.how else { bail!("{} is no container", self.name) };
+        match container.start().await.with_context(|| format!("{} does not start", self.name))? {
+            Ok(pid) => {
+                spawned(pid);
+                let life = Life::Container(container.clone());
+                Ok(Started::Ready(Box::new(Running { pid, life })))
+            }
+            Err(status) => {
+                // Shown with the error, where it is one.
+                self.keep_log().await?;
+                Ok(Started::Ended(status))
+            }
+        }
+    }
+
+    /// Writes what a container logged to where a child logs.
+    pub(super) async fn keep_log(&self) -> anyhow::Result<()> {
+        let How::Container(container) = &self.how else { return Ok(()) };
+        let log = container.log().await?;
+        std::fs::write(&self.log, log).with_context(|| format!("cannot write {}", self.log.display()))
     }
 
     /// The end of its log, for a message.
@@ -102,9 +159,13 @@ impl Recipe {
 
 impl Running {
     /// kill -9, and waits until it is gone.
-    pub(super) async fn kill(mut self) -> anyhow::Result<()> {
+    pub(super) async fn kill(self) -> anyhow::Result<()> {
+        let mut child = match self.life {
+            Life::Child { child, .. } => child,
+            Life::Container(container) => return container.kill().await,
+        };
         signal(self.pid, Signal::KILL)?;
-        let ended = tokio::time::timeout(END_TIMEOUT, self.child.wait()).await;
+        let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
         ended
             .with_context(|| format!("process {} outlives kill -9", self.pid))?
             .context("a child can be waited for")?;
@@ -112,17 +173,24 @@ impl Running {
     }
 
     /// SIGTERM, and waits until it has ended.
-    pub(super) async fn end(mut self) -> anyhow::Result<ExitStatus> {
+    pub(super) async fn end(self) -> anyhow::Result<ExitStatus> {
+        let mut child = match self.life {
+            Life::Child { child, .. } => child,
+            Life::Container(container) => return container.end().await,
+        };
         signal(self.pid, Signal::TERM)?;
-        let ended = tokio::time::timeout(GRACE, self.child.wait()).await;
+        let ended = tokio::time::timeout(GRACE, child.wait()).await;
         ended
             .with_context(|| format!("process {} goes on {GRACE:?} after SIGTERM", self.pid))?
             .context("a child can be waited for")
     }
 
-    /// How it ended by itself, if it did.
+    /// How it ended by itself, if it did. A container's engine starts it again.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+        match &mut self.life {
+            Life::Child { child, .. } => child.try_wait().ok().flatten(),
+            Life::Container(_) => None,
+        }
     }
 }
 
@@ -149,4 +217,11 @@ pub(crate) fn descendants(of: u32) -> Vec<u32> {
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z ")
+}
+
+/// The pid that a process knows itself by: another than ours in a container.
+pub(crate) fn own_pid(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    line.and_then(|pids| pids.split_whitespace().next_back()?.parse().ok()).unwrap_or(pid)
 }

@@ -1,6 +1,7 @@
 //! A user-space TCP proxy that stands in front of processes of a cluster: cuts and slows what
-//! crosses it, by who talks to whom. This kernel has no netem, and processes on loopback share one
-//! address: who connects is found from the connection's socket, in /proc.
+//! crosses it, by who talks to whom. This kernel has no netem. Who connects is told by the address,
+//! where each has one; processes on loopback share one, and are found from the connection's socket,
+//! in /proc.
 //!
 //! ```text
 //!   controller 1 ──► front of controller 2 ──► controller 2
@@ -14,7 +15,7 @@ mod pump;
 mod rules;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,8 +34,12 @@ const CONNECTIONS_MAX: usize = 512;
 #[derive(Debug, Clone)]
 pub struct Network {
     rules: Arc<watch::Sender<Rules>>,
+    /// Where its proxies are.
+    at: Ipv4Addr,
     /// Who has which process id.
     pids: Arc<Mutex<BTreeMap<u32, Party>>>,
+    /// Who has which address, where each has one.
+    residents: Arc<Mutex<BTreeMap<IpAddr, Party>>>,
     /// Connections that a cut holds now.
     held: Arc<watch::Sender<usize>>,
     /// How many there were so far.
@@ -55,22 +60,37 @@ impl Drop for Front {
     }
 }
 
-impl Default for Network {
-    fn default() -> Self {
+impl Network {
+    /// One of nobody, with its proxies at an address.
+    #[must_use]
+    pub fn on(at: Ipv4Addr) -> Self {
         let (rules, held) = (watch::Sender::new(Rules::default()), watch::Sender::new(0));
         Self {
             rules: Arc::new(rules),
+            at,
             pids: Arc::default(),
+            residents: Arc::default(),
             held: Arc::new(held),
             connections: Arc::default(),
         }
     }
-}
 
-impl Network {
+    /// Says who has an address. On loopback nobody has one to himself.
+    pub fn resides(&self, at: IpAddr, party: Party) {
+        if !at.is_loopback() {
+            self.residents.lock().unwrap_or_else(PoisonError::into_inner).insert(at, party);
+        }
+    }
+
     /// Says which process is whose. A process that is not named is outside: no rule concerns it.
     pub fn name(&self, pid: u32, party: Party) {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, party);
+    }
+
+    /// Every process that was named and has not ended.
+    #[must_use]
+    pub fn named(&self) -> BTreeMap<u32, Party> {
+        self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Forgets a process that has ended.
@@ -93,6 +113,12 @@ impl Network {
         self.rules.send_modify(|rules| rules.mend(how));
     }
 
+    /// Who is cut off now: what the first of a pair sends does not reach the second.
+    #[must_use]
+    pub fn cuts(&self) -> Vec<(Party, Party)> {
+        self.rules.borrow().cuts()
+    }
+
     /// Connections that a cut holds now.
     #[must_use]
     pub fn held(&self) -> watch::Receiver<usize> {
@@ -104,13 +130,17 @@ impl Network {
     /// # Errors
     /// When no port is free.
     pub async fn front(&self, party: Party, target: SocketAddr) -> anyhow::Result<Front> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port for a proxy")?;
+        let listener = TcpListener::bind((self.at, 0)).await.context("no port for a proxy")?;
         let address = listener.local_addr().context("a listener has an address")?;
         let accepting = tokio::spawn(accept(self.clone(), party, listener, target)).abort_handle();
         Ok(Front { address, accepting })
     }
 
     fn owner_of(&self, peer: SocketAddr, front: SocketAddr) -> Party {
+        let residents = self.residents.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(party) = residents.get(&peer.ip()) {
+            return party.clone();
+        }
         let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let owner = owner::pid_of(peer, front, pids.keys().copied());
         owner.and_then(|pid| pids.get(&pid).cloned()).unwrap_or(Party::Outside)
@@ -187,7 +217,7 @@ mod tests {
 
     /// This process is controller 1; the echo is controller 2.
     async fn stage() -> (Network, Front, Echo) {
-        let (network, echo) = (Network::default(), echo().await);
+        let (network, echo) = (Network::on(Ipv4Addr::LOCALHOST), echo().await);
         network.name(std::process::id(), Party::Controller(1));
         let front = network.front(Party::Controller(2), echo.address).await.unwrap();
         (network, front, echo)

@@ -121,6 +121,11 @@ impl Rules {
         self.links.get(&(from.clone(), to.clone())).copied().unwrap_or_default()
     }
 
+    /// Every direction that is cut, by who sends to whom.
+    pub(super) fn cuts(&self) -> Vec<(Party, Party)> {
+        self.links.iter().filter(|(_, state)| state.cut).map(|(ends, _)| ends.clone()).collect()
+    }
+
     pub(super) fn resets(&self) -> u64 {
         self.resets
     }

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::{Report, Second};
+use super::{Report, Second, Sum, Taken};
 use crate::timeline::Kind;
 
 /// What a curve is called, how it is drawn, and its value in a second.
@@ -33,6 +33,17 @@ const GRID: RGBColor = RGBColor(232, 232, 236);
 /// logarithmic axis begins here all the same.
 const LATENCY_MIN_MS: f64 = 1.0;
 
+/// Whose a curve is of what processes took.
+type Kinds = [(&'static str, RGBColor, fn(&Taken) -> Sum); 3];
+const KINDS: Kinds = [
+    ("executors", SLOWEST, |it| it.executors),
+    ("workers", P99, |it| it.workers),
+    ("controllers", MEDIAN, |it| it.controllers),
+];
+/// What is left free above the highest value, so that the legend hides little.
+const LEGEND_ROOM: f64 = 1.4;
+const MIB: f64 = 1048576.0;
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 
@@ -46,6 +57,16 @@ pub(super) fn outcomes(report: &Report) -> anyhow::Result<String> {
     draw(|area| draw_outcomes(area, report))
 }
 
+/// What processes took of memory, by kind.
+pub(super) fn memory(report: &Report) -> anyhow::Result<String> {
+    draw(|area| draw_taken(area, report, "MiB of their own", |sum| sum.private_bytes as f64 / MIB))
+}
+
+/// How many descriptors they had open, by kind.
+pub(super) fn descriptors(report: &Report) -> anyhow::Result<String> {
+    draw(|area| draw_taken(area, report, "descriptors", |sum| sum.descriptors as f64))
+}
+
 fn draw(carry_out: impl FnOnce(&Area<'_>) -> Drawn) -> anyhow::Result<String> {
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -56,7 +77,7 @@ fn draw(carry_out: impl FnOnce(&Area<'_>) -> Drawn) -> anyhow::Result<String> {
 
 fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
     let busy: Vec<Second> = report.requests.seconds.iter().copied().filter(|it| it.ended() > 0).collect();
-    let most = busy.iter().map(|it| it.max_ms).fold(LATENCY_MIN_MS * 10.0, f64::max) * 1.2;
+    let most = busy.iter().map(|it| it.max_ms).fold(LATENCY_MIN_MS * 10.0, f64::max) * LEGEND_ROOM.powi(3);
     let mut chart = ChartBuilder::on(area)
         .margin(MARGIN)
         .x_label_area_size(X_LABELS)
@@ -77,9 +98,17 @@ fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
     let lines: [Curve<f64>; 3] =
         [("slowest", SLOWEST, |it| it.max_ms), ("p99", P99, |it| it.p99_ms), ("p50", MEDIAN, |it| it.p50_ms)];
     for (name, colour, of) in lines {
-        let points = busy.iter().map(|it| (it.at as f64 + 0.5, of(it).max(LATENCY_MIN_MS)));
+        // A line through seconds in which none ended would show what was not.
+        for stretch in busy.chunk_by(|one, next| one.at + 1 == next.at) {
+            let points = stretch.iter().map(|it| (it.at as f64 + 0.5, of(it).max(LATENCY_MIN_MS)));
+            let points: Vec<_> = points.collect();
+            // One second alone is no line.
+            let dot = points.first().filter(|_| points.len() == 1).copied();
+            chart.draw_series(dot.map(|at| Circle::new(at, 2, colour.filled())))?;
+            chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
+        }
         chart
-            .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+            .draw_series(LineSeries::new(std::iter::empty(), colour))?
             .label(name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
@@ -89,7 +118,7 @@ fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
 
 fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
     let seconds = &report.requests.seconds;
-    let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * 1.1;
+    let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * LEGEND_ROOM;
     let mut chart = ChartBuilder::on(area)
         .margin(MARGIN)
         .x_label_area_size(X_LABELS)
@@ -123,6 +152,42 @@ fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
             .draw_series(bars)?
             .label(name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+    }
+    chart.draw_series(faults(report).iter().map(|&at| line(at, 0.0, most)))?;
+    legend(&mut chart)?;
+    Ok(area.present()?)
+}
+
+fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) -> Drawn {
+    let values = KINDS.iter().flat_map(|(_, _, kind)| report.taken.iter().map(|it| of(kind(it))));
+    let most = values.fold(1.0, f64::max) * LEGEND_ROOM;
+    let mut chart = ChartBuilder::on(area)
+        .margin(MARGIN)
+        .x_label_area_size(X_LABELS)
+        .y_label_area_size(Y_LABELS)
+        .build_cartesian_2d(begin(report)..end(report), 0.0..most)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .label_style(FONT)
+        .x_label_formatter(&|at| format!("{at:.0}"))
+        .axis_style(GRID)
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .x_desc("seconds")
+        .y_desc(what)
+        .y_label_formatter(&|count| format!("{count:.0}"))
+        .draw()?;
+    let (from, to) = (begin(report), end(report));
+    for (name, colour, kind) in KINDS {
+        let points = report.taken.iter().map(|it| (it.at.as_secs_f64(), of(kind(it))));
+        chart
+            .draw_series(LineSeries::new(
+                points.filter(|(at, _)| (from..=to).contains(at)),
+                colour.stroke_width(2),
+            ))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }
     chart.draw_series(faults(report).iter().map(|&at| line(at, 0.0, most)))?;
     legend(&mut chart)?;

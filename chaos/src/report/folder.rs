@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::{Report, html, junit};
+use super::{Own, Report, html, junit};
 
 /// What CI servers read.
 const JUNIT: &str = "junit.xml";
@@ -17,6 +17,8 @@ const HTML: &str = "report.html";
 pub struct Folder {
     dir: PathBuf,
     reports: Vec<Report>,
+    /// What the harness itself took, over time.
+    own: Vec<Own>,
 }
 
 impl Folder {
@@ -26,7 +28,7 @@ impl Folder {
     /// When it cannot be written to.
     pub fn begin(dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let folder = Self { dir: dir.to_owned(), reports: Vec::new() };
+        let folder = Self { dir: dir.to_owned(), reports: Vec::new(), own: Vec::new() };
         folder.write()?;
         Ok(folder)
     }
@@ -40,6 +42,15 @@ impl Folder {
         self.write()
     }
 
+    /// Adds what the harness itself takes now.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn note(&mut self, own: Own) -> anyhow::Result<()> {
+        self.own.push(own);
+        self.write()
+    }
+
     /// The file to open in a browser.
     #[must_use]
     pub fn page(&self) -> PathBuf {
@@ -48,7 +59,7 @@ impl Folder {
 
     fn write(&self) -> anyhow::Result<()> {
         self.put(JUNIT, &junit::render(&self.reports)?)?;
-        self.put(HTML, &html::render(&self.reports)?)
+        self.put(HTML, &html::render(&self.reports, &self.own)?)
     }
 
     fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {

@@ -3,14 +3,14 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Check, EVIDENCE_LINES, Report, Verdict, chart};
+use super::{Check, EVIDENCE_LINES, Own, Report, Verdict, chart};
 use crate::timeline::{Event, Kind, seconds};
 
 /// Events of one run shown: a long storm has thousands.
 const EVENTS_MAX: usize = 2_000;
 const STYLE: &str = include_str!("report.css");
 
-pub(super) fn render(reports: &[Report]) -> anyhow::Result<String> {
+pub(super) fn render(reports: &[Report], own: &[Own]) -> anyhow::Result<String> {
     let runs = reports.iter().enumerate().map(|(at, report)| run(at, report));
     let runs = runs.collect::<anyhow::Result<Vec<_>>>()?;
     let page = html! {
@@ -28,7 +28,7 @@ pub(super) fn render(reports: &[Report]) -> anyhow::Result<String> {
                     p { (heading(reports)) }
                 }
                 main {
-                    (summary(reports))
+                    (summary(reports, own))
                     @for run in &runs { (run) }
                 }
             }
@@ -47,7 +47,7 @@ fn heading(reports: &[Report]) -> String {
     format!("{passed} passed, {failed} failed{skipped}")
 }
 
-fn summary(reports: &[Report]) -> Markup {
+fn summary(reports: &[Report], own: &[Own]) -> Markup {
     html! {
         section {
             h2 { "Runs" }
@@ -79,6 +79,12 @@ fn summary(reports: &[Report]) -> Markup {
                     }
                 }
             }
+            @if let (Some(first), Some(last)) = (own.first(), own.last()) {
+                p .note {
+                    "The harness itself had " (first) " after its first run, " (last) " after its last, "
+                    (seconds(last.at - first.at)) " later."
+                }
+            }
         }
     }
 }
@@ -91,6 +97,11 @@ fn run(at: usize, report: &Report) -> anyhow::Result<Markup> {
             figure { (PreEscaped(chart::latency(report)?)) }
             h3 { "How requests ended" }
             figure { (PreEscaped(chart::outcomes(report)?)) }
+            @if !report.taken.is_empty() {
+                h3 { "What the processes took" }
+                figure { (PreEscaped(chart::memory(report)?)) }
+                figure { (PreEscaped(chart::descriptors(report)?)) }
+            }
         },
     };
     Ok(html! {
@@ -188,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_page_fetches_nothing_and_escapes_what_it_shows() {
-        let page = render(&[failed(vec!["<script>1</script>".into()])]).unwrap();
+        let page = render(&[failed(vec!["<script>1</script>".into()])], &[]).unwrap();
         assert!(page.contains("&lt;script&gt;1"), "{page}");
         assert!(page.contains("0 passed, 1 failed"), "{page}");
         for outside in ["src=", "href=\"http", "@import", "url("] {
@@ -201,7 +212,7 @@ mod tests {
         let second =
             Second { at: 1, answered: 5, p50_ms: 3.0, p99_ms: 9.0, max_ms: 9.0, ..Second::default() };
         let requests = Series { seconds: vec![second], total: second };
-        let page = render(&[Report { requests, ..failed(Vec::new()) }]).unwrap();
+        let page = render(&[Report { requests, ..failed(Vec::new()) }], &[]).unwrap();
         assert_eq!(page.matches("<svg").count(), 2, "{page}");
     }
 }

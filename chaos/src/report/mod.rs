@@ -5,7 +5,9 @@ mod chart;
 mod folder;
 mod html;
 mod junit;
+mod own;
 mod series;
+mod taken;
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -13,7 +15,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use self::folder::Folder;
+pub use self::own::Own;
 pub use self::series::{Second, Series};
+pub use self::taken::{Sum, Taken};
 use crate::timeline::{Event, Kind};
 
 /// Lines of evidence shown of a failed check.
@@ -98,6 +102,8 @@ pub struct Report {
     pub timeline: Vec<Event>,
     /// What became of requests, second by second.
     pub requests: Series,
+    /// What the processes took, second by second.
+    pub taken: Vec<Taken>,
     /// How long all of it took.
     #[serde(rename = "tookMs", serialize_with = "crate::timeline::millis")]
     pub took: Duration,
@@ -120,6 +126,7 @@ impl Report {
             checks: Vec::new(),
             timeline: Vec::new(),
             requests: Series::default(),
+            taken: Vec::new(),
             took: Duration::ZERO,
             kept: None,
         }

@@ -7,15 +7,19 @@ use rand::seq::IndexedRandom as _;
 use rustix::process::Signal;
 
 use super::stage::Stage;
-use crate::cluster::{descendants, is_alive, signal, until};
+use crate::cluster::{descendants, is_alive, own_pid, signal, until};
 use crate::timeline::seconds;
 
 /// An executor that is about to be killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Victim {
     pid: u32,
-    /// Its GPU, by node and index, where the cluster told it.
-    place: Option<(String, u32)>,
+    /// As its worker knows it: another number in a container.
+    told: u32,
+    /// Its worker.
+    node: String,
+    /// Its GPU, where the cluster told it.
+    gpu: Option<u32>,
     /// What the cluster says that it is for.
     role: String,
     /// The functions whose model is its own; none where it has a GPU's.
@@ -38,14 +42,19 @@ impl Stage {
     pub(super) async fn an_executor(&mut self) -> anyhow::Result<Victim> {
         let mut running = Vec::new();
         until("an executor runs", async || {
-            let workers = self.cluster.worker_names();
-            let workers = workers.iter().filter_map(|name| self.cluster.worker_pid(name).ok());
-            running = workers.flat_map(descendants).filter(|&pid| is_alive(pid)).collect();
+            let workers = self.cluster.worker_names().into_iter();
+            let workers = workers.filter_map(|name| Some((self.cluster.worker_pid(&name).ok()?, name)));
+            let each = workers
+                .flat_map(|(pid, name)| descendants(pid).into_iter().map(move |it| (it, name.clone())));
+            running = each.filter(|&(pid, _)| is_alive(pid)).collect();
             running.is_empty().then(|| "no worker has one".to_owned())
         })
         .await?;
-        let pid = running.choose(&mut self.rng).copied().context("one runs")?;
-        Ok(victim(&self.cluster.admin()?.nodes().await?, pid))
+        let (pid, node) = running.choose(&mut self.rng).cloned().context("one runs")?;
+        let told = own_pid(pid);
+        let role = "of a model".to_owned();
+        let unknown = Victim { pid, told, node, gpu: None, role, functions: Vec::new() };
+        Ok(found(&self.cluster.admin()?.nodes().await?, unknown))
     }
 
     /// kill -9 of an executor.
@@ -76,28 +85,28 @@ impl Stage {
     }
 }
 
-/// What the cluster says of a process.
-fn victim(nodes: &[Node], pid: u32) -> Victim {
-    for node in nodes {
+/// A process with what the cluster says of it.
+fn found(nodes: &[Node], victim: Victim) -> Victim {
+    let pid = victim.told;
+    for node in nodes.iter().filter(|node| node.name == victim.node) {
         for gpu in &node.gpus {
-            let role = format!("of GPU {} of {}", gpu.index, node.name);
-            let place = Some((node.name.clone(), gpu.index));
+            let (role, place) = (format!("of GPU {} of {}", gpu.index, node.name), Some(gpu.index));
             if gpu.executor_pid == pid {
-                return Victim { pid, place, role, functions: Vec::new() };
+                return Victim { gpu: place, role, ..victim };
             }
             let own = gpu.models.iter().find(|model| model.executor_pid == pid);
             let functions: Vec<_> =
                 own.iter().flat_map(|model| &model.functions).map(|it| name(it).to_owned()).collect();
             if !functions.is_empty() {
                 let role = format!("of {} {role}", functions.join(", "));
-                return Victim { pid, place, role, functions };
+                return Victim { gpu: place, role, functions, ..victim };
             }
             if gpu.executor_pids.contains(&pid) {
-                return Victim { pid, place, role: format!("of a model {role}"), functions };
+                return Victim { gpu: place, role: format!("of a model {role}"), ..victim };
             }
         }
     }
-    Victim { pid, place: None, role: "of a model".to_owned(), functions: Vec::new() }
+    victim
 }
 
 /// The name in `tenant/name@revision`.
@@ -106,12 +115,13 @@ fn name(revision: &str) -> &str {
     key.rsplit_once('/').map_or(key, |(_, name)| name)
 }
 
-/// Why an executor does not count as replaced: its GPU is not up, or some GPU still names it.
+/// Why an executor does not count as replaced: its GPU is not up, or some GPU of its worker still names
+/// it.
 pub(super) fn not_back(nodes: &[Node], victim: &Victim) -> Option<String> {
     let not_back = |node: &Node, gpu: &Gpu| {
-        let is_its =
-            victim.place.as_ref().is_none_or(|(name, index)| (name, index) == (&node.name, &gpu.index));
-        let named = gpu.executor_pid == victim.pid || gpu.executor_pids.contains(&victim.pid);
+        let is_its = victim.gpu.is_none_or(|index| node.name == victim.node && index == gpu.index);
+        let named = node.name == victim.node
+            && (gpu.executor_pid == victim.told || gpu.executor_pids.contains(&victim.told));
         (is_its && gpu.health != "Up" || named)
             .then(|| format!("GPU {} of {}: {}, {:?}", gpu.index, node.name, gpu.health, gpu.executor_pids))
     };
@@ -126,6 +136,12 @@ mod tests {
 
     fn node(gpu: Gpu) -> [Node; 1] {
         [Node { name: "w".into(), gpus: vec![gpu], ..Default::default() }]
+    }
+
+    /// A process of `w` with what the cluster says of it.
+    fn victim(nodes: &[Node], told: u32) -> Victim {
+        let (pid, node, role) = (told + 1000, "w".to_owned(), "of a model".to_owned());
+        found(nodes, Victim { pid, told, node, gpu: None, role, functions: Vec::new() })
     }
 
     #[test]
@@ -155,5 +171,7 @@ mod tests {
         assert_eq!(not_back(&node(gpu(0, "Up", &[8])), &killed), None);
         assert_eq!(not_back(&node(gpu(0, "Up", &[])), &killed), None);
         assert_eq!(not_back(&node(gpu(1, "Restarting", &[8])), &killed), None, "another GPU");
+        let elsewhere = [Node { name: "v".into(), ..node(gpu(0, "Up", &[7]))[0].clone() }];
+        assert_eq!(not_back(&elsewhere, &killed), None, "another's, which has that number too");
     }
 }

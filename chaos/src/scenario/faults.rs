@@ -22,6 +22,8 @@ const ARMED: Duration = Duration::from_secs(5);
 pub(super) enum Undo {
     /// A process that was stopped goes on, if it is still there.
     Continue(u32),
+    /// The link of a process is up again.
+    Plug(Process),
     /// Every link is as it should be.
     Mend,
     /// A process that was ended is started again over its folder.
@@ -71,6 +73,12 @@ impl Stage {
                 Ok(vec![Undo::Feed(name)])
             }
             Fault::Cut(cut) => self.cut(cut).await,
+            Fault::Unplug(who) => {
+                let (process, role) = self.chosen(who).await?;
+                self.loses(&process);
+                self.cluster.unplug(&process, &role)?;
+                Ok(vec![Undo::Plug(process)])
+            }
             Fault::Slow(slow) => Ok(self.slow_links(slow)),
             Fault::StallDisk(Stall { who, each_sync }) => {
                 let id = self.controller(who).await?;
@@ -121,7 +129,7 @@ impl Stage {
         };
         let beyond: Vec<Party> = beyond.into_iter().filter(|other| *other != one).collect();
         self.timeline.fault(format!("cut {process}{role} from {whom}, {way}"));
-        self.cluster.network.cut(&[one], &beyond, way);
+        self.cluster.cut(&[one], &beyond, way)?;
         Ok(vec![Undo::Mend])
     }
 
@@ -131,7 +139,7 @@ impl Stage {
         let slowness = Slowness { delay: delay.draw(&mut self.rng), loss_permille, bytes_per_second };
         let all = [self.controllers(), self.workers()].concat();
         self.timeline.fault(format!("made every link slow: {slowness}"));
-        self.cluster.network.slow(&all, slowness);
+        self.cluster.slow(&all, slowness);
         vec![Undo::Mend]
     }
 
@@ -158,7 +166,11 @@ impl Stage {
                     crate::cluster::signal(pid, rustix::process::Signal::CONT)?;
                 }
                 Undo::Feed(name) => self.cluster.feed_worker(&name)?,
-                Undo::Mend => self.mend(),
+                Undo::Plug(process) => {
+                    self.breaks_connections();
+                    self.cluster.plug(&process)?;
+                }
+                Undo::Mend => self.mend()?,
                 // The faults of a machine end with its process.
                 Undo::Clear(id) if !self.cluster.running_controllers().contains(&id) => {}
                 Undo::Clear(id) => self.cluster.clear_faults(id).await?,
@@ -168,14 +180,12 @@ impl Stage {
     }
 
     /// Mends every link: what waited goes on, or breaks, by the seed.
-    pub(super) fn mend(&mut self) {
-        let (how, what) = match self.rng.random() {
-            true => (Mend::Resume, "what waited goes on"),
-            false => (Mend::Reset, "what waited is reset"),
-        };
+    pub(super) fn mend(&mut self) -> anyhow::Result<()> {
+        let how = if self.rng.random() { Mend::Resume } else { Mend::Reset };
         self.breaks_connections();
+        let what = self.cluster.mend(how)?;
         self.timeline.did(format!("mended every link: {what}"));
-        self.cluster.network.mend(how);
+        Ok(())
     }
 
     /// One that runs, by the seed, and what it is.

@@ -39,6 +39,7 @@ impl Stage {
             Err(error) => self.failed(healthy::NAME, &error),
         }
         self.judge().await;
+        report.taken = self.census.end().await;
         match self.end().await {
             Ok(check) => self.checks.push(check),
             Err(error) => self.failed(gone::NAME, &error),

@@ -23,6 +23,8 @@ files![
     "frozen-processes",
     "partition",
     "split-brain",
+    "worker-cut",
+    "unplugged",
     "bad-links",
     "torn-store",
     "full-disk",

@@ -4,11 +4,13 @@
 //! Every run is judged at its end by the invariants of its file (`judge`); what is in code adds its own
 //! checks.
 
+mod census;
 mod clock_jump;
 mod damage;
 mod executors;
 mod faults;
 mod full_disk;
+mod ground;
 mod judge;
 mod library;
 mod partition;
@@ -29,6 +31,7 @@ use anyhow::Context as _;
 pub use self::library::{all, find};
 use self::spec::{Code, Spec};
 use self::stage::Stage;
+use crate::cluster::{Ground, Terrain};
 use crate::report::{Report, Verdict};
 use crate::timeline::Echo;
 
@@ -45,6 +48,8 @@ pub struct Options {
     pub seed: u64,
     /// The `millrace` binary.
     pub program: PathBuf,
+    /// Where its processes run.
+    pub terrain: Terrain,
     /// How many rounds; `None` for the scenario's own number.
     pub rounds: Option<u32>,
     /// How long a storm lasts; `None` for its own time.
@@ -70,6 +75,8 @@ impl Options {
         }
         words.extend(self.functions.map(|functions| format!("--functions {functions}")));
         words.extend_from_slice(&self.policies);
+        let ground = self.terrain.ground;
+        words.extend((ground != Ground::default()).then(|| format!("--ground {}", ground.word())));
         words.join(" ")
     }
 }
@@ -139,15 +146,37 @@ impl Scenario {
         }
     }
 
+    /// What its ground cannot do of it, and what to do about that.
+    #[must_use]
+    pub fn refusal(&self, options: &Options) -> Option<String> {
+        ground::refusal(&self.spec, options.terrain.ground, &options.policies)
+    }
+
+    /// Where it can run.
+    pub fn grounds(&self) -> impl Iterator<Item = Ground> {
+        Ground::ALL.into_iter().filter(|&it| ground::refusal(&self.spec, it, &[]).is_none())
+    }
+
+    /// The report of a run that this machine, or its ground, does not allow.
+    #[must_use]
+    pub fn skipped(&self, options: &Options, reason: String) -> Report {
+        Report { reason: Some(reason), ..self.report(options) }
+    }
+
+    fn report(&self, options: &Options) -> Report {
+        let Spec { name, about, .. } = &self.spec;
+        Report::begin(name, about, options.seed, options.again(&self.spec))
+    }
+
     /// Plays it, and judges what was recorded. What goes wrong on the way is in the report: a
     /// cluster that does not come back is what is looked for.
     pub async fn run(&self, options: &Options) -> Report {
         let spec = &self.spec;
-        let mut report = Report::begin(&spec.name, &spec.about, options.seed, options.again(spec));
-        report.reason = (spec.plays == Some(Code::FullDisk)).then(small_disk::not_allowed).flatten();
-        if report.reason.is_some() {
-            return report;
+        let small_disk = || (spec.plays == Some(Code::FullDisk)).then(small_disk::not_allowed).flatten();
+        if let Some(reason) = self.refusal(options).or_else(small_disk) {
+            return self.skipped(options, reason);
         }
+        let mut report = self.report(options);
         let mut stage = match Stage::begin(spec, options).await {
             Ok(stage) => stage,
             Err(error) => {

@@ -7,7 +7,7 @@
 //! | a follower is alone | writes go on; it takes none |
 //! | a worker is cut from all controllers | it counts as lost, and its functions are placed again |
 //! | nobody reaches anybody | nobody takes writes, and each says why |
-//! | every link is slow | writes and requests go on |
+//! | every link is slow, where proxies are in front of processes | writes and requests go on |
 //!
 //! By the seed, a controller that is alone still has its workers, or has not. Where it has, its
 //! gateway serves them; in each case it answers stale reads.
@@ -47,7 +47,8 @@ enum Left {
 
 pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     let mut faults =
-        [Fault::LeaderAlone, Fault::FollowerAlone, Fault::WorkerCutOff, Fault::EverybodyAlone, Fault::Slow];
+        vec![Fault::LeaderAlone, Fault::FollowerAlone, Fault::WorkerCutOff, Fault::EverybodyAlone];
+    faults.extend(stage.cluster.slows().then_some(Fault::Slow));
     faults.shuffle(&mut stage.rng);
     for fault in faults.into_iter().cycle().take(stage.rounds as usize) {
         match fault {
@@ -86,14 +87,14 @@ impl Stage {
         }
         self.fault();
         self.timeline.fault(format!("cut controller {id}, {role}, from {from}"));
-        self.cluster.network.cut(&[Party::Controller(id)], &beyond, Way::Both);
+        self.cluster.cut(&[Party::Controller(id)], &beyond, Way::Both)?;
         let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads the others, term {term}"));
         self.resumed().await?;
         self.note_writes_resumed();
         self.says_that_it_is_alone(id).await?;
         self.serves_what_it_can(id, left).await?;
-        self.mend();
+        self.mend()?;
         Ok(())
     }
 
@@ -104,14 +105,14 @@ impl Stage {
         self.fault();
         self.timeline.fault(format!("cut {worker} from every controller"));
         let controllers = self.controllers();
-        self.cluster.network.cut(&[Party::Worker(worker.clone())], &controllers, Way::Both);
+        self.cluster.cut(&[Party::Worker(worker.clone())], &controllers, Way::Both)?;
         self.resumed().await?;
         self.lost(&worker).await?;
         self.served().await?;
         let took = self.timeline.now() - self.latest.at;
         self.note("functions are placed again", Promise::placed_again(), took);
         self.calm().await;
-        self.mend();
+        self.mend()?;
         Ok(())
     }
 
@@ -121,7 +122,7 @@ impl Stage {
         self.timeline.fault("cut everybody from everybody");
         for (index, one) in all.iter().enumerate() {
             // Nobody is cut from itself.
-            self.cluster.network.cut(std::slice::from_ref(one), &all[index + 1..], Way::Both);
+            self.cluster.cut(std::slice::from_ref(one), &all[index + 1..], Way::Both)?;
         }
         let ids = self.cluster.controller_ids();
         try_join_all(ids.iter().map(|&id| self.says_that_it_is_alone(id))).await?;
@@ -130,7 +131,7 @@ impl Stage {
         try_join_all(ids.into_iter().map(|id| self.serves_what_it_can(id, Left::Nobody))).await?;
         // Nothing can go on before: how soon it does is measured from here.
         self.fault();
-        self.mend();
+        self.mend()?;
         Ok(())
     }
 
@@ -141,7 +142,7 @@ impl Stage {
         let (leader, term) = self.cluster.leader_but(None).await?;
         self.fault();
         self.timeline.fault(format!("made every link take {by:?} longer each way"));
-        self.cluster.network.slow(&all, Slowness { delay: by, ..Slowness::default() });
+        self.cluster.slow(&all, Slowness { delay: by, ..Slowness::default() });
         self.calm().await;
         self.resumed().await?;
         self.note_writes_resumed();
@@ -149,7 +150,7 @@ impl Stage {
         if now != then {
             self.timeline.saw(format!("controller {} leads, term {}, which was not needed", now.0, now.1));
         }
-        self.mend();
+        self.mend()?;
         Ok(())
     }
 

@@ -13,11 +13,12 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use tempfile::TempDir;
 
+use super::census::Census;
 use super::executors::Victim;
 use super::faults::Undo;
 use super::spec::{Code, Functions, Invariant, Shape, Spec, Workflow};
 use super::{Options, Promise};
-use crate::cluster::{Cluster, Injection, Links, Machine, Plan, Process, Wanted, until};
+use crate::cluster::{Cluster, Ground, Injection, Links, Machine, Plan, Process, Wanted, until};
 use crate::load::{Chain, Load, Mix, Network, Target, Targets};
 use crate::oracle::billed::Account;
 use crate::report::Check;
@@ -32,6 +33,7 @@ pub(crate) struct Stage {
     pub(super) timeline: Timeline,
     pub(super) cluster: Cluster,
     pub(super) load: Load,
+    pub(super) census: Census,
     pub(super) targets: Targets,
     pub(super) rounds: u32,
     pub(super) checks: Vec<Check>,
@@ -70,7 +72,8 @@ impl Stage {
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("no temporary folder")?;
         let timeline = Timeline::begin(options.echo);
         let plan = plan(spec, options);
-        let mut cluster = Cluster::new(&options.program, folder.path(), plan.links, timeline.clone());
+        let mut cluster =
+            Cluster::new(&options.program, folder.path(), &options.terrain, plan.links, timeline.clone())?;
         let started = async {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;
@@ -91,12 +94,14 @@ impl Stage {
             Mix::Requests => "request",
         };
         timeline.did(format!("published {} functions, and began to {begun}", targets.names().count()));
+        let census = Census::begin(cluster.network(), timeline.clone());
         let rounds = options.rounds.or(spec.rounds.map(u32::from)).unwrap_or(1);
         let stage = Self {
             rng,
             timeline,
             cluster,
             load,
+            census,
             targets,
             rounds,
             checks: Vec::new(),
@@ -247,11 +252,18 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
     Plan {
         controllers,
         workers,
-        links: if spec.is_proxied() { Links::Proxied } else { Links::Direct },
+        links: links(spec, options.terrain.ground),
         injection: if spec.is_injected() { Injection::On } else { Injection::Off },
         machine: Machine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
         worker_words,
     }
+}
+
+/// Whether proxies stand in front of processes: where they slow links, or have to cut them because the
+/// ground cannot.
+fn links(spec: &Spec, ground: Ground) -> Links {
+    let proxied = spec.slows() || spec.cuts() && ground == Ground::Processes;
+    if proxied { Links::Proxied } else { Links::Direct }
 }
 
 /// The functions of a scenario. `many` is how many there are of those that are several.

@@ -113,7 +113,7 @@ impl Spec {
             }
             Await::Lost => ensure!(
                 self.faults().any(
-                    |fault| matches!(fault, Fault::Kill(who) | Fault::Cut(Cut { who, .. }) if who.is_worker())
+                    |fault| matches!(fault, Fault::Kill(who) | Fault::Unplug(who) | Fault::Cut(Cut { who, .. }) if who.is_worker())
                 ),
                 "lost is about a worker that was killed or cut off before"
             ),
@@ -131,6 +131,7 @@ impl Spec {
         | Fault::Stop(who)
         | Fault::Restart(who)
         | Fault::Starve(who)
+        | Fault::Unplug(who)
         | Fault::Cut(Cut { who, .. })
         | Fault::StallDisk(Stall { who, .. })
         | Fault::MoveClock(Jump { who, .. })) = fault
@@ -146,8 +147,8 @@ impl Spec {
             ),
             Fault::Stop(_) => ensure!(*who != Who::EveryController, "stop is for one process"),
             Fault::Starve(_) => ensure!(who.is_worker(), "starve is for a worker"),
-            Fault::Cut(_) => {
-                ensure!(one_controller || who.is_worker(), "cut is for a controller or a worker");
+            Fault::Cut(_) | Fault::Unplug(_) => {
+                ensure!(one_controller || who.is_worker(), "cut and unplug are for a controller or a worker");
             }
             Fault::StallDisk(_) | Fault::MoveClock(_) => {
                 ensure!(one_controller, "only controllers have disks and clocks that can be broken");

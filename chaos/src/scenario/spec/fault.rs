@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     Starve(Who),
     /// Links carry nothing.
     Cut(Cut),
+    /// A process's own link is down: nobody reaches it, clients included.
+    Unplug(Who),
     /// Every link between processes is slow.
     Slow(Slow),
     /// Each sync of a controller's log takes longer.

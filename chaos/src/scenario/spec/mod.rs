@@ -250,10 +250,14 @@ impl Spec {
         steps.chain(self.storm.iter().map(|stream| &stream.fault))
     }
 
-    /// Whether processes have to reach each other through proxies.
-    pub(crate) fn is_proxied(&self) -> bool {
-        self.plays == Some(Code::Partition)
-            || self.faults().any(|fault| matches!(fault, Fault::Cut(_) | Fault::Slow(_)))
+    /// Whether links are cut.
+    pub(crate) fn cuts(&self) -> bool {
+        self.plays == Some(Code::Partition) || self.faults().any(|fault| matches!(fault, Fault::Cut(_)))
+    }
+
+    /// Whether links are made slow, which only proxies do.
+    pub(crate) fn slows(&self) -> bool {
+        self.faults().any(|fault| matches!(fault, Fault::Slow(_)))
     }
 
     /// Whether controllers have to serve the fault service.

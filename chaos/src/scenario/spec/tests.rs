@@ -38,10 +38,10 @@ fn refusal(text: &str) -> String {
 fn a_file_says_a_round_or_a_storm() {
     let spec = Spec::parse("mine.yaml", WHOLE).unwrap();
     assert_eq!((spec.rounds.map(NonZeroU32::get), spec.round.len()), (Some(2), 6));
-    assert!(!spec.is_proxied() && !spec.is_injected() && !spec.fails_devices());
+    assert!(!spec.cuts() && !spec.slows() && !spec.is_injected() && !spec.fails_devices());
     let storm = Spec::parse("mine.yaml", STORM).unwrap();
     assert_eq!((storm.cluster.gpus, storm.functions[0].count.get()), (4, 200));
-    assert!(storm.is_proxied(), "slow links take proxies");
+    assert!(storm.slows() && !storm.cuts());
 }
 
 #[test]

@@ -1,0 +1,84 @@
+//! Which scenario can run on which ground. Pure.
+
+use super::spec::{Fault, Spec};
+use crate::cluster::Ground;
+
+/// What `deploy/compose` has of each.
+const COMPOSE_CONTROLLERS: u64 = 3;
+const COMPOSE_WORKERS: u32 = 3;
+
+/// What a ground cannot do of a scenario, with `policies` besides, and what to do about that.
+pub(super) fn refusal(spec: &Spec, ground: Ground, policies: &[String]) -> Option<String> {
+    let (what, others) = match ground {
+        Ground::Processes => {
+            let unplug = |fault: &Fault| matches!(fault, Fault::Unplug(_));
+            let what = spec.faults().find(|&fault| unplug(fault)).map(|_| "has no links to take down");
+            (what?.to_owned(), "--ground namespaces")
+        }
+        Ground::Namespaces => return None,
+        Ground::Compose => (compose_cannot(spec, policies)?, "--ground processes or namespaces"),
+    };
+    Some(format!("{} cannot run with --ground {}, which {what}: use {others}", spec.name, ground.word()))
+}
+
+/// Containers are what `compose.yaml` says: they can be killed, stopped and restarted.
+fn compose_cannot(spec: &Spec, policies: &[String]) -> Option<String> {
+    let shape = &spec.cluster;
+    if shape.controllers > COMPOSE_CONTROLLERS || shape.workers > COMPOSE_WORKERS {
+        return Some(format!("has {COMPOSE_CONTROLLERS} controllers and {COMPOSE_WORKERS} workers at most"));
+    }
+    if spec.plays.is_some() {
+        return Some("has no way to what this does in code".to_owned());
+    }
+    if shape.isolation.is_some() || !policies.is_empty() {
+        return Some(
+            "starts workers with the words of compose.yaml, and no policies or isolation".to_owned(),
+        );
+    }
+    let cannot = |fault: &Fault| {
+        Some(match fault {
+            Fault::Kill(_) | Fault::Stop(_) | Fault::Restart(_) => return None,
+            Fault::Starve(_) => "leaves the memory of its workers as compose.yaml has it",
+            Fault::Cut(_) | Fault::Slow(_) | Fault::Unplug(_) => "leaves its networks alone",
+            Fault::StallDisk(_) | Fault::MoveClock(_) | Fault::Device(_) => {
+                "starts nobody with the flags for injected faults"
+            }
+        })
+    };
+    spec.faults().find_map(cannot).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::{all, find};
+
+    fn refused(name: &str, ground: Ground) -> Option<String> {
+        refusal(&find(name).unwrap().spec, ground, &[])
+    }
+
+    #[test]
+    fn a_ground_refuses_what_it_cannot_do_and_names_another() {
+        let refusal = refused("unplugged", Ground::Processes).unwrap();
+        assert!(
+            refusal.contains("unplugged cannot run with --ground processes")
+                && refusal.contains("--ground namespaces"),
+            "{refusal}"
+        );
+        for name in ["split-brain", "worker-oom", "torn-store", "gpu-faults", "unplugged"] {
+            let refusal = refused(name, Ground::Compose).unwrap();
+            assert!(refusal.contains("use --ground processes or namespaces"), "{refusal}");
+        }
+        let killed = &find("leader-kill").unwrap().spec;
+        let words = ["--dispatch".to_owned(), "fifo".to_owned()];
+        assert!(super::refusal(killed, Ground::Compose, &words).unwrap().contains("no policies"));
+    }
+
+    #[test]
+    fn every_scenario_has_a_ground_and_what_only_kills_has_all() {
+        assert!(all().iter().all(|it| it.grounds().any(|ground| ground == Ground::Namespaces)));
+        for name in ["executor-storm", "leader-kill", "frozen-processes", "rolling-restart"] {
+            assert_eq!(find(name).unwrap().grounds().collect::<Vec<_>>(), Ground::ALL, "{name}");
+        }
+    }
+}
