@@ -35,6 +35,7 @@ impl Machine {
                 let model = &function.model;
                 let run = RunModel {
                     takes: paced(scenario, &gpu.gpu_type, model.run),
+                    by_member: paced(scenario, &gpu.gpu_type, function.by_member),
                     tail: paced(scenario, &gpu.gpu_type, model.tail),
                     start: model.start,
                     end: RunEnd::Done,

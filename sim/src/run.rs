@@ -13,7 +13,8 @@ use millrace_policy::router::{self, Request};
 use millrace_types::{Digest, GpuIndex, Reason, RequestId, RevisionKey, Timestamp};
 use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
 use millrace_worker::install::InstallError;
-use millrace_worker::request::Invocation;
+use millrace_worker::port::modelled;
+use millrace_worker::request::{Invocation, OnGpus};
 use millrace_worker::snapshot::{Look, NodeSnapshot};
 use tokio::sync::Notify;
 
@@ -126,6 +127,8 @@ struct Shared {
     /// How long each function's runs were seen to take, as the gateway learns it.
     runs: RefCell<BTreeMap<u32, Duration>>,
     requests: Vec<(RevisionKey, Digest, millrace_types::Bytes)>,
+    /// Whether each function's requests carry a row, so that some may run as one.
+    rows: Vec<bool>,
 }
 
 struct World;
@@ -162,6 +165,7 @@ impl World {
             timeout: scenario.timeout,
             runs: RefCell::default(),
             requests: scenario.functions.iter().enumerate().map(request).collect(),
+            rows: scenario.functions.iter().map(|it| it.serving.batching.is_some()).collect(),
         });
         shared.pass(WARM_UP).await;
         if scenario.warmed {
@@ -316,8 +320,9 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         revision: revision.clone(),
         timeout: shared.timeout,
         priority: 0,
-        inputs: Vec::new(),
+        inputs: if shared.rows[function as usize] { vec![modelled::row()] } else { Vec::new() },
         descriptors: Vec::new(),
+        on_gpus: OnGpus::default(),
         outputs: Vec::new(),
     };
     let answer = shared.machines[node].handle.invoke(invocation).await;
@@ -325,7 +330,9 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
     let ending = match answer {
         Ok(answer) => {
             shared.runs.borrow_mut().insert(function, answer.split.run);
-            Ending::Answered { node, gpu: answer.gpu, attempts: answer.attempts, split: answer.split }
+            // Programs are not simulated: everything runs on a GPU.
+            let gpu = answer.gpu.unwrap_or(GpuIndex(0));
+            Ending::Answered { node, gpu, attempts: answer.attempts, split: answer.split }
         }
         Err(failure) => Ending::Failed { reason: failure.reason },
     };

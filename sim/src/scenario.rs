@@ -46,6 +46,9 @@ pub struct Function {
     pub model: ModelFigures,
     /// Its objective.
     pub slo: Option<Slo>,
+    /// How much longer a run is for each request beyond the first in it, where its serving asks for
+    /// batches. As long as alone: batches gain nothing.
+    pub by_member: Duration,
     /// On how many nodes it is kept ready.
     pub replicas: u32,
     /// How a node serves it among others.
@@ -59,7 +62,7 @@ impl Function {
     #[must_use]
     pub fn new(model: ModelFigures, slo: Option<Slo>) -> Self {
         let (serving, tenant) = (Serving::default(), TenantName::default());
-        Self { model, slo, replicas: 1, serving, tenant }
+        Self { by_member: model.run, model, slo, replicas: 1, serving, tenant }
     }
 }
 

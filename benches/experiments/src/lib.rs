@@ -9,7 +9,9 @@
 //! | [`faastube`] | H18 to H26 and the text's: data between the functions of workflows |
 //! | [`ours`] | what `unified` has to hold against every other policy |
 //! | [`tenants`] | what tenants' caps hold |
+//! | [`batching`] | what running requests together gains |
 
+pub mod batching;
 pub mod faastube;
 pub mod figures;
 pub mod lalb;
@@ -58,5 +60,6 @@ pub fn all() -> Vec<Experiment> {
         .chain(faastube::EXPERIMENTS)
         .chain(ours::EXPERIMENTS)
         .chain(tenants::EXPERIMENTS)
+        .chain(batching::EXPERIMENTS)
         .collect()
 }

@@ -34,11 +34,17 @@ const POLICIES: [&str; 2] = ["fifo", "unified"];
 const TIMES: u32 = 10;
 
 /// The noisy tenant's caps.
-fn caps() -> Result<[(&'static str, Quota); 3]> {
+fn caps() -> Result<[(&'static str, Quota); 4]> {
     let share = |of: f64| Share::from_fraction(of).context("a share of the caps");
     let one = Quota { gpus_max: NonZeroU32::new(1), ..Quota::NONE };
     let shares = Quota { gpu_share: Some(share(0.25)?), memory_share: Some(share(0.5)?), ..one };
-    Ok([("none", Quota::NONE), ("one GPU", one), ("one GPU, 25% of the time, 50% of the memory", shares)])
+    let time = Quota { gpu_share: Some(share(0.25)?), ..Quota::NONE };
+    Ok([
+        ("none", Quota::NONE),
+        ("one GPU", one),
+        ("25% of the time", time),
+        ("one GPU, 25% of the time, 50% of the memory", shares),
+    ])
 }
 
 /// A quiet tenant's functions and then a noisy one's, on the Torpor node.

@@ -89,6 +89,7 @@ impl Stores {
                 Action::Allocate { .. }
                 | Action::Release { .. }
                 | Action::Keep { .. }
+                | Action::Left { .. }
                 | Action::Free { .. } => {
                     continue;
                 }

@@ -11,7 +11,7 @@ use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::synth::{self, Encoder};
 use millrace_model::{Compiled, Grouping};
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{Action, Cargo, Event, Fabric, Grant};
+use millrace_policy::fabric::{Action, Cargo, Event, Fabric, Grant, Weights};
 use millrace_policy::ids::{Generation, TransferId};
 use millrace_policy::memory::blocks_for;
 use millrace_sim::models;
@@ -133,7 +133,7 @@ fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
         Gpu { index: gpu, gpu_type: "V100".to_owned(), memory: GPU_MEMORY, host_path: vec![LinkId(0)] };
     let links = vec![Link { kind: LinkKind::Pcie, rate: machine.pinned }];
     let mut fabric = Fabric::new(&Topology { name: "one".to_owned(), gpus: vec![gpu_memory], links });
-    let cargo = Cargo { model: ModelId(0), generation: Generation(1), weights };
+    let cargo = Cargo::Weights(Weights { model: ModelId(0), generation: Generation(1), bytes: weights });
     let chunks = std::iter::once(0..blocks_for(weights)).collect();
     let (mut actions, mut grants) = (Vec::new(), VecDeque::<Grant>::new());
     let (mut arrivals, mut free) = (Vec::new(), start);
