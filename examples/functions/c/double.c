@@ -1,0 +1,55 @@
+/* A function in C: y is twice x, and their sum goes to the caller. */
+
+#include <millrace.h>
+#include <stdio.h>
+#include <string.h>
+
+static int serve(millrace_call *call) {
+    millrace_tensor input;
+    millrace_buffer *x = NULL, *y = NULL, *sum = NULL;
+    char y_id[MILLRACE_ID_BYTES], sum_id[MILLRACE_ID_BYTES];
+    const int64_t one = 1;
+    int result = -1;
+
+    if (millrace_input(call, "x", &input) < 0 || millrace_fetch(call, input.id, &x) < 0) goto end;
+    size_t bytes = millrace_bytes(x);
+    if (millrace_create(call, bytes, &y) < 0 || millrace_create(call, sizeof(float), &sum) < 0) goto end;
+
+    const float *from = millrace_data(x);
+    /* Written where it will lie: no byte of it is copied when it is stored. */
+    float *to = millrace_data(y), *total = millrace_data(sum);
+    if (!from || !to || !total) goto end;
+    for (size_t i = 0; i < bytes / sizeof(float); i++) {
+        to[i] = 2 * from[i];
+        *total += from[i];
+    }
+
+    if (millrace_unique_id(call, y_id) < 0 || millrace_store(call, y_id, y) < 0) goto end;
+    if (millrace_output(call, "y", y_id, "FP32", input.shape, input.rank, 0) < 0) goto end;
+    if (millrace_unique_id(call, sum_id) < 0 || millrace_store(call, sum_id, sum) < 0) goto end;
+    result = millrace_output(call, "sum", sum_id, "FP32", &one, 1, 1);
+end:
+    millrace_release(x);
+    millrace_release(y);
+    millrace_release(sum);
+    return result;
+}
+
+int main(void) {
+    millrace_session *session;
+    millrace_call *call;
+    int next;
+
+    if (millrace_open(&session) < 0) {
+        fprintf(stderr, "%s\n", millrace_error());
+        return 1;
+    }
+    while ((next = millrace_next(session, &call)) > 0) {
+        if (serve(call) < 0)
+            millrace_fail(call, millrace_error());
+        else
+            millrace_finish(call);
+    }
+    millrace_close(session);
+    return next < 0;
+}

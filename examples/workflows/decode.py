@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""PNG files, one after the other and all of one size, become pixels: UINT8 [frames, height, width, 3].
+
+Red, green and blue of 8 bits each, not interlaced; nothing but Python's own library is needed. Rows that
+were filtered are undone byte by byte, which takes a second for half a megapixel.
+
+The worker's environment says where the library is: FUNCTION_LIBRARY.
+"""
+
+import ctypes
+import os
+import struct
+import zlib
+
+millrace = ctypes.CDLL(os.environ.get("FUNCTION_LIBRARY", "libmillrace_function.so"))
+ID_BYTES = 128
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+COLOURS = 3
+PIXEL_BYTES_MAX = 256 << 20
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("id", ctypes.c_char_p),
+        ("datatype", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_size_t),
+    ]
+
+
+millrace.millrace_error.restype = ctypes.c_char_p
+millrace.millrace_data.restype = ctypes.c_void_p
+millrace.millrace_bytes.restype = ctypes.c_size_t
+for name in ("data", "bytes", "release", "close", "finish"):
+    getattr(millrace, "millrace_" + name).argtypes = [ctypes.c_void_p]
+
+
+class Failed(Exception):
+    pass
+
+
+def check(code):
+    if code < 0:
+        raise Failed(millrace.millrace_error().decode())
+    return code
+
+
+def fetch(call, name):
+    """An input's shape, and its data where it lies."""
+    tensor, buffer = Tensor(), ctypes.c_void_p()
+    check(millrace.millrace_input(call, name, ctypes.byref(tensor)))
+    check(millrace.millrace_fetch(call, tensor.id, ctypes.byref(buffer)))
+    return tensor.shape[: tensor.rank], view(buffer), buffer
+
+
+def view(buffer):
+    address, size = millrace.millrace_data(buffer), millrace.millrace_bytes(buffer)
+    if not address:
+        raise Failed(millrace.millrace_error().decode())
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+def give(call, name, datatype, shape, data, response=False):
+    """Stores data as an object of the worker, and says which output it is."""
+    buffer, identity = ctypes.c_void_p(), ctypes.create_string_buffer(ID_BYTES)
+    check(millrace.millrace_create(call, ctypes.c_size_t(len(data)), ctypes.byref(buffer)))
+    view(buffer)[:] = data
+    check(millrace.millrace_unique_id(call, identity))
+    check(millrace.millrace_store(call, identity, buffer))
+    millrace.millrace_release(buffer)
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    rank = ctypes.c_size_t(len(shape))
+    check(millrace.millrace_output(call, name, identity, datatype, sizes, rank, int(response)))
+
+
+def chunks(data, at):
+    """The kind and content of each chunk of the file at this place, and where it ends."""
+    while True:
+        if at + 8 > len(data):
+            raise Failed("a PNG is cut short")
+        size, kind = struct.unpack_from(">I4s", data, at)
+        if at + 12 + size > len(data):
+            raise Failed("a PNG is cut short")
+        yield kind, data[at + 8 : at + 8 + size], at + 12 + size
+        if kind == b"IEND":
+            return
+        at += 12 + size
+
+
+def picture(data, at):
+    """Height, width and rows of the file at this place, each with its filter first, and where it ends."""
+    if data[at : at + 8] != SIGNATURE:
+        raise Failed(f"what begins at byte {at} is no PNG")
+    header, packed = None, []
+    for kind, content, end in chunks(data, at + 8):
+        if kind == b"IHDR":
+            header = struct.unpack(">IIBBBBB", content)
+        elif kind == b"IDAT":
+            packed.append(content)
+    if header is None or header[2:4] != (8, 2) or header[6] != 0:
+        raise Failed("only PNGs of 8-bit red, green and blue that are not interlaced are read")
+    width, height = header[:2]
+    size = height * (1 + COLOURS * width)
+    if size > PIXEL_BYTES_MAX:
+        raise Failed(f"a PNG of {width}x{height} pixels is too large")
+    rows = zlib.decompressobj().decompress(b"".join(packed), size)
+    if len(rows) != size:
+        raise Failed("a PNG has too few pixels")
+    return height, width, rows, end
+
+
+def pixels(height, width, rows):
+    """The rows without their filters (PNG, section 9)."""
+    stride, plain, above = COLOURS * width, bytearray(), bytearray(COLOURS * width)
+    for at in range(0, height * (stride + 1), stride + 1):
+        kind, row = rows[at], bytearray(rows[at + 1 : at + 1 + stride])
+        if kind > 4:
+            raise Failed(f"a PNG has a row with filter {kind}")
+        if kind:
+            for x in range(stride):
+                left = row[x - COLOURS] if x >= COLOURS else 0
+                corner = above[x - COLOURS] if x >= COLOURS else 0
+                row[x] = (row[x] + guess(kind, left, above[x], corner)) & 255
+        plain += row
+        above = row
+    return plain
+
+
+def guess(kind, left, up, corner):
+    if kind == 1:
+        return left
+    if kind == 2:
+        return up
+    if kind == 3:
+        return (left + up) // 2
+    near = left + up - corner
+    return min((abs(near - left), 0, left), (abs(near - up), 1, up), (abs(near - corner), 2, corner))[2]
+
+
+def decode(call):
+    _, data, buffer = fetch(call, b"png")
+    data = bytes(data)
+    millrace.millrace_release(buffer)
+    at, sizes, frames = 0, None, bytearray()
+    while at < len(data) or sizes is None:
+        height, width, rows, at = picture(data, at)
+        if sizes not in (None, (height, width)):
+            raise Failed("the PNGs are not all of one size")
+        sizes = (height, width)
+        frames += pixels(height, width, rows)
+        if len(frames) > PIXEL_BYTES_MAX:
+            raise Failed("the PNGs have too many pixels together")
+    count = len(frames) // (COLOURS * sizes[0] * sizes[1])
+    give(call, b"pixels", b"UINT8", [count, *sizes, COLOURS], frames)
+
+
+def main():
+    session, call = ctypes.c_void_p(), ctypes.c_void_p()
+    check(millrace.millrace_open(ctypes.byref(session)))
+    while check(millrace.millrace_next(session, ctypes.byref(call))):
+        try:
+            decode(call)
+            millrace.millrace_finish(call)
+        except Exception as error:
+            millrace.millrace_fail(call, str(error).encode())
+    millrace.millrace_close(session)
+
+
+if __name__ == "__main__":
+    main()
