@@ -1,16 +1,23 @@
 //! Objects that processes of functions name themselves (D02, D03): each is given blocks of this
 //! worker's counts, so that no name is ever given twice and none costs a message.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName};
 
 use super::{Contents, KEEP_MAX, Objects};
+use crate::clock::Clock;
 
 impl Objects {
     /// The node whose objects these are.
     pub(crate) fn node(&self) -> &NodeName {
         &self.0.feed.node
+    }
+
+    /// The node's time.
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.0.clock
     }
 
     /// So many counts in a row that nothing else will have: the registration they are of, and the

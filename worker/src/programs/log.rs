@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use millrace_types::Timestamp;
 use tokio::io::AsyncRead;
-use tokio::time::Instant;
 
+use crate::clock::Clock;
 use crate::process_port::stderr::lines;
 
 /// Lines of one process that are logged in a second.
@@ -19,15 +20,22 @@ pub(super) async fn forward(
     errors: impl AsyncRead + Unpin,
     function: Rc<str>,
     process: u32,
+    clock: &dyn Clock,
 ) {
-    let window = RefCell::new(Window { began: Instant::now(), lines: 0, left_out: 0 });
+    let window = Shared { window: RefCell::new(Window::new(clock.now())), clock };
     tokio::join!(one(output, &window, &function, process), one(errors, &window, &function, process));
 }
 
-async fn one(output: impl AsyncRead + Unpin, window: &RefCell<Window>, function: &str, process: u32) {
-    let discard = |bytes: &[u8]| window.borrow_mut().discard(Instant::now(), bytes);
-    let take = || window.borrow_mut().take(Instant::now());
-    let say = |line: &str| match take() {
+/// The window of both streams, and the time by which it goes.
+struct Shared<'a> {
+    window: RefCell<Window>,
+    clock: &'a dyn Clock,
+}
+
+async fn one(output: impl AsyncRead + Unpin, shared: &Shared<'_>, function: &str, process: u32) {
+    let Shared { window, clock } = shared;
+    let discard = |bytes: &[u8]| window.borrow_mut().discard(clock.now(), bytes);
+    let say = |line: &str| match window.borrow_mut().take(clock.now()) {
         None => {}
         Some(left_out) => {
             if left_out > 0 {
@@ -42,14 +50,18 @@ async fn one(output: impl AsyncRead + Unpin, window: &RefCell<Window>, function:
 }
 
 struct Window {
-    began: Instant,
+    began: Timestamp,
     lines: u32,
     left_out: u64,
 }
 
 impl Window {
+    fn new(began: Timestamp) -> Self {
+        Self { began, lines: 0, left_out: 0 }
+    }
+
     /// Whether bytes are left out without a look at their lines.
-    fn discard(&mut self, now: Instant, bytes: &[u8]) -> bool {
+    fn discard(&mut self, now: Timestamp, bytes: &[u8]) -> bool {
         self.roll(now);
         let full = self.lines >= LINES_PER_SECOND_MAX;
         if full {
@@ -58,14 +70,14 @@ impl Window {
         full
     }
 
-    fn roll(&mut self, now: Instant) {
-        if now.duration_since(self.began) >= Duration::from_secs(1) {
+    fn roll(&mut self, now: Timestamp) {
+        if now.since(self.began) >= Duration::from_secs(1) {
             (self.began, self.lines) = (now, 0);
         }
     }
 
     /// Whether a line is logged, and how many were not since the last one that was.
-    fn take(&mut self, now: Instant) -> Option<u64> {
+    fn take(&mut self, now: Timestamp) -> Option<u64> {
         self.roll(now);
         if self.lines >= LINES_PER_SECOND_MAX {
             self.left_out += 1;
@@ -80,10 +92,10 @@ impl Window {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn a_flood_is_cut_and_what_was_left_out_is_counted() {
-        let began = Instant::now();
-        let mut window = Window { began, lines: 0, left_out: 0 };
+    #[test]
+    fn a_flood_is_cut_and_what_was_left_out_is_counted() {
+        let began = Timestamp(7);
+        let mut window = Window::new(began);
         let logged = (0..LINES_PER_SECOND_MAX + 5).filter(|_| window.take(began).is_some()).count();
         assert_eq!(logged, LINES_PER_SECOND_MAX as usize);
         assert!(window.discard(began, b"one\ntwo\nthr"));

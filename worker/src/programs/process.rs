@@ -128,7 +128,10 @@ impl Process {
         let watched = pidfd.try_clone().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
         let leader = Leader { pid, ended: watched.map_err(StartError::Spawn)?, child };
         let log = output.map(|(output, errors)| {
-            actix_rt::spawn(log::forward(output, errors, name.function, name.place.0))
+            let clock = Arc::clone(inner.objects.clock());
+            actix_rt::spawn(async move {
+                log::forward(output, errors, name.function, name.place.0, &*clock).await;
+            })
         });
         actix_rt::spawn(watch.run(leader, log, inner.closing.subscribe()));
         Ok(Self { connection, pidfd })
