@@ -5,101 +5,48 @@
 //! the Executor, transfers and requests' ends to the Node, answers to the Functions. Bounded by
 //! dispatch: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at one time.
 
+mod books;
 mod data;
+mod inputs;
+mod message;
 mod moves;
+mod report;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_policy::dispatch::Return;
 use millrace_policy::elastic::ObjectKey;
-use millrace_policy::fabric::{self, Cargo, Outcome, Piece};
-use millrace_policy::gpu::{Action, Event, Gpu as Core, Health};
-use millrace_policy::ids::{Generation, RequestKey, RunId, TransferId};
-use millrace_policy::memory::BLOCK;
-use millrace_policy::paths::Hops;
+use millrace_policy::fabric::{self, Cargo};
+use millrace_policy::gpu::{Action, Event, Gpu as Core};
+use millrace_policy::ids::{Generation, RequestKey, RunId};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents as TensorContents;
-use millrace_proto::executor::{
-    Cancel, Fault, InjectFault, LaunchTimes, LoadProgram, Map, Relocate, Run, UnloadProgram, Unmap,
-};
+use millrace_proto::executor::{Cancel, InjectFault, LoadProgram, Map, Relocate, Run, UnloadProgram, Unmap};
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, Timestamp, topology};
 use tracing::Span;
 
 use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::function::{self, Outputs};
-use crate::actors::spans::{Copied, Spans};
+use crate::actors::spans::Spans;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, extents, node};
-use crate::handle::{Directory, Parts};
+use crate::handle::Directory;
 use crate::install::PreparedModel;
-use crate::objects::{OnHost, Reply};
 use crate::port::Descriptor;
 use crate::request::Brought;
 use crate::seams::{Behaviour, Slot};
-use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
 
-use self::data::Data;
+use self::books::Data;
 pub(crate) use self::data::DataSaid;
+pub(crate) use self::message::Message;
 
 /// What a fault names that is meant for no program in particular.
 const NO_PROGRAM: u64 = u64::MAX;
 
 /// Which functions of the node use a model.
 pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
-
-/// What a Gpu actor is told.
-pub(crate) enum Message {
-    /// A model may be asked for.
-    Install { model: ModelId, memory: Bytes, prepared: Arc<PreparedModel> },
-    /// It will not be any more.
-    Remove(ModelId),
-    /// A request is to run here, or several as one, known by a key of theirs.
-    Assign {
-        key: RequestKey,
-        works: Vec<SharedWork>,
-        incarnation: Incarnation,
-        attempt: u32,
-        from: Option<GpuIndex>,
-    },
-    /// The node wants it back, if it has not begun.
-    Recall(RequestKey),
-    /// Nobody waits for it any more.
-    Cancel(RequestKey),
-    /// There is an executor.
-    Up { incarnation: Incarnation, pid: u32 },
-    /// A model's own executor is up.
-    ProgramUp { model: ModelId, pid: u32 },
-    /// Something for its core.
-    Event(Event),
-    /// A batch of a transfer came.
-    Copied(Copied),
-    /// A run ended with outputs, and when its launches ran, where that was asked for.
-    RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
-    /// A run ended without, and why.
-    RunFailed { event: Event, detail: String },
-    /// Its executor said something of objects.
-    Data(DataSaid),
-    /// A request that reads an object waits in the queue at this place, or does no more.
-    Queued { object: ObjectKey, place: u64, waits: bool },
-    /// The node began anew, and with it another actor for this GPU.
-    Replaced,
-    /// Somebody wants bytes of an object in host memory.
-    Fetch { object: ObjectKey, offset: u64, bytes: u64, reply: Reply },
-    /// Another GPU is to copy an object from here.
-    LockObject { transfer: TransferId, piece: Piece },
-    /// A transfer of an object to this GPU is over.
-    Came { transfer: TransferId, outcome: Outcome, routes: Vec<Hops> },
-    /// An input of a run came to the host, or will not.
-    Brought { run: RunId, place: usize, found: OnHost },
-    /// Nobody holds an object any more.
-    Discard(ObjectKey),
-    /// Pass a fault on.
-    Inject { fault: Fault, model: Option<ModelId> },
-    /// Tell what the GPU looks like.
-    Report { parts: Parts, users: Arc<ModelUsers> },
-}
 
 /// A request here, or several that run as one.
 struct Entry {
@@ -404,50 +351,6 @@ impl Gpu {
             let outputs = Outputs { share, brought, ..outputs.clone() };
             self.store_outputs(run, work, outputs, (spent, attempts));
         }
-    }
-
-    fn report(&self, now: Timestamp, parts: &Parts, users: &ModelUsers) {
-        let (core, totals) = (&self.core.core, self.core.core.totals());
-        let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
-        let resident = |(model, region): (ModelId, &millrace_policy::memory::Region)| {
-            Some(ResidentModel {
-                digest: self.models.get(&model)?.digest,
-                functions: users.get(&model).cloned().unwrap_or_default(),
-                bytes: blocks(region.blocks()),
-                loaded: core.loaded(model),
-                idle: now.since(region.last_used()),
-                executor_pid: self.loaded.get(&model).copied().flatten().or(self.pid),
-            })
-        };
-        let mut models: Vec<_> = core.memory().regions().filter_map(resident).collect();
-        models.sort_by_key(|model| model.digest);
-        let running = core.running().and_then(|key| self.entries.get(&key));
-        let part = SnapshotPart::Gpu(GpuSnapshot {
-            index: self.index(),
-            gpu_type: self.hardware.gpu_type.clone(),
-            health: match core.health() {
-                Health::Starting => GpuHealth::Starting,
-                Health::Up => GpuHealth::Up,
-                Health::Restarting => GpuHealth::Restarting,
-                Health::Unhealthy => GpuHealth::Unhealthy,
-            },
-            memory: blocks(core.memory().total_blocks()),
-            used: blocks(core.memory().used_blocks()),
-            models,
-            running: running.map(|entry| entry.work().invocation.revision.clone()),
-            incarnation: self.incarnation,
-            executor_pid: self.pid,
-            executor_pids: self.pid.into_iter().chain(self.loaded.values().copied().flatten()).collect(),
-            restarts: totals.restarts,
-            swaps: totals.swaps,
-            peer_swaps: totals.peer_swaps,
-            evictions: totals.evictions,
-            busy: totals.busy,
-            moved: Bytes(BLOCK.0 * totals.moved_blocks),
-            data: self.data_report(),
-        });
-        // Whoever asked may have given up.
-        parts.send(part).unwrap_or_default();
     }
 }
 

@@ -6,7 +6,8 @@ use millrace_policy::ids::FunctionIndex;
 use millrace_types::SloCounts;
 use millrace_types::policy::Batches;
 
-use super::{Supervisor, limits};
+use super::Supervisor;
+use super::functions::limits;
 use crate::actors::function::{ScoresTold, counts};
 use crate::install::FunctionConfig;
 use crate::policy::{InForce, Wanted};

@@ -1,5 +1,6 @@
-//! Intermediate data on a GPU, as its actor carries it out: outputs that stay there as objects, runs
-//! that read objects where they lie, and copies of them to host memory for everybody else.
+//! Intermediate data on a GPU, as its actor carries it out: outputs that stay there as objects, and
+//! copies of them to host memory for everybody else. What runs read is in `inputs`, what crosses links in
+//! `moves`, what is known of each object in `books`.
 //!
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
@@ -8,42 +9,31 @@
 //!                               on another GPU ─► brought here, where it can be (`moves`)
 //! ```
 //! Who reads an object is counted here: the store never moves one that a run reads or that is copied
-//! for somebody. A run that waits for its inputs keeps those behind it waiting, so that the executor
-//! has them in the order of the core; its model comes meanwhile.
+//! for somebody.
 //!
 //! Bounded by the store's objects, the GPU's requests and their inputs.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::sync::{Arc, Weak};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use millrace_policy::attempts::Progress;
 use millrace_policy::elastic::{self, ObjectKey, Pool, Standing, Store};
-use millrace_policy::gpu::{DataAction, Event, RunFailure, Spent};
-use millrace_policy::ids::{RequestKey, RunId};
+use millrace_policy::gpu::{DataAction, Spent};
+use millrace_policy::ids::RunId;
 use millrace_policy::memory::Run as BlockRun;
-use millrace_policy::paths::Hops;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::copy_out::Source;
 use millrace_proto::executor::tensor::Contents;
-use millrace_proto::executor::{CopyOut, DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject, Run};
-use millrace_proto::worker::FetchMethod;
-use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
+use millrace_proto::executor::{CopyOut, DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};
+use millrace_types::Bytes;
 
-use super::moves::Moves;
-use super::{Entry, Gpu, Message};
+use super::books::{Book, Purpose, Storing};
+use super::{Entry, Gpu};
 use crate::actors::extents;
-use crate::actors::function::{self, Outputs};
+use crate::actors::function::Outputs;
 use crate::actors::work::SharedWork;
-use crate::objects::{Contents as Held, Kept, Lost, OnHost, Place, Reply, memory, size_of_memory};
+use crate::objects::{Kept, Lost, Place, Reply, memory};
 use crate::port::Descriptor;
-use crate::request::Brought;
-use crate::seams::Mailbox;
 use crate::snapshot::GpuData;
-
-/// The only reader that the store knows of an object: whoever holds its handle.
-const READER: usize = 0;
 
 /// Answers that wait for their outputs to be stored. Beyond them outputs go to the host, as they would
 /// without a store: an executor keeps those of 256 runs at most, and runs are sent to it ahead.
@@ -58,195 +48,6 @@ pub(crate) enum DataSaid {
     NotCopiedOut(u64),
 }
 
-/// What the actor knows of an object.
-#[derive(Debug)]
-pub(super) struct Book {
-    /// Nobody's, where it is a run's own copy.
-    pub(super) kept: Weak<Kept>,
-    pub(super) bytes: u64,
-    /// The run that made it, and as which output, until it is somewhere.
-    made: Option<(RunId, String)>,
-    /// Runs that read it and copies that are made of it.
-    pub(super) claims: u32,
-    /// Where the requests that read it wait in the queue.
-    queued: BTreeSet<u64>,
-    /// What it was copied to, until it is known whether it leaves.
-    copy: Option<Descriptor>,
-    /// Whether the executor knows it.
-    pub(super) mapped: bool,
-}
-
-impl Book {
-    pub(super) fn new(kept: Weak<Kept>, bytes: u64, made: Option<(RunId, String)>) -> Self {
-        Self { kept, bytes, made, claims: 0, queued: BTreeSet::new(), copy: None, mapped: false }
-    }
-}
-
-/// Why something is copied to the host.
-#[derive(Debug)]
-enum Purpose {
-    /// The store has no room for it.
-    Refused(ObjectKey),
-    /// The store does not take it, and knows nothing of it.
-    Declined(ObjectKey),
-    /// The store wants its room.
-    Migrate(ObjectKey),
-    /// Somebody reads it elsewhere.
-    Fetch(ObjectKey, Reply),
-}
-
-/// An answer whose outputs are being stored.
-struct Storing {
-    work: SharedWork,
-    outputs: Outputs,
-    spent: Spent,
-    attempts: u32,
-    gpu: GpuIndex,
-    left: BTreeSet<ObjectKey>,
-}
-
-/// A run that waits for inputs, or behind one that does.
-pub(super) struct Waiting {
-    pub(super) key: RequestKey,
-    pub(super) run: Run,
-    descriptors: Vec<Descriptor>,
-    /// Inputs on their way: their places in the run.
-    pub(super) missing: Vec<usize>,
-    pub(super) began: Timestamp,
-}
-
-/// The data of a GPU.
-#[derive(Default)]
-pub(super) struct Data {
-    objects: u64,
-    copied: u64,
-    pub(super) books: BTreeMap<ObjectKey, Book>,
-    copies: BTreeMap<u64, (Purpose, Descriptor)>,
-    storing: BTreeMap<RunId, Storing>,
-    pub(super) waiting: VecDeque<Waiting>,
-    pub(super) moves: Moves,
-    /// What the core is to be told next.
-    todo: VecDeque<Event>,
-    /// Objects of which it is to be told first how near their readers are: what is claimed stays, so
-    /// that must be known before anything else is decided.
-    restand: BTreeSet<ObjectKey>,
-}
-
-impl Data {
-    pub(super) fn next_event(&mut self) -> Option<Event> {
-        if let Some(object) = self.restand.pop_first() {
-            let Some(book) = self.books.get(&object) else { return self.next_event() };
-            let standing = match (book.claims, book.queued.first()) {
-                (0, None) => Standing::Unqueued,
-                (0, Some(&place)) => Standing::Queued(place),
-                _ => Standing::Claimed,
-            };
-            return Some(Event::Data(elastic::Event::Stands { object, consumer: READER, standing }));
-        }
-        let event = self.todo.pop_front();
-        if let Some(Event::Data(elastic::Event::Store { object, .. })) = event {
-            self.restand.insert(object);
-        }
-        event
-    }
-
-    /// A name for another object: the node's, so those of its GPUs are apart.
-    pub(super) fn new_key(&mut self) -> ObjectKey {
-        self.objects += 1;
-        ObjectKey(self.objects)
-    }
-
-    /// Names objects after this executor: no other on the node has its number, before or after.
-    pub(super) fn begin(&mut self, incarnation: Incarnation) {
-        self.objects = incarnation.0 << 32;
-    }
-
-    pub(super) fn tell(&mut self, event: elastic::Event) {
-        self.todo.push_back(Event::Data(event));
-    }
-
-    /// The core is to be told how near an object's first reader is.
-    fn stands(&mut self, object: ObjectKey) {
-        self.restand.insert(object);
-    }
-
-    /// A request that reads it waits in the queue at this place, or does no more.
-    pub(super) fn queued(&mut self, object: ObjectKey, place: u64, waits: bool) {
-        if let Some(book) = self.books.get_mut(&object) {
-            if waits {
-                book.queued.insert(place)
-            } else {
-                book.queued.remove(&place)
-            };
-            self.stands(object);
-        }
-    }
-
-    pub(super) fn claim(&mut self, object: ObjectKey) {
-        if let Some(book) = self.books.get_mut(&object) {
-            book.claims += 1;
-            self.stands(object);
-        }
-    }
-
-    /// What somebody read may move again.
-    pub(super) fn unclaim(&mut self, object: ObjectKey) {
-        if let Some(book) = self.books.get_mut(&object) {
-            book.claims = book.claims.saturating_sub(1);
-            self.stands(object);
-        }
-    }
-
-    /// Notes where an object is.
-    pub(super) fn is_at(&mut self, object: ObjectKey, place: Place) {
-        if let Some(book) = self.books.get_mut(&object) {
-            book.made = None;
-            if let Some(kept) = book.kept.upgrade() {
-                kept.moves_to(place);
-            }
-        }
-    }
-
-    /// Nobody holds an object any more.
-    pub(super) fn discard(&mut self, object: ObjectKey) {
-        if self.books.contains_key(&object) {
-            self.tell(elastic::Event::Discard { object });
-        }
-    }
-
-    /// Whatever is not on the host is lost, with the executor that had it.
-    fn lose(&mut self) -> Vec<Storing> {
-        for kept in self.books.values().filter_map(|book| book.kept.upgrade()) {
-            if !matches!(kept.place(), Place::Host(_)) {
-                kept.moves_to(Place::Lost);
-            }
-        }
-        self.books.clear();
-        // Whoever waits for a copy hears of it as they are dropped.
-        self.copies.clear();
-        self.waiting.clear();
-        self.moves.clear();
-        self.todo.clear();
-        self.restand.clear();
-        std::mem::take(&mut self.storing).into_values().collect()
-    }
-}
-
-/// With the actor, if it panics: whoever waits is told all the same.
-impl Drop for Data {
-    fn drop(&mut self) {
-        self.lose().into_iter().for_each(Storing::answer);
-    }
-}
-
-impl Storing {
-    fn answer(self) {
-        let Self { work, outputs, spent, attempts, gpu, .. } = self;
-        let key = work.key;
-        work.home.post(function::Message::Completed { key, outputs, spent, gpu, attempts });
-    }
-}
-
 impl Gpu {
     /// Which outputs of a request the executor is to keep. What runs as one with others is cut up by
     /// rows on the host.
@@ -257,124 +58,6 @@ impl Gpu {
         } else {
             Vec::new()
         }
-    }
-
-    /// Hands a run to the executor, once all that it reads is at hand.
-    pub(super) fn start_run(
-        &mut self,
-        now: Timestamp,
-        key: RequestKey,
-        run: Run,
-        descriptors: Vec<Descriptor>,
-    ) {
-        if let Some(entry) = self.entries.get(&key).filter(|_| !run.kept.is_empty()) {
-            self.data.tell(elastic::Event::Requested { function: entry.work().function });
-        }
-        let mut waiting = Waiting { key, run, descriptors, missing: Vec::new(), began: now };
-        if self.find_inputs(now, &mut waiting) {
-            self.data.waiting.push_back(waiting);
-            self.send_ready();
-        } else {
-            let run = RunId(waiting.run.run);
-            self.drop_inputs(run);
-            self.data.todo.push_back(input_lost(run));
-        }
-    }
-
-    /// Finds a run's objects, or asks for what is elsewhere. False where one is lost.
-    fn find_inputs(&mut self, now: Timestamp, waiting: &mut Waiting) -> bool {
-        let Some(entry) = self.entries.get(&waiting.key) else { return false };
-        let objects = entry.works.iter().flat_map(|work| &work.invocation.on_gpus.objects);
-        let objects: BTreeMap<_, _> = objects.map(|object| (object.key.0, Arc::clone(object))).collect();
-        for place in 0..waiting.run.inputs.len() {
-            let Some(Contents::Object(part)) = waiting.run.inputs[place].contents else { continue };
-            let (Some(object), Some(own)) = (objects.get(&part.object), self.peers.own.mailbox()) else {
-                return false;
-            };
-            match object.place() {
-                Place::Lost => return false,
-                Place::Gpu(incarnation) if object.gpu == self.index() && incarnation == self.incarnation => {
-                    self.data.claim(object.key);
-                    self.brought(now, waiting.key, place, (FetchMethod::IntraGpu, &[]), now);
-                }
-                Place::Gpu(_) if part.bytes > 0 && self.can_bring(object) => {
-                    self.bring_here(waiting, place, object, part);
-                }
-                Place::Coming | Place::Gpu(_) | Place::Host(_) => {
-                    waiting.missing.push(place);
-                    let (run, ObjectPart { offset, bytes, .. }) = (RunId(waiting.run.run), part);
-                    object.ask(offset, bytes, Reply::new(move |found| bring(found, bytes, own, run, place)));
-                }
-            }
-        }
-        true
-    }
-
-    /// Notes how an input came.
-    pub(super) fn brought(
-        &mut self,
-        now: Timestamp,
-        key: RequestKey,
-        place: usize,
-        (method, routes): (FetchMethod, &[Hops]),
-        began: Timestamp,
-    ) {
-        let Some(entry) = self.entries.get_mut(&key) else { return };
-        let inputs = entry.works.iter().flat_map(|work| {
-            let inputs = work.invocation.inputs.iter();
-            inputs.map(move |input| (work.key, input))
-        });
-        let Some((work, input)) = inputs.into_iter().nth(place) else { return };
-        let Some(Contents::Object(part)) = &input.contents else { return };
-        let (object, bytes, took) = (ObjectKey(part.object), part.bytes, now.since(began));
-        let input = input.name.clone();
-        entry.spans.fetched((method, routes), &input, bytes, took);
-        if method == FetchMethod::IntraGpu {
-            entry.claimed.push(object);
-        }
-        entry.brought.push((work, Brought { input, method, bytes, took }));
-    }
-
-    /// An input came, or will not.
-    pub(super) fn input_brought(&mut self, now: Timestamp, run: RunId, place: usize, found: OnHost) {
-        let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return };
-        match found {
-            // It has the tensor's bytes and no others: `bring` saw to that.
-            Ok((fd, _)) => {
-                let waiting = &mut self.data.waiting[at];
-                waiting.missing.retain(|&missing| missing != place);
-                let number = u32::try_from(waiting.descriptors.len()).unwrap_or(u32::MAX);
-                waiting.descriptors.push(fd);
-                waiting.run.inputs[place].contents = Some(Contents::ContentsFd(number));
-                let (key, began) = (waiting.key, waiting.began);
-                self.brought(now, key, place, (FetchMethod::Host, &[]), began);
-            }
-            Err(Lost) => {
-                self.data.waiting.remove(at);
-                self.drop_inputs(run);
-                self.data.todo.push_back(input_lost(run));
-            }
-        }
-        self.send_ready();
-    }
-
-    /// Sends runs whose inputs are there, in their order.
-    pub(super) fn send_ready(&mut self) {
-        while self.data.waiting.front().is_some_and(|first| first.missing.is_empty()) {
-            if let Some(Waiting { run, descriptors, .. }) = self.data.waiting.pop_front() {
-                self.send(Command::Run(run), descriptors);
-            }
-        }
-    }
-
-    /// Takes a run back that was not sent. False where it was.
-    pub(super) fn take_run_back(&mut self, run: RunId) -> bool {
-        let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return false };
-        self.data.waiting.remove(at);
-        self.drop_inputs(run);
-        self.send_ready();
-        self.data.todo.push_back(Event::RunCancelled { run });
-        true
     }
 
     /// Has the outputs that an executor kept stored, and answers once each is somewhere.
@@ -613,48 +296,10 @@ impl Gpu {
         }
     }
 
-    /// How far requests were that were lost: what waited for its inputs was not handed over yet.
-    pub(super) fn not_begun(&self, lost: Vec<(RequestKey, Progress)>) -> Vec<(RequestKey, Progress)> {
-        let waits = |key| self.data.waiting.iter().any(|waiting| waiting.key == key);
-        let told = |(key, progress)| (key, if waits(key) { Progress::Preparing } else { progress });
-        lost.into_iter().map(told).collect()
-    }
-
     /// The executor is gone. Answers that waited for their outputs to be stored are given without:
     /// whoever takes one asks for it to be made again.
     pub(super) fn lose_data(&mut self) {
         let storing = self.data.lose();
         storing.into_iter().for_each(Storing::answer);
     }
-}
-
-/// Passes on what was found for a run. A part of a larger piece of memory is copied out of it first, on a
-/// thread that may take its time.
-pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId, place: usize) {
-    let exactly = |(fd, offset): &(Descriptor, u64)| {
-        *offset == 0 && size_of_memory(fd).is_ok_and(|size| size as u64 == bytes)
-    };
-    match found {
-        Ok((fd, offset)) if !exactly(&(Arc::clone(&fd), offset)) => {
-            tokio::task::spawn_blocking(move || {
-                let found = part_of(fd, offset, bytes).map_err(|error| {
-                    tracing::warn!(%error, "no memory for a part of an object");
-                    Lost
-                });
-                own.post(Message::Brought { run, place, found: found.map(|fd| (fd, 0)) });
-            });
-        }
-        found => own.post(Message::Brought { run, place, found }),
-    }
-}
-
-fn part_of(fd: Descriptor, offset: u64, bytes: u64) -> io::Result<Descriptor> {
-    let whole = Held::Memory { bytes: size_of_memory(&fd)? as u64, fd };
-    let mut file: File = memory("millrace-object")?;
-    file.write_all(&whole.read(offset, usize::try_from(bytes).unwrap_or(usize::MAX))?)?;
-    Ok(Descriptor::new(file.into()))
-}
-
-fn input_lost(run: RunId) -> Event {
-    Event::RunFailed { run, why: RunFailure::InputLost }
 }

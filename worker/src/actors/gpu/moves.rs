@@ -25,7 +25,8 @@ use millrace_proto::executor::{ObjectPart, PlaceObject};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes, Timestamp};
 
-use super::data::{Book, Waiting, bring};
+use super::books::{Book, Waiting};
+use super::inputs::bring;
 use super::{Carried, Gpu};
 use crate::actors::{extents, node};
 use crate::objects::{Kept, Place, Reply};

@@ -1,0 +1,183 @@
+//! Runs and the objects that they read. A run that waits for its inputs keeps those behind it waiting, so
+//! that the executor has them in the order of the core; its model comes meanwhile.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::sync::Arc;
+
+use millrace_policy::attempts::Progress;
+use millrace_policy::elastic::{self, ObjectKey};
+use millrace_policy::gpu::{Event, RunFailure};
+use millrace_policy::ids::{RequestKey, RunId};
+use millrace_policy::paths::Hops;
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::tensor::Contents;
+use millrace_proto::executor::{ObjectPart, Run};
+use millrace_proto::worker::FetchMethod;
+use millrace_types::Timestamp;
+
+use super::books::Waiting;
+use super::{Gpu, Message};
+use crate::objects::{Contents as Held, Lost, OnHost, Place, Reply, memory, size_of_memory};
+use crate::port::Descriptor;
+use crate::request::Brought;
+use crate::seams::Mailbox;
+
+impl Gpu {
+    /// Hands a run to the executor, once all that it reads is at hand.
+    pub(super) fn start_run(
+        &mut self,
+        now: Timestamp,
+        key: RequestKey,
+        run: Run,
+        descriptors: Vec<Descriptor>,
+    ) {
+        if let Some(entry) = self.entries.get(&key).filter(|_| !run.kept.is_empty()) {
+            self.data.tell(elastic::Event::Requested { function: entry.work().function });
+        }
+        let mut waiting = Waiting { key, run, descriptors, missing: Vec::new(), began: now };
+        if self.find_inputs(now, &mut waiting) {
+            self.data.waiting.push_back(waiting);
+            self.send_ready();
+        } else {
+            let run = RunId(waiting.run.run);
+            self.drop_inputs(run);
+            self.data.todo.push_back(input_lost(run));
+        }
+    }
+
+    /// Finds a run's objects, or asks for what is elsewhere. False where one is lost.
+    fn find_inputs(&mut self, now: Timestamp, waiting: &mut Waiting) -> bool {
+        let Some(entry) = self.entries.get(&waiting.key) else { return false };
+        let objects = entry.works.iter().flat_map(|work| &work.invocation.on_gpus.objects);
+        let objects: BTreeMap<_, _> = objects.map(|object| (object.key.0, Arc::clone(object))).collect();
+        for place in 0..waiting.run.inputs.len() {
+            let Some(Contents::Object(part)) = waiting.run.inputs[place].contents else { continue };
+            let (Some(object), Some(own)) = (objects.get(&part.object), self.peers.own.mailbox()) else {
+                return false;
+            };
+            match object.place() {
+                Place::Lost => return false,
+                Place::Gpu(incarnation) if object.gpu == self.index() && incarnation == self.incarnation => {
+                    self.data.claim(object.key);
+                    self.brought(now, waiting.key, place, (FetchMethod::IntraGpu, &[]), now);
+                }
+                Place::Gpu(_) if part.bytes > 0 && self.can_bring(object) => {
+                    self.bring_here(waiting, place, object, part);
+                }
+                Place::Coming | Place::Gpu(_) | Place::Host(_) => {
+                    waiting.missing.push(place);
+                    let (run, ObjectPart { offset, bytes, .. }) = (RunId(waiting.run.run), part);
+                    object.ask(offset, bytes, Reply::new(move |found| bring(found, bytes, own, run, place)));
+                }
+            }
+        }
+        true
+    }
+
+    /// Notes how an input came.
+    pub(super) fn brought(
+        &mut self,
+        now: Timestamp,
+        key: RequestKey,
+        place: usize,
+        (method, routes): (FetchMethod, &[Hops]),
+        began: Timestamp,
+    ) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let inputs = entry.works.iter().flat_map(|work| {
+            let inputs = work.invocation.inputs.iter();
+            inputs.map(move |input| (work.key, input))
+        });
+        let Some((work, input)) = inputs.into_iter().nth(place) else { return };
+        let Some(Contents::Object(part)) = &input.contents else { return };
+        let (object, bytes, took) = (ObjectKey(part.object), part.bytes, now.since(began));
+        let input = input.name.clone();
+        entry.spans.fetched((method, routes), &input, bytes, took);
+        if method == FetchMethod::IntraGpu {
+            entry.claimed.push(object);
+        }
+        entry.brought.push((work, Brought { input, method, bytes, took }));
+    }
+
+    /// An input came, or will not.
+    pub(super) fn input_brought(&mut self, now: Timestamp, run: RunId, place: usize, found: OnHost) {
+        let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return };
+        match found {
+            // It has the tensor's bytes and no others: `bring` saw to that.
+            Ok((fd, _)) => {
+                let waiting = &mut self.data.waiting[at];
+                waiting.missing.retain(|&missing| missing != place);
+                let number = u32::try_from(waiting.descriptors.len()).unwrap_or(u32::MAX);
+                waiting.descriptors.push(fd);
+                waiting.run.inputs[place].contents = Some(Contents::ContentsFd(number));
+                let (key, began) = (waiting.key, waiting.began);
+                self.brought(now, key, place, (FetchMethod::Host, &[]), began);
+            }
+            Err(Lost) => {
+                self.data.waiting.remove(at);
+                self.drop_inputs(run);
+                self.data.todo.push_back(input_lost(run));
+            }
+        }
+        self.send_ready();
+    }
+
+    /// Sends runs whose inputs are there, in their order.
+    pub(super) fn send_ready(&mut self) {
+        while self.data.waiting.front().is_some_and(|first| first.missing.is_empty()) {
+            if let Some(Waiting { run, descriptors, .. }) = self.data.waiting.pop_front() {
+                self.send(Command::Run(run), descriptors);
+            }
+        }
+    }
+
+    /// Takes a run back that was not sent. False where it was.
+    pub(super) fn take_run_back(&mut self, run: RunId) -> bool {
+        let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return false };
+        self.data.waiting.remove(at);
+        self.drop_inputs(run);
+        self.send_ready();
+        self.data.todo.push_back(Event::RunCancelled { run });
+        true
+    }
+
+    /// How far requests were that were lost: what waited for its inputs was not handed over yet.
+    pub(super) fn not_begun(&self, lost: Vec<(RequestKey, Progress)>) -> Vec<(RequestKey, Progress)> {
+        let waits = |key| self.data.waiting.iter().any(|waiting| waiting.key == key);
+        let told = |(key, progress)| (key, if waits(key) { Progress::Preparing } else { progress });
+        lost.into_iter().map(told).collect()
+    }
+}
+
+/// Passes on what was found for a run. A part of a larger piece of memory is copied out of it first, on a
+/// thread that may take its time.
+pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId, place: usize) {
+    let exactly = |(fd, offset): &(Descriptor, u64)| {
+        *offset == 0 && size_of_memory(fd).is_ok_and(|size| size as u64 == bytes)
+    };
+    match found {
+        Ok((fd, offset)) if !exactly(&(Arc::clone(&fd), offset)) => {
+            tokio::task::spawn_blocking(move || {
+                let found = part_of(fd, offset, bytes).map_err(|error| {
+                    tracing::warn!(%error, "no memory for a part of an object");
+                    Lost
+                });
+                own.post(Message::Brought { run, place, found: found.map(|fd| (fd, 0)) });
+            });
+        }
+        found => own.post(Message::Brought { run, place, found }),
+    }
+}
+
+fn part_of(fd: Descriptor, offset: u64, bytes: u64) -> io::Result<Descriptor> {
+    let whole = Held::Memory { bytes: size_of_memory(&fd)? as u64, fd };
+    let mut file: File = memory("millrace-object")?;
+    file.write_all(&whole.read(offset, usize::try_from(bytes).unwrap_or(usize::MAX))?)?;
+    Ok(Descriptor::new(file.into()))
+}
+
+fn input_lost(run: RunId) -> Event {
+    Event::RunFailed { run, why: RunFailure::InputLost }
+}

@@ -1,0 +1,55 @@
+//! What a GPU looks like, for whoever asks.
+
+use millrace_policy::gpu::Health;
+use millrace_policy::memory::BLOCK;
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+use super::{Gpu, ModelUsers};
+use crate::handle::Parts;
+use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
+
+impl Gpu {
+    pub(super) fn report(&self, now: Timestamp, parts: &Parts, users: &ModelUsers) {
+        let (core, totals) = (&self.core.core, self.core.core.totals());
+        let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
+        let resident = |(model, region): (ModelId, &millrace_policy::memory::Region)| {
+            Some(ResidentModel {
+                digest: self.models.get(&model)?.digest,
+                functions: users.get(&model).cloned().unwrap_or_default(),
+                bytes: blocks(region.blocks()),
+                loaded: core.loaded(model),
+                idle: now.since(region.last_used()),
+                executor_pid: self.loaded.get(&model).copied().flatten().or(self.pid),
+            })
+        };
+        let mut models: Vec<_> = core.memory().regions().filter_map(resident).collect();
+        models.sort_by_key(|model| model.digest);
+        let running = core.running().and_then(|key| self.entries.get(&key));
+        let part = SnapshotPart::Gpu(GpuSnapshot {
+            index: self.index(),
+            gpu_type: self.hardware.gpu_type.clone(),
+            health: match core.health() {
+                Health::Starting => GpuHealth::Starting,
+                Health::Up => GpuHealth::Up,
+                Health::Restarting => GpuHealth::Restarting,
+                Health::Unhealthy => GpuHealth::Unhealthy,
+            },
+            memory: blocks(core.memory().total_blocks()),
+            used: blocks(core.memory().used_blocks()),
+            models,
+            running: running.map(|entry| entry.work().invocation.revision.clone()),
+            incarnation: self.incarnation,
+            executor_pid: self.pid,
+            executor_pids: self.pid.into_iter().chain(self.loaded.values().copied().flatten()).collect(),
+            restarts: totals.restarts,
+            swaps: totals.swaps,
+            peer_swaps: totals.peer_swaps,
+            evictions: totals.evictions,
+            busy: totals.busy,
+            moved: Bytes(BLOCK.0 * totals.moved_blocks),
+            data: self.data_report(),
+        });
+        // Whoever asked may have given up.
+        parts.send(part).unwrap_or_default();
+    }
+}

@@ -1,0 +1,161 @@
+//! The functions of a node: their actors started, what they want of GPUs and queue, and their end.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use millrace_policy::admission::{self, Admission};
+use millrace_policy::attempts::Idempotent;
+use millrace_policy::batching;
+use millrace_policy::dispatch::Objective;
+use millrace_policy::gpu::Event as GpuEvent;
+use millrace_policy::ids::FunctionIndex;
+use millrace_policy::trace::CoreId;
+use millrace_types::{Bytes, ModelId, Residency, RevisionKey};
+
+use super::{Removed, Supervisor, Who};
+use crate::actors::function::{self, Below, Function, ScoresTold};
+use crate::actors::gpu;
+use crate::clock::Sleeper;
+use crate::handle::FunctionEntry;
+use crate::install::{FunctionConfig, InstallError, PreparedModel};
+use crate::programs::Program;
+use crate::programs::crew::{self, Crew};
+
+impl Supervisor {
+    /// Notes a function and starts its actor. Gives its model where that is new here.
+    pub(crate) fn install(
+        self: &Rc<Self>,
+        config: FunctionConfig,
+        prepared: &Arc<PreparedModel>,
+    ) -> Result<Option<(ModelId, Bytes)>, InstallError> {
+        let largest = self.config.topology.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(Bytes::ZERO);
+        let function = config.key.function.clone();
+        let added = self.registry.borrow_mut().add(config, prepared, largest)?;
+        let Some(added) = added else { return Ok(None) };
+        self.residence().hosted(self.clock.now(), added.function, &function);
+        let Some((model, memory)) = added.new_model else {
+            self.start_function(added.function);
+            return Ok(None);
+        };
+        for gpu in &self.gpus {
+            gpu.post(gpu::Message::Install { model, memory, prepared: Arc::clone(prepared) });
+        }
+        self.start_function(added.function);
+        Ok(Some((model, memory)))
+    }
+
+    /// Notes a function that is a program, and starts its actors. A revision that is here stays as it is.
+    pub(crate) fn host(self: &Rc<Self>, config: FunctionConfig, program: Arc<Program>, processes: u32) {
+        let added = self.registry.borrow_mut().add_program(config, program, processes);
+        if let Some(function) = added {
+            self.start_crew(function);
+            self.start_function(function);
+        }
+    }
+
+    /// What of the model of a function is to stay on GPUs, where that is news: they are told.
+    pub(crate) fn new_residency(&self, model: ModelId) -> Option<Residency> {
+        let residency = self.registry.borrow_mut().new_residency(model)?;
+        for gpu in &self.gpus {
+            gpu.post(gpu::Message::Event(GpuEvent::Residency { model, residency }));
+        }
+        Some(residency)
+    }
+
+    /// Takes no more requests of a function. It is removed once it has answered those it has.
+    pub(crate) fn retire(&self, key: &RevisionKey) {
+        self.directory.withdraw_function(key);
+        if let Some((index, slot)) = self.registry.borrow_mut().retire(key) {
+            self.residence().retired(self.clock.now(), index);
+            slot.post(function::Message::Retire);
+        }
+    }
+
+    /// Removes a function that has answered its last request, and its model if nobody else uses it.
+    pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
+        if let Some(hosting) = self.registry.borrow().function(function).and_then(|it| it.program.as_ref()) {
+            hosting.crew.post(crew::Message::Stop);
+        }
+        let removed = self.registry.borrow_mut().remove(function)?;
+        self.residence().removed(self.clock.now(), function);
+        if let Removed::WithModel(model) = removed {
+            self.gpus.iter().for_each(|gpu| gpu.post(gpu::Message::Remove(model)));
+        }
+        Some(removed)
+    }
+
+    pub(super) fn start_function(self: &Rc<Self>, index: FunctionIndex) {
+        let registry = self.registry.borrow();
+        let Some(hosted) = registry.function(index) else { return };
+        let FunctionConfig { key, slo, idempotent, serving, .. } = hosted.config.clone();
+        let config = admission::Config {
+            in_flight_max: self.config.in_flight_max,
+            deadline: slo.map(|slo| slo.deadline),
+            idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
+        };
+        let core = self.drive(Admission::new(config), CoreId::Admission(index));
+        // A crew has no order of scores.
+        let (told, below) = match &hosted.program {
+            None => (Rc::clone(&self.told), Below::Gpus),
+            Some(hosting) => (Rc::new(Cell::new(ScoresTold::No)), Below::Crew(hosting.crew.clone())),
+        };
+        let score = (Rc::clone(&hosted.score), told);
+        let actor = Function::new(index, key.clone(), core, score, self.node.clone(), below);
+        let sleeper = Sleeper::core(CoreId::Admission(index));
+        let mailbox = self.spawn(actor, Who::Function(index), sleeper);
+        hosted.slot.publish(mailbox.clone());
+        if registry.index_of(&key) == Some(index) {
+            let (model, priority) = (hosted.model, serving.priority);
+            let entry = FunctionEntry { index, model, priority, mailbox };
+            self.directory.publish_function(key, entry);
+        } else {
+            // It was going already.
+            hosted.slot.post(function::Message::Retire);
+        }
+    }
+
+    pub(super) fn start_crew(self: &Rc<Self>, index: FunctionIndex) {
+        let registry = self.registry.borrow();
+        let Some((hosted, hosting)) =
+            registry.function(index).and_then(|it| Some((it, it.program.as_ref()?)))
+        else {
+            return;
+        };
+        let (program, crew) = (Arc::clone(&hosting.program), &hosting.crew);
+        let seed = self.seed ^ u64::from(index.0);
+        let actor = Crew::new(&hosted.config.key, program, hosting.processes, seed, crew.clone());
+        crew.publish(self.spawn(actor, Who::Crew(index), Sleeper::NODE));
+        crew.post(crew::Message::Start);
+    }
+
+    /// Whether dispatch depends on how functions score.
+    pub(crate) fn wants_scores(&self) -> bool {
+        self.policy().dispatch.scores()
+    }
+
+    /// How a function's requests are batched, where they are.
+    pub(crate) fn limits_of(&self, key: &RevisionKey) -> Option<batching::Event> {
+        let registry = self.registry.borrow();
+        let index = registry.index_of(key)?;
+        self.limits(index, &registry.function(index)?.config)
+    }
+
+    /// A function's objective.
+    pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
+        let registry = self.registry.borrow();
+        let index = registry.index_of(key)?;
+        let slo = registry.function(index)?.config.slo;
+        Some((index, slo.as_ref().map(Objective::of)))
+    }
+
+    pub(crate) fn model_of(&self, key: &RevisionKey) -> Option<ModelId> {
+        let registry = self.registry.borrow();
+        Some(registry.function(registry.index_of(key)?)?.model)
+    }
+}
+
+pub(super) fn limits(function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
+    let (batching, deadline) = (config.serving.batching, config.slo.map(|slo| slo.deadline));
+    batching.map(|batching| batching::Event::Limits { function, batching: Some(batching), deadline })
+}
