@@ -26,12 +26,17 @@ PEERS = ROOT / "target" / "peers"
 MILLRACE = ROOT / "target" / "release" / "millrace"
 MODELS = {"mlp": [64], "resnet50": [3, 224, 224]}
 
-# Name, model, protocol, concurrency, peers asked, seconds a turn.
+# Millrace serves the MLP a second time under this name, with requests that run together, up to 64,
+# as Triton's do; without, it runs them one by one.
+BATCHED = "mlp-batched"
+
+# Name, model, Millrace's name for it, protocol, concurrency, peers asked, seconds a turn.
 CASES = [
-    ("MLP 1x64, gRPC, concurrency 1", "mlp", "grpc", 1, ["triton", "mlserver"], 3),
-    ("MLP 1x64, gRPC, concurrency 64", "mlp", "grpc", 64, ["triton", "mlserver"], 3),
-    ("MLP 1x64, HTTP, concurrency 1", "mlp", "http", 1, ["triton"], 3),
-    ("ResNet-50-like, gRPC, concurrency 1", "resnet50", "grpc", 1, ["triton"], 6),
+    ("MLP 1x64, gRPC, concurrency 1", "mlp", "mlp", "grpc", 1, ["triton", "mlserver"], 3),
+    ("MLP 1x64, gRPC, concurrency 64", "mlp", "mlp", "grpc", 64, ["triton", "mlserver"], 3),
+    ("MLP 1x64, gRPC, concurrency 64, batching", "mlp", BATCHED, "grpc", 64, ["triton", "mlserver"], 3),
+    ("MLP 1x64, HTTP, concurrency 1", "mlp", "mlp", "http", 1, ["triton"], 3),
+    ("ResNet-50-like, gRPC, concurrency 1", "resnet50", "resnet50", "grpc", 1, ["triton"], 6),
 ]
 
 
@@ -86,11 +91,12 @@ def start_millrace(scratch, models):
             break
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    for model in models:
-        manifest = scratch / f"{model}.yaml"
+    functions = {**{model: (model, "") for model in models}, BATCHED: ("mlp", "  batching: {maxSize: 64}\n")}
+    for name, (model, more) in functions.items():
+        manifest = scratch / f"{name}.yaml"
         manifest.write_text(
-            f"apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: {model}}}\n"
-            f"spec:\n  model: {{file: '{PEERS / 'models' / (model + '.onnx')}'}}\n"
+            f"apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: {name}}}\n"
+            f"spec:\n  model: {{file: '{PEERS / 'models' / (model + '.onnx')}'}}\n{more}"
         )
         subprocess.run(
             [str(MILLRACE), "apply", "-e", "127.0.0.1:8180", "-f", str(manifest)],
@@ -157,10 +163,10 @@ def start_mlserver(scratch, models):
 START = {"millrace": start_millrace, "triton": start_triton, "mlserver": start_mlserver}
 
 
-def load(server, protocol, model, concurrency, seconds):
+def load(server, protocol, model, called, concurrency, seconds):
     shape = "x=1x" + "x".join(map(str, MODELS[model]))
     command = [
-        str(MILLRACE), "load", "--url", server.url(protocol), "--model", model,
+        str(MILLRACE), "load", "--url", server.url(protocol), "--model", called,
         "--concurrency", str(concurrency), "--duration", f"{seconds}s", "--warm-up", "1s",
         "--input-shape", shape, "-o", "json",
     ]
@@ -179,6 +185,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peers", default="triton,mlserver", help="comma list; empty: Millrace alone")
+    parser.add_argument("--cases", default="", help="only cases with this in their name")
     parser.add_argument("--json", type=Path, help="also write every report here")
     options = parser.parse_args()
     peers = [peer for peer in options.peers.split(",") if peer]
@@ -190,7 +197,7 @@ def main():
                 servers[name] = START[name](scratch, MODELS)
             for server in servers.values():
                 server.wait(MODELS)
-            for case in CASES:
+            for case in (case for case in CASES if options.cases in case[0]):
                 reports += measure(case, servers, options.rounds)
         finally:
             for server in servers.values():
@@ -200,13 +207,14 @@ def main():
 
 
 def measure(case, servers, rounds):
-    title, model, protocol, concurrency, peers, seconds = case
+    title, model, ours, protocol, concurrency, peers, seconds = case
     names = ["millrace", *(peer for peer in peers if peer in servers)]
     reports = []
     for number in range(rounds):
         turn = names[number % len(names):] + names[: number % len(names)]
         for name in turn:
-            report = load(servers[name], protocol, model, concurrency, seconds)
+            called = ours if name == "millrace" else model
+            report = load(servers[name], protocol, model, called, concurrency, seconds)
             reports.append({**report, "case": title, "round": number, "name": name})
     print(f"\n{title} ({rounds} rounds of {seconds} s, median and range)")
     of = lambda name, read: [read(r) for r in reports if r["name"] == name]

@@ -17,7 +17,8 @@ use crate::state::State;
 /// | 4 | 0.2.0 | how functions are served; a build that reads 3 only would lose it |
 /// | 5 | 0.2.0 | workflows; a build that reads 4 only would lose them |
 /// | 6 | 0.2.0 | how nodes schedule, and operations; a build that reads 5 only would lose them |
-pub const FORMAT: u16 = 6;
+/// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads 6 only would lose them |
+pub const FORMAT: u16 = 7;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -147,6 +148,17 @@ mod tests {
         assert_eq!((old.functions_len(), old.workflows().count(), old.placements_len()), (1, 1, 1));
         assert!(old.nodes().all(|node| node.scheduling == Scheduling::Draining));
         assert_eq!((old.policy(), old.operations().count()), (None, 0));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
+    }
+
+    /// `format-6.state` was written by the last build of that format: a function placed on a node that
+    /// is being drained, a workflow of two steps, and a policy.
+    #[test]
+    fn reads_what_was_written_before_steps_had_deadlines() {
+        let old = State::decode(include_bytes!("../tests/data/format-6.state")).unwrap();
+        let steps: Vec<_> = old.workflows().flat_map(|workflow| &workflow.spec.steps).collect();
+        assert_eq!(steps.iter().map(|step| step.deadline).collect::<Vec<_>>(), [None, None]);
+        assert_eq!((old.policy().is_some(), old.operations().count()), (true, 1));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 

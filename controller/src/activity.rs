@@ -69,6 +69,8 @@ impl Doors {
                 answered: it.answered,
                 failed: it.failed,
                 latencies: it.latencies.into_iter().map(bucket).collect(),
+                slo_requests: it.score.n,
+                slo_in_time: it.score.m,
                 ..FunctionActivity::default()
             }
         };

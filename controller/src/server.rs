@@ -37,7 +37,7 @@ use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
 use crate::raft::{Replica, disks, duties, elections, founding, service, unheard};
-use crate::serving::Serving;
+use crate::serving::{self, Serving};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
 
@@ -279,8 +279,10 @@ fn open_front_door(
         activity: admin.activities.own.counts.clone(),
         ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
     };
-    let metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
-    let door = FrontDoor::new(front, Arc::new(serving));
+    let mut metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
+    let serving = Arc::new(serving);
+    serving::show_steps(&mut metrics, serving.clone());
+    let door = FrontDoor::new(front, serving);
     let opened = door.service(AdminServer::new(admin)).metrics(metrics).serve(listener);
     opened.map_err(std::io::Error::other)
 }

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_types::FunctionKey;
+use millrace_types::{FunctionKey, SloCounts};
 
 use crate::meters::Tallies;
 
@@ -27,6 +27,8 @@ pub struct FunctionActivity {
     pub answered: u64,
     /// Requests that ended otherwise, those given up by their client included.
     pub failed: u64,
+    /// The score of those that are scored here: workflows'.
+    pub score: SloCounts,
     /// Of the answered: seconds and how many took at most so long and longer than the entry before
     /// says. Ascending, without those of which there are none.
     pub latencies: Vec<(f64, u64)>,
@@ -42,6 +44,7 @@ impl Activity {
             let (counted, latencies) = functions.entry(key.function.clone()).or_insert_with(none);
             counted.answered += tally.success.read().0;
             counted.failed += tally.fail.read().0;
+            counted.score = counted.score.plus(tally.score());
             tally.latencies.add_to(latencies);
         }
         let told = |counts: [u64; BUCKETS]| {

@@ -10,7 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_types::{
-    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, TenantName, TensorSpec,
+    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, Slo, TenantName,
+    TensorSpec,
 };
 
 use crate::auth::Caller;
@@ -76,6 +77,9 @@ pub struct Model {
     pub outputs: Vec<TensorSpec>,
     /// How long a request that names no timeout may take.
     pub timeout: Duration,
+    /// The objective that the front door scores its requests by. `None` of a function, which its
+    /// workers score.
+    pub objective: Option<Slo>,
     /// Whether running a request twice does no harm.
     pub idempotent: bool,
     /// Its weights' size.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use millrace_types::{FunctionKey, Reason, RevisionKey};
+use millrace_types::{FunctionKey, Reason, RevisionKey, Slo, SloCounts};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
@@ -34,6 +34,12 @@ struct OutcomeLabels {
     tenant: String,
     function: String,
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkflowLabels {
+    tenant: String,
+    workflow: String,
 }
 
 /// The trace of a request that a bucket has: what to look at when it is too slow.
@@ -64,6 +70,33 @@ impl Cumulative {
     }
 }
 
+/// A score against an objective (T17), and what Prometheus is told of it.
+#[derive(Debug)]
+struct Score {
+    objective: Slo,
+    scored: AtomicU64,
+    in_time: AtomicU64,
+    scored_total: Counter,
+    in_time_total: Counter,
+}
+
+impl Score {
+    fn count(&self, in_time: bool) {
+        // In this order, so that a reader never sees more in time than were scored.
+        self.scored.fetch_add(1, Ordering::Relaxed);
+        self.scored_total.inc();
+        if in_time {
+            self.in_time.fetch_add(1, Ordering::Relaxed);
+            self.in_time_total.inc();
+        }
+    }
+
+    fn read(&self) -> SloCounts {
+        let m = self.in_time.load(Ordering::Relaxed);
+        SloCounts { m, n: self.scored.load(Ordering::Relaxed).max(m) }
+    }
+}
+
 /// One revision's counts, since this front door opened.
 #[derive(Debug)]
 pub(crate) struct Tally {
@@ -77,6 +110,8 @@ pub(crate) struct Tally {
     pub(crate) last_inference_ms: AtomicU64,
     /// Of what was answered.
     pub(crate) latencies: Latencies,
+    /// Of a model whose requests are scored here.
+    score: Option<Score>,
     labels: FunctionLabels,
     answered: Counter,
     total_seconds: Traced,
@@ -101,6 +136,9 @@ impl Tally {
     pub(crate) fn answered(&self, times: &Times, unix_ms: u64, trace_id: Option<String>) {
         let Split { cold, queue, swap, run } = times.split;
         self.success.add(times.total);
+        if let Some(score) = &self.score {
+            score.count(times.total <= score.objective.deadline);
+        }
         self.latencies.add(times.total);
         self.queue.add(queue);
         self.swap.add(swap);
@@ -117,6 +155,20 @@ impl Tally {
             self.cold_seconds.observe(cold.as_secs_f64());
         }
         self.run_seconds.observe(run.as_secs_f64());
+    }
+
+    /// Counts a request without an answer. As of a function, one that ran out of time was not in time,
+    /// and one that failed or was given up says nothing.
+    fn failed(&self, reason: Reason, took: Duration) {
+        self.fail.add(took);
+        if let Some(score) = self.score.as_ref().filter(|_| reason == Reason::TimedOut) {
+            score.count(false);
+        }
+    }
+
+    /// The score here; nothing of a model that others score.
+    pub(crate) fn score(&self) -> SloCounts {
+        self.score.as_ref().map(Score::read).unwrap_or_default()
     }
 }
 
@@ -136,6 +188,9 @@ pub(crate) struct Meters {
     /// Of the requests that met a cold start alone, so that their number is its count.
     cold_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     run_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    /// Of workflows with an objective: requests that count towards it, and those in time.
+    scored: Family<WorkflowLabels, Counter>,
+    in_time: Family<WorkflowLabels, Counter>,
     /// Inference requests being worked on.
     pub(crate) in_flight: Gauge,
     /// Open connections.
@@ -177,6 +232,8 @@ impl Meters {
             swap_seconds: family(),
             cold_seconds: family(),
             run_seconds: family(),
+            scored: Family::default(),
+            in_time: Family::default(),
             in_flight: Gauge::default(),
             connections: Gauge::default(),
             bytes_in_flight: Gauge::default(),
@@ -205,6 +262,16 @@ impl Meters {
         ] {
             registry.register_with_unit(name, help, Unit::Seconds, family.clone());
         }
+        registry.register(
+            "millrace_workflow_slo_requests",
+            "Requests of a workflow that count towards its objective",
+            meters.scored.clone(),
+        );
+        registry.register(
+            "millrace_workflow_slo_in_time",
+            "Of those, the ones answered within it",
+            meters.in_time.clone(),
+        );
         registry.register(
             "millrace_requests_in_flight",
             "Inference requests being worked on",
@@ -244,7 +311,7 @@ impl Meters {
             tallies.retain(|key, _| still_there(&key.function));
             self.forget_labels(still_there);
         }
-        let tally = || Arc::new(self.new_tally(self.labels(&model.key)));
+        let tally = || Arc::new(self.new_tally(self.labels(&model.key), model.objective));
         Arc::clone(tallies.entry(key).or_insert_with(tally))
     }
 
@@ -257,7 +324,7 @@ impl Meters {
     pub(crate) fn failed(&self, tally: Option<&Tally>, reason: Reason, took: Duration) {
         let labels = match tally {
             Some(tally) => {
-                tally.fail.add(took);
+                tally.failed(reason, took);
                 tally.labels.clone()
             }
             None => FunctionLabels { tenant: String::new(), function: String::new() },
@@ -276,8 +343,18 @@ impl Meters {
         }
     }
 
-    fn new_tally(&self, labels: FunctionLabels) -> Tally {
+    fn new_tally(&self, labels: FunctionLabels, objective: Option<Slo>) -> Tally {
         let FunctionLabels { tenant, function } = labels.clone();
+        let score = objective.map(|objective| {
+            let labels = WorkflowLabels { tenant: tenant.clone(), workflow: function.clone() };
+            Score {
+                objective,
+                scored: AtomicU64::new(0),
+                in_time: AtomicU64::new(0),
+                scored_total: self.scored.get_or_create_owned(&labels),
+                in_time_total: self.in_time.get_or_create_owned(&labels),
+            }
+        });
         let answered = self.outcomes.get_or_create_owned(&OutcomeLabels { tenant, function, reason: OK });
         Tally {
             success: Cumulative::default(),
@@ -288,6 +365,7 @@ impl Meters {
             output: Cumulative::default(),
             last_inference_ms: AtomicU64::new(0),
             latencies: Latencies::default(),
+            score,
             answered,
             total_seconds: self.total_seconds.get_or_create_owned(&labels),
             queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
@@ -310,6 +388,9 @@ impl Meters {
                 let (tenant, function) = (tenant.clone(), function.clone());
                 self.outcomes.remove(&OutcomeLabels { tenant, function, reason });
             }
+            let workflow = WorkflowLabels { tenant: tenant.clone(), workflow: function.clone() };
+            self.scored.remove(&workflow);
+            self.in_time.remove(&workflow);
             let labels = FunctionLabels { tenant, function };
             self.total_seconds.remove(&labels);
             for family in [&self.queue_seconds, &self.swap_seconds, &self.run_seconds, &self.cold_seconds] {
@@ -338,6 +419,7 @@ mod tests {
             inputs: Vec::new(),
             outputs: Vec::new(),
             timeout: Duration::from_secs(1),
+            objective: None,
             idempotent: true,
             weights: Bytes(1),
             availability: Availability::Ready,
@@ -364,6 +446,39 @@ mod tests {
         let text = text(&registry);
         assert!(text.contains(r#"function="z""#) && text.contains(r#"function="b""#));
         assert!(!text.contains(r#"function="a""#), "{text}");
+    }
+
+    #[test]
+    fn requests_of_a_workflow_are_scored_against_its_objective() {
+        let mut registry = Registry::default();
+        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
+        let ms = Duration::from_millis;
+        let objective = Some(Slo { deadline: ms(10), percentile: 0.9 });
+        let workflow = Model { kind: Kind::Workflow, objective, ..model("w") };
+        let tally = meters.tally(&workflow, |_| true);
+        let answered = |tally: &Tally, total| {
+            tally.answered(&Times { split: Split::default(), output: ms(0), total }, 99, None);
+        };
+        answered(&tally, ms(10));
+        answered(&tally, ms(11));
+        for reason in [Reason::TimedOut, Reason::Cancelled, Reason::DataLost] {
+            meters.failed(Some(&tally), reason, ms(5));
+        }
+        assert_eq!(tally.score(), SloCounts { m: 1, n: 3 }, "what failed or was given up says nothing");
+        // Its next version is scored by itself, and counted on.
+        let next = Model { revision: Revision::new(2).unwrap(), ..workflow };
+        answered(&meters.tally(&next, |_| true), ms(1));
+        assert_eq!(meters.tally(&next, |_| true).score(), SloCounts { m: 1, n: 1 });
+        let text = text(&registry);
+        for line in [
+            r#"millrace_workflow_slo_requests_total{tenant="default",workflow="w"} 4"#,
+            r#"millrace_workflow_slo_in_time_total{tenant="default",workflow="w"} 2"#,
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        let function = meters.tally(&model("f"), |_| true);
+        answered(&function, ms(1));
+        assert_eq!(function.score(), SloCounts::default(), "its workers score it");
     }
 
     #[test]

@@ -155,6 +155,7 @@ fn step(wire: admin::WorkflowStep) -> Result<Step, Failure> {
         inputs: wire.inputs.into_iter().map(input).collect::<Result<_, Failure>>()?,
         each: given(wire.each),
         when: given(wire.when).map(|from| source(&from)).transpose()?,
+        deadline: time("deadline", wire.deadline)?,
     })
 }
 
@@ -175,6 +176,7 @@ pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
         inputs: step.inputs.iter().map(|(input, from)| (input.clone(), from.to_string())).collect(),
         each: step.each.clone().unwrap_or_default(),
         when: step.when.as_ref().map(ToString::to_string).unwrap_or_default(),
+        deadline: step.deadline.map(duration_wire),
     };
     let output =
         |output: &Output| admin::WorkflowOutput { name: output.name.clone(), from: output.from.to_string() };

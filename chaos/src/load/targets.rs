@@ -216,6 +216,7 @@ impl Chain {
                 inputs: [("x".to_owned(), input(at)?)].into(),
                 each: None,
                 when: None,
+                deadline: None,
             })
         };
         let steps = self.steps.iter().enumerate().map(step).collect::<anyhow::Result<Vec<_>>>()?;

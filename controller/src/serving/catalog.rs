@@ -146,6 +146,7 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
             inputs: artifact.model.inputs.clone(),
             outputs: artifact.model.outputs.clone(),
             timeout: revision.spec.timeout,
+            objective: None,
             idempotent: revision.spec.idempotent,
             weights: artifact.model.weights,
             availability: availability(readiness),

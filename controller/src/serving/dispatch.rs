@@ -55,6 +55,8 @@ pub(super) struct Call {
     pub(super) hold: Option<wire::Hold>,
     /// Bytes of the inputs that workers hold.
     pub(super) held: Vec<(Arc<Worker>, Bytes)>,
+    /// When its answer is wanted; `None`: by its function's objective.
+    pub(super) target: Option<Instant>,
 }
 
 /// A call answered.
@@ -244,6 +246,10 @@ impl<'a> Dispatch<'a> {
             inputs: self.call.inputs.clone(),
             outputs: self.call.outputs.clone(),
             hold: self.call.hold.clone(),
+            objective_micros: self.call.target.map(|target| {
+                let left = target.saturating_duration_since(Instant::now());
+                u64::try_from(left.as_micros()).unwrap_or(u64::MAX)
+            }),
         }
     }
 

@@ -41,6 +41,8 @@ use dispatch::{Answer, Call, Dispatch};
 use runs::Runs;
 use workflow::Workflows;
 
+pub(crate) use workflow::show_steps;
+
 /// How long a load waits for the function to get ready.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -217,6 +219,7 @@ impl Backend for Serving {
             timeout: invocation.timeout,
             priority: invocation.priority,
             hold: None,
+            target: None,
             held: Vec::new(),
         };
         let answer = self.call(model, call).await?;

@@ -345,15 +345,11 @@ async fn versions_are_told_and_faults_are_refused_unless_allowed() {
 
 #[tokio::test]
 async fn metrics_show_the_control_plane() {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let cluster = Cluster::start().await;
     cluster.deploy("f", &mlp()).await;
     let mut worker = Stub::start(&cluster, "n1").await;
     worker.told(&["f@1"]).await;
-    let mut stream = tokio::net::TcpStream::connect(cluster.controller.client_addr()).await.unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.unwrap();
+    let text = cluster.metrics().await;
     for line in [
         "millrace_functions 1",
         "millrace_artifacts 1",

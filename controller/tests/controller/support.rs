@@ -16,6 +16,8 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
 use millrace_types::{Digest, Reason};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -91,6 +93,15 @@ impl Cluster {
         let Self { controller, dir } = self;
         controller.shutdown(Duration::from_secs(5)).await;
         Self::start_in(dir, |_| {}, Arc::new(Tcp)).await
+    }
+
+    /// What a scrape of its client port gives.
+    pub(crate) async fn metrics(&self) -> String {
+        let mut stream = TcpStream::connect(self.controller.client_addr()).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
     }
 
     pub(crate) fn admin(&self) -> AdminClient<Channel> {

@@ -135,6 +135,7 @@ impl Echo {
                 inputs: inputs.clone(),
                 outputs: inputs.iter().map(output).collect(),
                 timeout: Duration::from_secs(60),
+                objective: None,
                 idempotent: true,
                 weights: millrace_types::Bytes::mib(1),
                 availability: Availability::Ready,

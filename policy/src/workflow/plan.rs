@@ -2,6 +2,7 @@
 //! revision of the workflow, shared by all runs of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use millrace_types::ids::FunctionName;
 use millrace_types::tensor::TensorSpec;
@@ -68,6 +69,8 @@ pub struct PlannedStep {
     pub outputs: Vec<Slot>,
     /// Whether it may run again when what it made is lost.
     pub is_idempotent: bool,
+    /// Within how long a call of it should be answered.
+    pub deadline: Option<Duration>,
 }
 
 impl PlannedStep {
@@ -248,6 +251,7 @@ impl<'a> Layout<'a> {
             }
         }
         let (name, run) = (step.name.clone(), step.run.clone());
-        Ok(PlannedStep { name, run, inputs, each, when, outputs, is_idempotent })
+        let deadline = step.deadline;
+        Ok(PlannedStep { name, run, inputs, each, when, outputs, is_idempotent, deadline })
     }
 }

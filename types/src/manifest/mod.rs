@@ -46,6 +46,7 @@
 //!       inputs: {crop: detect.crops}
 //!       each: crop             # optional: once for every row
 //!       when: detect.found     # optional: only if an element is not zero
+//!       deadline: 40ms         # optional: from when all that it takes is there to its answer
 //!   outputs: {people: people.scores}
 //! ```
 

@@ -149,6 +149,7 @@ spec:
       inputs: {crop: detect.crops}
       each: crop
       when: detect.found
+      deadline: 40ms
   outputs: {people: people.scores}
 ";
 
@@ -162,10 +163,12 @@ fn reads_a_workflow() {
         inputs: [(input.to_owned(), source(from))].into(),
         each: None,
         when: None,
+        deadline: None,
     };
     let people = Step {
         each: Some("crop".into()),
         when: Some(source("detect.found")),
+        deadline: Some(Duration::from_millis(40)),
         ..step("people", Run::Workflow(name("person")), "crop", "detect.crops")
     };
     let expected = WorkflowSpec {

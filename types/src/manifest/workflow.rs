@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{Metadata, Problem, SloText, timeout};
+use super::{Metadata, Problem, SloText, duration, timeout};
 use crate::ids::{FunctionName, NAME_LEN_MAX};
 use crate::workflow::{Output, Run, Source, SourceError, Step, WorkflowSpec};
 
@@ -27,6 +27,7 @@ struct StepText {
     inputs: BTreeMap<String, String>,
     each: Option<String>,
     when: Option<String>,
+    deadline: Option<String>,
 }
 
 impl Spec {
@@ -70,6 +71,7 @@ impl StepText {
             inputs: self.inputs.into_iter().map(input).collect::<Result<_, Problem>>()?,
             each: self.each,
             when: self.when.map(|from| source("spec.steps", &from)).transpose()?,
+            deadline: self.deadline.map(|text| duration("spec.steps", &text)).transpose()?,
         })
     }
 }

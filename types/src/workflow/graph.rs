@@ -2,9 +2,10 @@
 //! cycle and nothing in it that leads nowhere.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::{INPUT, PORT_LEN_MAX, PORTS_MAX, Run, STEPS_MAX, Source, Step, WorkflowSpec};
-use crate::function::{SpecError, beginning, validate_terms};
+use crate::function::{SpecError, TIMEOUT_MAX, beginning, validate_terms};
 use crate::ids::FunctionName;
 
 /// Why a workflow was refused, by itself. Each message says what to write instead.
@@ -49,6 +50,14 @@ pub enum WorkflowError {
         "step \"{0}\" has a dot in its name, or is called {INPUT:?}: rename it, for sources are written STEP.OUTPUT"
     )]
     StepName(FunctionName),
+    /// A step's deadline that nothing can keep, or that is none.
+    #[error("the deadline of step \"{step}\" is {deadline:?}: use more than 0 and at most {TIMEOUT_MAX:?}")]
+    Deadline {
+        /// Which step.
+        step: FunctionName,
+        /// What it says.
+        deadline: Duration,
+    },
     /// A source that is not there.
     #[error("{of} takes {source_text}, but there is no {missing}")]
     UnknownSource {
@@ -119,6 +128,11 @@ impl WorkflowSpec {
             }
             if found > limit {
                 return Err(WorkflowError::TooMany { what, found, limit });
+            }
+        }
+        for step in &self.steps {
+            if let Some(deadline) = step.deadline.filter(|it| it.is_zero() || *it > TIMEOUT_MAX) {
+                return Err(WorkflowError::Deadline { step: step.name.clone(), deadline });
             }
         }
         Ok(())
@@ -285,7 +299,7 @@ mod tests {
     fn step(step: &str, inputs: &[(&str, &str)]) -> Step {
         let inputs: BTreeMap<_, _> =
             inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap())).collect();
-        Step { name: name(step), run: Run::Function(name("f")), inputs, each: None, when: None }
+        Step { name: name(step), run: Run::Function(name("f")), inputs, each: None, when: None, deadline: None }
     }
 
     /// input.x -> a -> b, c -> d.

@@ -178,6 +178,7 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
         }],
         outputs: Vec::new(),
         hold: None,
+        objective_micros: None,
     }
 }
 

@@ -70,6 +70,7 @@ mod tests {
             inputs: BTreeMap::new(),
             each: None,
             when: None,
+            deadline: None,
         };
         let key = FunctionKey { tenant: TenantName::new(tenant).unwrap(), name: name(of) };
         let spec = WorkflowSpec::new(key, vec![], runs.iter().map(step).collect(), Vec::<Output>::new());

@@ -90,7 +90,8 @@ fn taken(step: &Step) -> Vec<String> {
         false => format!("{input} <- {source}"),
     };
     let when = step.when.as_ref().map(|source| format!("when {source}"));
-    step.inputs.iter().map(from).chain(when).collect()
+    let within = step.deadline.map(|deadline| format!("within {deadline:?}"));
+    step.inputs.iter().map(from).chain(when).chain(within).collect()
 }
 
 /// Items after a start, in as many lines as they need.
@@ -144,6 +145,7 @@ spec:
       inputs: {crop: detect.crops, limit: input.limit}
       each: crop
       when: detect.found
+      deadline: 40ms
     - {name: cars, function: car, inputs: {crop: detect.crops}, each: crop}
     - {name: detect, function: detector, inputs: {image: input.frame}}
   outputs: {total: count.total, people: people.scores}
@@ -191,7 +193,7 @@ Graph:
   (input)    frame, limit
   detect     function/detector         image <- input.frame
   people     workflow/person           crop <- each row of detect.crops, limit <- input.limit,
-                                       when detect.found
+                                       when detect.found, within 40ms
   cars       function/car              crop <- each row of detect.crops
   count      function/count-by-class   cars <- cars.scores, people <- people.scores
   (output)   people <- people.scores, total <- count.total";

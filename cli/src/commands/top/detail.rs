@@ -90,7 +90,7 @@ fn function(history: &History, now: &Sample, id: &str) -> Vec<Line> {
         .functions
         .iter()
         .find(|it| it.spec.as_ref().is_some_and(|spec| name(&spec.tenant, &spec.name) == id));
-    let Some(known) = known else { return gone(id) };
+    let Some(known) = known else { return workflow(history, now, id) };
     let mut lines = vec![plain(format!("Function {id}, generation {}", known.generation))];
     lines.extend(known.conditions.iter().map(condition));
     lines.extend(counted(history, now, id));
@@ -105,6 +105,27 @@ fn function(history: &History, now: &Sample, id: &str) -> Vec<Line> {
             size(model.bytes),
             seconds(model.idle)
         ))
+    }));
+    lines
+}
+
+fn workflow(history: &History, now: &Sample, id: &str) -> Vec<Line> {
+    let known = now.workflows.iter().find_map(|it| {
+        let spec = it.spec.as_ref().filter(|spec| name(&spec.tenant, &spec.name) == id)?;
+        Some((it, spec))
+    });
+    let Some((known, spec)) = known else { return gone(id) };
+    let mut lines = vec![plain(format!("Workflow {id}, generation {}", known.generation))];
+    lines.extend(known.conditions.iter().map(condition));
+    lines.extend(counted(history, now, id));
+    lines.extend([plain(""), plain("Steps:")]);
+    lines.extend(spec.steps.iter().map(|step| {
+        let run = match &step.run {
+            Some(wire::workflow_step::Run::Function(name)) => format!("function {name}"),
+            Some(wire::workflow_step::Run::Workflow(name)) => format!("workflow {name}"),
+            None => "-".to_owned(),
+        };
+        plain(format!("  {}: {run}", step.name))
     }));
     lines
 }
@@ -182,6 +203,9 @@ mod tests {
         assert!(gpu.contains("default/digits@1: running") && gpu.contains("ExecutorRestarted: its"), "{gpu}");
         let function = text(Pane::Functions, "default/digits");
         assert!(function.contains("p99 9.17 ms") && function.contains("worker-1/1: 512.0 MiB"), "{function}");
+        let workflow = text(Pane::Functions, "default/reader");
+        assert!(workflow.contains("objective: 100 of 200 requests in time"), "{workflow}");
+        assert!(workflow.contains("  say: function quiet"), "{workflow}");
         assert!(text(Pane::Links, "worker-1/pcie 1").contains("1.0 GiB carried"));
         assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
     }

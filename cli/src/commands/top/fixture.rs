@@ -75,7 +75,21 @@ pub(super) fn history() -> (History, Events) {
         it.functions = [spec("digits", slo), spec("quiet", None)]
             .map(|spec| wire::Function { spec: Some(spec), ..Default::default() })
             .into();
-        it.activity.functions = vec![function];
+        let step = |name: &str, function: &str| wire::WorkflowStep {
+            name: name.into(),
+            run: Some(wire::workflow_step::Run::Function(function.into())),
+            ..Default::default()
+        };
+        let workflow = wire::WorkflowSpec {
+            tenant: "default".into(),
+            name: "reader".into(),
+            slo,
+            steps: vec![step("read", "digits"), step("say", "quiet")],
+            ..Default::default()
+        };
+        it.workflows = vec![wire::Workflow { spec: Some(workflow), generation: 3, ..Default::default() }];
+        let reader = FunctionActivity { function: "reader".into(), in_flight: 0, ..function.clone() };
+        it.activity.functions = vec![function, reader];
         it.activity.links = vec![LinkActivity {
             node: "worker-1".into(),
             link: 0,

@@ -1,4 +1,4 @@
-//! What a function is held to, and how it does, as cells.
+//! What a function or workflow is held to, and how it does, as cells.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use millrace_proto::activity::FunctionActivity;
 use super::sheet::{Cell, Tone};
 use crate::output::text::latency;
 
-/// What a function is held to, and how it does.
+/// What a function or workflow is held to, and how it does.
 pub(super) struct Objective {
     deadline: Duration,
     percentile: f64,
@@ -20,11 +20,11 @@ pub(super) struct Objective {
 
 impl Objective {
     pub(super) fn of(
-        spec: &wire::FunctionSpec,
+        slo: Option<&wire::Slo>,
         was: &FunctionActivity,
         now: &FunctionActivity,
     ) -> Option<Self> {
-        let slo = spec.slo.as_ref()?;
+        let slo = slo?;
         Some(Self {
             deadline: Duration::try_from(slo.deadline?).ok()?,
             percentile: slo.percentile,

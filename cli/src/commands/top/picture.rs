@@ -193,19 +193,25 @@ impl<'a> Since<'a> {
     fn functions(&self) -> Vec<Row> {
         let active = self.now.activity.functions.iter().map(|it| (name(&it.tenant, &it.function), it));
         let active: BTreeMap<_, _> = active.collect();
-        let known = self.now.functions.iter().filter_map(|it| {
+        let functions = self.now.functions.iter().filter_map(|it| {
             let spec = it.spec.as_ref()?;
-            Some((name(&spec.tenant, &spec.name), spec))
+            Some(Known { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
         });
+        let workflows = self.now.workflows.iter().filter_map(|it| {
+            let spec = it.spec.as_ref()?;
+            Some(Known { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
+        });
+        // They share one set of names.
+        let known = functions.chain(workflows).map(|it| (name(it.tenant, it.name), it));
         let known: BTreeMap<_, _> = known.collect();
         // What was deleted is still counted; it has no place here.
-        known.iter().map(|(id, spec)| self.function(id, spec, active.get(id).copied())).collect()
+        known.iter().map(|(id, known)| self.function(id, known, active.get(id).copied())).collect()
     }
 
-    fn function(&self, id: &str, spec: &wire::FunctionSpec, now: Option<&FunctionActivity>) -> Row {
+    fn function(&self, id: &str, known: &Known<'_>, now: Option<&FunctionActivity>) -> Row {
         let none = FunctionActivity {
-            tenant: spec.tenant.clone(),
-            function: spec.name.clone(),
+            tenant: known.tenant.to_owned(),
+            function: known.name.to_owned(),
             ..FunctionActivity::default()
         };
         if now.is_none() && self.now.left_out > 0 {
@@ -229,7 +235,7 @@ impl<'a> Since<'a> {
             let took = span.and_then(|_| quantile(Some(was), now, of));
             took.map_or_else(Cell::unknown, |took| Cell::number(took.as_secs_f64(), latency_text(took)))
         };
-        let objective = Objective::of(spec, was, now);
+        let objective = Objective::of(known.slo, was, now);
         let gpus = span.map(|span| span.share(was.gpu_time, now.gpu_time));
         Row {
             id: id.to_owned(),
@@ -276,6 +282,13 @@ impl<'a> Since<'a> {
             ],
         }
     }
+}
+
+/// A function or a workflow: what requests are sent to.
+struct Known<'a> {
+    tenant: &'a str,
+    name: &'a str,
+    slo: Option<&'a wire::Slo>,
 }
 
 fn event((place, event): (usize, &wire::Event)) -> Row {
@@ -361,6 +374,9 @@ mod tests {
             ]
         );
         assert_eq!(functions[1][..4], ["default/quiet", "0.0", "0.0", "-"]);
+        let workflow = &functions[2];
+        assert_eq!(workflow[0], "default/reader");
+        assert_eq!(workflow[5..8], ["80.0 ms p98", "50.0%", "+4800"], "it has an objective of its own");
         assert_eq!(
             texts(&picture, Pane::Links),
             [["worker-1", "pcie 1", "512.0 MiB/s", "50%", "-", "1.0 GiB", "1"]]
@@ -373,7 +389,7 @@ mod tests {
             [
                 "cluster c: controller 1 leads in term 4, 1 of 1 controllers up",
                 "1 of 1 nodes connected, 1 of 1 GPUs up, 512.0 MiB of 1.0 GiB of GPU memory taken, 3 requests queued",
-                "50.0 requests/s answered, 2.0/s failed, over 2 s",
+                "100.0 requests/s answered, 4.0/s failed, over 2 s",
             ]
         );
         assert_eq!(picture.head[2].1, Tone::Bad);

@@ -25,6 +25,7 @@ pub(super) struct Sample {
     pub(super) status: wire::ClusterStatus,
     pub(super) nodes: Vec<wire::Node>,
     pub(super) functions: Vec<wire::Function>,
+    pub(super) workflows: Vec<wire::Workflow>,
     pub(super) activity: Activity,
     pub(super) left_out: u32,
     pub(super) missing: Vec<String>,
@@ -34,10 +35,12 @@ impl Sample {
     /// Asks for it. What is read may be behind: an operator looks at a cluster without a leader too.
     pub(super) async fn take(admin: &Admin) -> Result<Self, Error> {
         let functions = admin.functions(None).try_collect::<Vec<_>>();
-        let (status, nodes, functions, told) = futures::try_join!(
+        let workflows = admin.workflows(None).try_collect::<Vec<_>>();
+        let (status, nodes, functions, workflows, told) = futures::try_join!(
             admin.cluster_status(),
             admin.nodes(),
             functions,
+            workflows,
             admin.activity(FUNCTIONS_MAX)
         )?;
         Ok(Self {
@@ -45,6 +48,7 @@ impl Sample {
             status,
             nodes,
             functions,
+            workflows,
             activity: told.activity.unwrap_or_default(),
             left_out: told.functions_left_out,
             missing: told.missing,
@@ -182,6 +186,7 @@ pub(super) mod tests {
             status: wire::ClusterStatus::default(),
             nodes: Vec::new(),
             functions: Vec::new(),
+            workflows: Vec::new(),
             activity: Activity {
                 processes: processes.iter().map(ToString::to_string).collect(),
                 ..Activity::default()

@@ -41,6 +41,8 @@ struct Step {
     each: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     when: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deadline: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,6 +103,7 @@ impl From<wire::WorkflowStep> for Step {
             inputs: step.inputs.into_iter().collect(),
             each: step.each,
             when: step.when,
+            deadline: step.deadline.and_then(span),
         }
     }
 }

@@ -82,6 +82,8 @@ pub(super) struct Ask<'a> {
     pub(super) wanted: Vec<Wanted>,
     /// When all that it takes was there.
     pub(super) began: Reached,
+    /// When its answer is wanted, for the objective of its workflow or its own.
+    pub(super) target: Option<Instant>,
 }
 
 impl Ask<'_> {
@@ -121,6 +123,7 @@ impl Ask<'_> {
                 answered: answered.collect(),
             }),
             held,
+            target: self.target,
         };
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {
@@ -172,14 +175,17 @@ impl Ask<'_> {
             let message = format!("workflow {key} lies deeper than {NESTING_MAX} workflows in others");
             return Err(Failure::new(Reason::Internal, message).into());
         }
-        let (plan, model) = self.serving.workflow(&key)?;
+        let (way, model) = self.serving.workflow(&key)?;
         let missing = || Failure::new(Reason::Internal, format!("an input of workflow {key} is missing"));
-        let inputs = in_order(&plan, inputs).ok_or_else(missing)?;
+        let inputs = in_order(&way.plan, inputs).ok_or_else(missing)?;
         let names = || model.outputs.iter().map(|output| output.name.clone());
         let answered = names().map(|name| self.wanted.contains(&Wanted { name, answered: true })).collect();
         let depth = Depth(self.depth.0 + 1);
         let ran = Ran::within(self.ran);
-        let runner = Runner::new(self.serving, &key, plan, self.request, &ran, depth, answered);
+        // Its own objective, and that of the workflow it is in.
+        let own = model.objective.map(|slo| self.began.at + slo.deadline);
+        let target = own.into_iter().chain(self.target).min();
+        let runner = Runner::new(self.serving, &key, way, self.request, &ran, depth, answered, target);
         let answer = runner.run(inputs).await?;
         let outputs = names().zip(answer.outputs).collect();
         Ok(Made { outputs, attempts: answer.attempts })

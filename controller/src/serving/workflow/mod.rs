@@ -10,11 +10,15 @@
 //! | [`values`] | the tensors of a run: here, or at a worker |
 //! | [`run`] | one run: the core's actions carried out |
 //! | [`ask`] | one call of a run |
+//! | [`paces`] | how long steps took, and the score of those that have a deadline |
+//! | [`scores`] | what is shown of those |
 //! | [`ran`] | whether any of them may have run |
 
 mod ask;
+mod paces;
 mod ran;
 mod run;
+mod scores;
 mod values;
 
 use std::collections::{BTreeMap, HashMap};
@@ -27,11 +31,15 @@ use millrace_policy::workflow::{Plan, PlannedSlot};
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{Run, Source};
 use millrace_types::{Bytes, Failure, FunctionKey, Reason, TenantName};
+use tokio::time::Instant;
 
 use super::catalog::{Sight, availability};
 use super::{Serving, tensors};
 use crate::fleet::{Worker, readiness};
+pub(crate) use scores::register as show_steps;
+
 use ask::Request;
+use paces::Paces;
 use ran::Ran;
 use run::{Depth, Ended, Runner};
 use values::{Room, Value};
@@ -46,6 +54,15 @@ struct Entry {
     seen: (u64, u64),
     model: Arc<Model>,
     plan: Result<Arc<Plan>, Failure>,
+    /// `None` where it cannot be run.
+    paces: Option<Arc<Paces>>,
+}
+
+/// How a workflow is run.
+#[derive(Debug, Clone)]
+struct Way {
+    plan: Arc<Plan>,
+    paces: Arc<Paces>,
 }
 
 /// The workflows looked at so far. Read on every request and written after changes only, hence the
@@ -85,12 +102,12 @@ impl Workflows {
         if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
             return Some(entry.clone());
         }
+        let before = entries.get(key).filter(|entry| entry.model.revision == workflow.generation);
+        let before = before.and_then(|entry| entry.paces.clone());
         drop(entries);
-        let entry = Arc::new(Entry {
-            seen,
-            model: Arc::new(model(sight, workflow)),
-            plan: plan(sight.state, workflow),
-        });
+        let plan = plan(sight.state, workflow);
+        let paces = plan.as_ref().ok().map(|plan| before.unwrap_or_else(|| Arc::new(Paces::new(plan))));
+        let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), plan, paces });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= WORKFLOWS_MAX {
             entries.retain(|key, _| sight.state.workflow(key).is_some());
@@ -123,6 +140,7 @@ fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
         inputs: workflow.signature.inputs.clone(),
         outputs: workflow.signature.outputs.clone(),
         timeout: workflow.spec.timeout,
+        objective: workflow.spec.slo,
         // What it runs, where that is not.
         idempotent: true,
         weights: Bytes::ZERO,
@@ -170,17 +188,18 @@ impl Serving {
         invocation: Invocation,
     ) -> Result<Completion, Failure> {
         let request = Request::new(invocation.request_id, invocation.timeout, invocation.priority);
-        let (plan, model) = self.workflow(&model.key)?;
+        let (way, model) = self.workflow(&model.key)?;
         let given = invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), Value::given(tensor)));
         // It may have changed since the front door checked them.
         let changed = || {
             let message = format!("workflow {} has just changed: send the request again", model.key);
             Failure::new(Reason::FunctionNotReady, message)
         };
-        let inputs = in_order(&plan, given).ok_or_else(changed)?;
-        let answered = vec![true; plan.outputs().len()];
+        let inputs = in_order(&way.plan, given).ok_or_else(changed)?;
+        let answered = vec![true; way.plan.outputs().len()];
         let ran = Ran::default();
-        let runner = Runner::new(self, &model.key, plan, &request, &ran, Depth::TOP, answered);
+        let target = model.objective.map(|slo| Instant::now() + slo.deadline);
+        let runner = Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, answered, target);
         let told = |ended: Ended| Failure { may_have_executed: ended.ran, ..ended.failure };
         let answer = runner.run(inputs).await.map_err(told)?;
         let mut outputs: BTreeMap<&str, Value> =
@@ -199,11 +218,13 @@ impl Serving {
     }
 
     /// How a workflow is run now, and what it takes and gives.
-    fn workflow(&self, key: &FunctionKey) -> Result<(Arc<Plan>, Arc<Model>), Failure> {
+    fn workflow(&self, key: &FunctionKey) -> Result<(Way, Arc<Model>), Failure> {
         let state = self.replica.state();
         let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));
         let entry = self.workflows.entry(&self.sight(&state), key).ok_or_else(gone)?;
-        Ok((entry.plan.clone()?, entry.model.clone()))
+        let plan = entry.plan.clone()?;
+        let paces = entry.paces.clone().unwrap_or_else(|| Arc::new(Paces::new(&plan)));
+        Ok((Way { plan, paces }, entry.model.clone()))
     }
 
     /// Has a worker let go of objects. Nobody waits for it: what it does not hear of, it drops in time.

@@ -11,7 +11,7 @@ use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
 use futures::stream::FuturesUnordered;
 use millrace_gateway::backend::Split;
 use millrace_policy::core::Core as _;
-use millrace_policy::workflow::{Action, CallId, Cause, Engine, Event, Facts, Loss, Plan, Slot, StepIndex};
+use millrace_policy::workflow::{Action, CallId, Cause, Engine, Event, Facts, Loss, Plan, Shares, Slot, StepIndex};
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{Run, Source};
 use millrace_types::{Failure, FunctionKey, Reason, Timestamp};
@@ -19,6 +19,8 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::ask::{Ask, Made, Request, Wanted};
+use super::Way;
+use super::paces::Paces;
 use super::ran::Ran;
 use super::values::{Reached, Sent, Value};
 use crate::serving::Serving;
@@ -72,6 +74,8 @@ struct Out {
     step: StepIndex,
     row: Option<u64>,
     outputs: Vec<Slot>,
+    /// When all that it takes was there.
+    began: Instant,
     /// The objects that it takes, and what they are of.
     takes: Vec<(Loss, wire::DataId)>,
     abort: AbortHandle,
@@ -84,6 +88,10 @@ pub(super) struct Runner<'a> {
     request: &'a Request,
     ran: &'a Ran<'a>,
     depth: Depth,
+    /// When its answer is wanted, for its objective.
+    target: Option<Instant>,
+    paces: Arc<Paces>,
+    shares: Shares,
     /// Which outputs are to come here with their bytes.
     answered: Vec<bool>,
     engine: Engine,
@@ -103,19 +111,24 @@ impl<'a> Runner<'a> {
     pub(super) fn new(
         serving: &'a Serving,
         workflow: &'a FunctionKey,
-        plan: Arc<Plan>,
+        Way { plan, paces }: Way,
         request: &'a Request,
         ran: &'a Ran<'a>,
         depth: Depth,
         answered: Vec<bool>,
+        target: Option<Instant>,
     ) -> Self {
         let values = vec![None; plan.slots().len()];
+        let shares = paces.shares(&plan);
         Self {
             serving,
             workflow,
             request,
             ran,
             depth,
+            target,
+            paces,
+            shares,
             answered,
             engine: Engine::new(plan),
             values,
@@ -247,6 +260,8 @@ impl<'a> Runner<'a> {
         let wanted = outputs
             .iter()
             .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
+        let left = self.target.map(|target| target.saturating_duration_since(began.at));
+        let within = self.shares.within(&plan, step, left);
         let ask = Ask {
             serving: self.serving,
             request: self.request,
@@ -255,6 +270,7 @@ impl<'a> Runner<'a> {
             depth: self.depth,
             wanted: wanted.collect(),
             began,
+            target: within.map(|within| began.at + within),
         };
         let span = tracing::info_span!(
             "step",
@@ -269,7 +285,7 @@ impl<'a> Runner<'a> {
         let called = async move { Called { call, result: made.await } };
         let (abort, registration) = AbortHandle::new_pair();
         self.calls.push(Abortable::new(called.instrument(span).boxed(), registration));
-        self.out.insert(call, Out { step, row, outputs, takes, abort });
+        self.out.insert(call, Out { step, row, outputs, began: began.at, takes, abort });
         Ok(())
     }
 
@@ -286,10 +302,15 @@ impl<'a> Runner<'a> {
     /// more.
     fn back(&mut self, Called { call, result }: Called) -> Vec<Event> {
         let Some(out) = self.out.remove(&call) else { return Vec::new() };
+        let deadline = self.engine.plan().step(out.step).deadline;
         let ended = match result.and_then(|made| self.take(&out, made)) {
-            Ok(facts) => return vec![Event::Done { call, outputs: facts }],
+            Ok(facts) => {
+                self.paces.answered(out.step, out.began.elapsed(), deadline);
+                return vec![Event::Done { call, outputs: facts }];
+            }
             Err(ended) => ended,
         };
+        self.paces.failed(out.step, ended.failure.reason, deadline);
         // A workflow that ran in part and may not run twice is not begun again.
         let again = self.engine.plan().step(out.step).is_idempotent || !ended.ran;
         let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };

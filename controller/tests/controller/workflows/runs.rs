@@ -1,6 +1,6 @@
 //! Runs, and where their data is.
 
-use millrace_proto::admin::workflow_step::Run;
+use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part;
 
@@ -103,4 +103,47 @@ async fn each_row(cluster: &Cluster, worker: &mut Stub, name: &str) {
     assert_eq!(answered.outputs[0].shape, [3, 64]);
     let got = &answered.raw_output_contents[0];
     assert_eq!(got.to_vec(), [row(10.0), row(20.0), row(30.0)].concat());
+}
+
+#[tokio::test]
+async fn an_objective_is_divided_among_steps_and_both_are_scored() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let mut spec = chain("w", &[function("f"), function("f")]);
+    spec.slo = Some(api::Slo { deadline: seconds(2_000), percentile: 0.9 });
+    spec.steps[1].deadline = seconds(600);
+    let kept = apply_workflow(&cluster, spec.clone()).await.unwrap();
+    assert_eq!(kept.spec.unwrap().steps, spec.steps);
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    let answering = infer(&cluster, "w");
+    // Nothing is known of either: half of what is left for the first. The second has a deadline of its own.
+    for most in [1_000, 600] {
+        let call = worker.call().await;
+        let objective = call.request.objective_micros.unwrap();
+        assert!((most - 300) * 1_000_000 < objective && objective <= most * 1_000_000, "{objective} us");
+        call.answer();
+    }
+    answer_of(answering).await.unwrap();
+    let text = cluster.metrics().await;
+    for line in [
+        r#"millrace_workflow_slo_requests_total{tenant="default",workflow="w"} 1"#,
+        r#"millrace_workflow_slo_in_time_total{tenant="default",workflow="w"} 1"#,
+        r#"millrace_workflow_step_slo_requests_total{tenant="default",workflow="w",step="s1"} 1"#,
+        r#"millrace_workflow_step_slo_in_time_total{tenant="default",workflow="w",step="s1"} 1"#,
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}: {text}");
+    }
+    assert!(!text.contains(r#"step="s0""#), "it has no deadline of its own: {text}");
+
+    // The functions' own are none of a workflow's.
+    let alone = infer(&cluster, "f");
+    let call = worker.call().await;
+    assert_eq!(call.request.objective_micros, None);
+    call.answer();
+    answer_of(alone).await.unwrap();
+    spec.steps[1].deadline = seconds(0);
+    let refused = apply_workflow(&cluster, spec).await.unwrap_err();
+    assert!(refused.message().contains("the deadline of step \"s1\" is 0ns"), "{refused}");
 }

@@ -2,6 +2,7 @@
 //! random workflows against a model of their meaning.
 
 mod losses;
+mod objective;
 mod patterns;
 mod properties;
 mod world;
@@ -84,7 +85,7 @@ fn step(text: &str) -> Step {
         (input.to_owned(), from.parse().unwrap())
     };
     let inputs = rest.split(", ").map(input).collect();
-    Step { name: name(step), run: Run::Function(name(&format!("f-{step}"))), inputs, each, when }
+    Step { name: name(step), run: Run::Function(name(&format!("f-{step}"))), inputs, each, when, deadline: None }
 }
 
 /// Every function here gives `y` and `z`.

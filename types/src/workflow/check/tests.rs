@@ -44,7 +44,7 @@ fn signature(run: &Run) -> Option<&'static Signature> {
 fn step(step: &str, run: &str, inputs: &[(&str, &str)]) -> Step {
     let inputs: BTreeMap<_, _> =
         inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap())).collect();
-    Step { name: name(step), run: Run::Function(name(run)), inputs, each: None, when: None }
+    Step { name: name(step), run: Run::Function(name(run)), inputs, each: None, when: None, deadline: None }
 }
 
 /// A frame, what is in it, and what each of that is.

@@ -1,0 +1,72 @@
+//! How long each step of a workflow took lately, and whether it was in time: what its objective is
+//! divided by, and the score of steps that have a deadline of their own. Kept from one version of the
+//! entry to the next as long as the workflow is the same.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millrace_policy::workflow::{Plan, Shares, StepIndex};
+use millrace_types::{Reason, SloCounts};
+
+/// One step's.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Nanoseconds, smoothed; 0 before the first.
+    took: AtomicU64,
+    scored: AtomicU64,
+    in_time: AtomicU64,
+}
+
+/// Those of a workflow, in its plan's order.
+#[derive(Debug)]
+pub(super) struct Paces(Vec<Pace>);
+
+impl Paces {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self(plan.steps().iter().map(|_| Pace::default()).collect())
+    }
+
+    /// Takes in that a call of a step was answered.
+    pub(super) fn answered(&self, step: StepIndex, took: Duration, deadline: Option<Duration>) {
+        let pace = &self.0[step.0];
+        let new = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
+        // An eighth of the new, seven of the old. Of two at once one may be lost: it is an estimate.
+        let old = pace.took.load(Ordering::Relaxed);
+        let mean = if old == 0 { new } else { old - old / 8 + new / 8 };
+        pace.took.store(mean, Ordering::Relaxed);
+        if let Some(deadline) = deadline {
+            pace.score(took <= deadline);
+        }
+    }
+
+    /// Takes in that one was not. As of a function, only one that ran out of time counts.
+    pub(super) fn failed(&self, step: StepIndex, reason: Reason, deadline: Option<Duration>) {
+        if deadline.is_some() && reason == Reason::TimedOut {
+            self.0[step.0].score(false);
+        }
+    }
+
+    /// What the objective is divided by now.
+    pub(super) fn shares(&self, plan: &Plan) -> Shares {
+        let took = |pace: &Pace| match pace.took.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        };
+        Shares::of(plan, &self.0.iter().map(took).collect::<Vec<_>>())
+    }
+
+    /// The score of a step that has a deadline.
+    pub(super) fn score(&self, step: StepIndex) -> SloCounts {
+        let pace = &self.0[step.0];
+        let m = pace.in_time.load(Ordering::Relaxed);
+        SloCounts { m, n: pace.scored.load(Ordering::Relaxed).max(m) }
+    }
+}
+
+impl Pace {
+    fn score(&self, in_time: bool) {
+        // In this order, so that a reader never sees more in time than were scored.
+        self.scored.fetch_add(1, Ordering::Relaxed);
+        self.in_time.fetch_add(u64::from(in_time), Ordering::Relaxed);
+    }
+}

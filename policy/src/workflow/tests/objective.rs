@@ -1,0 +1,64 @@
+//! How an objective is divided among steps.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::super::{Shares, StepIndex};
+use super::{plan_of, spec};
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A diamond: `a`, then `b` and `c`, then `d`.
+const DIAMOND: [&str; 4] = ["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, z=c.y"];
+
+#[test]
+fn the_longest_way_divides_what_is_left_by_what_its_steps_took() {
+    let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
+    // b takes three times as long as c: the way over b is the longer one.
+    let shares = Shares::of(&plan, &[Some(ms(10)), Some(ms(30)), Some(ms(10)), Some(ms(10))]);
+    let within = |step, left| shares.within(&plan, StepIndex(step), Some(ms(left))).unwrap();
+    let step = |name: &str| plan.steps().iter().position(|it| it.name.as_str() == name).unwrap();
+    assert_eq!(within(step("a"), 100), ms(20), "10 of 50");
+    assert_eq!(within(step("b"), 80), ms(60), "30 of 40");
+    assert_eq!(within(step("c"), 80), ms(40), "10 of 20: nobody waits for it that long");
+    assert_eq!(within(step("d"), 20), ms(20), "the last has all");
+}
+
+#[test]
+fn what_never_ran_counts_as_the_mean_and_a_deadline_of_its_own_is_kept() {
+    let mut spec = spec(&["a: x=input.x", "b: x=a.y"], &["b.y"]);
+    spec.steps[1].deadline = Some(ms(5));
+    let plan = plan_of(&spec, &[]);
+    let nothing = Shares::of(&plan, &[None, None]);
+    assert_eq!(nothing.within(&plan, StepIndex(0), Some(ms(100))), Some(ms(50)));
+    assert_eq!(nothing.within(&plan, StepIndex(1), Some(ms(100))), Some(ms(5)));
+    assert_eq!(nothing.within(&plan, StepIndex(1), Some(ms(2))), Some(ms(2)), "what is left is less");
+    assert_eq!(nothing.within(&plan, StepIndex(1), None), Some(ms(5)));
+    assert_eq!(nothing.within(&plan, StepIndex(0), None), None);
+    let one = Shares::of(&plan, &[Some(ms(7)), None]);
+    assert_eq!(one, nothing, "the other is taken for as long");
+}
+
+proptest! {
+    /// A run whose every step takes just what it is given is in time, whichever way is the longest.
+    #[test]
+    fn who_keeps_to_the_shares_is_in_time(took in prop::collection::vec(prop::option::of(0u64..50), 4)) {
+        let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
+        let took: Vec<_> = took.into_iter().map(|took| took.map(ms)).collect();
+        let shares = Shares::of(&plan, &took);
+        let objective = Duration::from_secs(1);
+        let mut ends = vec![Duration::ZERO; plan.steps().len()];
+        for (at, step) in plan.steps().iter().enumerate() {
+            let before = |it: usize| plan.steps()[it].outputs.iter().any(|slot| {
+                step.inputs.iter().any(|(_, taken)| taken == slot)
+            });
+            let begin = (0..at).filter(|&it| before(it)).map(|it| ends[it]).max().unwrap_or_default();
+            let left = objective.checked_sub(begin).unwrap_or_default();
+            ends[at] = begin + shares.within(&plan, StepIndex(at), Some(left)).unwrap();
+        }
+        prop_assert!(ends.iter().all(|end| *end <= objective + Duration::from_micros(1)), "{ends:?}");
+    }
+}
