@@ -6,7 +6,7 @@ mod binary;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use millrace_chaos::cluster::{Ground, Switch};
 use millrace_chaos::report::{Folder, Own, Report, Verdict};
@@ -74,6 +74,10 @@ fn play(run: &Run) -> anyhow::Result<ExitCode> {
 fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
     let options = soak.how.options()?;
     let mut runner = Runner::begin(&soak.how, &options)?;
+    // All would be skipped, which takes no time, until the time is over.
+    if let Some(reason) = &runner.unavailable {
+        bail!("{reason}");
+    }
     let scenarios: Vec<_> = scenario::all().into_iter().filter(|it| it.refusal(&options).is_none()).collect();
     let mut rng = StdRng::seed_from_u64(options.seed);
     let lasts = Duration::from_secs(60 * u64::from(soak.minutes.get()));

@@ -200,6 +200,20 @@ fn what_a_ground_cannot_do_is_refused_by_name_before_anything_is_started() {
 }
 
 #[test]
+fn a_soak_on_a_ground_that_this_machine_lacks_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-chaos"))
+        .args(["soak", "--minutes", "1", "--ground", "compose", "--output", "json"])
+        .args(["--millrace", env!("CARGO_BIN_EXE_millrace-chaos")])
+        // No engine and no tool, wherever this runs.
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(2), &b""[..]), "{said}");
+    assert!(said.contains("this machine has no such ground"), "{said}");
+}
+
+#[test]
 fn a_file_that_is_no_scenario_is_refused_before_anything_is_started() {
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
     std::fs::write(file.path(), "name: mine\nabuot: nothing\n").unwrap();

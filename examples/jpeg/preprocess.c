@@ -22,17 +22,18 @@ static const char *serve(millrace_call *call) {
     const char *problem = NULL;
     millrace_tensor input;
     millrace_buffer *from = NULL, *to = NULL;
+    const uint8_t *pixels;
+    float *image;
     char id[MILLRACE_ID_BYTES];
 
     if (millrace_input(call, "pixels", &input) < 0) return millrace_error();
     int64_t height = input.shape[0], width = input.shape[1];
     if (height < SIDE || width < SIDE) return "the picture is smaller than 8x8";
     if (millrace_fetch(call, input.id, &from) < 0 ||
-        millrace_create(call, SIDE * SIDE * sizeof(float), &to) < 0) {
+        millrace_create(call, SIDE * SIDE * sizeof(float), &to) < 0 ||
+        !(pixels = millrace_data(from)) || !(image = millrace_data(to))) {
         problem = millrace_error();
     } else {
-        const uint8_t *pixels = millrace_data(from);
-        float *image = millrace_data(to);
         for (int64_t y = 0; y < SIDE; y++)
             for (int64_t x = 0; x < SIDE; x++)
                 image[y * SIDE + x] = box(pixels, width, y * height / SIDE, (y + 1) * height / SIDE,

@@ -3,75 +3,16 @@
 
 Red, green and blue of 8 bits each, not interlaced; nothing but Python's own library is needed. Rows that
 were filtered are undone byte by byte, which takes a second for half a megapixel.
-
-The worker's environment says where the library is: FUNCTION_LIBRARY.
 """
 
-import ctypes
-import os
 import struct
 import zlib
 
-millrace = ctypes.CDLL(os.environ.get("FUNCTION_LIBRARY", "libmillrace_function.so"))
-ID_BYTES = 128
+from millrace_function import Failed, serve
+
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOURS = 3
 PIXEL_BYTES_MAX = 256 << 20
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("id", ctypes.c_char_p),
-        ("datatype", ctypes.c_char_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_size_t),
-    ]
-
-
-millrace.millrace_error.restype = ctypes.c_char_p
-millrace.millrace_data.restype = ctypes.c_void_p
-millrace.millrace_bytes.restype = ctypes.c_size_t
-for name in ("data", "bytes", "release", "close", "finish"):
-    getattr(millrace, "millrace_" + name).argtypes = [ctypes.c_void_p]
-
-
-class Failed(Exception):
-    pass
-
-
-def check(code):
-    if code < 0:
-        raise Failed(millrace.millrace_error().decode())
-    return code
-
-
-def fetch(call, name):
-    """An input's shape, and its data where it lies."""
-    tensor, buffer = Tensor(), ctypes.c_void_p()
-    check(millrace.millrace_input(call, name, ctypes.byref(tensor)))
-    check(millrace.millrace_fetch(call, tensor.id, ctypes.byref(buffer)))
-    return tensor.shape[: tensor.rank], view(buffer), buffer
-
-
-def view(buffer):
-    address, size = millrace.millrace_data(buffer), millrace.millrace_bytes(buffer)
-    if not address:
-        raise Failed(millrace.millrace_error().decode())
-    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
-
-
-def give(call, name, datatype, shape, data, response=False):
-    """Stores data as an object of the worker, and says which output it is."""
-    buffer, identity = ctypes.c_void_p(), ctypes.create_string_buffer(ID_BYTES)
-    check(millrace.millrace_create(call, ctypes.c_size_t(len(data)), ctypes.byref(buffer)))
-    view(buffer)[:] = data
-    check(millrace.millrace_unique_id(call, identity))
-    check(millrace.millrace_store(call, identity, buffer))
-    millrace.millrace_release(buffer)
-    sizes = (ctypes.c_int64 * len(shape))(*shape)
-    rank = ctypes.c_size_t(len(shape))
-    check(millrace.millrace_output(call, name, identity, datatype, sizes, rank, int(response)))
 
 
 def chunks(data, at):
@@ -101,6 +42,9 @@ def picture(data, at):
     if header is None or header[2:4] != (8, 2) or header[6] != 0:
         raise Failed("only PNGs of 8-bit red, green and blue that are not interlaced are read")
     width, height = header[:2]
+    # A size of 0 would be no limit to the decompressor.
+    if width == 0 or height == 0:
+        raise Failed(f"a PNG of {width}x{height} pixels has none")
     size = height * (1 + COLOURS * width)
     if size > PIXEL_BYTES_MAX:
         raise Failed(f"a PNG of {width}x{height} pixels is too large")
@@ -139,9 +83,7 @@ def guess(kind, left, up, corner):
 
 
 def decode(call):
-    _, data, buffer = fetch(call, b"png")
-    data = bytes(data)
-    millrace.millrace_release(buffer)
+    data = bytes(call.input("png").data)
     at, sizes, frames = 0, None, bytearray()
     while at < len(data) or sizes is None:
         height, width, rows, at = picture(data, at)
@@ -152,20 +94,8 @@ def decode(call):
         if len(frames) > PIXEL_BYTES_MAX:
             raise Failed("the PNGs have too many pixels together")
     count = len(frames) // (COLOURS * sizes[0] * sizes[1])
-    give(call, b"pixels", b"UINT8", [count, *sizes, COLOURS], frames)
-
-
-def main():
-    session, call = ctypes.c_void_p(), ctypes.c_void_p()
-    check(millrace.millrace_open(ctypes.byref(session)))
-    while check(millrace.millrace_next(session, ctypes.byref(call))):
-        try:
-            decode(call)
-            millrace.millrace_finish(call)
-        except Exception as error:
-            millrace.millrace_fail(call, str(error).encode())
-    millrace.millrace_close(session)
+    call.give("pixels", "UINT8", [count, *sizes, COLOURS], frames)
 
 
 if __name__ == "__main__":
-    main()
+    serve(decode)

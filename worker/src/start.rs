@@ -61,7 +61,7 @@ pub struct WorkerConfig {
     pub topology: Topology,
     /// The most host memory that models may take.
     pub host_memory: Bytes,
-    /// The most host memory that objects, the intermediate data of workflows, may take.
+    /// The most memory that objects, the intermediate data of workflows, may take, on GPUs and the host.
     pub object_memory: Bytes,
     /// How much of models it takes on, at least as much: what does not fit host memory at one time
     /// waits on its disk.

@@ -46,7 +46,7 @@ names the one it is for, and the tables have both.
 
 F2.2, F3.2 and H18 to H26 are of another kind: flows of data between the functions of workflows
 (`sim/src/passing`), without actors or chunks. The cores that decide are
-`policy::paths`, `policy::rates` and `policy::elastic`, the first two of which no server uses yet, for the
+`policy::paths`, `policy::elastic` and `policy::rates`, the same that servers use, for the
 baselines with other choices; sizes and times are assumed, and calibrated on INFless+'s share of data passing alone.
 ";
 

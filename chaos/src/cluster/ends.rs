@@ -4,9 +4,10 @@ use std::fmt;
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, bail};
+use futures::future::join_all;
 
 use super::part::{How, Recipe, Running, Started};
-use super::{Cluster, Start, descendants, must_run, named, signal};
+use super::{Cluster, Start, descendants, must_run, named};
 use crate::proxy::Party;
 
 /// A controller or a worker, whether or not it runs.
@@ -150,22 +151,20 @@ impl Cluster {
         found.with_context(|| format!("there is no {process}"))
     }
 
-    /// kill -9 of all controllers, one right after the other.
+    /// kill -9 of all controllers at once.
     ///
     /// # Errors
     /// When one does not end.
     pub async fn kill_all_controllers(&mut self) -> anyhow::Result<()> {
         let running: Vec<_> = self.controllers.values_mut().filter_map(|it| it.running.take()).collect();
         let pids: Vec<_> = running.iter().map(|it| it.pid).collect();
-        for &pid in &pids {
-            signal(pid, rustix::process::Signal::KILL)?;
+        self.timeline.fault(format!("kill -9 of every controller (pids {pids:?})"));
+        // Every signal is on its way before an end is waited for.
+        let killed = join_all(running.into_iter().map(Running::kill)).await;
+        for pid in pids {
             self.network.forget(pid);
         }
-        self.timeline.fault(format!("kill -9 of every controller (pids {pids:?})"));
-        for running in running {
-            running.kill().await?;
-        }
-        Ok(())
+        killed.into_iter().collect()
     }
 
     /// Starts a controller again over its folder, or sees it refuse.

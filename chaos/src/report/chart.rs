@@ -5,6 +5,7 @@ use std::error::Error;
 
 use anyhow::anyhow;
 use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use super::{Report, Second, Sum, Taken};
@@ -46,6 +47,7 @@ const MIB: f64 = 1048576.0;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
+type Counts<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// How long requests took, by when they ended.
 pub(super) fn latency(report: &Report) -> anyhow::Result<String> {
@@ -119,23 +121,7 @@ fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
 fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
     let seconds = &report.requests.seconds;
     let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * LEGEND_ROOM;
-    let mut chart = ChartBuilder::on(area)
-        .margin(MARGIN)
-        .x_label_area_size(X_LABELS)
-        .y_label_area_size(Y_LABELS)
-        .build_cartesian_2d(begin(report)..end(report), 0.0..most)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .label_style(FONT)
-        .x_label_formatter(&|at| format!("{at:.0}"))
-        .axis_style(GRID)
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .x_desc("seconds")
-        .y_desc("requests a second")
-        .y_label_formatter(&|count| format!("{count:.0}"))
-        .draw()?;
+    let mut chart = counts(area, report, "requests a second", most)?;
     // Each over those named before it.
     let parts: [Curve<(u64, u64)>; 3] = [
         ("answered", ANSWERED, |it| (0, it.answered - it.retried)),
@@ -161,6 +147,30 @@ fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
 fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) -> Drawn {
     let values = KINDS.iter().flat_map(|(_, _, kind)| report.taken.iter().map(|it| of(kind(it))));
     let most = values.fold(1.0, f64::max) * LEGEND_ROOM;
+    let mut chart = counts(area, report, what, most)?;
+    let (from, to) = (begin(report), end(report));
+    for (name, colour, kind) in KINDS {
+        let points = report.taken.iter().map(|it| (it.at.as_secs_f64(), of(kind(it))));
+        chart
+            .draw_series(LineSeries::new(
+                points.filter(|(at, _)| (from..=to).contains(at)),
+                colour.stroke_width(2),
+            ))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    chart.draw_series(faults(report).iter().map(|&at| line(at, 0.0, most)))?;
+    legend(&mut chart)?;
+    Ok(area.present()?)
+}
+
+/// Axes for what is counted: from 0 on, in seconds.
+fn counts<'a, 'b>(
+    area: &'a Area<'b>,
+    report: &Report,
+    what: &str,
+    most: f64,
+) -> Result<Counts<'a, 'b>, Box<dyn Error>> {
     let mut chart = ChartBuilder::on(area)
         .margin(MARGIN)
         .x_label_area_size(X_LABELS)
@@ -178,20 +188,7 @@ fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) 
         .y_desc(what)
         .y_label_formatter(&|count| format!("{count:.0}"))
         .draw()?;
-    let (from, to) = (begin(report), end(report));
-    for (name, colour, kind) in KINDS {
-        let points = report.taken.iter().map(|it| (it.at.as_secs_f64(), of(kind(it))));
-        chart
-            .draw_series(LineSeries::new(
-                points.filter(|(at, _)| (from..=to).contains(at)),
-                colour.stroke_width(2),
-            ))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
-    }
-    chart.draw_series(faults(report).iter().map(|&at| line(at, 0.0, most)))?;
-    legend(&mut chart)?;
-    Ok(area.present()?)
+    Ok(chart)
 }
 
 fn legend<'a, 'b: 'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>) -> Drawn

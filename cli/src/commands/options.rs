@@ -36,8 +36,8 @@ pub(crate) struct Machine {
     /// The most host memory that one worker's models may take.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
-    /// The most host memory that one worker keeps objects in: what workflows hand from function to
-    /// function.
+    /// The most memory that one worker keeps objects in, on its GPUs and its host: what workflows hand
+    /// from function to function.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(crate) object_memory: Bytes,
     /// How much of models one worker takes on: those that do not fit --host-memory at one time wait on

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 pub(crate) const SERVICES: [&str; 6] =
     ["controller-1", "controller-2", "controller-3", "worker-1", "worker-2", "worker-3"];
@@ -26,6 +27,8 @@ pub(crate) struct Cluster {
     ports: [u16; 3],
     /// The compose tool that is here.
     tool: &'static [&'static str],
+    /// Read in place of `deploy/compose/.env`, which has the user's own settings. There is nothing in it.
+    settings: NamedTempFile,
     /// The controllers' client ports, with commas.
     pub(crate) endpoints: String,
 }
@@ -49,7 +52,9 @@ impl Cluster {
         let ports = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = ports.map(|listener| listener.local_addr().unwrap().port());
         let endpoints = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
-        let cluster = Self { image: format!("{project}:latest"), project, ports, tool, endpoints };
+        let settings = NamedTempFile::new().unwrap();
+        let image = format!("{project}:latest");
+        let cluster = Self { project, image, ports, tool, settings, endpoints };
         cluster.build();
         // Of a run that was killed under the same name: there is mostly none.
         cluster.command(&["down", "--volumes", "--timeout", "0"]).output().unwrap();
@@ -77,7 +82,13 @@ impl Cluster {
     fn command(&self, words: &[&str]) -> Command {
         let mut command = bounded(self.tool);
         let file = repository("deploy/compose/compose.yaml");
-        command.args(["--project-name", &self.project, "--file", &file]).args(words);
+        command.args(["--project-name", &self.project, "--file", &file]);
+        command.arg("--env-file").arg(self.settings.path()).args(words);
+        // The user's own settings must not reach the cluster.
+        command.env_clear();
+        for name in ["PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG"] {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
         command.env("CLUSTER_IMAGE", &self.image);
         for (number, port) in (1..).zip(self.ports) {
             command.env(format!("CLUSTER_PORT_{number}"), port.to_string());

@@ -10,6 +10,9 @@ use tempfile::TempDir;
 
 use crate::running::{Up, repository, wait_gone};
 
+/// Where the module is that functions in Python import.
+pub(crate) const MODULE: &str = "client/function/python";
+
 /// The lines of a page's shell blocks, but for the server's.
 pub(crate) fn commands(page: &str) -> Vec<String> {
     let page = std::fs::read_to_string(repository(page)).unwrap();
@@ -103,7 +106,9 @@ pub(crate) fn stop(up: Up) {
 #[test]
 fn the_pages_functions_in_three_languages_answer_alone_and_in_a_workflow() {
     let Some((folder, library)) = folder() else { return };
-    let up = Up::ephemeral_with(&["--allow-processes"], &[("FUNCTION_LIBRARY", &library)]);
+    let module = folder.path().join(MODULE);
+    let variables = [("FUNCTION_LIBRARY", library.as_path()), ("PYTHONPATH", module.as_path())];
+    let up = Up::ephemeral_with(&["--allow-processes"], &variables);
     let mut said = Vec::new();
     for line in commands("docs/functions.md") {
         said.push((line.clone(), run(&up, folder.path(), &line)));

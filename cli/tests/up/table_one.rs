@@ -2,6 +2,7 @@
 //! word for word, but that the networks are the small ones, and against a server that the test starts.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,10 +11,12 @@ use image::{ExtendedColorType, ImageEncoder as _};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::functions::{built, commands, run, stop};
+use crate::functions::{MODULE, built, commands, run, stop};
 use crate::running::{Up, eventually, repository};
 
 const PAGE: &str = "examples/workflows/README.md";
+/// Where a PNG says how many rows it has.
+const HEIGHT: Range<usize> = 20..24;
 
 /// A folder in which the page's paths mean what they say, and the library for its Python function.
 /// `None` where what it needs is not there.
@@ -41,7 +44,8 @@ fn folder() -> Option<(TempDir, PathBuf)> {
 
 fn cluster(library: &Path) -> Up {
     let args = ["--allow-processes", "--gpus", "2", "--keep-spans", "20000"];
-    Up::ephemeral_with(&args, &[("FUNCTION_LIBRARY", library)])
+    let module = repository(MODULE);
+    Up::ephemeral_with(&args, &[("FUNCTION_LIBRARY", library), ("PYTHONPATH", Path::new(&module))])
 }
 
 /// Each step that a request ran, once for each run.
@@ -161,7 +165,14 @@ fn a_png_of_any_filter_is_decoded_and_what_is_none_is_refused() {
     let data: Vec<u8> = data.iter().map(|value| u8::try_from(value.as_u64().unwrap()).unwrap()).collect();
     assert!(data == pixels.repeat(filters.len()), "the pixels differ");
 
-    for (data, says) in [(&files[..files.len() - 5], "cut short"), (b"#!/bin/sh".as_slice(), "no PNG")] {
+    let mut flat = files.clone();
+    flat[HEIGHT].fill(0);
+    let wrong = [
+        (&files[..files.len() - 5], "cut short"),
+        (b"#!/bin/sh".as_slice(), "no PNG"),
+        (flat.as_slice(), "40x0"),
+    ];
+    for (data, says) in wrong {
         let refused = String::from_utf8(decode(data).stderr).unwrap();
         assert!(refused.contains(says), "{refused}");
     }

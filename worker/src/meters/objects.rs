@@ -11,7 +11,7 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
     let Tally { usage, fetched } = tally;
     writer.gauge(("millrace_objects", "Objects held", None), usage.objects as f64)?;
     writer.gauge(
-        ("millrace_objects_memory", "What they take of host memory", Some(Unit::Bytes)),
+        ("millrace_objects_memory", "What they take, on GPUs and the host", Some(Unit::Bytes)),
         usage.bytes.get() as f64,
     )?;
     writer.counter(("millrace_objects_kept", "Objects kept", None), usage.kept)?;

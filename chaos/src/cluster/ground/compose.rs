@@ -39,6 +39,8 @@ pub(in crate::cluster) struct Compose {
     tool: &'static [&'static str],
     /// Where each controller is published.
     clients: [SocketAddr; 3],
+    /// Read in place of `deploy/compose/.env`, which has the user's own settings. There is nothing in it.
+    settings: PathBuf,
 }
 
 /// A container of a project: stopped and started again, it is the same one.
@@ -57,7 +59,9 @@ impl Compose {
         let ports = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
         let [a, b, c] = ports.map(|it| it.and_then(|it| it.local_addr()));
         let clients = [a?, b?, c?];
-        let compose = Self { project: owner::own(), deploy: deploy.to_owned(), tool, clients };
+        let settings = root.join("compose.env");
+        std::fs::write(&settings, "").with_context(|| format!("cannot write {}", settings.display()))?;
+        let compose = Self { project: owner::own(), deploy: deploy.to_owned(), tool, clients, settings };
         compose.build(program, root)?;
         Ok(compose)
     }
@@ -83,6 +87,7 @@ impl Compose {
     pub(in crate::cluster) fn up(&self, workers: u32, machine: Machine) -> anyhow::Result<()> {
         let mut command = bounded(self.tool);
         command.args(["--project-name", &self.project, "--file"]).arg(self.deploy.join("compose.yaml"));
+        command.arg("--env-file").arg(&self.settings);
         command.args(["up", "-d", "--no-build"]);
         command.args((1..=self.clients.len()).map(|number| format!("controller-{number}")));
         command.args((1..=workers).map(|number| format!("worker-{number}")));
