@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PEERS = ROOT / "target" / "peers"
-MILLRACE = ROOT / "target" / "release" / "millrace"
+MILLRACE = ROOT / "target" / "dist" / "millrace"
 MODELS = {"mlp": [64], "resnet50": [3, 224, 224]}
 
 # Millrace serves the MLP a second time under this name, with requests that run together, up to 64,
