@@ -11,6 +11,8 @@ mod inputs;
 mod message;
 mod moves;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
