@@ -269,3 +269,37 @@ fn the_source_of_a_copy_that_nobody_wants_stays_until_the_copy_has_ended() {
         assert_eq!(bench.gpu.data_report().used, Bytes::ZERO);
     });
 }
+
+#[test]
+fn a_run_that_waits_for_an_input_goes_with_its_program() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        let source = bench.object(Place::Coming);
+        bench.assign(1, 0, vec![Arc::clone(&source)]);
+        bench.assign(2, 1, Vec::new());
+        assert_eq!(bench.runs().await, [], "the first waits for its input, the second behind it");
+
+        bench.tell(Message::Event(Event::ProgramFailed { model: ModelId(0) }));
+        let runs = bench.runs().await;
+        assert_eq!(runs.iter().map(|(_, program)| *program).collect::<Vec<_>>(), [1]);
+
+        // What comes for the first run is not the second one's of the same request.
+        bench.assign(1, 0, vec![source]);
+        let fetches = bench.other.told().await.into_iter().filter_map(|message| match message {
+            Message::Fetch { reply, .. } => Some(reply),
+            _ => None,
+        });
+        let [first, second] = fetches.collect::<Vec<_>>().try_into().unwrap();
+        let fd: Descriptor = Arc::new(memory("object").unwrap().into());
+        rustix::fs::ftruncate(&fd, OBJECT_BYTES).unwrap();
+        first.send(Ok((Arc::clone(&fd), 0)));
+        bench.hear().await;
+        assert_eq!(bench.runs().await, []);
+        assert!(bench.gpu.entries[&RequestKey(1)].brought.is_empty());
+        second.send(Ok((fd, 0)));
+        bench.hear().await;
+        let runs = bench.runs().await;
+        assert_eq!(runs.iter().map(|(_, program)| *program).collect::<Vec<_>>(), [0]);
+        assert_eq!(bench.gpu.entries[&RequestKey(1)].brought.len(), 1);
+    });
+}
