@@ -212,3 +212,54 @@ fn memory_that_a_function_was_expected_to_need_goes_with_it() {
         assert_eq!(data.pool, Bytes::mib(6), "the floor alone");
     });
 }
+
+/// Panics once when a Function actor says something.
+struct Bug(AtomicBool);
+
+impl tracing::Subscriber for Bug {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let spoke = event.metadata().target().ends_with("actors::function");
+        assert!(!(spoke && self.0.swap(false, Ordering::Relaxed)), "a bug");
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn requests_for_a_program_whose_function_actor_panicked_are_not_run() {
+    // As in `tests/virtual_time/panics.rs`: a subscriber alone would be asked once for all threads.
+    let _second = tracing::Dispatch::new(Bug(AtomicBool::new(false)));
+    let _guard = tracing::subscriber::set_default(Bug(AtomicBool::new(true)));
+    in_virtual_time(async {
+        let node = node();
+        let dir = tempfile::tempdir().unwrap();
+        let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
+        let objects = Objects::new(Bytes::mib(1), IndexFeed::unheard(), clock());
+        let programs = Programs::open(dir.path(), launcher, objects, Bytes::mib(1)).unwrap();
+        let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
+        let program = programs.put(Digest::of(b"program"), declared, b"program").unwrap();
+        // Without processes requests wait.
+        node.host(function(), Arc::new(program), 0).await.unwrap();
+        let carried = memfd();
+        let ask = |timeout| {
+            let invocation = Invocation { descriptors: vec![Arc::clone(&carried)], ..request(timeout) };
+            let node = node.clone();
+            actix_rt::spawn(async move { node.invoke(invocation).await })
+        };
+        // The first is refused for its time is over, which is said.
+        let answers = [MOMENT, MINUTE, MINUTE].map(ask);
+        for answer in answers {
+            assert_eq!(answer.await.unwrap().unwrap_err().reason, Reason::Internal);
+        }
+        tokio::time::sleep(MOMENT).await;
+        assert_eq!(Arc::strong_count(&carried), 1, "the crew has none of them any more");
+    });
+}
