@@ -303,3 +303,28 @@ fn a_run_that_waits_for_an_input_goes_with_its_program() {
         assert_eq!(bench.gpu.entries[&RequestKey(1)].brought.len(), 1);
     });
 }
+
+/// Whoever gives up leaves nothing behind in an executor, which keeps the outputs of so many runs at most.
+#[test]
+fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        for key in 1..4 {
+            bench.assign(key, 0, Vec::new());
+            let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+            // The executor has begun, and says so with its outputs.
+            bench.tell(Message::Cancel(RequestKey(key)));
+            bench.run_done(run);
+            let told = bench.commands().await;
+            let [Command::Cancel(_), Command::DropOutputs(dropped)] = &told[..] else { panic!("{told:?}") };
+            assert_eq!(dropped.run, run.0);
+            let data = &bench.gpu.data;
+            assert!(data.books.is_empty() && data.storing.is_empty() && bench.gpu.entries.is_empty());
+        }
+        bench.assign(4, 0, Vec::new());
+        let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+        bench.run_done(run);
+        let told = bench.commands().await;
+        assert!(matches!(told[..], [Command::PlaceObject(_)]), "somebody waits for these: {told:?}");
+    });
+}
