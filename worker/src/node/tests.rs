@@ -191,6 +191,37 @@ fn request(timeout: Duration) -> Invocation {
     }
 }
 
+/// No object of the host's has room: outputs are answered, from the GPU's memory.
+#[test]
+fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_may_be() {
+    for idempotent in [true, false] {
+        in_virtual_time(async {
+            let node = node_that(Arc::new(AtomicBool::new(true)));
+            node.install(FunctionConfig { idempotent, ..function() }, prepared()).await.unwrap();
+            let place = activity::Place {
+                node: NodeName::new("node").unwrap(),
+                instance: String::new(),
+                topology: Arc::new(topology()),
+            };
+            let signatures = watch::Sender::new(Arc::default()).subscribe();
+            let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), clock());
+            let known = (signatures, Gate::new(clock()));
+            let service =
+                WorkerService::new(node, place, known, objects.clone(), Limits::default(), Faults::Refuse);
+            let gathered = objects.gather(Vec::new(), Reader::Gpu).await.unwrap();
+            let hold = Some(wire::Hold::default());
+            let answer = service.answered(request(MINUTE), gathered, hold).await;
+            if idempotent {
+                let answer = answer.unwrap();
+                assert_eq!((answer.outputs[0].data.len() as u64, answer.attempts), (OUTPUT.get(), 2));
+            } else {
+                let failure = answer.unwrap_err();
+                assert_eq!((failure.reason, failure.may_have_executed), (Reason::ExecutorLost, true));
+            }
+        });
+    }
+}
+
 /// What is reserved holds for as long as requests were apart (D23).
 #[test]
 fn memory_that_a_function_was_expected_to_need_goes_with_it() {

@@ -112,7 +112,7 @@ impl Supervisor {
         hosted.slot.publish(mailbox.clone());
         if registry.index_of(&key) == Some(index) {
             let (model, priority) = (hosted.model, serving.priority);
-            let entry = FunctionEntry { index, model, priority, mailbox };
+            let entry = FunctionEntry { index, model, priority, idempotent, mailbox };
             self.directory.publish_function(key, entry);
         } else {
             // It was going already.
