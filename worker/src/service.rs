@@ -25,7 +25,8 @@ use crate::host_tier::gate::Gate;
 use crate::host_tier::{Reader, Signature, Signatures};
 use crate::objects::{self, Chunks, GatherError, Gathered, Objects};
 use crate::request::{Brought, Completion, Invocation, OnGpus, Split};
-use crate::service::again::Again;
+
+use self::again::Again;
 
 mod again;
 pub mod tensors;
@@ -165,7 +166,7 @@ impl WorkerService {
             let again = again.filter(|_| matches!(error, tensors::UnpackError::Lost(_)));
             invocation =
                 again.and_then(|again| again.after(attempts, took)).ok_or_else(|| unreadable(&error))?;
-            tracing::warn!(request = %invocation.request_id, function = %invocation.revision, %error, "it is run again");
+            tracing::warn!(request = %invocation.request_id, function = %invocation.revision, %error, "a request is run again");
             before += attempts;
         }
     }
