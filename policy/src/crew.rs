@@ -252,15 +252,25 @@ impl Crew {
     }
 
     /// Gives those that wait to processes that do nothing.
-    fn give_out(&mut self, actions: &mut Vec<Action>) {
+    fn give_out(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for place in self.places() {
-            let process = &mut self.processes[place.0 as usize];
-            if process.state != State::Idle {
+            if self.processes[place.0 as usize].state != State::Idle {
                 continue;
             }
-            let Some(request) = self.waiting.pop_front() else { return };
-            process.state = State::Running(request);
+            let Some(request) = self.next(now, actions) else { return };
+            self.processes[place.0 as usize].state = State::Running(request);
             actions.push(Action::Run { place, key: request.key, attempt: request.attempts.lost + 1 });
+        }
+    }
+
+    /// The first of those that wait for which somebody waits.
+    fn next(&mut self, now: Timestamp, actions: &mut Vec<Action>) -> Option<Request> {
+        loop {
+            let request = self.waiting.pop_front()?;
+            if now < request.deadline {
+                return Some(request);
+            }
+            actions.push(Action::Forget { key: request.key });
         }
     }
 
@@ -329,7 +339,7 @@ impl Core for Crew {
             Event::Tick => {}
         }
         self.tick(now, actions);
-        self.give_out(actions);
+        self.give_out(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

@@ -65,6 +65,8 @@ pub(crate) struct FunctionEntry {
     pub(crate) index: FunctionIndex,
     pub(crate) model: ModelId,
     pub(crate) priority: Priority,
+    /// Whether a request may be run again when it may have run before.
+    pub(crate) idempotent: bool,
     pub(crate) mailbox: Mailbox<function::Message>,
 }
 
@@ -163,6 +165,11 @@ impl NodeHandle {
         caller.function = None;
         // The sender is dropped unused only with the actor that held it.
         result.unwrap_or_else(|_| Err(self.lost()))
+    }
+
+    /// Whether requests of a revision may be run again when they may have run before.
+    pub(crate) fn may_run_twice(&self, revision: &RevisionKey) -> bool {
+        self.directory.function(revision).is_some_and(|entry| entry.idempotent)
     }
 
     fn lost(&self) -> Failure {

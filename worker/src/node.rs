@@ -151,3 +151,6 @@ pub fn start(config: NodeConfig, context: NodeContext) -> io::Result<(NodeHandle
 pub fn start_here(config: NodeConfig, context: NodeContext) -> NodeHandle {
     Supervisor::start(config, context).0
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,9 @@ use crate::host_tier::{Reader, Signature, Signatures};
 use crate::objects::{self, Chunks, GatherError, Gathered, Objects};
 use crate::request::{Brought, Completion, Invocation, OnGpus, Split};
 
+use self::again::Again;
+
+mod again;
 pub mod tensors;
 
 /// What a worker takes at most.
@@ -119,25 +122,53 @@ impl WorkerService {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
         }
-        let completion = self.node.invoke(Invocation { cold: held.waited(), ..invocation }).await;
-        let completion = match completion {
-            Err(failure) if failure.reason == Reason::DataLost => {
-                let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
-                    let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
-                    gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
-                };
-                let gone = ids(&|object| object.is_lost());
-                // One could not be copied, though it is there: it is not to be had all the same.
-                return Ok(lost(&if gone.is_empty() { ids(&|_| true) } else { gone }));
+        let invocation = Invocation { cold: held.waited(), ..invocation };
+        self.answered(invocation, gathered, hold).await
+    }
+
+    /// Has a request run, and its answer put together; both again where what it gave was lost in
+    /// between ([`again`]).
+    pub(crate) async fn answered(
+        &self,
+        mut invocation: Invocation,
+        gathered: Gathered,
+        hold: Option<wire::Hold>,
+    ) -> Result<wire::InvokeResponse, Failure> {
+        let mut before = 0;
+        loop {
+            let again = Again::of(&invocation, &self.node);
+            let completion = match self.node.invoke(invocation).await {
+                Err(failure) if failure.reason == Reason::DataLost => {
+                    let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
+                        let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
+                        gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
+                    };
+                    let gone = ids(&|object| object.is_lost());
+                    // One could not be copied, though it is there: it is not to be had all the same.
+                    return Ok(lost(&if gone.is_empty() { ids(&|_| true) } else { gone }));
+                }
+                Err(failure) if before > 0 => return Err(failure.after_execution()),
+                completion => completion?,
+            };
+            let mut fetched = gathered.fetched.clone();
+            for Brought { input, method, bytes, took } in &completion.brought {
+                self.objects.count(*method, *bytes);
+                fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
             }
-            completion => completion?,
-        };
-        let mut fetched = gathered.fetched;
-        for Brought { input, method, bytes, took } in &completion.brought {
-            self.objects.count(*method, *bytes);
-            fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
+            let (attempts, took) = (completion.attempts, completion.split.total);
+            let error = match self.response(completion, hold.clone()).await {
+                Ok(response) => {
+                    let attempts = before + response.attempts;
+                    return Ok(wire::InvokeResponse { fetched, attempts, ..response });
+                }
+                Err(error) => error,
+            };
+            let again = again.filter(|_| matches!(error, tensors::UnpackError::Lost(_)));
+            invocation =
+                again.and_then(|again| again.after(attempts, took)).ok_or_else(|| unreadable(&error))?;
+            tracing::warn!(request = %invocation.request_id, function = %invocation.revision, %error, "a request is run again");
+            before += attempts;
         }
-        Ok(wire::InvokeResponse { fetched, ..self.response(completion, hold).await? })
     }
 
     /// The request as the actors take it, with everything it takes at hand.
@@ -181,17 +212,10 @@ impl WorkerService {
         &self,
         completion: Completion,
         hold: Option<wire::Hold>,
-    ) -> Result<wire::InvokeResponse, Failure> {
+    ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
         let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
             completion;
-        let unreadable = |error: tensors::UnpackError| {
-            let reason = match error {
-                tensors::UnpackError::Lost(_) => Reason::ExecutorLost,
-                _ => Reason::Internal,
-            };
-            Failure::new(reason, format!("the executor's answer: {error}")).after_execution()
-        };
-        let taken = tensors::take(outputs, (&descriptors, &kept), share).map_err(unreadable)?;
+        let taken = tensors::take(outputs, (&descriptors, &kept), share)?;
         let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
         let mut answered = Vec::new();
         for output in taken {
@@ -210,7 +234,7 @@ impl WorkerService {
                             // Nobody will ever hear of those that were kept.
                             answered.extend(outputs.iter().filter_map(object_of));
                             self.objects.release(&answered).await;
-                            return Err(unreadable(error));
+                            return Err(error);
                         }
                     }
                 }
@@ -388,6 +412,15 @@ fn object_of(output: &wire::InferTensor) -> Option<DataId> {
         }
         _ => None,
     }
+}
+
+/// Why there is no answer though there was a run.
+fn unreadable(error: &tensors::UnpackError) -> Failure {
+    let reason = match error {
+        tensors::UnpackError::Lost(_) => Reason::ExecutorLost,
+        _ => Reason::Internal,
+    };
+    Failure::new(reason, format!("the executor's answer: {error}")).after_execution()
 }
 
 /// The answer of a request that was not run, for want of these.

@@ -5,7 +5,7 @@
 //!
 //! | who panicked | what is lost | what happens to it |
 //! |---|---|---|
-//! | Function | its requests | answered `INTERNAL`: their senders are dropped with it; withdrawn from the Node |
+//! | Function | its requests | answered `INTERNAL`: their senders are dropped with it; withdrawn from the Node or the Crew |
 //! | Gpu | its requests and map | run again elsewhere, as after an executor's death; the executor is replaced |
 //! | Executor | its process | as after the executor's death |
 //! | Crew | the processes of its program | as after their death; its requests are answered `INTERNAL` |

@@ -111,6 +111,18 @@ fn a_process_that_hangs_is_killed_at_its_requests_deadline() {
 }
 
 #[test]
+fn a_request_that_nobody_waits_for_any_more_is_not_begun() {
+    let mut world = World::new(1);
+    world.enqueue(1, Idempotent::No);
+    world.now = world.now + 30 * SECOND;
+    world.tell(Event::Tick);
+    world.enqueue(2, Idempotent::No);
+    world.now = Timestamp(1) + 60 * SECOND;
+    world.tell(exited(0, 1));
+    assert_eq!(world.tell(ready(0, 2)), [forget(1), run(0, 2, 1)], "the first one's time is over");
+}
+
+#[test]
 fn a_program_that_does_not_start_has_its_requests_refused() {
     let mut world = World::new(1);
     world.enqueue(1, Idempotent::Yes);

@@ -1,9 +1,9 @@
 //! What becomes of an object, from its coming to its end.
 
-use millrace_types::Bytes;
+use millrace_types::{Bytes, Timestamp};
 
 use super::config::MigrationPolicy;
-use super::object::{Object, Place};
+use super::object::{Moves, Object, Place};
 use super::protocol::{Action, ObjectKey, Standing};
 use super::{CONSUMERS_MAX, FAILURES_MAX, OBJECTS_MAX, Store};
 use crate::ids::FunctionIndex;
@@ -32,7 +32,8 @@ impl Store {
             extents: Vec::new(),
             stored: now,
             used: now,
-            fixed: false,
+            moves: Moves::Now,
+            moves_failed: 0,
             failures: 0,
         };
         object.look();
@@ -113,7 +114,7 @@ impl Store {
             }
             Place::Migrating => {
                 actions.push(Action::Left { object: key });
-                self.only_on_host(key, false, actions);
+                self.only_on_host(key, actions);
             }
             Place::Refused => self.change(key, |object| object.place = Place::Host),
             Place::Ending => self.remove(key, actions),
@@ -139,15 +140,28 @@ impl Store {
         }
     }
 
-    pub(super) fn copy_failed(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
+    pub(super) fn copy_failed(&mut self, now: Timestamp, key: ObjectKey, actions: &mut Vec<Action>) {
         match self.place(key) {
-            Some(Place::Migrating) => {
-                self.change(key, |object| (object.place, object.fixed) = (Place::Gpu, true));
+            Some(Place::Migrating) => self.change(key, |object| {
+                object.place = Place::Gpu;
+                object.stays(now);
+            }),
+            Some(Place::Reloading) => {
+                self.only_on_host(key, actions);
+                self.change(key, |object| object.stays(now));
             }
-            Some(Place::Reloading) => self.only_on_host(key, true, actions),
             Some(Place::Filling | Place::Refused) => self.not_taken(key, actions),
             Some(Place::Ending) => self.remove(key, actions),
             Some(Place::Waiting | Place::Gpu | Place::Host) | None => {}
+        }
+    }
+
+    /// Lets those move again that have stayed for long enough.
+    pub(super) fn let_move(&mut self, now: Timestamp) {
+        while let Some(&(at, key)) = self.orders.staying.first()
+            && at <= now
+        {
+            self.change(key, |object| object.moves = Moves::Now);
         }
     }
 

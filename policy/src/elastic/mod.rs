@@ -53,7 +53,8 @@
 //! **Copies that fail.** What could not be written to the store is refused to the host instead, and
 //! what could not be copied from its producer to the host waits for room again: until then its bytes
 //! are where they were produced. After [`FAILURES_MAX`] of these it is lost. An object whose migration
-//! or reload failed stays where it is, and is not moved again. So no copy is tried for ever.
+//! or reload failed stays where it is for [`MOVES_AFTER`], twice as long each time, and after
+//! [`MOVES_FAILED_MAX`] for good. So no copy is tried for ever.
 //!
 //! Bounds: [`OBJECTS_MAX`] objects, [`CONSUMERS_MAX`] consumers each.
 //!
@@ -71,6 +72,7 @@ mod segments;
 mod slots;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use millrace_types::{Bytes, Timestamp};
 
@@ -92,6 +94,11 @@ pub const OBJECTS_MAX: usize = 65_536;
 pub const CONSUMERS_MAX: usize = 64;
 /// The most copies of an object from where it was produced that may fail: the last makes it lost.
 pub const FAILURES_MAX: u32 = 3;
+/// The most migrations and reloads of an object that may fail: after the last it stays where it is.
+pub const MOVES_FAILED_MAX: u32 = 6;
+/// How long an object is not moved after the first of these. Each one doubles it: 31 s in all, in which
+/// whoever had no memory for its copy may have some again.
+pub const MOVES_AFTER: Duration = Duration::from_secs(1);
 /// The most reloads at once: enough to keep a link busy between two of them.
 pub const RELOADS_MAX: usize = 2;
 
@@ -214,12 +221,11 @@ impl Store {
     }
 
     /// Takes an object's memory in the store, which only the host has now.
-    fn only_on_host(&mut self, key: ObjectKey, fixed: bool, actions: &mut Vec<Action>) {
+    fn only_on_host(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
         let mut extents = Vec::new();
         self.change(key, |object| {
             extents = std::mem::take(&mut object.extents);
             object.place = Place::Host;
-            object.fixed |= fixed;
         });
         self.pool.give_back(&extents, actions);
     }
@@ -238,7 +244,7 @@ impl Store {
             Event::Discard { object } => self.end(object, actions),
             Event::Migrated { object } => self.migrated(object, actions),
             Event::Reloaded { object } => self.arrived(object, Place::Reloading, actions),
-            Event::CopyFailed { object } => self.copy_failed(object, actions),
+            Event::CopyFailed { object } => self.copy_failed(now, object, actions),
             Event::Limit { limit } => {
                 self.limit = Bytes(limit.0 / BLOCK.0 * BLOCK.0).min(self.config.cap);
             }
@@ -257,6 +263,7 @@ impl Core for Store {
         self.heed(now, event, actions);
         self.demands.expire(now);
         self.pool.reclaim(now, actions);
+        self.let_move(now);
         self.shed(actions);
         self.admit(actions);
         self.reload(actions);
@@ -268,7 +275,8 @@ impl Core for Store {
         if !self.begun {
             return Some(Timestamp::ZERO);
         }
-        self.demands.next_end().into_iter().chain(self.pool.next_reclaim()).min()
+        let moves = self.orders.staying.first().map(|&(at, _)| at);
+        self.demands.next_end().into_iter().chain(self.pool.next_reclaim()).chain(moves).min()
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use millrace_types::Bytes;
+use millrace_types::{Bytes, Timestamp};
 
 use super::config::MigrationPolicy;
 use super::pool::held;
 use super::protocol::{Extent, ObjectKey, Standing};
+use super::{MOVES_AFTER, MOVES_FAILED_MAX};
 use crate::ids::FunctionIndex;
 
 /// Where an object is.
@@ -38,6 +39,16 @@ pub(super) struct Rank {
     age: u64,
 }
 
+/// Whether an object is moved to the host and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moves {
+    Now,
+    /// A copy of it failed: not before then.
+    From(Timestamp),
+    /// So many failed that it stays where it is.
+    NoMore,
+}
+
 /// What the store knows of an object.
 #[derive(Debug)]
 pub(super) struct Object {
@@ -53,8 +64,9 @@ pub(super) struct Object {
     pub(super) stored: u64,
     /// When it was stored or claimed last, counted.
     pub(super) used: u64,
-    /// A copy of it failed: it is not moved again.
-    pub(super) fixed: bool,
+    pub(super) moves: Moves,
+    /// How many migrations and reloads of it failed.
+    pub(super) moves_failed: u32,
     /// How many copies of it from where it was produced failed.
     pub(super) failures: u32,
 }
@@ -73,6 +85,18 @@ impl Object {
             Place::Migrating if !claimed => self.held(),
             _ => Bytes::ZERO,
         }
+    }
+
+    /// A migration or a reload of it failed: it stays where it is, longer each time, and in the end for
+    /// good.
+    pub(super) fn stays(&mut self, now: Timestamp) {
+        let longer = 1 << self.moves_failed;
+        self.moves_failed += 1;
+        self.moves = if self.moves_failed < MOVES_FAILED_MAX {
+            Moves::From(now + MOVES_AFTER * longer)
+        } else {
+            Moves::NoMore
+        };
     }
 
     /// Sees who is first, and whether anybody is left.
@@ -109,6 +133,8 @@ pub(super) struct Orders {
     /// Those on the host that are queued for, the nearest first. Those claimed are read there, for a
     /// reload costs as much; for those not queued nobody waits.
     pub(super) away: Order,
+    /// Those that are not moved for a while, by when that ends.
+    pub(super) staying: BTreeSet<(Timestamp, ObjectKey)>,
     /// What those that leave will free.
     pub(super) leaving: Bytes,
     /// How many are being reloaded.
@@ -118,17 +144,20 @@ pub(super) struct Orders {
 impl Orders {
     pub(super) fn new(policy: MigrationPolicy) -> Self {
         let (movable, waiting, away) = (Order::new(), Order::new(), Order::new());
-        Self { policy, movable, waiting, away, leaving: Bytes::ZERO, reloading: 0 }
+        let staying = BTreeSet::new();
+        Self { policy, movable, waiting, away, staying, leaving: Bytes::ZERO, reloading: 0 }
     }
 
     fn of(&mut self, object: &Object) -> Option<(&mut Order, Rank)> {
         match (object.place, object.standing) {
             (Place::Waiting, _) => Some((&mut self.waiting, object.rank())),
-            (Place::Gpu, Standing::Queued(_) | Standing::Unqueued) if !object.fixed => {
+            (Place::Gpu, Standing::Queued(_) | Standing::Unqueued) if object.moves == Moves::Now => {
                 let rank = object.leaves(self.policy);
                 Some((&mut self.movable, rank))
             }
-            (Place::Host, Standing::Queued(_)) if !object.fixed => Some((&mut self.away, object.rank())),
+            (Place::Host, Standing::Queued(_)) if object.moves == Moves::Now => {
+                Some((&mut self.away, object.rank()))
+            }
             _ => None,
         }
     }
@@ -137,6 +166,9 @@ impl Orders {
         if let Some((order, rank)) = self.of(object) {
             order.insert((rank, key));
         }
+        if let Moves::From(at) = object.moves {
+            self.staying.insert((at, key));
+        }
         self.leaving += object.leaving();
         self.reloading += usize::from(object.place == Place::Reloading);
     }
@@ -144,6 +176,9 @@ impl Orders {
     pub(super) fn leave(&mut self, key: ObjectKey, object: &Object) {
         if let Some((order, rank)) = self.of(object) {
             order.remove(&(rank, key));
+        }
+        if let Moves::From(at) = object.moves {
+            self.staying.remove(&(at, key));
         }
         self.leaving = self.leaving - object.leaving();
         self.reloading -= usize::from(object.place == Place::Reloading);

@@ -95,7 +95,8 @@ impl World {
                     place: Place::Waiting,
                     extents: vec![],
                     consumers: consumers.iter().copied().map(Some).collect(),
-                    failed: false,
+                    failed: 0,
+                    stays_until: Timestamp(0),
                     used: self.clock,
                 };
                 self.seen.insert(object, seen);

@@ -285,7 +285,7 @@ fn the_nearest_come_back_first_and_few_at_once() {
 }
 
 #[test]
-fn a_copy_that_failed_is_not_tried_again() {
+fn a_copy_that_failed_is_tried_again_later_and_not_for_ever() {
     let mut bench = Bench::new(config(2));
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
@@ -297,6 +297,30 @@ fn a_copy_that_failed_is_not_tried_again() {
     assert_eq!(bench.places(&[1, 2]), [Place::Host, Place::Gpu].map(Some));
     assert_eq!(bench.store.pool().used(), SIZE);
     assert_eq!(bench.stands(1, Queued(0)), []);
+
+    for failed in 1..MOVES_FAILED_MAX {
+        let at = bench.store.next_wake().unwrap();
+        assert_eq!(at.since(bench.now), MOVES_AFTER * (1 << (failed - 1)));
+        bench.now = at;
+        let again = bench.tell(Event::Tick);
+        assert_eq!(again, [bench.reload(1)]);
+        assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), []);
+    }
+    // The other one may move since the first second was over.
+    assert_eq!((bench.store.next_wake(), bench.limit(0)), (None, vec![Bench::migrate(2)]));
+    bench.migrated(2);
+    assert_eq!(bench.limit(2), [bench.reload(2)], "the first one's consumer reads it on the host");
+}
+
+#[test]
+fn an_object_that_goes_while_it_stays_leaves_no_wake() {
+    let mut bench = Bench::new(config(1));
+    bench.put(1, SIZE, Unqueued);
+    bench.limit(0);
+    bench.tell(Event::CopyFailed { object: key(1) });
+    assert_eq!(bench.store.next_wake(), Some(bench.now + MOVES_AFTER));
+    assert_eq!(bench.tell(Event::Discard { object: key(1) }), [Bench::free(1)]);
+    assert_eq!(bench.store.next_wake(), None);
 }
 
 /// Until it is filled or on the host an object is where it was produced, too.

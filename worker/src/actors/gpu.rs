@@ -11,6 +11,8 @@ mod inputs;
 mod message;
 mod moves;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -157,6 +159,8 @@ impl Gpu {
             self.carry_out(now, action, &mut carried);
         }
         self.core.done(actions);
+        // What they waited behind may have left.
+        self.send_ready();
     }
 
     fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut Carried) {
@@ -247,6 +251,7 @@ impl Gpu {
                 self.peers.directory.changed();
             }
             Action::Ended { key, ran } => {
+                self.forget_run(key);
                 if let Some(mut entry) = self.entries.remove(&key) {
                     entry.let_go(&mut self.data);
                     self.leaving.extend(entry.spans.leave());
@@ -254,6 +259,7 @@ impl Gpu {
                 self.peers.node.post(node::Message::Ended { gpu, key, ran });
             }
             Action::Returned { key, why } => {
+                self.forget_run(key);
                 if let Some(mut entry) = self.entries.remove(&key) {
                     entry.let_go(&mut self.data);
                     match why {

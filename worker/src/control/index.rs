@@ -67,3 +67,13 @@ impl IndexFeed {
         }
     }
 }
+
+#[cfg(test)]
+impl IndexFeed {
+    /// One that nobody hears, of a worker that no controller has taken in.
+    pub(crate) fn unheard() -> Self {
+        let registration = watch::Sender::new(Registration::default()).subscribe();
+        let node = NodeName::new("node").unwrap();
+        Self { changes: mpsc::channel(1).0, registration, node }
+    }
+}

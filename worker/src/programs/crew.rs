@@ -49,6 +49,8 @@ pub(crate) enum Message {
     Enqueue { work: SharedWork, attempts: Attempts },
     /// Nobody waits for it any more.
     Withdraw(RequestKey),
+    /// The Function actor was started again and knows none of its requests.
+    FunctionReset,
     /// A process did something.
     Process { place: Place, incarnation: Incarnation, heard: Heard },
     /// Keep none alive any more.
@@ -267,6 +269,11 @@ impl Behaviour for Crew {
                 self.step(now, Event::Enqueue { key, attempts, deadline });
             }
             Message::Withdraw(key) => self.step(now, Event::Withdraw { key }),
+            Message::FunctionReset => {
+                for key in self.entries.keys().copied().collect::<Vec<_>>() {
+                    self.step(now, Event::Withdraw { key });
+                }
+            }
             Message::Process { place, incarnation, heard } => self.process(now, place, incarnation, heard),
             Message::Stop => self.step(now, Event::Stop),
         }

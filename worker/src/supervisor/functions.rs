@@ -8,6 +8,7 @@ use millrace_policy::admission::{self, Admission};
 use millrace_policy::attempts::Idempotent;
 use millrace_policy::batching;
 use millrace_policy::dispatch::Objective;
+use millrace_policy::elastic;
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::trace::CoreId;
@@ -79,6 +80,10 @@ impl Supervisor {
         }
         let removed = self.registry.borrow_mut().remove(function)?;
         self.residence().removed(self.clock.now(), function);
+        for gpu in &self.gpus {
+            let forget = elastic::Event::Forget { function };
+            gpu.post(gpu::Message::Event(GpuEvent::Data(forget)));
+        }
         if let Removed::WithModel(model) = removed {
             self.gpus.iter().for_each(|gpu| gpu.post(gpu::Message::Remove(model)));
         }
@@ -107,7 +112,7 @@ impl Supervisor {
         hosted.slot.publish(mailbox.clone());
         if registry.index_of(&key) == Some(index) {
             let (model, priority) = (hosted.model, serving.priority);
-            let entry = FunctionEntry { index, model, priority, mailbox };
+            let entry = FunctionEntry { index, model, priority, idempotent, mailbox };
             self.directory.publish_function(key, entry);
         } else {
             // It was going already.

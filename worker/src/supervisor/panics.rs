@@ -7,6 +7,7 @@ use millrace_types::Reason;
 
 use super::{Supervisor, Who};
 use crate::actors::{executor, function, gpu, node};
+use crate::programs::crew;
 
 impl Supervisor {
     /// Starts an actor again, and tells the others what that cost.
@@ -30,7 +31,11 @@ impl Supervisor {
             Who::Node => self.node_panicked(),
             Who::Function(index) => {
                 self.start_function(index);
-                self.node.post(node::Message::FunctionReset(index));
+                let registry = self.registry.borrow();
+                match registry.function(index).and_then(|hosted| hosted.program.as_ref()) {
+                    Some(hosting) => hosting.crew.post(crew::Message::FunctionReset),
+                    None => self.node.post(node::Message::FunctionReset(index)),
+                }
             }
             Who::Crew(index) => {
                 self.start_crew(index);

@@ -176,25 +176,6 @@ async fn a_program_has_what_a_gpu_made_on_the_host() {
     worker.shutdown().await;
 }
 
-/// Whoever gives up leaves nothing behind in an executor, which keeps the outputs of 256 runs at most.
-#[tokio::test(flavor = "multi_thread")]
-async fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
-    let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
-    for id in 0..400 {
-        let mut client = client(&worker);
-        let asked = tokio::spawn(async move { client.invoke(keeping(id, rows(ROWS), LONG)).await });
-        tokio::task::yield_now().await;
-        asked.abort();
-        drop(asked.await);
-    }
-    let object = object(&ask(&mut client(&worker), keeping(1000, rows(ROWS), LONG)).await, &worker);
-    let taken = take(&mut client(&worker), 1001, &object, 0, ROWS).await;
-    assert_eq!(methods(&taken), [(FetchMethod::IntraGpu, WHOLE)]);
-    assert_eq!(controller.latest_telemetry().gpus[0].restarts, 0);
-    worker.shutdown().await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_stay_on_the_host_where_gpus_are_to_keep_none_or_each_model_has_its_process() {
     let none = DataConfig { memory: Bytes::ZERO, ..DataConfig::default() };

@@ -1,5 +1,7 @@
 //! What crosses the boundary: handles, text and messages, each checked once.
 
+#![allow(unsafe_code, reason = "pointers come from the caller, as the header asks")]
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
 #![allow(clippy::unwrap_used)]
+#![allow(unsafe_code, reason = "calls the C interface as a program in C would")]
 
 use super::handles::note;
 use super::*;

@@ -12,7 +12,10 @@ pub(super) struct Seen {
     pub(super) place: Place,
     pub(super) extents: Vec<Extent>,
     pub(super) consumers: Vec<Option<Standing>>,
-    pub(super) failed: bool,
+    /// Migrations and reloads that failed.
+    pub(super) failed: u32,
+    /// Until when it is not moved.
+    pub(super) stays_until: Timestamp,
     /// When it was stored or claimed last, in steps.
     pub(super) used: u64,
 }
@@ -20,6 +23,12 @@ pub(super) struct Seen {
 impl Seen {
     fn standing(&self) -> Standing {
         self.consumers.iter().flatten().min().copied().unwrap_or(Standing::Unqueued)
+    }
+
+    fn stays(&mut self, now: Timestamp) {
+        self.failed += 1;
+        let waits = MOVES_AFTER * 2u32.pow(self.failed - 1);
+        self.stays_until = if self.failed == MOVES_FAILED_MAX { Timestamp(u64::MAX) } else { now + waits };
     }
 
     pub(super) fn is_copied(&self) -> bool {
@@ -98,7 +107,8 @@ impl World {
         let victims: Vec<_> = actions.iter().filter_map(leave).collect();
         for victim in &victims {
             let seen = &self.seen[victim];
-            assert!(seen.place == Place::Gpu && !seen.failed, "{victim} is {:?}", seen.place);
+            let may = seen.place == Place::Gpu && self.may_move(seen);
+            assert!(may, "{victim} is {:?}", seen.place);
             assert_ne!(seen.standing(), Standing::Claimed, "{victim} is running or next");
         }
         match self.config.migration {
@@ -120,12 +130,16 @@ impl World {
     ) {
         let first = victims.iter().map(|object| rank(*object, &self.seen[object])).min();
         let stays = |(&object, seen): (&ObjectKey, &Seen)| {
-            let may = seen.place == Place::Gpu && !seen.failed && !victims.contains(&object);
+            let may = seen.place == Place::Gpu && self.may_move(seen) && !victims.contains(&object);
             let may = may && !actions.contains(&Action::Free { object });
             (may && seen.standing() != Standing::Claimed).then(|| rank(object, seen))
         };
         let last = self.seen.iter().filter_map(stays).max();
         assert!(first.is_none() || last < first, "{last:?} stays, {first:?} leaves");
+    }
+
+    fn may_move(&self, seen: &Seen) -> bool {
+        seen.stays_until <= self.now
     }
 
     fn carry_out(&mut self, action: Action) {
@@ -134,7 +148,7 @@ impl World {
             Action::Release { extents } => extents.iter().for_each(|extent| self.unback(*extent)),
             Action::Place { object, extents } => self.get(object, Place::Filling, Place::Waiting, extents),
             Action::Reload { object, extents } => {
-                assert!(!self.seen[&object].failed, "{object} is copied again");
+                assert!(self.may_move(&self.seen[&object]), "{object} is copied again");
                 assert!(matches!(self.seen[&object].standing(), Standing::Queued(_)));
                 self.get(object, Place::Reloading, Place::Host, extents);
             }
@@ -233,7 +247,7 @@ impl World {
         }
         let places = |place: Place| self.seen.values().filter(move |seen| seen.place == place);
         assert_eq!(places(Place::Waiting).count(), 0, "they wait for nothing");
-        let stuck = |seen: &Seen| seen.failed || seen.standing() == Standing::Claimed;
+        let stuck = |seen: &Seen| !self.may_move(seen) || seen.standing() == Standing::Claimed;
         let over = self.store.pool().used() > self.store.limit();
         assert!(!over || places(Place::Gpu).all(stuck), "the limit is not kept");
     }
@@ -252,9 +266,15 @@ impl World {
         match (seen.place, well) {
             (Place::Ending, _) => drop(self.seen.remove(&object)),
             (Place::Filling | Place::Reloading, true) => seen.place = Place::Gpu,
-            (Place::Migrating, false) => (seen.place, seen.failed) = (Place::Gpu, true),
+            (Place::Migrating, false) => {
+                seen.place = Place::Gpu;
+                seen.stays(self.now);
+            }
             (Place::Migrating | Place::Refused, true) => seen.place = Place::Host,
-            (Place::Reloading, false) => (seen.place, seen.failed) = (Place::Host, true),
+            (Place::Reloading, false) => {
+                seen.place = Place::Host;
+                seen.stays(self.now);
+            }
             // It is where it was produced still, and is refused, placed or lost at once.
             (Place::Filling, false) => {
                 seen.place = Place::Waiting;

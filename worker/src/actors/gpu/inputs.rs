@@ -143,6 +143,15 @@ impl Gpu {
         true
     }
 
+    /// A request left whose run may wait still, for it was handed back without the executor's word: what
+    /// comes for that run is nobody's, and above all not a later run's of the same request.
+    pub(super) fn forget_run(&mut self, key: RequestKey) {
+        let Some(at) = self.data.waiting.iter().position(|it| it.key == key) else { return };
+        if let Some(waiting) = self.data.waiting.remove(at) {
+            self.drop_inputs(RunId(waiting.run.run));
+        }
+    }
+
     /// How far requests were that were lost: what waited for its inputs was not handed over yet.
     pub(super) fn not_begun(&self, lost: Vec<(RequestKey, Progress)>) -> Vec<(RequestKey, Progress)> {
         let waits = |key| self.data.waiting.iter().any(|waiting| waiting.key == key);

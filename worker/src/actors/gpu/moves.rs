@@ -176,14 +176,18 @@ impl Gpu {
     /// An object is not wanted any more, though it may be on its way.
     pub(super) fn drop_coming(&mut self, object: ObjectKey) {
         let Some(coming) = self.data.moves.coming.get_mut(&object) else { return };
+        let Some(transfer) = coming.transfer else {
+            return drop(self.data.moves.coming.remove(&object));
+        };
+        // Said before, by its run or the store: its source stays until the copies have ended.
+        if matches!(coming.errand, Errand::Nothing { .. }) {
+            return;
+        }
         let errand = std::mem::replace(&mut coming.errand, Errand::Nothing { _source: None });
         if let Errand::Input { source, .. } = errand {
             coming.errand = Errand::Nothing { _source: Some(source) };
         }
-        match coming.transfer {
-            Some(transfer) => self.peers.node.post(node::Message::CancelTransfer(transfer)),
-            None => drop(self.data.moves.coming.remove(&object)),
-        }
+        self.peers.node.post(node::Message::CancelTransfer(transfer));
     }
 
     /// A transfer of an object to this GPU is over.

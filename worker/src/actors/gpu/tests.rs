@@ -1,0 +1,330 @@
+//! A Gpu actor by itself: what it tells its peers is written down, and they say what the tests want.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use millrace_policy::fabric::{Cargo, Outcome};
+use millrace_policy::gpu::Event;
+use millrace_policy::ids::{FunctionIndex, RequestKey, RunId, TransferId};
+use millrace_policy::memory::MemoryMap;
+use millrace_policy::trace::CoreId;
+use millrace_proto::executor::command::Command;
+use millrace_proto::executor::{ObjectPart, Run, Tensor, tensor::Contents};
+use millrace_types::topology::{self, LinkId};
+use millrace_types::{
+    Bytes, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, Priority, RequestId, Revision,
+    RevisionKey, TenantName, Timestamp,
+};
+use tokio::sync::mpsc;
+use tracing::Span;
+
+use super::*;
+use crate::actors::work::Work;
+use crate::clock::{MonotonicClock, Sleeper};
+use crate::node::DataConfig;
+use crate::objects::{Kept, Place, memory};
+use crate::request::{Invocation, OnGpus};
+use crate::seams;
+
+const HERE: GpuIndex = GpuIndex(1);
+const OTHER: GpuIndex = GpuIndex(0);
+const INCARNATION: Incarnation = Incarnation(2);
+const NOW: Timestamp = Timestamp(1_000);
+const OBJECT_BYTES: u64 = 100_000;
+
+/// Passes on what an actor's peer is told.
+struct Heard<M>(mpsc::UnboundedSender<M>);
+
+impl<M: Send + 'static> Behaviour for Heard<M> {
+    type Message = M;
+    fn handle(&mut self, _: Timestamp, message: M) {
+        // The test may have ended.
+        self.0.send(message).unwrap_or_default();
+    }
+    fn tick(&mut self, _: Timestamp) {}
+    fn next_wake(&self) -> Option<Timestamp> {
+        None
+    }
+}
+
+/// A peer of the actor.
+struct Peer<M: Send + 'static> {
+    slot: Slot<M>,
+    told: mpsc::UnboundedReceiver<M>,
+    /// A message that the actor never sends it.
+    mark: fn() -> M,
+    is_mark: fn(&M) -> bool,
+}
+
+impl<M: Send + 'static> Peer<M> {
+    fn new(mark: fn() -> M, is_mark: fn(&M) -> bool) -> Self {
+        let (sender, told) = mpsc::unbounded_channel();
+        let slot = Slot::empty();
+        slot.publish(seams::spawn(Heard(sender), Arc::new(MonotonicClock), Sleeper::OUTSIDE, |_| {}));
+        Self { slot, told, mark, is_mark }
+    }
+
+    fn mailbox(&self) -> seams::Mailbox<M> {
+        self.slot.mailbox().unwrap()
+    }
+
+    /// What it was told since it was last asked.
+    async fn told(&mut self) -> Vec<M> {
+        self.slot.post((self.mark)());
+        let mut told = Vec::new();
+        loop {
+            let message = self.told.recv().await.unwrap();
+            if (self.is_mark)(&message) {
+                return told;
+            }
+            told.push(message);
+        }
+    }
+}
+
+/// GPU 1 of two that are joined, with two models and an executor.
+struct Bench {
+    gpu: Gpu,
+    node: Peer<node::Message>,
+    executor: Peer<executor::Message>,
+    function: Peer<function::Message>,
+    /// Itself, as its peers find it.
+    own: Peer<Message>,
+    other: Peer<Message>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let node = Peer::new(
+            || node::Message::ExecutorStopped(GpuIndex(u32::MAX)),
+            |it| matches!(it, node::Message::ExecutorStopped(_)),
+        );
+        let executor = Peer::new(|| executor::Message::Stop, |it| matches!(it, executor::Message::Stop));
+        let function = Peer::new(|| function::Message::Retire, |it| matches!(it, function::Message::Retire));
+        let gpu = || Peer::new(|| Message::Replaced, |it| matches!(it, Message::Replaced));
+        let (own, other) = (gpu(), gpu());
+        let memory = Bytes::mib(64);
+        let hardware = topology::Gpu {
+            index: HERE,
+            gpu_type: "modelled".to_owned(),
+            memory,
+            host_path: vec![LinkId(0)],
+        };
+        let core = Core::new(HERE, MemoryMap::new(memory)).with_data(DataConfig::default().of(memory));
+        let peers = Peers {
+            node: node.slot.clone(),
+            executor: executor.slot.clone(),
+            own: own.slot.clone(),
+            directory: Directory::new(),
+            joined: vec![OTHER],
+        };
+        let gpu = Gpu::new(hardware, Driven::new(core, CoreId::Gpu(HERE), None), peers);
+        let mut bench = Self { gpu, node, executor, function, own, other };
+        bench.tell(Message::Up { incarnation: INCARNATION, pid: 1 });
+        for model in [0, 1].map(ModelId) {
+            let memory = Bytes::mib(4);
+            bench.tell(Message::Install { model, memory, prepared: prepared(memory) });
+        }
+        bench
+    }
+
+    fn tell(&mut self, message: Message) {
+        self.gpu.handle(NOW, message);
+    }
+
+    /// Gives it a request that reads these objects, and may leave its output here.
+    fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>) {
+        let input = |object: &Arc<Kept>| {
+            let part = ObjectPart { object: object.key.0, offset: 0, bytes: object.bytes };
+            let shape = vec![i64::try_from(object.bytes).unwrap()];
+            let contents = Some(Contents::Object(part));
+            Tensor { name: "x".to_owned(), datatype: "UINT8".to_owned(), shape, contents }
+        };
+        let invocation = Invocation {
+            request_id: RequestId::new("request").unwrap(),
+            attempt: 1,
+            attempts_left: 3,
+            revision: RevisionKey {
+                function: FunctionKey {
+                    tenant: TenantName::default(),
+                    name: FunctionName::new("f").unwrap(),
+                },
+                revision: Revision::FIRST,
+            },
+            timeout: Duration::from_secs(60),
+            priority: 0,
+            inputs: objects.iter().map(input).collect(),
+            descriptors: Vec::new(),
+            on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },
+            outputs: Vec::new(),
+            cold: Duration::ZERO,
+        };
+        let (key, model) = (RequestKey(key), ModelId(model));
+        let work = Arc::new(Work {
+            key,
+            function: FunctionIndex(0),
+            model,
+            priority: Priority::default(),
+            accepted: NOW,
+            invocation,
+            home: self.function.mailbox(),
+            span: Span::none(),
+        });
+        self.tell(Message::Assign {
+            key,
+            works: vec![work],
+            incarnation: INCARNATION,
+            attempt: 1,
+            from: None,
+        });
+    }
+
+    /// An object on the other GPU.
+    fn object(&self, place: Place) -> Arc<Kept> {
+        let kept = Kept::new(OTHER, ObjectKey(7), OBJECT_BYTES, self.other.mailbox());
+        kept.moves_to(place);
+        Arc::new(kept)
+    }
+
+    /// A run ends whose output the executor keeps.
+    fn run_done(&mut self, run: RunId) {
+        let contents = Some(Contents::KeptBytes(OBJECT_BYTES));
+        let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
+        let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
+        let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
+        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
+    }
+
+    /// Lets it hear what it was told meanwhile.
+    async fn hear(&mut self) {
+        for message in self.own.told().await {
+            self.tell(message);
+        }
+    }
+
+    /// What the executor was told.
+    async fn commands(&mut self) -> Vec<Command> {
+        let command = |message| match message {
+            executor::Message::Send { command, .. } => Some(command),
+            _ => None,
+        };
+        self.executor.told().await.into_iter().filter_map(command).collect()
+    }
+
+    /// The runs that the executor was given, with their programs.
+    async fn runs(&mut self) -> Vec<(RunId, u64)> {
+        let run = |command| match command {
+            Command::Run(Run { run, program, .. }) => Some((RunId(run), program)),
+            _ => None,
+        };
+        self.commands().await.into_iter().filter_map(run).collect()
+    }
+}
+
+fn prepared(weights: Bytes) -> Arc<PreparedModel> {
+    let memfd = || -> Descriptor { Arc::new(memory("model").unwrap().into()) };
+    Arc::new(PreparedModel {
+        digest: Digest::of(b"model"),
+        name: "model".to_owned(),
+        graph: memfd(),
+        graph_bytes: Bytes::ZERO,
+        weights: memfd(),
+        weights_bytes: weights,
+        group_bytes: Bytes::mib(2),
+        launches: Vec::new(),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+    })
+}
+
+fn in_actors<F: Future>(test: F) -> F::Output {
+    actix::System::new().block_on(test)
+}
+
+#[test]
+fn the_source_of_a_copy_that_nobody_wants_stays_until_the_copy_has_ended() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        let source = bench.object(Place::Gpu(Incarnation(1)));
+        let held: Weak<Kept> = Arc::downgrade(&source);
+        bench.assign(1, 0, vec![source]);
+        let transfer = |message: &node::Message| match message {
+            node::Message::Transfer { transfer, cargo: Cargo::Object(_), .. } => Some(*transfer),
+            _ => None,
+        };
+        let told = bench.node.told().await;
+        let [transfer]: [TransferId; 1] =
+            told.iter().filter_map(transfer).collect::<Vec<_>>().try_into().unwrap();
+
+        bench.tell(Message::Cancel(RequestKey(1)));
+        let cancels =
+            |message: &node::Message| matches!(message, node::Message::CancelTransfer(it) if *it == transfer);
+        let told = bench.node.told().await;
+        assert!(told.iter().any(|message| matches!(message, node::Message::Ended { .. })));
+        assert_eq!(told.iter().filter(|message| cancels(message)).count(), 1);
+        assert_eq!(held.strong_count(), 1, "its blocks are read still");
+
+        bench.tell(Message::Came { transfer, outcome: Outcome::Cancelled, routes: Vec::new() });
+        assert_eq!(held.strong_count(), 0);
+        assert_eq!(bench.gpu.data_report().used, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_run_that_waits_for_an_input_goes_with_its_program() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        let source = bench.object(Place::Coming);
+        bench.assign(1, 0, vec![Arc::clone(&source)]);
+        bench.assign(2, 1, Vec::new());
+        assert_eq!(bench.runs().await, [], "the first waits for its input, the second behind it");
+
+        bench.tell(Message::Event(Event::ProgramFailed { model: ModelId(0) }));
+        let runs = bench.runs().await;
+        assert_eq!(runs.iter().map(|(_, program)| *program).collect::<Vec<_>>(), [1]);
+
+        // What comes for the first run is not the second one's of the same request.
+        bench.assign(1, 0, vec![source]);
+        let fetches = bench.other.told().await.into_iter().filter_map(|message| match message {
+            Message::Fetch { reply, .. } => Some(reply),
+            _ => None,
+        });
+        let [first, second] = fetches.collect::<Vec<_>>().try_into().unwrap();
+        let fd: Descriptor = Arc::new(memory("object").unwrap().into());
+        rustix::fs::ftruncate(&fd, OBJECT_BYTES).unwrap();
+        first.send(Ok((Arc::clone(&fd), 0)));
+        bench.hear().await;
+        assert_eq!(bench.runs().await, []);
+        assert!(bench.gpu.entries[&RequestKey(1)].brought.is_empty());
+        second.send(Ok((fd, 0)));
+        bench.hear().await;
+        let runs = bench.runs().await;
+        assert_eq!(runs.iter().map(|(_, program)| *program).collect::<Vec<_>>(), [0]);
+        assert_eq!(bench.gpu.entries[&RequestKey(1)].brought.len(), 1);
+    });
+}
+
+/// Whoever gives up leaves nothing behind in an executor, which keeps the outputs of so many runs at most.
+#[test]
+fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        for key in 1..4 {
+            bench.assign(key, 0, Vec::new());
+            let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+            // The executor has begun, and says so with its outputs.
+            bench.tell(Message::Cancel(RequestKey(key)));
+            bench.run_done(run);
+            let told = bench.commands().await;
+            let [Command::Cancel(_), Command::DropOutputs(dropped)] = &told[..] else { panic!("{told:?}") };
+            assert_eq!(dropped.run, run.0);
+            let data = &bench.gpu.data;
+            assert!(data.books.is_empty() && data.storing.is_empty() && bench.gpu.entries.is_empty());
+        }
+        bench.assign(4, 0, Vec::new());
+        let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+        bench.run_done(run);
+        let told = bench.commands().await;
+        assert!(matches!(told[..], [Command::PlaceObject(_)]), "somebody waits for these: {told:?}");
+    });
+}

@@ -1,0 +1,30 @@
+//! A request that is run again, for what it gave was lost with its GPU's executor after the run had ended
+//! and before it was answered: where there is no room for an output as an object, its bytes are
+//! answered, and come from that GPU. As after any loss only where running twice does no harm, as often
+//! and as long as its client allows. Not here: outputs that became objects, which whoever takes them
+//! has made again.
+
+use std::time::Duration;
+
+use crate::handle::NodeHandle;
+use crate::request::Invocation;
+
+/// A request that is being run, to be run again.
+pub(super) struct Again(Invocation);
+
+impl Again {
+    /// Remembers a request, where what it gives may stay on a GPU and it may run twice.
+    pub(super) fn of(invocation: &Invocation, node: &NodeHandle) -> Option<Self> {
+        let may = !invocation.on_gpus.keep.is_empty() && node.may_run_twice(&invocation.revision);
+        may.then(|| Self(invocation.clone()))
+    }
+
+    /// The request as it is now that it was started so often and took so long; `None` where nothing of
+    /// what its client allows is left.
+    pub(super) fn after(self, attempts: u32, took: Duration) -> Option<Invocation> {
+        let attempts_left = self.0.attempts_left.saturating_sub(attempts);
+        let timeout = self.0.timeout.saturating_sub(took);
+        let left = attempts_left > 0 && !timeout.is_zero();
+        left.then_some(Invocation { attempts_left, timeout, cold: Duration::ZERO, ..self.0 })
+    }
+}
