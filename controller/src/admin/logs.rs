@@ -10,7 +10,7 @@ use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_proto::log::{Line, Page, Position, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
-use millrace_types::{Failure, Reason};
+use millrace_types::{Failure, NodeName, Reason};
 use prost::Message as _;
 
 use super::AdminService;
@@ -43,7 +43,8 @@ impl AdminService {
         loop {
             let after = positions.iter().map(|(ring, &seq)| Position { ring: ring.clone(), seq }).collect();
             let query = Query { after, filter: request.filter.clone(), lines_max: max };
-            let found = put_together(self.ask(&request.of, &query).await, &mut positions, max as usize);
+            let mut found = put_together(self.ask(&request.of, &query).await, &mut positions, max as usize);
+            found.missing.extend(self.away(&request.of));
             left_out += found.left_out;
             // A server that stops makes nobody wait.
             let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
@@ -55,13 +56,11 @@ impl AdminService {
         }
     }
 
-    /// Refuses names that nobody has: their lines would never come.
+    /// Refuses names that nobody has: their lines would never come. A node that is away may come back.
     fn check_names(&self, of: &[String]) -> Result<(), Failure> {
-        let (workers, membership) = (self.fleet.workers(), self.replica.membership());
-        let known = |name: &String| {
-            workers.keys().any(|node| node.as_str() == name)
-                || membership.nodes().any(|(&id, _)| controller(id) == *name)
-        };
+        let state = self.replica.state();
+        let node = |name: &str| NodeName::new(name).is_ok_and(|name| state.node(&name).is_some());
+        let known = |name: &&String| self.is_attached(name) || self.is_controller(name) || node(name);
         match of.iter().find(|name| !known(name)) {
             None => Ok(()),
             Some(name) => {
@@ -71,6 +70,20 @@ impl AdminService {
                 Err(Failure::new(Reason::NodeNotFound, message))
             }
         }
+    }
+
+    fn is_attached(&self, name: &str) -> bool {
+        NodeName::new(name).is_ok_and(|name| self.fleet.worker(&name).is_some())
+    }
+
+    fn is_controller(&self, name: &str) -> bool {
+        self.replica.membership().nodes().any(|(&id, _)| controller(id) == name)
+    }
+
+    /// Which of those that are wanted nobody asks.
+    fn away(&self, of: &[String]) -> Vec<String> {
+        let away = of.iter().filter(|name| !self.is_attached(name) && !self.is_controller(name));
+        away.map(|name| format!("{name}: not attached")).collect()
     }
 
     async fn ask(&self, of: &[String], query: &Query) -> Vec<Given<Option<Page>>> {
