@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_cluster_state::NODES_MAX;
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_proto::log::{Line, Page, Position, Query};
@@ -22,8 +23,12 @@ use crate::raft::Peer;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often the others are asked while one waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Processes that a token tells of: those that are gone are forgotten beyond.
-const POSITIONS_MAX: usize = 512;
+/// Processes that gave no answer and that a token still tells of: most are gone for good.
+const SILENT_MAX: usize = 512;
+/// Processes that a token tells of. Of those that answered, each is told of.
+const POSITIONS_MAX: usize = NODES_MAX + CONTROLLERS_MAX + SILENT_MAX;
+/// Far more than a group has.
+const CONTROLLERS_MAX: usize = 64;
 
 /// How far a reader is, by process.
 type Positions = BTreeMap<String, u64>;
@@ -49,7 +54,8 @@ impl AdminService {
             // A server that stops makes nobody wait.
             let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
             if over || !found.lines.is_empty() {
-                let (lines, missing, next) = (found.lines, found.missing, token(positions));
+                let next = token(&positions, &found.answered);
+                let (lines, missing) = (found.lines, found.missing);
                 return Ok(api::ListLogsResponse { lines, next, left_out, missing });
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -138,6 +144,8 @@ struct Together {
     lines: Vec<Line>,
     left_out: u64,
     missing: Vec<String>,
+    /// Whose lines were looked at.
+    answered: BTreeSet<String>,
 }
 
 /// The lines of all, by time, at most so many, and how far the reader is then. Processes that share what
@@ -181,6 +189,7 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
         positions.insert(ring.clone(), seq);
     }
     together.lines = lines.into_iter().map(|(_, _, line)| line).collect();
+    together.answered = pages.into_keys().collect();
     together
 }
 
@@ -201,10 +210,11 @@ impl Read {
     }
 }
 
-/// A token is each process's name and number.
-fn token(positions: Positions) -> String {
-    let shown = positions.into_iter().take(POSITIONS_MAX).map(|(ring, seq)| format!("{ring}:{seq}"));
-    shown.collect::<Vec<_>>().join(",")
+/// A token is each process's name and number. Those that answered come before those that may be gone.
+fn token(positions: &Positions, answered: &BTreeSet<String>) -> String {
+    let (live, silent): (Vec<_>, Vec<_>) = positions.iter().partition(|(ring, _)| answered.contains(*ring));
+    let kept = live.into_iter().chain(silent.into_iter().take(SILENT_MAX)).take(POSITIONS_MAX);
+    kept.map(|(ring, seq)| format!("{ring}:{seq}")).collect::<Vec<_>>().join(",")
 }
 
 fn read_token(text: &str) -> Result<Positions, Failure> {
@@ -245,7 +255,7 @@ mod tests {
         let given = vec![a(), Err("w: no answer".into()), Ok(None), b(), a()];
         let first = put_together(given, &mut positions, 2);
         assert_eq!((texts(&first), first.missing.len()), (vec!["a2", "b1"], 1));
-        let next = token(positions.clone());
+        let next = token(&positions, &first.answered);
         assert_eq!(next, "a:2,b:1,gone:3");
         assert_eq!(read_token(&next).unwrap(), positions);
         let rest = put_together(vec![page("a", 9, vec![line(8, 30, "a8")])], &mut positions, 2);
@@ -284,6 +294,16 @@ mod tests {
         let all = write(LINES_MAX + 5);
         while look(1_000).0 > 0 {}
         assert_eq!(look(1_000), (0, all));
+    }
+
+    #[test]
+    fn processes_that_answer_stay_in_the_token_and_those_that_are_gone_leave_it() {
+        let gone = (0..2 * SILENT_MAX).map(|n| (format!("a{n}"), 1));
+        let positions: Positions = gone.chain((0..NODES_MAX).map(|n| (format!("z{n}"), 7))).collect();
+        let answered = (0..NODES_MAX).map(|n| format!("z{n}")).collect();
+        let read = read_token(&token(&positions, &answered)).unwrap();
+        assert_eq!(read.len(), NODES_MAX + SILENT_MAX);
+        assert!(answered.iter().all(|ring| read.contains_key(ring)));
     }
 
     #[test]
