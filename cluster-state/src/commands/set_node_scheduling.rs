@@ -22,9 +22,6 @@ pub(crate) fn set_node_scheduling(
     if node.scheduling == scheduling {
         return Ok(Applied::Unchanged);
     }
-    if scheduling == Scheduling::Draining {
-        state.check_operations()?;
-    }
     let version = state.next_version();
     let changed = Arc::make_mut(&mut node);
     changed.scheduling = scheduling;
