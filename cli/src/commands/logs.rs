@@ -17,9 +17,9 @@ use crate::session::Session;
 const WAIT: Duration = Duration::from_secs(20);
 
 const AFTER: &str = "\
-Each process keeps the last 4,096 lines that it logged, in memory, whatever its --log lets through. A line
-that comes while the others are read may be left out, and is counted: logging waits for nobody. With
---follow the command goes on at another controller when the one it asks goes away.
+Each process keeps the last 4,096 lines that its --log let through, in memory. A line that comes while the
+others are read may be left out, and is counted: logging waits for nobody. With --follow the command goes
+on at another controller when the one it asks goes away.
 
 Examples:
   millrace logs                            what everybody logged, by time
