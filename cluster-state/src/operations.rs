@@ -68,6 +68,9 @@ pub struct Operation {
     pub kind: Kind,
     /// Steps there were when it began: functions to move; 0 where there is nothing to count.
     pub total: u64,
+    /// Steps that were done at its end, where it was ended before its time.
+    #[serde(default)]
+    pub done: u64,
     /// When it began.
     pub started_at: UnixMillis,
     /// Who began it.
@@ -115,10 +118,11 @@ impl State {
     pub fn steps_done(&self, operation: &Operation) -> u64 {
         match (&operation.ended, &operation.kind) {
             (Some((_, End::Succeeded)), _) => operation.total,
+            (Some(_), _) => operation.done,
             (None, Kind::DrainNode { node }) => {
                 operation.total.saturating_sub(self.placements.on(node).count() as u64)
             }
-            _ => 0,
+            (None, _) => 0,
         }
     }
 
@@ -141,6 +145,7 @@ impl State {
             id: self.version,
             kind,
             total,
+            done: 0,
             started_at: context.now,
             started_by: context.caller.clone(),
             ended: None,
@@ -150,8 +155,10 @@ impl State {
 
     /// Ends an operation that runs. Of too many that have ended, the first to have is forgotten.
     pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: End) {
+        let done = self.operation(id).map_or(0, |it| self.steps_done(it));
         if let Some(operation) = self.operations.get_mut(&id).filter(|it| it.runs()) {
-            Arc::make_mut(operation).ended = Some((at, end));
+            let operation = Arc::make_mut(operation);
+            (operation.done, operation.ended) = (done, Some((at, end)));
         }
         let ended = || self.operations.values().filter_map(|it| Some((it.ended.as_ref()?.0, it.id)));
         if ended().count() > OPERATIONS_MAX

@@ -102,7 +102,9 @@ mod tests {
         log.apply(unplace("f", "n1")).unwrap();
         assert!(log.apply(cancel(id)).unwrap().changed());
         assert_eq!(log.state.node(&node_name("n1")).unwrap().scheduling, Scheduling::Cordoned);
-        assert_eq!(stands(&log, id).2, Some(End::Cancelled));
+        assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)));
+        log.apply(unplace("g", "n1")).unwrap();
+        assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)), "as it was then");
         let (mut log, id) = draining();
         log.apply(schedule("n1", Scheduling::Schedulable)).unwrap();
         assert_eq!(stands(&log, id).2, Some(End::Cancelled), "uncordoned");
