@@ -3,6 +3,8 @@
 
 #[path = "../../client/tests/fake/mod.rs"]
 mod fake;
+#[path = "cluster/operators.rs"]
+mod operators;
 mod support;
 
 use fake::Fake;

@@ -53,6 +53,9 @@ pub use millrace_function as function;
 /// The messages of the admin API, as [`Admin`] returns them.
 pub use millrace_proto::admin as messages;
 /// Log lines, as [`Admin::logs`] asks for them and returns them.
-pub use millrace_proto::log;
+pub mod log {
+    pub use millrace_proto::log::*;
+    pub use millrace_proto::logs::PAGE_MAX as PAGE_LINES;
+}
 /// A span, as [`Admin::trace`] returns them.
 pub use millrace_proto::trace::wire::{Span, SpanEvent};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, PolicySpec, Quota, SyncBatch,
-    TenantName, WorkflowSpec,
+    TenantName, WorkflowSpec, policy::Setting,
 };
 use serde::{Deserialize, Serialize};
 
@@ -211,6 +211,9 @@ pub enum Command {
     SetPolicy {
         /// All of it; what is not set is as each worker was started.
         spec: PolicySpec,
+        /// Sets these alone, and leaves the rest as it is by then. Empty sets all.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        settings: Vec<Setting>,
         /// As in [`Command::ApplyFunction`]; 0 expects that nobody set any.
         #[serde(default)]
         expected: Option<u64>,

@@ -131,7 +131,8 @@ impl State {
             ("placements", self.placements.len(), PLACEMENTS_MAX),
             ("tenants with caps", self.tenants.len(), TENANTS_MAX),
             ("policies", self.policies.len(), POLICIES_KEPT),
-            ("operations", self.operations.len(), OPERATIONS_MAX),
+            // That ended, and that go on: changes of the group, and a drain for each node.
+            ("operations", self.operations.len(), 2 * OPERATIONS_MAX + NODES_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
             Some((what, _, _)) => Err(Violation::Unbounded(what)),

@@ -3,6 +3,7 @@
 //! the group is begun and ended by the controller that makes it. How far a drain is follows from the
 //! placements.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::outcome::Refusal;
 use crate::record::{ControllerId, Scheduling};
 use crate::state::{Context, State};
 
-/// The most operations kept, those that run included.
+/// The most operations kept after their end, and the most changes of the group at once. Of drains there is
+/// one for each node that is drained.
 pub const OPERATIONS_MAX: usize = 256;
 /// How long a change of the group may run: far longer than its maker takes. One that is older was left
 /// behind by a maker that is gone.
@@ -66,6 +68,9 @@ pub struct Operation {
     pub kind: Kind,
     /// Steps there were when it began: functions to move; 0 where there is nothing to count.
     pub total: u64,
+    /// Steps that were done at its end, where it was ended before its time.
+    #[serde(default)]
+    pub done: u64,
     /// When it began.
     pub started_at: UnixMillis,
     /// Who began it.
@@ -113,38 +118,34 @@ impl State {
     pub fn steps_done(&self, operation: &Operation) -> u64 {
         match (&operation.ended, &operation.kind) {
             (Some((_, End::Succeeded)), _) => operation.total,
+            (Some(_), _) => operation.done,
             (None, Kind::DrainNode { node }) => {
                 operation.total.saturating_sub(self.placements.on(node).count() as u64)
             }
-            _ => 0,
+            (None, _) => 0,
         }
     }
 
-    /// Refuses to begin another while as many run as are kept.
-    pub(crate) fn check_operations(&self) -> Result<(), Refusal> {
-        if self.operations.values().filter(|it| it.runs()).count() >= OPERATIONS_MAX {
-            let what = "operations under way".to_owned();
-            return Err(Refusal::Full { what, limit: OPERATIONS_MAX as u64 });
+    /// Refuses to begin another change of the group while as many are under way as may be.
+    pub(crate) fn check_changes(&self) -> Result<(), Refusal> {
+        let changes = self.operations.values().filter(|it| it.runs() && !it.is_cancellable());
+        if changes.count() >= OPERATIONS_MAX {
+            return Err(Refusal::ChangesUnderWay { limit: OPERATIONS_MAX as u64 });
         }
         Ok(())
     }
 
-    /// Begins an operation under the state's version. The one that ended first makes room for it.
+    /// Begins an operation under the state's version.
     pub(crate) fn begin_operation(&mut self, context: Context<'_>, kind: Kind) {
         let total = match &kind {
             Kind::DrainNode { node } => self.placements.on(node).count() as u64,
             Kind::PromoteController { .. } | Kind::RemoveController { .. } => 0,
         };
-        if self.operations.len() >= OPERATIONS_MAX {
-            let ended = self.operations.values().filter_map(|it| Some((it.ended.as_ref()?.0, it.id)));
-            if let Some((_, id)) = ended.min() {
-                self.operations.remove(&id);
-            }
-        }
         let operation = Operation {
             id: self.version,
             kind,
             total,
+            done: 0,
             started_at: context.now,
             started_by: context.caller.clone(),
             ended: None,
@@ -152,10 +153,18 @@ impl State {
         self.operations.insert(operation.id, Arc::new(operation));
     }
 
-    /// Ends an operation that runs.
+    /// Ends an operation that runs. Of too many that have ended, the first to have is forgotten.
     pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: End) {
+        let done = self.operation(id).map_or(0, |it| self.steps_done(it));
         if let Some(operation) = self.operations.get_mut(&id).filter(|it| it.runs()) {
-            Arc::make_mut(operation).ended = Some((at, end));
+            let operation = Arc::make_mut(operation);
+            (operation.done, operation.ended) = (done, Some((at, end)));
+        }
+        let ended = || self.operations.values().filter_map(|it| Some((it.ended.as_ref()?.0, it.id)));
+        if ended().count() > OPERATIONS_MAX
+            && let Some((_, id)) = ended().min()
+        {
+            self.operations.remove(&id);
         }
     }
 
@@ -201,6 +210,7 @@ impl State {
     }
 
     pub(crate) fn check_operation_records(&self) -> Result<(), Violation> {
+        let mut drained = BTreeSet::new();
         for (&id, operation) in &self.operations {
             let named = || format!("operation {id}");
             if id != operation.id || id == 0 || id > self.version {
@@ -211,7 +221,7 @@ impl State {
                 return Err(Violation::Future(named()));
             }
             let Kind::DrainNode { node } = &operation.kind else { continue };
-            if operation.runs() && self.placements.on(node).next().is_none() {
+            if operation.runs() && (self.placements.on(node).next().is_none() || !drained.insert(node)) {
                 return Err(Violation::Stray(named()));
             }
         }

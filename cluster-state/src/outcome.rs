@@ -273,6 +273,14 @@ pub enum Refusal {
         /// The bound.
         limit: u64,
     },
+    /// As many changes of the group are under way as may be.
+    #[error(
+        "{limit} changes of the group are under way: wait for some to end, see 'millrace get operations'"
+    )]
+    ChangesUnderWay {
+        /// The bound.
+        limit: u64,
+    },
     /// The client has moved on from this number.
     #[error("idempotency key {seq} is older than the client's last, {last}: number writes upward")]
     KeyTooOld {
@@ -331,7 +339,7 @@ impl Refusal {
             }
             Self::Fenced { .. } => Reason::Fenced,
             Self::ArtifactNotHeld { .. } => Reason::ArtifactNotHeld,
-            Self::Full { .. } => Reason::QueueFull,
+            Self::Full { .. } | Self::ChangesUnderWay { .. } => Reason::QueueFull,
             Self::KeyTooOld { .. } | Self::KeyReused { .. } | Self::InvalidCheckpoint { .. } => {
                 Reason::MalformedRequest
             }

@@ -201,7 +201,9 @@ impl State {
                 commands::apply_workflow(self, context, spec, *expected)
             }
             Command::DeleteWorkflow { key, expected } => commands::delete_workflow(self, key, *expected),
-            Command::SetPolicy { spec, expected } => commands::set_policy(self, context, *spec, *expected),
+            Command::SetPolicy { spec, settings, expected } => {
+                commands::set_policy(self, context, *spec, settings, *expected)
+            }
             Command::BeginOperation { kind } => commands::begin_operation(self, context, kind),
             Command::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
         }

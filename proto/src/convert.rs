@@ -13,7 +13,7 @@ use millrace_types::{
     WorkflowSpec,
 };
 
-pub use self::policy::{policy_spec, policy_spec_wire};
+pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
 
 use crate::{admin, worker};
 

@@ -99,7 +99,9 @@ impl Ring {
         let (rest, last) = self.after(after.unwrap_or(0));
         // Without a position what went before the oldest is nobody's loss.
         let from = after.unwrap_or_else(|| rest.first().map_or(last, |first| first.seq - 1));
-        let (mut lines, mut seq, mut looked) = (Vec::new(), last, 0);
+        let (mut lines, mut left_out_before) = (Vec::new(), Vec::new());
+        let (mut seq, mut looked) = (last, 0);
+        let left_out = |seq: u64, looked| seq.saturating_sub(from).saturating_sub(looked);
         for line in &rest {
             if lines.len() == max {
                 break;
@@ -108,10 +110,11 @@ impl Ring {
             seq = line.seq;
             if fits(&filter, line) {
                 lines.push(Line::clone(line));
+                left_out_before.push(left_out(seq, looked));
             }
         }
-        let left_out = seq.saturating_sub(from).saturating_sub(looked);
-        Page { next: Some(Position { ring: self.name.clone(), seq }), lines, left_out }
+        let (next, left_out) = (Position { ring: self.name.clone(), seq }, left_out(seq, looked));
+        Page { next: Some(next), lines, left_out, from, left_out_before }
     }
 
     /// Only references are copied while others may want to write.
@@ -196,6 +199,7 @@ mod tests {
         let mut page = ring.page(&Query { after, ..Query::default() });
         // One found the ring in use, and one went for the last.
         assert_eq!((page.left_out, page.lines[0].message.as_str()), (2, "1"));
+        assert_eq!((page.from, page.left_out_before[0]), (1, 2));
         let mut read = page.lines.len();
         while !page.lines.is_empty() {
             page = ring.page(&Query { after: page.next.into_iter().collect(), ..Query::default() });

@@ -105,6 +105,21 @@ named! {
     Off = "off",
 }
 
+named! {
+    /// What can be set.
+    Setting, "setting",
+    /// [`PolicySpec::dispatch`].
+    Dispatch = "dispatch",
+    /// [`PolicySpec::eviction`].
+    Eviction = "eviction",
+    /// [`PolicySpec::overtakes_max`].
+    OvertakesMax = "overtakes_max",
+    /// [`PolicySpec::alpha`].
+    Alpha = "alpha",
+    /// [`PolicySpec::batching`].
+    Batching = "batching",
+}
+
 /// What an operator set. `None` is as each worker was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
@@ -139,6 +154,21 @@ impl PolicySpec {
     /// Everything as each worker was started.
     pub const NONE: Self =
         Self { dispatch: None, eviction: None, overtakes_max: None, alpha: None, batching: None };
+
+    /// The same with these settings as they are given.
+    #[must_use]
+    pub fn with(mut self, given: &Self, settings: &[Setting]) -> Self {
+        for setting in settings {
+            match setting {
+                Setting::Dispatch => self.dispatch = given.dispatch,
+                Setting::Eviction => self.eviction = given.eviction,
+                Setting::OvertakesMax => self.overtakes_max = given.overtakes_max,
+                Setting::Alpha => self.alpha = given.alpha,
+                Setting::Batching => self.batching = given.batching,
+            }
+        }
+        self
+    }
 
     /// Refuses what would be read by nothing.
     ///

@@ -321,7 +321,7 @@ impl wire::worker_server::Worker for WorkerService {
             "worker.invoke",
             otel.kind = "server",
             millrace.request.id = request.request_id,
-            millrace.function = request.function,
+            millrace.function = %format_args!("{}/{}", request.tenant, request.function),
             millrace.revision = request.revision,
             millrace.attempt = request.attempt,
         );

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use millrace_client::log::{Filter, Level, Line};
+use millrace_client::log::{Filter, Level, Line, PAGE_LINES};
 use millrace_types::FunctionName;
 
 use crate::clock;
@@ -17,9 +17,9 @@ use crate::session::Session;
 const WAIT: Duration = Duration::from_secs(20);
 
 const AFTER: &str = "\
-Each process keeps the last 4,096 lines that it logged, in memory, whatever its --log lets through. A line
-that comes while the others are read may be left out, and is counted: logging waits for nobody. With
---follow the command goes on at another controller when the one it asks goes away.
+Each process keeps the last 4,096 lines that its --log let through, in memory. A line that comes while the
+others are read may be left out, and is counted: logging waits for nobody. With --follow the command goes
+on at another controller when the one it asks goes away.
 
 Examples:
   millrace logs                            what everybody logged, by time
@@ -102,14 +102,9 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         }
         warned = page.missing;
         after = page.next;
-        let at_end = page.lines.is_empty();
-        let lines = match &mut tail {
-            Some(tail) if !at_end => {
-                tail.add(page.lines);
-                Vec::new()
-            }
-            tail => tail.take().map(Tail::lines).into_iter().flatten().chain(page.lines).collect(),
-        };
+        // Not only when there is nothing: asking is logged too, by some --log.
+        let at_end = page.lines.len() < PAGE_LINES as usize;
+        let lines = shown_now(&mut tail, page.lines, at_end);
         shown += lines.len();
         if !lines.is_empty() {
             let lines = lines.iter().map(|it| args.line(it)).collect::<Result<Vec<_>, _>>()?;
@@ -126,6 +121,13 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What is shown of a page: where the last lines alone are wanted, nothing until the end is known.
+fn shown_now(tail: &mut Option<Tail>, lines: Vec<Line>, at_end: bool) -> Vec<Line> {
+    let Some(last) = tail else { return lines };
+    last.add(lines);
+    if at_end { tail.take().map(Tail::lines).unwrap_or_default() } else { Vec::new() }
+}
+
 /// The last lines of those that there are.
 struct Tail {
     lines: VecDeque<Line>,
@@ -138,8 +140,8 @@ impl Tail {
         self.lines.drain(..self.lines.len().saturating_sub(self.max));
     }
 
-    fn lines(self) -> VecDeque<Line> {
-        self.lines
+    fn lines(self) -> Vec<Line> {
+        self.lines.into()
     }
 }
 
@@ -165,5 +167,23 @@ impl Args {
                 Ok(text + "\n")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_shown_once_the_end_is_known_and_what_follows_at_once() {
+        let lines = |seqs: std::ops::Range<u64>| seqs.map(|seq| Line { seq, ..Line::default() }).collect();
+        let mut tail = Some(Tail { lines: VecDeque::new(), max: 3 });
+        let mut shown = |seqs, at_end| {
+            let shown = shown_now(&mut tail, lines(seqs), at_end);
+            shown.into_iter().map(|line| line.seq).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(1..9, false), [0; 0]);
+        assert_eq!(shown(9..11, true), [8, 9, 10]);
+        assert_eq!(shown(11..12, true), [11]);
     }
 }

@@ -76,7 +76,13 @@ pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure>
             let nodes = session.admin.nodes().await?;
             match still_there(&nodes, &args.nodes) {
                 None => return Ok::<_, Failure>(()),
-                Some(what) => left = what,
+                Some(Left { node, what, drained: false }) => {
+                    let message = format!("node/{node} is drained no more, and has {what}");
+                    return Err(Failure::failed(message).hint(
+                        "its drain was cancelled, or it was taken back: 'millrace get operations' shows it; drain it again",
+                    ));
+                }
+                Some(Left { node, what, drained: true }) => left = format!("{node} has {what}"),
             }
             line.set_message(left.clone());
             tokio::time::sleep(PAUSE).await;
@@ -120,20 +126,34 @@ async fn set(
     Ok(())
 }
 
-/// What keeps the first of these nodes that is not empty from being so.
-fn still_there(nodes: &[wire::Node], drained: &[NodeName]) -> Option<String> {
-    drained.iter().find_map(|name| {
+/// What is left on a node.
+#[derive(Debug, PartialEq)]
+struct Left<'a> {
+    node: &'a NodeName,
+    what: String,
+    /// Whether it will go.
+    drained: bool,
+}
+
+/// What keeps the first of these nodes that is not empty from being so; before all others, of one that
+/// nobody drains any more.
+fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<Left<'a>> {
+    let left = drained.iter().filter_map(|name| {
         // One that was removed meanwhile is empty.
         let node = nodes.iter().find(|node| node.name == name.as_str())?;
         let running = node.gpus.iter().filter(|gpu| !gpu.running.is_empty()).count();
         let under_way = node.queued as usize + running;
-        match (node.placements, under_way) {
-            (0, 0) => None,
-            (0, requests) => Some(format!("{name} has {requests} requests under way")),
-            (1, _) => Some(format!("{name} has one function still to move")),
-            (functions, _) => Some(format!("{name} has {functions} functions still to move")),
-        }
-    })
+        let what = match (node.placements, under_way) {
+            (0, 0) => return None,
+            (0, requests) => format!("{requests} requests under way"),
+            (1, _) => "one function still to move".to_owned(),
+            (functions, _) => format!("{functions} functions still to move"),
+        };
+        let drained = node.scheduling() == wire::NodeScheduling::Draining;
+        Some(Left { node: name, what, drained })
+    });
+    // Of equals the first.
+    left.min_by_key(|left| left.drained)
 }
 
 #[cfg(test)]
@@ -144,12 +164,32 @@ mod tests {
     fn a_node_is_empty_without_functions_and_requests() {
         let node = |placements, queued, running: &str| {
             let gpus = vec![wire::Gpu { running: running.into(), ..Default::default() }];
-            wire::Node { name: "a".into(), placements, queued, gpus, ..Default::default() }
+            let scheduling = wire::NodeScheduling::Draining.into();
+            wire::Node { name: "a".into(), placements, queued, gpus, scheduling, ..Default::default() }
         };
-        let left = |node: wire::Node| still_there(&[node], &["a".parse().unwrap(), "b".parse().unwrap()]);
-        assert_eq!(left(node(2, 5, "f")).unwrap(), "a has 2 functions still to move");
-        assert_eq!(left(node(1, 0, "")).unwrap(), "a has one function still to move");
-        assert_eq!(left(node(0, 1, "f")).unwrap(), "a has 2 requests under way");
+        let names = ["a".parse().unwrap(), "b".parse().unwrap()];
+        let left = |node: wire::Node| still_there(&[node], &names).map(|left| left.what);
+        assert_eq!(left(node(2, 5, "f")).unwrap(), "2 functions still to move");
+        assert_eq!(left(node(1, 0, "")).unwrap(), "one function still to move");
+        assert_eq!(left(node(0, 1, "f")).unwrap(), "2 requests under way");
         assert_eq!(left(node(0, 0, "")), None);
+    }
+
+    #[test]
+    fn a_node_that_is_drained_no_more_comes_before_those_that_are() {
+        let node = |name: &str, placements, scheduling: wire::NodeScheduling| {
+            let scheduling = scheduling.into();
+            wire::Node { name: name.into(), placements, scheduling, ..Default::default() }
+        };
+        let names = ["a".parse().unwrap(), "b".parse().unwrap()];
+        let drained = |b| {
+            let nodes = [node("a", 2, wire::NodeScheduling::Draining), node("b", 1, b)];
+            let left = still_there(&nodes, &names).unwrap();
+            (left.node.to_string(), left.drained)
+        };
+        assert_eq!(drained(wire::NodeScheduling::Draining), ("a".to_owned(), true));
+        assert_eq!(drained(wire::NodeScheduling::Cordoned), ("b".to_owned(), false));
+        let empty = [node("a", 0, wire::NodeScheduling::Schedulable)];
+        assert_eq!(still_there(&empty, &names), None, "it was emptied");
     }
 }

@@ -10,6 +10,7 @@ mod group;
 mod halt;
 mod life;
 mod metrics;
+mod operators;
 mod reflection;
 mod running;
 mod serving;

@@ -175,6 +175,8 @@ fn a_retried_request_shows_both_runs_without_any_collector() {
         of("run").iter().map(|run| run["attributes"]["millrace.attempt"].clone()).collect();
     assert_eq!(attempts, ["1", "2"], "{text}");
     assert_eq!((of("queue").len(), of("swap").len()), (2, 2), "{text}");
+    // By which `logs --function` finds what is logged within it.
+    assert_eq!(of("worker.invoke")[0]["attributes"]["millrace.function"], "default/digits", "{text}");
     let by_trace = up.json(&["trace", trace["traceId"].as_str().unwrap()]);
     assert_eq!(by_trace["spans"], trace["spans"]);
     // From a slow bucket to its trace.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use millrace_proto::admin::{ListLogsRequest, ListLogsResponse, admin_client::AdminClient};
 use millrace_proto::convert::duration_wire;
 use millrace_proto::log::Filter;
+use millrace_proto::logs::PAGE_MAX;
 
 use super::{Admin, CALL_TIMEOUT, stamped};
 use crate::endpoints::Repeat;
@@ -12,7 +13,9 @@ use crate::error::Error;
 
 impl Admin {
     /// Lines of these nodes and controllers (none: everybody's) after an earlier answer's `next` (empty:
-    /// from the oldest that is kept), waiting so long where there is nothing new.
+    /// from the oldest that is kept), waiting so long where there is nothing new. Fewer than
+    /// [`PAGE_LINES`](crate::log::PAGE_LINES) are all that there were: whoever asks again at once hears
+    /// of what was logged since.
     ///
     /// # Errors
     /// [`Error::Refused`] with `NODE_NOT_FOUND` when nobody has one of the names.
@@ -28,7 +31,7 @@ impl Admin {
             filter: Some(filter.clone()),
             after: after.to_owned(),
             wait: Some(duration_wire(wait)),
-            page_size: 0,
+            page_size: PAGE_MAX,
         };
         let answer = self
             .endpoints

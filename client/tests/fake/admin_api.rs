@@ -382,7 +382,9 @@ impl admin_server::Admin for Service {
         &self,
         request: Request<admin::CancelOperationRequest>,
     ) -> Result<Response<admin::Operation>, Status> {
-        operations::find(&request.into_inner().id)
+        let found = operations::find(&request.into_inner().id)?;
+        *self.0.scheduling.lock().unwrap() = (admin::NodeScheduling::Cordoned, 0);
+        Ok(found)
     }
 
     async fn list_logs(

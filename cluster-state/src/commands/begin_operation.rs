@@ -9,7 +9,7 @@ pub(crate) fn begin_operation(state: &mut State, context: Context<'_>, kind: &Ki
         let problem = format!("a drain begins with the wish: say that {node} is to be drained");
         return Err(Refusal::InvalidSpec { problem });
     }
-    state.check_operations()?;
+    state.check_changes()?;
     let version = state.next_version();
     state.begin_operation(context, kind.clone());
     Ok(Applied::Created { version })

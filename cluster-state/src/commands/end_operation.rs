@@ -102,7 +102,9 @@ mod tests {
         log.apply(unplace("f", "n1")).unwrap();
         assert!(log.apply(cancel(id)).unwrap().changed());
         assert_eq!(log.state.node(&node_name("n1")).unwrap().scheduling, Scheduling::Cordoned);
-        assert_eq!(stands(&log, id).2, Some(End::Cancelled));
+        assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)));
+        log.apply(unplace("g", "n1")).unwrap();
+        assert_eq!(stands(&log, id), (1, 2, Some(End::Cancelled)), "as it was then");
         let (mut log, id) = draining();
         log.apply(schedule("n1", Scheduling::Schedulable)).unwrap();
         assert_eq!(stands(&log, id).2, Some(End::Cancelled), "uncordoned");
@@ -126,19 +128,41 @@ mod tests {
     }
 
     #[test]
+    fn drains_that_cannot_end_keep_nothing_else_from_beginning() {
+        let mut log = Log::with_artifacts(&["m"]);
+        log.apply(apply("f", "m")).unwrap();
+        let nodes = OPERATIONS_MAX + 1;
+        for number in 0..nodes {
+            let node = format!("n{number}");
+            log.register(&node, "a", Bytes::gib(1)).unwrap();
+            log.apply(place("f", &node)).unwrap();
+            log.apply(schedule(&node, Scheduling::Draining)).unwrap();
+        }
+        let begin = || Command::BeginOperation { kind: Kind::PromoteController { id: ControllerId(2) } };
+        for _ in 0..OPERATIONS_MAX {
+            log.apply(begin()).unwrap();
+        }
+        let limit = OPERATIONS_MAX as u64;
+        assert_eq!(log.refused(begin()), Refusal::ChangesUnderWay { limit });
+        assert_eq!(log.state.operations().filter(|it| it.runs()).count(), nodes + OPERATIONS_MAX);
+        assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
+    }
+
+    #[test]
     fn what_ended_is_forgotten_in_time_or_for_others() {
         let begin = || Command::BeginOperation { kind: Kind::PromoteController { id: ControllerId(2) } };
         let mut log = Log::new();
-        log.apply(begin()).unwrap();
-        let first = log.state.version();
-        log.apply(Command::EndOperation { id: first, end: End::Succeeded }).unwrap();
-        for _ in 1..OPERATIONS_MAX {
+        let first = log.state.version() + 1;
+        for _ in 0..OPERATIONS_MAX {
             log.apply(begin()).unwrap();
+            log.apply(Command::EndOperation { id: log.state.version(), end: End::Succeeded }).unwrap();
         }
         assert!(log.state.operation(first).is_some());
         log.apply(begin()).unwrap();
+        assert!(log.state.operation(first).is_some(), "what runs takes no room of theirs");
+        log.apply(Command::EndOperation { id: log.state.version(), end: End::Succeeded }).unwrap();
         assert!(log.state.operation(first).is_none(), "it makes room");
-        assert!(matches!(log.refused(begin()), Refusal::Full { .. }), "all of them run");
+        assert_eq!(log.state.operations().count(), OPERATIONS_MAX);
         let mut log = Log::new();
         log.apply(begin()).unwrap();
         log.apply(Command::EndOperation { id: log.state.version(), end: End::Succeeded }).unwrap();

@@ -19,22 +19,29 @@ pub(crate) fn set_node_scheduling(
     let Some(mut node) = state.nodes.get(name).cloned() else {
         return Err(Refusal::NodeNotFound { name: name.clone() });
     };
-    if node.scheduling == scheduling {
+    let same = node.scheduling == scheduling;
+    if same && !is_drained_untold(state, name, scheduling) {
         return Ok(Applied::Unchanged);
     }
-    if scheduling == Scheduling::Draining {
-        state.check_operations()?;
-    }
     let version = state.next_version();
-    let changed = Arc::make_mut(&mut node);
-    changed.scheduling = scheduling;
-    changed.resource_version = version;
-    changed.changed_at = context.now;
-    state.nodes.insert(name.clone(), node);
+    if !same {
+        let changed = Arc::make_mut(&mut node);
+        changed.scheduling = scheduling;
+        changed.resource_version = version;
+        changed.changed_at = context.now;
+        state.nodes.insert(name.clone(), node);
+    }
     if scheduling == Scheduling::Draining {
         state.begin_operation(context, Kind::DrainNode { node: name.clone() });
     }
     Ok(Applied::Changed { version })
+}
+
+/// Whether a node is being drained and no operation says so: its drain began before there were any.
+fn is_drained_untold(state: &State, name: &NodeName, scheduling: Scheduling) -> bool {
+    scheduling == Scheduling::Draining
+        && state.placements.on(name).next().is_some()
+        && state.drain_of(name).is_none()
 }
 
 #[cfg(test)]
@@ -43,7 +50,7 @@ mod tests {
 
     use super::*;
     use crate::Command;
-    use crate::commands::testing::{Log, node_name, schedule};
+    use crate::commands::testing::{Log, apply, node_name, place, schedule, unplace};
 
     #[test]
     fn the_wish_survives_the_loss_and_the_return_of_the_node() {
@@ -59,5 +66,23 @@ mod tests {
         log.register("n1", "b", Bytes::gib(1)).unwrap();
         let node = log.state.node(&name).unwrap();
         assert_eq!((node.scheduling, node.takes_functions()), (Scheduling::Cordoned, false));
+    }
+
+    #[test]
+    fn the_wish_to_drain_begins_an_operation_where_the_drain_began_before_there_were_any() {
+        let mut log = Log::with_artifacts(&["m"]);
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.apply(apply("f", "m")).unwrap();
+        log.apply(place("f", "n1")).unwrap();
+        log.apply(schedule("n1", Scheduling::Draining)).unwrap();
+        // As a state is read that was written before.
+        log.state.operations.clear();
+        let before = log.state.node(&node_name("n1")).unwrap().clone();
+        assert!(log.apply(schedule("n1", Scheduling::Draining)).unwrap().changed());
+        assert_eq!(log.state.node(&node_name("n1")), Some(&before), "it is as it was");
+        assert!(log.state.drain_of(&node_name("n1")).is_some());
+        assert_eq!(log.apply(schedule("n1", Scheduling::Draining)), Ok(Applied::Unchanged));
+        log.apply(unplace("f", "n1")).unwrap();
+        assert_eq!(log.apply(schedule("n1", Scheduling::Draining)), Ok(Applied::Unchanged), "it is empty");
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use millrace_types::PolicySpec;
+use millrace_types::policy::Setting;
 
 use crate::outcome::{Applied, Outcome, Refusal};
 use crate::record::Policy;
@@ -12,16 +13,19 @@ use crate::state::{Context, POLICIES_KEPT, State};
 pub(crate) fn set_policy(
     state: &mut State,
     context: Context<'_>,
-    spec: PolicySpec,
+    given: PolicySpec,
+    settings: &[Setting],
     expected: Option<u64>,
 ) -> Outcome {
-    spec.check().map_err(|error| Refusal::InvalidSpec { problem: error.to_string() })?;
     let before = state.policies.last();
     let actual = before.map_or(0, |it| it.resource_version);
     if let Some(expected) = expected.filter(|&expected| expected != actual) {
         return Err(Refusal::PolicyConflict { expected, actual });
     }
-    if before.map_or(PolicySpec::NONE, |it| it.spec) == spec {
+    let known = before.map_or(PolicySpec::NONE, |it| it.spec);
+    let spec = if settings.is_empty() { given } else { known.with(&given, settings) };
+    spec.check().map_err(|error| Refusal::InvalidSpec { problem: error.to_string() })?;
+    if known == spec {
         return Ok(Applied::Unchanged);
     }
     let generation = before.map_or(0, |it| it.generation) + 1;
@@ -42,7 +46,7 @@ pub(crate) fn set_policy(
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::policy::DispatchName;
+    use millrace_types::policy::{DispatchName, EvictionName};
 
     use super::*;
     use crate::Command;
@@ -53,7 +57,7 @@ mod tests {
     }
 
     fn set(spec: PolicySpec, expected: Option<u64>) -> Command {
-        Command::SetPolicy { spec, expected }
+        Command::SetPolicy { spec, settings: Vec::new(), expected }
     }
 
     #[test]
@@ -87,6 +91,25 @@ mod tests {
         let mut log = Log::new();
         let alone = PolicySpec { overtakes_max: Some(3), ..PolicySpec::NONE };
         assert!(matches!(log.refused(set(alone, None)), Refusal::InvalidSpec { .. }));
+        let only =
+            || Command::SetPolicy { spec: alone, settings: vec![Setting::OvertakesMax], expected: None };
+        assert!(matches!(log.refused(only()), Refusal::InvalidSpec { .. }));
+        log.apply(set(spec(DispatchName::LalbO3), None)).unwrap();
+        log.apply(only()).unwrap();
+        let with = PolicySpec { overtakes_max: Some(3), ..spec(DispatchName::LalbO3) };
+        assert_eq!(log.state.policy().unwrap().spec, with, "together something reads it");
+    }
+
+    #[test]
+    fn a_repeat_does_not_undo_what_another_set_meanwhile() {
+        let mut log = Log::new();
+        let torpor = PolicySpec { eviction: Some(EvictionName::Torpor), ..spec(DispatchName::Torpor) };
+        let first = || Command::SetPolicy { spec: torpor, settings: vec![Setting::Dispatch], expected: None };
+        let answer = log.apply_keyed(first(), 1);
+        assert!(answer.as_ref().unwrap().changed());
+        log.apply(set(spec(DispatchName::Lb), None)).unwrap();
+        assert_eq!(log.apply_keyed(first(), 1), answer);
+        assert_eq!(log.state.policy().unwrap().spec, spec(DispatchName::Lb));
     }
 
     #[test]

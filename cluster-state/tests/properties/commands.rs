@@ -7,7 +7,7 @@ use millrace_cluster_state::operations::{End, Kind};
 use millrace_cluster_state::{
     Caller, Command, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, Scheduling, UnixMillis,
 };
-use millrace_types::policy::DispatchName;
+use millrace_types::policy::{DispatchName, Setting};
 use millrace_types::{
     Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
     ModelCopy, NodeDelta, NodeName, PolicySpec, Portion, Quota, Share, SloCounts, SyncBatch, SyncPart,
@@ -141,10 +141,11 @@ fn set_quota() -> impl Strategy<Value = Command> {
 fn set_policy() -> impl Strategy<Value = Command> {
     // A limit without a policy that reads it is refused.
     let dispatch = prop::option::of(prop::sample::select(vec![DispatchName::LalbO3, DispatchName::Torpor]));
-    (dispatch, prop::option::of(1u32..3), prop::option::weighted(0.3, 0u64..30)).prop_map(
-        |(dispatch, overtakes_max, expected)| {
+    let settings = prop::collection::vec(prop::sample::select(Setting::ALL), 0..3);
+    (dispatch, prop::option::of(1u32..3), settings, prop::option::weighted(0.3, 0u64..30)).prop_map(
+        |(dispatch, overtakes_max, settings, expected)| {
             let spec = PolicySpec { dispatch, overtakes_max, ..PolicySpec::NONE };
-            Command::SetPolicy { spec, expected }
+            Command::SetPolicy { spec, settings, expected }
         },
     )
 }

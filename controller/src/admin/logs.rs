@@ -2,15 +2,16 @@
 //! whichever controller is asked asks the others. Where a reader is, is said for each process, so that it
 //! goes on at any controller.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_cluster_state::NODES_MAX;
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_proto::log::{Line, Page, Position, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
-use millrace_types::{Failure, Reason};
+use millrace_types::{Failure, NodeName, Reason};
 use prost::Message as _;
 
 use super::AdminService;
@@ -22,8 +23,12 @@ use crate::raft::Peer;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often the others are asked while one waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Processes that a token tells of: those that are gone are forgotten beyond.
-const POSITIONS_MAX: usize = 512;
+/// Processes that gave no answer and that a token still tells of: most are gone for good.
+const SILENT_MAX: usize = 512;
+/// Processes that a token tells of. Of those that answered, each is told of.
+const POSITIONS_MAX: usize = NODES_MAX + CONTROLLERS_MAX + SILENT_MAX;
+/// Far more than a group has.
+const CONTROLLERS_MAX: usize = 64;
 
 /// How far a reader is, by process.
 type Positions = BTreeMap<String, u64>;
@@ -43,25 +48,25 @@ impl AdminService {
         loop {
             let after = positions.iter().map(|(ring, &seq)| Position { ring: ring.clone(), seq }).collect();
             let query = Query { after, filter: request.filter.clone(), lines_max: max };
-            let found = put_together(self.ask(&request.of, &query).await, &mut positions, max as usize);
+            let mut found = put_together(self.ask(&request.of, &query).await, &mut positions, max as usize);
+            found.missing.extend(self.away(&request.of));
             left_out += found.left_out;
             // A server that stops makes nobody wait.
             let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
             if over || !found.lines.is_empty() {
-                let (lines, missing, next) = (found.lines, found.missing, token(positions));
+                let next = token(&positions, &found.answered);
+                let (lines, missing) = (found.lines, found.missing);
                 return Ok(api::ListLogsResponse { lines, next, left_out, missing });
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Refuses names that nobody has: their lines would never come.
+    /// Refuses names that nobody has: their lines would never come. A node that is away may come back.
     fn check_names(&self, of: &[String]) -> Result<(), Failure> {
-        let (workers, membership) = (self.fleet.workers(), self.replica.membership());
-        let known = |name: &String| {
-            workers.keys().any(|node| node.as_str() == name)
-                || membership.nodes().any(|(&id, _)| controller(id) == *name)
-        };
+        let state = self.replica.state();
+        let node = |name: &str| NodeName::new(name).is_ok_and(|name| state.node(&name).is_some());
+        let known = |name: &&String| self.is_attached(name) || self.is_controller(name) || node(name);
         match of.iter().find(|name| !known(name)) {
             None => Ok(()),
             Some(name) => {
@@ -71,6 +76,20 @@ impl AdminService {
                 Err(Failure::new(Reason::NodeNotFound, message))
             }
         }
+    }
+
+    fn is_attached(&self, name: &str) -> bool {
+        NodeName::new(name).is_ok_and(|name| self.fleet.worker(&name).is_some())
+    }
+
+    fn is_controller(&self, name: &str) -> bool {
+        self.replica.membership().nodes().any(|(&id, _)| controller(id) == name)
+    }
+
+    /// Which of those that are wanted nobody asks.
+    fn away(&self, of: &[String]) -> Vec<String> {
+        let away = of.iter().filter(|name| !self.is_attached(name) && !self.is_controller(name));
+        away.map(|name| format!("{name}: not attached")).collect()
     }
 
     async fn ask(&self, of: &[String], query: &Query) -> Vec<Given<Option<Page>>> {
@@ -125,6 +144,8 @@ struct Together {
     lines: Vec<Line>,
     left_out: u64,
     missing: Vec<String>,
+    /// Whose lines were looked at.
+    answered: BTreeSet<String>,
 }
 
 /// The lines of all, by time, at most so many, and how far the reader is then. Processes that share what
@@ -134,8 +155,9 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
     let mut pages = BTreeMap::new();
     for part in given {
         match part {
-            Ok(Some(Page { next: Some(next), lines, left_out })) => {
-                pages.insert(next.ring, (next.seq, lines, left_out));
+            Ok(Some(Page { next: Some(next), lines, left_out, from, left_out_before })) => {
+                let read = Read { from, left_out_before, end: (next.seq, left_out) };
+                pages.insert(next.ring, (read, lines));
             }
             Ok(_) => {}
             Err(why) => together.missing.push(why),
@@ -143,7 +165,7 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
     }
     // By time among processes; what one process wrote stays in its order, whatever its clock did.
     let mut lines = Vec::new();
-    for (ring, (_, of_ring, _)) in &mut pages {
+    for (ring, (_, of_ring)) in &mut pages {
         let mut latest = None;
         for line in std::mem::take(of_ring) {
             latest = latest.max(line.time.as_ref().map(|it| (it.seconds, it.nanos)));
@@ -152,29 +174,47 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
     }
     lines.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     let cut = lines.split_off(lines.len().min(max));
-    let mut unread: BTreeMap<&String, u64> = BTreeMap::new();
-    for (_, ring, line) in &cut {
-        let first = unread.entry(ring).or_insert(line.seq);
-        *first = line.seq.min(*first);
+    let cut: BTreeSet<&String> = cut.iter().map(|(_, ring, _)| ring).collect();
+    let mut taken: BTreeMap<&String, (usize, u64)> = BTreeMap::new();
+    for (_, ring, line) in &lines {
+        let taken = taken.entry(ring).or_default();
+        *taken = (taken.0 + 1, line.seq);
     }
-    for (ring, (seq, _, left_out)) in &pages {
-        match unread.get(ring) {
-            // What is between is looked at again, and counted then.
-            Some(first) => positions.insert(ring.clone(), first - 1),
-            None => {
-                together.left_out += left_out;
-                positions.insert(ring.clone(), *seq)
-            }
+    for (ring, (read, _)) in &pages {
+        let (seq, left_out) = match cut.contains(ring) {
+            true => read.after(taken.get(ring).copied()),
+            false => read.end,
         };
+        together.left_out += left_out;
+        positions.insert(ring.clone(), seq);
     }
     together.lines = lines.into_iter().map(|(_, _, line)| line).collect();
+    together.answered = pages.into_keys().collect();
     together
 }
 
-/// A token is each process's name and number.
-fn token(positions: Positions) -> String {
-    let shown = positions.into_iter().take(POSITIONS_MAX).map(|(ring, seq)| format!("{ring}:{seq}"));
-    shown.collect::<Vec<_>>().join(",")
+/// How far the lines of a process were looked at.
+struct Read {
+    from: u64,
+    left_out_before: Vec<u64>,
+    /// The last line that was looked at, and what was left out until there.
+    end: (u64, u64),
+}
+
+impl Read {
+    /// The same of a reader that took only so many of the lines, up to that one. What is after it is looked
+    /// at again, and what was left out there is counted then.
+    fn after(&self, taken: Option<(usize, u64)>) -> (u64, u64) {
+        let Some((count, seq)) = taken else { return (self.from, 0) };
+        (seq, self.left_out_before.get(count - 1).copied().unwrap_or(0))
+    }
+}
+
+/// A token is each process's name and number. Those that answered come before those that may be gone.
+fn token(positions: &Positions, answered: &BTreeSet<String>) -> String {
+    let (live, silent): (Vec<_>, Vec<_>) = positions.iter().partition(|(ring, _)| answered.contains(*ring));
+    let kept = live.into_iter().chain(silent.into_iter().take(SILENT_MAX)).take(POSITIONS_MAX);
+    kept.map(|(ring, seq)| format!("{ring}:{seq}")).collect::<Vec<_>>().join(",")
 }
 
 fn read_token(text: &str) -> Result<Positions, Failure> {
@@ -189,6 +229,8 @@ fn read_token(text: &str) -> Result<Positions, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_proto::logs::{LINES_MAX, Ring};
+
     use super::*;
 
     fn line(seq: u64, seconds: i64, message: &str) -> Line {
@@ -196,27 +238,72 @@ mod tests {
         Line { seq, time, message: message.into(), ..Line::default() }
     }
 
-    fn page(ring: &str, seq: u64, lines: Vec<Line>, left_out: u64) -> Given<Option<Page>> {
-        Ok(Some(Page { next: Some(Position { ring: ring.into(), seq }), lines, left_out }))
+    fn page(ring: &str, seq: u64, lines: Vec<Line>) -> Given<Option<Page>> {
+        let next = Some(Position { ring: ring.into(), seq });
+        Ok(Some(Page { next, left_out_before: vec![0; lines.len()], lines, ..Page::default() }))
+    }
+
+    fn texts(of: &Together) -> Vec<&str> {
+        of.lines.iter().map(|it| it.message.as_str()).collect()
     }
 
     #[test]
     fn lines_of_all_come_by_time_and_the_reader_goes_on_with_what_was_cut_off() {
-        let a = || page("a", 9, vec![line(2, 10, "a2"), line(8, 30, "a8")], 4);
-        let b = || page("b", 1, vec![line(1, 20, "b1")], 0);
+        let a = || page("a", 9, vec![line(2, 10, "a2"), line(8, 30, "a8")]);
+        let b = || page("b", 1, vec![line(1, 20, "b1")]);
         let mut positions = Positions::from([("gone".to_owned(), 3)]);
         let given = vec![a(), Err("w: no answer".into()), Ok(None), b(), a()];
         let first = put_together(given, &mut positions, 2);
-        let texts = |of: &Together| of.lines.iter().map(|it| it.message.clone()).collect::<Vec<_>>();
-        assert_eq!(
-            (texts(&first), first.left_out, first.missing.len()),
-            (vec!["a2".into(), "b1".into()], 0, 1)
-        );
-        assert_eq!(token(positions.clone()), "a:7,b:1,gone:3");
-        assert_eq!(read_token("a:7,b:1,gone:3").unwrap(), positions);
-        let rest = put_together(vec![page("a", 9, vec![line(8, 30, "a8")], 4)], &mut positions, 2);
-        assert_eq!((texts(&rest), rest.left_out), (vec!["a8".into()], 4));
-        assert_eq!(positions["a"], 9);
+        assert_eq!((texts(&first), first.missing.len()), (vec!["a2", "b1"], 1));
+        let next = token(&positions, &first.answered);
+        assert_eq!(next, "a:2,b:1,gone:3");
+        assert_eq!(read_token(&next).unwrap(), positions);
+        let rest = put_together(vec![page("a", 9, vec![line(8, 30, "a8")])], &mut positions, 2);
+        assert_eq!((texts(&rest), positions["a"]), (vec!["a8"], 9));
+    }
+
+    /// Lines go that were not read yet, of processes whose lines are cut off for others'.
+    #[test]
+    fn every_line_is_read_once_or_counted_as_left_out() {
+        let rings = ["a", "b", "c"].map(|name| Ring::new(name, name.into()));
+        let mut written = 0;
+        let mut write = |count: usize| {
+            for ring in &rings {
+                for _ in 0..count {
+                    written += 1;
+                    let time = Some(prost_types::Timestamp { seconds: written, nanos: 0 });
+                    ring.keep(Line { time, ..Line::default() });
+                }
+            }
+            u64::try_from(written).unwrap()
+        };
+        let (mut positions, mut seen, mut left_out) = (Positions::new(), BTreeSet::new(), 0);
+        let mut look = |max: usize| {
+            let after = positions.iter().map(|(ring, &seq)| Position { ring: ring.clone(), seq }).collect();
+            let query = Query { after, filter: None, lines_max: u32::try_from(max).unwrap() };
+            let given = rings.iter().map(|ring| Ok(Some(ring.page(&query)))).collect();
+            let page = put_together(given, &mut positions, max);
+            left_out += page.left_out;
+            let fresh = page.lines.iter().all(|line| seen.insert((line.process.clone(), line.seq)));
+            assert!(fresh, "a line came twice");
+            (page.lines.len(), seen.len() as u64 + left_out)
+        };
+        write(10);
+        // None of the lines of "b" and "c" is taken, and of "a" some: then all of them go.
+        assert_eq!(look(7), (7, 7));
+        let all = write(LINES_MAX + 5);
+        while look(1_000).0 > 0 {}
+        assert_eq!(look(1_000), (0, all));
+    }
+
+    #[test]
+    fn processes_that_answer_stay_in_the_token_and_those_that_are_gone_leave_it() {
+        let gone = (0..2 * SILENT_MAX).map(|n| (format!("a{n}"), 1));
+        let positions: Positions = gone.chain((0..NODES_MAX).map(|n| (format!("z{n}"), 7))).collect();
+        let answered = (0..NODES_MAX).map(|n| format!("z{n}")).collect();
+        let read = read_token(&token(&positions, &answered)).unwrap();
+        assert_eq!(read.len(), NODES_MAX + SILENT_MAX);
+        assert!(answered.iter().all(|ring| read.contains_key(ring)));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millrace_cluster_state::operations::{End, Kind, Operation};
 use millrace_cluster_state::{Command, NodeStatus, State};
+use millrace_policy::placement::Unplaced;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{self, timestamp_wire};
 use millrace_types::{Failure, Reason};
@@ -12,6 +13,7 @@ use tonic::Request;
 
 use super::masks::Mask;
 use super::{AdminService, caller, idempotency};
+use crate::leader::Shortages;
 
 /// The longest that a request waits: shorter than what proxies cut off.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -25,7 +27,8 @@ impl AdminService {
         let mask = Mask::read(request.read_mask, "Operation")?;
         let state = self.read(consistency).await?;
         let wanted = state.operations().rev().filter(|it| it.runs() || !request.running);
-        let operations = wanted.map(|it| mask.cut(view(&state, it))).collect();
+        let shortages = self.outlook.shortages();
+        let operations = wanted.map(|it| mask.cut(view(&state, &shortages, it))).collect();
         Ok(api::ListOperationsResponse { operations })
     }
 
@@ -36,7 +39,7 @@ impl AdminService {
         let consistency = request.consistency();
         let mask = Mask::read(request.read_mask, "Operation")?;
         let state = self.read(consistency).await?;
-        found(&state, read_id(&request.id)?).map(|operation| mask.cut(operation))
+        self.found(&state, read_id(&request.id)?).map(|operation| mask.cut(operation))
     }
 
     pub(super) async fn wait_operation(
@@ -48,7 +51,7 @@ impl AdminService {
         let wait = wait.ok_or_else(|| malformed("`timeout` is negative"))?.min(WAIT_MAX);
         let mut changes = self.replica.changes();
         let first = self.replica.linearizable().await?;
-        found(&first, id)?;
+        self.found(&first, id)?;
         let ended = async {
             while self.replica.state().operation(id).is_some_and(|it| it.runs()) {
                 if changes.changed().await.is_err() {
@@ -59,7 +62,7 @@ impl AdminService {
         // A server that stops makes nobody wait; whether it has ended or not, it is shown.
         let ended = tokio::time::timeout(wait, self.stop.run_until_cancelled(ended));
         drop(ended.await);
-        found(&self.replica.state(), id)
+        self.found(&self.replica.state(), id)
     }
 
     pub(super) async fn cancel_operation(
@@ -71,7 +74,16 @@ impl AdminService {
         let id = read_id(&request.id)?;
         let command = Command::EndOperation { id, end: End::Cancelled };
         self.replica.propose(caller, idempotency(request.idempotency_key)?, command).await?;
-        found(&self.replica.state(), id)
+        self.found(&self.replica.state(), id)
+    }
+
+    fn found(&self, state: &State, id: u64) -> Result<api::Operation, Failure> {
+        let operation =
+            state.operation(id).map(|operation| view(state, &self.outlook.shortages(), operation));
+        operation.ok_or_else(|| {
+            let message = format!("no operation {id}: list them with 'millrace get operations'");
+            Failure::new(Reason::OperationNotFound, message)
+        })
     }
 }
 
@@ -84,15 +96,7 @@ fn read_id(id: &str) -> Result<u64, Failure> {
         .map_err(|_| malformed(format!("operation {id:?} is none: list them with 'millrace get operations'")))
 }
 
-fn found(state: &State, id: u64) -> Result<api::Operation, Failure> {
-    let operation = state.operation(id).map(|operation| view(state, operation));
-    operation.ok_or_else(|| {
-        let message = format!("no operation {id}: list them with 'millrace get operations'");
-        Failure::new(Reason::OperationNotFound, message)
-    })
-}
-
-fn view(state: &State, operation: &Operation) -> api::Operation {
+fn view(state: &State, shortages: &Shortages, operation: &Operation) -> api::Operation {
     let (kind, object) = match &operation.kind {
         Kind::DrainNode { node } => ("DrainNode", format!("node/{node}")),
         Kind::PromoteController { id } => ("PromoteController", format!("controller/{}", id.0)),
@@ -111,7 +115,7 @@ fn view(state: &State, operation: &Operation) -> api::Operation {
         state: stands.into(),
         done: state.steps_done(operation),
         total: operation.total,
-        message: message(state, operation),
+        message: message(state, shortages, operation),
         started_at: Some(timestamp_wire(operation.started_at.0)),
         ended_at: operation.ended.as_ref().map(|(at, _)| timestamp_wire(at.0)),
         started_by: operation.started_by.to_string(),
@@ -120,20 +124,97 @@ fn view(state: &State, operation: &Operation) -> api::Operation {
 }
 
 /// What it waits for, or why it failed.
-fn message(state: &State, operation: &Operation) -> String {
+fn message(state: &State, shortages: &Shortages, operation: &Operation) -> String {
     match (&operation.ended, &operation.kind) {
         (Some((_, End::Failed { why })), _) => why.clone(),
         (Some(_), _) => String::new(),
         (None, Kind::DrainNode { node }) => {
             let others = state.nodes().any(|it| it.name != *node && it.takes_functions());
             let lost = state.node(node).is_some_and(|node| node.status == NodeStatus::Lost);
-            match (state.placements_on(node).count(), others || lost) {
-                (_, false) => "no other node takes functions: add one, or uncordon one".into(),
-                (1, _) => "one function is still to move".into(),
+            let left = match (state.placements_on(node).count(), others || lost) {
+                (_, false) => return "no other node takes functions: add one, or uncordon one".into(),
+                (1, _) => "one function is still to move".to_owned(),
                 (left, _) => format!("{left} functions are still to move"),
+            };
+            match state.placements_on(node).find_map(|it| stuck(shortages.get(it)?)) {
+                Some(why) => format!("{left}; {why}"),
+                None => left,
             }
         }
         (None, Kind::PromoteController { .. }) => "the voters agree on another".into(),
         (None, Kind::RemoveController { .. }) => "what it holds is copied, and the voters agree".into(),
+    }
+}
+
+/// Why a function stays where it is. One that has another copy leaves, though it has fewer than it should.
+fn stuck(short: &Unplaced) -> Option<String> {
+    (short.copies == 0).then(|| format!("{} has no other place: {}", short.function, short.why))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_cluster_state::{
+        Caller, ControllerId, ModelSummary, PlacementReason, Proposal, Scheduling, UnixMillis,
+    };
+    use millrace_policy::placement::Why;
+    use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName};
+
+    use super::*;
+
+    /// A function on `n1`, which is being drained, and another node.
+    fn draining(function: &FunctionSpec) -> State {
+        let (digest, name) = (Digest::of(b"m"), |name: &str| NodeName::new(name).unwrap());
+        let register = |node: &str| Command::RegisterNode {
+            name: name(node),
+            instance: node.into(),
+            address: String::new(),
+            gpus: Vec::new(),
+            topology: String::new(),
+            host_memory: Bytes::gib(1),
+            seen: Epoch(0),
+        };
+        let model = ModelSummary {
+            weights: Bytes(1),
+            parameters: 1,
+            launches: 1,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        };
+        let (spec, key, node) = (function.clone(), function.key.clone(), name("n1"));
+        let commands = [
+            Command::InitCluster { cluster_id: ClusterId("c".into()) },
+            Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) },
+            Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
+            register("n1"),
+            register("n2"),
+            Command::Place { function: key, node, reason: PlacementReason::MissingReplica },
+            Command::SetNodeScheduling { name: name("n1"), scheduling: Scheduling::Draining },
+        ];
+        let mut state = State::default();
+        for (index, command) in (1..).zip(commands) {
+            let (stamp, caller) = (UnixMillis(1), Caller("test".into()));
+            state.apply(index, &Proposal { stamp, caller, idempotency: None, command }).unwrap();
+        }
+        state
+    }
+
+    #[test]
+    fn a_drain_says_why_it_cannot_end() {
+        let spec = FunctionSpec::new(convert::function_key("", "f").unwrap());
+        let state = draining(&spec);
+        let operation = state.operations().next().unwrap();
+        let said = |copies| {
+            let why = Why::HostMemory { needs: Bytes::gib(2), free: Bytes::gib(1) };
+            let short = Unplaced { function: spec.key.clone(), copies, missing: 1, why };
+            message(&state, &Shortages::new([(spec.key.clone(), short)].into()), operation)
+        };
+        let without_room = said(0);
+        assert!(
+            without_room.starts_with("one function is still to move; default/f has no other place: "),
+            "{without_room}"
+        );
+        assert!(without_room.contains("host memory"), "{without_room}");
+        assert_eq!(said(1), "one function is still to move", "another copy serves");
+        assert_eq!(message(&state, &Shortages::default(), operation), "one function is still to move");
     }
 }

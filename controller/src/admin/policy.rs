@@ -3,20 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use millrace_cluster_state::{Applied, Caller, Command, IdempotencyKey, State};
+use millrace_cluster_state::{Command, State};
 use millrace_proto::admin as api;
-use millrace_proto::convert::{policy_spec, policy_spec_wire, timestamp_wire};
+use millrace_proto::convert::{policy_settings, policy_spec_wire, timestamp_wire};
 use millrace_proto::policy as wire;
-use millrace_types::{Failure, PolicySpec, Reason};
+use millrace_types::policy::Setting;
+use millrace_types::{Failure, PolicySpec};
 use tonic::Request;
 
 use super::{AdminService, caller, idempotency, masks};
 use crate::fleet::Workers;
-
-/// What a mask may name.
-const FIELDS: [&str; 5] = ["dispatch", "eviction", "overtakes_max", "alpha", "batching"];
-/// How often an update of some fields is tried again when others change the rest meanwhile.
-const RACES_MAX: u32 = 8;
 
 impl AdminService {
     pub(super) async fn get_policy(&self, request: api::GetPolicyRequest) -> Result<api::Policy, Failure> {
@@ -47,56 +43,33 @@ impl AdminService {
         let caller = caller(&request)?;
         let request = request.into_inner();
         let given = request.spec.unwrap_or_default();
-        let fields = masks::updated(request.update_mask, &FIELDS)?;
-        // Without a version, a repeat sets the same again: nothing has to be remembered for it.
-        let idempotency = idempotency(request.idempotency_key)?.filter(|_| request.resource_version > 0);
-        let mut races = 0;
-        loop {
-            let before = self.replica.linearizable().await?;
-            let known = before.policy();
-            let seen = known.map_or(0, |it| it.resource_version);
-            let version = if request.resource_version == 0 { seen } else { request.resource_version };
-            let spec = merged(known.map_or(PolicySpec::NONE, |it| it.spec), &given, &fields)?;
-            let write =
-                self.set_policy(caller.clone(), idempotency.clone(), request.dry_run, (spec, version));
-            match write.await {
-                Err(failure)
-                    if failure.reason == Reason::Conflict
-                        && request.resource_version == 0
-                        && races < RACES_MAX =>
-                {
-                    races += 1;
-                }
-                written => return Ok(view(&written?.1, &self.fleet.workers())),
-            }
-        }
-    }
-
-    async fn set_policy(
-        &self,
-        caller: Caller,
-        idempotency: Option<IdempotencyKey>,
-        dry_run: bool,
-        (spec, version): (PolicySpec, u64),
-    ) -> Result<(Applied, State), Failure> {
-        let command = Command::SetPolicy { spec, expected: Some(version) };
-        self.write(caller, idempotency, dry_run, command).await
+        let idempotency = idempotency(request.idempotency_key)?;
+        let (spec, settings) = meant(&given, &masks::updated(request.update_mask, &names())?)?;
+        let expected = Some(request.resource_version).filter(|&version| version > 0);
+        let command = Command::SetPolicy { spec, settings, expected };
+        let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
+        Ok(view(&state, &self.fleet.workers()))
     }
 }
 
-/// What is set already, with these fields as they are given.
-fn merged(known: PolicySpec, given: &wire::PolicySpec, fields: &[&str]) -> Result<PolicySpec, Failure> {
-    let mut spec = policy_spec_wire(&known);
-    for field in fields {
-        match *field {
-            "dispatch" => spec.dispatch.clone_from(&given.dispatch),
-            "eviction" => spec.eviction.clone_from(&given.eviction),
-            "overtakes_max" => spec.overtakes_max = given.overtakes_max,
-            "alpha" => spec.alpha.clone_from(&given.alpha),
-            _ => spec.batching.clone_from(&given.batching),
-        }
-    }
-    policy_spec(&spec)
+/// What a mask may name.
+fn names() -> Vec<&'static str> {
+    Setting::ALL.iter().map(|it| it.name()).collect()
+}
+
+/// The settings that are named, and which these are. The others may be anything.
+fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Setting>), Failure> {
+    let settings: Vec<_> = Setting::ALL.iter().copied().filter(|it| named.contains(&it.name())).collect();
+    let text =
+        |setting, text: &String| if settings.contains(&setting) { text.clone() } else { String::new() };
+    let spec = wire::PolicySpec {
+        dispatch: text(Setting::Dispatch, &given.dispatch),
+        eviction: text(Setting::Eviction, &given.eviction),
+        overtakes_max: given.overtakes_max.filter(|_| settings.contains(&Setting::OvertakesMax)),
+        alpha: text(Setting::Alpha, &given.alpha),
+        batching: text(Setting::Batching, &given.batching),
+    };
+    Ok((policy_settings(&spec)?, settings))
 }
 
 /// What is wanted, and what every live node does.
@@ -141,25 +114,25 @@ fn obeys(wanted: &PolicySpec, does: &wire::PolicySpec) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::policy::{Batches, DispatchName, EvictionName};
+    use millrace_types::policy::{DispatchName, EvictionName};
 
     use super::*;
 
     #[test]
     fn an_update_takes_the_fields_that_it_names() {
-        let known = PolicySpec {
-            dispatch: Some(DispatchName::LalbO3),
+        let given = wire::PolicySpec {
+            dispatch: "not looked at".into(),
+            eviction: "torpor".into(),
             overtakes_max: Some(9),
-            batching: Some(Batches::Off),
-            ..PolicySpec::NONE
+            ..Default::default()
         };
-        let given = wire::PolicySpec { eviction: "torpor".into(), ..Default::default() };
-        let with = |fields: &[&str]| merged(known, &given, fields);
-        let torpor = Some(EvictionName::Torpor);
-        assert_eq!(with(&["eviction"]), Ok(PolicySpec { eviction: torpor, ..known }));
-        assert_eq!(with(&["batching"]), Ok(PolicySpec { batching: None, ..known }), "as started");
-        assert_eq!(with(&FIELDS), Ok(PolicySpec { eviction: torpor, ..PolicySpec::NONE }));
-        assert!(with(&["dispatch"]).is_err(), "nothing reads overtakes_max then");
+        let named = |names: &[&str]| meant(&given, names);
+        let torpor = PolicySpec { eviction: Some(EvictionName::Torpor), ..PolicySpec::NONE };
+        assert_eq!(named(&["eviction"]), Ok((torpor, vec![Setting::Eviction])));
+        assert_eq!(named(&["batching"]), Ok((PolicySpec::NONE, vec![Setting::Batching])), "as started");
+        let alone = PolicySpec { overtakes_max: Some(9), ..PolicySpec::NONE };
+        assert_eq!(named(&["overtakes_max"]), Ok((alone, vec![Setting::OvertakesMax])));
+        assert!(meant(&given, &names()).is_err(), "there is no such policy");
     }
 
     #[test]

@@ -179,15 +179,20 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
     }
 }
 
-/// Each change since, with what it was before: several may lie between two looks.
+/// Each change since, with what it was before: several may lie between two looks, and so many that what
+/// was before the first that is kept is not known.
 fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
     let seen = before.policies.last().map_or(0, |last| last.generation);
-    let mut was = before.policies.last().map_or(PolicySpec::NONE, |last| last.spec);
+    let was = before.policies.last().map_or(PolicySpec::NONE, |last| last.spec);
+    let mut last = (seen, was);
     for change in after.policies.iter().filter(|change| change.generation > seen) {
-        let said = difference(&was, &change.spec);
+        let said = match last {
+            (generation, was) if generation + 1 == change.generation => difference(&was, &change.spec),
+            _ => format!("now {}", change.spec),
+        };
         let message = format!("{said}, by {} (change {})", change.changed_by, change.generation);
         events.push(normal("PolicyChanged", "policy/cluster", message));
-        was = change.spec;
+        last = (change.generation, change.spec);
     }
 }
 
@@ -349,6 +354,9 @@ mod tests {
         ];
         assert_eq!(told, expected);
         assert_eq!(between(&with(&[&lb]), &with(&[&lb])), []);
+        // What was between is not kept any more.
+        let events = between(&with(&[&lb]), &with(&[&none]));
+        assert_eq!(events[0].message, "now batching off, by ann (change 3)");
     }
 
     #[test]

@@ -62,6 +62,10 @@ impl Fleet {
         Timestamp::ZERO + self.began.elapsed()
     }
 
+    fn instant(&self, at: Timestamp) -> Instant {
+        self.began + at.since(Timestamp::ZERO)
+    }
+
     /// The workers attached now.
     pub(crate) fn workers(&self) -> Workers {
         self.workers.borrow().clone()
@@ -120,16 +124,33 @@ impl Fleet {
     }
 
     /// Keeps the attached workers' registrations in line with the state, until stopped. One that the
-    /// state has lost is sent no requests once it was silent here for a `lease`, too.
+    /// state has lost is sent no requests once it was silent here for a `lease`, too: that may be later,
+    /// when nothing changes any more.
     pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica, lease: Duration) {
         let mut changes = replica.changes();
         let follow = async {
-            let mut seen = 0;
-            while changes.changed().await.is_ok() {
+            let (mut seen, mut look_at) = (0, None);
+            loop {
+                let silent = async {
+                    match look_at {
+                        Some(at) => tokio::time::sleep_until(self.instant(at)).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let due = tokio::select! {
+                    changed = changes.changed() => match changed {
+                        Ok(()) => false,
+                        Err(_) => return,
+                    },
+                    () = silent => true,
+                };
                 let state = replica.state();
-                if std::mem::replace(&mut seen, state.version()) != state.version() {
+                let news = std::mem::replace(&mut seen, state.version()) != state.version();
+                if news {
                     registration::follow(&self, &state);
-                    registration::presume_lost(&self, &state, lease);
+                }
+                if news || due {
+                    look_at = registration::presume_lost(&self, &state, lease);
                 }
             }
         };

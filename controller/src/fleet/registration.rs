@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_cluster_state::{Applied, Caller, Command, NodeGpu, NodeStatus, State};
 use millrace_policy::lease::Member;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason};
+use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason, Timestamp};
 
 use super::{Fleet, Worker};
 use crate::raft::Replica;
@@ -100,18 +100,28 @@ pub(super) fn follow(fleet: &Fleet, state: &State) {
 /// Sends no more requests to workers that the state has lost and that were silent here for a lease as
 /// well, and those under way there to others: the end of a connection over which nothing comes is
 /// noticed only later. Whoever is heard here goes on serving: that the leader does not hear it says
-/// nothing of the way from here.
-pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) {
+/// nothing of the way from here. Returns when to look again, while one that is lost is attached.
+pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Option<Timestamp> {
     let now = fleet.now();
+    let mut again: Option<Timestamp> = None;
     for worker in fleet.workers().values() {
         let node = state.node(&worker.name);
         // Of an older epoch: this state is behind what took the worker in.
         let lost = node.is_some_and(|node| node.status == NodeStatus::Lost && node.epoch >= worker.epoch());
-        if lost && now.since(worker.heard()) >= lease && worker.presume_lost() {
+        if !lost {
+            continue;
+        }
+        let heard = worker.heard();
+        let silent = now.since(heard) >= lease;
+        if silent && worker.presume_lost() {
             tracing::warn!(worker = %worker.name, epoch = %worker.epoch(), "worker is lost and silent: nothing is routed to it until it is heard");
             fleet.changed();
         }
+        // One that is silent may be heard once more, and the leader hear nothing of it.
+        let due = if silent { now + lease } else { heard + lease };
+        again = Some(again.map_or(due, |again| again.min(due)));
     }
+    again
 }
 
 fn supersede(fleet: &Fleet, worker: &Arc<Worker>, epoch: Epoch) {

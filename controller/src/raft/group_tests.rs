@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Caller, Command, ControllerId, IdempotencyKey, UnixMillis};
+use millrace_cluster_state::operations::End;
+use millrace_cluster_state::{Applied, Caller, Command, ControllerId, IdempotencyKey, State, UnixMillis};
 use millrace_proto::raft::raft_client::RaftClient;
+use millrace_proto::raft::raft_server::Raft as _;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
 use millrace_raft_store::Identity;
@@ -13,6 +15,7 @@ use millrace_types::{Bytes, ClusterId, Digest, Reason};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::Request;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 
@@ -38,6 +41,7 @@ impl WallClock for Standing {
 
 struct Node {
     replica: Replica,
+    service: Service,
     address: String,
     server: JoinHandle<()>,
     _stop: tokio_util::sync::DropGuard,
@@ -66,15 +70,16 @@ impl Node {
         let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let service = Service::new(replica.clone(), Arc::new(artifacts)).server();
+        let service = Service::new(replica.clone(), Arc::new(artifacts));
+        let served = service.clone().server();
         let server = tokio::spawn(async move {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+            Server::builder().add_service(served).serve_with_incoming(incoming).await.unwrap();
         });
         let stop = CancellationToken::new();
         tokio::spawn(elections::run_until(stop.clone(), replica.clone(), seed));
         bootstrap::enter(&replica, &start, &address, &stop).await?;
-        Ok(Self { replica, address, server, _stop: stop.drop_guard(), _dir: dir })
+        Ok(Self { replica, service, address, server, _stop: stop.drop_guard(), _dir: dir })
     }
 
     fn joining(&self, role: JoinAs) -> Start {
@@ -111,6 +116,14 @@ impl Node {
     async fn kill(&self) {
         self.server.abort();
         self.replica.raft.shutdown().await.unwrap();
+    }
+}
+
+/// Waits until a node's state is so.
+async fn until(node: &Node, wanted: impl Fn(&State) -> bool) {
+    let mut changes = node.replica.changes();
+    while !wanted(&node.replica.state()) {
+        changes.changed().await.unwrap();
     }
 }
 
@@ -205,6 +218,25 @@ async fn leadership_is_handed_over_without_a_write_lost() {
     let state = b.replica.linearizable().await.unwrap();
     assert_eq!(state.artifacts_len(), 50);
     a.agrees_with(&b).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_the_group_says_how_it_ended_though_whoever_passed_it_on_is_gone() {
+    let a = first().await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    let known = a.replica.state().operations().count();
+    let to = Target { id: 1, directory: a.replica.own().directory.clone() };
+    let change = (Change::Remove(2), Caller("test".into()));
+    let sent = codec::encode(b.replica.own(), &to, &change).unwrap();
+    tokio::select! {
+        biased;
+        () = until(&a, |state| state.operations().count() > known) => {}
+        answer = a.service.change_group(Request::new(sent)) => panic!("before it had begun: {answer:?}"),
+    }
+    let ended = until(&a, |state| state.operations().all(|it| !it.runs()));
+    tokio::time::timeout(WAIT.unwrap(), ended).await.expect("it says how it ended");
+    let last = a.replica.state().operations().next_back().unwrap().ended.clone();
+    assert_eq!(last.map(|(_, end)| end), Some(End::Succeeded));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,17 +17,20 @@ use serde::{Deserialize, Serialize};
 use super::codec::check_protocol;
 use super::peers::Peer;
 use super::replica::{Leader, Replica};
-use super::route::{leads_no_more, nobody_leads, stopped};
+use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
 use super::rules::{self, Change, Group, Step};
 
 /// How long a change of the group may take: two entries that a majority has.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a member that is to go may be kept while the others copy its model files.
 const COPIES_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long another controller's answer about one may take: that of the leader, who asks around and
-/// makes sure that it leads.
-const FORWARD_TIMEOUT: Duration =
-    CHANGE_TIMEOUT.saturating_add(COPIES_TIMEOUT).saturating_add(Duration::from_secs(6));
+/// How long another controller's answer about one may take: that of the leader, who notes its beginning
+/// and its end, asks around and makes sure that it leads.
+const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT
+    .saturating_add(COPIES_TIMEOUT)
+    .saturating_add(WRITE_TIMEOUT)
+    .saturating_add(WRITE_TIMEOUT)
+    .saturating_add(Duration::from_secs(6));
 
 type Written = Result<ClientWriteResponse<ClusterConfig>, RaftError<u64, ClientWriteError<u64, Member>>>;
 
@@ -60,7 +63,6 @@ impl Replica {
     /// `MEMBERSHIP_REFUSED` says why it is not, `retryable` when that will pass; `NO_LEADER`, with `may_have_executed` when the change
     /// may come into force all the same.
     pub(crate) async fn change_group(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
-        let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
         let mut attempts = self.attempts();
         loop {
             let tried = match self.leader() {
@@ -87,7 +89,7 @@ impl Replica {
         }
         let operation = self.begin_change(change, caller.clone()).await?;
         tracing::info!(?change, operation, "changing the group");
-        let changed = self.carry_out(&group, step, operation).await;
+        let changed = self.carry_out(&group, step, operation).await.map_err(once_begun);
         self.end_change(operation, caller, &changed).await;
         changed
     }
@@ -209,6 +211,19 @@ impl Replica {
     }
 }
 
+/// Whether a change may be tried again at another leader.
+fn again(failure: &Failure) -> bool {
+    failure.reason == Reason::NoLeader && !failure.may_have_executed
+}
+
+/// A change whose operation has begun is not tried again: it would begin another.
+fn once_begun(failure: Failure) -> Failure {
+    match failure.reason {
+        Reason::NoLeader | Reason::ShuttingDown => failure.after_execution(),
+        _ => failure,
+    }
+}
+
 /// Asks the leader, to the end: unlike a write, a change that was given up half way cannot be asked
 /// for again under a key.
 async fn forward(leader: &Peer, change: (Change, &Caller)) -> Result<Members, Failure> {
@@ -238,5 +253,20 @@ async fn in_time(change: impl Future<Output = Written>) -> Result<(), Failure> {
             );
             Err(Failure::new(Reason::NoLeader, message).after_execution())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::route::shutting_down;
+    use super::*;
+
+    #[test]
+    fn a_change_is_tried_again_only_before_it_begins() {
+        assert!(again(&nobody_leads()));
+        assert!(!again(&once_begun(nobody_leads())));
+        assert!(once_begun(shutting_down()).may_have_executed, "it leads no more, for whoever asked it");
+        let refused = Failure::new(Reason::MembershipRefused, "why");
+        assert!(!once_begun(refused).may_have_executed);
     }
 }

@@ -195,8 +195,11 @@ impl raft_server::Raft for Service {
 
     async fn change_group(&self, request: Request<Message>) -> Answer {
         let (change, caller) = self.decode(request.get_ref())?;
-        let members = self.replica.change_here(change, caller).await.map_err(codec::status)?;
-        self.answer(request.get_ref(), &members)
+        // A task of its own: if the caller goes away, what was begun still says how it ended.
+        let replica = self.replica.clone();
+        let changed = tokio::spawn(async move { replica.change_here(change, caller).await });
+        let members = changed.await.map_err(|error| internal(error.to_string()))?;
+        self.answer(request.get_ref(), &members.map_err(codec::status)?)
     }
 
     async fn transfer(&self, request: Request<Message>) -> Answer {

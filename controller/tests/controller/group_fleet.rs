@@ -4,13 +4,16 @@
 use std::net::SocketAddr;
 
 use futures::future::select_all;
+use millrace_cluster_state::NodeStatus;
+use millrace_controller::{JoinAs, Start};
 use millrace_proto::admin as api;
 use millrace_proto::inference::{self as oip, grpc_inference_service_client::GrpcInferenceServiceClient};
-use millrace_types::Reason;
+use millrace_proto::worker as wire;
+use millrace_types::{NodeName, Reason};
 
 use crate::group::{Member, three};
 use crate::stub::{Prepares, Stub};
-use crate::support::{apply, channel, mlp, nodes, reason, soon, until, upload};
+use crate::support::{apply, channel, mlp, nodes, reason, short_lease, soon, until, upload};
 
 fn internal(member: &Member) -> SocketAddr {
     member.config.internal_listen
@@ -58,12 +61,26 @@ async fn a_worker_has_one_registration_and_obeys_whoever_leads() {
 }
 
 async fn until_ready(client: SocketAddr) {
+    until_readiness(client, true).await;
+}
+
+async fn until_readiness(client: SocketAddr, wanted: bool) {
     until("readiness", async || {
         let mut client = GrpcInferenceServiceClient::new(channel(client.to_string()));
         let asked = oip::ModelReadyRequest { name: "f".into(), version: String::new() };
-        client.model_ready(asked).await.unwrap().into_inner().ready.then_some(())
+        (client.model_ready(asked).await.unwrap().into_inner().ready == wanted).then_some(())
     })
     .await;
+}
+
+/// Says on these streams what a stub says where it is told: a worker says it on all.
+async fn report_ready(streams: &[Stub], told: &Stub) -> wire::worker_message::Message {
+    let functions: Vec<_> = told.desired.borrow().functions.iter().map(crate::stub::ready).collect();
+    let ready = wire::worker_message::Message::FunctionStatuses(wire::FunctionStatuses { functions });
+    for stream in streams {
+        stream.send(ready.clone()).await;
+    }
+    ready
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,11 +90,7 @@ async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
     upload(&mut members[0].admin(), &mlp()).await.unwrap();
     apply(&mut members[0].admin(), "f", &mlp()).await.unwrap();
     worker[0].told(&["f@1"]).await;
-    // A stub is told on the leader's stream and reports there; a worker reports on all.
-    let functions: Vec<_> = worker[0].desired.borrow().functions.iter().map(crate::stub::ready).collect();
-    let ready = millrace_proto::worker::FunctionStatuses { functions };
-    let ready = millrace_proto::worker::worker_message::Message::FunctionStatuses(ready);
-    worker[2].send(ready.clone()).await;
+    let ready = report_ready(&worker[2..], &worker[0]).await;
     let client = members[2].config.client_listen;
     let infer = || {
         let mut client = GrpcInferenceServiceClient::new(channel(client.to_string()));
@@ -113,4 +126,25 @@ async fn gateways_serve_on_without_a_majority_and_take_the_worker_back() {
     let answering = tokio::spawn(infer());
     back.call().await.answer();
     soon("an answer", answering).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_node_that_a_gateway_heard_longer_than_the_leader_gets_nothing_once_it_is_silent_there() {
+    let first = Member::try_start(1, Start::Bootstrap, short_lease).await.unwrap();
+    let second = Member::try_start(2, first.joining(JoinAs::Voter), short_lease).await.unwrap();
+    let members = [first, second];
+    let mut worker = attach(&members, "n1").await;
+    upload(&mut members[0].admin(), &mlp()).await.unwrap();
+    apply(&mut members[0].admin(), "f", &mlp()).await.unwrap();
+    worker[0].told(&["f@1"]).await;
+    report_ready(&worker[1..], &worker[0]).await;
+    let gateway = members[1].config.client_listen;
+    until_ready(gateway).await;
+    worker[0].alive.send_replace(false);
+    let name = NodeName::new("n1").unwrap();
+    let lost = || members[1].state().node(&name).is_some_and(|node| node.status == NodeStatus::Lost);
+    until("its loss", async || lost().then_some(())).await;
+    // From here on nothing changes in the state. Its streams stay open.
+    worker[1].alive.send_replace(false);
+    until_readiness(gateway, false).await;
 }

@@ -12,6 +12,7 @@ mod group;
 mod group_artifacts;
 mod group_fleet;
 mod leases;
+mod logs;
 mod object_store;
 mod placement;
 mod readiness;

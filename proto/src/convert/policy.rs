@@ -12,19 +12,27 @@ use crate::policy;
 /// # Errors
 /// [`Reason::InvalidSpec`] names what is not known, or what nothing would read.
 pub fn policy_spec(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure> {
+    let spec = policy_settings(wire)?;
+    spec.check().map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))?;
+    Ok(spec)
+}
+
+/// Reads some settings of how nodes schedule: whether they go with the others is not looked at.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] names what is not known.
+pub fn policy_settings(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure> {
     fn named<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, Failure> {
         let read = (!name.is_empty()).then(|| name.parse()).transpose();
         read.map_err(|error: T::Err| Failure::new(Reason::InvalidSpec, error.to_string()))
     }
-    let spec = PolicySpec {
+    Ok(PolicySpec {
         dispatch: named(&wire.dispatch)?,
         eviction: named(&wire.eviction)?,
         overtakes_max: wire.overtakes_max,
         alpha: named(&wire.alpha)?,
         batching: named(&wire.batching)?,
-    };
-    spec.check().map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))?;
-    Ok(spec)
+    })
 }
 
 /// Writes how nodes schedule.

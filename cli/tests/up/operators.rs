@@ -1,0 +1,77 @@
+//! What an operator sees and changes while a cluster runs: its policy, what takes its time, its log.
+
+use serde_json::{Value, json};
+
+use crate::running::Up;
+
+/// The operation that a verb says it began.
+fn begun(said: &str) -> String {
+    said.trim().rsplit_once("operation/").unwrap_or_else(|| panic!("no operation: {said}")).1.to_owned()
+}
+
+fn operation(up: &Up, id: &str) -> Value {
+    up.json(&["get", "operations"]).as_array().unwrap().iter().find(|it| it["id"] == id).unwrap().clone()
+}
+
+#[test]
+fn the_policy_operations_and_logs_of_a_group_are_shown_changed_and_waited_for() {
+    let up = Up::group(None, 2, &[]);
+    up.apply_digits();
+
+    let set = up.ok(&["policy", "set", "--dispatch", "lalb-o3", "--overtakes-max", "9"]);
+    assert_eq!(set, "policy/cluster dispatch lalb-o3, overtakes-max 9 (change 1)\n");
+    let dry = up.ok(&["policy", "set", "--unset", "overtakes-max", "--dry-run"]);
+    assert_eq!(dry, "policy/cluster dispatch lalb-o3 (dry run)\n");
+    up.ok(&["policy", "set", "--dispatch", "torpor", "--unset", "overtakes-max"]);
+    let policy = up.json(&["get", "policies"]);
+    let wanted = json!({"dispatch": "torpor"});
+    assert_eq!((&policy["spec"], &policy["generation"]), (&wanted, &json!(2)));
+    assert!(policy["nodes"].as_array().unwrap().iter().all(|node| node["obeys"] == true), "{policy}");
+    let history = up.json(&["policy", "history"]);
+    let changes: Vec<_> = history.as_array().unwrap().iter().map(|it| &it["spec"]).collect();
+    assert_eq!(changes, [&wanted, &json!({"dispatch": "lalb-o3", "overtakesMax": 9})]);
+
+    // With the other cordoned, the function has nowhere to go.
+    let nodes = up.json(&["get", "nodes"]);
+    let (holders, others): (Vec<_>, Vec<_>) =
+        nodes.as_array().unwrap().iter().partition(|node| node["placements"] == 1);
+    let [holder, other] = [&holders[0]["name"], &others[0]["name"]].map(|it| it.as_str().unwrap());
+    up.ok(&["cordon", other]);
+    let id = begun(&up.ok(&["drain", holder, "--no-wait"]));
+    let drain = operation(&up, &id);
+    let stands = (&drain["state"], &drain["done"], &drain["total"], &drain["cancellable"]);
+    assert_eq!(stands, (&json!("Running"), &json!(0), &json!(1), &json!(true)), "{drain}");
+    assert!(drain["message"].as_str().unwrap().starts_with("no other node takes functions"), "{drain}");
+    let late = up.refused(5, &["operation", "wait", &id, "--timeout", "100ms"]);
+    assert!(late.contains("goes on after 100ms"), "{late}");
+    let cancelled = up.ok(&["operation", "cancel", &id]);
+    assert_eq!(cancelled, format!("operation/{id} DrainNode of node/{holder}: cancelled, 0/1\n"));
+    assert_eq!(up.json(&["get", "node", holder])["scheduling"], "Cordoned");
+    up.ok(&["uncordon", other]);
+    let id = begun(&up.ok(&["drain", holder, "--no-wait"]));
+    let drained = up.ok(&["operation", "wait", &id, "--timeout", "30s"]);
+    assert_eq!(drained, format!("operation/{id} DrainNode of node/{holder}: succeeded, 1/1\n"));
+    up.refused(3, &["operation", "wait", "999999"]);
+
+    let all = up.ok(&["logs", "--tail", "7"]);
+    assert_eq!(all.lines().count(), 7, "{all}");
+    let lines = up.ok(&["logs", holder, "controller-2", "-o", "json"]);
+    for line in lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        assert!(line["process"] == holder || line["process"] == "controller-2", "{line}");
+    }
+    let nobody = up.refused(3, &["logs", "nobody"]);
+    assert!(nobody.contains("NODE_NOT_FOUND"), "{nobody}");
+
+    let leader = up.json(&["cluster", "status"])["leader"].as_u64().unwrap();
+    let leaving = (leader % 3 + 1).to_string();
+    let said = up.ok(&["cluster", "remove", &leaving, "--no-wait"]);
+    let begun_first = said.starts_with(&format!("controller/{leaving} is being removed: operation/"));
+    assert!(
+        begun_first || said.starts_with(&format!("controller/{leaving} removed: the voters are ")),
+        "{said}"
+    );
+    let operations = up.json(&["get", "operations"]);
+    let id = operations[0]["id"].as_str().unwrap();
+    let removed = up.ok(&["operation", "wait", id, "--timeout", "30s"]);
+    assert_eq!(removed, format!("operation/{id} RemoveController of controller/{leaving}: succeeded\n"));
+}
