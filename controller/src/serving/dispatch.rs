@@ -244,6 +244,7 @@ impl<'a> Dispatch<'a> {
             inputs: self.call.inputs.clone(),
             outputs: self.call.outputs.clone(),
             hold: self.call.hold.clone(),
+            objective_micros: None,
         }
     }
 
