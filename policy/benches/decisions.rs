@@ -133,8 +133,8 @@ fn start(transfer: u64, gpu: u32) -> fabric::Event {
     let bytes = Bytes(BLOCK.0 * 1_000_000);
     let cargo = Cargo::Weights(Weights { model: ModelId(gpu), generation: Generation(1), bytes });
     let chunks = std::iter::once(0..1_000_000).collect();
-    let from = None;
-    fabric::Event::Start { transfer: TransferId(transfer), gpu: GpuIndex(gpu), cargo, chunks, from }
+    let (transfer, gpu, from, objective) = (TransferId(transfer), GpuIndex(gpu), None, None);
+    fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective }
 }
 
 fn fabric(c: &mut Criterion) {

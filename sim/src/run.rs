@@ -319,6 +319,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         attempts_left: 3,
         revision: revision.clone(),
         timeout: shared.timeout,
+        objective: None,
         priority: 0,
         inputs: if shared.rows[function as usize] { vec![modelled::row()] } else { Vec::new() },
         descriptors: Vec::new(),

@@ -7,6 +7,7 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
 use millrace_policy::gpu::isolation::Isolation;
 use millrace_policy::memory::Grid;
+use millrace_policy::rates::Sharing;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Quota, Serving, Slo, TenantName, Timestamp};
 
@@ -26,6 +27,9 @@ pub struct NodeSpec {
     pub isolation: Isolation,
     /// How its GPUs' memory is cut up.
     pub memory: Grid,
+    /// How transfers from the host share their links: in turns unless said, as in the papers that share
+    /// by no objective.
+    pub sharing: Sharing,
     /// Its host memory for models.
     pub host_memory: Bytes,
 }
@@ -35,7 +39,8 @@ impl NodeSpec {
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
         let (eviction, isolation, memory) = (Eviction::default(), Isolation::default(), Grid::default());
-        Self { topology, dispatch, eviction, isolation, memory, host_memory: Bytes(u64::MAX / 2) }
+        let (sharing, host_memory) = (Sharing::Fair, Bytes(u64::MAX / 2));
+        Self { topology, dispatch, eviction, isolation, memory, sharing, host_memory }
     }
 }
 

@@ -145,6 +145,7 @@ fn invocation() -> Invocation {
         attempts_left: 3,
         revision: revision(),
         timeout: Duration::from_secs(60),
+        objective: None,
         priority: 0,
         inputs: vec![input],
         descriptors: Vec::new(),

@@ -65,6 +65,7 @@ fn invocation(id: usize) -> Invocation {
         attempts_left: 3,
         revision: RevisionKey { function, revision: Revision::FIRST },
         timeout: Duration::from_secs(60),
+        objective: None,
         priority: 0,
         inputs: vec![Tensor {
             name: "x".into(),

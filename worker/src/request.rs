@@ -25,6 +25,9 @@ pub struct Invocation {
     pub revision: RevisionKey,
     /// What is left of the client's timeout.
     pub timeout: Duration,
+    /// What is left of the time by which its answer is wanted, where that is not its function's own
+    /// objective: a workflow has one for all of its steps.
+    pub objective: Option<Duration>,
     /// What its client asks for: 1 goes first, 0 leaves it to the function, which it may not go
     /// before.
     pub priority: u64,

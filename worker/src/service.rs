@@ -185,6 +185,7 @@ impl WorkerService {
             None => DEFAULT_TIMEOUT,
             Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
         };
+        let objective = request.objective_micros.map(Duration::from_micros);
         let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs, reader)).await;
         let mut gathered = gathered.map_err(|_late| {
             Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
@@ -197,6 +198,7 @@ impl WorkerService {
             attempts_left: request.attempts_left,
             revision,
             timeout: timeout.saturating_sub(gathered.took),
+            objective: objective.map(|objective| objective.saturating_sub(gathered.took)),
             priority: request.priority,
             inputs: packed.tensors,
             descriptors: packed.descriptors,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use millrace_policy::admission::Score;
 use millrace_policy::batching::Totals;
 use millrace_policy::dispatch::Stats;
+use millrace_policy::fabric::Tally;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
 
@@ -33,6 +34,8 @@ pub struct NodeSnapshot {
     pub dispatch: Stats,
     /// Runs of several requests.
     pub batches: Totals,
+    /// Transfers to its GPUs that are over, and how long they waited for their links.
+    pub transfers: Tally,
     /// How it schedules now.
     pub policy: Option<InForce>,
 }
@@ -162,7 +165,7 @@ pub(crate) enum SnapshotPart {
     Function(FunctionSnapshot),
     Link(LinkSnapshot),
     Past(BTreeMap<FunctionKey, Score>),
-    Queue { queued: u32, stats: Stats, batches: Totals, policy: InForce },
+    Queue { queued: u32, stats: Stats, batches: Totals, transfers: Tally, policy: InForce },
     Idle(BTreeMap<FunctionKey, Duration>),
 }
 
@@ -173,9 +176,9 @@ impl NodeSnapshot {
             SnapshotPart::Function(function) => self.functions.push(function),
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
-            SnapshotPart::Queue { queued, stats, batches, policy } => {
+            SnapshotPart::Queue { queued, stats, batches, transfers, policy } => {
                 (self.queued, self.dispatch, self.batches) = (queued, stats, batches);
-                self.policy = Some(policy);
+                (self.transfers, self.policy) = (transfers, Some(policy));
             }
             SnapshotPart::Idle(idle) => self.idle = idle,
         }

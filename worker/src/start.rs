@@ -15,6 +15,7 @@ pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
 pub use millrace_policy::memory;
+pub use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_proto::trace::Kept;
 use millrace_proto::worker as wire;
 use millrace_types::topology::Topology;
@@ -80,6 +81,8 @@ pub struct WorkerConfig {
     pub eviction: Eviction,
     /// Which models share an executor process.
     pub isolation: Isolation,
+    /// How transfers from host memory to its GPUs share their links.
+    pub transfer_sharing: Sharing,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
     /// Whether faults may be injected.
@@ -387,10 +390,10 @@ struct ActorThread {
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
         let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
-        let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
+        let (memory, data, sharing) = (config.gpu_memory.clone(), config.gpu_data, config.transfer_sharing);
         let topology = config.topology.clone();
         let base = NodeConfig::new(topology);
-        let node_config = NodeConfig { dispatch, eviction, isolation, memory, data, ..base };
+        let node_config = NodeConfig { dispatch, eviction, isolation, memory, data, sharing, ..base };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -218,7 +218,7 @@ impl Supervisor {
         drop(registry);
         let node = Node::new(
             self.drive(dispatch, CoreId::Dispatch),
-            self.drive(Fabric::new(topology), CoreId::Fabric),
+            self.drive(Fabric::with_sharing(topology, self.config.sharing), CoreId::Fabric),
             Rc::clone(self),
         );
         let mailbox = self.spawn(node, Who::Node, Sleeper::NODE);

@@ -15,7 +15,9 @@ use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
-use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PolicyConfig};
+use millrace_worker::start::{
+    EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PolicyConfig, SHARINGS, Sharing,
+};
 
 use self::gpu_data::GpuData;
 use self::gpu_memory::GpuMemory;
@@ -55,6 +57,11 @@ pub(crate) struct Machine {
     /// first request on (model) or while it is on the GPU (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
     pub(crate) isolation: Isolation,
+    /// How transfers from host memory to GPUs share their links: each at the rate that has it there in
+    /// time for the request that waits for it (faastube), in turns (fair), or the first to come first
+    /// (fifo).
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = sharing_parser())]
+    pub(crate) transfer_sharing: Sharing,
     #[command(flatten)]
     memory: GpuMemory,
     #[command(flatten)]
@@ -138,6 +145,7 @@ impl Machine {
         words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
+        words.extend(["--transfer-sharing".to_owned(), self.transfer_sharing.to_string()]);
         words.extend(self.memory.words());
         words.extend(self.data.words());
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
@@ -203,6 +211,11 @@ pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
 /// Refuses what is no isolation with all that are.
 pub(crate) fn isolation_parser() -> impl TypedValueParser<Value = Isolation> {
     PossibleValuesParser::new(ISOLATIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Isolation>())
+}
+
+/// Refuses what is no way to share links with all that are.
+fn sharing_parser() -> impl TypedValueParser<Value = Sharing> {
+    PossibleValuesParser::new(SHARINGS.map(|(name, _)| name)).try_map(|name| name.parse::<Sharing>())
 }
 
 /// Refuses what is no policy's name with all that are.
@@ -275,6 +288,8 @@ mod tests {
                     "torpor",
                     "--isolation",
                     "resident",
+                    "--transfer-sharing",
+                    "fair",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -324,6 +339,7 @@ mod tests {
         takes_the_names("--dispatch", &POLICIES, |line| line.machine.dispatch);
         takes_the_names("--eviction", &EVICTIONS, |line| line.machine.eviction);
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
+        takes_the_names("--transfer-sharing", &SHARINGS, |line| line.machine.transfer_sharing);
     }
 
     #[test]

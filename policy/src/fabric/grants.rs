@@ -4,33 +4,38 @@ use millrace_types::{Bytes, Timestamp};
 
 use super::lanes::Route;
 use super::protocol::{Action, Grant};
+use super::sharing::Turn;
 use super::transfer::{Batch, OUT_MAX, Source, Transfer};
 use super::{BATCH_CHUNKS, Fabric, REPORT_SLACK, START_SLACK};
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
+use crate::rates::Sharing;
 
 /// Who was served when: the least is next.
-type Turn = ((Timestamp, u64), TransferId);
+type Served = ((Timestamp, u64), TransferId);
 
 impl Fabric {
-    /// Grants whatever can be granted, those served longest ago first.
+    /// Grants whatever can be granted: from the host what is due by its rate, and where there is nothing
+    /// such, those served longest ago first.
     pub(super) fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        while self.grant_due(actions) {}
         loop {
             let waited_for = self.waited_for();
             let candidates = self.transfers.iter().filter(|(_, state)| state.wants());
+            let candidates = candidates.filter(|&(&transfer, _)| !self.goes_by_rate(transfer));
             let turns = candidates.filter_map(|(&transfer, state)| {
                 let turn = (state.served, transfer);
                 Some((turn, self.next_route(now, turn, state, &waited_for)?))
             });
             let Some(((_, next), route)) = turns.min_by_key(|&(turn, _)| turn) else { break };
-            self.grant(now, next, route, actions);
+            self.grant_longest(next, route, actions);
         }
         self.make_way(actions);
     }
 
     /// Routes over several lanes whose transfers have nothing out: all of these must have room at one
     /// time, so those who were served since let them have it.
-    fn waited_for(&self) -> Vec<(Turn, Route)> {
+    fn waited_for(&self) -> Vec<(Served, Route)> {
         let starves = |state: &&Transfer| {
             state.wants() && state.out.is_empty() && !state.routes().any(|route| self.path_takes_more(route))
         };
@@ -45,9 +50,9 @@ impl Fabric {
     fn next_route(
         &self,
         now: Timestamp,
-        turn: Turn,
+        turn: Served,
         state: &Transfer,
-        waited_for: &[(Turn, Route)],
+        waited_for: &[(Served, Route)],
     ) -> Option<Route> {
         let left_to_others = |route: &Route| {
             let crosses = |other: &Route| self.shares_a_lane(route, other);
@@ -70,14 +75,25 @@ impl Fabric {
 
     /// Whether a path takes another batch: one runs on it, one is queued, and each of its lanes
     /// agrees.
-    fn path_takes_more(&self, route: Route) -> bool {
-        let batches = self.transfers.values().flat_map(|state| &state.out);
-        let out = batches.filter(|batch| batch.route == route).count();
-        out < OUT_MAX && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
+    pub(super) fn path_takes_more(&self, route: Route) -> bool {
+        self.out_on(route) < OUT_MAX
+            && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
     }
 
-    fn grant(&mut self, now: Timestamp, transfer: TransferId, route: Route, actions: &mut Vec<Action>) {
-        let batch = BATCH_CHUNKS.get();
+    /// Batches that are out on a route.
+    pub(super) fn out_on(&self, route: Route) -> usize {
+        let batches = self.transfers.values().flat_map(|state| &state.out);
+        batches.filter(|batch| batch.route == route).count()
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        transfer: TransferId,
+        route: Route,
+        turn: Turn,
+        actions: &mut Vec<Action>,
+    ) {
+        let (now, batch) = (self.shares.now, BATCH_CHUNKS.get());
         let free = self.free_at(now, &route);
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let Some(mut range) = state.waiting.pop() else { return };
@@ -96,41 +112,66 @@ impl Fabric {
         let give_up = not_after + path.time_for(size).saturating_mul(2) + REPORT_SLACK;
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
-        state.served = (now, hold);
-        state.out.push(Batch { id: batch, chunks: range.clone(), route, hold, give_up, revoked: false });
+        if route.over.is_some() || self.shares.sharing != Sharing::Fifo {
+            state.served = (now, hold);
+        }
+        let (revoked, not_before) = (false, free);
+        let chunks = range.clone();
+        state.out.push(Batch { id: batch, chunks, route, hold, give_up, revoked, not_before, turn });
         let peer = match &state.source {
             Source::Peer(peer) => Some(peer.of(&range)),
             Source::Host | Source::Asked(_) => None,
         };
         let (gpu, cargo) = (state.gpu, state.cargo);
         let link = self.first_link(route);
-        let (not_before, chunks) = (free, range);
+        let chunks = range;
         let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, not_before, not_after };
         actions.push(Action::Grant { grant });
     }
 
-    /// Takes queued batches back for transfers that have nothing out and find their path full.
+    /// Takes queued batches back for transfers that have nothing out and find their path full: for those
+    /// that have just come and are the tightest of their link, and, of those without a rate, for who was
+    /// served before them.
     fn make_way(&mut self, actions: &mut Vec<Action>) {
-        let stuck = |state: &&Transfer| {
+        let newcomers = self.newcomers_without_room();
+        let stuck = |&(transfer, state): &(&TransferId, &Transfer)| {
             state.out.is_empty()
                 && state.ending.is_none()
                 && !matches!(state.source, Source::Asked(_))
+                && (newcomers.contains(transfer) || !self.goes_by_rate(*transfer))
                 && !state.routes().any(|route| self.path_takes_more(route))
         };
-        let first = |state: &Transfer| Some((state.routes().next()?, state.served));
-        let stuck: Vec<_> = self.transfers.values().filter(stuck).filter_map(first).collect();
-        for (route, served) in stuck {
+        let first = |(&transfer, state): (&TransferId, &Transfer)| Some((transfer, state.routes().next()?));
+        let stuck: Vec<_> = self.transfers.iter().filter(stuck).filter_map(first).collect();
+        for (waits, route) in stuck {
+            let is_new = newcomers.contains(&waits);
             let in_the_way = |(&transfer, state): (&TransferId, &Transfer)| {
+                let early = |place: usize| is_new && state.out[place].not_before > self.shares.now;
+                let queued = |&place: &usize| early(place) || state.queued().any(|it| it == place);
                 let shares = |&place: &usize| self.shares_a_full_lane(&route, &state.out[place].route);
-                let place = state.queued().find(shares)?;
-                Some((transfer, place, state.served, state.out[place].revoked))
+                let mut places = (0..state.out.len()).filter(queued).filter(shares);
+                let revoked = places.clone().find(|&place| is_new && state.out[place].revoked);
+                Some((transfer, revoked.or_else(|| places.next())?))
             };
-            let mut blockers = self.transfers.iter().filter_map(in_the_way);
+            let blockers = self.transfers.iter().filter_map(in_the_way);
+            let batch = |(transfer, place): (TransferId, usize)| &self.transfers[&transfer].out[place];
             // One at a time: who waits needs one place.
-            if blockers.clone().any(|(.., revoked)| revoked) {
+            if blockers.clone().any(|blocker| batch(blocker).revoked) {
                 continue;
             }
-            if let Some((transfer, place, ..)) = blockers.find(|&(_, _, since, _)| since > served) {
+            let yields = |&(transfer, place): &(TransferId, usize)| {
+                let (waiting, other) = (&self.transfers[&waits], &self.transfers[&transfer]);
+                if is_new {
+                    other.out[place].turn.makes_way_for(waiting, other)
+                } else {
+                    matches!(other.out[place].turn, Turn::Longest { .. }) && other.served > waiting.served
+                }
+            };
+            // First those that have no rate.
+            let due = |blocker| matches!(batch(blocker).turn, Turn::Due(_));
+            let rank =
+                |&blocker: &(TransferId, usize)| (due(blocker), is_new.then_some(batch(blocker).not_before));
+            if let Some((transfer, place)) = blockers.filter(yields).min_by_key(rank) {
                 self.revoke(transfer, place, actions);
             }
         }

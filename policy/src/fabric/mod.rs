@@ -7,7 +7,8 @@
 //! previous would have ended at the link's rate, so a slowed link really is slow.
 //!
 //! Who is next: the transfer that was served longest ago. A newcomer counts as served two batches
-//! ago, so it overtakes only those which were served since: nobody starves.
+//! ago, so it overtakes only those which were served since: nobody starves. From the host, transfers
+//! that somebody waits for go by the rates that they need instead (`sharing`; D14 to D16).
 //!
 //! **From another GPU** (T22, T25). A transfer that is to come from a peer asks that GPU first to
 //! lock the model where it is, and then crosses the NVLink between them, each direction of which is
@@ -21,7 +22,8 @@
 //! route leads there, the transfer fails.
 //!
 //! ```text
-//! Start, Cancel, Locked, NotLocked ────► ┌────────┐ ──► Arrived, Ended          to the Gpu
+//! Start, Hasten, Cancel ───────────────► ┌────────┐ ──► Arrived, Ended          to the Gpu
+//! Locked, NotLocked (from the peer) ───► │        │
 //! Done, Failed (from the path's Link) ─► │ fabric │ ──► Lock, Unlock            to the peer
 //! Down ────────────────────────────────► └────────┘ ──► Grant, Revoke, Carried  to the Links
 //! ```
@@ -31,6 +33,7 @@ mod lanes;
 pub mod link;
 mod protocol;
 mod routes;
+mod sharing;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -43,13 +46,16 @@ use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 pub use self::protocol::{Action, BatchFailure, Cargo, Event, Grant, Outcome, PeerBlocks, Piece, Weights};
 pub use self::routes::routes_of;
+pub use self::sharing::{Counts, SPARE_EVERY, Tally, Wait};
 
 use self::lanes::{Lane, Path, Route};
+use self::sharing::{Shares, Wanted};
 use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
 use crate::paths::Paths;
+use crate::rates::{Objective, Sharing, Standing};
 
 /// Chunks in a batch (D13).
 pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
@@ -67,20 +73,38 @@ pub struct Fabric {
     paths: BTreeMap<Route, Path>,
     /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
     routes: Option<Paths>,
+    /// How transfers from the host share their links.
+    shares: Shares,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
 }
 
 impl Fabric {
-    /// Idle links.
+    /// Idle links, those from the host shared by objective.
     ///
     /// # Panics
     /// When a GPU has no path from the host: such a topology is not one.
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
+        Self::with_sharing(topology, Sharing::default())
+    }
+
+    /// Idle links, those from the host shared like this.
+    ///
+    /// # Panics
+    /// When a GPU has no path from the host: such a topology is not one.
+    #[must_use]
+    pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
         let (lanes, paths) = lanes::lay(topology);
         let routes = routes_of(topology);
-        Self { lanes, paths, routes, transfers: BTreeMap::new(), grants: 0 }
+        let shares = Shares::new(topology, sharing);
+        Self { lanes, paths, routes, shares, transfers: BTreeMap::new(), grants: 0 }
+    }
+
+    /// What it has counted so far.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.shares.tally
     }
 
     /// Transfers that have not ended.
@@ -99,8 +123,8 @@ impl Fabric {
         now: Timestamp,
         transfer: TransferId,
         (gpu, from): (GpuIndex, Option<GpuIndex>),
-        cargo: Cargo,
-        chunks: Vec<Range<u32>>,
+        (cargo, chunks): (Cargo, Vec<Range<u32>>),
+        objective: Option<Objective>,
         actions: &mut Vec<Action>,
     ) {
         let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
@@ -129,12 +153,31 @@ impl Fabric {
             ending: nowhere.then_some(Outcome::Failed),
             routes: Vec::new(),
             used: Vec::new(),
+            wanted: objective.map(|objective| Wanted::new(now, objective)),
+            standing: Standing::Unpromised,
+            began: now,
+            begun: false,
+            measured: now,
         };
         self.transfers.insert(transfer, transfer_state);
+        self.promise(transfer);
     }
 
-    /// A newcomer counts as served two batches ago.
+    /// Somebody waits for a transfer from now on.
+    fn hasten(&mut self, now: Timestamp, transfer: TransferId, objective: Objective) {
+        let nobody = |state: &&mut Transfer| state.wanted.is_none();
+        if let Some(state) = self.transfers.get_mut(&transfer).filter(nobody) {
+            state.wanted = Some(Wanted::new(now, objective));
+            self.promise(transfer);
+        }
+    }
+
+    /// A newcomer counts as served two batches ago; where who came first goes first, as served when it
+    /// came.
     fn head_start(&self, now: Timestamp, route: &Route) -> (Timestamp, u64) {
+        if route.over.is_none() && self.shares.sharing == Sharing::Fifo {
+            return (now, self.grants);
+        }
         let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
         let head_start = self.paths[route].time_for(batch).saturating_mul(2);
         let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
@@ -174,6 +217,7 @@ impl Fabric {
             self.give_up(transfer, Outcome::Failed, actions);
         } else {
             state.source = Source::Host;
+            self.promise(transfer);
         }
     }
 
@@ -194,6 +238,7 @@ impl Fabric {
         {
             state.used.push(hops);
         }
+        self.crossed(transfer, &batch, size);
         for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
@@ -207,7 +252,7 @@ impl Fabric {
 
     fn failed(&mut self, transfer: TransferId, batch: BatchId, why: BatchFailure, actions: &mut Vec<Action>) {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
-        state.waiting.push(batch.chunks);
+        state.waiting.push(batch.chunks.clone());
         match (why, batch.route.from()) {
             (BatchFailure::NotBegun, _) => {}
             // Whatever is wrong may be wrong with the peer alone.
@@ -222,6 +267,7 @@ impl Fabric {
         for &lane in &self.paths[&batch.route].lanes {
             self.lanes[lane].release(batch.hold);
         }
+        self.uncrossed(batch);
         self.end_if_over(transfer, actions);
     }
 
@@ -248,6 +294,7 @@ impl Fabric {
         for place in 1..state.out.len() {
             self.revoke(transfer, place, actions);
         }
+        self.leave(transfer);
         self.end_if_over(transfer, actions);
     }
 
@@ -260,7 +307,7 @@ impl Fabric {
     }
 
     fn down(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        let (mut gone, mut failed) = (Vec::new(), Vec::new());
+        let (mut gone, mut failed, mut on) = (Vec::new(), Vec::new(), Vec::new());
         for (&transfer, state) in self.transfers.iter_mut() {
             if state.gpu == gpu {
                 for batch in &state.out {
@@ -279,9 +326,11 @@ impl Fabric {
                     failed.push(transfer);
                 } else {
                     state.source = Source::Host;
+                    on.push(transfer);
                 }
             }
         }
+        on.into_iter().for_each(|transfer| self.promise(transfer));
         gone.into_iter().for_each(|transfer| self.forget(transfer));
         failed.into_iter().for_each(|transfer| self.give_up(transfer, Outcome::Failed, actions));
     }
@@ -302,11 +351,13 @@ impl Core for Fabric {
     type Action = Action;
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        self.shares.now = now;
         match event {
-            Event::Start { transfer, gpu, cargo, chunks, from } => {
-                self.start(now, transfer, (gpu, from), cargo, chunks, actions);
+            Event::Start { transfer, gpu, cargo, chunks, from, objective } => {
+                self.start(now, transfer, (gpu, from), (cargo, chunks), objective, actions);
                 self.end_if_over(transfer, actions);
             }
+            Event::Hasten { transfer, objective } => self.hasten(now, transfer, objective),
             Event::Locked { transfer, peer } => self.locked(transfer, peer, actions),
             Event::NotLocked { transfer } => self.not_locked(transfer, actions),
             Event::LockLost { transfer } => self.lose_source(transfer, actions),

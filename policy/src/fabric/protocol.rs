@@ -9,6 +9,7 @@ use crate::elastic::ObjectKey;
 use crate::ids::{BatchId, Generation, TransferId};
 use crate::memory::{BLOCK, Run as BlockRun};
 use crate::paths::Hops;
+use crate::rates::Objective;
 
 /// Weights of a model, for whoever copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,6 +143,16 @@ pub enum Event {
         /// The GPU to copy them from, where not from the host. An object that no route leads for, or
         /// that is not kept there, fails.
         from: Option<GpuIndex>,
+        /// By when the bytes are wanted, from now on; `None` where nobody waits for them. It counts for
+        /// what comes from the host.
+        objective: Option<Objective>,
+    },
+    /// Somebody waits for a transfer that nobody waited for when it began.
+    Hasten {
+        /// Which.
+        transfer: TransferId,
+        /// By when the bytes are wanted, from now on.
+        objective: Objective,
     },
     /// A GPU keeps the cargo of a transfer where it is (T25).
     Locked {

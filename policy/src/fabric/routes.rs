@@ -33,7 +33,9 @@ impl Fabric {
 
     /// Drops a transfer that has nothing out, and its routes.
     pub(super) fn forget(&mut self, transfer: TransferId) {
+        self.leave(transfer);
         let Some(state) = self.transfers.remove(&transfer) else { return };
+        self.count(&state);
         self.cross(&state.routes, Lane::leave);
         let changes = self.routes.as_mut().map(|routes| routes.end(FlowId(transfer.0)));
         self.replan(changes.unwrap_or_default());

@@ -9,6 +9,7 @@ use crate::ids::Generation;
 mod objects;
 mod peers;
 mod properties;
+mod sharing;
 
 const RATE: BytesPerSec = BytesPerSec(1 << 30);
 /// A batch of five chunks at that rate.
@@ -49,7 +50,12 @@ struct Node {
 
 impl Node {
     fn new(uplink: u64) -> Self {
-        Self { fabric: Fabric::new(&topology(uplink)), now: Timestamp(1 << 40), actions: Vec::new() }
+        Self::sharing(uplink, Sharing::default())
+    }
+
+    fn sharing(uplink: u64, sharing: Sharing) -> Self {
+        let fabric = Fabric::with_sharing(&topology(uplink), sharing);
+        Self { fabric, now: Timestamp(1 << 40), actions: Vec::new() }
     }
 
     fn step(&mut self, event: Event) -> Vec<Action> {
@@ -70,12 +76,17 @@ impl Node {
     }
 
     fn start(&mut self, transfer: u64, gpu: u32, chunks: u32) -> Vec<Action> {
+        self.start_wanted(transfer, gpu, chunks, None)
+    }
+
+    /// One that is wanted within so many milliseconds, where it is.
+    fn start_wanted(&mut self, transfer: u64, gpu: u32, chunks: u32, ms: Option<u64>) -> Vec<Action> {
         // The last chunk is half a chunk.
         let bytes = Bytes(BLOCK.0 * u64::from(chunks) - BLOCK.0 / 2);
         let cargo = weights(transfer, bytes);
         let (transfer, gpu) = (TransferId(transfer), GpuIndex(gpu));
         let chunks = std::iter::once(0..chunks).collect();
-        self.step(Event::Start { transfer, gpu, cargo, chunks, from: None })
+        self.step(Event::Start { transfer, gpu, cargo, chunks, from: None, objective: ms.map(within) })
     }
 
     fn done(&mut self, transfer: u64, batch: u64) -> Vec<Action> {
@@ -85,6 +96,11 @@ impl Node {
     fn failed(&mut self, transfer: u64, batch: u64, why: BatchFailure) -> Vec<Action> {
         self.step(Event::Failed { transfer: TransferId(transfer), batch: BatchId(batch), why })
     }
+}
+
+/// An objective that leaves so many milliseconds.
+fn within(ms: u64) -> Objective {
+    Objective { slo: Duration::from_millis(ms + 5), infer: Duration::from_millis(5) }
 }
 
 /// The grants among some actions: transfer, batch, chunks, and when they may begin from `start` on.

@@ -3,12 +3,15 @@
 
 use std::ops::Range;
 
-use millrace_types::{GpuIndex, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Timestamp};
 
+use super::BATCH_CHUNKS;
 use super::lanes::Route;
 use super::protocol::{Cargo, Outcome, PeerBlocks};
+use super::sharing::{Turn, Wanted};
 use crate::ids::BatchId;
 use crate::paths::Hops;
+use crate::rates::Standing;
 
 /// Batches that a transfer has out on one route: one runs, one is queued.
 pub(super) const OUT_MAX: usize = 2;
@@ -23,6 +26,10 @@ pub(super) struct Batch {
     /// When it counts as lost.
     pub(super) give_up: Timestamp,
     pub(super) revoked: bool,
+    /// Not to begin before.
+    pub(super) not_before: Timestamp,
+    /// Why it was its turn.
+    pub(super) turn: Turn,
 }
 
 /// Where what is still to be granted comes from.
@@ -65,6 +72,15 @@ pub(super) struct Transfer {
     pub(super) routes: Vec<Route>,
     /// Those by which some came.
     pub(super) used: Vec<Hops>,
+    /// By when somebody wants it.
+    pub(super) wanted: Option<Wanted>,
+    /// What it could count on, once it comes from the host.
+    pub(super) standing: Standing,
+    pub(super) began: Timestamp,
+    /// Whether the wait for its first batch was counted.
+    pub(super) begun: bool,
+    /// When its rate was measured last.
+    pub(super) measured: Timestamp,
 }
 
 impl Transfer {
@@ -101,6 +117,24 @@ impl Transfer {
             }
         };
         (1..self.out.len()).filter(behind)
+    }
+
+    /// The size of its next batch.
+    pub(super) fn next_size(&self) -> Bytes {
+        let next = self.waiting.last();
+        next.map_or(Bytes::ZERO, |next| {
+            self.cargo.span(&(next.start..next.end.min(next.start + BATCH_CHUNKS.get()))).1
+        })
+    }
+
+    /// What was not granted of it.
+    pub(super) fn left(&self) -> Bytes {
+        self.waiting.iter().map(|chunks| self.cargo.span(chunks).1).sum()
+    }
+
+    /// The GPU that it comes to from the host, where it does.
+    pub(super) fn from_host(&self) -> Option<GpuIndex> {
+        matches!(self.source, Source::Host).then_some(self.gpu)
     }
 
     /// Whether its bytes are of an object that another GPU has: nowhere else may have them.

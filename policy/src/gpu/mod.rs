@@ -47,11 +47,12 @@ pub use self::slots::SLOTS_MAX;
 
 use self::data::Data;
 use self::programs::{Known, Programs};
+use self::serve::Moving;
 use self::slots::{Slot, Slots, Stage};
 use crate::attempts::Progress;
 use crate::core::Core;
 use crate::elastic;
-use crate::ids::{Generation, RequestKey, RunId, TransferId};
+use crate::ids::{RequestKey, RunId, TransferId};
 use crate::memory::{BLOCK, MemoryMap};
 
 /// How often one request is sent to one executor.
@@ -87,18 +88,6 @@ pub struct Totals {
     pub moved_blocks: u64,
     /// Executors after the first.
     pub restarts: u64,
-}
-
-/// A transfer to this GPU that has not ended.
-#[derive(Debug)]
-struct Moving {
-    transfer: TransferId,
-    model: ModelId,
-    generation: Generation,
-    cancelled: bool,
-    /// Whether all of it counts as copied for a request whose run has ended: what is still to be
-    /// heard of it is nobody else's.
-    counted: bool,
 }
 
 /// A GPU.

@@ -278,7 +278,15 @@ pub enum Action {
     },
     /// Executor: be replaced; what it does can no longer be relied on.
     Replace,
-    /// Fabric: bring weights here.
+    /// Fabric: a request waits for a transfer that began without one.
+    Hasten {
+        /// Which transfer.
+        transfer: TransferId,
+        /// Which request.
+        key: RequestKey,
+    },
+    /// Fabric: bring weights here. Whether a request waits for them says
+    /// [`Gpu::reader_of`](super::Gpu::reader_of).
     Transfer {
         /// The transfer's name.
         transfer: TransferId,

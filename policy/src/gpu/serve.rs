@@ -4,12 +4,33 @@ use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 use super::programs::{Known, PROGRAMS_MAX};
 use super::slots::{Slot, Stage};
-use super::{Action, Gpu, Moving, SLOTS_MAX};
+use super::{Action, Gpu, SLOTS_MAX};
 use crate::fabric::Weights;
-use crate::ids::{Generation, RunId, TransferId};
+use crate::ids::{Generation, RequestKey, RunId, TransferId};
 use crate::memory::{Evicted, Run as BlockRun, Shortage};
 
+/// A transfer to this GPU that has not ended.
+#[derive(Debug)]
+pub(super) struct Moving {
+    pub(super) transfer: TransferId,
+    pub(super) model: ModelId,
+    pub(super) generation: Generation,
+    pub(super) cancelled: bool,
+    /// Whether all of it counts as copied for a request whose run has ended: what is still to be
+    /// heard of it is nobody else's.
+    pub(super) counted: bool,
+    /// Whether a request waits for it, as far as the fabric knows.
+    pub(super) hastened: bool,
+}
+
 impl Gpu {
+    /// The first request that waits for a model's weights: that is by when they are wanted.
+    #[must_use]
+    pub fn reader_of(&self, model: ModelId) -> Option<RequestKey> {
+        let reads = |slot: &&Slot| slot.model == model && slot.stage != Stage::Waiting && !slot.doomed;
+        self.slots.iter().find(reads).map(|slot| slot.key)
+    }
+
     /// Takes every request as far as it can go.
     pub(super) fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         if self.incarnation.is_none() {
@@ -137,7 +158,7 @@ impl Gpu {
     /// Keeps the link busy for the first request that lacks weights.
     fn move_weights(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let lacks = |slot: &&Slot| slot.stage != Stage::Waiting && !slot.doomed && !self.complete(slot.model);
-        let Some(&Slot { model, from, .. }) = self.slots.iter().find(lacks) else {
+        let Some(&Slot { key, model, from, .. }) = self.slots.iter().find(lacks) else {
             return self.move_prefetched(now, actions);
         };
         let here: Vec<_> = self
@@ -148,6 +169,11 @@ impl Gpu {
             .collect();
         self.cancel_transfers(|moving| moving.model != model && !here.contains(&moving.model), actions);
         self.start_transfer(model, from, actions);
+        let late = |it: &&mut Moving| it.model == model && !it.cancelled && !it.hastened;
+        for moving in self.moving.iter_mut().filter(late) {
+            moving.hastened = true;
+            actions.push(Action::Hasten { transfer: moving.transfer, key });
+        }
     }
 
     /// Asks for what a model lacks, unless that is on its way.
@@ -169,7 +195,8 @@ impl Gpu {
         let transfer = self.last_transfer;
         let weights = Weights { model, generation, bytes: shape.weights };
         actions.push(Action::Transfer { transfer, weights, chunks: region.loaded().missing(), from });
-        self.moving.push(Moving { transfer, model, generation, cancelled: false, counted: false });
+        let (cancelled, counted, hastened) = (false, false, self.reader_of(model).is_some());
+        self.moving.push(Moving { transfer, model, generation, cancelled, counted, hastened });
     }
 
     /// Drops models that were removed and that nothing here uses any more.

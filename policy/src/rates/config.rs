@@ -1,8 +1,9 @@
 //! How bandwidth is shared, by name.
 
 use std::fmt;
+use std::str::FromStr;
 
-use crate::names;
+use crate::names::{self, UnknownName};
 
 /// Who gets how much of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -20,6 +21,14 @@ pub enum Sharing {
 /// Every name, with what it stands for.
 pub const SHARINGS: [(&str, Sharing); 3] =
     [("faastube", Sharing::FaasTube), ("fair", Sharing::Fair), ("fifo", Sharing::Fifo)];
+
+impl FromStr for Sharing {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("transfer sharing", &SHARINGS, text)
+    }
+}
 
 impl fmt::Display for Sharing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

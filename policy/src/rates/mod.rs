@@ -200,9 +200,15 @@ impl Rates {
     }
 
     /// What a flow can count on.
-    #[cfg(test)]
-    fn standing(&self, flow: FlowId) -> Option<Standing> {
+    #[must_use]
+    pub fn standing(&self, flow: FlowId) -> Option<Standing> {
         self.flows.get(&flow).map(|state| state.standing)
+    }
+
+    /// Whether there is no flow.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
     }
 
     /// How fast a flow may go, by all its links together.

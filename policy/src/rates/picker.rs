@@ -19,10 +19,11 @@
 //! current batch" is read as said of that one: of several that come at once one alone can be next, and
 //! the others are served when they are due, which is what admission promised them.
 //!
-//! No server calls this yet, nor does `sim`, which goes by the rates: only tests and a bench do.
+//! The fabric asks for what is due by a rate alone ([`Rates::next_rated`]), link by link as each has room:
+//! what has none takes turns there. `sim` goes by the rates, without batches.
 
-use millrace_types::Bytes;
 use millrace_types::topology::LinkId;
+use millrace_types::{Bytes, Timestamp};
 
 use super::links::Part;
 use super::protocol::Due;
@@ -83,7 +84,7 @@ fn credit_the_wait(senders: &mut [Sender], last: u64) {
 
 impl State {
     /// What its next batch is; 0 when all of it was given out.
-    fn next_bytes(&self) -> u64 {
+    pub(super) fn next_bytes(&self) -> u64 {
         (self.bytes - self.granted).min(BATCH.0)
     }
 
@@ -100,34 +101,79 @@ impl Rates {
     pub fn next_batch(&mut self, link: LinkId) -> Option<Batch> {
         let place = self.links.place(link)?;
         let meter = self.links.meter(place);
-        let mut senders = self.senders(meter);
-        if senders.is_empty() {
+        if self.senders(meter, &|_, _| BATCH).is_empty() {
             self.last_grants[meter] = None;
             let flow = self.longest_waiting(place)?;
-            return self.grant(flow, link, Vec::new());
+            return self.grant(flow, link, BATCH, Vec::new());
+        }
+        self.next_rated(link, |_, _| BATCH)
+    }
+
+    /// The same among those that have a rate alone. `sized` says how much of a flow can enter by a link
+    /// now; nothing where that has no room, so that nobody waits for a link that is taken.
+    pub fn next_rated(&mut self, link: LinkId, sized: impl Fn(FlowId, LinkId) -> Bytes) -> Option<Batch> {
+        let place = self.links.place(link)?;
+        let meter = self.links.meter(place);
+        let mut senders = self.senders(meter, &sized);
+        if senders.is_empty() {
+            self.last_grants[meter] = None;
+            return None;
         }
         if let Some(last) = self.last_grants[meter].as_mut() {
             credit_the_wait(&mut senders, std::mem::replace(last, self.arrivals));
         }
         let chosen = self.newcomer(&senders, place).or_else(|| self.most_due(&senders, place));
-        let paid = chosen.map(|chosen| (senders[chosen].id, transfer(&mut senders, chosen)));
+        let paid = chosen.map(|chosen| (senders[chosen].id, Bytes(senders[chosen].batch)));
+        let dues = chosen.map_or_else(Vec::new, |chosen| transfer(&mut senders, chosen));
         for sender in &senders {
             if let Some(state) = self.flows.get_mut(&sender.id) {
                 state.lead[sender.part] = sender.lead;
             }
         }
-        let (flow, dues) = paid?;
-        self.grant(flow, link, dues)
+        let (flow, bytes) = paid?;
+        self.grant(flow, link, bytes, dues)
     }
 
-    fn grant(&mut self, flow: FlowId, link: LinkId, dues: Vec<Due>) -> Option<Batch> {
+    /// Notes that a flow is given a batch that nobody pays for: it has no rate, and its turn came all the
+    /// same. `None` where there is no such flow, or all of it was given out.
+    pub fn take_spare(&mut self, flow: FlowId, link: LinkId, bytes: Bytes) -> Option<Batch> {
+        self.grant(flow, link, bytes, Vec::new()).filter(|batch| batch.bytes > Bytes::ZERO)
+    }
+
+    /// The flow that is next by a link because it has just come, and its deadline.
+    #[must_use]
+    pub fn newcomer_on(
+        &self,
+        link: LinkId,
+        sized: impl Fn(FlowId, LinkId) -> Bytes,
+    ) -> Option<(Timestamp, FlowId)> {
+        let place = self.links.place(link)?;
+        let senders = self.senders(self.links.meter(place), &sized);
+        let id = senders[self.newcomer(&senders, place)?].id;
+        Some((self.flows[&id].urgency().1, id))
+    }
+
+    /// Whether a flow has a rate, and something that was not given out.
+    #[must_use]
+    pub fn sends(&self, flow: FlowId) -> bool {
+        let sends = |state: &State| state.next_bytes() > 0 && state.parts.iter().any(|part| part.rate > 0);
+        self.flows.get(&flow).is_some_and(sends)
+    }
+
+    /// Where what enters by a link is counted with what else could leave it too little room.
+    #[must_use]
+    pub fn meter(&self, link: LinkId) -> LinkId {
+        self.links.place(link).map_or(link, |place| LinkId(self.links.meter(place) as u32))
+    }
+
+    fn grant(&mut self, flow: FlowId, link: LinkId, bytes: Bytes, dues: Vec<Due>) -> Option<Batch> {
         let meter = self.links.meter(self.links.place(link)?);
         let state = self.flows.get_mut(&flow)?;
-        let bytes = state.next_bytes();
+        let bytes = state.next_bytes().min(bytes.0);
         state.granted += bytes;
         state.served = true;
-        self.last_grants[meter] = Some(self.arrivals);
-        Some(Batch { flow, link, bytes: Bytes(bytes), arrival: state.arrival, dues })
+        let follows = self.last_grants[meter].replace(self.arrivals).is_some();
+        Some(Batch { flow, link, bytes: Bytes(bytes), arrival: state.arrival, follows, dues })
     }
 
     /// Takes back a batch that did not cross: nobody has paid for it, or was credited, any more.
@@ -139,8 +185,8 @@ impl Rates {
         let state = self.flows.get_mut(&batch.flow).filter(|state| of(state, batch.arrival));
         let state = state.ok_or(Error::Unknown(batch.flow))?;
         state.granted -= batch.bytes.0;
-        if let Some(place) = self.links.place(batch.link) {
-            // Whoever comes next has not waited for it.
+        if let Some(place) = self.links.place(batch.link).filter(|_| !batch.follows) {
+            // Whoever comes next has not waited for it, nor for another.
             self.last_grants[self.links.meter(place)] = None;
         }
         for due in batch.dues {
@@ -158,14 +204,18 @@ impl Rates {
         oldest.map(|(&flow, _)| flow)
     }
 
-    /// Flows with a rate and something to send, by each of the links that are counted at a meter; by
-    /// id.
-    fn senders(&self, meter: usize) -> Vec<Sender> {
+    /// Flows with a rate and something to send now, by each of the links that are counted at a meter;
+    /// by id.
+    fn senders(&self, meter: usize, sized: &dyn Fn(FlowId, LinkId) -> Bytes) -> Vec<Sender> {
         let mut senders = Vec::new();
         for (&id, state) in &self.flows {
-            let batch = state.next_bytes();
+            let next = state.next_bytes();
             for (part, &Part { link, rate }) in state.parts.iter().enumerate() {
-                if rate > 0 && batch > 0 && self.links.meter(link) == meter {
+                if rate == 0 || next == 0 || self.links.meter(link) != meter {
+                    continue;
+                }
+                let batch = next.min(sized(id, LinkId(link as u32)).0);
+                if batch > 0 {
                     let (arrival, lead) = (state.arrival, state.lead[part]);
                     senders.push(Sender { id, arrival, part, link, rate, lead, batch });
                 }

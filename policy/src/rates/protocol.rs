@@ -105,6 +105,8 @@ pub struct Batch {
     pub bytes: Bytes,
     /// Which of the flows of that name it is.
     pub(super) arrival: u64,
+    /// Whether another was given out before it that may be crossing.
+    pub(super) follows: bool,
     /// What it changed.
     pub(super) dues: Vec<Due>,
 }

@@ -206,8 +206,11 @@ impl Gpu {
                 let evicted = self.evicted;
                 let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
                 waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
-                let cargo = Cargo::Weights(weights);
-                self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from });
+                let (cargo, reader) = (Cargo::Weights(weights), self.core.core.reader_of(weights.model));
+                self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
+            }
+            Action::Hasten { transfer, key } => {
+                self.peers.node.post(node::Message::Hasten { transfer, reader: key });
             }
             Action::Locked { transfer, peer } => self.tell_fabric(fabric::Event::Locked { transfer, peer }),
             Action::LockLost { transfer } => self.tell_fabric(fabric::Event::LockLost { transfer }),

@@ -5,6 +5,7 @@
 //! dispatch core; what does not fit is answered `QUEUE_FULL`.
 
 mod functions;
+mod objectives;
 mod policy;
 mod waiting;
 
@@ -75,7 +76,11 @@ pub(crate) enum Message {
         cargo: Cargo,
         chunks: Vec<Range<u32>>,
         from: Option<GpuIndex>,
+        /// The request that waits for them.
+        reader: Option<RequestKey>,
     },
+    /// A request waits for them now.
+    Hasten { transfer: TransferId, reader: RequestKey },
     /// They are not wanted any more.
     CancelTransfer(TransferId),
     /// A batch ended, or a GPU says whether it locked a model.
@@ -314,8 +319,8 @@ impl Node {
         let stats = self.dispatch.core.dispatch().stats();
         // Whoever asked may have given up.
         let batches = self.dispatch.core.totals();
-        let policy = self.supervisor.policy();
-        parts.send(SnapshotPart::Queue { queued, stats, batches, policy }).unwrap_or_default();
+        let (transfers, policy) = (self.fabric.core.tally().clone(), self.supervisor.policy());
+        parts.send(SnapshotPart::Queue { queued, stats, batches, transfers, policy }).unwrap_or_default();
         self.supervisor.report(look, parts);
     }
 
@@ -372,9 +377,15 @@ impl Behaviour for Node {
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
-            Message::Transfer { gpu, transfer, cargo, chunks, from } => {
+            Message::Transfer { gpu, transfer, cargo, chunks, from, reader } => {
                 self.moving.insert(transfer, (gpu, cargo));
-                self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from });
+                let objective = reader.and_then(|reader| self.objective(now, reader));
+                self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
+            }
+            Message::Hasten { transfer, reader } => {
+                if let Some(objective) = self.objective(now, reader) {
+                    self.fabric(now, fabric::Event::Hasten { transfer, objective });
+                }
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),
             Message::Fabric(event) => self.fabric(now, event),

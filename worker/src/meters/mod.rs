@@ -17,6 +17,7 @@ use axum::body::Body;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Response, StatusCode};
 use millrace_policy::admission::Score;
+use millrace_policy::fabric;
 use millrace_proto::metrics::negotiated;
 use millrace_proto::worker::HostModel;
 use millrace_types::{FunctionKey, Slo};
@@ -188,6 +189,21 @@ impl Seen {
         writer.gauges(
             ("millrace_link_outstanding", "Batches granted on the link and not finished", None),
             links().map(|(labels, link)| (labels, f64::from(link.outstanding))),
+        )?;
+        let fabric::Tally { from_host, waits } = &self.snapshot.transfers;
+        let waits = || waits.iter().map(|(link, wait)| (vec![("link", link.0.to_string())], wait));
+        writer.counters(
+            ("millrace_link_waits", "Transfers that had their first batch by the link", None),
+            waits().map(|(labels, wait)| (labels, wait.transfers as f64)),
+        )?;
+        writer.counters(
+            ("millrace_link_wait", "How long they waited for it, together", Some(Unit::Seconds)),
+            waits().map(|(labels, wait)| (labels, wait.waited.as_secs_f64())),
+        )?;
+        let label = |standing: &str| vec![("standing", standing.to_owned())];
+        writer.counters(
+            ("millrace_transfers", "Transfers from host memory, by what they could count on at last", None),
+            from_host.named().into_iter().map(|(standing, count)| (label(standing), count as f64)),
         )
     }
 

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
 use millrace_policy::dispatch::Stats;
+use millrace_policy::fabric::{Counts, Wait};
+use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
@@ -66,6 +68,28 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
         r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
     ];
     assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_gpu"), expected);
+}
+
+#[test]
+fn transfers_are_shown_by_what_they_could_count_on_and_their_waits_by_link() {
+    let from_host = Counts { admitted: 7, late: 1, infeasible: 2, ..Counts::default() };
+    let wait = Wait { transfers: 10, waited: Duration::from_millis(1500) };
+    let transfers = fabric::Tally { from_host, waits: [(LinkId(3), wait)].into() };
+    let seen = || Seen {
+        snapshot: NodeSnapshot { transfers: transfers.clone(), ..<_>::default() },
+        ..<_>::default()
+    };
+    let waits =
+        [r#"millrace_link_waits_total{link="3"} 10.0"#, r#"millrace_link_wait_seconds_total{link="3"} 1.5"#];
+    assert_eq!(lines(seen(), "millrace_link_wait"), waits);
+    let standings = [
+        r#"millrace_transfers_total{standing="unpromised"} 0.0"#,
+        r#"millrace_transfers_total{standing="admitted"} 7.0"#,
+        r#"millrace_transfers_total{standing="crowded"} 0.0"#,
+        r#"millrace_transfers_total{standing="late"} 1.0"#,
+        r#"millrace_transfers_total{standing="infeasible"} 2.0"#,
+    ];
+    assert_eq!(lines(seen(), "millrace_transfers"), standings);
 }
 
 #[test]

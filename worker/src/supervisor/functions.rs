@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_policy::admission::{self, Admission};
 use millrace_policy::attempts::Idempotent;
@@ -152,6 +153,11 @@ impl Supervisor {
         let index = registry.index_of(key)?;
         let slo = registry.function(index)?.config.slo;
         Some((index, slo.as_ref().map(Objective::of)))
+    }
+
+    /// Within how long a function's requests are to be answered.
+    pub(crate) fn deadline_of(&self, function: FunctionIndex) -> Option<Duration> {
+        self.registry.borrow().function(function)?.config.slo.map(|slo| slo.deadline)
     }
 
     pub(crate) fn model_of(&self, key: &RevisionKey) -> Option<ModelId> {

@@ -12,5 +12,6 @@ mod peers;
 mod policies;
 mod requests;
 mod scenario;
+mod sharing;
 mod two_times;
 mod world;

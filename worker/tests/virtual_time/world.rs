@@ -160,6 +160,7 @@ pub(crate) fn request(function: usize) -> Invocation {
         attempts_left: 3,
         revision: revision(function),
         timeout: Duration::from_secs(60),
+        objective: None,
         priority: 0,
         inputs: Vec::new(),
         descriptors: Vec::new(),

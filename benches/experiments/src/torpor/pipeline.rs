@@ -137,7 +137,8 @@ fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
     let chunks = std::iter::once(0..blocks_for(weights)).collect();
     let (mut actions, mut grants) = (Vec::new(), VecDeque::<Grant>::new());
     let (mut arrivals, mut free) = (Vec::new(), start);
-    fabric.on_event(start, Event::Start { transfer, gpu, cargo, chunks, from: None }, &mut actions);
+    let alone = Event::Start { transfer, gpu, cargo, chunks, from: None, objective: None };
+    fabric.on_event(start, alone, &mut actions);
     loop {
         for action in actions.drain(..) {
             match action {

@@ -45,7 +45,7 @@ impl Node {
     fn ask(&mut self, transfer: u64, from: Option<u32>, to: u32, chunks: u32) -> Vec<Action> {
         let (cargo, gpu, from) = (object(transfer, chunks), GpuIndex(to), from.map(GpuIndex));
         let (transfer, chunks) = (TransferId(transfer), std::iter::once(0..chunks).collect());
-        self.step(Event::Start { transfer, gpu, cargo, chunks, from })
+        self.step(Event::Start { transfer, gpu, cargo, chunks, from, objective: None })
     }
 
     fn kept(&mut self, transfer: u64, from: u32, chunks: u32) -> Vec<Action> {

@@ -42,7 +42,7 @@ impl Node {
         let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
         let (transfer, gpu) = (TransferId(transfer), GpuIndex(gpu));
         let (chunks, from) = (std::iter::once(0..chunks).collect(), Some(GpuIndex(from)));
-        self.step(Event::Start { transfer, gpu, cargo, chunks, from })
+        self.step(Event::Start { transfer, gpu, cargo, chunks, from, objective: None })
     }
 
     fn locked(&mut self, transfer: u64, peer: PeerBlocks) -> Vec<Action> {

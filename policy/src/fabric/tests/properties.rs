@@ -4,13 +4,18 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::rates::SHARINGS;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Start {
         gpu: u32,
         chunks: u32,
+        /// Within how many milliseconds it is wanted.
+        ms: Option<u64>,
     },
+    /// Somebody waits for what nobody waited for.
+    Hasten(usize, u64),
     /// The first batch out of a GPU ends well.
     Done(u32),
     Faulty(u32),
@@ -23,7 +28,9 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (0..3u32, 1..40u32).prop_map(|(gpu, chunks)| Step::Start { gpu, chunks }),
+        3 => (0..3u32, 1..40u32, prop::option::of(0..2_000u64))
+            .prop_map(|(gpu, chunks, ms)| Step::Start { gpu, chunks, ms }),
+        1 => (any::<usize>(), 0..2_000u64).prop_map(|(number, ms)| Step::Hasten(number, ms)),
         10 => (0..3u32).prop_map(Step::Done),
         1 => (0..3u32).prop_map(Step::Faulty),
         3 => Just(Step::Acknowledge),
@@ -105,17 +112,23 @@ proptest! {
     #[test]
     fn nothing_is_lost_no_link_is_overbooked_and_all_comes_to_rest(
         uplink in 1..3u64,
+        sharing in (0..SHARINGS.len()).prop_map(|at| SHARINGS[at].1),
         steps in prop::collection::vec(step(), 1..150),
     ) {
-        let mut node = Node::new(uplink);
+        let mut node = Node::sharing(uplink, sharing);
         let mut world = World { uplink, out: Vec::new(), missing: BTreeMap::new() };
         let mut next = 0;
         for step in steps {
             let actions = match step {
-                Step::Start { gpu, chunks } => {
+                Step::Start { gpu, chunks, ms } => {
                     next += 1;
                     world.missing.insert(TransferId(next), (GpuIndex(gpu), chunks));
-                    node.start(next, gpu, chunks)
+                    node.start_wanted(next, gpu, chunks, ms)
+                }
+                Step::Hasten(number, ms) => {
+                    let nth = number % world.missing.len().max(1);
+                    let Some(&transfer) = world.missing.keys().nth(nth) else { continue };
+                    node.step(Event::Hasten { transfer, objective: within(ms) })
                 }
                 Step::Done(gpu) => {
                     let Some(grant) = world.first_of(gpu) else { continue };

@@ -63,8 +63,8 @@ impl World {
         let gpu = GpuIndex(index as u32);
         let to_fabric = match action {
             gpu::Action::Transfer { transfer, weights, chunks, from } => {
-                let cargo = Cargo::Weights(weights);
-                fabric::Event::Start { transfer, gpu, cargo, chunks, from }
+                let (cargo, objective) = (Cargo::Weights(weights), None);
+                fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective }
             }
             gpu::Action::CancelTransfer { transfer } => fabric::Event::Cancel { transfer },
             gpu::Action::Locked { transfer, peer } => fabric::Event::Locked { transfer, peer },

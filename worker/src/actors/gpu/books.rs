@@ -41,6 +41,11 @@ impl Book {
     pub(super) fn new(kept: Weak<Kept>, bytes: u64, made: Option<(RunId, String)>) -> Self {
         Self { kept, bytes, made, claims: 0, queued: BTreeSet::new(), copy: None, mapped: false }
     }
+
+    /// The first of the requests in the queue that read it: their places are their keys.
+    pub(super) fn next_reader(&self) -> Option<RequestKey> {
+        self.queued.first().copied().map(RequestKey)
+    }
 }
 
 /// Why something is copied to the host.

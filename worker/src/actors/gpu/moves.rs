@@ -119,6 +119,7 @@ impl Gpu {
         };
         let Some(book) = self.data.books.get_mut(&object) else { return };
         book.mapped = true;
+        let reader = book.next_reader();
         let host = match book.kept.upgrade().map(|kept| kept.place()) {
             Some(Place::Host(fd)) if from.is_none() => vec![fd],
             _ => Vec::new(),
@@ -133,7 +134,7 @@ impl Gpu {
         self.send(Command::PlaceObject(place), host);
         let cargo = Cargo::Object(Piece { object, of, offset, bytes });
         let (gpu, chunks) = (self.index(), std::iter::once(0..blocks_for(bytes)).collect());
-        self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from });
+        self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
     }
 
     /// Copies an object back that is on the host.

@@ -59,6 +59,7 @@ struct Place {
 struct Request {
     function: usize,
     attempt: u32,
+    accepted: Timestamp,
 }
 
 struct Node<'a> {
@@ -241,7 +242,7 @@ impl<'a> Node<'a> {
         match happening {
             Happening::Arrive { request, function, timeout } => {
                 let key = key_of(request);
-                self.requests.insert(key, Request { function, attempt: 0 });
+                self.requests.insert(key, Request { function, attempt: 0, accepted: self.now });
                 let event = admission::Event::Arrive { key, accepted: self.now, timeout, attempts_left: 3 };
                 self.mail.push_back(Mail::Admission(FunctionIndex(function as u32), event));
             }

@@ -7,6 +7,7 @@ use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights, link};
 use millrace_policy::gpu::{self, RunFailure};
 use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::lifecycle;
+use millrace_policy::rates::Objective;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Priority, SloCounts};
@@ -14,6 +15,7 @@ use millrace_worker::port::model::{CopyOrder, CopyRefusal, Order, Word};
 
 use super::{Node, request_of};
 use crate::scenario::Ending;
+use crate::world::OBJECTIVE;
 
 /// A message on its way.
 pub(super) enum Mail {
@@ -21,6 +23,8 @@ pub(super) enum Mail {
     Completed(RequestKey, gpu::Spent, GpuIndex),
     Dispatch(dispatch::Event),
     Fabric(fabric::Event),
+    /// What a GPU asks for, and the request that waits for it.
+    Transfer(GpuIndex, gpu::Action, Option<RequestKey>),
     Down(GpuIndex, Vec<(RequestKey, Progress)>),
     Gpu(GpuIndex, gpu::Event),
     Life(GpuIndex, lifecycle::Event),
@@ -46,7 +50,7 @@ impl Node<'_> {
         match *mail {
             Mail::Admission(function, _) => Actor::Function(function),
             Mail::Completed(key, ..) => Actor::Function(self.function_of(key)),
-            Mail::Dispatch(_) | Mail::Fabric(_) | Mail::Down(..) => Actor::Node,
+            Mail::Dispatch(_) | Mail::Fabric(_) | Mail::Transfer(..) | Mail::Down(..) => Actor::Node,
             Mail::Gpu(gpu, _) => Actor::Gpu(gpu),
             Mail::Grant(ref grant) => Actor::Executor(grant.gpu),
             Mail::Life(gpu, _) | Mail::Order(gpu, ..) | Mail::Revoke(gpu, ..) | Mail::Word(gpu, ..) => {
@@ -66,6 +70,7 @@ impl Node<'_> {
             }
             Mail::Dispatch(event) => self.dispatch(event),
             Mail::Fabric(event) => self.fabric(event),
+            Mail::Transfer(gpu, action, reader) => self.transfer(gpu, action, reader),
             Mail::Down(gpu, lost) => {
                 self.fabric(fabric::Event::Down { gpu });
                 self.moving.retain(|_, (to, _)| *to != gpu);
@@ -209,6 +214,27 @@ impl Node<'_> {
         }
     }
 
+    /// By when a request wants what is copied for it.
+    fn objective(&self, reader: RequestKey) -> Option<Objective> {
+        let request = self.requests.get(&reader).filter(|_| self.dispatch.holds(reader))?;
+        let infer = self.dispatch.predicted_run(ModelId(request.function as u32), 1).unwrap_or_default();
+        Some(Objective { slo: (request.accepted + OBJECTIVE).since(self.now), infer })
+    }
+
+    fn transfer(&mut self, gpu: GpuIndex, action: gpu::Action, reader: Option<RequestKey>) {
+        let objective = reader.and_then(|reader| self.objective(reader));
+        match (action, objective) {
+            (gpu::Action::Transfer { transfer, weights, chunks, from }, objective) => {
+                let cargo = Cargo::Weights(weights);
+                self.fabric(fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
+            }
+            (gpu::Action::Hasten { transfer, .. }, Some(objective)) => {
+                self.fabric(fabric::Event::Hasten { transfer, objective });
+            }
+            _ => {}
+        }
+    }
+
     fn gpu(&mut self, index: GpuIndex, event: gpu::Event) {
         let mut actions = Vec::new();
         let place = &mut self.places[index.0 as usize];
@@ -220,10 +246,11 @@ impl Node<'_> {
         for action in actions {
             let mail = match action {
                 gpu::Action::Replace => Mail::Life(index, lifecycle::Event::Kill),
-                gpu::Action::Transfer { transfer, weights, chunks, from } => {
-                    let cargo = Cargo::Weights(weights);
-                    Mail::Fabric(fabric::Event::Start { transfer, gpu: index, cargo, chunks, from })
+                gpu::Action::Transfer { weights, .. } => {
+                    let reader = self.places[index.0 as usize].gpu.reader_of(weights.model);
+                    Mail::Transfer(index, action, reader)
                 }
+                gpu::Action::Hasten { key, .. } => Mail::Transfer(index, action, Some(key)),
                 gpu::Action::Locked { transfer, peer } => {
                     Mail::Fabric(fabric::Event::Locked { transfer, peer })
                 }

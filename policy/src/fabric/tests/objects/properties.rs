@@ -148,7 +148,8 @@ proptest! {
                     let transfer = begin(&mut world, to, chunks);
                     let (cargo, gpu) = (weights(transfer, Bytes(BLOCK.0 * u64::from(chunks))), GpuIndex(to));
                     let (transfer, chunks) = (TransferId(transfer), std::iter::once(0..chunks).collect());
-                    node.step(Event::Start { transfer, gpu, cargo, chunks, from: from.map(GpuIndex) })
+                    let (from, objective) = (from.map(GpuIndex), None);
+                    node.step(Event::Start { transfer, gpu, cargo, chunks, from, objective })
                 }
                 Step::Lock(number) => {
                     let Some(place) = pick(number, world.asked.len()) else { continue };

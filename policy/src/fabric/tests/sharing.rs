@@ -1,0 +1,287 @@
+//! Whose batch comes from the host next.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rates::{FLOWS_MAX, SHARINGS};
+
+/// A node whose executors copy whatever they are granted, one batch after the other, and have not begun
+/// what is taken back.
+struct Machine {
+    node: Node,
+    out: Vec<Grant>,
+    /// Batches that ended: whose, and how many chunks.
+    copied: Vec<(u64, u32)>,
+    ended: Vec<(u64, Outcome)>,
+}
+
+impl Machine {
+    fn new(uplink: u64, sharing: Sharing) -> Self {
+        let (out, copied, ended) = (Vec::new(), Vec::new(), Vec::new());
+        Self { node: Node::sharing(uplink, sharing), out, copied, ended }
+    }
+
+    fn start(&mut self, transfer: u64, gpu: u32, chunks: u32, ms: Option<u64>) {
+        let actions = self.node.start_wanted(transfer, gpu, chunks, ms);
+        self.take(actions);
+    }
+
+    fn take(&mut self, actions: Vec<Action>) {
+        self.ended.extend(ended(&actions));
+        for action in actions {
+            match action {
+                Action::Grant { grant } => self.out.push(grant),
+                Action::Revoke { gpu, transfer, batch, .. } => {
+                    let first = self.out.iter().position(|grant| grant.gpu == gpu);
+                    let its = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
+                    let found = self.out.iter().position(its).filter(|&place| Some(place) != first);
+                    if let Some(place) = found {
+                        self.out.remove(place);
+                        let actions = self.node.failed(transfer.0, batch.0, BatchFailure::NotBegun);
+                        self.take(actions);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The batch that ends first does. False where none is out.
+    fn copy(&mut self) -> bool {
+        let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
+        let Some(place) = (0..self.out.len()).min_by_key(|&place| (end(&self.out[place]), place)) else {
+            return false;
+        };
+        let grant = self.out.remove(place);
+        self.node.now = self.node.now.max(end(&grant));
+        self.copied.push((grant.transfer.0, grant.chunks.len() as u32));
+        let actions = self.node.done(grant.transfer.0, grant.batch.0);
+        self.take(actions);
+        true
+    }
+
+    fn copies_of(&self, transfer: u64) -> usize {
+        self.copied.iter().filter(|(its, _)| *its == transfer).count()
+    }
+
+    fn counts(&self) -> Counts {
+        self.node.fabric.tally().from_host
+    }
+}
+
+/// Which copy of a tight transfer's is its last, when it comes while a loose one is under way.
+fn last_of_the_tight(sharing: Sharing) -> usize {
+    let mut machine = Machine::new(1, sharing);
+    machine.start(1, 2, 100, Some(10_000));
+    machine.copy();
+    machine.start(2, 2, 20, Some(60));
+    while machine.copy() {}
+    assert_eq!(machine.ended.len(), 2);
+    machine.copied.iter().rposition(|(transfer, _)| *transfer == 2).unwrap()
+}
+
+#[test]
+fn the_tighter_goes_first_where_links_are_shared_by_objective() {
+    let last = SHARINGS.map(|(_, sharing)| last_of_the_tight(sharing));
+    // One had crossed and one was crossing when it came. In turns; after all of the other.
+    assert_eq!(last, [5, 8, 23]);
+}
+
+#[test]
+fn a_newcomer_that_is_wanted_soonest_waits_for_the_batch_that_crosses() {
+    let mut node = Node::new(1);
+    let start = node.now;
+    node.start_wanted(1, 0, 100, Some(5_000));
+    node.now = node.now + BATCH_TIME / 4;
+    let actions = node.start_wanted(2, 1, 3, Some(100));
+    let revoke =
+        Action::Revoke { link: LinkId(0), gpu: GpuIndex(0), transfer: TransferId(1), batch: BatchId(1) };
+    assert_eq!(actions, [revoke]);
+    let actions = node.failed(1, 1, BatchFailure::NotBegun);
+    assert_eq!(grants(&actions, start), [(2, 0, 0..3, BATCH_TIME)]);
+}
+
+#[test]
+fn one_that_is_wanted_later_takes_nothing_back() {
+    let mut node = Node::new(1);
+    node.start_wanted(1, 2, 100, Some(1_500));
+    assert_eq!(node.start_wanted(2, 2, 3, Some(5_000)), []);
+    // Nor one that nobody waits for.
+    assert_eq!(node.start(3, 2, 3), []);
+    assert_eq!(node.failed(1, 1, BatchFailure::NotBegun).len(), 1, "the place is taken again");
+}
+
+#[test]
+fn what_nobody_waits_for_has_a_batch_of_sixteen_beside_those_who_fill_the_link() {
+    let mut machine = Machine::new(1, Sharing::FaasTube);
+    machine.start(1, 2, 4_000, Some(8_600));
+    machine.start(2, 2, 200, None);
+    for _ in 0..160 {
+        machine.copy();
+    }
+    let spare = machine.copies_of(2);
+    assert!((8..=10).contains(&spare), "{spare} of 160");
+    while machine.copy() {}
+    let counts = Counts { admitted: 1, unpromised: 1, ..Counts::default() };
+    assert_eq!(machine.counts(), counts);
+    let chunks: u32 = machine.copied.iter().map(|(_, chunks)| chunks).sum();
+    assert_eq!(chunks, 4_200, "every chunk once");
+}
+
+#[test]
+fn what_nobody_waits_for_crosses_where_the_others_have_nothing_to_send() {
+    let mut machine = Machine::new(2, Sharing::FaasTube);
+    machine.start(1, 0, 100, Some(1_200));
+    machine.start(2, 1, 100, None);
+    for _ in 0..20 {
+        machine.copy();
+    }
+    assert!(machine.copies_of(2) >= 9, "{:?}", machine.copied);
+}
+
+#[test]
+fn what_cannot_be_in_time_is_carried_and_said() {
+    let mut machine = Machine::new(1, Sharing::FaasTube);
+    machine.start(1, 2, 100, Some(10));
+    machine.start(2, 2, 5, Some(0));
+    machine.start(3, 2, 80, Some(220));
+    machine.start(4, 2, 80, Some(300));
+    while machine.copy() {}
+    assert_eq!(machine.ended.len(), 4);
+    let counts = machine.counts();
+    assert_eq!((counts.infeasible, counts.admitted), (2, 1), "{counts:?}");
+    assert_eq!(counts.crowded + counts.late, 1, "{counts:?}");
+}
+
+#[test]
+fn a_prefetch_that_somebody_comes_to_wait_for_goes_by_its_rate() {
+    let mut machine = Machine::new(1, Sharing::FaasTube);
+    machine.start(1, 2, 200, Some(2_000));
+    machine.start(2, 2, 20, None);
+    for _ in 0..3 {
+        machine.copy();
+    }
+    assert_eq!(machine.copies_of(2), 0);
+    let actions = machine.node.step(Event::Hasten { transfer: TransferId(2), objective: within(200) });
+    machine.take(actions);
+    machine.copy();
+    machine.copy();
+    assert_eq!(machine.copies_of(2), 1, "it is a newcomer now");
+    while machine.copy() {}
+    assert_eq!(machine.counts(), Counts { admitted: 2, ..Counts::default() });
+}
+
+#[test]
+fn more_than_can_be_decided_on_have_no_objective() {
+    let mut machine = Machine::new(1, Sharing::FaasTube);
+    let all = FLOWS_MAX as u64 + 10;
+    for transfer in 1..=all {
+        machine.start(transfer, (transfer % 3) as u32, 7, Some(60_000));
+    }
+    while machine.copy() {}
+    assert_eq!(machine.ended.len() as u64, all);
+    let counts = Counts { admitted: FLOWS_MAX as u64, unpromised: 10, ..Counts::default() };
+    assert_eq!(machine.counts(), counts);
+}
+
+#[test]
+fn waits_are_counted_by_link() {
+    let mut machine = Machine::new(1, Sharing::Fifo);
+    machine.start(1, 2, 10, None);
+    machine.start(2, 2, 5, None);
+    while machine.copy() {}
+    let waits = &machine.node.fabric.tally().waits;
+    let waited = waits[&LinkId(2)].waited;
+    // The last chunk is half a chunk.
+    assert_eq!(waited, BATCH_TIME + RATE.time_for(Bytes::mib(9)));
+    assert_eq!((waits.len(), waits[&LinkId(2)].transfers), (1, 2));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// D13, whoever else is under way.
+    #[test]
+    fn the_tightest_newcomer_waits_for_the_batch_that_crosses(
+        others in prop::collection::vec((1..60u32, prop::option::of(2_000..9_000u64)), 1..8),
+        before in 0..60usize,
+    ) {
+        let mut machine = Machine::new(1, Sharing::FaasTube);
+        for (transfer, (chunks, ms)) in (1..).zip(others) {
+            machine.start(transfer, 2, chunks, ms);
+        }
+        for _ in 0..before {
+            machine.copy();
+        }
+        let crossing = usize::from(!machine.out.is_empty());
+        machine.start(100, 2, 3, Some(500));
+        for _ in 0..=crossing {
+            machine.copy();
+        }
+        prop_assert_eq!(machine.copies_of(100), 1, "{:?}", machine.copied);
+    }
+
+    /// However many come that are waited for, and however soon they are wanted.
+    #[test]
+    fn nobody_starves(
+        uplink in 1..3u64,
+        gpus in prop::collection::vec(0..2u32, 1..4),
+        coming in prop::collection::vec((0..2u32, 1..12u32, 1..400u64), 40),
+    ) {
+        let mut machine = Machine::new(uplink, Sharing::FaasTube);
+        let mut next = 100;
+        let mut coming = coming.into_iter().cycle();
+        let mut come = |machine: &mut Machine| {
+            // Twice what two links carry is always under way.
+            while machine.node.fabric.in_flight() < 12 {
+                let (gpu, chunks, ms) = coming.next().unwrap();
+                next += 1;
+                machine.start(next, gpu, chunks, Some(ms));
+            }
+        };
+        come(&mut machine);
+        for (transfer, &gpu) in (1..).zip(&gpus) {
+            machine.start(transfer, gpu, 15, None);
+        }
+        let mine = gpus.len() as u64;
+        // Three batches each, every time after all others and two spells of passing.
+        let most = 3 * 12 * 2 * SPARE_EVERY;
+        for _ in 0..most {
+            prop_assert!(machine.copy());
+            come(&mut machine);
+            machine.ended.retain(|&(transfer, _)| transfer <= mine);
+            if machine.ended.len() as u64 == mine {
+                return Ok(());
+            }
+        }
+        prop_assert!(false, "{:?} of {gpus:?} have ended", machine.ended);
+    }
+
+    /// Whatever is wanted by when, and whoever shares how.
+    #[test]
+    fn every_chunk_arrives_once(
+        uplink in 1..3u64,
+        sharing in (0..SHARINGS.len()).prop_map(|at| SHARINGS[at].1),
+        all in prop::collection::vec((0..3u32, 1..60u32, prop::option::of(0..800u64), 0..4u32), 1..25),
+    ) {
+        let mut machine = Machine::new(uplink, sharing);
+        let mut expected = BTreeMap::new();
+        for (transfer, (gpu, chunks, ms, copies)) in (1..).zip(all) {
+            machine.start(transfer, gpu, chunks, ms);
+            expected.insert(transfer, chunks);
+            for _ in 0..copies {
+                machine.copy();
+            }
+        }
+        while machine.copy() {}
+        let mut copied = BTreeMap::new();
+        for (transfer, chunks) in machine.copied {
+            *copied.entry(transfer).or_default() += chunks;
+        }
+        prop_assert_eq!(&copied, &expected);
+        prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == Outcome::Complete));
+        prop_assert_eq!(machine.ended.len(), expected.len());
+        let counted: u64 = machine.node.fabric.tally().from_host.named().iter().map(|(_, count)| count).sum();
+        prop_assert_eq!(counted, expected.len() as u64);
+    }
+}

@@ -1,0 +1,30 @@
+//! By when what crosses links is wanted (D14): the time of the request that waits for it, less what its run
+//! is expected to take.
+
+use millrace_policy::ids::RequestKey;
+use millrace_policy::rates::Objective;
+use millrace_types::Timestamp;
+
+use super::Node;
+use crate::actors::work::Work;
+
+impl Node {
+    /// The objective of bytes that a request waits for, or the most pressing one of those that run with it.
+    /// `None` where no answer is wanted by a certain time.
+    pub(super) fn objective(&self, now: Timestamp, reader: RequestKey) -> Option<Objective> {
+        let members = self.dispatch.core.members(reader);
+        let works = members.iter().filter_map(|key| Some(&self.entries.get(key)?.work));
+        let wanted = works.filter_map(|work| Some((self.wanted_by(work)?, work.model)));
+        let (by, model) = wanted.min()?;
+        let rows = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        // Before its first run nothing is known of it.
+        let infer = self.dispatch.core.dispatch().predicted_run(model, rows).unwrap_or_default();
+        Some(Objective { slo: by.since(now), infer })
+    }
+
+    fn wanted_by(&self, work: &Work) -> Option<Timestamp> {
+        let own = work.invocation.objective;
+        let objective = own.or_else(|| self.supervisor.deadline_of(work.function))?;
+        Some(work.accepted + objective)
+    }
+}
