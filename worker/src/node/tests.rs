@@ -183,6 +183,7 @@ fn request(timeout: Duration) -> Invocation {
         revision: revision(),
         timeout,
         priority: 0,
+        objective: None,
         inputs: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus { objects: Vec::new(), keep: vec!["run".to_owned()] },
