@@ -6,6 +6,7 @@ use std::sync::Arc;
 use millrace_device::{Device, Stream as _};
 use millrace_proto::executor::Tensor;
 
+use crate::batch::Rows;
 use crate::kept::{Kept, Output};
 use crate::runs::Failed;
 use crate::wire::{self, Declared, INLINE_BYTES_MAX};
@@ -17,8 +18,8 @@ pub(crate) struct Asked {
     pub(crate) outputs: Vec<String>,
     /// Those of them that stay here.
     pub(crate) kept: Vec<String>,
-    /// Of requests that run as one: the rows of all.
-    pub(crate) rows: Option<usize>,
+    /// Of requests that run as one.
+    pub(crate) rows: Option<Rows>,
 }
 
 impl Asked {
@@ -72,11 +73,13 @@ impl<D: Device> Answer<D> {
         let missing = || Failed::ValueMissing(name.clone());
         let made = value.as_ref().ok_or_else(missing)?;
         let shape = stream.shape(made, *datatype)?;
-        if let Some(rows) = asked.rows.filter(|&rows| shape.first() != Some(&rows)) {
-            return Err(Failed::OutputRows { name: name.clone(), shape, rows });
+        if let Some(Rows { all, .. }) = asked.rows.filter(|rows| shape.first() != Some(&rows.all)) {
+            return Err(Failed::OutputRows { name: name.clone(), shape, rows: all });
         }
         let size = datatype.size().unwrap_or_default() * shape.iter().product::<usize>();
-        if size <= INLINE_BYTES_MAX || !asked.kept.contains(name) {
+        // Of one request: where all are given little, they are given it together.
+        let largest = asked.rows.map_or(size, |rows| size / rows.all.max(1) * rows.most);
+        if largest <= INLINE_BYTES_MAX || !asked.kept.contains(name) {
             let tensor = stream.download(made, *datatype, INLINE_BYTES_MAX)?;
             self.outputs.push(wire::output(name.clone(), tensor, &mut self.descriptors));
             return Ok(());

@@ -1,6 +1,7 @@
 //! A run's inputs. Requests that run as one: theirs are put together along the first dimension, and
-//! the outputs go back whole, for the worker to cut. What does not fit together, or an output that has
-//! not a row for each, fails the run: the worker then runs each request alone.
+//! the outputs go back whole, for the worker to cut, or stay here, for it to place each one's rows. What
+//! does not fit together, or an output that has not a row for each, fails the run: the worker then runs
+//! each request alone.
 
 use std::collections::HashMap;
 
@@ -29,12 +30,21 @@ pub(crate) enum Error {
     Object(String, objects::Error),
 }
 
+/// The rows of requests that run as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rows {
+    /// Of all of them.
+    pub(crate) all: usize,
+    /// Of the one that has most.
+    pub(crate) most: usize,
+}
+
 /// A run's inputs.
 #[derive(Debug)]
 pub(crate) struct Inputs<D: Device> {
     pub(crate) tensors: HashMap<String, Input<D>>,
     /// How many rows they have, where they are several requests'.
-    pub(crate) rows: Option<usize>,
+    pub(crate) rows: Option<Rows>,
     /// The objects among them stay where they are until these are dropped, which is after all values
     /// that view them.
     pub(crate) uses: Vec<Use<D>>,
@@ -131,7 +141,11 @@ pub(crate) fn inputs<D: Device>(
     let tensors = joined.collect::<Result<_, Error>>()?;
     match rest.into_keys().min() {
         Some(name) => Err(Error::Unlike(name)),
-        None => Ok(Inputs { tensors, rows: Some(rows.into_iter().flatten().sum()), uses }),
+        None => {
+            let rows = rows.into_iter().flatten();
+            let rows = Rows { all: rows.clone().sum(), most: rows.max().unwrap_or(0) };
+            Ok(Inputs { tensors, rows: Some(rows), uses })
+        }
     }
 }
 
@@ -190,7 +204,7 @@ mod tests {
             tensor("x", &[2, 2], 4),
         ];
         let Inputs { tensors: joined, rows, .. } = join(given, 2).unwrap();
-        assert_eq!(rows, Some(3));
+        assert_eq!(rows, Some(Rows { all: 3, most: 2 }));
         let part = |part: &Part<_>| match part {
             Part::Host(Contents::Inline(bytes)) => bytes.to_vec(),
             _ => unreachable!("it is inline"),

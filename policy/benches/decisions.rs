@@ -66,6 +66,7 @@ fn enqueue(key: u64) -> dispatch::Event {
         model,
         attempts,
         priority: Priority::default(),
+        inputs: dispatch::Inputs::NONE,
     })
 }
 

@@ -23,8 +23,8 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use millrace_policy::attempts::{Attempts, Idempotent};
 use millrace_policy::core::Core;
 use millrace_policy::dispatch::{
-    Action, AlphaRule, Config, Dispatch, Event, GpuConfig, Objective, POLICIES, PeerLink, PolicyConfig,
-    Request, TorporConfig,
+    Action, AlphaRule, Config, Dispatch, Event, GpuConfig, Inputs, Objective, POLICIES, PeerLink,
+    PolicyConfig, Request, TorporConfig,
 };
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, SloCounts, Timestamp};
@@ -136,6 +136,7 @@ impl Domain {
             model,
             attempts,
             priority: Priority::default(),
+            inputs: Inputs::NONE,
         }));
     }
 

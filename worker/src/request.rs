@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::executor::Tensor;
+use millrace_policy::dispatch::Inputs;
+use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey};
 
-use crate::objects::Kept;
+use crate::objects::{Kept, Place};
 use crate::port::Descriptor;
 
 /// One attempt of one request, checked against the function's declaration.
@@ -41,6 +42,23 @@ pub struct Invocation {
     pub outputs: Vec<String>,
     /// How long it has waited here for its model to come into host memory: that counts as well.
     pub cold: Duration,
+}
+
+impl Invocation {
+    /// How many bytes of its inputs each GPU has now. One that leaves before the request has a GPU is
+    /// counted where it was.
+    pub(crate) fn inputs_on_gpus(&self) -> Inputs {
+        let objects = &self.on_gpus.objects;
+        if objects.is_empty() {
+            return Inputs::NONE;
+        }
+        let on_gpu = |input: &Tensor| {
+            let Some(Contents::Object(part)) = &input.contents else { return None };
+            let object = objects.iter().find(|object| object.key.0 == part.object)?;
+            matches!(object.place(), Place::Gpu(_)).then_some((object.gpu, Bytes(part.bytes)))
+        };
+        Inputs::of(self.inputs.iter().filter_map(on_gpu))
+    }
 }
 
 /// What of a request's data is on GPUs, and may stay there. Nothing, by default.

@@ -29,7 +29,8 @@ impl Batcher {
     /// Does what follows from a batch being forgotten.
     fn taken_out(&mut self, now: Timestamp, key: RequestKey, batch: &Batch, actions: &mut Vec<Action>) {
         if batch.whole.rows > 1 {
-            self.forward(now, dispatch::Event::Rows { key, rows: 1 }, actions);
+            let inputs = batch.first.inputs;
+            self.forward(now, dispatch::Event::Rows { key, rows: 1, inputs }, actions);
         }
         if let Stage::Held { until } = batch.stage {
             self.held.remove(&(until, key));
@@ -77,9 +78,9 @@ impl Batcher {
         };
         let left = batch.members.iter().map(|&(_, item)| item).reduce(Item::plus);
         batch.whole = left.unwrap_or(batch.whole);
-        let rows = batch.whole.rows;
+        let (rows, inputs) = (batch.whole.rows, batch.inputs());
         if batch.stage == Stage::Queued {
-            self.forward(now, dispatch::Event::Rows { key, rows }, actions);
+            self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
     }
 

@@ -72,7 +72,7 @@ impl Batcher {
         batch.members.push((request, item));
         batch.whole = batch.whole.plus(item);
         self.batch_of.insert(request.key, key);
-        let (rows, stage) = (batch.whole.rows, batch.stage);
+        let (rows, inputs, stage) = (batch.whole.rows, batch.inputs(), batch.stage);
         let full = self.functions.get(&request.function).is_some_and(|it| rows >= it.batching.max_size);
         if full {
             self.close(key);
@@ -80,7 +80,7 @@ impl Batcher {
         match stage {
             Stage::Held { .. } if full => self.release(now, key, actions),
             Stage::Held { .. } | Stage::On(_) => {}
-            Stage::Queued => self.forward(now, dispatch::Event::Rows { key, rows }, actions),
+            Stage::Queued => self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions),
         }
     }
 
@@ -101,13 +101,14 @@ impl Batcher {
         let Stage::Held { until } = batch.stage else { return };
         self.held.remove(&(until, key));
         batch.stage = Stage::Queued;
-        let (first, rows) = (batch.first, batch.whole.rows);
+        let (rows, inputs) = (batch.whole.rows, batch.inputs());
+        let first = Request { inputs, ..batch.first };
         if let Some(it) = self.functions.get_mut(&first.function) {
             it.at_work += 1;
         }
         // Before it is given to a GPU, which may be at once.
         if rows > 1 {
-            self.forward(now, dispatch::Event::Rows { key, rows }, actions);
+            self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
         }
         self.forward(now, dispatch::Event::Enqueue(first), actions);
     }

@@ -37,7 +37,7 @@ pub use self::protocol::{Event, Item};
 
 use crate::attempts::Progress;
 use crate::core::Core;
-use crate::dispatch::{self, Action, Config, Dispatch, Request};
+use crate::dispatch::{self, Action, Config, Dispatch, Inputs, Request};
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::tenancy::{self, Tenancy};
 
@@ -88,6 +88,11 @@ struct Batch {
 impl Batch {
     fn kind(&self) -> (u64, Priority) {
         (self.whole.class, self.first.priority)
+    }
+
+    /// Where the data of all of them is.
+    fn inputs(&self) -> Inputs {
+        self.members.iter().fold(Inputs::NONE, |all, (request, _)| all.plus(request.inputs))
     }
 
     fn keys(&self) -> impl Iterator<Item = RequestKey> {

@@ -52,7 +52,7 @@ impl Bench {
     fn ask_for(&mut self, key: u64, function: u32, item: Item) -> Vec<Action> {
         let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
         let (function, model, priority) = (FunctionIndex(function), ModelId(function), Priority::default());
-        let request = Request { key, function, model, attempts, priority };
+        let request = Request { key, function, model, attempts, priority, inputs: Inputs::NONE };
         self.tell(Event::Enqueue { request, item })
     }
 

@@ -1,5 +1,7 @@
 //! The policies that take the oldest request first.
 
+use std::time::Duration;
+
 use millrace_types::GpuIndex;
 
 use super::glance;
@@ -8,8 +10,9 @@ use super::policy::{Decision, Entry, Policy, Route, View};
 use super::queue::{Lines, Waiting};
 use super::{AHEAD_MAX, RECALL_COST};
 
-/// Ours: to an idle GPU that holds the model, else to the emptiest; where none is idle, ahead to a
-/// busy one.
+/// Ours: to an idle GPU that holds the model, else to any: to the one that the request's data comes to
+/// soonest, of equals to the emptiest. Where none is idle, ahead to the busy one that is likely to begin
+/// it first.
 #[derive(Debug)]
 pub(super) struct Fifo {
     lines: Lines,
@@ -44,15 +47,17 @@ impl Policy for Fifo {
     }
 }
 
-/// The emptiest idle GPU that holds a model.
+/// The idle GPU that holds a model to which a request's data comes soonest, else the emptiest of them.
 fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
-    let holders = &view.models.get(request.model).holders;
-    view.fleet.idle_holder(holders, request.rank, |gpu| view.fleet.get(gpu).resident_blocks())
+    let (holders, inputs) = (&view.models.get(request.model).holders, view.inputs(request));
+    let key = |gpu| (view.fleet.move_time(inputs, gpu), view.fleet.get(gpu).resident_blocks());
+    view.fleet.idle_holder(holders, request.rank, key)
 }
 
-fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+pub(super) fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let any = view.fleet.first_idle(request.rank)?;
-    Some(idle_holder(view, request).unwrap_or(any))
+    let near = || view.fleet.nearest_idle(view.inputs(request), request.rank, |_| ());
+    Some(idle_holder(view, request).or_else(near).unwrap_or(any))
 }
 
 /// The busy GPU behind which a request is handed ahead.
@@ -63,14 +68,22 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let turn =
         |gpu: GpuIndex| view.fleet.expected_free(view.models, view.now, gpu, view.fleet.get(gpu).ahead.len());
     let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now);
-    let bounded = |gpu: GpuIndex| (bound(gpu), gpu);
+    let bounded = |gpu: GpuIndex| ((bound(gpu), Duration::ZERO), gpu);
+    // Its data comes while others run.
+    let inputs = view.inputs(request);
+    let begins = |gpu: GpuIndex, turn: Expected| {
+        let moved = view.fleet.move_time(inputs, gpu);
+        (turn.max(Expected::At(view.now + moved)), moved)
+    };
     let soon = Expected::At(view.now + RECALL_COST);
     let takes = |&gpu: &GpuIndex| {
         let it = view.fleet.glance(gpu);
         it.takes(request.rank, AHEAD_MAX) && (it.nobody_ahead() || bound(gpu) <= soon)
     };
-    let in_turn =
-        |gpu: GpuIndex| Some(turn(gpu)).filter(|&turn| turn <= soon || view.fleet.glance(gpu).nobody_ahead());
+    let in_turn = |gpu: GpuIndex| {
+        let turn = Some(turn(gpu)).filter(|&turn| turn <= soon || view.fleet.glance(gpu).nobody_ahead());
+        Some(begins(gpu, turn?))
+    };
     let holders = &view.models.get(request.model).holders;
     // Behind another that is through so soon, if anything ever was; else only where nobody waits.
     let alone = view.models.all_take_longer(RECALL_COST) && view.fleet.free_ahead().len() < holders.len();
@@ -81,7 +94,7 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
         glance::first(holders.iter().filter(takes).map(bounded), in_turn)
     };
     let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
-    let any = || glance::first(free().map(bounded), |gpu| Some(turn(gpu)));
+    let any = || glance::first(free().map(bounded), |gpu| Some(begins(gpu, turn(gpu))));
     holder.or_else(any).map(|(_, gpu)| gpu)
 }
 

@@ -1,5 +1,7 @@
 //! Giving a request to a GPU: what that is expected to take, what it counts as, and who is told.
 
+use std::time::Duration;
+
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::cost::Source;
@@ -39,7 +41,10 @@ impl Dispatch {
             Source::Peer(_) => Loading::FromPeer,
             Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
         };
-        let swap = gpu.swap_time(&self.models, slot, source);
+        // What comes while another runs costs nothing.
+        let inputs = self.inputs.get(&key).filter(|_| gpu.running.is_none());
+        let moved = inputs.map_or(Duration::ZERO, |inputs| self.fleet.move_time(inputs, to));
+        let swap = gpu.swap_time(&self.models, slot, source).saturating_add(moved);
         let held = Held {
             request,
             rows,
@@ -47,9 +52,9 @@ impl Dispatch {
             source,
             swap,
             ahead: gpu.running.is_some(),
-            // Some of it may be there already.
-            unlike: hit && source != Source::Here,
-            predicted: run.map(|run| swap + run),
+            // Some of it may be there already, or its data comes beside it.
+            unlike: (hit && source != Source::Here) || !moved.is_zero(),
+            predicted: run.map(|run| swap.saturating_add(run)),
             loading,
             recalled: false,
             withdrawn: false,

@@ -187,14 +187,18 @@ impl Fleet {
             IdleOrder::Longest => before.unwrap_or(self.idled),
             IdleOrder::MostUsed => u64::MAX - gpu.dispatched,
             IdleOrder::Calmest => {
-                let beside = self.neighbours[index.0 as usize].iter();
-                let loading = beside.map(|&other| self.get(other).loading()).max().unwrap_or_default();
                 // No GPU has 2^56 blocks.
-                ((loading as u64) << 56) | gpu.resident_blocks()
+                ((self.loading_beside(index) as u64) << 56) | gpu.resident_blocks()
             }
             IdleOrder::Coldest if gpu.roomy() => 0,
             IdleOrder::Coldest => gpu.coldest().map_or(0, |(used, _)| used.0),
         }
+    }
+
+    /// The most that a GPU's neighbours load.
+    pub(super) fn loading_beside(&self, gpu: GpuIndex) -> Loading {
+        let beside = self.neighbours[gpu.0 as usize].iter();
+        beside.map(|&other| self.get(other).loading()).max().unwrap_or_default()
     }
 
     /// Those with an executor.
@@ -310,6 +314,16 @@ impl Fleet {
     /// Requests that were asked back and have not come yet.
     pub(super) fn asked(&self) -> usize {
         self.asked
+    }
+
+    /// An idle GPU's place in the order.
+    pub(super) fn idle_place(&self, gpu: GpuIndex) -> Option<u64> {
+        self.noted[gpu.0 as usize].idle
+    }
+
+    /// The rate of the direct link between two GPUs.
+    pub(super) fn link(&self, from: GpuIndex, to: GpuIndex) -> Option<BytesPerSec> {
+        self.peers(to).iter().find(|(_, other)| *other == from).map(|&(rate, _)| rate)
     }
 
     /// GPUs with a direct link to this one, fastest first.

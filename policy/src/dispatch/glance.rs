@@ -96,11 +96,11 @@ fn nanos(time: Duration) -> u64 {
 
 /// The first of some GPUs, and when, by an `exact` word that is not before the bound that comes with
 /// each and costs less; the first in index order of equals.
-pub(super) fn first(
-    gpus: impl Iterator<Item = (Expected, GpuIndex)>,
-    exact: impl Fn(GpuIndex) -> Option<Expected>,
-) -> Option<(Expected, GpuIndex)> {
-    let mut best: Option<(Expected, GpuIndex)> = None;
+pub(super) fn first<K: Ord + Copy>(
+    gpus: impl Iterator<Item = (K, GpuIndex)>,
+    exact: impl Fn(GpuIndex) -> Option<K>,
+) -> Option<(K, GpuIndex)> {
+    let mut best: Option<(K, GpuIndex)> = None;
     for (bound, gpu) in gpus {
         if best.is_none_or(|(best, _)| bound <= best)
             && let Some(exact) = exact(gpu)

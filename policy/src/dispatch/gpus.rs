@@ -57,13 +57,13 @@ pub(super) struct Held {
     pub(super) rows: u32,
     /// When its turn began.
     pub(super) since: Timestamp,
-    /// Where its model was to come from, and what that was expected to take.
+    /// Where its model was to come from, and what that and bringing its data was expected to take.
     pub(super) source: Source,
     pub(super) swap: Duration,
     /// Whether it was given while others were before it: its model may have come meanwhile.
     pub(super) ahead: bool,
     /// Whether what it takes says nothing of where its model was to come from: another load began
-    /// beside its own, it came from elsewhere, or some of it before.
+    /// beside its own, it came from elsewhere, some of it before, or data with it.
     pub(super) unlike: bool,
     /// What its turn was expected to take.
     pub(super) predicted: Option<Duration>,

@@ -12,7 +12,9 @@
 //!
 //! What waits in a GPU's own queue is handed ahead to it, one at a time, and not asked back: the
 //! GPU holds its model, so nothing is loaded sooner than in the paper, and no message is waited for.
-//! Its model is pinned there until it has gone. Who may not be [overtaken](super::overtaking) any more goes next.
+//! Its model is pinned there until it has gone. Of several idle holders a request goes to the one that
+//! its data comes to soonest ([`inputs`](super::inputs)). Who may not be
+//! [overtaken](super::overtaking) any more goes next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -135,7 +137,9 @@ impl Lalb {
             _ => self.hit(view, gpu),
         };
         if let Some((key, from)) = hit.filter(|hit| at_limit.is_none_or(|at_limit| hit.0 <= at_limit.0)) {
-            let request = self.send(from, key, rank)?;
+            let request = self.ages.get(from, key)?;
+            let gpu = self.nearest_holder(view, &request, gpu);
+            let request = self.send(from, key, view.fleet.get(gpu).rank)?;
             return Some(Decision::Assign { request, gpu, over: Route::Host });
         }
         let (key, from) = at_limit.or_else(|| self.ages.oldest(rank))?;
@@ -143,6 +147,23 @@ impl Lalb {
             self.ages.looked();
         }
         self.balance(view, gpu, key, from)
+    }
+
+    /// Of the idle holders of a request's model the one that its data comes to soonest, this one among
+    /// equals: a hit is a hit on each of them.
+    fn nearest_holder(&self, view: &View<'_>, request: &Waiting, idle: GpuIndex) -> GpuIndex {
+        let inputs = view.inputs(request);
+        if inputs.is_empty() {
+            return idle;
+        }
+        let key = |gpu| (self.held_up(view, request, gpu), view.fleet.move_time(inputs, gpu), gpu != idle);
+        let holders = &view.models.get(request.model).holders;
+        view.fleet.idle_holder(holders, request.rank, key).unwrap_or(idle)
+    }
+
+    /// Whether an older one is at its limit that fits a GPU too.
+    fn held_up(&self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) -> bool {
+        !self.ages.may_go(request.key, view.fleet.get(gpu).rank)
     }
 
     /// Where a request goes that is no hit on an idle GPU (algorithm 2).
@@ -156,8 +177,9 @@ impl Lalb {
         let request = self.ages.get(from, key)?;
         let holders = &view.models.get(request.model).holders;
         // Those where an older one is at its limit come last, and are left out.
-        let held_up = |gpu: GpuIndex| !self.ages.may_go(key, view.fleet.get(gpu).rank);
-        let other_idle = view.fleet.idle_holder(holders, from, held_up).filter(|&gpu| !held_up(gpu));
+        let held_up = |gpu: GpuIndex| self.held_up(view, &request, gpu);
+        let near = |gpu| (held_up(gpu), view.fleet.move_time(view.inputs(&request), gpu));
+        let other_idle = view.fleet.idle_holder(holders, from, near).filter(|&gpu| !held_up(gpu));
         let busy = || self.busy_holder(view, &request, idle);
         let gpu = match other_idle {
             Some(gpu) => gpu,
@@ -289,6 +311,15 @@ impl Policy for Lalb {
                 };
                 let by_scan = all.filter_map(through).min().map(|(_, holder)| holder);
                 assert_eq!(self.busy_holder(view, &request, gpu), by_scan, "{request:?} for {gpu}");
+                let moved = |holder| view.fleet.move_time(view.inputs(&request), holder);
+                let idle = view.models.get(model).holders.iter();
+                let idle = idle.filter(|&holder| view.fleet.takes_now(holder, request.rank));
+                let key =
+                    |holder| (self.held_up(view, &request, holder), moved(holder), holder != gpu, holder);
+                let nearest =
+                    idle.min_by_key(|&holder| key(holder)).filter(|_| !view.inputs(&request).is_empty());
+                let chosen = self.nearest_holder(view, &request, gpu);
+                assert_eq!(chosen, nearest.unwrap_or(gpu), "{request:?} for {gpu}");
             }
         }
     }

@@ -36,6 +36,10 @@
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
 //!
+//! **Data** ([`inputs`]). A workflow's step that reads what lies in the memory of some of the GPUs goes
+//! there, where its policy has no reason to prefer another: `fifo`, `lalb` and `torpor` among GPUs that
+//! are equal to them; `unified` adds what bringing it takes to the estimated finish.
+//!
 //! **What things take** is one model's word for all policies ([`cost`]).
 //!
 //! **Cost** (L16). A decision of any policy costs the logarithm of what waits, the models on one
@@ -60,6 +64,7 @@ mod fleet;
 mod glance;
 mod gpus;
 mod holders;
+mod inputs;
 mod lalb;
 mod learn;
 mod models;
@@ -88,6 +93,7 @@ pub use self::config::{
     RUNTIME_MEMORY, TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, kind_of,
 };
 pub use self::cost::{Predicted, PredictionError};
+pub use self::inputs::{INPUT_GPUS_MAX, Inputs};
 pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Request, Return};
 pub use self::warm::WARM_RETRY;
@@ -140,6 +146,8 @@ pub struct Dispatch {
     warm: Warm,
     /// Of requests that stand for several, how many rows run as one.
     rows: BTreeMap<RequestKey, u32>,
+    /// Of requests whose data is on GPUs, where.
+    inputs: BTreeMap<RequestKey, Inputs>,
     /// When to look again whether an idle GPU should ask for a neighbour's next request.
     look_again: Option<Timestamp>,
     errors: Errors,
@@ -168,6 +176,7 @@ impl Dispatch {
             pins: BTreeMap::new(),
             warm: Warm::default(),
             rows: BTreeMap::new(),
+            inputs: BTreeMap::new(),
             look_again: None,
             errors: Errors::default(),
             stats: Stats::default(),
@@ -235,7 +244,7 @@ impl Dispatch {
     }
 
     fn enqueue(&mut self, now: Timestamp, request: Request, actions: &mut Vec<Action>) {
-        let Request { key, function, model, attempts, priority } = request;
+        let Request { key, function, model, attempts, priority, inputs } = request;
         let found = self.models.installed(model).map(|model| (model, self.models.get(model).rank));
         let refuse = match found {
             None => Reason::FunctionNotReady,
@@ -243,11 +252,16 @@ impl Dispatch {
             Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
             Some((model, Some(rank))) => {
                 self.models.used(model);
+                // What was said of all that it stands for holds.
+                if !self.rows.contains_key(&key) {
+                    self.reads(key, inputs);
+                }
                 let request = Waiting { key, function, model, rank, attempts, priority, arrived: now };
                 return self.queue_up(request, Entry::New);
             }
         };
         self.rows.remove(&key);
+        self.inputs.remove(&key);
         actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
     }
 
@@ -279,6 +293,7 @@ impl Dispatch {
     fn gone(&mut self, request: &Waiting) {
         self.places.remove(&request.key);
         self.rows.remove(&request.key);
+        self.inputs.remove(&request.key);
         self.models.unused(request.model);
     }
 
@@ -359,7 +374,7 @@ impl Dispatch {
     /// Gives out what can be given out.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.queued > 0 {
-            let view = View { now, fleet: &self.fleet, models: &self.models };
+            let view = View { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
             match self.policy.decide(&view) {
                 None => break,
                 Some(Decision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
@@ -409,14 +424,7 @@ impl Core for Dispatch {
             Event::Forget { function } => self.policy.forget(function),
             Event::Enqueue(request) => self.enqueue(now, request, actions),
             // Neither frees anything: nobody else goes anywhere for it.
-            Event::Rows { key, rows } => {
-                if rows > 1 {
-                    self.rows.insert(key, rows)
-                } else {
-                    self.rows.remove(&key)
-                };
-                return;
-            }
+            Event::Rows { key, rows, inputs } => return self.stands_for(key, rows, inputs),
             Event::Withdraw { key } if matches!(self.places.get(&key), Some(Place::On(_))) => {
                 return self.withdraw(key, actions);
             }

@@ -3,6 +3,7 @@
 //! wait at all, what becomes of a request that lost its GPU, asking requests back) is the same for
 //! all and in [`Dispatch`](super::Dispatch).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,18 +13,34 @@ use super::config::Config;
 use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
 use super::gpus::Expected;
-use super::models::{Models, Slot};
+use super::inputs::Inputs;
+use super::models::Models;
 use super::priority::Prioritised;
 use super::protocol::Objective;
 use super::queue::Waiting;
 use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
-use crate::ids::FunctionIndex;
+use crate::ids::{FunctionIndex, RequestKey};
 
 /// What a policy sees when it decides.
 pub(super) struct View<'a> {
     pub(super) now: Timestamp,
     pub(super) fleet: &'a Fleet,
     pub(super) models: &'a Models,
+    /// Of the requests that have any on GPUs.
+    pub(super) inputs: &'a BTreeMap<RequestKey, Inputs>,
+}
+
+impl View<'_> {
+    /// Where a request's data is. Costs nothing where nobody's is on a GPU.
+    pub(super) fn inputs(&self, request: &Waiting) -> &Inputs {
+        self.inputs.get(&request.key).unwrap_or(&Inputs::NONE)
+    }
+
+    /// What it takes until a request's model and data are on an idle GPU.
+    pub(super) fn bringing(&self, gpu: GpuIndex, request: &Waiting) -> Duration {
+        let moved = self.fleet.move_time(self.inputs(request), gpu);
+        moved.saturating_add(self.fleet.swap_time(self.models, gpu, request.model))
+    }
 }
 
 /// How a request came to wait.
@@ -119,9 +136,9 @@ pub(super) trait Policy: fmt::Debug {
         }
     }
 
-    /// What it takes for a request to wait rather than have its model brought to this idle GPU.
-    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Duration {
-        view.fleet.swap_time(view.models, gpu, model)
+    /// What it takes for a request to wait rather than have its model and data brought to this idle GPU.
+    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
+        view.bringing(gpu, request)
     }
 
     /// A GPU has room for another request.
@@ -156,7 +173,7 @@ pub(super) trait Policy: fmt::Debug {
     /// Asserts that what it finds by its indexes is what looking at everything finds, for requests of
     /// each of these models.
     #[cfg(test)]
-    fn check(&self, _view: &View<'_>, _models: &[Slot]) {}
+    fn check(&self, _view: &View<'_>, _models: &[super::models::Slot]) {}
 }
 
 /// A policy and the order in which it wants the idle GPUs.

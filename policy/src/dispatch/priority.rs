@@ -14,7 +14,7 @@ use std::time::Duration;
 use millrace_types::{GpuIndex, Priority, SloCounts, Timestamp};
 
 use super::gpus::Expected;
-use super::models::{Models, Slot};
+use super::models::Models;
 use super::policy::{Decision, Entry, Policy, Stats, View};
 use super::protocol::Objective;
 use super::queue::Waiting;
@@ -105,8 +105,8 @@ impl Policy for Prioritised {
         self.usual().late_at(view, gpu)
     }
 
-    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Duration {
-        self.usual().bringing(view, gpu, model)
+    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
+        self.usual().bringing(view, gpu, request)
     }
 
     fn freed(&mut self, gpu: GpuIndex) {
@@ -171,7 +171,7 @@ impl Policy for Prioritised {
     }
 
     #[cfg(test)]
-    fn check(&self, view: &View<'_>, models: &[Slot]) {
+    fn check(&self, view: &View<'_>, models: &[super::models::Slot]) {
         self.levels.values().for_each(|level| level.policy.check(view, models));
     }
 }

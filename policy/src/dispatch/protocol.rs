@@ -5,6 +5,7 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
 
 use super::config::PolicyConfig;
+use super::inputs::Inputs;
 use crate::attempts::{Attempts, Progress};
 use crate::gpu::{Eviction, Standing};
 use crate::ids::{FunctionIndex, RequestKey};
@@ -71,6 +72,8 @@ pub struct Request {
     pub attempts: Attempts,
     /// Before whom it goes.
     pub priority: Priority,
+    /// Where its data is, as far as it is on GPUs here.
+    pub inputs: Inputs,
 }
 
 /// What happened.
@@ -137,6 +140,8 @@ pub enum Event {
         key: RequestKey,
         /// How many; 1 takes back what was said.
         rows: u32,
+        /// Where the data of all of them is.
+        inputs: Inputs,
     },
     /// Nobody waits for it any more.
     Withdraw {

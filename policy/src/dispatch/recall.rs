@@ -37,9 +37,9 @@ impl Dispatch {
             else {
                 continue;
             };
-            let model = gpu.ahead[place].request.model;
-            let view = View { now, fleet: &self.fleet, models: &self.models };
-            let there = Expected::At(now + self.policy.bringing(&view, to, model) + RECALL_COST);
+            let request = gpu.ahead[place].request;
+            let view = View { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
+            let there = Expected::At(now + self.policy.bringing(&view, to, &request) + RECALL_COST);
             let turn = self.policy.turn(&view, from, place);
             if turn > there {
                 best = best.max(Some((turn, from, place)));

@@ -11,6 +11,7 @@ mod bound;
 mod change;
 mod cost;
 mod glance;
+mod inputs;
 mod lalb;
 mod priority;
 mod properties;
@@ -88,9 +89,16 @@ impl Node {
         self.ask_again(key, function, model, Attempts::new(3, Idempotent::Yes))
     }
 
+    /// A request whose data is on GPUs, so many MiB on each.
+    fn ask_with(&mut self, key: u64, model: ModelId, on: &[(u32, u64)]) -> Vec<Action> {
+        let (key, attempts, priority) =
+            (RequestKey(key), Attempts::new(3, Idempotent::Yes), Priority::default());
+        self.step(Event::Enqueue(Request { key, function: F, model, attempts, priority, inputs: data(on) }))
+    }
+
     fn ask_again(&mut self, key: u64, function: u32, model: ModelId, attempts: Attempts) -> Vec<Action> {
         let (key, function, priority) = (RequestKey(key), FunctionIndex(function), Priority::default());
-        self.step(Event::Enqueue(Request { key, function, model, attempts, priority }))
+        self.step(Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE }))
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<Action> {
@@ -102,6 +110,11 @@ impl Node {
         let lost = lost.iter().map(|&(key, progress)| (RequestKey(key), progress)).collect();
         self.step(Event::Down { gpu: gpu(index), lost })
     }
+}
+
+/// So many MiB on each GPU.
+fn data(on: &[(u32, u64)]) -> Inputs {
+    Inputs::of(on.iter().map(|&(index, mib)| (gpu(index), Bytes::mib(mib))))
 }
 
 fn assign(index: u32, key: u64, model: ModelId) -> Action {

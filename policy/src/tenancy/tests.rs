@@ -67,7 +67,14 @@ impl Node {
         let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
         let (function, model) = (FunctionIndex(function), ModelId(model));
         let priority = Priority::default();
-        self.tell(dispatch::Event::Enqueue(dispatch::Request { key, function, model, attempts, priority }))
+        self.tell(dispatch::Event::Enqueue(dispatch::Request {
+            key,
+            function,
+            model,
+            attempts,
+            priority,
+            inputs: dispatch::Inputs::NONE,
+        }))
     }
 
     fn ended(&mut self, gpu: u32, key: u64) -> Vec<Action> {

@@ -353,13 +353,14 @@ impl Gpu {
             return;
         };
         let (attempts, brought) = (entry.attempt, std::mem::take(&mut entry.brought));
-        let works = entry.works.clone();
+        let (works, mut little) = (entry.works.clone(), Vec::new());
         for (work, share) in works.iter().zip(batch::shares(&works)) {
             let mine = brought.iter().filter(|(key, _)| *key == work.key);
             let brought = mine.map(|(_, brought)| brought.clone()).collect();
             let outputs = Outputs { share, brought, ..outputs.clone() };
-            self.store_outputs(run, work, outputs, (spent, attempts));
+            little.extend(self.store_outputs(run, work, outputs, (spent, attempts)));
         }
+        self.copy_little(little);
     }
 }
 

@@ -146,7 +146,8 @@ impl Node {
 
     fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
         let (key, function, model, priority) = (work.key, work.function, work.model, work.priority);
-        let request = dispatch::Request { key, function, model, attempts, priority };
+        let inputs = work.invocation.inputs_on_gpus();
+        let request = dispatch::Request { key, function, model, attempts, priority, inputs };
         let batched = self.dispatch.core.batches(function);
         let item = batched.then(|| batch::item(&work.invocation)).flatten();
         let took = now.since(work.accepted).saturating_sub(work.invocation.cold);

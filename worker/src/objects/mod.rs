@@ -3,9 +3,10 @@
 //!
 //! An answer that its caller wants kept stays here as an *object* and only its name travels; a
 //! request that takes it as input finds it by that name. It stays in the memory of the GPU that made
-//! it, where the next run on that GPU reads it; where there is no room, and of a request that ran as
-//! one with others, in host memory that executors map. For other GPUs it is
-//! copied to where their runs read it, over the NVLinks that lead there, or else to the host.
+//! it, where the next run on that GPU reads it, and dispatch is told that it is there
+//! (`policy::dispatch`); where there is no room, in host memory that executors map. Of requests that ran
+//! as one each has its rows so. For other GPUs it is copied to where their runs read it, over the NVLinks
+//! that lead there, or else to the host.
 //! From another node its bytes come from worker to worker, checked as they come, and go on from
 //! where a broken connection left off.
 //!

@@ -137,18 +137,19 @@ fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
 }
 
 /// The bytes of a request's rows, of an output of so many bytes.
-fn part(bytes: usize, share: Option<Share>) -> Range<usize> {
+pub(crate) fn part(bytes: u64, share: Option<Share>) -> Range<u64> {
     let Some(Share { first, rows, of }) = share else { return 0..bytes };
-    let row = bytes / (of as usize).max(1);
-    let first = (first as usize * row).min(bytes);
-    first..(first + rows as usize * row).min(bytes)
+    let row = bytes / u64::from(of).max(1);
+    let end = |rows: u32| (u64::from(rows) * row).min(bytes);
+    end(first)..end(first.saturating_add(rows))
 }
 
 fn read_part(fd: &Descriptor, share: Option<Share>) -> io::Result<Bytes> {
-    let bytes = size_of_memory(fd)?;
+    let bytes = size_of_memory(fd)? as u64;
     let part = part(bytes, share);
-    let whole = Held::Memory { fd: Arc::clone(fd), bytes: bytes as u64 };
-    whole.read(part.start as u64, part.len())
+    let whole = Held::Memory { fd: Arc::clone(fd), bytes };
+    // What is in memory has a length.
+    whole.read(part.start, (part.end - part.start) as usize)
 }
 
 /// An executor answered with tensors that do not make sense.
@@ -199,7 +200,10 @@ pub(crate) fn take(
                     Held::Kept(Part { object, offset, bytes })
                 }
             },
-            Some(Contents::Inline(data)) => Held::Inline(data.slice(part(data.len(), share))),
+            Some(Contents::Inline(data)) => {
+                let part = part(data.len() as u64, share);
+                Held::Inline(data.slice(part.start as usize..part.end as usize))
+            }
             Some(Contents::ContentsFd(place)) => match descriptors.get(place as usize) {
                 None => return Err(UnpackError::NoDescriptor(name, place)),
                 Some(fd) => match memory_of(fd, share) {

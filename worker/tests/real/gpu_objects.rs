@@ -1,5 +1,6 @@
 //! Intermediate data in the memory of the GPU that made it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,7 +13,9 @@ use millrace_worker::start::{DataConfig, Isolation, PolicyConfig, Worker, Worker
 use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, rows, tensor, twice};
 use crate::programs;
-use crate::support::{Client, all_up, client, config, kill_9, launcher, request, script, serving_mlp};
+use crate::support::{
+    Client, all_up, client, config, kill_9, launcher, request, script, serving_mlp, worker,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 const WHOLE: u64 = ROWS * ROW_BYTES;
@@ -44,8 +47,20 @@ async fn take(
     first: u64,
     rows: u64,
 ) -> wire::InvokeResponse {
+    take_by("mlp", client, id, object, first, rows).await
+}
+
+/// The same with another function.
+async fn take_by(
+    function: &str,
+    client: &mut Client,
+    id: u64,
+    object: &wire::Object,
+    first: u64,
+    rows: u64,
+) -> wire::InvokeResponse {
     let input = tensor(rows, Buffer::new(), vec![part(object, first, rows)]);
-    ask(client, wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) }).await
+    ask(client, wire::InvokeRequest { inputs: vec![input], ..request(function, id, &[]) }).await
 }
 
 async fn release(client: &mut Client, object: &wire::Object) {
@@ -77,6 +92,38 @@ async fn the_next_run_on_the_gpu_reads_an_object_where_it_lies() {
 
     release(&mut client, &object).await;
     used(&controller, "nothing left on the GPU", |bytes| bytes == 0).await;
+    worker.shutdown().await;
+}
+
+/// D06, D19: no byte crosses a link, whether both GPUs hold the second step's model or neither does.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker(dir.path(), 2).await;
+    let mlp = controller.publish(&millrace_model::synth::mlp());
+    let other = controller.publish(&millrace_model::synth::Seeded(7).mlp());
+    controller.desire(&[("mlp", mlp), ("other", other)]);
+    controller.ready("mlp").await;
+    controller.ready("other").await;
+    // Several at one time, until each GPU has made one.
+    let (mut made, mut ids) = (BTreeMap::new(), 0..);
+    let both = async {
+        while made.len() < 2 {
+            let makers = ids.by_ref().take(4).map(|id| {
+                let mut client = client(&worker);
+                async move { ask(&mut client, keeping(id, rows(ROWS), LONG)).await }
+            });
+            for kept in join_all(makers.collect::<Vec<_>>()).await {
+                made.entry(kept.gpu).or_insert_with(|| object(&kept, &worker));
+            }
+        }
+    };
+    within("an object of each GPU", both).await;
+    let mut client = client(&worker);
+    for (id, (function, gpu)) in (1000..).zip([("other", 1), ("mlp", 1), ("mlp", 0), ("mlp", 1)]) {
+        let taken = take_by(function, &mut client, id, &made[&gpu], 0, ROWS).await;
+        assert_eq!((taken.gpu, methods(&taken)), (gpu, vec![(FetchMethod::IntraGpu, WHOLE)]), "{function}");
+    }
     worker.shutdown().await;
 }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests, and what they share")]
 
 mod artifacts;
+mod batched_objects;
 mod checkpoints;
 mod control;
 mod controller;

@@ -136,7 +136,7 @@ proptest! {
                     let attempts = Attempts::new(3, Idempotent::Yes);
                     let priority = Priority::new(level * 2).unwrap_or_default();
                     let (function, model) = (FunctionIndex(model), ModelId(model));
-                    Event::Enqueue(Request { key, function, model, attempts, priority })
+                    Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE })
                 }
                 Step::Withdraw(number) => {
                     let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };

@@ -8,23 +8,32 @@ use crate::dispatch::{arrival, glance, torpor};
 
 /// Whatever the policy: its choices are asked of what the dispatcher knows, for each model.
 pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
-    let view = View { now, fleet: &dispatch.fleet, models: &dispatch.models };
+    let fleet = &dispatch.fleet;
     let gpus = || (0..3).map(GpuIndex);
     for gpu in gpus() {
-        let (it, first_look) = (view.fleet.get(gpu), view.fleet.glance(gpu));
+        let (it, first_look) = (fleet.get(gpu), fleet.glance(gpu));
         let takes = it.takes_ahead() && it.ahead.len() < AHEAD_MAX;
         assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), takes, "{gpu}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{gpu}");
     }
     let all: Vec<_> = [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)).collect();
-    dispatch.policy.check(&view, &all);
-    for slot in [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)) {
-        let Some(rank) = view.models.get(slot).rank else { continue };
-        let (key, attempts) = (RequestKey(0), Attempts::new(3, Idempotent::Yes));
-        let priority = Priority::default();
-        let request = Waiting { key, function: F, model: slot, rank, attempts, priority, arrived: now };
-        assert_eq!(arrival::busy_gpu(&view, &request), busy_gpu(&view, &request), "{request:?}");
-        assert_eq!(torpor::from_peer(&view, &request), from_peer(&view, &request), "{request:?}");
+    for read in [&[][..], &[(0, 32)], &[(1, 1), (2, 16)]] {
+        check_with(dispatch, now, &all, data(read));
+    }
+}
+
+/// The same for requests that read these.
+pub(super) fn check_with(dispatch: &Dispatch, now: Timestamp, models: &[Slot], read: Inputs) {
+    let inputs = BTreeMap::from([(RequestKey(0), read)]);
+    let view = View { now, fleet: &dispatch.fleet, models: &dispatch.models, inputs: &inputs };
+    dispatch.policy.check(&view, models);
+    for (request, slot) in requests_of(&view, models) {
+        assert_eq!(arrival::idle_gpu(&view, &request), idle_gpu(&view, &request), "{request:?} of {read:?}");
+        assert_eq!(arrival::busy_gpu(&view, &request), busy_gpu(&view, &request), "{request:?} of {read:?}");
+        assert_eq!(torpor::from_peer(&view, &request), from_peer(&view, &request), "{request:?} of {read:?}");
+        let calm = |gpu: GpuIndex| view.fleet.loading_beside(gpu);
+        let nearest = view.fleet.nearest_idle(&read, request.rank, calm);
+        assert_eq!(nearest, nearest_idle(&view, &request, calm), "{request:?} of {read:?}");
         for most in [0, 1, 10].map(Duration::from_millis) {
             let own = |gpu: GpuIndex| Duration::from_millis(u64::from(gpu.0 * 2 % 3));
             assert_eq!(first_of(&view, slot, own, most), first_by_scan(&view, slot, own, most), "{slot:?}");
@@ -32,10 +41,36 @@ pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
     }
 }
 
+fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+    let moved = |gpu: GpuIndex| view.fleet.move_time(view.inputs(request), gpu);
+    let holders = view.models.get(request.model).holders.iter();
+    let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
+    let holder = idle.min_by_key(|&gpu| (moved(gpu), view.fleet.get(gpu).resident_blocks(), gpu));
+    holder.or_else(|| nearest_idle(view, request, |_| ()))
+}
+
+/// Of all that are idle: those that data comes to over the host count only where they are first.
+fn nearest_idle<C: Ord>(
+    view: &View<'_>,
+    request: &Waiting,
+    class: impl Fn(GpuIndex) -> C,
+) -> Option<GpuIndex> {
+    let (fleet, inputs) = (view.fleet, view.inputs(request));
+    let idle = || fleet.all().filter(|&gpu| fleet.takes_now(gpu, request.rank));
+    let first = idle().min_by_key(|&gpu| (fleet.idle_place(gpu), gpu));
+    let near = |gpu: GpuIndex| inputs.iter().any(|(from, _)| from == gpu || fleet.link(from, gpu).is_some());
+    let all = idle().filter(|&gpu| Some(gpu) == first || near(gpu));
+    all.min_by_key(|&gpu| (class(gpu), fleet.move_time(inputs, gpu), fleet.idle_place(gpu), gpu))
+}
+
 fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let turn = |gpu: GpuIndex| {
         let ahead = view.fleet.get(gpu).ahead.len();
         (view.fleet.expected_free(view.models, view.now, gpu, ahead), gpu)
+    };
+    let begins = |(turn, gpu): (Expected, GpuIndex)| {
+        let moved = view.fleet.move_time(view.inputs(request), gpu);
+        (turn.max(Expected::At(view.now + moved)), moved, gpu)
     };
     let holders = view.models.get(request.model).holders.iter();
     let takers = holders.filter(|&gpu| {
@@ -45,16 +80,18 @@ fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let soon = Expected::At(view.now + RECALL_COST);
     let turns = takers.map(turn).filter(|&(turn, gpu)| turn <= soon || view.fleet.get(gpu).ahead.is_empty());
     let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
-    turns.min().or_else(|| free().map(turn).min()).map(|(_, gpu)| gpu)
+    let free_first = || free().map(turn).map(begins).min();
+    turns.map(begins).min().or_else(free_first).map(|(.., gpu)| gpu)
 }
 
-fn from_peer(view: &View<'_>, request: &Waiting) -> Option<(Reverse<BytesPerSec>, GpuIndex, GpuIndex)> {
+fn from_peer(view: &View<'_>, request: &Waiting) -> Option<torpor::Peer> {
     let holders = view.models.get(request.model).holders.iter();
     let whole = holders.filter(|&gpu| !view.fleet.get(gpu).is_loading(request.model));
     let from_holder = whole.flat_map(|holder| {
-        view.fleet.peers(holder).iter().map(move |&(rate, to)| (Reverse(rate), to, holder))
+        let moved = |to| view.fleet.move_time(view.inputs(request), to);
+        view.fleet.peers(holder).iter().map(move |&(rate, to)| (Reverse(rate), moved(to), to, holder))
     });
-    let faster = from_holder.filter(|&(Reverse(rate), to, _)| {
+    let faster = from_holder.filter(|&(Reverse(rate), _, to, _)| {
         view.fleet.takes_now(to, request.rank) && rate > view.fleet.get(to).host_rate
     });
     faster.min()

@@ -6,7 +6,7 @@ fn ask(node: &mut Node, key: u64, model: ModelId, level: u64) -> Vec<Action> {
     let (key, attempts) = (RequestKey(key), Attempts::new(3, Idempotent::Yes));
     let priority = Priority::new(level).unwrap();
     let function = FunctionIndex(level as u32);
-    node.step(Event::Enqueue(Request { key, function, model, attempts, priority }))
+    node.step(Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE }))
 }
 
 fn assigned(actions: &[Action]) -> Vec<(u32, u64)> {

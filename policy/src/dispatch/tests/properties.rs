@@ -6,7 +6,7 @@ use crate::gpu::eviction::CopyKind;
 /// What a random node does next; numbers are taken modulo what there is.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Enqueue { model: u32 },
+    Enqueue { model: u32, data: Option<(u32, u32)> },
     Withdraw(usize),
     End(usize),
     GiveBack(usize),
@@ -19,8 +19,10 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
+    // How much of it, in MiB, and on which GPU.
+    let data = prop::option::of((0..3u32, 1..40u32));
     prop_oneof![
-        8 => (0..3u32).prop_map(|model| Step::Enqueue { model }),
+        8 => (0..3u32, data).prop_map(|(model, data)| Step::Enqueue { model, data }),
         2 => any::<usize>().prop_map(Step::Withdraw),
         8 => any::<usize>().prop_map(Step::End),
         1 => any::<usize>().prop_map(Step::GiveBack),
@@ -148,7 +150,7 @@ proptest! {
         for step in steps {
             node.now = node.now + Duration::from_micros(150);
             let event = match step {
-                Step::Enqueue { model } => {
+                Step::Enqueue { model, data } => {
                     next_key += 1;
                     let key = RequestKey(next_key);
                     world.waiting.insert(key);
@@ -156,7 +158,8 @@ proptest! {
                     let level = if levels { 1 + next_key % 3 * 3 } else { 0 };
                     let priority = Priority::new(level).unwrap_or_default();
                     let (function, model) = (FunctionIndex(model), ModelId(model));
-                    Event::Enqueue(Request { key, function, model, attempts, priority })
+                    let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
+                    Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::of(data) })
                 }
                 Step::Withdraw(number) => {
                     let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
@@ -251,5 +254,6 @@ proptest! {
             world.take(&node.step(event));
         }
         prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
+        prop_assert!(node.dispatch.inputs.is_empty());
     }
 }

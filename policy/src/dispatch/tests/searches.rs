@@ -8,9 +8,10 @@ const MODELS: u32 = 12;
 /// Models that a GPU holds before one is evicted.
 const HELD: usize = 4;
 
+/// What happens next; data is on a GPU, and of so many MiB.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Enqueue { model: u32 },
+    Enqueue { model: u32, data: Option<(u32, u32)> },
     End { number: usize, ran_us: u32 },
     GiveBack(usize),
     Withdraw(u64),
@@ -19,9 +20,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     // Some models are asked for much more than others, so that many GPUs hold them.
+    let on = || prop::option::of((0..GPUS, 1..60u32));
     let model = || prop_oneof![0..3u32, 0..MODELS];
     prop_oneof![
-        9 => model().prop_map(|model| Step::Enqueue { model }),
+        9 => (model(), on()).prop_map(|(model, data)| Step::Enqueue { model, data }),
         6 => (any::<usize>(), 1..40_000u32).prop_map(|(number, ran_us)| Step::End { number, ran_us }),
         1 => any::<usize>().prop_map(Step::GiveBack),
         1 => (0..200u64).prop_map(Step::Withdraw),
@@ -32,9 +34,11 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn indexes_find_what_looking_at_everything_finds(
-        policy in prop::sample::select(vec!["lalb", "lalb-o3", "unified"]),
+        policy in prop::sample::select(vec!["fifo", "lalb", "lalb-o3", "torpor", "unified"]),
         kinds in any::<bool>(),
         deadlines in any::<bool>(),
+        links in prop::collection::vec((0..GPUS, 0..GPUS, 1..40u64), 0..40),
+        read in prop::collection::vec((0..GPUS, 1..60u64), 0..6),
         steps in prop::collection::vec(step(), 1..250),
     ) {
         let (_, policy) = POLICIES.into_iter().find(|(name, _)| *name == policy).expect("it is one of them");
@@ -42,7 +46,11 @@ proptest! {
         if kinds {
             gpus.iter_mut().step_by(2).for_each(|gpu| gpu.kind = 1);
         }
-        let mut node = node_of(&Config::new(gpus, 1 << 10).with_policy(policy, 1));
+        let peer = |&(a, b, gb): &(u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(gb) };
+        let joined: BTreeMap<_, _> = links.iter().filter(|(a, b, _)| a < b).map(|it| ((it.0, it.1), peer(it))).collect();
+        let switches = (0..GPUS / 4).map(|switch| (0..4).map(|at| gpu(4 * switch + at)).collect()).collect();
+        let config = Config { peers: joined.into_values().collect(), switches, ..Config::new(gpus, 1 << 10) };
+        let mut node = node_of(&config.with_policy(policy, 1));
         for model in (0..MODELS).map(ModelId) {
             let memory = Bytes::mib(4 + u64::from(model.0));
             node.step(Event::Install { model, memory, weights: memory });
@@ -57,11 +65,12 @@ proptest! {
         for step in steps {
             node.now = node.now + Duration::from_micros(10);
             let event = match step {
-                Step::Enqueue { model } => {
+                Step::Enqueue { model, data } => {
                     next += 1;
                     let (key, attempts) = (RequestKey(next), Attempts::new(3, Idempotent::Yes));
                     let (function, model) = (FunctionIndex(model), ModelId(model));
-                    Event::Enqueue(Request { key, function, model, attempts, priority: Priority::default() })
+                    let inputs = Inputs::of(data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into()))));
+                    Event::Enqueue(Request { key, function, model, attempts, priority: Priority::default(), inputs })
                 }
                 Step::End { number, ran_us } if !on.is_empty() => {
                     let (key, gpu) = on.remove(number % on.len());
@@ -92,8 +101,11 @@ proptest! {
                     actions.extend(node.step(Event::Evicted { gpu, models }));
                 }
             }
-            let view = View { now: node.now, fleet: &node.dispatch.fleet, models: &node.dispatch.models };
-            node.dispatch.policy.check(&view, &slots);
+            let inputs = BTreeMap::new();
+            let Dispatch { fleet, models, .. } = &node.dispatch;
+            node.dispatch.policy.check(&View { now: node.now, fleet, models, inputs: &inputs }, &slots);
+            // Those that many GPUs hold, and one that few do.
+            glance::check_with(&node.dispatch, node.now, &slots[..4], data(&read));
         }
     }
 }

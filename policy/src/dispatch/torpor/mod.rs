@@ -11,8 +11,9 @@
 //! **Which GPU** (algorithm 1, and the reading in MECHANISMS section 2). An idle one that holds the
 //! model; else the idle one with the fastest direct link from a busy holder, where that is faster
 //! than its way from the host; else the one whose neighbours under the same switch load nothing,
-//! from another GPU, a light, a medium or a heavy model, in this order. Nothing is handed ahead: a
-//! request is bound to a GPU when that is free (T01, T15).
+//! from another GPU, a light, a medium or a heavy model, in this order. Where these are equal, the one
+//! that the request's data comes to soonest ([`inputs`](super::inputs); the paper's pass none). Nothing
+//! is handed ahead: a request is bound to a GPU when that is free (T01, T15).
 //!
 //! Requests that are late already keep their turn, as in the paper; or they wait for all that are not
 //! ([`Late`], MECHANISMS section 2).
@@ -219,27 +220,29 @@ impl Torpor {
     }
 
     fn choose(&mut self, view: &View<'_>, request: &Waiting) -> Option<(GpuIndex, Route)> {
-        let holders = &view.models.get(request.model).holders;
-        if let Some(hit) = view.fleet.idle_holder(holders, request.rank, |_| ()) {
+        let (holders, inputs) = (&view.models.get(request.model).holders, view.inputs(request));
+        let moved = |gpu| view.fleet.move_time(inputs, gpu);
+        if let Some(hit) = view.fleet.idle_holder(holders, request.rank, moved) {
             return Some((hit, Route::Host));
         }
         if self.config.choice == Choice::Random {
             let number = self.lots.below(view.fleet.idle_count(request.rank));
             return Some((view.fleet.nth_idle(request.rank, number)?, Route::Host));
         }
-        if let Some((Reverse(rate), to, holder)) = from_peer(view, request) {
+        if let Some((Reverse(rate), _, to, holder)) = from_peer(view, request) {
             return Some((to, Route::Peer { holder, rate }));
         }
-        Some((view.fleet.first_idle(request.rank)?, Route::Host))
+        let calm = |gpu| view.fleet.loading_beside(gpu);
+        Some((view.fleet.nearest_idle(inputs, request.rank, calm)?, Route::Host))
     }
 }
 
 /// The fastest direct link from a holder to an idle GPU, where that is faster than its way from the
-/// host. Looks from the holders or from the idle ones, whichever are fewer.
-pub(super) fn from_peer(
-    view: &View<'_>,
-    request: &Waiting,
-) -> Option<(Reverse<BytesPerSec>, GpuIndex, GpuIndex)> {
+/// host; of several that are as fast, to the GPU that the request's data comes to soonest. Looks from
+/// the holders or from the idle ones, whichever are fewer.
+pub(super) fn from_peer(view: &View<'_>, request: &Waiting) -> Option<Peer> {
+    let inputs = view.inputs(request);
+    let way = |rate, to, holder| (Reverse(rate), view.fleet.move_time(inputs, to), to, holder);
     let holders = &view.models.get(request.model).holders;
     // One whose own copy is still on its way has nothing to give yet.
     let gives = |holder: GpuIndex| !view.fleet.get(holder).is_loading(request.model);
@@ -247,16 +250,19 @@ pub(super) fn from_peer(
     let links = |gpu: GpuIndex| view.fleet.peers(gpu).iter().copied();
     if holders.len() <= view.fleet.idle_count(request.rank) {
         let whole = holders.iter().filter(|&holder| gives(holder));
-        let ways = whole.flat_map(|holder| links(holder).map(move |(rate, to)| (Reverse(rate), to, holder)));
-        return ways
-            .filter(|&(Reverse(rate), to, _)| view.fleet.takes_now(to, request.rank) && faster(to, rate))
-            .min();
+        let ways = whole.flat_map(|holder| links(holder).map(move |(rate, to)| (rate, to, holder)));
+        let ways = ways.filter(|&(rate, to, _)| view.fleet.takes_now(to, request.rank) && faster(to, rate));
+        return ways.map(|(rate, to, holder)| way(rate, to, holder)).min();
     }
     let ways = view.fleet.idle(request.rank);
-    let ways = ways.flat_map(|to| links(to).map(move |(rate, holder)| (Reverse(rate), to, holder)));
-    ways.filter(|&(Reverse(rate), to, holder)| faster(to, rate) && holders.contains(holder) && gives(holder))
-        .min()
+    let ways = ways.flat_map(|to| links(to).map(move |(rate, holder)| (rate, to, holder)));
+    let ways =
+        ways.filter(|&(rate, to, holder)| faster(to, rate) && holders.contains(holder) && gives(holder));
+    ways.map(|(rate, to, holder)| way(rate, to, holder)).min()
 }
+
+/// A link's rate, what bringing the request's data takes, where the link leads, and from where.
+pub(super) type Peer = (Reverse<BytesPerSec>, Duration, GpuIndex, GpuIndex);
 
 /// A mean run of a function in milliseconds and thousandths: what the artifact weighs its count by.
 /// One that never ran weighs one; where there are several kinds of GPU, the first one's counts.

@@ -2,8 +2,9 @@
 //!
 //! **Where.** For each request the ends are compared that it would have on an idle GPU that holds its
 //! model, on one to which the model comes from a peer, from the host over a free or a shared link,
-//! and behind what a busy holder has to do ([`placing`]). A load is charged for more than its time:
-//! for the GPU it keeps from others, and for what it evicts.
+//! and behind what a busy holder has to do ([`placing`]), each with what it takes to bring the request's
+//! data there, which is hidden behind a wait ([`inputs`](super::inputs)). A load is charged for more than
+//! its time: for the GPU it keeps from others, and for what it evicts.
 //!
 //! **Which** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by their
 //! required request counts (T18): what is one late request away from missing its objective goes before
@@ -33,7 +34,7 @@ use self::flows::{CLASSES, Candidate, Class, Flows};
 use super::RECALL_COST;
 use super::config::UnifiedConfig;
 use super::gpus::Expected;
-use super::models::{Models, Slot};
+use super::models::Models;
 use super::overtaking::Ages;
 use super::policy::{Decision, Entry, Policy, Route, Stats, View};
 use super::protocol::Objective;
@@ -115,7 +116,7 @@ impl Unified {
     fn takes(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate) -> Duration {
         let model = candidate.request.model;
         let run = view.models.run_time(model, view.fleet.get(gpu).kind).unwrap_or_default();
-        view.fleet.swap_time(view.models, gpu, model) + run
+        view.bringing(gpu, &candidate.request).saturating_add(run)
     }
 
     /// Whether a request is still in time here if another keeps the GPU for so long before it; or is
@@ -124,8 +125,7 @@ impl Unified {
         if candidate.late || candidate.class >= Class::Free {
             return true;
         }
-        let swap = view.fleet.swap_time(view.models, gpu, candidate.request.model);
-        let begins = view.now + swap;
+        let begins = view.now + view.bringing(gpu, &candidate.request);
         begins + other <= candidate.latest || begins > candidate.latest
     }
 
@@ -143,12 +143,18 @@ impl Unified {
                 if hit.late <= first.late
                     && self.can_wait(view, gpu, &first, self.takes(view, gpu, &hit)) =>
             {
-                Some(self.assign(view, &hit.request, gpu, Route::Host))
+                self.place_hit(view, gpu, &hit.request)
             }
-            (Some(hit), None) => Some(self.assign(view, &hit.request, gpu, Route::Host)),
+            (Some(hit), None) => self.place_hit(view, gpu, &hit.request),
             (_, Some(first)) => self.place(view, gpu, &first.request),
             (None, None) => None,
         }
+    }
+
+    /// Whether no other busy holder begins a request sooner, for its data is there.
+    fn nearest(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> bool {
+        view.inputs(request).is_empty()
+            || self.busy_holder(view, request).is_none_or(|(_, first)| first == gpu)
     }
 
     /// What a busy GPU is brought ahead of its turn.
@@ -165,7 +171,9 @@ impl Unified {
                 .then(|| self.assign(view, &request, gpu, Route::Host));
         }
         if let Some(hit) = self.hit(view, gpu) {
-            let soon = left <= RECALL_COST && !hit.request.attempts.suspect();
+            let soon = left <= RECALL_COST
+                && !hit.request.attempts.suspect()
+                && self.nearest(view, gpu, &hit.request);
             return soon.then(|| self.assign(view, &hit.request, gpu, Route::Host));
         }
         let free = self.flows.firsts(it.rank, Class::Free, view.now, LOOKED_AT_MAX);
@@ -238,8 +246,8 @@ impl Policy for Unified {
         view.fleet.overdue_at(view.models, gpu)
     }
 
-    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Duration {
-        self.charge(view, gpu, model).cost
+    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
+        self.charge(view, gpu, request).cost
     }
 
     fn freed(&mut self, gpu: GpuIndex) {
@@ -278,7 +286,7 @@ impl Policy for Unified {
     }
 
     #[cfg(test)]
-    fn check(&self, view: &View<'_>, models: &[Slot]) {
+    fn check(&self, view: &View<'_>, models: &[super::models::Slot]) {
         self.ages.check();
         self.flows.check(view.now, models);
         for (request, model) in crate::dispatch::tests::requests_of(view, models) {
@@ -290,8 +298,10 @@ impl Policy for Unified {
                     && self.ages.may_go(request.key, it.rank)
             };
             let few = view.models.get(model).holders.iter().filter(takes).take(placing::COMPARED_MAX);
-            let wait = |gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?, gpu));
+            let moved = |gpu| view.fleet.move_time(view.inputs(&request), gpu);
+            let wait = |gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?.max(moved(gpu)), gpu));
             assert_eq!(self.busy_holder(view, &request), few.filter_map(wait).min(), "{request:?}");
+            self.check_choice(view, &request);
         }
     }
 }

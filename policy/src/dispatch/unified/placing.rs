@@ -21,7 +21,7 @@ const EVICTING_PERCENT: u32 = 180;
 /// was so many of its loads ago, a third if twice as many, and so on.
 const COLD_AFTER: u128 = 24;
 
-/// What bringing a model to an idle GPU costs.
+/// What bringing a model and data to an idle GPU costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Charge {
     /// With what it does to others.
@@ -43,36 +43,84 @@ impl Unified {
         Decision::Assign { request: *request, gpu, over }
     }
 
-    /// Where a request goes that is next for an idle GPU: there, to another, or behind a busy holder.
+    /// Gives a request that is next for an idle GPU to that, to another, or behind a busy holder.
     pub(super) fn place(&mut self, view: &View<'_>, idle: GpuIndex, request: &Waiting) -> Option<Decision> {
+        let (gpu, over) = self.choose(view, idle, request)?;
+        Some(self.assign(view, request, gpu, over))
+    }
+
+    /// Gives a request to an idle GPU that holds its model, or to where its data is.
+    pub(super) fn place_hit(
+        &mut self,
+        view: &View<'_>,
+        idle: GpuIndex,
+        request: &Waiting,
+    ) -> Option<Decision> {
+        if view.inputs(request).is_empty() {
+            return Some(self.assign(view, request, idle, Route::Host));
+        }
+        self.place(view, idle, request)
+    }
+
+    fn choose(&self, view: &View<'_>, idle: GpuIndex, request: &Waiting) -> Option<(GpuIndex, Route)> {
         let fits = |gpu: GpuIndex| {
             view.fleet.takes_now(gpu, request.rank) && self.ages.may_go(request.key, view.fleet.get(gpu).rank)
         };
+        let inputs = view.inputs(request);
+        let moved = |gpu: GpuIndex| view.fleet.move_time(inputs, gpu);
         let holders = || view.models.get(request.model).holders.iter();
         // Those where an older one is at its limit come last, and are left out.
         let all = &view.models.get(request.model).holders;
-        if let Some(hit) =
-            view.fleet.idle_holder(all, request.rank, |gpu| !fits(gpu)).filter(|&gpu| fits(gpu))
-        {
-            return Some(self.assign(view, request, hit, Route::Host));
+        let hit = view.fleet.idle_holder(all, request.rank, |gpu| (!fits(gpu), moved(gpu)));
+        let hit = hit.filter(|&gpu| fits(gpu));
+        if let Some(hit) = hit.filter(|&gpu| moved(gpu).is_zero()) {
+            return Some((hit, Route::Host));
         }
         let firsts = || view.fleet.first_idles(request.rank, COMPARED_MAX);
         let others = firsts().chain((!firsts().any(|gpu| gpu == idle)).then_some(idle));
         let beside = holders().take(COMPARED_MAX).flat_map(|holder| view.fleet.peers(holder));
-        let all = others.chain(beside.map(|&(_, gpu)| gpu)).filter(|&gpu| fits(gpu));
-        let (charge, gpu) = all.map(|gpu| (self.charge(view, gpu, request.model), gpu)).min()?;
+        let beside = beside.map(|&(_, gpu)| gpu).chain(view.fleet.near(inputs));
+        let all = others.chain(beside).chain(hit).filter(|&gpu| fits(gpu));
+        let (charge, gpu) = all.map(|gpu| (self.charge(view, gpu, request), gpu)).min()?;
         if !request.attempts.suspect()
             && !self.ages.is_back(request)
             && let Some((wait, busy)) = self.busy_holder(view, request)
             && wait < charge.cost
             && !self.only_in_time(view, request, wait, charge.swap)
         {
-            return Some(self.assign(view, request, busy, Route::Host));
+            return Some((busy, Route::Host));
         }
         let over = self
             .peer(view, gpu, request.model)
             .map_or(Route::Host, |(rate, holder)| Route::Peer { holder, rate });
-        Some(self.assign(view, request, gpu, over))
+        Some((gpu, over))
+    }
+
+    /// Asserts that the GPU chosen is the one that looking at every GPU chooses, where not too many are
+    /// idle.
+    #[cfg(test)]
+    pub(super) fn check_choice(&self, view: &View<'_>, request: &Waiting) {
+        let fits = |gpu: &GpuIndex| {
+            let rank = view.fleet.get(*gpu).rank;
+            view.fleet.takes_now(*gpu, request.rank) && self.ages.may_go(request.key, rank)
+        };
+        let idle: Vec<_> = view.fleet.all().filter(fits).collect();
+        let holders = &view.models.get(request.model).holders;
+        let Some(&any) = idle.first().filter(|_| idle.len() <= COMPARED_MAX) else { return };
+        let moved = |gpu: &GpuIndex| view.fleet.move_time(view.inputs(request), *gpu);
+        let at_once = |gpu: &&GpuIndex| holders.contains(**gpu) && moved(gpu).is_zero();
+        let by_scan = idle.iter().find(at_once).copied().unwrap_or_else(|| {
+            let finishes = idle.iter().map(|&gpu| (self.charge(view, gpu, request), gpu));
+            let (charge, gpu) =
+                finishes.min().unwrap_or((Charge { cost: Duration::MAX, swap: Duration::MAX }, any));
+            let busy = self.busy_holder(view, request).filter(|_| !self.ages.is_back(request));
+            let busy = busy.filter(|&(wait, _)| {
+                wait < charge.cost && !self.only_in_time(view, request, wait, charge.swap)
+            });
+            busy.map_or(gpu, |(_, busy)| busy)
+        });
+        let chosen = self.choose(view, any, request).map(|(gpu, _)| gpu);
+        assert_eq!(chosen, Some(by_scan), "{request:?} of {:?}", view.inputs(request));
     }
 
     /// Whether a request would be in time with its model brought, and not if it waits.
@@ -85,15 +133,20 @@ impl Unified {
         ends(swap) <= latest && ends(wait) > latest
     }
 
-    /// The busy holder that is through with what it has first, and when.
+    /// The busy holder that is through with what it has, and has the request's data, first; and when.
     pub(super) fn busy_holder(&self, view: &View<'_>, request: &Waiting) -> Option<(Duration, GpuIndex)> {
         let holders = view.models.get(request.model).holders.iter();
         let takes = |&gpu: &GpuIndex| {
             let it = view.fleet.glance(gpu);
             it.takes(request.rank, AHEAD_MAX) && self.ages.may_go(request.key, it.rank())
         };
-        let waits = holders.filter(takes).take(COMPARED_MAX);
-        waits.filter_map(|gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?, gpu))).min()
+        let inputs = view.inputs(request);
+        let wait = |gpu: GpuIndex| {
+            let through = view.fleet.backlog(view.models, view.now, gpu)?;
+            // Its data comes while others run.
+            Some((through.max(view.fleet.move_time(inputs, gpu)), gpu))
+        };
+        holders.filter(takes).take(COMPARED_MAX).filter_map(wait).min()
     }
 
     /// The fastest direct link from a holder, where that beats the host. One whose own copy is still on
@@ -110,8 +163,14 @@ impl Unified {
         (it.swap_time(view.models, model, Source::Peer(rate)) < host).then_some((rate, holder))
     }
 
-    /// What bringing a model to a GPU costs, from wherever is best.
-    pub(super) fn charge(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Charge {
+    /// What bringing a request's model and data to a GPU costs, from wherever is best.
+    pub(super) fn charge(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Charge {
+        let moved = view.fleet.move_time(view.inputs(request), gpu);
+        let Charge { cost, swap } = self.charge_model(view, gpu, request.model);
+        Charge { cost: cost.saturating_add(moved), swap: swap.saturating_add(moved) }
+    }
+
+    fn charge_model(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Charge {
         let it = view.fleet.get(gpu);
         if it.holds(model) {
             // What is on its way has its room already.
@@ -146,7 +205,7 @@ impl Unified {
         if request.attempts.suspect() || view.fleet.get(gpu).rank < request.rank {
             return false;
         }
-        let ready = left.max(self.charge(view, gpu, request.model).cost);
+        let ready = left.max(self.charge(view, gpu, request).cost);
         self.busy_holder(view, request).is_none_or(|(wait, _)| wait > ready)
     }
 }

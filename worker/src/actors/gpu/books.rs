@@ -7,7 +7,7 @@ use std::sync::Weak;
 use millrace_policy::elastic::{self, ObjectKey, Standing};
 use millrace_policy::gpu::{Event, Spent};
 use millrace_policy::ids::{RequestKey, RunId};
-use millrace_proto::executor::Run;
+use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
 use super::moves::Moves;
@@ -25,8 +25,8 @@ pub(super) struct Book {
     /// Nobody's, where it is a run's own copy.
     pub(super) kept: Weak<Kept>,
     pub(super) bytes: u64,
-    /// The run that made it, and as which output, until it is somewhere.
-    pub(super) made: Option<(RunId, String)>,
+    /// What it is of which run's outputs, until it is somewhere.
+    pub(super) made: Option<OutputPart>,
     /// Runs that read it and copies that are made of it.
     pub(super) claims: u32,
     /// Where the requests that read it wait in the queue.
@@ -38,7 +38,7 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(kept: Weak<Kept>, bytes: u64, made: Option<(RunId, String)>) -> Self {
+    pub(super) fn new(kept: Weak<Kept>, bytes: u64, made: Option<OutputPart>) -> Self {
         Self { kept, bytes, made, claims: 0, queued: BTreeSet::new(), copy: None, mapped: false }
     }
 
@@ -88,7 +88,8 @@ pub(super) struct Data {
     pub(super) copied: u64,
     pub(super) books: BTreeMap<ObjectKey, Book>,
     pub(super) copies: BTreeMap<u64, (Purpose, Descriptor)>,
-    pub(super) storing: BTreeMap<RunId, Storing>,
+    /// By their runs, which may be of several requests.
+    pub(super) storing: BTreeMap<(RunId, RequestKey), Storing>,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) moves: Moves,
     /// What the core is to be told next.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use millrace_policy::elastic::{self, ObjectKey, Pool, Standing, Store};
 use millrace_policy::gpu::{DataAction, Spent};
-use millrace_policy::ids::RunId;
+use millrace_policy::ids::{RequestKey, RunId};
 use millrace_policy::memory::Run as BlockRun;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::copy_out::Source;
@@ -33,6 +33,7 @@ use crate::actors::function::Outputs;
 use crate::actors::work::SharedWork;
 use crate::objects::{Kept, Lost, Place, Reply, memory};
 use crate::port::Descriptor;
+use crate::service::tensors::{INLINE_BYTES_MAX, part};
 use crate::snapshot::GpuData;
 
 /// Answers that wait for their outputs to be stored. Beyond them outputs go to the host, as they would
@@ -49,59 +50,81 @@ pub(crate) enum DataSaid {
 }
 
 impl Gpu {
-    /// Which outputs of a request the executor is to keep. What runs as one with others is cut up by
-    /// rows on the host.
+    /// Which outputs of a request the executor is to keep; of several that run as one, those that each
+    /// of them keeps: the others cut theirs up by rows on the host, where they are answered from.
     pub(super) fn kept_outputs(&self, entry: &Entry) -> Vec<String> {
-        let alone = entry.works.len() == 1 && self.core.core.keeps_data();
-        if alone && self.data.storing.len() < STORING_MAX {
-            entry.work().invocation.on_gpus.keep.clone()
-        } else {
-            Vec::new()
+        if !self.core.core.keeps_data() || self.data.storing.len() >= STORING_MAX {
+            return Vec::new();
         }
+        let mut kept = entry.work().invocation.on_gpus.keep.clone();
+        let others = &entry.works[1..];
+        kept.retain(|name| others.iter().all(|work| work.invocation.on_gpus.keep.contains(name)));
+        kept
     }
 
-    /// Has the outputs that an executor kept stored, and answers once each is somewhere.
+    /// Has the outputs that an executor kept stored, and answers once each is somewhere. Of requests that
+    /// ran as one each has its rows as an object of its own, so that it goes when its readers have. Gives
+    /// those that are little, and are to be copied to the host to be answered: once the others that ran
+    /// with it wait for theirs, or the executor might be told too soon that nobody takes more.
     pub(super) fn store_outputs(
         &mut self,
         run: RunId,
         work: &SharedWork,
         mut outputs: Outputs,
         (spent, attempts): (Spent, u32),
-    ) {
-        let mut left = BTreeSet::new();
+    ) -> Vec<ObjectKey> {
+        let (mut left, mut little) = (BTreeSet::new(), Vec::new());
         for tensor in &mut outputs.tensors {
-            let Some(Contents::KeptBytes(bytes)) = tensor.contents else { continue };
+            let Some(Contents::KeptBytes(whole)) = tensor.contents else { continue };
             let Some(own) = self.peers.own.mailbox() else { continue };
             let object = self.data.new_key();
+            let rows = part(whole, outputs.share);
+            let (offset, bytes) = (rows.start, rows.end - rows.start);
             let kept = Arc::new(Kept::new(self.index(), object, bytes, own));
-            let made = Some((run, tensor.name.clone()));
-            self.data.books.insert(object, Book::new(Arc::downgrade(&kept), bytes, made));
+            let made = OutputPart { run: run.0, output: tensor.name.clone(), offset, bytes };
+            self.data.books.insert(object, Book::new(Arc::downgrade(&kept), bytes, Some(made)));
             tensor.contents = Some(Contents::Object(ObjectPart { object: object.0, offset: 0, bytes }));
             outputs.kept.push(kept);
+            left.insert(object);
+            if bytes <= INLINE_BYTES_MAX as u64 {
+                little.push(object);
+                continue;
+            }
             let (function, size, consumers) = (work.function, Bytes(bytes), vec![Standing::Unqueued]);
             self.data.tell(elastic::Event::Store { object, function, size, consumers });
-            left.insert(object);
         }
         let (work_, gpu) = (SharedWork::clone(work), self.index());
         let storing = Storing { work: work_, outputs, spent, attempts, gpu, left };
         if storing.left.is_empty() {
-            return storing.answer();
+            storing.answer();
+            return little;
         }
         self.data.tell(elastic::Event::Executed { function: work.function });
-        self.data.storing.insert(run, storing);
+        self.data.storing.insert((run, work.key), storing);
+        little
+    }
+
+    /// Copies outputs to the host that are too little to stay.
+    pub(super) fn copy_little(&mut self, objects: Vec<ObjectKey>) {
+        objects.into_iter().for_each(|object| self.copy_whole(object, Purpose::Declined(object)));
     }
 
     /// An output is where it will be found, or lost.
     fn settled(&mut self, object: ObjectKey) {
         let storing = self.data.storing.iter_mut().find(|(_, storing)| storing.left.contains(&object));
-        let Some((&run, storing)) = storing else { return };
+        let Some((&(run, key), storing)) = storing else { return };
         storing.left.remove(&object);
         if storing.left.is_empty()
-            && let Some(storing) = self.data.storing.remove(&run)
+            && let Some(storing) = self.data.storing.remove(&(run, key))
         {
-            self.send(Command::DropOutputs(DropOutputs { run: run.0 }), Vec::new());
+            self.drop_unwanted(run);
             storing.answer();
         }
+    }
+
+    /// Whether answers wait for outputs of a run.
+    fn stores(&self, run: RunId) -> bool {
+        self.data.storing.range((run, RequestKey(0))..).next().is_some_and(|((of, _), _)| *of == run)
     }
 
     pub(super) fn carry_out_data(&mut self, action: DataAction) {
@@ -141,10 +164,9 @@ impl Gpu {
 
     fn place_object(&mut self, object: ObjectKey, blocks: &[BlockRun]) {
         let made = self.data.books.get_mut(&object).and_then(|book| Some((book.made.clone()?, book)));
-        let Some(((run, output), book)) = made else { return self.place_coming(object, blocks) };
+        let Some((output, book)) = made else { return self.place_coming(object, blocks) };
         book.mapped = true;
-        let bytes = book.bytes;
-        let output = Some(OutputPart { run: run.0, output, offset: 0, bytes });
+        let (output, bytes) = (Some(output), book.bytes);
         let extents = extents::of_program(blocks, Bytes(bytes));
         let place = PlaceObject { object: object.0, bytes, extents, output, ..PlaceObject::default() };
         self.send(Command::PlaceObject(place), Vec::new());
@@ -152,12 +174,9 @@ impl Gpu {
 
     fn copy_whole(&mut self, object: ObjectKey, purpose: Purpose) {
         let Some(book) = self.data.books.get(&object) else { return };
-        let (offset, bytes) = (0, book.bytes);
         let source = match &book.made {
-            Some((run, output)) => {
-                Source::Output(OutputPart { run: run.0, output: output.clone(), offset, bytes })
-            }
-            None => Source::Object(ObjectPart { object: object.0, offset, bytes }),
+            Some(output) => Source::Output(output.clone()),
+            None => Source::Object(ObjectPart { object: object.0, offset: 0, bytes: book.bytes }),
         };
         self.copy_out(source, purpose);
     }
@@ -289,9 +308,9 @@ impl Gpu {
         self.unmap(object);
     }
 
-    /// A run ended whose outputs nobody takes, though the executor may have kept them.
+    /// A run ended whose outputs nobody takes any more, though the executor may have kept them.
     pub(super) fn drop_unwanted(&self, run: RunId) {
-        if !self.data.storing.contains_key(&run) {
+        if !self.stores(run) {
             self.send(Command::DropOutputs(DropOutputs { run: run.0 }), Vec::new());
         }
     }

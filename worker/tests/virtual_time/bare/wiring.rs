@@ -123,7 +123,8 @@ impl Node<'_> {
                 admission::Action::Enqueue { key, attempts } => {
                     let model = ModelId(function.0);
                     let priority = Priority::default();
-                    let request = dispatch::Request { key, function, model, attempts, priority };
+                    let inputs = dispatch::Inputs::NONE;
+                    let request = dispatch::Request { key, function, model, attempts, priority, inputs };
                     self.mail.push_back(Mail::Dispatch(dispatch::Event::Enqueue(request)));
                 }
                 admission::Action::Answer { key } => {

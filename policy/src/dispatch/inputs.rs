@@ -1,0 +1,174 @@
+//! Where a request's data lies: how many bytes of its inputs each GPU of the node has, and what bringing
+//! them to another one takes (D06, D07, D19). So a step of a workflow runs where the step before it left
+//! its output, unless something else is worth more: what that is says each policy.
+//!
+//! The FaaSTube paper places a workflow's functions ahead of its requests, so that those which pass data
+//! share fast links (MAPA). Here GPUs are chosen when a request comes, and so is this. Only what its node
+//! has on GPUs is told: from the host or another node it comes to all of them alike.
+
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex};
+
+use super::Dispatch;
+use super::fleet::Fleet;
+use super::queue::SizeRank;
+use crate::ids::RequestKey;
+
+/// GPUs that a request's inputs are told of; beyond them, those with least go untold. A fan-in from
+/// more runs on one of these, and most of its data crosses links wherever it runs.
+pub const INPUT_GPUS_MAX: usize = 4;
+
+/// How many bytes of a request's inputs GPUs of its node have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Inputs {
+    /// Each GPU once, the one with most first; what is over has none.
+    on: [(GpuIndex, Bytes); INPUT_GPUS_MAX],
+}
+
+impl Inputs {
+    /// None of them is on a GPU.
+    pub const NONE: Self = Self { on: [(GpuIndex(0), Bytes::ZERO); INPUT_GPUS_MAX] };
+
+    /// Of pieces on GPUs, in any order.
+    #[must_use]
+    pub fn of(pieces: impl IntoIterator<Item = (GpuIndex, Bytes)>) -> Self {
+        let mut all: Vec<(GpuIndex, Bytes)> = Vec::new();
+        for (gpu, bytes) in pieces.into_iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
+            match all.iter_mut().find(|(known, _)| *known == gpu) {
+                Some((_, sum)) => *sum = Bytes(sum.0.saturating_add(bytes.0)),
+                None => all.push((gpu, bytes)),
+            }
+        }
+        all.sort_unstable_by_key(|&(gpu, bytes)| (u64::MAX - bytes.0, gpu));
+        let mut inputs = Self::NONE;
+        inputs.on.iter_mut().zip(all).for_each(|(place, it)| *place = it);
+        inputs
+    }
+
+    /// Those of both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        if other.is_empty() { self } else { Self::of(self.iter().chain(other.iter())) }
+    }
+
+    /// Whether no GPU has any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    /// The GPUs that have some, the one with most first.
+    pub fn iter(&self) -> impl Iterator<Item = (GpuIndex, Bytes)> + use<> {
+        self.on.into_iter().take_while(|(_, bytes)| *bytes > Bytes::ZERO)
+    }
+}
+
+/// What has none hashes as if it could have none: a node without objects is known to do the same as
+/// one that knows of none (`policy::trace`).
+impl Hash for Inputs {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.iter().for_each(|it| it.hash(state));
+    }
+}
+
+impl Dispatch {
+    /// Notes where a request's data is.
+    pub(super) fn reads(&mut self, key: RequestKey, inputs: Inputs) {
+        if inputs.is_empty() {
+            self.inputs.remove(&key);
+        } else {
+            self.inputs.insert(key, inputs);
+        }
+    }
+
+    /// Notes that a request stands for several, or does no more.
+    pub(super) fn stands_for(&mut self, key: RequestKey, rows: u32, inputs: Inputs) {
+        if rows > 1 {
+            self.rows.insert(key, rows);
+        } else {
+            self.rows.remove(&key);
+        }
+        // It may have gone before it is said that it stands for itself alone.
+        let known = rows > 1 || self.places.contains_key(&key);
+        self.reads(key, if known { inputs } else { Inputs::NONE });
+    }
+}
+
+impl Fleet {
+    /// What bringing inputs to a GPU takes: over the direct link from each GPU that has some, else over
+    /// the host, which has all of them before the first goes on. Where only ways over other GPUs lead, it
+    /// may be less.
+    pub(super) fn move_time(&self, inputs: &Inputs, to: GpuIndex) -> Duration {
+        let host = |gpu: GpuIndex, bytes| self.get(gpu).host_rate.time_for(bytes);
+        let time = |(from, bytes): (GpuIndex, Bytes)| match self.link(from, to) {
+            Some(rate) => rate.time_for(bytes),
+            None => host(from, bytes).saturating_add(host(to, bytes)),
+        };
+        inputs.iter().filter(|&(from, _)| from != to).map(time).fold(Duration::ZERO, Duration::saturating_add)
+    }
+
+    /// The first idle GPU of at least this rank; of several that are as good by `class`, the one that
+    /// inputs come to soonest. Looked at are the first, those that have some, and those beside these: to
+    /// all others they come over the host.
+    pub(super) fn nearest_idle<C: Ord>(
+        &self,
+        inputs: &Inputs,
+        rank: SizeRank,
+        class: impl Fn(GpuIndex) -> C,
+    ) -> Option<GpuIndex> {
+        let first = self.first_idle(rank)?;
+        if inputs.is_empty() {
+            return Some(first);
+        }
+        let near = self.near(inputs).filter(|&gpu| self.takes_now(gpu, rank));
+        let key = |gpu| (class(gpu), self.move_time(inputs, gpu), self.idle_place(gpu), gpu);
+        near.chain([first]).min_by_key(|&gpu| key(gpu))
+    }
+
+    /// The GPUs that have some of these, and those that direct links lead to from there; some twice.
+    pub(super) fn near(&self, inputs: &Inputs) -> impl Iterator<Item = GpuIndex> {
+        inputs.iter().flat_map(|(gpu, _)| {
+            let beside = self.peers(gpu).iter().map(|&(_, other)| other);
+            std::iter::once(gpu).chain(beside)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::config::{Config, GpuConfig, PeerLink};
+    use crate::dispatch::fleet::IdleOrder;
+    use crate::dispatch::queue::SizeRank;
+    use millrace_types::BytesPerSec;
+
+    fn on(pieces: &[(u32, u64)]) -> Inputs {
+        Inputs::of(pieces.iter().map(|&(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib))))
+    }
+
+    #[test]
+    fn pieces_are_added_up_and_the_gpus_with_most_are_told() {
+        let told =
+            |inputs: Inputs| inputs.iter().map(|(gpu, bytes)| (gpu.0, bytes.0 >> 20)).collect::<Vec<_>>();
+        assert_eq!(told(on(&[(3, 1), (0, 0), (1, 2), (3, 2)])), [(3, 3), (1, 2)]);
+        let many = on(&[(0, 1), (1, 5), (2, 1), (3, 4), (4, 3), (5, 2)]);
+        assert_eq!(told(many), [(1, 5), (3, 4), (4, 3), (5, 2)]);
+        assert_eq!(told(many.plus(on(&[(5, 9)]))), [(5, 11), (1, 5), (3, 4), (4, 3)]);
+        assert!(on(&[(7, 0)]).is_empty() && on(&[]) == Inputs::NONE);
+        assert_eq!(Inputs::NONE.plus(many), many);
+    }
+
+    #[test]
+    fn a_move_takes_as_long_as_the_link_that_leads_there_or_both_ways_over_the_host() {
+        let gpus = [1, 1, 2].map(|gb| GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(gb)));
+        let peers = vec![PeerLink { a: GpuIndex(0), b: GpuIndex(1), rate: BytesPerSec::gb(10) }];
+        let config = Config { peers, ..Config::new(gpus.to_vec(), 1) };
+        let fleet = Fleet::new(&config, &[SizeRank(0); 3], IdleOrder::Emptiest);
+        let inputs = Inputs::of([(GpuIndex(0), Bytes(10_000_000)), (GpuIndex(2), Bytes(4_000_000))]);
+        let micros = |to| fleet.move_time(&inputs, GpuIndex(to)).as_micros();
+        assert_eq!([micros(0), micros(1), micros(2)], [2_000 + 4_000, 1_000 + 2_000 + 4_000, 10_000 + 5_000]);
+        assert_eq!(fleet.move_time(&Inputs::NONE, GpuIndex(1)), Duration::ZERO);
+    }
+}
