@@ -14,8 +14,8 @@ use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, r
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 /// Of the functions, and of the requests where these say so.
-const TIGHT: Duration = MS(60);
-const LOOSE: Duration = MS(5_000);
+const TIGHT: Duration = Duration::from_millis(60);
+const LOOSE: Duration = Duration::from_millis(5_000);
 
 /// Two GPUs behind one link of 1 GB/s.
 fn one_link() -> Topology {
