@@ -239,6 +239,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         models: vec![placement::Model { digest: digest(number), host: size(number) }],
         gpu: size(number),
         load: placement::GpuLoad(u64::from(number % 200)),
+        ran: true,
     };
     let node = |number: u32| placement::Node {
         name: NodeName::new(&format!("n{number}")).expect("a node's name"),
@@ -249,7 +250,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         busy: placement::GpuLoad::default(),
     };
     let (functions, nodes) = ((0..1000).map(function).collect(), (0..100).map(node).collect());
-    placement::View { functions, nodes, placements }
+    placement::View { functions, nodes, placements, flows: Vec::new() }
 }
 
 fn placements(c: &mut Criterion) {
