@@ -75,6 +75,7 @@ fn invocation(id: usize) -> Invocation {
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
         outputs: Vec::new(),
+        next: Vec::new(),
     }
 }
 

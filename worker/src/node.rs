@@ -8,6 +8,7 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_policy::gpu::{Eviction, Isolation};
 use millrace_policy::memory;
+use millrace_policy::prewarm::Prewarm;
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 
@@ -79,6 +80,8 @@ pub struct NodeConfig {
     pub memory: memory::Grid,
     /// How they keep intermediate data.
     pub data: DataConfig,
+    /// Whether models come before they are asked for, where that is likely.
+    pub prewarm: Prewarm,
 }
 
 impl NodeConfig {
@@ -89,7 +92,8 @@ impl NodeConfig {
         let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let (memory, data) = (memory::Grid::default(), DataConfig::default());
-        Self { topology, requests_max, in_flight_max, dispatch, eviction, isolation, memory, data }
+        let prewarm = Prewarm::default();
+        Self { topology, requests_max, in_flight_max, dispatch, eviction, isolation, memory, data, prewarm }
     }
 }
 

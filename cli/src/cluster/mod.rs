@@ -17,7 +17,7 @@ use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Worker, WorkerConfig, memory,
+    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Prewarm, Worker, WorkerConfig, memory,
 };
 
 use crate::cluster::near::{Neighbours, Places};
@@ -59,6 +59,8 @@ pub(crate) struct Plan {
     pub(crate) eviction: Eviction,
     /// Which models share an executor process.
     pub(crate) isolation: Isolation,
+    /// Whether they bring models before they are asked for.
+    pub(crate) prewarm: Prewarm,
     /// How its GPUs' memory is laid out.
     pub(crate) gpu_memory: memory::Grid,
     /// What becomes a program of a user's, where such are run.
@@ -173,6 +175,7 @@ async fn start_workers(
             dispatch: plan.dispatch,
             eviction: plan.eviction,
             isolation: plan.isolation,
+            prewarm: plan.prewarm,
             gpu_memory: plan.gpu_memory.clone(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,

@@ -15,7 +15,9 @@ use millrace_types::topology::Topology;
 use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
-use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PolicyConfig};
+use millrace_worker::start::{
+    EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS, PolicyConfig, Prewarm,
+};
 
 use self::gpu_data::GpuData;
 use self::gpu_memory::GpuMemory;
@@ -55,6 +57,9 @@ pub(crate) struct Machine {
     /// first request on (model) or while it is on the GPU (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
     pub(crate) isolation: Isolation,
+    /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
+    #[arg(long, value_name = "WHEN", default_value_t, value_parser = prewarm_parser())]
+    pub(crate) prewarm: Prewarm,
     #[command(flatten)]
     memory: GpuMemory,
     #[command(flatten)]
@@ -138,6 +143,7 @@ impl Machine {
         words.extend(["--dispatch".to_owned(), self.dispatch.to_string()]);
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
+        words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
         words.extend(self.memory.words());
         words.extend(self.data.words());
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
@@ -203,6 +209,11 @@ pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
 /// Refuses what is no isolation with all that are.
 pub(crate) fn isolation_parser() -> impl TypedValueParser<Value = Isolation> {
     PossibleValuesParser::new(ISOLATIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Isolation>())
+}
+
+/// Refuses what is neither on nor off.
+pub(crate) fn prewarm_parser() -> impl TypedValueParser<Value = Prewarm> {
+    PossibleValuesParser::new(PREWARMS.map(|(name, _)| name)).try_map(|name| name.parse::<Prewarm>())
 }
 
 /// Refuses what is no policy's name with all that are.
@@ -275,6 +286,8 @@ mod tests {
                     "torpor",
                     "--isolation",
                     "resident",
+                    "--prewarm",
+                    "off",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -324,6 +337,7 @@ mod tests {
         takes_the_names("--dispatch", &POLICIES, |line| line.machine.dispatch);
         takes_the_names("--eviction", &EVICTIONS, |line| line.machine.eviction);
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
+        takes_the_names("--prewarm", &PREWARMS, |line| line.machine.prewarm);
     }
 
     #[test]

@@ -123,6 +123,7 @@ impl Args {
             dispatch: self.machine.dispatch,
             eviction: self.machine.eviction,
             isolation: self.machine.isolation,
+            prewarm: self.machine.prewarm,
             gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,

@@ -55,6 +55,8 @@ pub(super) struct Call {
     pub(super) hold: Option<wire::Hold>,
     /// Bytes of the inputs that workers hold.
     pub(super) held: Vec<(Arc<Worker>, Bytes)>,
+    /// What is likely to be called with its outputs.
+    pub(super) next: Vec<wire::Likely>,
 }
 
 /// A call answered.
@@ -244,6 +246,7 @@ impl<'a> Dispatch<'a> {
             inputs: self.call.inputs.clone(),
             outputs: self.call.outputs.clone(),
             hold: self.call.hold.clone(),
+            next: self.call.next.clone(),
         }
     }
 

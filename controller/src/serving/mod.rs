@@ -218,6 +218,7 @@ impl Backend for Serving {
             priority: invocation.priority,
             hold: None,
             held: Vec::new(),
+            next: Vec::new(),
         };
         let answer = self.call(model, call).await?;
         let split = answer.response.split.unwrap_or_default();

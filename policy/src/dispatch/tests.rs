@@ -12,6 +12,7 @@ mod change;
 mod cost;
 mod glance;
 mod lalb;
+mod likely;
 mod priority;
 mod properties;
 mod recovery;

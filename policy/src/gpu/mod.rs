@@ -46,6 +46,7 @@ pub use self::protocol::{Action, Event, RunFailure, Spent};
 pub use self::slots::SLOTS_MAX;
 
 use self::data::Data;
+use self::prefetch::Until;
 use self::programs::{Known, Programs};
 use self::slots::{Slot, Slots, Stage};
 use crate::attempts::Progress;
@@ -119,8 +120,8 @@ pub struct Gpu {
     kept: BTreeSet<ModelId>,
     /// When to look which copies were not used for as long as they may stay.
     look_at: Option<Timestamp>,
-    /// Models that were brought before a request that needs them, and were not used yet.
-    prefetched: BTreeSet<ModelId>,
+    /// Models that were brought before a request that needs them, as long as they are spared.
+    prefetched: BTreeMap<ModelId, Until>,
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
@@ -154,7 +155,7 @@ impl Gpu {
             pinned: BTreeSet::new(),
             kept: BTreeSet::new(),
             look_at: None,
-            prefetched: BTreeSet::new(),
+            prefetched: BTreeMap::new(),
             programs: Programs::default(),
             slots: Slots::default(),
             moving: Vec::new(),
@@ -316,7 +317,8 @@ impl Core for Gpu {
                 self.prefetched.remove(&model);
                 self.programs.remove(model);
             }
-            Event::Prefetch { model } => self.prefetch(model),
+            Event::Prefetch { model } => self.prefetch(model, Until::Used),
+            Event::Prewarm { model } => self.prefetch(model, Until::Here),
             Event::Standing { model, standing } => {
                 self.programs.set_standing(model, standing);
                 self.memory.rank(model, self.rank(model));

@@ -1,6 +1,9 @@
 //! Which functions belong on one node: those that pass data to each other in workflows (D19). As in
-//! FaasFlow, pairs on critical paths come first, of these the heaviest; the groups of two become one for
-//! as long as some node could hold that, in its host memory and in the time of its GPUs.
+//! FaasFlow, groups grow along edges: the pair that passes most comes first, of equals the smaller one and
+//! then the one on a critical path, and the groups of its two become one as long as some node could hold
+//! that, in its host memory and in the time of its GPUs. FaasFlow takes critical paths before all else:
+//! so workflows that fit no node pass more than they have to, the examples' among them
+//! (`policy/tests/placement/groups.rs` tries every way).
 //!
 //! Derived anew for each plan, from the view alone: a group is where copies would best be, and nothing
 //! that anyone has to keep.
@@ -155,7 +158,9 @@ struct Merge<'t, 'v> {
 impl<'t, 'v> Merge<'t, 'v> {
     fn of(table: &'t Table<'v>, pairs: BTreeMap<(usize, usize), Pair>) -> Self {
         let mut pairs: Vec<_> = pairs.into_iter().collect();
-        pairs.sort_by_key(|&(ends, pair)| (!pair.is_critical, Reverse(pair.bytes), ends));
+        // What is small leaves room for others.
+        let needed = |(a, b): (usize, usize)| table.needed(a).saturating_add(table.needed(b));
+        pairs.sort_by_key(|&(ends, pair)| (Reverse(pair.bytes), needed(ends), !pair.is_critical, ends));
         let open = table.nodes.iter().filter(|node| node.is_open());
         let shapes = open.map(|node| (node.of.host.0, node.of.gpu.0, node.load_max())).collect();
         Self { table, pairs: pairs.into_iter().map(|(ends, _)| ends).collect(), shapes }
@@ -173,7 +178,8 @@ impl<'t, 'v> Merge<'t, 'v> {
                 })
             });
             // The smaller joins the larger, so that nobody is moved more than a few times.
-            let (into, from) = if groups[a].members.len() < groups[b].members.len() { (b, a) } else { (a, b) };
+            let (into, from) =
+                if groups[a].members.len() < groups[b].members.len() { (b, a) } else { (a, b) };
             if into == from || !self.fits(&groups[into], &groups[from]) {
                 continue;
             }

@@ -42,7 +42,8 @@ mod together;
 mod view;
 
 pub use view::{
-    Flow, Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View, Why,
+    Flow, Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View,
+    Why,
 };
 
 use table::Table;

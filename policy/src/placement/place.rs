@@ -28,7 +28,7 @@ pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
     let lacking = (0..table.functions.len()).filter(|&function| table.functions[function].missing() > 0);
     let mut urgent: BinaryHeap<_> = lacking.map(|function| urgency(table, function)).collect();
     let mut short = Vec::new();
-    while let Some((.., Reverse(function))) = urgent.pop() {
+    while let Some((.., (.., Reverse(function)))) = urgent.pop() {
         if draft.is_full() {
             draft.more = true;
             break;

@@ -1,6 +1,6 @@
 //! Functions of one workflow on one node (D19): in tables, and against trying everything.
 
-use millrace_policy::placement::{Flow, Function, GpuLoad, Step};
+use millrace_policy::placement::{Flow, Function, GpuLoad};
 use millrace_types::{Bytes, NodeState};
 use proptest::prelude::*;
 
@@ -95,12 +95,12 @@ fn a_group_that_fits_no_node_parts_where_least_is_passed() {
 }
 
 #[test]
-fn a_critical_path_goes_before_what_is_heavier() {
+fn of_equals_a_critical_path_goes_first() {
     let functions = ["f", "g", "h"].map(|it| function(it, 1, 30));
     let mut world = World::new(functions.to_vec(), ["a", "b"].map(|it| node(it, 70)).to_vec());
-    world.view.flows = vec![flow("f", "g", 5), Flow { is_critical: false, ..flow("g", "h", 9) }];
+    world.view.flows = vec![Flow { is_critical: false, ..flow("f", "g", 5) }, flow("g", "h", 5)];
     world.settle();
-    assert_eq!(nodes(&world), [vec!["f", "g"], vec!["h"]]);
+    assert_eq!(nodes(&world), [vec!["g", "h"], vec!["f"]]);
 }
 
 #[test]
@@ -119,14 +119,11 @@ fn nobody_joins_a_group_whose_gpus_have_no_time() {
 fn who_is_with_its_group_moves_only_from_a_node_that_has_no_time_for_all() {
     let mut world = three(1);
     world.settle();
-    world.view.nodes.push(node("d", 1000));
+    world.node_mut("a").host = Bytes::mib(40);
     assert_eq!(world.settle(), [], "a fuller node is no reason");
-    for function in &mut world.view.functions {
-        function.load = GpuLoad(900);
-    }
-    let moved = world.settle();
-    assert!(moved.iter().any(|step| matches!(step, Step::Place { .. })), "{moved:?}");
-    assert!(world.on("a").len() < 3);
+    // Of 1,500 thousandths of its GPUs.
+    world.view.functions.iter_mut().for_each(|it| it.load = GpuLoad(600));
+    assert_eq!(world.settle(), [place("h", "b"), unplace("h", "a")]);
 }
 
 /// Functions with their MiB, and who passes how many KiB to whom.
@@ -223,7 +220,7 @@ fn the_workflows_of_the_examples_pass_as_little_between_nodes_as_can_be() {
         for count in 1..=3 {
             assert_eq!(planned(&functions, &edges, count, whole), 0, "{workflow} on {count}");
             // Nodes that have too little room for all of it.
-            for percent in [50, 60, 70, 80, 90, 99] {
+            for percent in [50, 60, 70, 80, 90] {
                 let mib = (whole * percent / 100).max(largest + 2);
                 let Some(least) = least(&functions, &edges, count, mib) else { continue };
                 assert_eq!(

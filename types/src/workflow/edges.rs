@@ -54,11 +54,7 @@ struct Made {
 /// What the steps of one workflow made.
 type Outputs<'a> = BTreeMap<(&'a FunctionName, &'a str), Made>;
 
-fn made_as<'a>(
-    source: &'a Source,
-    given: &BTreeMap<&'a str, Made>,
-    made: &Outputs<'a>,
-) -> Option<Made> {
+fn made_as<'a>(source: &'a Source, given: &BTreeMap<&'a str, Made>, made: &Outputs<'a>) -> Option<Made> {
     match source {
         Source::Input(name) => given.get(name.as_str()).copied(),
         Source::Step { step, output } => made.get(&(step, output.as_str())).copied(),
@@ -85,8 +81,9 @@ impl<'a> Flat<'a, '_> {
         let mut made = Outputs::new();
         for step in spec.in_order() {
             let inputs = step.inputs.iter();
-            let taken: BTreeMap<&str, Made> =
-                inputs.filter_map(|(input, from)| Some((input.as_str(), made_as(from, given, &made)?))).collect();
+            let taken: BTreeMap<&str, Made> = inputs
+                .filter_map(|(input, from)| Some((input.as_str(), made_as(from, given, &made)?)))
+                .collect();
             let outputs = match &step.run {
                 Run::Function(name) => self.step(name, &taken),
                 Run::Workflow(name) => match (self.inner)(name).filter(|_| depth < NESTING_MAX) {
@@ -160,11 +157,7 @@ mod tests {
     fn tensor(name: &str, dims: &[u64]) -> TensorSpec {
         // 0 stands for what is not fixed.
         let dim = |&size: &u64| if size == 0 { Dim::Symbol("n".into()) } else { Dim::Fixed(size) };
-        TensorSpec {
-            name: name.into(),
-            datatype: DataType::Fp32,
-            shape: dims.iter().map(dim).collect(),
-        }
+        TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: dims.iter().map(dim).collect() }
     }
 
     fn step(step: &str, run: Run, inputs: &[(&str, &str)]) -> Step {
@@ -196,7 +189,9 @@ mod tests {
     fn edges(spec: &WorkflowSpec, inner: Option<&WorkflowSpec>) -> Vec<(String, u64, bool)> {
         let signatures: BTreeMap<_, _> =
             ["light", "heavy", "wide", "last"].map(|it| (name(it), signature(it))).into();
-        said(&spec.edges(|of| signatures.get(of).map(Ports::from), |of| inner.filter(|it| it.key.name == *of)))
+        said(
+            &spec.edges(|of| signatures.get(of).map(Ports::from), |of| inner.filter(|it| it.key.name == *of)),
+        )
     }
 
     #[test]
@@ -208,9 +203,11 @@ mod tests {
             step("c", function("wide"), &[("x", "a.y")]),
             Step { when: "c.y".parse().ok(), ..step("d", function("last"), &[("x", "b.y")]) },
         ];
-        let expected =
-            [("light>heavy", 8, true), ("light>wide", 40, false), ("heavy>last", 4000, true)];
-        assert_eq!(edges(&workflow("w", steps, "d.y"), None), expected.map(|(of, b, c)| (of.to_owned(), b, c)));
+        let expected = [("light>heavy", 8, true), ("light>wide", 40, false), ("heavy>last", 4000, true)];
+        assert_eq!(
+            edges(&workflow("w", steps, "d.y"), None),
+            expected.map(|(of, b, c)| (of.to_owned(), b, c))
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Worker, WorkerConfig, memory, start,
+    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Prewarm, Worker, WorkerConfig, memory, start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -110,6 +110,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
+        prewarm: Prewarm::default(),
         gpu_memory: memory::Grid::default(),
         executor_threads: 1,
         faults: Faults::Obey,
@@ -178,6 +179,7 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
         }],
         outputs: Vec::new(),
         hold: None,
+        next: Vec::new(),
     }
 }
 

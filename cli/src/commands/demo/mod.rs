@@ -14,7 +14,7 @@ use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, memory};
+use millrace_worker::start::{DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, memory};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -146,6 +146,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
+        prewarm: Prewarm::default(),
         gpu_memory: memory::Grid::default(),
         programs: None,
         faults: Faults::Refuse,

@@ -55,6 +55,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         dispatch: args.machine.dispatch,
         eviction: args.machine.eviction,
         isolation: args.machine.isolation,
+        prewarm: args.machine.prewarm,
         gpu_memory: args.machine.gpu_memory()?,
         programs: args.machine.programs()?,
         faults: args.manners.faults(),

@@ -82,6 +82,8 @@ pub(super) struct Ask<'a> {
     pub(super) wanted: Vec<Wanted>,
     /// When all that it takes was there.
     pub(super) began: Reached,
+    /// What the run is likely to call after it.
+    pub(super) next: Vec<wire::Likely>,
 }
 
 impl Ask<'_> {
@@ -121,6 +123,7 @@ impl Ask<'_> {
                 answered: answered.collect(),
             }),
             held,
+            next: self.next,
         };
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {

@@ -10,9 +10,11 @@
 //! | [`values`] | the tensors of a run: here, or at a worker |
 //! | [`run`] | one run: the core's actions carried out |
 //! | [`ask`] | one call of a run |
+//! | [`next`] | what a call's worker is told of the calls after it |
 //! | [`ran`] | whether any of them may have run |
 
 mod ask;
+mod next;
 mod ran;
 mod run;
 mod values;

@@ -247,6 +247,11 @@ impl<'a> Runner<'a> {
         let wanted = outputs
             .iter()
             .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
+        // Of many rows the first is enough of a hint.
+        let next = match row {
+            None | Some(0) => self.serving.next(&self.workflow.tenant, &plan, step),
+            Some(_) => Vec::new(),
+        };
         let ask = Ask {
             serving: self.serving,
             request: self.request,
@@ -255,6 +260,7 @@ impl<'a> Runner<'a> {
             depth: self.depth,
             wanted: wanted.collect(),
             began,
+            next,
         };
         let span = tracing::info_span!(
             "step",

@@ -1,6 +1,7 @@
 //! Each pattern of a workflow, each end of a run, and each way to lose data, action by action; then
 //! random workflows against a model of their meaning.
 
+mod ahead;
 mod losses;
 mod patterns;
 mod properties;
