@@ -76,7 +76,14 @@ async fn a_listing_goes_through_every_page() {
 fn workflow(name: &str, function: &str) -> WorkflowSpec {
     let inputs = [("x".to_owned(), "input.x".parse().unwrap())].into();
     let run = Run::Function(FunctionName::new(function).unwrap());
-    let step = Step { name: FunctionName::new("only").unwrap(), run, inputs, each: None, when: None, deadline: None };
+    let step = Step {
+        name: FunctionName::new("only").unwrap(),
+        run,
+        inputs,
+        each: None,
+        when: None,
+        deadline: None,
+    };
     let outputs = vec![Output { name: "y".into(), from: "only.y".parse().unwrap() }];
     WorkflowSpec::new(key(name), vec!["x".into()], vec![step], outputs)
 }

@@ -10,8 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_types::{
-    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, Slo, TenantName,
-    TensorSpec,
+    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, Slo, TenantName, TensorSpec,
 };
 
 use crate::auth::Caller;

@@ -240,6 +240,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         models: vec![placement::Model { digest: digest(number), host: size(number) }],
         gpu: size(number),
         load: placement::GpuLoad(u64::from(number % 200)),
+        ran: true,
     };
     let node = |number: u32| placement::Node {
         name: NodeName::new(&format!("n{number}")).expect("a node's name"),
@@ -250,7 +251,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         busy: placement::GpuLoad::default(),
     };
     let (functions, nodes) = ((0..1000).map(function).collect(), (0..100).map(node).collect());
-    placement::View { functions, nodes, placements }
+    placement::View { functions, nodes, placements, flows: Vec::new() }
 }
 
 fn placements(c: &mut Criterion) {
@@ -262,11 +263,21 @@ fn placements(c: &mut Criterion) {
         }
         placement::Step::Unplace { .. } => unreachable!("nothing is placed yet"),
     });
+    let flows = (0..1000).filter(|number| number % 5 > 0).map(|number| placement::Flow {
+        from: empty.functions[number - 1].key.clone(),
+        to: empty.functions[number].key.clone(),
+        bytes: Bytes::mib(1 + number as u64 % 7),
+        is_critical: number % 2 == 0,
+    });
+    let grouped = placement::View { flows: flows.collect(), ..empty.clone() };
     let settled = cluster(placed.collect());
     assert_eq!(settled.placements.len(), 2000);
     assert_eq!(placement::plan(&settled, &limits), placement::Plan::default());
     c.bench_function("placement/plan 2 copies of 1,000 functions on 100 empty nodes", |b| {
         b.iter(|| placement::plan(black_box(&empty), &limits));
+    });
+    c.bench_function("placement/the same in 200 workflows of 5 functions", |b| {
+        b.iter(|| placement::plan(black_box(&grouped), &limits));
     });
     c.bench_function("placement/see that 2,000 copies on 100 nodes are right", |b| {
         b.iter(|| placement::plan(black_box(&settled), &limits));

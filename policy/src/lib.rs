@@ -22,6 +22,7 @@
 //! | [`crew`] | which process of a program gets which request, and when one is killed or started again |
 //! | [`lease`] | which silent nodes are still believed alive |
 //! | [`placement`] | which functions are kept on which nodes |
+//! | [`prewarm`] | which hints of functions that come next are followed |
 //! | [`scaling`] | how many nodes the cluster needs |
 //! | [`router`] | which worker gets a request |
 //! | [`workflow`] | which step of a workflow runs when, and what is freed or made again |
@@ -50,6 +51,7 @@ pub mod memory;
 pub mod names;
 pub mod paths;
 pub mod placement;
+pub mod prewarm;
 pub mod rates;
 pub mod residence;
 pub mod router;

@@ -178,6 +178,7 @@ fn view(state: &State) -> View {
             models: models.map(|(digest, host)| placement::Model { digest, host }).into_iter().collect(),
             gpu: spec.resources.gpu_memory.unwrap_or(Bytes::ZERO),
             load: GpuLoad::default(),
+            ran: true,
         }
     });
     let nodes = state.nodes().map(|node| placement::Node {
@@ -193,5 +194,10 @@ fn view(state: &State) -> View {
         node: placement.node.clone(),
         phase: Phase::Ready,
     });
-    View { functions: functions.collect(), nodes: nodes.collect(), placements: placements.collect() }
+    View {
+        functions: functions.collect(),
+        nodes: nodes.collect(),
+        placements: placements.collect(),
+        flows: Vec::new(),
+    }
 }

@@ -324,6 +324,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
         inputs: if shared.rows[function as usize] { vec![modelled::row()] } else { Vec::new() },
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
+        next: Vec::new(),
         outputs: Vec::new(),
     };
     let answer = shared.machines[node].handle.invoke(invocation).await;

@@ -150,6 +150,7 @@ fn invocation() -> Invocation {
         inputs: vec![input],
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
+        next: Vec::new(),
         outputs: Vec::new(),
     }
 }

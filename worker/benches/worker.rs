@@ -76,6 +76,7 @@ fn invocation(id: usize) -> Invocation {
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
         outputs: Vec::new(),
+        next: Vec::new(),
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`programs`] | processes of users' own programs, beside the GPUs |
 //! | [`host_tier`] | artifacts become models in host memory |
 //! | [`control`] | the streams to the controllers |
+//! | `hints` | what workflows are likely to ask for next |
 //! | `objects` | intermediate data of workflows: what is held here, and what comes from other workers |
 //! | [`service`] | the gRPC service for gateways |
 //! | `activity`, `meters` | what is counted, for whoever asks and for Prometheus |
@@ -27,6 +28,7 @@ pub mod control;
 pub mod data_dir;
 pub mod groups;
 pub mod handle;
+mod hints;
 pub mod host_tier;
 pub mod install;
 mod meters;

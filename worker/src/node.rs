@@ -8,6 +8,7 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_policy::gpu::{Eviction, Isolation};
 use millrace_policy::memory;
+use millrace_policy::prewarm::Prewarm;
 use millrace_policy::rates::Sharing;
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
@@ -82,6 +83,8 @@ pub struct NodeConfig {
     pub data: DataConfig,
     /// How transfers from the host share their links.
     pub sharing: Sharing,
+    /// Whether models come before they are asked for, where that is likely.
+    pub prewarm: Prewarm,
 }
 
 impl NodeConfig {
@@ -92,8 +95,19 @@ impl NodeConfig {
         let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let (memory, data) = (memory::Grid::default(), DataConfig::default());
-        let sharing = Sharing::default();
-        Self { topology, requests_max, in_flight_max, dispatch, eviction, isolation, memory, data, sharing }
+        let (sharing, prewarm) = (Sharing::default(), Prewarm::default());
+        Self {
+            topology,
+            requests_max,
+            in_flight_max,
+            dispatch,
+            eviction,
+            isolation,
+            memory,
+            data,
+            sharing,
+            prewarm,
+        }
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Invocation {
     pub on_gpus: OnGpus,
     /// The outputs asked for; empty asks for all.
     pub outputs: Vec<String>,
+    /// What is likely to be asked for with its outputs, and should be on a GPU then (D29).
+    pub next: Vec<RevisionKey>,
     /// How long it has waited here for its model to come into host memory: that counts as well.
     pub cold: Duration,
 }

@@ -21,6 +21,7 @@ use tracing::Instrument as _;
 use crate::activity::Place;
 use crate::actors::fetch_attributes;
 use crate::handle::{FaultError, NodeHandle};
+use crate::hints::Hints;
 use crate::host_tier::gate::Gate;
 use crate::host_tier::{Reader, Signature, Signatures};
 use crate::objects::{self, Chunks, GatherError, Gathered, Objects};
@@ -67,6 +68,7 @@ pub struct WorkerService {
     place: Place,
     kept: Option<Kept>,
     objects: Objects,
+    hints: Option<Hints>,
 }
 
 impl WorkerService {
@@ -81,13 +83,19 @@ impl WorkerService {
         faults: Faults,
     ) -> Self {
         let budget = Arc::new(Budget::new(limits.in_flight));
-        Self { node, signatures, gate, budget, faults, draining: Arc::default(), place, kept: None, objects }
+        let (draining, kept, hints) = (Arc::default(), None, None);
+        Self { node, signatures, gate, budget, faults, draining, place, kept, objects, hints }
     }
 
     /// The same, showing the spans that are kept here.
     #[must_use]
     pub fn showing(self, kept: Option<Kept>) -> Self {
         Self { kept, ..self }
+    }
+
+    /// The same, following hints of what comes next.
+    pub(crate) fn following(self, hints: Hints) -> Self {
+        Self { hints: Some(hints), ..self }
     }
 
     /// Returns once no object is held here any more.
@@ -110,6 +118,8 @@ impl WorkerService {
         let signature = self.signature(&revision)?;
         tensors::check(&request.inputs, &request.outputs, &signature)?;
         let hold = request.hold.take();
+        let hints = std::mem::take(&mut request.next);
+        let next = self.hints.as_ref().map(|follows| follows.follow(&revision.function.tenant, &hints));
         let keep = hold.as_ref().map(|hold| kept_outputs(hold, &request.outputs, &signature));
         let (mut invocation, gathered) = match self.invocation(request, revision, signature.reader).await {
             Ok(ready) => ready,
@@ -117,6 +127,7 @@ impl WorkerService {
             Err(GatherError::Lost(ids)) => return Ok(lost(&ids)),
         };
         invocation.on_gpus.keep = keep.unwrap_or_default();
+        invocation.next = next.unwrap_or_default();
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
         if !held.waited().is_zero() {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
@@ -204,6 +215,7 @@ impl WorkerService {
             descriptors: packed.descriptors,
             on_gpus: OnGpus { objects: packed.objects, keep: Vec::new() },
             outputs: request.outputs,
+            next: Vec::new(),
             cold: Duration::ZERO,
         };
         Ok((invocation, gathered))

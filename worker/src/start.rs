@@ -15,6 +15,7 @@ pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
 pub use millrace_policy::memory;
+pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
 pub use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_proto::trace::Kept;
 use millrace_proto::worker as wire;
@@ -30,6 +31,7 @@ use crate::control::desired::Desired;
 use crate::control::{self, Control, telemetry};
 use crate::data_dir::{self, DataDir};
 use crate::handle::NodeHandle;
+use crate::hints::Hints;
 use crate::host_tier::fetch::Controllers;
 use crate::host_tier::gate::Gate;
 use crate::host_tier::store::{self, Store};
@@ -83,6 +85,8 @@ pub struct WorkerConfig {
     pub isolation: Isolation,
     /// How transfers from host memory to its GPUs share their links.
     pub transfer_sharing: Sharing,
+    /// Whether it brings models before they are asked for, where a workflow is likely to.
+    pub prewarm: Prewarm,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
     /// Whether faults may be injected.
@@ -181,7 +185,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
 
     let desired = watch::Sender::new(Desired::default());
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-    let gate = Gate::new(clock.clone());
+    let (gate, hints_clock) = (Gate::new(clock.clone()), clock.clone());
     let attached = watch::Sender::default();
     let source = Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed));
     let (showing, desired_there) = (host_tier::Showing::default(), desired.subscribe());
@@ -237,13 +241,19 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
-    let shown =
-        Shown { node: node.clone(), host: host.clone(), objects: objects.clone(), desired: desired_shown };
+    let hints = Hints::new(config.prewarm, view.signatures.clone(), gate.clone(), hints_clock);
+    let shown = Shown {
+        node: node.clone(),
+        host: host.clone(),
+        objects: objects.clone(),
+        desired: desired_shown,
+        hints: hints.clone(),
+    };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
     let models = (view.signatures.clone(), gate);
     let service = WorkerService::new(node.clone(), place, models, objects, config.limits, config.faults);
-    let service = service.showing(config.kept);
+    let service = service.showing(config.kept).following(hints);
     // Serving from now on, until it is told to stop.
     let (server, health) = server::serve(&service, config.limits, shown, incoming);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");
@@ -390,10 +400,11 @@ struct ActorThread {
 impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
         let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
-        let (memory, data, sharing) = (config.gpu_memory.clone(), config.gpu_data, config.transfer_sharing);
-        let topology = config.topology.clone();
-        let base = NodeConfig::new(topology);
-        let node_config = NodeConfig { dispatch, eviction, isolation, memory, data, sharing, ..base };
+        let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
+        let (sharing, prewarm) = (config.transfer_sharing, config.prewarm);
+        let base = NodeConfig::new(config.topology.clone());
+        let node_config =
+            NodeConfig { dispatch, eviction, isolation, memory, data, sharing, prewarm, ..base };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

@@ -31,6 +31,7 @@ use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
 use millrace_policy::paths::Paths;
+use millrace_policy::prewarm::Prewarm;
 use millrace_policy::residence::Residence;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
@@ -143,6 +144,11 @@ impl Supervisor {
 
     pub(crate) fn gpu_indices(&self) -> impl Iterator<Item = GpuIndex> + use<> {
         (0..self.gpus.len() as u32).map(GpuIndex)
+    }
+
+    /// Whether models come before they are asked for.
+    pub(crate) fn prewarm(&self) -> Prewarm {
+        self.config.prewarm
     }
 
     pub(crate) fn gpu(&self, gpu: GpuIndex) -> &Slot<gpu::Message> {

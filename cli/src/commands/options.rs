@@ -16,7 +16,8 @@ use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{
-    EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PolicyConfig, SHARINGS, Sharing,
+    EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS, PolicyConfig, Prewarm,
+    SHARINGS, Sharing,
 };
 
 use self::gpu_data::GpuData;
@@ -62,6 +63,9 @@ pub(crate) struct Machine {
     /// (fifo).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = sharing_parser())]
     pub(crate) transfer_sharing: Sharing,
+    /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
+    #[arg(long, value_name = "WHEN", default_value_t, value_parser = prewarm_parser())]
+    pub(crate) prewarm: Prewarm,
     #[command(flatten)]
     memory: GpuMemory,
     #[command(flatten)]
@@ -146,6 +150,7 @@ impl Machine {
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
         words.extend(["--transfer-sharing".to_owned(), self.transfer_sharing.to_string()]);
+        words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
         words.extend(self.memory.words());
         words.extend(self.data.words());
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
@@ -216,6 +221,11 @@ pub(crate) fn isolation_parser() -> impl TypedValueParser<Value = Isolation> {
 /// Refuses what is no way to share links with all that are.
 fn sharing_parser() -> impl TypedValueParser<Value = Sharing> {
     PossibleValuesParser::new(SHARINGS.map(|(name, _)| name)).try_map(|name| name.parse::<Sharing>())
+}
+
+/// Refuses what is neither on nor off.
+pub(crate) fn prewarm_parser() -> impl TypedValueParser<Value = Prewarm> {
+    PossibleValuesParser::new(PREWARMS.map(|(name, _)| name)).try_map(|name| name.parse::<Prewarm>())
 }
 
 /// Refuses what is no policy's name with all that are.
@@ -290,6 +300,8 @@ mod tests {
                     "resident",
                     "--transfer-sharing",
                     "fair",
+                    "--prewarm",
+                    "off",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -340,6 +352,7 @@ mod tests {
         takes_the_names("--eviction", &EVICTIONS, |line| line.machine.eviction);
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
         takes_the_names("--transfer-sharing", &SHARINGS, |line| line.machine.transfer_sharing);
+        takes_the_names("--prewarm", &PREWARMS, |line| line.machine.prewarm);
     }
 
     #[test]

@@ -124,6 +124,7 @@ impl Args {
             eviction: self.machine.eviction,
             isolation: self.machine.isolation,
             transfer_sharing: self.machine.transfer_sharing,
+            prewarm: self.machine.prewarm,
             gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,

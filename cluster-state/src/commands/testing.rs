@@ -157,7 +157,14 @@ pub(crate) fn chain(name: &str, runs: &[Run]) -> WorkflowSpec {
         let step = format!("s{number}");
         let inputs = [("x".to_owned(), from.parse().unwrap())].into();
         from = format!("{step}.y");
-        steps.push(Step { name: key(&step).name, run: run.clone(), inputs, each: None, when: None, deadline: None });
+        steps.push(Step {
+            name: key(&step).name,
+            run: run.clone(),
+            inputs,
+            each: None,
+            when: None,
+            deadline: None,
+        });
     }
     let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
     WorkflowSpec::new(key(name), vec!["x".into()], steps, outputs)

@@ -62,7 +62,14 @@ fn chain(key: FunctionKey, runs: impl Iterator<Item = (Run, &'static str)>) -> W
     let mut steps = Vec::new();
     for (number, (run, output)) in runs.enumerate() {
         let inputs = [("x".to_owned(), from.parse().unwrap())].into();
-        steps.push(Step { name: name(&format!("s{number}")), run, inputs, each: None, when: None, deadline: None });
+        steps.push(Step {
+            name: name(&format!("s{number}")),
+            run,
+            inputs,
+            each: None,
+            when: None,
+            deadline: None,
+        });
         from = format!("s{number}.{output}");
     }
     let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];

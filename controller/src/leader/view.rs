@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use millrace_cluster_state::{Function, Node, State};
-use millrace_policy::placement::{self, View};
-use millrace_types::{Bytes, NodeName};
+use millrace_cluster_state::{Function, Node, State, Workflow};
+use millrace_policy::placement::{self, Flow, View};
+use millrace_types::{Bytes, FunctionKey, FunctionName, NodeName};
 
 use super::load::Loads;
 use crate::fleet::readiness::revision_key;
@@ -20,7 +20,25 @@ pub(super) fn view(state: &State, workers: &Workers, loads: &Loads) -> View {
         let phase = function.map_or(placement::Phase::Preparing, |it| phase(it, &placement.node, workers));
         placement::Placement { function: placement.function.clone(), node: placement.node.clone(), phase }
     });
-    View { functions, nodes, placements: placements.collect() }
+    let flows = state.workflows().flat_map(|workflow| flows(state, workflow));
+    View { functions, nodes, placements: placements.collect(), flows: flows.collect() }
+}
+
+/// What the functions of a workflow pass to each other.
+fn flows(state: &State, workflow: &Workflow) -> Vec<Flow> {
+    let key = |name: &FunctionName| FunctionKey { tenant: workflow.key.tenant.clone(), name: name.clone() };
+    let ports = |name: &FunctionName| {
+        let artifact = state.artifact(&state.function(&key(name))?.latest().digest)?;
+        Some(artifact.model.ports())
+    };
+    let inner = |name: &FunctionName| state.workflow(&key(name)).map(|inner| &inner.spec);
+    let edges = workflow.spec.edges(ports, inner).into_iter().map(|edge| Flow {
+        from: key(edge.from),
+        to: key(edge.to),
+        bytes: edge.bytes,
+        is_critical: edge.is_critical,
+    });
+    edges.collect()
 }
 
 fn function(state: &State, function: &Function, loads: &Loads) -> placement::Function {
@@ -37,6 +55,7 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         models: needed.into_iter().map(|(digest, host)| placement::Model { digest, host }).collect(),
         gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
         load: loads.of_function(&function.key),
+        ran: state.usage(&function.key).requests > 0,
     }
 }
 

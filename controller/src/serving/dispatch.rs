@@ -57,6 +57,8 @@ pub(super) struct Call {
     pub(super) held: Vec<(Arc<Worker>, Bytes)>,
     /// When its answer is wanted; `None`: by its function's objective.
     pub(super) target: Option<Instant>,
+    /// What is likely to be called with its outputs.
+    pub(super) next: Vec<wire::Likely>,
 }
 
 /// A call answered.
@@ -250,6 +252,7 @@ impl<'a> Dispatch<'a> {
                 let left = target.saturating_duration_since(Instant::now());
                 u64::try_from(left.as_micros()).unwrap_or(u64::MAX)
             }),
+            next: self.call.next.clone(),
         }
     }
 

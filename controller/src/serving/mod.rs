@@ -221,6 +221,7 @@ impl Backend for Serving {
             hold: None,
             target: None,
             held: Vec::new(),
+            next: Vec::new(),
         };
         let answer = self.call(model, call).await?;
         let split = answer.response.split.unwrap_or_default();

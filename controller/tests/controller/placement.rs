@@ -1,6 +1,6 @@
 //! Functions are placed, spread, moved before they leave, and say why they are not placed.
 
-use millrace_proto::admin as api;
+use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_types::Reason;
@@ -9,6 +9,7 @@ use crate::stub::{Prepares, Stub, ready};
 use crate::support::{
     Cluster, apply, apply_request, cnn, get, mlp, nodes, reason, short_lease, until, upload,
 };
+use crate::workflows::{apply_workflow, chain};
 
 async fn schedule(cluster: &Cluster, name: &str, scheduling: api::NodeScheduling) -> api::Node {
     let request = api::SetNodeSchedulingRequest {
@@ -134,4 +135,31 @@ async fn a_function_that_a_node_cannot_prepare_is_tried_on_another() {
     })
     .await;
     assert_eq!(first.desired.borrow().functions.len(), 1, "it is remembered where it failed");
+}
+
+/// D19. As `apply` of a folder has it, the functions come first, and have not run when their workflow
+/// comes; then their node is drained.
+#[tokio::test]
+async fn functions_of_a_workflow_go_to_one_of_three_nodes_and_leave_it_together() {
+    let cluster = Cluster::start().await;
+    let mut stubs = Vec::new();
+    for name in ["n1", "n2", "n3"] {
+        stubs.push(Stub::start(&cluster, name).await);
+    }
+    let served = || stubs.iter().map(|stub| stub.desired.borrow().functions.len()).collect::<Vec<_>>();
+    let functions = ["f", "g", "h"];
+    for name in functions {
+        cluster.deploy(name, &mlp()).await;
+    }
+    until("each to be on a node of its own", async || (served() == [1, 1, 1]).then_some(())).await;
+    let runs = functions.map(|name| Run::Function(name.into()));
+    apply_workflow(&cluster, chain("w", &runs)).await.unwrap();
+    let together = async || {
+        let served = served();
+        (served.iter().sum::<usize>() == 3).then(|| served.iter().position(|count| *count == 3))?
+    };
+    let first = until("all to be on one", together).await;
+    schedule(&cluster, &format!("n{}", first + 1), api::NodeScheduling::Draining).await;
+    let second = until("all to be on another", async || together().await.filter(|node| *node != first)).await;
+    assert_ne!(first, second);
 }

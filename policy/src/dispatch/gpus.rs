@@ -146,6 +146,11 @@ impl Gpu {
         self.arriving.contains(&model)
     }
 
+    /// Whether any model is still on its way here.
+    pub(super) fn is_loading_any(&self) -> bool {
+        !self.arriving.is_empty()
+    }
+
     /// Whether the next request for a model would find it here: all of it is, or is brought for one
     /// whose turn comes before.
     pub(super) fn has_for_next(&self, model: Slot) -> bool {

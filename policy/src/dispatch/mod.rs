@@ -33,6 +33,8 @@
 //!
 //! **Kept warm** ([`warm`]): a model may be wanted on so many GPUs without a request for it.
 //!
+//! **Likely next** ([`likely`], D29): what a workflow asks for next is brought to a GPU that has time for it.
+//!
 //! A suspect, a request that was around when a GPU was lost, is given a GPU of its own: it is not
 //! handed ahead and nobody is handed ahead behind it.
 //!
@@ -67,6 +69,7 @@ mod holders;
 mod inputs;
 mod lalb;
 mod learn;
+mod likely;
 mod models;
 mod overtaking;
 mod pins;
@@ -94,6 +97,7 @@ pub use self::config::{
 };
 pub use self::cost::{Predicted, PredictionError};
 pub use self::inputs::{INPUT_GPUS_MAX, Inputs};
+pub use self::likely::{LIKELY_FOR, LIKELY_MAX, Prewarms};
 pub use self::policy::Stats;
 pub use self::protocol::{Action, Event, Objective, Request, Return};
 pub use self::warm::WARM_RETRY;
@@ -101,6 +105,7 @@ pub use self::warm::WARM_RETRY;
 use self::cost::Errors;
 use self::fleet::Fleet;
 use self::gpus::Held;
+use self::likely::Hint;
 use self::models::{Models, Slot};
 use self::policy::{Decision, Entry, Policy, View};
 use self::queue::{SizeRank, Waiting};
@@ -144,6 +149,8 @@ pub struct Dispatch {
     /// How many requests wait for a GPU alone, by it and their model.
     pins: BTreeMap<(GpuIndex, Slot), u32>,
     warm: Warm,
+    /// Models that are likely to be asked for, and that no GPU could bring yet.
+    likely: Vec<Hint>,
     /// Of requests that stand for several, how many rows run as one.
     rows: BTreeMap<RequestKey, u32>,
     /// Of requests whose data is on GPUs, where.
@@ -175,6 +182,7 @@ impl Dispatch {
             queued: 0,
             pins: BTreeMap::new(),
             warm: Warm::default(),
+            likely: Vec::new(),
             rows: BTreeMap::new(),
             inputs: BTreeMap::new(),
             look_again: None,
@@ -460,6 +468,7 @@ impl Core for Dispatch {
             Event::Change { policy, eviction, functions } => {
                 self.change(now, (policy, eviction), functions, actions);
             }
+            Event::Likely { model, after } => self.likely(now, model, after),
             Event::Tick => {}
         }
         self.pump(now, actions);
@@ -467,6 +476,7 @@ impl Core for Dispatch {
             self.bring_homeless(now, actions);
         }
         self.keep_warm(now, actions);
+        self.bring_likely(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

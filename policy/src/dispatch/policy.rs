@@ -14,6 +14,7 @@ use super::cost::PredictionError;
 use super::fleet::{Fleet, IdleOrder};
 use super::gpus::Expected;
 use super::inputs::Inputs;
+use super::likely::Prewarms;
 use super::models::Models;
 use super::priority::Prioritised;
 use super::protocol::Objective;
@@ -98,6 +99,8 @@ pub struct Stats {
     pub visits_max: u64,
     /// GPUs that hold the model that was asked for most, or to which it is on its way.
     pub top_copies: usize,
+    /// What became of models that were likely to be asked for (D29).
+    pub prewarms: Prewarms,
     /// The share of required request counts that is prioritised (A.3).
     pub alpha: Option<f64>,
     /// How wrong the cost model was (L15).

@@ -201,6 +201,13 @@ pub enum Event {
         /// Which models.
         models: Vec<ModelId>,
     },
+    /// A model is likely to be asked for soon, and nobody waits for it yet.
+    Likely {
+        /// Which.
+        model: ModelId,
+        /// The model of the request whose outputs it would take, where that is on a GPU.
+        after: Option<ModelId>,
+    },
     /// Time passed.
     Tick,
     /// Another policy decides from now on, and GPUs choose otherwise what makes room. What waits goes
@@ -248,6 +255,13 @@ pub enum Action {
     },
     /// Have a GPU bring a model that requests wait for, though none of them goes there yet.
     Prefetch {
+        /// Which GPU.
+        gpu: GpuIndex,
+        /// Which model.
+        model: ModelId,
+    },
+    /// Have a GPU bring a model that is likely to be asked for.
+    Prewarm {
         /// Which GPU.
         gpu: GpuIndex,
         /// Which model.

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use millrace_types::{GpuIndex, Timestamp};
+use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::models::Slot;
 use super::{Action, Dispatch};
@@ -34,11 +34,23 @@ impl Dispatch {
 
     /// Has a GPU bring a model, without a request for it.
     pub(super) fn prefetch(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        let model = self.comes_without_request(now, slot, gpu, actions);
+        actions.push(Action::Prefetch { gpu, model });
+    }
+
+    /// Notes that a model comes to a GPU.
+    pub(super) fn comes_without_request(
+        &mut self,
+        now: Timestamp,
+        slot: Slot,
+        gpu: GpuIndex,
+        actions: &mut Vec<Action>,
+    ) -> ModelId {
         let model = self.models.get(slot);
         let (id, blocks) = (model.id, model.blocks);
         self.models.held_by(slot, gpu);
         self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
         self.tell_standing(slot, gpu, actions);
-        actions.push(Action::Prefetch { gpu, model: id });
+        id
     }
 }

@@ -13,6 +13,7 @@ mod cost;
 mod glance;
 mod inputs;
 mod lalb;
+mod likely;
 mod priority;
 mod properties;
 mod recovery;

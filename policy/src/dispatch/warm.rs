@@ -119,6 +119,16 @@ impl Dispatch {
         }
     }
 
+    /// What a GPU has room for beside what is kept there and what requests wait for.
+    pub(super) fn room_beside(&self, gpu: GpuIndex) -> Option<u64> {
+        let it = self.fleet.get(gpu);
+        let blocks = |slot: Slot| u64::from(self.models.get(slot).blocks);
+        let unwanted = |slot: &Slot| self.models.get(*slot).users == 0 || !it.holds(*slot);
+        let kept: u64 = self.warm.on(gpu).filter(unwanted).map(blocks).sum();
+        let used = it.wanted_blocks(&self.models) + kept;
+        u64::from(self.sizes[it.rank.0]).checked_sub(used)
+    }
+
     /// A GPU that holds the model and does not keep it yet, else the idle one with most room beside
     /// what is kept and what requests wait for, if that is enough.
     fn place_to_keep(&self, now: Timestamp, slot: Slot) -> Option<GpuIndex> {
@@ -128,16 +138,8 @@ impl Dispatch {
             return here;
         }
         let rank = model.rank?;
-        let room = |gpu: GpuIndex| {
-            let it = self.fleet.get(gpu);
-            let blocks = |slot: Slot| u64::from(self.models.get(slot).blocks);
-            let unwanted = |slot: &Slot| self.models.get(*slot).users == 0 || !it.holds(*slot);
-            let kept: u64 = self.warm.on(gpu).filter(unwanted).map(blocks).sum();
-            let used = it.wanted_blocks(&self.models) + kept;
-            u64::from(self.sizes[it.rank.0]).checked_sub(used)
-        };
         let idle = self.fleet.all_idle().into_iter().filter(|&gpu| self.fleet.get(gpu).rank >= rank);
-        let fits = idle.filter_map(|gpu| Some((room(gpu)?, gpu)));
+        let fits = idle.filter_map(|gpu| Some((self.room_beside(gpu)?, gpu)));
         let fits = fits.filter(|&(room, gpu)| room >= model.blocks.into() && !kept.on.contains(&gpu));
         fits.min_by_key(|&(room, gpu)| (Reverse(room), gpu)).map(|(_, gpu)| gpu)
     }

@@ -131,7 +131,7 @@ impl Gpu {
         let waits = |model| self.held_back(now, model);
         let starts = |model| Some(self.programs.starts(model)).filter(|&at| at > now);
         let waiting = self.slots.iter().filter(|slot| slot.stage == Stage::Waiting).map(|slot| slot.model);
-        let look_again = waiting.chain(self.prefetched.iter().copied()).filter_map(starts).min();
+        let look_again = waiting.chain(self.prefetched.keys().copied()).filter_map(starts).min();
         let order = self.slots.iter().map(|slot| slot.stage == Stage::Waiting && waits(slot.model));
         let order: Vec<bool> = order.collect();
         self.slots.set_back(&order);

@@ -46,6 +46,7 @@ pub use self::protocol::{Action, Event, RunFailure, Spent};
 pub use self::slots::SLOTS_MAX;
 
 use self::data::Data;
+use self::prefetch::Until;
 use self::programs::{Known, Programs};
 use self::serve::Moving;
 use self::slots::{Slot, Slots, Stage};
@@ -108,8 +109,8 @@ pub struct Gpu {
     kept: BTreeSet<ModelId>,
     /// When to look which copies were not used for as long as they may stay.
     look_at: Option<Timestamp>,
-    /// Models that were brought before a request that needs them, and were not used yet.
-    prefetched: BTreeSet<ModelId>,
+    /// Models that were brought before a request that needs them, as long as they are spared.
+    prefetched: BTreeMap<ModelId, Until>,
     programs: Programs,
     slots: Slots,
     moving: Vec<Moving>,
@@ -143,7 +144,7 @@ impl Gpu {
             pinned: BTreeSet::new(),
             kept: BTreeSet::new(),
             look_at: None,
-            prefetched: BTreeSet::new(),
+            prefetched: BTreeMap::new(),
             programs: Programs::default(),
             slots: Slots::default(),
             moving: Vec::new(),
@@ -305,7 +306,8 @@ impl Core for Gpu {
                 self.prefetched.remove(&model);
                 self.programs.remove(model);
             }
-            Event::Prefetch { model } => self.prefetch(model),
+            Event::Prefetch { model } => self.prefetch(model, Until::Used),
+            Event::Prewarm { model } => self.prefetch(model, Until::Here),
             Event::Standing { model, standing } => {
                 self.programs.set_standing(model, standing);
                 self.memory.rank(model, self.rank(model));

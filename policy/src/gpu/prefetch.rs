@@ -1,25 +1,45 @@
 //! Models that are brought before any request that needs them is here (T16). They come one at a time,
 //! so that the executor is never busy with many of them when a request comes, wait for the link behind
 //! those of requests, and take no room that a request here, or another of them, relies on; until they
-//! are used they are spared as long as others make room.
+//! are used they are spared as long as others make room; those that are only likely to be asked for
+//! (D29), until they are here: after that they are models as any.
 
 use millrace_types::{ModelId, Timestamp};
 
 use super::slots::Stage;
 use super::{Action, Gpu};
 
+/// How long a model that was brought before its requests is spared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Until {
+    /// Until all of it is here.
+    Here,
+    /// Until a request uses it.
+    Used,
+}
+
 impl Gpu {
-    pub(super) fn prefetch(&mut self, model: ModelId) {
+    pub(super) fn prefetch(&mut self, model: ModelId, until: Until) {
         // What a GPU without an executor was to bring went with it, as all that it had.
-        if self.incarnation.is_some() && !self.slots.uses(model) {
-            self.prefetched.insert(model);
+        if self.incarnation.is_none() || self.slots.uses(model) {
+            return;
+        }
+        let spared = self.prefetched.entry(model).or_insert(until);
+        *spared = until.max(*spared);
+        self.has_come(model);
+    }
+
+    /// A model that is spared until it is here may be.
+    pub(super) fn has_come(&mut self, model: ModelId) {
+        if self.prefetched.get(&model) == Some(&Until::Here) && self.complete(model) {
+            self.prefetched.remove(&model);
         }
     }
 
     /// What is in use here, and what requests elsewhere wait for.
     pub(super) fn waited_for(&self) -> Vec<ModelId> {
         let mut waited_for = self.in_use();
-        waited_for.extend(self.pinned.iter().chain(&self.prefetched));
+        waited_for.extend(self.pinned.iter().chain(self.prefetched.keys()));
         waited_for
     }
 
@@ -32,7 +52,7 @@ impl Gpu {
         }
         let wanted = |gpu: &Self| {
             let lacks = |&model: &ModelId| !gpu.complete(model) && !gpu.held_back(now, model);
-            gpu.prefetched.iter().copied().find(lacks)
+            gpu.prefetched.keys().copied().find(lacks)
         };
         while let Some(model) = wanted(self) {
             let mut spared = self.waited_for();

@@ -36,6 +36,11 @@ pub enum Event {
         /// Which.
         model: ModelId,
     },
+    /// Requests are likely to need this model soon: bring it, if that is in nobody's way.
+    Prewarm {
+        /// Which.
+        model: ModelId,
+    },
     /// What a model here, or about to come, is to the node.
     Standing {
         /// Which model.

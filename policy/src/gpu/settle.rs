@@ -185,6 +185,9 @@ impl Gpu {
         let ended = self.moving.remove(place);
         self.totals.peer_swaps += u64::from(outcome == Outcome::Complete && from.is_some());
         self.slots.feed(ended.model);
+        if outcome == Outcome::Complete {
+            self.has_come(ended.model);
+        }
         if outcome == Outcome::Failed {
             // It is tried again for a request.
             self.prefetched.remove(&ended.model);

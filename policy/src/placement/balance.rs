@@ -1,5 +1,8 @@
 //! Moves copies from the fullest nodes to the emptiest: after a node joined, or when load shifted.
-//! Few at a time, and only where nodes are far apart: a move costs a model's way over the network.
+//! Few at a time, and only where nodes are far apart: a move costs a model's way over the network. Who
+//! is with its group stays, unless the node's GPUs have no time for all that is on it.
+
+use std::cmp::Reverse;
 
 use super::Draft;
 use super::rows::{Fate, WHOLE};
@@ -37,8 +40,8 @@ enum Role {
     Takes,
 }
 
-/// A copy of the fullest node, and the emptiest node that takes one. Of those copies the largest
-/// that does not turn the two around.
+/// A copy of the fullest node, and the emptiest node that takes one. Of those copies the one that leaves
+/// least of its group behind, and the largest that does not turn the two around.
 fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize, usize)> {
     let open = || (0..table.nodes.len()).filter(|&node| table.nodes[node].is_open());
     let fullness = |node: usize| table.nodes[node].fullness();
@@ -58,10 +61,15 @@ fn largest(table: &Table<'_>, from: usize, to: usize) -> Option<usize> {
             && table.nodes[to].of.gpu >= row.of.gpu
             && table.nodes[to].fits(table.added(*function, to))
     });
+    let may_part = !table.nodes[from].has_time_for(0);
     let gains = movable.filter_map(|(function, _)| {
         let left = table.fullness_without(function, from);
         let gain = table.nodes[from].fullness() - left;
-        (gain > 0 && left >= table.fullness_with(function, to)).then_some((gain, function))
+        if gain == 0 || left < table.fullness_with(function, to) {
+            return None;
+        }
+        let parted = table.passed_within(function, from).saturating_sub(table.passed_within(function, to));
+        (parted == 0 || may_part).then_some((Reverse(parted), gain, Reverse(function)))
     });
-    gains.max_by_key(|&(gain, function)| (gain, std::cmp::Reverse(function))).map(|(_, function)| function)
+    gains.max().map(|(.., Reverse(function))| function)
 }

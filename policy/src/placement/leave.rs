@@ -1,6 +1,8 @@
 //! Lets copies go: those on draining, lost and overfull nodes, and those that are too many. Each
 //! only once others are ready.
 
+use std::cmp::Reverse;
+
 use super::Draft;
 use super::place::Short;
 use super::rows::{Copy, Fate};
@@ -39,7 +41,7 @@ fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut 
     }
 }
 
-/// Copies beyond those wanted, from the fullest node first.
+/// Copies beyond those wanted: those with least of their group first, of these from the fullest node.
 fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
     loop {
         let row = &table.functions[function];
@@ -47,8 +49,13 @@ fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
             return;
         }
         let staying = row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
-        let fullest = staying.max_by_key(|copy| (table.nodes[copy.node].fullness(), !copy.ready, copy.node));
-        let Some(&Copy { node, ready, .. }) = fullest else { return };
+        let first = staying.max_by_key(|copy| {
+            let node = &table.nodes[copy.node];
+            // Who moves away from a busy node leaves its group behind.
+            let near = if node.has_time_for(0) { table.passed_within(function, copy.node) } else { 0 };
+            (Reverse(near), node.fullness(), !copy.ready, copy.node)
+        });
+        let Some(&Copy { node, ready, .. }) = first else { return };
         if row.ready() - u32::from(ready) < row.wanted {
             return;
         }

@@ -3,10 +3,10 @@
 //! nodes' host memory, T31).
 //!
 //! ```text
-//! View { functions, nodes, placements }  ──►  Plan { steps, unplaced, more }
-//!        what is wanted and what is               ▲
-//!                 ▲                               │ commit a step, wait for the change, plan again
-//!                 └───────────────────────────────┘
+//! View { functions, nodes, placements, flows }  ──►  Plan { steps, unplaced, more }
+//!        what is wanted and what is                      ▲
+//!                 ▲                                      │ commit a step, wait for the change, plan again
+//!                 └──────────────────────────────────────┘
 //! ```
 //!
 //! Steps are small and do no harm when repeated or left out: each is right by itself, given the
@@ -19,22 +19,31 @@
 //! 3. A function without any copy may have the room of others' spare ones ([`room`]).
 //! 4. What is on a draining, lost or overfull node, and what is too many, goes once enough others
 //!    are ready. The last ready copy of a function that is wanted never goes ([`leave`]).
-//! 5. When nothing else is under way, a few copies move from the fullest nodes to the emptiest, if
-//!    those are far apart ([`balance`]).
+//! 5. When nothing else is under way, functions that never ran move to their groups ([`together`]);
+//!    and then a few copies from the fullest nodes to the emptiest, if those are far apart ([`balance`]).
+//!
+//! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one node,
+//! as FaasFlow places them, so that the data need not leave it. A copy that has to be placed goes where
+//! most of what it passes is, as long as that node has room and time on its GPUs for it. Nothing that
+//! ran moves for that alone.
 //!
 //! Deliberately absent: copies are not shuffled about to make room for one large model that fits no
 //! node's free memory while it would fit the sum. That is told instead ([`Why::HostMemory`]).
 
 mod balance;
+mod groups;
 mod leave;
+mod near;
 mod place;
 mod room;
 mod rows;
 mod table;
+mod together;
 mod view;
 
 pub use view::{
-    Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View, Why,
+    Flow, Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View,
+    Why,
 };
 
 use table::Table;
@@ -44,11 +53,15 @@ use table::Table;
 pub fn plan(view: &View, limits: &Limits) -> Plan {
     let mut draft = Draft { steps: Vec::new(), steps_max: limits.steps_max, more: false };
     let mut table = Table::new(view, &mut draft);
+    table.group(&view.flows);
     let short = place::missing(&mut table, &mut draft);
     room::make(&mut table, &short, &mut draft);
     leave::let_go(&mut table, &short, &mut draft);
     if draft.steps.is_empty() && table.is_settled() {
-        balance::level(&mut table, &mut draft);
+        together::join(&mut table, &mut draft);
+        if draft.steps.is_empty() {
+            balance::level(&mut table, &mut draft);
+        }
     }
     let unplaced = short.iter().map(|short| short.told(&table)).chain(table.failing()).collect();
     Plan { steps: draft.steps, unplaced, more: draft.more }

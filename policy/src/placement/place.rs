@@ -1,4 +1,5 @@
-//! Places missing copies, each function's first before any function's second.
+//! Places missing copies, each function's first before any function's second; those of a group one
+//! after the other, near each other ([`near`](super::near)).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,7 +28,7 @@ pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
     let lacking = (0..table.functions.len()).filter(|&function| table.functions[function].missing() > 0);
     let mut urgent: BinaryHeap<_> = lacking.map(|function| urgency(table, function)).collect();
     let mut short = Vec::new();
-    while let Some((.., Reverse(function))) = urgent.pop() {
+    while let Some((.., (.., Reverse(function)))) = urgent.pop() {
         if draft.is_full() {
             draft.more = true;
             break;
@@ -45,18 +46,25 @@ pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
     short
 }
 
-/// Fewest copies first, of those the ones that no leaving copy serves, of those the largest: what
-/// is small still fits when little is left.
-type Urgency = (Reverse<u32>, Reverse<u32>, u64, u64, Reverse<usize>);
+/// Fewest copies first, of those the ones that no leaving copy serves, of those the largest group: what
+/// is small still fits when little is left. Within a group the largest again. A function that is of no
+/// group is one by itself.
+type Urgency = (Reverse<u32>, Reverse<u32>, Size, Size);
+/// Bytes, load, and who of equals is first.
+type Size = (u64, u64, Reverse<usize>);
 
 fn urgency(table: &Table<'_>, function: usize) -> Urgency {
     let row = &table.functions[function];
-    let (bytes, load) = (table.needed(function), table.load(function));
-    (Reverse(row.staying()), Reverse(row.leaving()), bytes, load, Reverse(function))
+    let own = (table.needed(function), table.load(function), Reverse(function));
+    let group = table.groups.row_of(function);
+    let group = group.map_or(own, |group| (group.bytes, group.load, Reverse(group.first)));
+    (Reverse(row.staying()), Reverse(row.leaving()), group, own)
 }
 
+/// The node that is nearest to the function's group, and of these the cheapest.
 fn cheapest(table: &Table<'_>, function: usize) -> Option<usize> {
     let row = &table.functions[function];
+    let passed = table.passed(function);
     let mut best = None;
     for (number, node) in table.nodes.iter().enumerate() {
         if !node.is_open() || node.of.gpu < row.of.gpu || row.is_on(number) {
@@ -66,7 +74,8 @@ fn cheapest(table: &Table<'_>, function: usize) -> Option<usize> {
         if !node.fits(added) {
             continue;
         }
-        let cost = table.cost(function, number, added);
+        let nearness = table.nearness(function, number, &passed);
+        let cost = (Reverse(nearness), table.cost(function, number, added));
         if best.is_none_or(|(least, _)| cost < least) {
             best = Some((cost, number));
         }

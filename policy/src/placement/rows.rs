@@ -11,6 +11,10 @@ pub(super) const WHOLE: u64 = 1_000_000;
 /// Nodes that may fail to prepare a function until no other is tried in their place.
 const FAILED_MAX: u32 = 2;
 
+/// How busy a GPU may be, in thousandths, for functions to be put together on its node: beyond that a
+/// request waits longer for the GPU than its data would take from another node.
+const LOAD_MAX: u64 = 750;
+
 /// What is to become of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -78,6 +82,11 @@ impl FunctionRow<'_> {
         self.count(|copy| copy.fate == Fate::Stay)
     }
 
+    /// The nodes where copies stay.
+    pub(super) fn staying_on(&self) -> impl Iterator<Item = usize> {
+        self.copies.iter().filter(|copy| copy.fate == Fate::Stay).map(|copy| copy.node)
+    }
+
     /// Copies that stay and serve.
     pub(super) fn ready(&self) -> u32 {
         self.count(|copy| copy.fate == Fate::Stay && copy.ready)
@@ -135,6 +144,16 @@ impl NodeRow<'_> {
         let memory = (used >> 10).saturating_mul(WHOLE) / (self.of.host.0 >> 10).max(1);
         let gpus = load.saturating_mul(WHOLE / 1000) / u64::from(self.of.gpus).max(1);
         memory.saturating_add(gpus)
+    }
+
+    /// GPU time in each second up to which functions are put together on it.
+    pub(super) fn load_max(&self) -> u64 {
+        u64::from(self.of.gpus) * LOAD_MAX
+    }
+
+    /// Whether its GPUs have time for so much more.
+    pub(super) fn has_time_for(&self, load: u64) -> bool {
+        self.load.saturating_add(self.unexpected()).saturating_add(load) <= self.load_max()
     }
 
     /// What its GPUs were seen to do beyond what its copies are expected to need.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use millrace_types::{Bytes, Digest, NodeState, TenantName};
 
 use super::Draft;
+use super::groups::Groups;
 use super::rows::{Copy, Fate, FunctionRow, ModelRow, NodeRow, TenantRow, WHOLE};
 use super::view::{Function, Phase, Step, Unplaced, View, Why};
 
@@ -16,6 +17,7 @@ const TENANT_WEIGHT: u64 = WHOLE / 4;
 pub(super) struct Table<'a> {
     pub(super) functions: Vec<FunctionRow<'a>>,
     pub(super) nodes: Vec<NodeRow<'a>>,
+    pub(super) groups: Groups,
     models: Vec<ModelRow>,
     tenants: Vec<TenantRow>,
 }
@@ -33,6 +35,7 @@ impl<'a> Table<'a> {
         let mut table = Self {
             functions: Vec::with_capacity(functions.len()),
             nodes: nodes.into_iter().map(empty).collect(),
+            groups: Groups::default(),
             models: Vec::new(),
             tenants: Vec::new(),
         };
@@ -199,6 +202,11 @@ impl<'a> Table<'a> {
         self.bytes(function, |_| true)
     }
 
+    /// What of a model stays in a node's host memory.
+    pub(super) fn model_bytes(&self, model: usize) -> u64 {
+        self.models[model].bytes
+    }
+
     fn bytes(&self, function: usize, counts: impl Fn(&ModelRow) -> bool) -> u64 {
         let models = self.functions[function].models.iter().map(|&model| &self.models[model]);
         models.filter(|model| counts(model)).fold(0, |sum, model| sum.saturating_add(model.bytes))
@@ -238,6 +246,7 @@ impl<'a> Table<'a> {
         self.count_in(function, node);
         let row = &mut self.functions[function];
         row.copies.push(Copy { node, ready: false, fate: Fate::Stay });
+        self.groups.came(function, node);
         Step::Place { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
     }
 
@@ -246,7 +255,9 @@ impl<'a> Table<'a> {
     pub(super) fn unplace(&mut self, function: usize, node: usize) -> Step {
         let row = &mut self.functions[function];
         for copy in row.copies.iter_mut().filter(|copy| copy.node == node) {
-            copy.fate = Fate::Gone;
+            if std::mem::replace(&mut copy.fate, Fate::Gone) == Fate::Stay {
+                self.groups.left(function, node);
+            }
         }
         Step::Unplace { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
     }

@@ -51,6 +51,21 @@ pub struct Function {
     pub gpu: Bytes,
     /// What all its requests together are expected to need. Its replicas share it.
     pub load: GpuLoad,
+    /// Whether it ever answered a request. What did not may move for its group's sake.
+    pub ran: bool,
+}
+
+/// Data that two functions pass to each other when a workflow runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flow {
+    /// Who makes it.
+    pub from: FunctionKey,
+    /// Who takes it.
+    pub to: FunctionKey,
+    /// How much, in one run.
+    pub bytes: Bytes,
+    /// Whether it lies on the workflow's critical path.
+    pub is_critical: bool,
 }
 
 /// A worker machine.
@@ -102,6 +117,8 @@ pub struct View {
     pub nodes: Vec<Node>,
     /// All placements.
     pub placements: Vec<Placement>,
+    /// What workflows pass. Of two functions there may be several: they add up.
+    pub flows: Vec<Flow>,
 }
 
 /// A change to one placement.

@@ -20,6 +20,7 @@ fn functions(number: usize) -> Vec<Function> {
         models: vec![Model { digest: Digest::of(&number.to_be_bytes()), host: Bytes::mib(100) }],
         gpu: Bytes::mib(100),
         load: GpuLoad::default(),
+        ran: true,
     };
     (0..number).map(function).collect()
 }
@@ -38,7 +39,7 @@ fn nodes(number: usize) -> Vec<Node> {
 }
 
 fn view(wanted: usize, nodes_now: usize) -> View {
-    View { functions: functions(wanted), nodes: nodes(nodes_now), placements: Vec::new() }
+    View { functions: functions(wanted), nodes: nodes(nodes_now), placements: Vec::new(), flows: Vec::new() }
 }
 
 /// What is said at once, of everything placed and ready.

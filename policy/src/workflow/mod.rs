@@ -29,6 +29,7 @@
 //! Not here: retries at other workers, time, and which step is worth more. Nor is a run cancelled: the
 //! driver drops it, with all that it holds.
 
+mod ahead;
 mod objective;
 mod passes;
 mod plan;
@@ -42,6 +43,7 @@ use std::sync::Arc;
 
 use millrace_types::Timestamp;
 
+pub use self::ahead::{AHEAD_MAX, Ahead, Nearness};
 pub use self::objective::Shares;
 pub use self::plan::{Plan, PlanError, PlannedSlot, PlannedStep};
 pub use self::protocol::{Action, CallId, Cause, Event, Facts, Loss, Slot, StepIndex};

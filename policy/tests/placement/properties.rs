@@ -1,6 +1,6 @@
 //! Random clusters to which random things happen.
 
-use millrace_policy::placement::{Function, GpuLoad, Limits, Node, Unplaced, Why, plan};
+use millrace_policy::placement::{Flow, Function, GpuLoad, Limits, Node, Unplaced, Why, plan};
 use millrace_types::{Bytes, NodeName, NodeState};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -19,6 +19,10 @@ enum Event {
     Disable(Index),
     Replicas(Index, u32),
     Load(Index, u64),
+    /// Two functions come to pass so much.
+    Pass(Index, Index, u64, bool),
+    /// A workflow is deleted.
+    Part(Index),
 }
 
 fn any_node() -> impl Strategy<Value = Node> {
@@ -33,12 +37,14 @@ fn any_node() -> impl Strategy<Value = Node> {
 fn any_function() -> impl Strategy<Value = Function> {
     // Few models, so that functions share some.
     let models = prop::collection::btree_set(0..14u64, 1..3);
-    (0..3u8, 0..16u8, 0..4u32, models, 0..3000u64).prop_map(|(tenant, number, replicas, models, load)| {
+    let any = (0..3u8, 0..16u8, 0..4u32, models, 0..3000u64, any::<bool>());
+    any.prop_map(|(tenant, number, replicas, models, load, ran)| {
         let mut any = function(&format!("t{tenant}/f{number}"), replicas, 0);
         let sizes = |number: u64| 10 + number * 37 % 90;
         any.models = models.iter().map(|&number| model(&format!("m{number}"), sizes(number))).collect();
         any.gpu = models.iter().map(|&number| Bytes::mib(sizes(number))).max().unwrap_or_default();
         any.load = GpuLoad(load);
+        any.ran = ran;
         any
     })
 }
@@ -60,6 +66,9 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => any::<Index>().prop_map(Event::Disable),
         2 => (any::<Index>(), 0..5u32).prop_map(|(which, replicas)| Event::Replicas(which, replicas)),
         1 => (any::<Index>(), 0..3000u64).prop_map(|(which, load)| Event::Load(which, load)),
+        6 => (any::<Index>(), any::<Index>(), 1..100u64, any::<bool>())
+            .prop_map(|(from, to, bytes, critical)| Event::Pass(from, to, bytes, critical)),
+        1 => any::<Index>().prop_map(Event::Part),
     ]
 }
 
@@ -92,7 +101,14 @@ fn happen(world: &mut World, event: Event) {
         Event::Disable(which) => which.get_mut(&mut view.functions).enabled ^= true,
         Event::Replicas(which, replicas) => which.get_mut(&mut view.functions).replicas = replicas,
         Event::Load(which, load) => which.get_mut(&mut view.functions).load = GpuLoad(load),
-        Event::State(..) | Event::Host(..) => {}
+        Event::Pass(from, to, bytes, is_critical) => {
+            let [from, to] = [from, to].map(|which| which.get(&view.functions).key.clone());
+            view.flows.push(Flow { from, to, bytes: Bytes(bytes), is_critical });
+        }
+        Event::Part(which) if !view.flows.is_empty() => {
+            drop(view.flows.remove(which.index(view.flows.len())));
+        }
+        Event::State(..) | Event::Host(..) | Event::Part(_) => {}
     }
 }
 
@@ -164,6 +180,7 @@ proptest! {
         shuffle(&mut shuffled.functions, seed);
         shuffle(&mut shuffled.nodes, seed);
         shuffle(&mut shuffled.placements, seed);
+        shuffle(&mut shuffled.flows, seed);
         prop_assert_eq!(plan(&shuffled, &world.limits), world.plan());
     }
 

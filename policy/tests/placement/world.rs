@@ -35,6 +35,7 @@ pub(crate) fn function(text: &str, replicas: u32, mib: u64) -> Function {
         models: vec![model(text, mib)],
         gpu: Bytes::mib(mib),
         load: GpuLoad::default(),
+        ran: true,
     }
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(functions: Vec<Function>, nodes: Vec<Node>) -> Self {
-        Self { view: View { functions, nodes, placements: Vec::new() }, ..Self::default() }
+        Self { view: View { functions, nodes, ..View::default() }, ..Self::default() }
     }
 
     pub(crate) fn plan(&self) -> Plan {

@@ -299,7 +299,14 @@ mod tests {
     fn step(step: &str, inputs: &[(&str, &str)]) -> Step {
         let inputs: BTreeMap<_, _> =
             inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap())).collect();
-        Step { name: name(step), run: Run::Function(name("f")), inputs, each: None, when: None, deadline: None }
+        Step {
+            name: name(step),
+            run: Run::Function(name("f")),
+            inputs,
+            each: None,
+            when: None,
+            deadline: None,
+        }
     }
 
     /// input.x -> a -> b, c -> d.

@@ -20,6 +20,7 @@
 //! others may run.
 
 mod check;
+mod edges;
 mod fit;
 mod graph;
 
@@ -35,6 +36,7 @@ use crate::ids::{FunctionKey, FunctionName};
 use crate::tensor::{Dim, TensorSpec};
 
 pub use check::CheckError;
+pub use edges::{EDGE_STEPS_MAX, Edge};
 pub use fit::{Fit, FitError, FitRef};
 pub use graph::WorkflowError;
 

@@ -180,6 +180,9 @@ impl Function {
                             Below::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
                             Below::Crew(crew) => crew.post(crew::Message::Enqueue { work, attempts }),
                         }
+                        if !caller.work.invocation.next.is_empty() {
+                            self.node.post(node::Message::Next(SharedWork::clone(&caller.work)));
+                        }
                     }
                 }
                 Action::Answer { key } => {

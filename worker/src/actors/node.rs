@@ -45,6 +45,8 @@ use crate::supervisor::Supervisor;
 pub(crate) enum Message {
     /// A request wants to run.
     Enqueue { work: SharedWork, attempts: Attempts },
+    /// Others are likely to be asked for with what it gives. Said after it was.
+    Next(SharedWork),
     /// Nobody waits for it any more.
     Withdraw(RequestKey),
     /// A GPU can run things.
@@ -171,6 +173,7 @@ impl Node {
                     self.supervisor.gpu(gpu).post(assign);
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
+                dispatch::Action::Prewarm { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prewarm { model }),
                 dispatch::Action::Standing { gpu, model, standing } => {
                     self.tell_gpu(gpu, GpuEvent::Standing { model, standing });
                 }
@@ -360,6 +363,7 @@ impl Behaviour for Node {
     fn handle(&mut self, now: Timestamp, message: Message) {
         match message {
             Message::Enqueue { work, attempts } => self.enqueue(now, work, attempts),
+            Message::Next(work) => self.next(now, &work),
             Message::Withdraw(key) => self.withdraw(now, key),
             Message::Up { gpu, incarnation } => self.dispatch(now, dispatch::Event::Up { gpu, incarnation }),
             Message::Down { gpu, lost } => self.down(now, gpu, dispatch::Event::Down { gpu, lost }),

@@ -38,6 +38,8 @@ struct Inner {
 struct State {
     models: BTreeMap<Digest, Entry>,
     waiting: usize,
+    /// The model that is likely to be asked for, until the host tier has heard of it.
+    hinted: Option<Digest>,
     /// Whether the host tier wants to hear when a model is not used any more.
     room_wanted: bool,
     closed: bool,
@@ -60,6 +62,17 @@ enum Place {
     Refused(String),
     /// It is not served here any more, and goes with its last user.
     Gone,
+}
+
+/// What became of a hint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hinted {
+    /// The model is in host memory.
+    Here,
+    /// The host tier was asked to bring it, if it has nothing else to bring.
+    Asked,
+    /// Nobody was asked: requests wait for models, or another hint does.
+    Busy,
 }
 
 /// A request's hold on a model in host memory, until it is dropped.
@@ -131,14 +144,36 @@ impl Gate {
         Ok(Some(Waiting { changes: self.0.changes.subscribe(), held: Some(held), gate: self.clone() }))
     }
 
+    /// A model is likely to be asked for. Nobody waits for it.
+    pub fn hint(&self, digest: Digest) -> Hinted {
+        let mut state = self.state();
+        let busy = state.closed || state.waiting > 0 || state.hinted.is_some();
+        let is_away = match state.models.get(&digest).map(|entry| &entry.place) {
+            Some(Place::Here) => return Hinted::Here,
+            place => place == Some(&Place::Away),
+        };
+        if busy || !is_away {
+            return Hinted::Busy;
+        }
+        state.hinted = Some(digest);
+        drop(state);
+        self.0.wanted.notify_one();
+        Hinted::Asked
+    }
+
+    /// The model that is likely to be asked for, once.
+    pub(super) fn take_hint(&self) -> Option<Digest> {
+        self.state().hinted.take()
+    }
+
     /// Ends every wait; nobody enters any more.
     pub fn close(&self) {
         self.state().closed = true;
         self.changed();
     }
 
-    /// Returns when the host tier is to look: a request waits for a model that is away, or room was
-    /// wanted and a model is not used any more.
+    /// Returns when the host tier is to look: a request waits for a model that is away, one is likely to
+    /// be asked for, or room was wanted and a model is not used any more.
     pub(super) async fn wanted(&self) {
         self.0.wanted.notified().await;
     }
@@ -159,13 +194,14 @@ impl Gate {
         unused.map(|(&digest, entry)| (entry.last_used, digest)).collect()
     }
 
-    /// A model is here. Says whether it had left before: whether this is a cold start.
+    /// A model is here. Says whether it had left before and a request waits for it: whether this is a
+    /// cold start.
     pub(super) fn arrived(&self, digest: Digest) -> bool {
         let now = self.0.clock.now();
         let mut state = self.state();
         let new = || Entry { users: 0, last_used: now, place: Place::Here };
         let entry = state.models.entry(digest).or_insert_with(new);
-        let cold = entry.place == Place::Away;
+        let cold = entry.place == Place::Away && entry.users > 0;
         (entry.place, entry.last_used) = (Place::Here, now);
         drop(state);
         self.changed();

@@ -180,6 +180,9 @@ impl HostTier {
                 () = wake => Event::Tick,
             };
             self.take(event).await;
+            if let Some(digest) = self.config.gate.take_hint() {
+                self.take(Event::Hinted(digest)).await;
+            }
             self.publish();
         }
     }

@@ -3,7 +3,7 @@
 //! back with [`Event`]s.
 //!
 //! ```text
-//! Desired, Prepared, Failed, Installed, Asked, RoomMade, Tick
+//! Desired, Prepared, Failed, Installed, Asked, Hinted, RoomMade, Tick
 //!                            ->  Prepare, Install, Arrived, MakeRoom, Retire, Release, Refuse, Drop
 //! ```
 //!
@@ -12,6 +12,9 @@
 //! others leave that no request uses: their files stay on the disk and their functions are served, and
 //! a request for one of them has it brought again (a cold start). Which of them leave, the caller
 //! knows. One that is larger than the budget fails with a message, and never makes others leave.
+//!
+//! A model that left and is only likely to be asked for (D29) comes when nothing else is to come, and
+//! when those that no request uses make enough room; else it stays where it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,6 +45,8 @@ pub struct Plan {
     making_room: Option<Digest>,
     /// Those for which there is none, until something else happens.
     stuck: BTreeSet<Digest>,
+    /// The model that is to come though no request waits for it, until it is on its way.
+    hinted: Option<Digest>,
 }
 
 #[derive(Debug)]
@@ -100,6 +105,7 @@ impl Plan {
             arrivals: 0,
             making_room: None,
             stuck: BTreeSet::new(),
+            hinted: None,
         }
     }
 
@@ -115,6 +121,7 @@ impl Plan {
             Event::Failed { digest, failure } => self.failed(digest, failure, now, &mut actions),
             Event::Installed { key, outcome } => self.installed(&key, outcome),
             Event::Asked(models) => models.into_iter().for_each(|digest| self.asked(digest)),
+            Event::Hinted(digest) => self.hinted(digest),
             Event::RoomMade(gone) => {
                 let asked_for = self.making_room.take();
                 // Asked again at once, nobody would have more to say.
@@ -222,8 +229,20 @@ impl Plan {
         }
     }
 
+    /// A model is likely to be asked for. It comes only where no other is to come.
+    fn hinted(&mut self, digest: Digest) {
+        let is_to_come =
+            |model: &Model| matches!(model.state, State::Queued | State::NoMemory(_) | State::Preparing);
+        let has_left = self.models.get(&digest).is_some_and(|model| model.state == State::Asleep);
+        if has_left && !self.models.values().any(is_to_come) {
+            self.asked(digest);
+            self.hinted = Some(digest);
+        }
+    }
+
     /// Requests wait for a model: those that were asked for first come first.
     fn asked(&mut self, digest: Digest) {
+        self.hinted = self.hinted.filter(|&hinted| hinted != digest);
         if let Some(model) = self.models.get_mut(&digest).filter(|model| model.state == State::Asleep) {
             self.arrivals += 1;
             (model.arrival, model.state) = (self.arrivals, State::Queued);
@@ -307,6 +326,10 @@ impl Plan {
                 model.state = State::NoMemory(why);
             } else if used + model.needs > budget {
                 let lacking = used + model.needs - budget;
+                if self.hinted == Some(digest) && (lacking > ready || self.stuck.contains(&digest)) {
+                    (model.state, self.hinted) = (State::Asleep, None);
+                    continue;
+                }
                 model.state = State::NoMemory(no_memory(model.needs, used, budget));
                 // What is being prepared has first to be there.
                 if lacking <= ready && !self.stuck.contains(&digest) {
@@ -320,6 +343,7 @@ impl Plan {
             } else if running < PREPARATIONS_MAX {
                 running += 1;
                 model.state = State::Preparing;
+                self.hinted = self.hinted.filter(|&hinted| hinted != digest);
                 actions.push(Action::Prepare { digest, artifact_bytes: model.artifact_bytes });
             } else {
                 model.state = State::Queued;

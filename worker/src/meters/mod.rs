@@ -31,6 +31,7 @@ use self::writer::{Labels, Writer};
 use crate::control::desired::{Desired, Function};
 use crate::control::telemetry;
 use crate::handle::NodeHandle;
+use crate::hints::{Followed, Hints};
 use crate::host_tier::Counts;
 use crate::objects::{Objects, Tally};
 use crate::snapshot::{GpuHealth, NodeSnapshot};
@@ -47,6 +48,7 @@ pub(crate) struct Shown {
     pub(crate) host: telemetry::Host,
     pub(crate) objects: Objects,
     pub(crate) desired: watch::Receiver<Desired>,
+    pub(crate) hints: Hints,
 }
 
 impl Shown {
@@ -60,7 +62,8 @@ impl Shown {
         let host_counts = **self.host.counts.borrow();
         let snapshot = self.node.snapshot().await;
         let objects = self.objects.tally();
-        let seen = Seen { snapshot, host_models, host_counts, objects, objectives };
+        let followed = self.hints.followed();
+        let seen = Seen { snapshot, host_models, host_counts, objects, objectives, followed };
         match text(seen) {
             Ok(text) => {
                 let (kind, text) = negotiated(&headers, text);
@@ -86,6 +89,8 @@ pub(crate) struct Seen {
     pub(crate) objects: Tally,
     /// What functions go by, where they have an objective.
     pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
+    /// What became of hints before they came to the node.
+    pub(crate) followed: Followed,
 }
 
 /// The metrics as OpenMetrics text.
@@ -230,6 +235,7 @@ impl Seen {
         ] {
             writer.counter((name, help, None), count)?;
         }
+        self.prewarms(writer)?;
         let bytes: u64 = self.host_models.iter().map(|model| model.bytes).sum();
         for (name, help, unit, value) in [
             ("millrace_node_queued", "Requests in the node's queue", None, f64::from(self.snapshot.queued)),
@@ -253,6 +259,19 @@ impl Seen {
         // Torpor alone has one.
         let help = "The share of required request counts that is prioritised";
         stats.alpha.map_or(Ok(()), |alpha| writer.gauge(("millrace_dispatch_alpha", help, None), alpha))
+    }
+
+    fn prewarms(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let (here, node) = (self.followed, self.snapshot.dispatch.prewarms);
+        let outcomes = [
+            ("gpu", node.brought),
+            ("host", here.host),
+            ("there", here.there + node.there),
+            ("busy", here.busy + node.busy),
+        ];
+        let labelled = |(outcome, count): (&str, u64)| (vec![("outcome", outcome.to_owned())], count as f64);
+        let help = "Models that a workflow was likely to ask for next, by what became of them";
+        writer.counters(("millrace_prewarms", help, None), outcomes.into_iter().map(labelled))
     }
 
     fn functions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {

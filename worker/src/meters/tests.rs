@@ -155,3 +155,18 @@ fn objects_show_what_is_held_and_how_they_came() {
     ];
     assert_eq!(lines(Seen { objects, ..Seen::default() }, "millrace_objects"), expected);
 }
+
+#[test]
+fn models_that_came_before_they_were_asked_for_are_counted_by_what_became_of_them() {
+    let prewarms = millrace_policy::dispatch::Prewarms { brought: 3, there: 2, busy: 1 };
+    let dispatch = Stats { prewarms, ..Stats::default() };
+    let snapshot = NodeSnapshot { dispatch, ..NodeSnapshot::default() };
+    let followed = Followed { host: 4, there: 10, busy: 20 };
+    let expected = [
+        r#"millrace_prewarms_total{outcome="gpu"} 3.0"#,
+        r#"millrace_prewarms_total{outcome="host"} 4.0"#,
+        r#"millrace_prewarms_total{outcome="there"} 12.0"#,
+        r#"millrace_prewarms_total{outcome="busy"} 21.0"#,
+    ];
+    assert_eq!(lines(Seen { snapshot, followed, ..Seen::default() }, "millrace_prewarms"), expected);
+}

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes as Buffer;
+use futures::future::join_all;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
 use millrace_types::Bytes;
@@ -14,7 +15,7 @@ use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, rows, tensor, twice};
 use crate::programs;
 use crate::support::{
-    Client, all_up, client, config, kill_9, launcher, request, script, serving_mlp, worker,
+    Client, all_up, client, config, kill_9, launcher, request, script, serving_mlp, within, worker,
 };
 
 const LONG: Duration = Duration::from_secs(60);

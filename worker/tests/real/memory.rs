@@ -1,12 +1,12 @@
 //! Where models are when there is not room for all of them, on the GPU and in host memory.
 
-use millrace_proto::worker::FunctionPhase;
+use millrace_proto::worker::{FunctionPhase, InvokeRequest, Likely, Telemetry, WarmTo};
 use millrace_types::{Bytes, Digest, Reason};
 use millrace_worker::start::memory::{Config, Layout};
 use millrace_worker::start::{Worker, start};
 
 use crate::controller::Controller;
-use crate::support::{all_up, client, config, invoke, row, values};
+use crate::support::{all_up, client, config, invoke, request, row, values};
 
 /// The MLP under another digest: a producer's name more.
 fn mlp(name: u8) -> Vec<u8> {
@@ -93,6 +93,34 @@ async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for(
     controller.telemetry("one cold start", came).await;
     assert_eq!(controller.fetches(), 2, "the second time it came from the disk");
     worker.shutdown().await;
+}
+
+/// D29: the next function of a workflow does not meet the cold start that it would have met, be it
+/// hinted at for a GPU or, since it may not be asked for, for host memory alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_left_host_memory_is_back_before_it_is_asked_for() {
+    for to in [WarmTo::Host, WarmTo::Gpu] {
+        let dir = tempfile::tempdir().unwrap();
+        let controller = Controller::start("test-cluster", 1).await;
+        let mut config = config(dir.path(), &[controller.addr], 1);
+        config.host_memory = Bytes::mib(64);
+        let worker = start(config).await.unwrap();
+        let models = published(&controller, &["a", "b"]);
+        controller.desire(&models[..1]);
+        controller.ready("a").await;
+        let expected = answer(&worker, "a").await;
+        controller.desire(&models);
+        controller.ready("b").await;
+        let held = |models| move |it: &Telemetry| (it.host_evictions, it.host_models.len()) == (1, models);
+        controller.telemetry("a left for b", held(1)).await;
+        let next = vec![Likely { function: "a".into(), revision: 1, to: to.into() }];
+        let step = InvokeRequest { next, ..request("b", 2, &row(1)) };
+        client(&worker).invoke(step).await.unwrap();
+        controller.telemetry("a is back", held(2)).await;
+        let warm = invoke(&mut client(&worker), "a", 3, &row(1)).await.unwrap();
+        assert_eq!((values(&warm), warm.split.unwrap().cold_ns), (expected, 0), "{to:?}");
+        worker.shutdown().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,7 +16,8 @@ use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Sharing, Worker, WorkerConfig, memory, start,
+    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Prewarm, Sharing, Worker, WorkerConfig, memory,
+    start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -111,6 +112,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         eviction: Eviction::default(),
         isolation: Isolation::default(),
         transfer_sharing: Sharing::default(),
+        prewarm: Prewarm::default(),
         gpu_memory: memory::Grid::default(),
         executor_threads: 1,
         faults: Faults::Obey,
@@ -180,6 +182,7 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
         outputs: Vec::new(),
         hold: None,
         objective_micros: None,
+        next: Vec::new(),
     }
 }
 

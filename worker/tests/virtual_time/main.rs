@@ -10,6 +10,7 @@ mod links;
 mod panics;
 mod peers;
 mod policies;
+mod prewarm;
 mod requests;
 mod scenario;
 mod sharing;

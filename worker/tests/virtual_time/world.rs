@@ -165,6 +165,7 @@ pub(crate) fn request(function: usize) -> Invocation {
         inputs: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus::default(),
+        next: Vec::new(),
         outputs: Vec::new(),
     }
 }

@@ -14,7 +14,9 @@ use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Sharing, memory};
+use millrace_worker::start::{
+    DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, Sharing, memory,
+};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -147,6 +149,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         eviction: Eviction::default(),
         isolation: Isolation::default(),
         transfer_sharing: Sharing::default(),
+        prewarm: Prewarm::default(),
         gpu_memory: memory::Grid::default(),
         programs: None,
         faults: Faults::Refuse,

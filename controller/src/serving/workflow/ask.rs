@@ -84,6 +84,8 @@ pub(super) struct Ask<'a> {
     pub(super) began: Reached,
     /// When its answer is wanted, for the objective of its workflow or its own.
     pub(super) target: Option<Instant>,
+    /// What the run is likely to call after it.
+    pub(super) next: Vec<wire::Likely>,
 }
 
 impl Ask<'_> {
@@ -124,6 +126,7 @@ impl Ask<'_> {
             }),
             held,
             target: self.target,
+            next: self.next,
         };
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {

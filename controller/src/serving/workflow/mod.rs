@@ -10,11 +10,13 @@
 //! | [`values`] | the tensors of a run: here, or at a worker |
 //! | [`run`] | one run: the core's actions carried out |
 //! | [`ask`] | one call of a run |
+//! | [`next`] | what a call's worker is told of the calls after it |
 //! | [`paces`] | how long steps took, and the score of those that have a deadline |
 //! | [`scores`] | what is shown of those |
 //! | [`ran`] | whether any of them may have run |
 
 mod ask;
+mod next;
 mod paces;
 mod ran;
 mod run;

@@ -11,15 +11,17 @@ use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
 use futures::stream::FuturesUnordered;
 use millrace_gateway::backend::Split;
 use millrace_policy::core::Core as _;
-use millrace_policy::workflow::{Action, CallId, Cause, Engine, Event, Facts, Loss, Plan, Shares, Slot, StepIndex};
+use millrace_policy::workflow::{
+    Action, CallId, Cause, Engine, Event, Facts, Loss, Plan, Shares, Slot, StepIndex,
+};
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{Run, Source};
 use millrace_types::{Failure, FunctionKey, Reason, Timestamp};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::ask::{Ask, Made, Request, Wanted};
 use super::Way;
+use super::ask::{Ask, Made, Request, Wanted};
 use super::paces::Paces;
 use super::ran::Ran;
 use super::values::{Reached, Sent, Value};
@@ -262,6 +264,11 @@ impl<'a> Runner<'a> {
             .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
         let left = self.target.map(|target| target.saturating_duration_since(began.at));
         let within = self.shares.within(&plan, step, left);
+        // Of many rows the first is enough of a hint.
+        let next = match row {
+            None | Some(0) => self.serving.next(&self.workflow.tenant, &plan, step),
+            Some(_) => Vec::new(),
+        };
         let ask = Ask {
             serving: self.serving,
             request: self.request,
@@ -271,6 +278,7 @@ impl<'a> Runner<'a> {
             wanted: wanted.collect(),
             began,
             target: within.map(|within| began.at + within),
+            next,
         };
         let span = tracing::info_span!(
             "step",

@@ -23,7 +23,7 @@ fn function(name: &str) -> Run {
 }
 
 /// Steps one after the other, each on what the one before gives.
-fn chain(name: &str, runs: &[Run]) -> api::WorkflowSpec {
+pub(crate) fn chain(name: &str, runs: &[Run]) -> api::WorkflowSpec {
     let from = |at: usize| if at == 0 { "input.x".to_owned() } else { format!("s{}.y", at - 1) };
     let steps = runs.iter().enumerate().map(|(at, run)| step(&format!("s{at}"), run.clone(), &from(at)));
     api::WorkflowSpec {
@@ -35,7 +35,10 @@ fn chain(name: &str, runs: &[Run]) -> api::WorkflowSpec {
     }
 }
 
-async fn apply_workflow(cluster: &Cluster, spec: api::WorkflowSpec) -> Result<api::Workflow, Status> {
+pub(crate) async fn apply_workflow(
+    cluster: &Cluster,
+    spec: api::WorkflowSpec,
+) -> Result<api::Workflow, Status> {
     let request = api::ApplyWorkflowRequest { spec: Some(spec), ..Default::default() };
     let answer = cluster.admin().apply_workflow(request).await?.into_inner();
     Ok(answer.workflow.unwrap())

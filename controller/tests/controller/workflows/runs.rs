@@ -34,6 +34,31 @@ async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
     assert_eq!(released(&mut worker).await, [7]);
 }
 
+/// D29: a step's worker hears what comes next; of what runs under a condition, that it may.
+#[tokio::test]
+async fn a_steps_worker_is_told_what_is_likely_to_come_next() {
+    let cluster = Cluster::start().await;
+    for name in ["f", "g", "h"] {
+        cluster.deploy(name, &mlp()).await;
+    }
+    let mut spec = chain("w", &["f", "g", "f", "h"].map(function));
+    spec.steps[3].when = "s2.y".into();
+    apply_workflow(&cluster, spec).await.unwrap();
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    let answering = infer(&cluster, "w");
+    let (gpu, host) = (wire::WarmTo::Gpu, wire::WarmTo::Host);
+    let expected: [&[_]; 4] = [&[("g", gpu), ("h", host)], &[("f", gpu), ("h", host)], &[("h", host)], &[]];
+    for expected in expected {
+        let call = worker.call().await;
+        let next: Vec<_> = call.request.next.iter().map(|it| (it.function.as_str(), it.to())).collect();
+        assert_eq!(next, expected);
+        assert!(call.request.next.iter().all(|it| it.revision == 1));
+        respond(call, rows_of(&[1.0]));
+    }
+    answer_of(answering).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_client_that_goes_away_leaves_nothing() {
     let (cluster, mut worker) = two_in_a_row().await;

@@ -89,7 +89,9 @@ impl World {
                         if kept { self.kept.insert((gpu, model)) } else { self.kept.remove(&(gpu, model)) };
                     assert!(changed, "{model} on {gpu}: {kept} twice");
                 }
-                Action::Prefetch { gpu, .. } => assert!(self.up.contains(&gpu.0), "{gpu} is down"),
+                Action::Prefetch { gpu, .. } | Action::Prewarm { gpu, .. } => {
+                    assert!(self.up.contains(&gpu.0), "{gpu} is down");
+                }
                 Action::Standing { gpu, model, standing } => {
                     self.copies.insert((gpu, model), standing.copy);
                 }

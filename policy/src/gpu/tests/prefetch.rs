@@ -75,3 +75,23 @@ fn without_an_executor_nothing_comes() {
     bench.step(Event::Up { incarnation: Incarnation(2) });
     assert_eq!(bench.gpu.transfers(), 0, "what it was to bring went with the first");
 }
+
+#[test]
+fn what_is_only_likely_to_be_asked_for_is_a_model_as_any_once_it_is_here() {
+    let mut bench = Bench::running_a();
+    let prewarm = |bench: &mut Bench, model| bench.step(Event::Prewarm { model });
+    assert_eq!(prewarm(&mut bench, B), [load(B), map(B, 2, 10), transfer(2, B, 2, 0..10)]);
+    bench.arrive(B, 2, 2);
+    bench.run_done(1, 500);
+    assert_eq!(prewarm(&mut bench, B), [], "it is here");
+    bench.now = bench.now + Duration::from_millis(1);
+    bench.assign(2, A);
+    bench.run_done(2, 500);
+    bench.now = bench.now + Duration::from_millis(1);
+    assert_eq!(prewarm(&mut bench, C), [load(C), map(C, 3, 20), transfer(3, C, 3, 0..10)]);
+    bench.arrive(C, 3, 3);
+    let model = ModelId(9);
+    bench.step(Event::Install { model, memory: Bytes::mib(24), weights: Bytes::mib(24) });
+    let room = bench.assign(3, model);
+    assert_eq!(room[..2], [unmap(B, 2), evicted(&[B])], "the least recently used, and not A");
+}

@@ -1,6 +1,7 @@
 //! Each pattern of a workflow, each end of a run, and each way to lose data, action by action; then
 //! random workflows against a model of their meaning.
 
+mod ahead;
 mod losses;
 mod objective;
 mod patterns;
@@ -85,7 +86,14 @@ fn step(text: &str) -> Step {
         (input.to_owned(), from.parse().unwrap())
     };
     let inputs = rest.split(", ").map(input).collect();
-    Step { name: name(step), run: Run::Function(name(&format!("f-{step}"))), inputs, each, when, deadline: None }
+    Step {
+        name: name(step),
+        run: Run::Function(name(&format!("f-{step}"))),
+        inputs,
+        each,
+        when,
+        deadline: None,
+    }
 }
 
 /// Every function here gives `y` and `z`.

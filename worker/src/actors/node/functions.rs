@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use millrace_policy::ids::FunctionIndex;
+use millrace_policy::prewarm::Prewarm;
 use millrace_policy::{batching, dispatch, tenancy};
 use millrace_types::{ModelId, SloCounts, Timestamp};
 
 use super::Node;
+use crate::actors::work::Work;
 use crate::control::checkpoint::Scores;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::supervisor::Removed;
@@ -72,6 +74,18 @@ impl Node {
             if base != known {
                 self.bases.insert(function, base);
                 self.scored(now, function, here);
+            }
+        }
+    }
+
+    /// What a request's workflow is likely to ask for next, as far as it is served here (D29).
+    pub(super) fn next(&mut self, now: Timestamp, work: &Work) {
+        if self.supervisor.prewarm() == Prewarm::Off {
+            return;
+        }
+        for key in &work.invocation.next {
+            if let Some(model) = self.supervisor.model_of(key) {
+                self.dispatch(now, dispatch::Event::Likely { model, after: Some(work.model) });
             }
         }
     }

@@ -132,3 +132,31 @@ async fn the_tier_hears_of_one_that_falls_idle_where_it_wants_room() {
     gate.wanted().await;
     assert_eq!(gate.unused().len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_hint_wakes_the_tier_once_and_only_where_nobody_waits() {
+    let (gate, model) = gate();
+    assert_eq!(gate.hint(model), Hinted::Busy, "it is not served here");
+    gate.arrived(model);
+    assert_eq!((gate.hint(model), gate.take_hint()), (Hinted::Here, None));
+    assert!(gate.try_leave(model));
+    assert_eq!(gate.hint(model), Hinted::Asked);
+    gate.wanted().await;
+    assert_eq!(gate.hint(model), Hinted::Busy, "the first was not heard yet");
+    assert_eq!((gate.take_hint(), gate.take_hint(), gate.asked()), (Some(model), None, vec![]));
+    assert!(!gate.arrived(model), "no request has met a cold start");
+
+    let other = Digest::of(b"other");
+    gate.arrived(other);
+    assert!(gate.try_leave(model) && gate.try_leave(other));
+    let asks = tokio::spawn({
+        let gate = gate.clone();
+        async move { gate.enter(other, PATIENCE).await }
+    });
+    gate.wanted().await;
+    assert_eq!(gate.hint(model), Hinted::Busy, "a request waits");
+    assert!(gate.arrived(other));
+    asks.await.unwrap().unwrap();
+    gate.close();
+    assert_eq!(gate.hint(model), Hinted::Busy);
+}

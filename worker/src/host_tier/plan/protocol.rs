@@ -41,6 +41,8 @@ pub enum Event {
     },
     /// Requests wait for these models, which had left.
     Asked(Vec<Digest>),
+    /// This model had left, and is likely to be asked for.
+    Hinted(Digest),
     /// What came of [`Action::MakeRoom`]: these have left; none, where those that may leave are not
     /// enough.
     RoomMade(Vec<Digest>),

@@ -156,6 +156,35 @@ fn a_model_that_is_asked_for_comes_again_with_all_its_functions() {
 }
 
 #[test]
+fn a_model_that_is_likely_to_be_asked_for_comes_where_nothing_else_is_to_come() {
+    let mut plan = a_asleep();
+    let hint = |plan: &mut Plan| plan.on_event(Event::Hinted(digest(1)), NOW);
+    assert_eq!(hint(&mut plan), [Action::MakeRoom { bytes: Bytes(4) }]);
+    assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
+    assert_eq!(plan.on_event(Event::Tick, NOW), [], "it is not tried again");
+    assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
+
+    let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
+    assert_eq!(desired(&mut plan, more), [prepare(3, 4)]);
+    assert_eq!(hint(&mut plan), [], "another comes first");
+    prepared(&mut plan, 3, 4);
+    assert_eq!(hint(&mut plan), [Action::MakeRoom { bytes: Bytes(8) }]);
+    let room = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
+    assert_eq!(room[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
+    assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
+    assert_eq!(hint(&mut plan), [], "it is here");
+}
+
+#[test]
+fn a_request_for_a_model_that_was_likely_to_be_asked_for_waits_as_any() {
+    let mut plan = a_asleep();
+    plan.on_event(Event::Hinted(digest(1)), NOW);
+    plan.on_event(Event::Asked(vec![digest(1)]), NOW);
+    assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
+    assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW), [Action::MakeRoom { bytes: Bytes(4) }]);
+}
+
+#[test]
 fn where_nobody_may_leave_it_waits_and_others_that_need_less_do_not() {
     let mut plan = a_asleep();
     let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
@@ -275,6 +304,7 @@ proptest! {
                     }
                     Event::RoomMade(gone)
                 }
+                Step::Hint(model) => Event::Hinted(digest(model)),
                 Step::Ask => Event::Asked(plan.models.keys().copied().collect()),
                 _ => {
                     now = plan.wake_at().unwrap_or(now).max(now);
@@ -317,6 +347,7 @@ enum Step {
     Fail,
     MakeRoom(bool),
     Ask,
+    Hint(u8),
     Tick,
 }
 
@@ -327,6 +358,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Step::Fail),
         any::<bool>().prop_map(Step::MakeRoom),
         Just(Step::Ask),
+        (0u8..5).prop_map(Step::Hint),
         Just(Step::Tick),
     ]
 }

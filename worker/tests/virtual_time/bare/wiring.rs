@@ -160,6 +160,7 @@ impl Node<'_> {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Standing { model, standing }));
                 }
                 dispatch::Action::Keep { .. } => unreachable!("nothing is kept"),
+                dispatch::Action::Prewarm { .. } => unreachable!("nobody says what is next"),
                 dispatch::Action::Pin { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
                 }

@@ -1,0 +1,87 @@
+//! Models that are likely to be asked for next (D29).
+
+use super::*;
+
+fn likely(node: &mut Node, model: ModelId, after: Option<ModelId>) -> Vec<Action> {
+    node.step(Event::Likely { model, after })
+}
+
+fn prewarm(index: u32, model: ModelId) -> Action {
+    Action::Prewarm { gpu: gpu(index), model }
+}
+
+fn loaded(node: &mut Node, index: u32, model: ModelId) -> Vec<Action> {
+    node.step(Event::Loaded { gpu: gpu(index), model, from: None })
+}
+
+fn counts(node: &Node) -> (u64, u64, u64) {
+    let Prewarms { brought, there, busy } = node.dispatch.stats().prewarms;
+    (brought, there, busy)
+}
+
+#[test]
+fn the_next_model_comes_beside_the_step_before_as_soon_as_that_has_its_own() {
+    let mut node = node(&[64]);
+    node.enqueue(1, A);
+    assert_eq!(likely(&mut node, B, Some(A)), [], "A is on its way");
+    assert_eq!(loaded(&mut node, 0, A), [prewarm(0, B)]);
+    assert_eq!(node.ended(0, 1, 5), []);
+    assert_eq!(node.enqueue(2, B), [assign(0, 2, B)]);
+    assert_eq!((counts(&node), node.dispatch.stats().hits), ((1, 0, 0), 1));
+}
+
+#[test]
+fn it_comes_to_an_idle_gpu_while_the_other_loads() {
+    let mut node = node(&[64, 64, 64]);
+    node.enqueue(1, A);
+    assert_eq!(likely(&mut node, B, Some(A)), [prewarm(1, B)]);
+    assert_eq!(likely(&mut node, B, Some(A)), [], "it is there");
+    // Of a step that ran beside the GPUs.
+    assert_eq!(likely(&mut node, LARGE, None), [prewarm(2, LARGE)]);
+    assert_eq!(counts(&node), (2, 1, 0));
+}
+
+#[test]
+fn nothing_comes_where_somebody_waits_or_has_the_room() {
+    let mut node = node(&[64]);
+    node.enqueue(1, LARGE);
+    loaded(&mut node, 0, LARGE);
+    node.step(Event::Install { model: HUGE, memory: Bytes::mib(24), weights: Bytes::mib(24) });
+    assert_eq!(likely(&mut node, HUGE, Some(LARGE)), [], "48 of 64 MiB are in use");
+    assert_eq!(likely(&mut node, B, None), [], "no GPU is idle");
+    assert_eq!(counts(&node), (0, 0, 0), "both wait");
+    node.enqueue(2, LARGE);
+    node.enqueue(3, LARGE);
+    assert_eq!((node.dispatch.queued(), counts(&node)), (1, (0, 0, 2)), "until somebody else does");
+    node.step(Event::Remove { model: A });
+    assert_eq!(likely(&mut node, A, None), [], "it is not served here");
+    assert_eq!(counts(&node), (0, 0, 2));
+}
+
+#[test]
+fn what_finds_no_gpu_in_time_or_is_asked_for_first_does_not_come() {
+    let mut node = node(&[64]);
+    node.enqueue(1, A);
+    loaded(&mut node, 0, A);
+    likely(&mut node, B, None);
+    likely(&mut node, LARGE, None);
+    node.enqueue(2, LARGE);
+    node.now = node.now + LIKELY_FOR;
+    assert_eq!(node.step(Event::Tick), []);
+    assert_eq!(counts(&node), (0, 1, 1));
+    assert_eq!(node.dispatch.likely.len(), 0);
+}
+
+#[test]
+fn the_hints_that_wait_are_bounded_and_none_is_followed_where_models_are_bound() {
+    let mut full = node(&[64]);
+    full.enqueue(1, A);
+    for model in (10..).map(ModelId).take(LIKELY_MAX + 1) {
+        full.step(Event::Install { model, memory: Bytes::mib(1), weights: Bytes::mib(1) });
+        likely(&mut full, model, None);
+    }
+    assert_eq!((full.dispatch.likely.len(), counts(&full)), (LIKELY_MAX, (0, 0, 1)));
+    let mut bound = node_with("nonswap".parse().unwrap(), &[64, 64]);
+    assert_eq!(likely(&mut bound, A, None), []);
+    assert_eq!(counts(&bound), (0, 0, 1));
+}
