@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use crate::support::{client, invoke, row, serving_mlp, within};
 
 /// What an HTTP/1.1 client gets, which is what Prometheus is.
-async fn scraped(address: SocketAddr) -> String {
+pub(crate) async fn scraped(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
