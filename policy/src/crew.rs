@@ -3,19 +3,26 @@
 //! ```text
 //!            Spawn            Ready           Run
 //! Waiting ────────► Starting ───────► Idle ────────► Running
-//!    ▲                │ too long        ▲              │ Returned ─► Idle
-//!    │ backoff        ▼                 └──────────────┤
-//!    └──── Exited ◄─ Dying ◄────────────── its deadline┘
+//!    ▲                │ too long        ▲              │ │ withdrawn, or its deadline
+//!    │ backoff        ▼                 ├── Returned ──┘ ▼
+//!    └──── Exited ◄─ Dying              └── Returned ── Abandoned
+//!               at once ▲                  its grace │
+//!                       └────────────────────────────┘
 //! ```
-//! Each process has one request at a time; the others wait in the order they came. A process that has
-//! a request beyond its deadline hangs: it is killed. One that ends with a request is lost, and the
-//! request goes by the rules of [`crate::attempts`], as on a GPU. While the last few starts all
-//! failed and no process is up, requests are refused, and not kept waiting for what does not come.
+//! Each process has one request at a time; the others wait in the order they came. One whose request
+//! nobody waits for any more, since it was withdrawn or its deadline has come, has [`GRACE`] to answer
+//! it all the same: then it is killed, and another one started at once. One that ends with a request is
+//! lost, and the request goes by the rules of [`crate::attempts`], as on a GPU. While the last few starts
+//! all failed and no process is up, requests are refused, and not kept waiting for what does not come.
+
+mod protocol;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use millrace_types::{Incarnation, Reason, Timestamp};
 
+pub use self::protocol::{Action, Event, Health, Place, Why};
 use crate::attempts::{Attempts, Loss, Progress, Verdict};
 use crate::backoff::Backoff;
 use crate::core::Core;
@@ -26,101 +33,12 @@ use crate::lifecycle::{RESTARTS, START_TIMEOUT};
 pub const WAITING_MAX: usize = 1024;
 /// So many starts in a row that came to nothing have requests refused.
 pub const FAILED_STARTS_MAX: u32 = 3;
+/// How long a process may take to answer what nobody waits for any more. It costs whoever is next this
+/// long; a new process would cost its start.
+pub const GRACE: Duration = Duration::from_secs(1);
 
 /// Starts of one life of an actor, in bits: more than it ever comes to.
 const LIFE_BITS: u32 = 32;
-
-/// A process's place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(pub u32);
-
-/// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Event {
-    /// Keep the processes alive from now on.
-    Start,
-    /// A process greeted.
-    Ready {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// It ended, or could not be started.
-    Exited {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-    },
-    /// It answered.
-    Returned {
-        /// Where.
-        place: Place,
-        /// Which.
-        incarnation: Incarnation,
-        /// What.
-        key: RequestKey,
-    },
-    /// A request came.
-    Enqueue {
-        /// Its key.
-        key: RequestKey,
-        /// Its record.
-        attempts: Attempts,
-        /// When nobody waits for it any more.
-        deadline: Timestamp,
-    },
-    /// Nobody waits for it any more.
-    Withdraw {
-        /// Which.
-        key: RequestKey,
-    },
-    /// Keep none alive any more.
-    Stop,
-    /// Time passed.
-    Tick,
-}
-
-/// What to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Action {
-    /// Start a process.
-    Spawn {
-        /// Where.
-        place: Place,
-        /// Its number.
-        incarnation: Incarnation,
-    },
-    /// Kill it.
-    Kill {
-        /// Where.
-        place: Place,
-    },
-    /// Give it a request.
-    Run {
-        /// Where.
-        place: Place,
-        /// Which.
-        key: RequestKey,
-        /// Which start of it this is, from 1.
-        attempt: u32,
-    },
-    /// Nothing more will be heard of it: nobody waits for it.
-    Forget {
-        /// Which.
-        key: RequestKey,
-    },
-    /// Answer with an error.
-    Fail {
-        /// Which.
-        key: RequestKey,
-        /// Why.
-        reason: Reason,
-        /// Whether it may have run.
-        may_have_executed: bool,
-    },
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Request {
@@ -131,11 +49,27 @@ struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Waiting { until: Timestamp },
-    Starting { give_up: Timestamp },
+    Waiting {
+        until: Timestamp,
+    },
+    Starting {
+        give_up: Timestamp,
+    },
     Idle,
     Running(Request),
-    Dying,
+    /// It runs what nobody waits for.
+    Abandoned {
+        key: RequestKey,
+        until: Timestamp,
+    },
+    /// It was killed; for its own fault or not.
+    Dying(Fault),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Own,
+    None,
 }
 
 #[derive(Debug)]
@@ -152,6 +86,9 @@ pub struct Crew {
     processes: Vec<Process>,
     waiting: VecDeque<Request>,
     failed_starts: u32,
+    /// Whether any process has ever greeted, or took too long to.
+    greeted: bool,
+    silent: bool,
     stopping: bool,
 }
 
@@ -161,13 +98,14 @@ impl Crew {
     #[must_use]
     pub fn new(processes: u32, life: u64, seed: u64) -> Self {
         let process = |place: u32| Process {
-            state: State::Dying,
+            state: State::Dying(Fault::Own),
             incarnation: Incarnation(life << LIFE_BITS),
             ready_since: None,
             backoff: Backoff::new(RESTARTS, seed ^ u64::from(place).wrapping_mul(0xff51_afd7_ed55_8ccd)),
         };
         let processes = (0..processes).map(process).collect();
-        Self { processes, waiting: VecDeque::new(), failed_starts: 0, stopping: false }
+        let waiting = VecDeque::new();
+        Self { processes, waiting, failed_starts: 0, greeted: false, silent: false, stopping: false }
     }
 
     /// Requests that wait.
@@ -176,19 +114,30 @@ impl Crew {
         self.waiting.len()
     }
 
-    /// The request that a process has.
+    /// The request that a process has, whether or not somebody waits for it.
     #[must_use]
     pub fn running(&self, place: Place, incarnation: Incarnation) -> Option<RequestKey> {
         let process = self.processes.get(place.0 as usize).filter(|it| it.incarnation == incarnation)?;
         match process.state {
-            State::Running(request) => Some(request.key),
+            State::Running(Request { key, .. }) | State::Abandoned { key, .. } => Some(key),
             _ => None,
         }
     }
 
-    /// Whether the program does not start.
+    /// Whether requests have somebody to run them. One start that comes to nothing at once may be an
+    /// accident; one that takes all its time is none.
     #[must_use]
-    pub fn is_broken(&self) -> bool {
+    pub fn health(&self) -> Health {
+        match self.greeted {
+            _ if self.is_broken() => Health::Failing,
+            false if self.silent => Health::Failing,
+            false => Health::Starting,
+            true => Health::Up,
+        }
+    }
+
+    /// Whether the program does not start.
+    fn is_broken(&self) -> bool {
         self.failed_starts >= FAILED_STARTS_MAX && self.processes.iter().all(|it| it.ready_since.is_none())
     }
 
@@ -211,6 +160,12 @@ impl Crew {
     fn exited(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         let since = process.ready_since.take();
+        if process.state == State::Dying(Fault::None) {
+            if !self.stopping {
+                self.spawn(now, place, actions);
+            }
+            return;
+        }
         let until = process.backoff.died(now, since);
         let was = std::mem::replace(&mut process.state, State::Waiting { until });
         match since {
@@ -274,20 +229,32 @@ impl Crew {
         }
     }
 
+    /// Nobody waits any more for what a process runs.
+    fn abandon(&mut self, place: Place, until: Timestamp, actions: &mut Vec<Action>) {
+        let state = &mut self.processes[place.0 as usize].state;
+        if let State::Running(Request { key, .. }) = *state {
+            *state = State::Abandoned { key, until };
+            actions.push(Action::Forget { key });
+        }
+    }
+
     fn tick(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for place in self.places() {
+            let mut kill = |crew: &mut Self, fault, why| {
+                crew.processes[place.0 as usize].state = State::Dying(fault);
+                actions.push(Action::Kill { place, why });
+            };
             match self.processes[place.0 as usize].state {
                 State::Waiting { until } if until <= now && !self.stopping => {
                     self.spawn(now, place, actions);
                 }
-                State::Starting { give_up: until } | State::Running(Request { deadline: until, .. })
-                    if until <= now =>
-                {
-                    let state = &mut self.processes[place.0 as usize].state;
-                    if let State::Running(Request { key, .. }) = std::mem::replace(state, State::Dying) {
-                        actions.push(Action::Forget { key });
-                    }
-                    actions.push(Action::Kill { place });
+                State::Starting { give_up } if give_up <= now => {
+                    self.silent = true;
+                    kill(self, Fault::Own, Why::Silent);
+                }
+                State::Abandoned { until, .. } if until <= now => kill(self, Fault::None, Why::Abandoned),
+                State::Running(Request { deadline, .. }) if deadline <= now => {
+                    self.abandon(place, now + GRACE, actions);
                 }
                 _ => {}
             }
@@ -307,7 +274,7 @@ impl Core for Crew {
                     && matches!(process.state, State::Starting { .. })
                 {
                     (process.state, process.ready_since) = (State::Idle, Some(now));
-                    self.failed_starts = 0;
+                    (self.failed_starts, self.greeted, self.silent) = (0, true, false);
                 }
             }
             Event::Exited { place, incarnation } => {
@@ -317,7 +284,9 @@ impl Core for Crew {
             }
             Event::Returned { place, incarnation, key } => {
                 if let Some(process) = self.process(place, incarnation)
-                    && matches!(process.state, State::Running(request) if request.key == key)
+                    && let State::Running(Request { key: has, .. }) | State::Abandoned { key: has, .. } =
+                        process.state
+                    && has == key
                 {
                     process.state = State::Idle;
                 }
@@ -325,16 +294,19 @@ impl Core for Crew {
             Event::Enqueue { key, attempts, deadline } => {
                 self.enqueue(Request { key, attempts, deadline }, actions);
             }
-            // What a process has it keeps until it answers or its deadline has come.
             Event::Withdraw { key } => {
                 if let Some(at) = self.waiting.iter().position(|request| request.key == key) {
                     self.waiting.remove(at);
                     actions.push(Action::Forget { key });
                 }
+                let runs = |process: &Process| matches!(process.state, State::Running(request) if request.key == key);
+                if let Some(at) = self.places().find(|place| runs(&self.processes[place.0 as usize])) {
+                    self.abandon(at, now + GRACE, actions);
+                }
             }
             Event::Stop => {
                 self.stopping = true;
-                actions.extend(self.places().map(|place| Action::Kill { place }));
+                actions.extend(self.places().map(|place| Action::Kill { place, why: Why::Stop }));
             }
             Event::Tick => {}
         }
@@ -347,8 +319,9 @@ impl Core for Crew {
             State::Waiting { .. } if self.stopping => None,
             State::Waiting { until: at }
             | State::Starting { give_up: at }
-            | State::Running(Request { deadline: at, .. }) => Some(at),
-            State::Idle | State::Dying => None,
+            | State::Running(Request { deadline: at, .. })
+            | State::Abandoned { until: at, .. } => Some(at),
+            State::Idle | State::Dying(_) => None,
         };
         self.processes.iter().filter_map(wake).min()
     }

@@ -139,6 +139,12 @@ impl Outbox {
         Ok(())
     }
 
+    /// How many frames are not sent, or not to their end.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
     /// Whether everything is sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -74,8 +74,14 @@ pub mod trace;
 /// Every service's descriptors, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The version of every internal protocol. A peer with another is refused at its handshake.
+/// The version of every internal protocol but that of users' programs. A peer with another is refused at its handshake.
 pub const PROTOCOL_VERSION: u32 = 6;
+
+/// The version of what a worker and the processes of its users' functions say to each other
+/// ([`function`]): programs are built apart from workers, and need not change with what workers say to
+/// others. Counted on from the one that it shared with those until then, so that no number means two
+/// things.
+pub const FUNCTION_PROTOCOL_VERSION: u32 = 7;
 
 /// This build, for handshakes and `millrace version`.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

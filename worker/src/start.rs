@@ -40,7 +40,7 @@ use crate::meters::Shown;
 use crate::node::{self, NodeConfig, NodeContext};
 pub use crate::node::{DataConfig, POOLS};
 pub use crate::objects::OBJECT_MEMORY;
-use crate::objects::Objects;
+use crate::objects::{Objects, Whereabouts};
 use crate::process_port::{ExecutorCommand, ProcessSpawner};
 pub use crate::programs::Launcher;
 use crate::programs::Programs;
@@ -188,6 +188,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let (gate, hints_clock) = (Gate::new(clock.clone()), clock.clone());
     let attached = watch::Sender::default();
     let source = Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed));
+    let whereabouts = Whereabouts::new(control_channels.clone(), attached.subscribe());
     let (showing, desired_there) = (host_tier::Showing::default(), desired.subscribe());
     let view = showing.view();
     let (telemetry_now, desired_now) = (watch::Sender::default(), desired.subscribe());
@@ -222,7 +223,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         models: view.models.clone(),
         counts: view.counts.clone(),
     };
-    let objects = Objects::new(config.object_memory, control.index(), clock.clone());
+    let objects = Objects::new(config.object_memory, control.index(), whereabouts, clock.clone());
     let open = |launcher| Programs::open(&programs_dir, launcher, objects.clone(), config.limits.message);
     let programs = config.programs.map(open).transpose().map_err(StartError::Programs)?;
     let host_tier = host_tier::start(

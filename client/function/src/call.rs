@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_proto::frames::DESCRIPTORS_MAX;
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::to_process::Message as Heard;
-use millrace_proto::function::{self as wire, fetched, store, tensor};
+use millrace_proto::function::{self as wire, NotFetched, NotStored, fetched, store, tensor};
 use millrace_types::{DataId, DataType};
 
 use crate::error::Error;
@@ -141,11 +141,13 @@ impl Call {
         self.shared.unique_id(self.number)
     }
 
-    /// Data by its name: an input's, what this call stored, or an object of this worker (D04). Nothing
-    /// of it is copied or mapped before it is looked at.
+    /// Data by its name: an input's, what this call stored, or an object of any worker (D04). What is on
+    /// this worker is not copied, and nothing is mapped before it is looked at.
     ///
     /// # Errors
-    /// [`Error::NoData`] where it is not on this worker, [`Error::Answered`].
+    /// [`Error::DataLost`] where no worker has it, [`Error::Unavailable`] where one that may have it
+    /// cannot be reached, at the latest when three quarters of what is left of the call's time are
+    /// over; [`Error::Answered`].
     pub fn fetch(&self, id: &DataId) -> Result<Buffer, Error> {
         self.still_open()?;
         if let Some(held) = self.state().data.get(id) {
@@ -153,12 +155,16 @@ impl Call {
         }
         let fetch = wire::Fetch { id: Some(ids::write(id)) };
         let mut arrived = self.shared.ask(self.number, Said::Fetch(fetch), Vec::new())?;
-        let Heard::Fetched(wire::Fetched { contents, bytes }) = &mut arrived.message else {
+        let Heard::Fetched(fetched) = &mut arrived.message else {
             return Err(Error::Protocol("another answer than data"));
         };
-        let (contents, bytes) = (contents.take(), *bytes);
+        let refused = fetched.refused();
+        let wire::Fetched { contents, bytes, message, .. } = std::mem::take(fetched);
         let data = match contents {
-            None => return Err(Error::NoData(id.clone())),
+            None if refused == NotFetched::Unavailable => {
+                return Err(Error::Unavailable { id: id.clone(), message });
+            }
+            None => return Err(Error::DataLost { id: id.clone(), message }),
             Some(fetched::Contents::Inline(data)) => Data::arrived(&data),
             Some(fetched::Contents::ContentsFd(place)) => memory(arrived.take(place)?, bytes)?,
         };
@@ -173,12 +179,12 @@ impl Call {
         Room::new(bytes)
     }
 
-    /// Stores data under a name that [`Self::unique_id`] gave: it is an object of this worker, in the
-    /// memory it was written to (D03). Where the worker has no room for it, it stays with this process
+    /// Stores data under a name that [`Self::unique_id`] gave this process: it is an object of this
+    /// worker, in the memory it was written to (D03). Where the worker has no room for it, it stays with this process
     /// until the call is over, and its outputs still name it.
     ///
     /// # Errors
-    /// [`Error::Taken`] for a name used before, [`Error::Answered`].
+    /// [`Error::Taken`] for a name used before, in whichever call; [`Error::Answered`].
     pub fn store(&self, id: &DataId, room: Room) -> Result<(), Error> {
         self.still_open()?;
         let data = room.seal()?;
@@ -195,10 +201,16 @@ impl Call {
         let Heard::Stored(stored) = arrived.message else {
             return Err(Error::Protocol("another answer than of a store"));
         };
-        if stored.refused {
-            self.shared.distrust_ids();
-        }
-        self.state().data.insert(id.clone(), Held { data, kept: !stored.refused });
+        let kept = match stored.refused() {
+            NotStored::Unspecified => true,
+            NotStored::NoRoom => false,
+            NotStored::Over => {
+                self.shared.distrust_ids();
+                false
+            }
+            NotStored::Taken => return Err(Error::Taken(id.clone())),
+        };
+        self.state().data.insert(id.clone(), Held { data, kept });
         Ok(())
     }
 

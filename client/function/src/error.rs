@@ -1,8 +1,9 @@
 //! What can go wrong inside a function.
 
+use std::ffi::CStr;
 use std::io;
 
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
 /// Why a call of this crate failed. What the function does with it is its own: most give up the
@@ -14,7 +15,7 @@ pub enum Error {
     Socket(io::Error),
     /// The worker is of another version.
     #[error(
-        "the worker speaks protocol {theirs} (build {build}) and this program {PROTOCOL_VERSION} (build {BUILD}): build it against the worker's version"
+        "the worker speaks protocol {theirs} (build {build}) and this program {FUNCTION_PROTOCOL_VERSION} (build {BUILD}): build it against the worker's version"
     )]
     Version {
         /// The worker's protocol.
@@ -36,10 +37,23 @@ pub enum Error {
     /// The function declares no such input.
     #[error("there is no input {0:?}: it is what the manifest's inputs name")]
     NoInput(String),
-    /// Nothing has that name here.
-    #[error("no data {0} is on this worker: it was let go of, or never stored")]
-    NoData(DataId),
-    /// The name is taken already.
+    /// Nothing has that name any more: asking again will not help.
+    #[error("{message}")]
+    DataLost {
+        /// The name.
+        id: DataId,
+        /// What the worker found.
+        message: String,
+    },
+    /// It may be on a worker that cannot be reached now: asking again may help.
+    #[error("{message}")]
+    Unavailable {
+        /// The name.
+        id: DataId,
+        /// Who could not be asked, and why.
+        message: String,
+    },
+    /// Something was stored under the name before, whether or not it is there still.
     #[error("data {0} is stored already: take a new id for each")]
     Taken(DataId),
     /// The worker has no names to give.
@@ -60,4 +74,29 @@ pub enum Error {
     /// The function's own reason.
     #[error("{0}")]
     Function(String),
+}
+
+impl Error {
+    /// A stable name for what a function may decide by.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        // All of them are ASCII.
+        self.c_reason().to_str().unwrap_or_default()
+    }
+
+    /// The same, as C has it.
+    pub(crate) fn c_reason(&self) -> &'static CStr {
+        match self {
+            Self::DataLost { .. } => c"DATA_LOST",
+            Self::Unavailable { .. } => c"UNAVAILABLE",
+            Self::Taken(_) => c"TAKEN",
+            Self::NoInput(_) => c"NO_INPUT",
+            Self::NoIds => c"NO_IDS",
+            Self::Memory { .. } => c"NO_MEMORY",
+            Self::Answered => c"ANSWERED",
+            Self::Socket(_) | Self::Protocol(_) => c"NO_WORKER",
+            Self::Version { .. } => c"PEER_MISMATCH",
+            Self::NotAnId(_) | Self::Twice(_) | Self::Open | Self::Function(_) => c"INVALID",
+        }
+    }
 }

@@ -5,6 +5,7 @@
 #![allow(non_camel_case_types, reason = "the header's names")]
 #![allow(unreachable_pub, reason = "reached by their names, from outside")]
 
+mod getters;
 mod handles;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -32,6 +33,8 @@ pub struct millrace_session(Session);
 pub struct millrace_call {
     call: Call,
     inputs: Vec<CInput>,
+    request_id: CString,
+    wanted: Vec<CString>,
 }
 
 struct CInput {
@@ -60,6 +63,12 @@ pub struct millrace_tensor {
 pub extern "C" fn millrace_error() -> *const c_char {
     // It lives until this thread's next failure.
     handles::message()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn millrace_reason() -> *const c_char {
+    // It lives as long as the program.
+    handles::reason()
 }
 
 /// # Safety
@@ -100,8 +109,10 @@ pub unsafe extern "C" fn millrace_next(
             .iter()
             .map(|input| Ok(CInput { name: c_text(&input.name)?, id: c_text(&input.id.to_string())? }));
         let inputs = inputs.collect::<Result<_, Error>>()?;
+        let request_id = c_text(call.request_id())?;
+        let wanted = call.wanted().iter().map(|name| c_text(name)).collect::<Result<_, Error>>()?;
         // SAFETY: the header's promises.
-        unsafe { give(out, || Ok(millrace_call { call, inputs })) }?;
+        unsafe { give(out, || Ok(millrace_call { call, inputs, request_id, wanted })) }?;
         Ok(1)
     })
 }
@@ -335,9 +346,12 @@ pub unsafe extern "C" fn millrace_fail(call: *mut millrace_call, message: *const
     guarded(|| {
         // SAFETY: the header's promises.
         let call = unsafe { take(call, "the call is null") }?;
-        // SAFETY: the header's promises.
-        let message = unsafe { text(message, "the message is null, or no text") }?;
-        call.call.fail(message).map(|()| OK)
+        let message = match message.is_null() {
+            true => "the function failed and did not say why".into(),
+            // SAFETY: not null, and the header's promise that it is a C string.
+            false => unsafe { CStr::from_ptr(message) }.to_string_lossy(),
+        };
+        call.call.fail(&message).map(|()| OK)
     })
 }
 

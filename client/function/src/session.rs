@@ -11,7 +11,7 @@ use millrace_proto::frames::{Frame, FrameDecoder, Outbox};
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::to_process::Message as Heard;
 use millrace_proto::function::{FromProcess, Ready, TakeIds, ToProcess};
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
 use crate::call::Call;
@@ -102,7 +102,7 @@ impl Shared {
         link.receive()?.ok_or_else(|| Error::Socket(io::ErrorKind::UnexpectedEof.into()))
     }
 
-    /// The worker did not take data under a name of ours: the next one is of a new block.
+    /// The registration is over under which our names were given: the next one is of a new block.
     pub(crate) fn distrust_ids(&self) {
         self.ids.forget();
     }
@@ -145,12 +145,12 @@ impl Session {
         let Heard::Hello(hello) = link.receive()?.ok_or_else(closed)?.message else {
             return Err(Error::Protocol("it did not greet"));
         };
-        if hello.protocol_version != PROTOCOL_VERSION {
+        if hello.protocol_version != FUNCTION_PROTOCOL_VERSION {
             return Err(Error::Version { theirs: hello.protocol_version, build: hello.build });
         }
         let ids = Ids::default();
         ids.refill(hello.ids.unwrap_or_default());
-        let ready = Ready { protocol_version: PROTOCOL_VERSION, build: BUILD.to_owned() };
+        let ready = Ready { protocol_version: FUNCTION_PROTOCOL_VERSION, build: BUILD.to_owned() };
         link.send(Said::Ready(ready), Vec::new())?;
         Ok(Self(Arc::new(Shared { link: Mutex::new(link), ids })))
     }

@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use millrace_function::{DataType, Error, INLINE_BYTES_MAX, Session};
-use millrace_proto::PROTOCOL_VERSION;
+use millrace_proto::FUNCTION_PROTOCOL_VERSION;
 use millrace_proto::frames::{Frame, FrameDecoder, Outbox};
-use millrace_proto::function as wire;
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::tensor::Contents;
 use millrace_proto::function::to_process::Message as Told;
+use millrace_proto::function::{self as wire, NotFetched, NotStored};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 /// The worker's end.
@@ -61,13 +61,17 @@ impl Worker {
     }
 }
 
+fn not_stored(why: NotStored) -> wire::Stored {
+    wire::Stored { refused: why.into() }
+}
+
 fn block(first: u64, count: u64) -> wire::IdBlock {
     wire::IdBlock { home: "w1".into(), epoch: 1, first, count }
 }
 
 #[test]
 fn what_is_stored_is_sealed_memory_and_an_output_names_it() {
-    let (mut worker, session) = Worker::greet(PROTOCOL_VERSION, 10);
+    let (mut worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION, 10);
     let session = session.unwrap();
     assert!(matches!(worker.hear().0, Said::Ready(_)));
     let function = thread::spawn(move || {
@@ -96,7 +100,7 @@ fn what_is_stored_is_sealed_memory_and_an_output_names_it() {
     let seals = fcntl_get_seals(&descriptors[0]).unwrap();
     assert!(seals.contains(SealFlags::WRITE | SealFlags::SHRINK));
     assert_eq!(fstat(&descriptors[0]).unwrap().st_size as u64, store.bytes);
-    worker.tell(Told::Stored(wire::Stored { refused: false }), Vec::new());
+    worker.tell(Told::Stored(wire::Stored::default()), Vec::new());
     let (Said::Return(answer), descriptors) = worker.hear() else { panic!() };
     assert!(descriptors.is_empty(), "no byte of it travels");
     let Some(Contents::Object(id)) = &answer.outputs[0].contents else { panic!("{answer:?}") };
@@ -107,20 +111,26 @@ fn what_is_stored_is_sealed_memory_and_an_output_names_it() {
 
 #[test]
 fn what_the_worker_has_no_room_for_is_answered_and_names_are_asked_for_anew() {
-    let (mut worker, session) = Worker::greet(PROTOCOL_VERSION, 10);
+    let (mut worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION, 10);
     let session = session.unwrap();
     worker.hear();
     let function = thread::spawn(move || {
         let call = session.next_call().unwrap().unwrap();
         let id = call.unique_id().unwrap();
         call.store(&id, call.create(4).unwrap()).unwrap();
+        let other = call.unique_id().unwrap();
+        assert_eq!(other.counter, id.counter + 1);
+        call.store(&other, call.create(4).unwrap()).unwrap();
         assert_eq!(call.unique_id().unwrap().counter, 100);
         call.response("y", &id, DataType::Uint8, &[4]).unwrap();
         call.finish().unwrap();
     });
     worker.call(1, b"x");
     assert!(matches!(worker.hear().0, Said::Store(_)));
-    worker.tell(Told::Stored(wire::Stored { refused: true }), Vec::new());
+    worker.tell(Told::Stored(not_stored(NotStored::NoRoom)), Vec::new());
+    // There is no room for another either, but the name of the third is of a registration that is over.
+    assert!(matches!(worker.hear().0, Said::Store(_)));
+    worker.tell(Told::Stored(not_stored(NotStored::Over)), Vec::new());
     assert!(matches!(worker.hear().0, Said::TakeIds(_)));
     worker.tell(Told::Ids(block(100, 10)), Vec::new());
     let (Said::Return(answer), _) = worker.hear() else { panic!() };
@@ -131,18 +141,28 @@ fn what_the_worker_has_no_room_for_is_answered_and_names_are_asked_for_anew() {
 
 #[test]
 fn a_call_that_nobody_answers_fails_and_data_that_is_nowhere_is_an_error() {
-    let (mut worker, session) = Worker::greet(PROTOCOL_VERSION, 10);
+    let (mut worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION, 10);
     let session = session.unwrap();
     worker.hear();
     let function = thread::spawn(move || {
         let call = session.next_call().unwrap().unwrap();
         let nowhere = call.unique_id().unwrap();
-        assert!(matches!(call.fetch(&nowhere), Err(Error::NoData(id)) if id == nowhere));
+        let lost = call.fetch(&nowhere).unwrap_err();
+        assert!(matches!(&lost, Error::DataLost { id, .. } if *id == nowhere));
+        assert_eq!((lost.reason(), lost.to_string()), ("DATA_LOST", "nowhere any more".to_owned()));
+        assert_eq!(call.fetch(&nowhere).unwrap_err().reason(), "UNAVAILABLE");
+        assert!(matches!(call.store(&nowhere, call.create(1).unwrap()), Err(Error::Taken(_))));
         assert!(matches!(call.input("z"), Err(Error::NoInput(_))));
     });
     worker.call(1, b"x");
-    assert!(matches!(worker.hear().0, Said::Fetch(_)));
-    worker.tell(Told::Fetched(wire::Fetched::default()), Vec::new());
+    for refused in [NotFetched::Lost, NotFetched::Unavailable] {
+        assert!(matches!(worker.hear().0, Said::Fetch(_)));
+        let (refused, message) = (refused.into(), "nowhere any more".to_owned());
+        worker.tell(Told::Fetched(wire::Fetched { refused, message, ..Default::default() }), Vec::new());
+    }
+    // Another call of this process may have used the name.
+    assert!(matches!(worker.hear().0, Said::Store(_)));
+    worker.tell(Told::Stored(not_stored(NotStored::Taken)), Vec::new());
     let (Said::Fail(fail), _) = worker.hear() else { panic!() };
     assert_eq!(fail.message, "the function gave no answer");
     function.join().unwrap();
@@ -150,7 +170,7 @@ fn a_call_that_nobody_answers_fails_and_data_that_is_nowhere_is_an_error() {
 
 #[test]
 fn a_worker_of_another_version_is_refused_with_what_to_do() {
-    let (_worker, session) = Worker::greet(PROTOCOL_VERSION + 1, 10);
+    let (_worker, session) = Worker::greet(FUNCTION_PROTOCOL_VERSION + 1, 10);
     let refused = session.unwrap_err().to_string();
     assert!(refused.contains("build it against the worker's version"), "{refused}");
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryFutureExt as _};
+use millrace_cluster_state::Located;
 use millrace_proto::status::to_status;
-use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_control_server::WorkerControl;
-use millrace_types::{ClusterId, Failure, Reason};
+use millrace_proto::{convert, worker as wire};
+use millrace_types::{ClusterId, Failure, NodeName, Reason};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -16,6 +17,9 @@ use crate::artifacts::Artifacts;
 use crate::connector::Connector;
 use crate::leader::Outlook;
 use crate::raft::Replica;
+
+/// The most holders that a worker is told of: it asks a few of them at most.
+const HOLDERS_MAX: usize = 8;
 
 /// What the service answers from.
 #[derive(Debug, Clone)]
@@ -48,12 +52,40 @@ impl WorkerControl for Control {
         &self,
         request: Request<wire::FetchArtifactRequest>,
     ) -> Result<Response<Self::FetchArtifactStream>, Status> {
-        let digest = request
-            .into_inner()
-            .digest
-            .parse()
-            .map_err(|error| to_status(&Failure::new(Reason::MalformedRequest, format!("{error}"))))?;
+        let digest = request.into_inner().digest.parse().map_err(|error| malformed(format!("{error}")))?;
         let chunks = self.artifacts.clone().fetch(digest).await.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(chunks.boxed()))
     }
+
+    async fn find_node(
+        &self,
+        request: Request<wire::FindNodeRequest>,
+    ) -> Result<Response<wire::FindNodeResponse>, Status> {
+        let name = NodeName::new(&request.get_ref().node).map_err(|error| malformed(error.to_string()))?;
+        let address = self.fleet.worker(&name).map(|worker| worker.hello.address.clone()).unwrap_or_default();
+        Ok(Response::new(wire::FindNodeResponse { address }))
+    }
+
+    /// From what this controller has applied: who is told of a holder that is none any more asks again.
+    async fn locate_data(
+        &self,
+        request: Request<wire::LocateDataRequest>,
+    ) -> Result<Response<wire::LocateDataResponse>, Status> {
+        let id = request.into_inner().id.ok_or_else(|| malformed("no data is named".to_owned()))?;
+        let id = convert::data_id(&id).map_err(|failure| to_status(&failure))?;
+        let (mut holders, lost) = match self.replica.state().locate(&id) {
+            Located::Held { home, holders, .. } => {
+                let others = holders.iter().filter(|holder| **holder != home).map(ToString::to_string);
+                (std::iter::once(home.to_string()).chain(others).collect(), false)
+            }
+            Located::Lost { .. } => (Vec::new(), true),
+            Located::Unknown => (Vec::new(), false),
+        };
+        holders.truncate(HOLDERS_MAX);
+        Ok(Response::new(wire::LocateDataResponse { holders, lost }))
+    }
+}
+
+fn malformed(message: String) -> Status {
+    to_status(&Failure::new(Reason::MalformedRequest, message))
 }

@@ -56,6 +56,10 @@ fn spawn(place: u32, incarnation: u64) -> Action {
     Action::Spawn { place: Place(place), incarnation: Incarnation(incarnation) }
 }
 
+fn kill(place: u32, why: Why) -> Action {
+    Action::Kill { place: Place(place), why }
+}
+
 fn forget(key: u64) -> Action {
     Action::Forget { key: RequestKey(key) }
 }
@@ -96,18 +100,69 @@ fn a_process_that_dies_has_its_request_run_again_or_answered_by_the_rules() {
 }
 
 #[test]
-fn a_process_that_hangs_is_killed_at_its_requests_deadline() {
+fn a_process_that_runs_what_nobody_waits_for_has_a_grace_and_is_replaced_at_once() {
     let mut world = World::up(1);
     world.enqueue(1, Idempotent::Yes);
-    // Its client is gone; it still has until then.
-    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), []);
-    assert_eq!(world.crew.next_wake(), Some(Timestamp(1) + 60 * SECOND));
-    world.now = Timestamp(1) + 60 * SECOND;
-    assert_eq!(world.tell(Event::Tick), [forget(1), Action::Kill { place: Place(0) }]);
     world.enqueue(2, Idempotent::Yes);
-    // The request was answered at its deadline: nobody runs it again.
+    // Its client is gone.
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
+    assert_eq!(world.crew.next_wake(), Some(Timestamp(1) + GRACE));
+    world.now = Timestamp(1) + GRACE;
+    assert_eq!(world.tell(Event::Tick), [kill(0, Why::Abandoned)]);
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
+    // The same at the request's deadline. However often: it was not the process's fault.
+    world.now = world.crew.next_wake().unwrap();
+    assert_eq!(world.tell(Event::Tick), [forget(2)]);
+    world.now = world.now + GRACE;
+    assert_eq!(world.tell(Event::Tick), [kill(0, Why::Abandoned)]);
+    assert_eq!(world.tell(exited(0, 2)), [spawn(0, 3)]);
+}
+
+#[test]
+fn a_process_that_answers_in_its_grace_goes_on() {
+    let mut world = World::up(1);
+    world.enqueue(1, Idempotent::Yes);
+    world.tell(Event::Withdraw { key: RequestKey(1) });
+    world.enqueue(2, Idempotent::Yes);
+    let (place, incarnation) = (Place(0), Incarnation(1));
+    assert_eq!(world.crew.running(place, incarnation), Some(RequestKey(1)));
+    let returned = Event::Returned { place, incarnation, key: RequestKey(1) };
+    assert_eq!(world.tell(returned), [run(0, 2, 1)]);
+}
+
+#[test]
+fn a_process_that_dies_with_what_nobody_waits_for_takes_nothing_along() {
+    let mut world = World::up(1);
+    world.enqueue(1, Idempotent::Yes);
+    world.tell(Event::Withdraw { key: RequestKey(1) });
+    assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
+    assert_eq!(world.tell(ready(0, 2)), []);
+}
+
+#[test]
+fn a_program_is_up_once_a_process_has_greeted_and_failing_while_none_starts() {
+    let mut world = World::new(2);
+    assert_eq!(world.crew.health(), Health::Starting);
+    world.tell(exited(0, 1));
+    assert_eq!(world.crew.health(), Health::Starting, "an accident, perhaps");
+    for _ in 1..FAILED_STARTS_MAX {
+        world.now = world.now + RESTARTS.ceiling;
+        world.tell(Event::Tick);
+        let incarnation = world.crew.processes[0].incarnation;
+        world.tell(Event::Exited { place: Place(0), incarnation });
+    }
+    assert_eq!(world.crew.health(), Health::Failing);
+    world.tell(ready(1, 1));
+    assert_eq!(world.crew.health(), Health::Up);
+    // One that says nothing at all.
+    let mut world = World::new(1);
+    world.now = world.crew.next_wake().unwrap();
+    world.tell(Event::Tick);
+    assert_eq!(world.crew.health(), Health::Failing);
+    world.tell(exited(0, 1));
+    world.tell(ready(0, 2));
+    assert_eq!(world.crew.health(), Health::Up);
 }
 
 #[test]
@@ -144,7 +199,7 @@ fn a_program_that_does_not_start_has_its_requests_refused() {
 fn a_start_that_takes_too_long_is_given_up() {
     let mut world = World::new(1);
     world.now = world.crew.next_wake().unwrap();
-    assert_eq!(world.tell(Event::Tick), [Action::Kill { place: Place(0) }]);
+    assert_eq!(world.tell(Event::Tick), [kill(0, Why::Silent)]);
     assert_eq!(world.tell(ready(0, 1)), [], "too late");
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
 }
@@ -156,7 +211,7 @@ fn what_waits_is_bounded_and_nothing_starts_after_the_stop() {
         assert_eq!(world.enqueue(key, Idempotent::Yes), []);
     }
     assert_eq!(world.enqueue(9999, Idempotent::Yes), [fail(9999, Reason::QueueFull, false)]);
-    assert_eq!(world.tell(Event::Stop), [Action::Kill { place: Place(0) }]);
+    assert_eq!(world.tell(Event::Stop), [kill(0, Why::Stop)]);
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.crew.next_wake(), None);
 }
@@ -209,8 +264,11 @@ proptest! {
                     }
                     Action::Fail { key, .. } => prop_assert!(open.remove(&key.0).is_some()),
                     // Beyond its deadline: answered by the Function.
-                    Action::Forget { key } => prop_assert!(open.remove(&key.0).is_some()),
-                    Action::Kill { place } => drop(running.remove(&place.0)),
+                    Action::Forget { key } => {
+                        prop_assert!(open.remove(&key.0).is_some());
+                        running.retain(|_, other| *other != key.0);
+                    }
+                    Action::Kill { place, .. } => drop(running.remove(&place.0)),
                 }
             }
             prop_assert_eq!(open.len(), running.len() + world.crew.waiting());

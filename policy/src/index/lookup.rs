@@ -128,8 +128,36 @@ impl Lookup {
     /// without asking.
     #[must_use]
     pub fn begin(order: LookupOrder, index: &Index, id: DataId) -> (Self, Step) {
-        let mut lookup = Self {
-            node: index.node().clone(),
+        match index.lookup(&id) {
+            Some(entry) => {
+                let mut lookup = Self::of(index.node(), id);
+                let step = lookup.step(Waiting::Nothing, Step::Here(entry));
+                (lookup, step)
+            }
+            None => Self::elsewhere(order, index.node(), index.answer(&id), id),
+        }
+    }
+
+    /// The same of what is known not to be on this node, by whatever it keeps. `own` is what it says as
+    /// the home, of what it made itself.
+    #[must_use]
+    pub fn elsewhere(order: LookupOrder, node: &NodeName, own: HomeAnswer, id: DataId) -> (Self, Step) {
+        let mut lookup = Self::of(node, id);
+        let step = if lookup.id.home == lookup.node {
+            lookup.home_asked = true;
+            lookup.home_says(own)
+        } else {
+            match order {
+                LookupOrder::HomeFirst => lookup.ask_home(),
+                LookupOrder::Paper => lookup.ask_tier2(),
+            }
+        };
+        (lookup, step)
+    }
+
+    fn of(node: &NodeName, id: DataId) -> Self {
+        Self {
+            node: node.clone(),
             waiting: Waiting::Nothing,
             calls: Calls::default(),
             steps: 0,
@@ -138,17 +166,7 @@ impl Lookup {
             misled: false,
             tried: Vec::new(),
             id,
-        };
-        let step = match index.lookup(&lookup.id) {
-            Some(entry) => lookup.step(Waiting::Nothing, Step::Here(entry)),
-            None if lookup.id.home == lookup.node => {
-                lookup.home_asked = true;
-                lookup.home_says(index.answer(&lookup.id))
-            }
-            None if order == LookupOrder::HomeFirst => lookup.ask_home(),
-            None => lookup.ask_tier2(),
-        };
-        (lookup, step)
+        }
     }
 
     /// Takes what came of the last step, and says what to do next. An answer to another question

@@ -2,7 +2,8 @@
 //! §5.2; D02, D03, D09). Absent: the bytes, the messages, and tier 2, which learns of what outlives
 //! a sync period by the node's checkpoints.
 //!
-//! No server calls this yet: only tests and a bench do.
+//! Of this, workers run [`Lookup`]. The rest runs in tests and a bench only: what a worker holds is in
+//! its own tables, and nothing moves off its home as yet; it is copied.
 //!
 //! The node that makes an object is its **home**, for as long as it is registered: it knows whether
 //! it still holds it, and else where it went. Nobody else needs to be told when an object moves.

@@ -231,6 +231,19 @@ fn paper_asks_tier_2_and_the_home_only_for_what_tier_2_has_not_heard_of() {
 }
 
 #[test]
+fn what_is_not_here_is_looked_for_without_a_table() {
+    let (mut lookup, step) =
+        Lookup::elsewhere(LookupOrder::HomeFirst, &node(9), HomeAnswer::UnknownSince(Epoch(1)), id_of(1));
+    assert_eq!((step, lookup.on(HELD)), (Step::AskHome(node(1)), fetch(1)));
+    assert_eq!(lookup.calls(), Calls { home: 1, ..Calls::default() });
+    // Its own, gone from here: nobody is asked what it knows itself.
+    let own = HomeAnswer::UnknownSince(Epoch(1));
+    let (mut lookup, step) = Lookup::elsewhere(LookupOrder::HomeFirst, &node(1), own, id_of(1));
+    assert_eq!((step, lookup.on(tier2(&[4]))), (Step::AskTier2, fetch(4)));
+    assert_eq!(lookup.calls(), Calls { tier2: 1, holders: 1, ..Calls::default() });
+}
+
+#[test]
 fn a_node_knows_without_asking_where_its_own_went() {
     let mut home = index(1);
     let (moved, gone) = (home.unique_id(), home.unique_id());

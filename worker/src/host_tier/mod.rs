@@ -38,6 +38,7 @@ pub mod fetch;
 pub mod gate;
 pub mod plan;
 mod prepare;
+mod programs;
 pub mod store;
 
 pub use compile::{Reader, Signature};
@@ -157,6 +158,7 @@ struct HostTier {
 impl HostTier {
     async fn run(mut self, mut desired: watch::Receiver<Desired>) {
         desired.mark_changed();
+        let mut healths = self.config.programs.as_ref().map(Programs::healths);
         loop {
             let wake = self.until_wake();
             let event = tokio::select! {
@@ -176,6 +178,10 @@ impl HostTier {
                     // A job catches its own panics; it is cancelled only with this task.
                     Err(error) => { tracing::error!(%error, "a preparation was lost"); continue }
                 },
+                () = programs::changed(&mut healths) => {
+                    self.publish();
+                    continue;
+                }
                 () = self.config.gate.wanted() => Event::Asked(self.config.gate.asked()),
                 () = wake => Event::Tick,
             };
@@ -373,7 +379,18 @@ impl HostTier {
     }
 
     fn publish(&self) {
-        let phases = self.plan.phases();
+        let mut phases = self.plan.phases();
+        if let Some(programs) = &self.config.programs {
+            let healths = programs.healths();
+            let healths = healths.borrow();
+            for (key, phase) in &mut phases {
+                let digest = self.functions.get(key).map(|function| function.digest);
+                let model = digest.and_then(|digest| self.models.get(&digest));
+                if model.is_some_and(HostModel::is_program) {
+                    programs::judge(phase, healths.get(key));
+                }
+            }
+        }
         let ready = |(key, phase): &(RevisionKey, Phase)| {
             let signature = self.known.get(&self.functions.get(key)?.digest)?;
             (*phase == Phase::Ready).then(|| (key.clone(), signature.clone()))

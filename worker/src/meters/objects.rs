@@ -8,7 +8,7 @@ use super::writer::Writer;
 use crate::objects::{Fetched, METHODS, Tally, method_name};
 
 pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
-    let Tally { usage, fetched } = tally;
+    let Tally { usage, fetched, asked, addresses } = tally;
     writer.gauge(("millrace_objects", "Objects held", None), usage.objects as f64)?;
     writer.gauge(
         ("millrace_objects_memory", "What they take, on GPUs and the host", Some(Unit::Bytes)),
@@ -23,6 +23,23 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
         ("millrace_objects_refused", "Outputs that were answered since there was no room to keep them", None),
         usage.refused,
     )?;
+    writer
+        .gauge(("millrace_objects_copies", "Copies of other workers' objects", None), usage.copies as f64)?;
+    writer.gauge(
+        ("millrace_objects_copies_memory", "What they take of host memory", Some(Unit::Bytes)),
+        usage.copied.get() as f64,
+    )?;
+    let of = |whom: &str, calls: u64| (vec![("asked", whom.to_owned())], calls as f64);
+    let calls = [
+        of("address", *addresses),
+        of("home", asked.home.into()),
+        of("tier2", asked.tier2.into()),
+        of("holder", asked.holders.into()),
+    ];
+    writer.counters(
+        ("millrace_objects_lookups", "Calls to find data that a process named, by who was asked", None),
+        calls.into_iter(),
+    )?;
     let by_method = |read: fn(&Fetched) -> u64| {
         let rows = METHODS.iter().zip(fetched);
         rows.map(move |(&method, fetched)| {
@@ -30,7 +47,7 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
         })
     };
     writer.counters(
-        ("millrace_objects_fetches", "Inputs that were objects, by how they came", None),
+        ("millrace_objects_fetches", "Objects that were taken, by how they came", None),
         by_method(|it| it.fetches),
     )?;
     writer.counters(("millrace_objects_fetched", "Their bytes", Some(Unit::Bytes)), by_method(|it| it.bytes))

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::Stats;
 use millrace_policy::fabric::{Counts, Wait};
+use millrace_policy::index::Calls;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
 
@@ -135,8 +136,18 @@ fn alpha_is_shown_where_there_is_one() {
 #[test]
 fn objects_show_what_is_held_and_how_they_came() {
     let objects = Tally {
-        usage: Usage { objects: 2, bytes: Bytes(4096), kept: 9, expired: 1, refused: 3 },
+        usage: Usage {
+            objects: 2,
+            bytes: Bytes(4096),
+            kept: 9,
+            expired: 1,
+            refused: 3,
+            copies: 4,
+            copied: Bytes(512),
+        },
         fetched: [(7, 700), (0, 0), (5, 640), (1, 64)].map(|(fetches, bytes)| Fetched { fetches, bytes }),
+        asked: Calls { home: 3, tier2: 2, holders: 1 },
+        addresses: 1,
     };
     let expected = [
         "millrace_objects 2.0",
@@ -144,6 +155,12 @@ fn objects_show_what_is_held_and_how_they_came() {
         "millrace_objects_kept_total 9",
         "millrace_objects_expired_total 1",
         "millrace_objects_refused_total 3",
+        "millrace_objects_copies 4.0",
+        "millrace_objects_copies_memory_bytes 512.0",
+        r#"millrace_objects_lookups_total{asked="address"} 1.0"#,
+        r#"millrace_objects_lookups_total{asked="home"} 3.0"#,
+        r#"millrace_objects_lookups_total{asked="tier2"} 2.0"#,
+        r#"millrace_objects_lookups_total{asked="holder"} 1.0"#,
         r#"millrace_objects_fetches_total{method="intra-gpu"} 7.0"#,
         r#"millrace_objects_fetches_total{method="inter-gpu"} 0.0"#,
         r#"millrace_objects_fetches_total{method="host"} 5.0"#,

@@ -286,7 +286,9 @@ impl Objects {
             losses.ids.push(id);
             return Ok(());
         }
-        let Err(error) = self.0.peers.fetch(&id, address, offset, bytes, sink).await else { return Ok(()) };
+        let Err(error) = self.0.peers.fetch(&id, address, offset, Some(bytes), sink).await else {
+            return Ok(());
+        };
         match error {
             PeerError::Sink(error) => return Err(no_memory(error)),
             PeerError::Refused(message) => {

@@ -21,14 +21,20 @@
 //! | [`gather`] | a request's inputs put together from objects |
 //! | [`kept`] | objects that stay in the memory of the GPU that made them |
 //! | [`peers`] | objects of other workers |
+//! | [`elsewhere`] | the same where nothing is known but the name |
+//! | [`whereabouts`] | what controllers say of where things are |
+//! | [`copies`] | objects of other workers that came by name, kept for a while |
 //! | [`serve`] | this worker's objects for them |
 
+mod copies;
+mod elsewhere;
 mod gather;
 mod kept;
 mod named;
 mod peers;
 mod serve;
 mod shelf;
+mod whereabouts;
 
 use std::fs::File;
 use std::io;
@@ -38,6 +44,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use millrace_policy::index::Calls;
 use millrace_proto::worker::FetchMethod;
 use millrace_types::DataId;
 use rustix::buffer::spare_capacity;
@@ -49,12 +56,15 @@ use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 use crate::port::Descriptor;
 
+pub(crate) use elsewhere::FetchError;
 pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
 pub(crate) use kept::{Kept, Lost, OnHost, Part, Place, Reply};
+pub(crate) use named::NotKept;
 pub(crate) use peers::Peers;
 pub(crate) use serve::Chunks;
 pub(crate) use shelf::Usage;
 use shelf::{Limit, Shelf};
+pub(crate) use whereabouts::Whereabouts;
 
 /// The most bytes of objects a worker holds when it is not told.
 pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);
@@ -172,6 +182,10 @@ pub(crate) struct Tally {
     pub(crate) usage: Usage,
     /// By [`METHODS`].
     pub(crate) fetched: [Fetched; METHODS.len()],
+    /// Whom fetches by name asked: nobody for what was here (D09).
+    pub(crate) asked: Calls,
+    /// How often a controller was asked for a worker's address: once for each.
+    pub(crate) addresses: u64,
 }
 
 /// What came by one method.
@@ -201,8 +215,15 @@ struct Inner {
     peers: Peers,
     /// By [`METHODS`].
     fetched: [Counted; METHODS.len()],
+    /// Whom fetches by name asked.
+    asked: Mutex<Calls>,
     /// Told when an object goes.
     dropped: Notify,
+    /// Told when something is over before its time.
+    over: Notify,
+    whereabouts: Whereabouts,
+    /// The threads of the service: sums and copies of large data would hold actors up.
+    threads: tokio::runtime::Handle,
 }
 
 impl std::fmt::Debug for Objects {
@@ -213,12 +234,26 @@ impl std::fmt::Debug for Objects {
 
 impl Objects {
     /// None yet, and room for so many bytes. Their names are those of the registration that `feed`
-    /// knows, and what lives long is told to it.
-    pub(crate) fn new(limit: millrace_types::Bytes, feed: IndexFeed, clock: Arc<dyn Clock>) -> Self {
+    /// knows, and what lives long is told to it. On the runtime that is to fetch what is elsewhere.
+    pub(crate) fn new(
+        limit: millrace_types::Bytes,
+        feed: IndexFeed,
+        whereabouts: Whereabouts,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let objects = descriptors() / 2;
-        let shelf = Mutex::new(Shelf::new(Limit { bytes: limit, objects }));
-        let (peers, fetched, dropped) = (Peers::default(), Default::default(), Notify::new());
-        Self(Arc::new(Inner { shelf, feed, clock, peers, fetched, dropped }))
+        Self(Arc::new(Inner {
+            shelf: Mutex::new(Shelf::new(Limit { bytes: limit, objects })),
+            feed,
+            clock,
+            peers: Peers::default(),
+            fetched: Default::default(),
+            asked: Mutex::default(),
+            dropped: Notify::new(),
+            over: Notify::new(),
+            whereabouts,
+            threads: tokio::runtime::Handle::current(),
+        }))
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
@@ -239,19 +274,23 @@ impl Objects {
         Ok(id)
     }
 
-    /// An object that is here.
+    /// An object that is here, its own or a copy.
     pub(crate) fn find(&self, id: &DataId) -> Option<Contents> {
-        if id.home != self.0.feed.node {
-            return None;
-        }
-        self.shelf().get(id.epoch, id.counter).cloned()
+        let shelf = self.shelf();
+        let own = if id.home == self.0.feed.node { shelf.get(id.epoch, id.counter) } else { None };
+        // Of its own it may have let go, and have a copy back.
+        own.or_else(|| shelf.copy(id)).cloned()
     }
 
     /// Lets go of objects.
     pub(crate) async fn release(&self, ids: &[DataId]) {
-        for id in ids.iter().filter(|id| id.home == self.0.feed.node) {
+        for id in ids {
             let Some(place) = self.0.feed.place().await else { return };
-            if self.shelf().remove(id.epoch, id.counter) {
+            let is_own = id.home == self.0.feed.node;
+            let mut shelf = self.shelf();
+            let was_here = (is_own && shelf.remove(id.epoch, id.counter)) | shelf.remove_copy(id);
+            drop(shelf);
+            if was_here {
                 place.dropped(id.clone());
                 self.0.dropped.notify_waiters();
             }
@@ -276,7 +315,9 @@ impl Objects {
             fetches: counted.fetches.load(Ordering::Relaxed),
             bytes: counted.bytes.load(Ordering::Relaxed),
         };
-        Tally { usage: self.shelf().usage(), fetched: self.0.fetched.each_ref().map(read) }
+        let asked = *self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let (usage, fetched) = (self.shelf().usage(), self.0.fetched.each_ref().map(read));
+        Tally { usage, fetched, asked, addresses: self.0.whereabouts.asked_for() }
     }
 
     /// Counts an input that came by a method.
@@ -290,11 +331,17 @@ impl Objects {
     /// Drops what nobody came for, from now on.
     pub(crate) async fn sweep(self) {
         loop {
-            tokio::time::sleep(SWEEP_EVERY).await;
+            // Whichever it is.
+            drop(tokio::time::timeout(SWEEP_EVERY, self.0.over.notified()).await);
             let expired = self.shelf().expire(self.0.clock.now());
             for (epoch, counter) in expired {
                 let id = DataId { home: self.0.feed.node.clone(), epoch, counter };
                 tracing::debug!(%id, "nobody came for an object in its time");
+                self.0.dropped.notify_waiters();
+                self.0.feed.dropped(id).await;
+            }
+            let gone = self.shelf().take_gone(self.0.clock.now());
+            for id in gone {
                 self.0.dropped.notify_waiters();
                 self.0.feed.dropped(id).await;
             }

@@ -6,8 +6,20 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName};
 
+use super::shelf::Refused;
 use super::{Contents, KEEP_MAX, Objects};
 use crate::clock::Clock;
+
+/// Why an object was not kept under a name of its maker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotKept {
+    /// There is no room.
+    NoRoom,
+    /// Something has the name.
+    Taken,
+    /// The name is of a registration that is over, or the worker goes.
+    Over,
+}
 
 impl Objects {
     /// The node whose objects these are.
@@ -27,21 +39,24 @@ impl Objects {
         Some((epoch, self.shelf().reserve(count)))
     }
 
-    /// Keeps an object under a reserved name. Gives it back where there is no room, something has the
-    /// name, or it is of a registration that is over.
+    /// Keeps an object under a reserved name.
     pub(crate) async fn keep_as(
         &self,
         id: DataId,
         contents: Contents,
         time: Duration,
-    ) -> Result<(), Contents> {
+    ) -> Result<(), NotKept> {
         if self.0.feed.registration.borrow().current != Some(id.epoch) {
-            return Err(contents);
+            return Err(NotKept::Over);
         }
-        let Some(place) = self.0.feed.place().await else { return Err(contents) };
+        let Some(place) = self.0.feed.place().await else { return Err(NotKept::Over) };
         let bytes = Bytes(contents.len());
         let until = self.0.clock.now() + time.min(KEEP_MAX);
-        self.shelf().put_as(id.epoch, id.counter, contents, until)?;
+        let put = self.shelf().put_as(id.epoch, id.counter, contents, until);
+        put.map_err(|(refused, _)| match refused {
+            Refused::NoRoom => NotKept::NoRoom,
+            Refused::Taken => NotKept::Taken,
+        })?;
         place.stored(id, bytes);
         Ok(())
     }
@@ -50,5 +65,13 @@ impl Objects {
     pub(crate) fn keep_on(&self, id: &DataId, time: Duration) -> bool {
         let until = self.0.clock.now() + time.min(KEEP_MAX);
         id.home == *self.node() && self.shelf().keep_on(id.epoch, id.counter, until)
+    }
+
+    /// Lets go of objects that nobody takes. The cluster hears of it with the next look at what is over.
+    pub(crate) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a DataId>) {
+        let mut shelf = self.shelf();
+        ids.into_iter().filter(|id| id.home == *self.node()).for_each(|id| shelf.let_go(id));
+        drop(shelf);
+        self.0.over.notify_one();
     }
 }

@@ -71,24 +71,29 @@ impl Peers {
         Ok(channel)
     }
 
-    /// Fetches bytes of an object from its home, in order.
+    /// Fetches bytes of an object from its home, in order. From 0 on without a number: all of them.
     pub(super) async fn fetch(
         &self,
         id: &DataId,
         address: &str,
         offset: u64,
-        bytes: u64,
+        bytes: Option<u64>,
         sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
     ) -> Result<(), PeerError> {
         let channel = self.channel(address)?;
-        let mut had = 0;
+        let mut progress = Progress { wanted: bytes, had: 0 };
         let mut last = PeerError::Unreachable("it was not asked".to_owned());
         for _ in 0..TRIES_MAX {
-            let id = Some(data_id_wire(id));
-            let rest = FetchObjectRequest { id, offset: offset + had, bytes: bytes - had };
-            last = match stream(channel.clone(), rest, &mut had, sink).await {
-                Ok(()) if had == bytes => return Ok(()),
-                Ok(()) => PeerError::Unreachable(format!("it sent {had} of {bytes} bytes")),
+            let Progress { wanted, had } = progress;
+            let rest = FetchObjectRequest {
+                id: Some(data_id_wire(id)),
+                offset: offset + had,
+                bytes: wanted.map_or(0, |wanted| wanted - had),
+                whole: wanted.is_none(),
+            };
+            last = match stream(channel.clone(), rest, &mut progress, sink).await {
+                Ok(()) if progress.wanted == Some(progress.had) => return Ok(()),
+                Ok(()) => PeerError::Unreachable(format!("it broke off after {} bytes", progress.had)),
                 Err(PeerError::Unreachable(why)) => PeerError::Unreachable(why),
                 Err(error) => return Err(error),
             };
@@ -97,14 +102,21 @@ impl Peers {
     }
 }
 
+/// How far a fetch is.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    /// How many bytes there are; `None` until its home says so.
+    wanted: Option<u64>,
+    had: u64,
+}
+
 /// One stream of chunks, as far as it comes.
 async fn stream(
     channel: Channel,
     request: FetchObjectRequest,
-    had: &mut u64,
+    progress: &mut Progress,
     sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
 ) -> Result<(), PeerError> {
-    let mut left = request.bytes;
     let silent = |_| PeerError::Unreachable(format!("nothing for {SILENCE_MAX:?}"));
     let broken = |status: tonic::Status| match from_status(&status).reason {
         Reason::DataLost => PeerError::Gone,
@@ -116,12 +128,13 @@ async fn stream(
     let mut chunks = answer.map_err(broken)?.into_inner();
     loop {
         let next = tokio::time::timeout(SILENCE_MAX, chunks.message()).await.map_err(silent)?;
-        let Some(ObjectChunk { data, crc32 }) = next.map_err(broken)? else { return Ok(()) };
-        if data.len() as u64 > left || crc32fast::hash(&data) != crc32 {
+        let Some(ObjectChunk { data, crc32, total_bytes }) = next.map_err(broken)? else { return Ok(()) };
+        // Only what nothing was had of is asked for without a number.
+        let wanted = *progress.wanted.get_or_insert(total_bytes);
+        if data.len() as u64 > wanted - progress.had || crc32fast::hash(&data) != crc32 {
             return Err(PeerError::Unreachable("a chunk is damaged".to_owned()));
         }
         sink(&data).map_err(PeerError::Sink)?;
-        left -= data.len() as u64;
-        *had += data.len() as u64;
+        progress.had += data.len() as u64;
     }
 }

@@ -23,11 +23,12 @@ impl Objects {
     /// The bytes asked for, in order.
     pub(crate) fn serve(&self, request: FetchObjectRequest) -> Result<Chunks, Failure> {
         let malformed = |message: String| Failure::new(Reason::MalformedRequest, message);
-        let FetchObjectRequest { id, offset, bytes } = request;
+        let FetchObjectRequest { id, offset, bytes, whole } = request;
         let id = convert::data_id(&id.ok_or_else(|| malformed("no object is named".to_owned()))?)?;
         let contents = self.find(&id).ok_or_else(|| {
             Failure::new(Reason::DataLost, format!("object {id} is not held here (any more)"))
         })?;
+        let (offset, bytes) = if whole { (0, contents.len()) } else { (offset, bytes) };
         let end = offset.checked_add(bytes).filter(|end| *end <= contents.len());
         end.ok_or_else(|| {
             malformed(format!(
@@ -35,12 +36,12 @@ impl Objects {
                 contents.len()
             ))
         })?;
-        let (end, id) = (offset + bytes, Arc::new(id));
-        let chunks =
-            stream::try_unfold(Serving { contents, at: offset, end, window: None }, move |serving| {
-                let id = Arc::clone(&id);
-                async move { serving.next().await.map_err(|failure| to_status(&failure.of(&id))) }
-            });
+        let (end, id, total) = (offset + bytes, Arc::new(id), whole.then_some(bytes));
+        let serving = Serving { contents, at: offset, end, window: None, total };
+        let chunks = stream::try_unfold(serving, move |serving| {
+            let id = Arc::clone(&id);
+            async move { serving.next().await.map_err(|failure| to_status(&failure.of(&id))) }
+        });
         Ok(chunks.boxed())
     }
 }
@@ -52,6 +53,8 @@ struct Serving {
     end: u64,
     /// What of it is on the host: where that is, where it begins there, and where it ends in the object.
     window: Option<(Contents, u64, u64)>,
+    /// How large it is, until that is said.
+    total: Option<u64>,
 }
 
 /// Why no more is sent.
@@ -73,8 +76,11 @@ impl Stop {
 
 impl Serving {
     async fn next(mut self) -> Result<Option<(ObjectChunk, Self)>, Stop> {
+        let total = self.total.take();
         if self.at == self.end {
-            return Ok(None);
+            // One that is empty has a chunk all the same, which says so.
+            let empty = ObjectChunk { crc32: crc32fast::hash(&[]), ..ObjectChunk::default() };
+            return Ok(total.map(|_| (empty, self)));
         }
         if self.window.as_ref().is_none_or(|(.., end)| *end == self.at) {
             let bytes = (self.end - self.at).min(WINDOW);
@@ -86,6 +92,7 @@ impl Serving {
         let piece = (*end - self.at).min(PIECE as u64);
         let data = here.read(*at, piece as usize).map_err(Stop::Unreadable)?;
         (*at, self.at) = (*at + piece, self.at + piece);
-        Ok(Some((ObjectChunk { crc32: crc32fast::hash(&data), data }, self)))
+        let chunk = ObjectChunk { crc32: crc32fast::hash(&data), data, total_bytes: total.unwrap_or(0) };
+        Ok(Some((chunk, self)))
     }
 }

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use millrace_types::{Bytes, Epoch, Timestamp};
+use millrace_types::{Bytes, DataId, Epoch, Timestamp};
 
 use super::Contents;
+use super::copies::Copies;
 
 /// Objects by the number they got, which is never given twice by one process.
 #[derive(Debug)]
@@ -15,6 +16,9 @@ pub(super) struct Shelf {
     usage: Usage,
     limit: Limit,
     next: u64,
+    copies: Copies,
+    /// What went, until somebody says so.
+    gone: Vec<DataId>,
 }
 
 /// How much there may be of them.
@@ -45,12 +49,24 @@ pub(crate) struct Usage {
     pub(crate) expired: u64,
     /// Objects that there was no room for.
     pub(crate) refused: u64,
+    /// Copies of other workers' objects.
+    pub(crate) copies: u64,
+    /// Their bytes.
+    pub(crate) copied: Bytes,
+}
+
+/// Why an object was not taken under a name of its maker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    NoRoom,
+    Taken,
 }
 
 impl Shelf {
     pub(super) fn new(limit: Limit) -> Self {
         let (objects, expiries, usage) = (HashMap::new(), BTreeSet::new(), Usage::default());
-        Self { objects, expiries, usage, limit, next: 1 }
+        let (copies, gone) = (Copies::default(), Vec::new());
+        Self { objects, expiries, usage, limit, next: 1, copies, gone }
     }
 
     /// Takes an object and numbers it, or gives it back where it does not fit.
@@ -61,8 +77,10 @@ impl Shelf {
         until: Timestamp,
     ) -> Result<u64, Contents> {
         let counter = self.reserve(1);
-        self.put_as(epoch, counter, contents, until)?;
-        Ok(counter)
+        match self.put_as(epoch, counter, contents, until) {
+            Ok(()) => Ok(counter),
+            Err((_, contents)) => Err(contents),
+        }
     }
 
     /// Counts that nothing is given after this: so many, from the one returned on.
@@ -80,13 +98,14 @@ impl Shelf {
         counter: u64,
         contents: Contents,
         until: Timestamp,
-    ) -> Result<(), Contents> {
+    ) -> Result<(), (Refused, Contents)> {
+        if self.objects.contains_key(&counter) {
+            return Err((Refused::Taken, contents));
+        }
         let bytes = Bytes(contents.len());
-        let full = self.objects.contains_key(&counter)
-            || self.usage.bytes.get().saturating_add(bytes.get()) > self.limit.bytes.get();
-        if full || self.usage.objects >= self.limit.objects {
+        if !self.make_room(bytes) {
             self.usage.refused += 1;
-            return Err(contents);
+            return Err((Refused::NoRoom, contents));
         }
         self.objects.insert(counter, Object { epoch, contents, until });
         self.expiries.insert((until, counter));
@@ -94,6 +113,68 @@ impl Shelf {
         self.usage.kept += 1;
         self.usage.bytes += bytes;
         Ok(())
+    }
+
+    /// Has copies give way until there is room. Says whether there is.
+    fn make_room(&mut self, bytes: Bytes) -> bool {
+        let (limit, objects) = (self.limit, self.usage.objects);
+        let own = self.usage.bytes.get().saturating_add(bytes.get());
+        if own.saturating_add(self.copies.coming().get()) > limit.bytes.get() || objects >= limit.objects {
+            return false;
+        }
+        let full = |copies: &Copies| {
+            own.saturating_add(copies.bytes().get()) > limit.bytes.get()
+                || objects + copies.len() >= limit.objects
+        };
+        while full(&self.copies) {
+            match self.copies.drop_first() {
+                Some(id) => self.gone.push(id),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Sets room aside for a copy on its way, and says whether there is.
+    pub(super) fn set_aside(&mut self, bytes: Bytes) -> bool {
+        let room = self.make_room(bytes);
+        if room {
+            self.copies.set_aside(bytes);
+        }
+        room
+    }
+
+    pub(super) fn give_back(&mut self, bytes: Bytes) {
+        self.copies.give_back(bytes);
+    }
+
+    /// Takes a copy for which room was set aside, which is given back first. Says whether it is new.
+    pub(super) fn put_copy(&mut self, id: DataId, contents: Contents, until: Timestamp) -> bool {
+        self.make_room(Bytes(contents.len())) && self.copies.put(id, contents, until)
+    }
+
+    pub(super) fn copy(&self, id: &DataId) -> Option<&Contents> {
+        self.copies.get(id)
+    }
+
+    pub(super) fn remove_copy(&mut self, id: &DataId) -> bool {
+        self.copies.remove(id)
+    }
+
+    /// Drops an object, which is named with what else went.
+    pub(super) fn let_go(&mut self, id: &DataId) {
+        if self.remove(id.epoch, id.counter) {
+            self.gone.push(id.clone());
+        }
+    }
+
+    /// Drops copies whose time is over, and names all that went since the last time, but for what was
+    /// removed or expired.
+    pub(super) fn take_gone(&mut self, now: Timestamp) -> Vec<DataId> {
+        while let Some(id) = self.copies.expire(now) {
+            self.gone.push(id);
+        }
+        std::mem::take(&mut self.gone)
     }
 
     /// Keeps an object until another time. Says whether it is here.
@@ -138,7 +219,7 @@ impl Shelf {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        self.usage
+        Usage { copies: self.copies.len(), copied: self.copies.bytes(), ..self.usage }
     }
 }
 
@@ -170,7 +251,8 @@ mod tests {
         let number = shelf.put(Epoch(1), contents(1), Timestamp(10)).unwrap();
         assert!(number >= first + 10);
         shelf.put_as(Epoch(1), first, contents(1), Timestamp(10)).unwrap();
-        assert!(shelf.put_as(Epoch(1), first, contents(1), Timestamp(10)).is_err());
+        let twice = shelf.put_as(Epoch(1), first, contents(1), Timestamp(10)).unwrap_err();
+        assert_eq!(twice.0, Refused::Taken);
         assert!(
             shelf.keep_on(Epoch(1), first, Timestamp(30)) && !shelf.keep_on(Epoch(2), first, Timestamp(40))
         );
@@ -196,8 +278,46 @@ mod tests {
         let numbers = [10, 30, 20].map(|until| shelf.put(Epoch(1), contents(10), Timestamp(until)).unwrap());
         assert_eq!(shelf.expire(Timestamp(9)), []);
         assert_eq!(shelf.expire(Timestamp(20)), [(Epoch(1), numbers[0]), (Epoch(1), numbers[2])]);
-        let usage = Usage { objects: 1, bytes: Bytes(10), kept: 3, expired: 2, refused: 0 };
+        let usage = Usage { objects: 1, bytes: Bytes(10), kept: 3, expired: 2, ..Usage::default() };
         assert_eq!(shelf.usage(), usage);
         assert!(shelf.put(Epoch(1), contents(1), Timestamp(5)).unwrap() > numbers[2]);
+    }
+    fn id(counter: u64) -> DataId {
+        DataId { home: millrace_types::NodeName::new("w2").unwrap(), epoch: Epoch(7), counter }
+    }
+
+    #[test]
+    fn copies_give_way_to_the_nodes_own_and_to_newer_ones() {
+        let mut shelf = Shelf::new(LIMIT);
+        for (counter, until) in [(1, 20), (2, 10)] {
+            assert!(shelf.set_aside(Bytes(40)));
+            shelf.give_back(Bytes(40));
+            assert!(shelf.put_copy(id(counter), contents(40), Timestamp(until)));
+        }
+        assert!(!shelf.put_copy(id(1), contents(10), Timestamp(20)), "it is here");
+        assert_eq!((shelf.usage().copies, shelf.usage().copied, shelf.usage().objects), (2, Bytes(80), 0));
+        // The one that would go first makes room for a third.
+        assert!(shelf.set_aside(Bytes(50)));
+        assert!(shelf.copy(&id(2)).is_none() && shelf.copy(&id(1)).is_some());
+        // What is on its way is not taken from.
+        assert!(shelf.put(Epoch(1), contents(60), Timestamp(30)).is_err());
+        shelf.give_back(Bytes(50));
+        shelf.put(Epoch(1), contents(100), Timestamp(30)).unwrap();
+        assert_eq!(shelf.take_gone(Timestamp(0)), [id(2), id(1)]);
+        assert!(!shelf.set_aside(Bytes(1)), "its own give way to none");
+        assert_eq!(shelf.take_gone(Timestamp(50)), []);
+    }
+
+    #[test]
+    fn a_copy_goes_in_its_time() {
+        let mut shelf = Shelf::new(LIMIT);
+        assert!(shelf.put_copy(id(1), contents(1), Timestamp(10)));
+        assert!(shelf.put_copy(id(2), contents(1), Timestamp(20)));
+        assert_eq!(shelf.take_gone(Timestamp(10)), [id(1)]);
+        assert!(shelf.remove_copy(&id(2)) && !shelf.remove_copy(&id(2)));
+        assert_eq!((shelf.take_gone(Timestamp(30)), shelf.usage()), (vec![], Usage::default()));
+        let counter = shelf.put(Epoch(7), contents(1), Timestamp(90)).unwrap();
+        shelf.let_go(&id(counter));
+        assert_eq!((shelf.take_gone(Timestamp(40)), shelf.usage().objects), (vec![id(counter)], 0));
     }
 }

@@ -57,6 +57,11 @@ impl Connection {
         Ok(())
     }
 
+    /// How many frames wait until the other end reads.
+    pub(crate) fn waiting(&self) -> usize {
+        self.outbox.borrow().len()
+    }
+
     /// Writes until the socket is full (`WouldBlock`) or the outbox empty.
     fn write_some(&self, outbox: &mut Outbox) -> io::Result<()> {
         while !outbox.is_empty() {

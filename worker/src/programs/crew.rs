@@ -4,20 +4,22 @@
 //! ends of requests to the Function, whose answers they are. What waits is bounded by
 //! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::attempts::Attempts;
 use millrace_policy::core::Core as _;
-use millrace_policy::crew::{self, Action, Event, Place};
+use millrace_policy::crew::{self, Action, Event, Place, Why};
 use millrace_policy::ids::RequestKey;
+use millrace_policy::lifecycle::START_TIMEOUT;
 use millrace_proto::executor::tensor::Contents as Sent;
 use millrace_proto::function as wire;
 use millrace_proto::trace::{self, KeyValue, Past};
-use millrace_types::{Incarnation, Reason, RevisionKey, Timestamp};
+use millrace_types::{DataId, Incarnation, Reason, RevisionKey, Timestamp};
 
+use super::health::{Health, Reporter};
 use super::process::{Name, Process};
 use super::{Program, outputs};
 use crate::actors::function::{self, Computed};
@@ -29,7 +31,12 @@ use crate::service::tensors::Packed;
 /// What a process answered.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    Outputs { outputs: Vec<wire::Tensor>, descriptors: Vec<Descriptor> },
+    Outputs {
+        outputs: Vec<wire::Tensor>,
+        descriptors: Vec<Descriptor>,
+        /// Of the objects that they name, those that the process stored.
+        stored: BTreeSet<DataId>,
+    },
     Failed(String),
 }
 
@@ -73,6 +80,9 @@ pub(crate) struct Crew {
     entries: BTreeMap<RequestKey, Entry>,
     /// How the last process that ended did.
     last_end: String,
+    /// Why those were killed whose end is to come.
+    killed: BTreeMap<Place, String>,
+    reporter: Reporter,
     /// Where its processes are heard.
     own: Slot<Message>,
 }
@@ -86,8 +96,18 @@ impl Crew {
         own: Slot<Message>,
     ) -> Self {
         let core = crew::Crew::new(processes, own.epoch(), seed);
-        let (processes, entries) = (BTreeMap::new(), BTreeMap::new());
-        Self { name: key.to_string().into(), program, core, processes, entries, last_end: String::new(), own }
+        let reporter = program.programs.reporter(key);
+        Self {
+            name: key.to_string().into(),
+            program,
+            core,
+            processes: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            last_end: String::new(),
+            killed: BTreeMap::new(),
+            reporter,
+            own,
+        }
     }
 
     fn step(&mut self, now: Timestamp, event: Event) {
@@ -96,10 +116,7 @@ impl Crew {
         for action in actions {
             match action {
                 Action::Spawn { place, incarnation } => self.spawn(place, incarnation),
-                // Its end is reported.
-                Action::Kill { place } => {
-                    self.processes.get(&place).into_iter().for_each(Process::kill);
-                }
+                Action::Kill { place, why } => self.kill(place, why),
                 Action::Forget { key } => drop(self.entries.remove(&key)),
                 Action::Run { place, key, attempt } => self.run(now, place, key, attempt),
                 Action::Fail { key, reason, may_have_executed } => {
@@ -114,14 +131,50 @@ impl Crew {
                 }
             }
         }
+        self.report();
+    }
+
+    /// Its end is reported.
+    fn kill(&mut self, place: Place, why: Why) {
+        let Some(process) = self.processes.get(&place) else { return };
+        process.kill();
+        let why = match why {
+            Why::Silent => format!("killed: it did not greet within {START_TIMEOUT:?}"),
+            Why::Abandoned => {
+                format!("killed: it was still running {:?} after nobody waited for it", crew::GRACE)
+            }
+            Why::Stop => return,
+        };
+        self.last_end.clone_from(&why);
+        self.killed.insert(place, why);
+    }
+
+    /// Tells how the program is, where that is news.
+    fn report(&mut self) {
+        let health = match self.core.health() {
+            crew::Health::Starting => Health::Starting,
+            crew::Health::Up => Health::Up,
+            crew::Health::Failing => Health::Failing(self.broken()),
+        };
+        if let Health::Failing(why) = &health
+            && !matches!(self.reporter.last(), Health::Failing(_))
+        {
+            tracing::warn!(function = %self.name, why, "a program is not ready");
+        }
+        self.reporter.tell(health);
+    }
+
+    fn broken(&self) -> String {
+        let end = &self.last_end;
+        format!(
+            "the program does not start ({end}): it is tried again and again; millrace logs shows what it said"
+        )
     }
 
     fn explain(&self, reason: Reason) -> Option<String> {
         let (name, end) = (&self.name, &self.last_end);
         match reason {
-            Reason::FunctionNotReady => Some(format!(
-                "the program of {name} does not start ({end}): the worker's log has what it said"
-            )),
+            Reason::FunctionNotReady => Some(format!("{name}: {}", self.broken())),
             Reason::ExecutorLost => Some(format!(
                 "the process died while running {name}, which is not idempotent ({end}): see whether it took effect"
             )),
@@ -171,7 +224,13 @@ impl Crew {
         answer: Answer,
     ) {
         let key = RequestKey(call);
+        // What of it somebody takes is taken off this.
+        let mut unwanted = match &answer {
+            Answer::Outputs { stored, .. } => stored.clone(),
+            Answer::Failed(_) => BTreeSet::new(),
+        };
         if self.core.running(place, incarnation) != Some(key) {
+            self.program.programs.0.objects.let_go(&unwanted);
             return;
         }
         if let Some(Entry { work, began, attempt }) = self.entries.remove(&key) {
@@ -181,13 +240,17 @@ impl Crew {
             });
             let outputs = match answer {
                 Answer::Failed(message) => Err(message),
-                Answer::Outputs { outputs, descriptors } => {
+                Answer::Outputs { outputs, descriptors, stored } => {
                     let (declared, wanted) = (&self.program.declared.outputs, &work.invocation.outputs);
                     let inner = &self.program.programs.0;
                     let held = (&inner.objects, inner.output_max);
-                    outputs::read(outputs, &descriptors, declared, wanted, held)
+                    outputs::read(outputs, &descriptors, declared, wanted, &stored, held)
                 }
             };
+            let marks = outputs.iter().flat_map(|answered| answered.marks.values());
+            for object in marks.filter_map(|mark| mark.object.as_ref()) {
+                unwanted.remove(object);
+            }
             work.home.post(match outputs {
                 Ok(outputs::Answered { packed, marks }) => {
                     let Packed { tensors, descriptors, objects: kept } = packed;
@@ -203,6 +266,9 @@ impl Crew {
                 },
             });
         }
+        if !unwanted.is_empty() {
+            self.program.programs.0.objects.let_go(&unwanted);
+        }
         self.step(now, Event::Returned { place, incarnation, key });
     }
 
@@ -211,6 +277,7 @@ impl Crew {
             Heard::Ready => self.step(now, Event::Ready { place, incarnation }),
             Heard::Returned { call, answer } => self.returned(now, (place, incarnation), call, answer),
             Heard::Exited { status } => {
+                let status = self.killed.remove(&place).unwrap_or(status);
                 tracing::info!(function = %self.name, process = place.0, %incarnation, status, "a function's process ended");
                 self.last_end = status;
                 self.step(now, Event::Exited { place, incarnation });
@@ -275,7 +342,10 @@ impl Behaviour for Crew {
                 }
             }
             Message::Process { place, incarnation, heard } => self.process(now, place, incarnation, heard),
-            Message::Stop => self.step(now, Event::Stop),
+            Message::Stop => {
+                self.reporter.withdraw();
+                self.step(now, Event::Stop);
+            }
         }
     }
 

@@ -13,27 +13,33 @@ use crate::process_port::stderr::lines;
 
 /// Lines of one process that are logged in a second.
 pub(super) const LINES_PER_SECOND_MAX: u32 = 100;
+/// How much of a line is remembered.
+const LAST_LINE_CHARS: usize = 200;
+
+/// The last line that a process wrote, or its beginning.
+pub(super) type LastLine = Rc<RefCell<String>>;
 
 /// Forwards the lines of both until the process closes its ends.
 pub(super) async fn forward(
     output: impl AsyncRead + Unpin,
     errors: impl AsyncRead + Unpin,
-    function: Rc<str>,
-    process: u32,
+    (function, process): (Rc<str>, u32),
     clock: &dyn Clock,
+    last: &LastLine,
 ) {
-    let window = Shared { window: RefCell::new(Window::new(clock.now())), clock };
+    let window = Shared { window: RefCell::new(Window::new(clock.now())), clock, last };
     tokio::join!(one(output, &window, &function, process), one(errors, &window, &function, process));
 }
 
-/// The window of both streams, and the time by which it goes.
+/// The window of both streams, the time by which it goes, and where the last line is put.
 struct Shared<'a> {
     window: RefCell<Window>,
     clock: &'a dyn Clock,
+    last: &'a LastLine,
 }
 
 async fn one(output: impl AsyncRead + Unpin, shared: &Shared<'_>, function: &str, process: u32) {
-    let Shared { window, clock } = shared;
+    let Shared { window, clock, last } = shared;
     let discard = |bytes: &[u8]| window.borrow_mut().discard(clock.now(), bytes);
     let say = |line: &str| match window.borrow_mut().take(clock.now()) {
         None => {}
@@ -42,6 +48,7 @@ async fn one(output: impl AsyncRead + Unpin, shared: &Shared<'_>, function: &str
                 tracing::warn!(target: "millrace_worker::function", %function, process, left_out, "it writes more lines than are logged");
             }
             tracing::info!(target: "millrace_worker::function", %function, process, "{line}");
+            *last.borrow_mut() = line.chars().take(LAST_LINE_CHARS).collect();
         }
     };
     if let Err(error) = lines(output, discard, say).await {

@@ -17,13 +17,19 @@
 //! |---|---|
 //! | [`crew`] | the actor: the processes of one function |
 //! | [`process`] | one of them, from its start to its end |
+//! | [`data`] | what it names, stores and fetches |
+//! | [`names`] | which names it has, and has used |
 //! | [`outputs`] | what it answered, checked |
+//! | [`health`] | whether programs start, for who says what is ready |
 //! | [`launch`] | what a child does before it is the program |
 //! | `log` | what it says, in the worker's log |
 
 pub(crate) mod crew;
+mod data;
+pub(crate) mod health;
 mod launch;
 mod log;
+mod names;
 mod outputs;
 mod process;
 
@@ -77,6 +83,7 @@ struct Inner {
     output_max: Bytes,
     /// Whether every process is to end. Each one's watch holds a receiver until it has.
     closing: watch::Sender<bool>,
+    healths: watch::Sender<health::Healths>,
 }
 
 /// A program that is ready to be started.
@@ -103,7 +110,8 @@ impl Programs {
             _ => std::fs::create_dir_all(dir)?,
         }
         let (dir, closing) = (std::path::absolute(dir)?, watch::Sender::new(false));
-        Ok(Self(Arc::new(Inner { dir, launcher, objects, output_max, closing })))
+        let healths = watch::Sender::default();
+        Ok(Self(Arc::new(Inner { dir, launcher, objects, output_max, closing, healths })))
     }
 
     /// Puts a program's file where it can be started. Blocks.

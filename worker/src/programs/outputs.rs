@@ -1,7 +1,7 @@
 //! What a process answered, checked against what its function declares: names, types, shapes, sizes,
 //! and that memory it gave can no longer be changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(super) struct Answered {
     pub(super) marks: BTreeMap<String, Mark>,
 }
 
-/// Reads the outputs that are wanted of those that came.
+/// Reads the outputs that are wanted of those that came; `stored` are those of the objects they name that
+/// this process stored.
 ///
 /// # Errors
 /// What is wrong with them, for the function's owner.
@@ -33,6 +34,7 @@ pub(super) fn read(
     descriptors: &[Descriptor],
     declared: &[TensorSpec],
     wanted: &[String],
+    stored: &BTreeSet<DataId>,
     (objects, output_max): (&Objects, Bytes),
 ) -> Result<Answered, String> {
     let mut came: BTreeMap<String, wire::Tensor> =
@@ -68,7 +70,8 @@ pub(super) fn read(
                 let id = data_id(&id).ok_or_else(|| format!("output {name:?} names no data"))?;
                 let found = objects.find(&id);
                 let found = found.ok_or_else(|| format!("output {name:?}: data {id} is not here"))?;
-                mark.object = Some(id);
+                // Another's object is not this answer's to keep or to let go of.
+                mark.object = stored.contains(&id).then_some(id);
                 found
             }
         };

@@ -2,7 +2,7 @@
 //! Crew. It finds its socket as its standard input, as an executor does ([`crate::process_port`] says
 //! why), and is started from the actor thread, which lives as long as the worker.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{ExitStatus, Stdio};
@@ -15,9 +15,8 @@ use millrace_proto::frames::{self, Frame, FrameDecoder, Received};
 use millrace_proto::function as wire;
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::to_process::Message as Told;
-use millrace_proto::function::{fetched, store};
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
-use millrace_types::{DataId, Epoch, Incarnation};
+use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
+use millrace_types::Incarnation;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -26,22 +25,19 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::crew::{Answer, Heard, Message};
+use super::data::{Data, Until, invalid};
 use super::launch::PROGRAM_VARIABLE;
-use super::outputs::{data_id, memory};
 use super::{Program, log};
-use crate::objects::Contents;
+use crate::clock::Clock;
 use crate::process_port::connection::Connection;
 use crate::seams::Mailbox;
-use crate::service::tensors::INLINE_BYTES_MAX;
 
-/// How many names a process is given at a time (D02).
-pub(crate) const IDS_PER_BLOCK: u64 = 1 << 24;
-/// How long what a process stored is kept, unless whoever takes its output wants it longer.
-const STORED_FOR: Duration = Duration::from_secs(60);
 /// How long a process may take to exit after it closed its socket.
 const EXIT_GRACE: Duration = Duration::from_millis(50);
 /// How long what it wrote is waited for after that.
 const LOG_GRACE: Duration = Duration::from_millis(50);
+/// Answers that wait for a process to read, beyond what its socket holds: each may have a descriptor.
+const UNREAD_MAX: usize = 16;
 /// The worker's variables that a process has too, and those whose names begin with
 /// [`FUNCTION_VARIABLES`]: others may be the operator's secrets.
 const VARIABLES: [&str; 9] =
@@ -50,9 +46,10 @@ const VARIABLES: [&str; 9] =
 const FUNCTION_VARIABLES: &str = "FUNCTION_";
 
 /// A process, seen from the Crew. Dropping it kills it, and its watch what it started.
-#[derive(Debug)]
 pub(super) struct Process {
     connection: Rc<Connection>,
+    until: Until,
+    clock: Arc<dyn Clock>,
     // Names this process and never another one, even after it was reaped.
     pidfd: OwnedFd,
 }
@@ -84,20 +81,20 @@ impl Process {
         crew: Mailbox<Message>,
     ) -> Result<Self, StartError> {
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
-        let connection = Rc::new(connection);
+        let (connection, until) = (Rc::new(connection), Until::default());
         let watch = Watch {
             name: name.clone(),
             connection: Rc::clone(&connection),
-            program: Arc::clone(program),
-            blocks: RefCell::default(),
-            ready: std::cell::Cell::new(false),
+            data: Data::new(program.programs.0.objects.clone(), Until::clone(&until)),
+            ready: Cell::new(false),
+            last_line: Rc::default(),
             crew,
         };
         let hello = wire::Hello {
-            protocol_version: PROTOCOL_VERSION,
+            protocol_version: FUNCTION_PROTOCOL_VERSION,
             build: BUILD.into(),
             function: name.function.to_string(),
-            ids: Some(watch.ids()),
+            ids: Some(watch.data.ids()),
         };
         connection.send(frame(Told::Hello(hello), Vec::new())?)?;
         let inner = &program.programs.0;
@@ -128,13 +125,13 @@ impl Process {
         let watched = pidfd.try_clone().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
         let leader = Leader { pid, ended: watched.map_err(StartError::Spawn)?, child };
         let log = output.map(|(output, errors)| {
-            let clock = Arc::clone(inner.objects.clock());
+            let (clock, last) = (Arc::clone(inner.objects.clock()), Rc::clone(&watch.last_line));
             actix_rt::spawn(async move {
-                log::forward(output, errors, name.function, name.place.0, &*clock).await;
+                log::forward(output, errors, (name.function, name.place.0), &*clock, &last).await;
             })
         });
         actix_rt::spawn(watch.run(leader, log, inner.closing.subscribe()));
-        Ok(Self { connection, pidfd })
+        Ok(Self { connection, until, clock: Arc::clone(inner.objects.clock()), pidfd })
     }
 
     /// Gives it a request.
@@ -142,6 +139,7 @@ impl Process {
     /// # Errors
     /// A request that fits no frame, or a process that does not read.
     pub(super) fn call(&self, call: wire::Call, descriptors: Vec<OwnedFd>) -> Result<(), frames::Error> {
+        self.until.set(Some(self.clock.now() + Duration::from_nanos(call.timeout_ns)));
         self.connection.send(frame(Told::Call(call), descriptors)?)
     }
 
@@ -168,10 +166,10 @@ fn frame(message: Told, descriptors: Vec<OwnedFd>) -> Result<Frame, frames::Erro
 struct Watch {
     name: Name,
     connection: Rc<Connection>,
-    program: Arc<Program>,
-    /// The names it was given: a registration, the first, and the one after the last.
-    blocks: RefCell<Vec<(Epoch, u64, u64)>>,
-    ready: std::cell::Cell<bool>,
+    data: Data,
+    ready: Cell<bool>,
+    /// What it wrote last.
+    last_line: log::LastLine,
     crew: Mailbox<Message>,
 }
 
@@ -197,12 +195,16 @@ impl Watch {
             (Ok(status), Ok(())) => status.to_string(),
             (Err(error), Ok(())) => format!("unknown: {error}"),
         };
-        self.post(Heard::Exited { status });
-        // What left its group may hold its output open for as long as it likes.
-        if let Some(mut log) = log
-            && tokio::time::timeout(LOG_GRACE, &mut log).await.is_err()
-        {
-            log.abort();
+        if self.ready.get() {
+            self.post(Heard::Exited { status });
+            finish(log).await;
+        } else {
+            // Why it did not start it may have written last.
+            finish(log).await;
+            let line = self.last_line.borrow();
+            let status = if line.is_empty() { status } else { format!("{status}; it wrote {line:?}") };
+            drop(line);
+            self.post(Heard::Exited { status });
         }
     }
 
@@ -233,21 +235,24 @@ impl Watch {
             Said::Ready(ready) => return self.greeted(&ready),
             _ if !self.ready.get() => return Err(invalid("it spoke before it was ready")),
             Said::Store(store) => {
-                let stored = self.store(store, descriptors.pop()).await?;
+                let stored = self.data.store(store, descriptors.pop()).await?;
                 self.tell(Told::Stored(stored), Vec::new())?;
             }
-            Said::Fetch(fetch) => self.fetch(&fetch).await?,
-            Said::TakeIds(_) => self.tell(Told::Ids(self.ids()), Vec::new())?,
+            Said::Fetch(fetch) => {
+                let (fetched, descriptors) = self.data.fetch(&fetch).await?;
+                self.tell(Told::Fetched(fetched), descriptors)?;
+            }
+            Said::TakeIds(_) => self.tell(Told::Ids(self.data.ids()), Vec::new())?,
             said => self.answered(said, descriptors),
         }
         Ok(())
     }
 
     fn greeted(&self, ready: &wire::Ready) -> io::Result<()> {
-        if ready.protocol_version != PROTOCOL_VERSION {
+        if ready.protocol_version != FUNCTION_PROTOCOL_VERSION {
             let (theirs, build) = (ready.protocol_version, &ready.build);
             let message = format!(
-                "it speaks protocol {theirs} (build {build}) and this worker {PROTOCOL_VERSION}: build the function against this version and apply it again"
+                "it speaks protocol {theirs} (build {build}) and this worker {FUNCTION_PROTOCOL_VERSION}: build the function against this version and apply it again"
             );
             return Err(invalid(message));
         }
@@ -260,7 +265,8 @@ impl Watch {
         let (call, answer) = match said {
             Said::Return(answer) => {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
-                (answer.call, Answer::Outputs { outputs: answer.outputs, descriptors })
+                let stored = self.data.stored(&answer.outputs);
+                (answer.call, Answer::Outputs { outputs: answer.outputs, descriptors, stored })
             }
             Said::Fail(fail) => (fail.call, Answer::Failed(fail.message)),
             _ => return,
@@ -268,76 +274,20 @@ impl Watch {
         self.post(Heard::Returned { call, answer });
     }
 
-    /// The next names (D02).
-    fn ids(&self) -> wire::IdBlock {
-        let objects = &self.program.programs.0.objects;
-        let Some((epoch, first)) = objects.reserve(IDS_PER_BLOCK) else { return wire::IdBlock::default() };
-        self.blocks.borrow_mut().push((epoch, first, first + IDS_PER_BLOCK));
-        wire::IdBlock { home: objects.node().to_string(), epoch: epoch.0, first, count: IDS_PER_BLOCK }
-    }
-
-    /// Keeps what it stored (D03).
-    async fn store(&self, store: wire::Store, descriptor: Option<OwnedFd>) -> io::Result<wire::Stored> {
-        let id = store.id.as_ref().and_then(data_id).filter(|id| self.may_name(id));
-        let id = id.ok_or_else(|| invalid("it stored data under a name that it was not given"))?;
-        let contents = match (store.contents, descriptor) {
-            (Some(store::Contents::Inline(data)), None) => Contents::Inline(data),
-            (Some(store::Contents::ContentsFd(0)), Some(fd)) => {
-                let checked = memory(&Arc::new(fd), store.bytes);
-                checked.map_err(|error| invalid(format!("it stored data that cannot be kept: {error}")))?
-            }
-            _ => return Err(invalid("it stored data without contents")),
-        };
-        let objects = &self.program.programs.0.objects;
-        let refused = objects.keep_as(id, contents, STORED_FOR).await.is_err();
-        Ok(wire::Stored { refused })
-    }
-
-    fn may_name(&self, id: &DataId) -> bool {
-        let given = |&(epoch, first, end): &(Epoch, u64, u64)| {
-            id.epoch == epoch && (first..end).contains(&id.counter)
-        };
-        id.home == *self.program.programs.0.objects.node() && self.blocks.borrow().iter().any(given)
-    }
-
-    /// Gives an object of this worker, in the memory where it lies (D04).
-    async fn fetch(&self, fetch: &wire::Fetch) -> io::Result<()> {
-        let id = fetch.id.as_ref().and_then(data_id);
-        let found = id.and_then(|id| self.program.programs.0.objects.find(&id));
-        let mut descriptors = Vec::new();
-        let mut fetched = wire::Fetched::default();
-        let bytes = found.as_ref().map_or(0, Contents::len);
-        // What a GPU has comes to the host: a process sees no device.
-        let found = match &found {
-            Some(contents) => contents.on_host(0, bytes).await.ok(),
-            None => None,
-        };
-        if let Some((contents, offset)) = found {
-            fetched.bytes = bytes;
-            fetched.contents = Some(match contents {
-                Contents::Memory { fd, .. } if offset == 0 => {
-                    descriptors.push(fd.try_clone()?);
-                    fetched::Contents::ContentsFd(0)
-                }
-                // A part of what others have too.
-                part => {
-                    let data = part.read(offset, usize::try_from(bytes).map_err(io::Error::other)?)?;
-                    if data.len() <= INLINE_BYTES_MAX {
-                        fetched::Contents::Inline(data)
-                    } else {
-                        let mut file = crate::objects::memory("millrace-data")?;
-                        io::Write::write_all(&mut file, &data)?;
-                        descriptors.push(file.into());
-                        fetched::Contents::ContentsFd(0)
-                    }
-                }
-            });
-        }
-        self.tell(Told::Fetched(fetched), descriptors)
-    }
-
     fn tell(&self, message: Told, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        if self.connection.waiting() >= UNREAD_MAX {
+            return Err(invalid("it asks, and does not read the answers"));
+        }
         Ok(self.connection.send(frame(message, descriptors)?)?)
+    }
+}
+
+/// What left its group may hold its output open for as long as it likes.
+async fn finish(log: Option<JoinHandle<()>>) {
+    if let Some(mut log) = log
+        && tokio::time::timeout(LOG_GRACE, &mut log).await.is_err()
+    {
+        log.abort();
     }
 }
 
@@ -345,10 +295,6 @@ fn read(frame: Received) -> io::Result<(Said, Vec<OwnedFd>)> {
     let message: wire::FromProcess = frame.decode()?;
     let said = message.message.ok_or_else(|| invalid("a message without content"))?;
     Ok((said, frame.descriptors))
-}
-
-fn invalid(why: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
 /// A process and those that it started, which are its group unless they left it.

@@ -13,7 +13,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::controller_message::Message as Said;
 use millrace_proto::worker::worker_control_server::{WorkerControl, WorkerControlServer};
 use millrace_proto::worker::worker_message::Message as Heard;
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_proto::{BUILD, PROTOCOL_VERSION, convert};
 use millrace_types::checkpoint::SyncBatch;
 use millrace_types::{Digest, Failure, Reason};
 use tokio::sync::{mpsc, watch};
@@ -53,6 +53,8 @@ struct State {
     /// Batches that came, committed or not.
     offered: watch::Sender<usize>,
     last_offered: watch::Sender<u64>,
+    /// Those of other workers, which it knows of as a group does.
+    others: Mutex<Vec<Arc<State>>>,
     alive: watch::Receiver<()>,
 }
 
@@ -100,6 +102,7 @@ impl Controller {
             telemetry: watch::Sender::default(),
             offered: watch::Sender::default(),
             last_offered: watch::Sender::default(),
+            others: Mutex::default(),
             alive: ends.clone(),
         });
         let service = WorkerControlServer::new(Service(state.clone()));
@@ -220,6 +223,11 @@ impl Controller {
         self.state.fetches.load(Ordering::Relaxed)
     }
 
+    /// Knows of what another one knows: where its worker is, and which data it holds.
+    pub(crate) fn meet(&self, other: &Self) {
+        self.state.others.lock().unwrap().push(Arc::clone(&other.state));
+    }
+
     pub(crate) async fn hello(&self) -> wire::WorkerHello {
         let mut hello = self.state.hello.subscribe();
         within("a worker's hello", hello.wait_for(Option::is_some)).await.unwrap().clone().unwrap()
@@ -259,6 +267,11 @@ impl Controller {
 }
 
 impl State {
+    fn all(self: &Arc<Self>) -> Vec<Arc<Self>> {
+        let others = self.others.lock().unwrap();
+        others.iter().chain([self]).cloned().collect()
+    }
+
     /// Takes in what a worker says, and answers what has an answer.
     fn hear(&self, heard: Heard) -> Option<Said> {
         match heard {
@@ -368,5 +381,27 @@ impl WorkerControl for Service {
         let chunks = stream::iter(chunks).map(|data| Ok(wire::ArtifactChunk { data }));
         let end = breaks_after.map(|_| Err(Status::unavailable("the disk is gone")));
         Ok(Response::new(Box::pin(chunks.chain(stream::iter(end)))))
+    }
+
+    async fn find_node(
+        &self,
+        request: Request<wire::FindNodeRequest>,
+    ) -> Result<Response<wire::FindNodeResponse>, Status> {
+        let node = request.into_inner().node;
+        let hellos = self.0.all().into_iter().filter_map(|state| state.hello.borrow().clone());
+        let address = hellos.filter(|hello| hello.node == node).map(|hello| hello.address).next();
+        Ok(Response::new(wire::FindNodeResponse { address: address.unwrap_or_default() }))
+    }
+
+    async fn locate_data(
+        &self,
+        request: Request<wire::LocateDataRequest>,
+    ) -> Result<Response<wire::LocateDataResponse>, Status> {
+        let id = convert::data_id(&request.into_inner().id.unwrap()).unwrap();
+        let holds = |state: &Arc<State>| state.ledger.borrow().kept.entries.contains(&id);
+        let all = self.0.all().into_iter().filter(holds);
+        let holders = all.filter_map(|state| Some(state.hello.borrow().as_ref()?.node.clone())).collect();
+        let lost = self.0.ledger.borrow().lost.contains(&id);
+        Ok(Response::new(wire::LocateDataResponse { holders, lost }))
     }
 }

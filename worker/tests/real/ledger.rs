@@ -17,6 +17,8 @@ pub(crate) struct Ledger {
     /// What came, in order: epoch, number and part of each batch that applied.
     pub(crate) applied: Vec<(u64, u64, SyncPart)>,
     pub(crate) kept: Kept,
+    /// Data that is said to be nowhere any more.
+    pub(crate) lost: BTreeSet<DataId>,
     incoming: Option<Kept>,
 }
 

@@ -1,21 +1,25 @@
 //! Functions that are programs: real processes of this test program, under a real worker.
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_function::{Call, DataType, Error};
+use millrace_device::monotonic_now;
+use millrace_function::{Buffer, Call, DataId, DataType, Error};
 use millrace_model::program::Program;
+use millrace_proto::frames::{Frame, Outbox};
+use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::status::from_status;
-use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part;
+use millrace_proto::{FUNCTION_PROTOCOL_VERSION, function, worker as wire};
 use millrace_types::workflow::Signature;
-use millrace_types::{Dim, Failure, Reason, TensorSpec};
-use millrace_worker::start::{Isolation, Launcher, Worker, WorkerConfig, start};
+use millrace_types::{Dim, Epoch, Failure, NodeName, Reason, TensorSpec};
+use millrace_worker::start::{Launcher, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
 use crate::processes::{End, WorkerProcess};
-use crate::support::{Client, all_up, client, config, launcher, request, script, within};
+use crate::support::{Client, FUNCTION_VARIABLE, all_up, client, config, launcher, request, script, within};
 
 /// More than what travels inside messages.
 const LARGE: usize = 3 << 20;
@@ -23,7 +27,23 @@ const LARGE: usize = 3 << 20;
 /// What the processes of these tests do: the input `what` says it, and where a test needs one, `x` is
 /// data.
 pub(crate) fn be_a_function() {
-    millrace_function::serve(obey).unwrap();
+    match std::env::var(FUNCTION_VARIABLE).as_deref() {
+        Ok("flood") => flood(),
+        _ => millrace_function::serve(obey).unwrap(),
+    }
+}
+
+/// Greets, asks for names, and never reads.
+fn flood() {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut outbox = Outbox::default();
+    let ready = function::Ready { protocol_version: FUNCTION_PROTOCOL_VERSION, ..Default::default() };
+    let said = [Said::Ready(ready)].into_iter().chain(std::iter::repeat(Said::TakeIds(function::TakeIds {})));
+    for message in said {
+        let message = function::FromProcess { message: Some(message) };
+        outbox.push(Frame::new(&message, Vec::new()).unwrap()).unwrap();
+        outbox.flush(&socket).unwrap();
+    }
 }
 
 fn obey(call: &Call) -> Result<(), Error> {
@@ -61,6 +81,27 @@ fn obey(call: &Call) -> Result<(), Error> {
             call.store(&id, call.create(1 << 40)?)?;
             return call.output("y", &id, DataType::Uint8, &[1 << 40]);
         }
+        // Answers the name of what it stored.
+        "name" => {
+            let id = call.unique_id()?;
+            let mut kept = call.create(x.len())?;
+            kept.copy_from_slice(x.bytes()?);
+            call.store(&id, kept)?;
+            return answer(call, id.to_string().as_bytes());
+        }
+        // Stores under the name that `x` is.
+        "take" => {
+            let id = named(&x)?;
+            call.store(&id, call.create(1)?)
+                .map_err(|it| Error::Function(format!("{}: {it}", it.reason())))?;
+            return answer(call, b"stored");
+        }
+        // Finds what was stored under the name that `x` is.
+        "find" => {
+            let found =
+                call.fetch(&named(&x)?).map_err(|it| Error::Function(format!("{}: {it}", it.reason())))?;
+            return answer(call, found.bytes()?);
+        }
         "refuse" => return Err(Error::Function("not today".into())),
         "forget" => return Ok(()),
         "unsealed" => {
@@ -80,10 +121,29 @@ fn obey(call: &Call) -> Result<(), Error> {
     call.store(&id, y)?;
     // What was stored is found again, where it lies.
     assert_eq!(call.fetch(&id)?.len() as i64, shape[0]);
+    if word == "mistype" {
+        return call.output("y", &id, DataType::Int8, &shape);
+    }
     if word == "respond" {
         return call.response("y", &id, DataType::Uint8, &shape);
     }
     call.output("y", &id, DataType::Uint8, &shape)
+}
+
+fn answer(call: &Call, data: &[u8]) -> Result<(), Error> {
+    let (id, mut room) = (call.unique_id()?, call.create(data.len())?);
+    room.copy_from_slice(data);
+    call.store(&id, room)?;
+    call.response("y", &id, DataType::Uint8, &[data.len() as i64])
+}
+
+/// A name of data, as text.
+fn named(text: &Buffer) -> Result<DataId, Error> {
+    let text = String::from_utf8_lossy(text.bytes()?).into_owned();
+    let words: Vec<_> = text.split('/').collect();
+    let [home, epoch, counter] = words[..] else { return Err(Error::NotAnId(text)) };
+    let home = NodeName::new(home).unwrap();
+    Ok(DataId { home, epoch: Epoch(epoch.parse().unwrap()), counter: counter.parse().unwrap() })
 }
 
 fn declared() -> Signature {
@@ -100,7 +160,7 @@ pub(crate) fn packed(file: &[u8]) -> Vec<u8> {
     program.pack().unwrap().to_vec()
 }
 
-async fn worker_with(dir: &Path, programs: Option<Launcher>) -> (Worker, Controller) {
+pub(crate) async fn worker_with(dir: &Path, programs: Option<Launcher>) -> (Worker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let config = WorkerConfig { programs, ..config(dir, &[controller.addr], 1) };
     let worker = start(config).await.unwrap();
@@ -108,7 +168,7 @@ async fn worker_with(dir: &Path, programs: Option<Launcher>) -> (Worker, Control
     (worker, controller)
 }
 
-fn desire(controller: &Controller, name: &str, file: &[u8], processes: u32, idempotent: bool) {
+pub(crate) fn desire(controller: &Controller, name: &str, file: &[u8], processes: u32, idempotent: bool) {
     let digest = controller.publish(&packed(file));
     controller.desire_with(&[(name, digest)], |state| {
         for function in &mut state.functions {
@@ -118,7 +178,7 @@ fn desire(controller: &Controller, name: &str, file: &[u8], processes: u32, idem
 }
 
 /// A worker that serves the script above.
-async fn serving(dir: &Path, processes: u32, idempotent: bool) -> (Worker, Controller) {
+pub(crate) async fn serving(dir: &Path, processes: u32, idempotent: bool) -> (Worker, Controller) {
     let (worker, controller) = worker_with(dir, Some(launcher())).await;
     desire(&controller, "f", &script(), processes, idempotent);
     controller.ready("f").await;
@@ -130,19 +190,22 @@ pub(crate) fn tensor(name: &str, data: &[u8]) -> wire::InferTensor {
     wire::InferTensor { name, datatype, shape, data: bytes::Bytes::copy_from_slice(data), parts: Vec::new() }
 }
 
-fn asking(id: u64, what: &str, x: &[u8]) -> wire::InvokeRequest {
+pub(crate) fn asking(id: u64, what: &str, x: &[u8]) -> wire::InvokeRequest {
     wire::InvokeRequest {
         inputs: vec![tensor("what", what.as_bytes()), tensor("x", x)],
         ..request("f", id, &[])
     }
 }
 
-async fn ask(client: &mut Client, request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
+pub(crate) async fn ask(
+    client: &mut Client,
+    request: wire::InvokeRequest,
+) -> Result<wire::InvokeResponse, Failure> {
     let response = within("an answer", client.invoke(request)).await;
     response.map(tonic::Response::into_inner).map_err(|status| from_status(&status))
 }
 
-fn large() -> Vec<u8> {
+pub(crate) fn large() -> Vec<u8> {
     (0..LARGE).map(|at| (at % 251) as u8).collect()
 }
 
@@ -150,7 +213,7 @@ pub(crate) fn plus_one(x: &[u8]) -> Vec<u8> {
     x.iter().map(|byte| byte.wrapping_add(1)).collect()
 }
 
-async fn process(client: &mut Client, id: u64) -> u32 {
+pub(crate) async fn process(client: &mut Client, id: u64) -> u32 {
     let answer = ask(client, asking(id, "pid", b"x")).await.unwrap();
     u32::from_le_bytes(answer.outputs[0].data[..].try_into().unwrap())
 }
@@ -208,6 +271,44 @@ async fn what_it_stores_is_an_object_under_its_own_name_and_what_it_responds_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_used_once_though_what_it_stood_for_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 1, true).await;
+    controller.lead(1);
+    let mut client = client(&worker);
+    let name = ask(&mut client, asking(1, "name", b"abc")).await.unwrap().outputs[0].data.clone();
+    let text = std::str::from_utf8(&name).unwrap();
+    let counter = text.rsplit('/').next().unwrap().parse().unwrap();
+    let id = wire::DataId { home: "w1".into(), epoch: 1, counter };
+    for request in [2, 3] {
+        let failure = ask(&mut client, asking(request, "take", &name)).await.unwrap_err();
+        assert_eq!(failure.reason, Reason::ModelFailed);
+        assert!(failure.message.contains("TAKEN"), "{}", failure.message);
+        client.release_objects(wire::ReleaseObjectsRequest { ids: vec![id.clone()] }).await.unwrap();
+    }
+    // It is the same process, which can use the next one.
+    let next = format!("w1/1/{}", counter + 3);
+    let stored = ask(&mut client, asking(4, "take", next.as_bytes())).await.unwrap();
+    assert_eq!(stored.outputs[0].data.as_ref(), b"stored");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_that_nobody_wants_are_let_go_of_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 1, true).await;
+    controller.lead(1);
+    // Its outputs name an object that is not of the type that is declared: nobody gets it.
+    let failure = ask(&mut client(&worker), asking(1, "mistype", &large())).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::ModelFailed);
+    // A drain waits for objects.
+    let began = monotonic_now();
+    worker.drain(Duration::from_secs(50)).await;
+    assert!(monotonic_now().since(began) < Duration::from_secs(40), "objects were left");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 1, true).await;
@@ -227,22 +328,6 @@ async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
     let die = wire::InvokeRequest { function: "g".into(), ..asking(5, "die", b"x") };
     let failure = ask(&mut client, die).await.unwrap_err();
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::ExecutorLost, true));
-    worker.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_hangs_is_killed_at_the_deadline_of_its_request() {
-    let dir = tempfile::tempdir().unwrap();
-    let (worker, _controller) = serving(dir.path(), 1, true).await;
-    let mut client = client(&worker);
-    let end = End::of(process(&mut client, 1).await);
-    let timeout = Some(prost_types::Duration { seconds: 0, nanos: 300_000_000 });
-    let hang = wire::InvokeRequest { timeout, ..asking(2, "hang", b"x") };
-    let failure = ask(&mut client, hang).await.unwrap_err();
-    assert_eq!((failure.reason, failure.may_have_executed), (Reason::TimedOut, true));
-    end.wait().await;
-    let answer = ask(&mut client, asking(3, "go", b"abc")).await.unwrap();
-    assert_eq!(answer.outputs[0].data.as_ref(), b"bcd");
     worker.shutdown().await;
 }
 
@@ -287,48 +372,6 @@ async fn programs_are_refused_where_the_operator_did_not_allow_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_does_not_start_has_its_requests_refused_and_not_kept_waiting() {
-    let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
-    desire(&controller, "f", b"#!/bin/sh\nexit 7\n", 1, true);
-    controller.ready("f").await;
-    let failure = ask(&mut client(&worker), asking(1, "go", b"x")).await.unwrap_err();
-    assert_eq!(failure.reason, Reason::FunctionNotReady);
-    assert!(failure.message.contains("exit status: 7"), "{}", failure.message);
-    worker.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_a_program_outlives_its_function_or_its_worker() {
-    let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = serving(dir.path(), 2, true).await;
-    let end = End::of(process(&mut client(&worker), 1).await);
-    controller.desire(&[]);
-    end.wait().await;
-    desire(&controller, "g", &script(), 1, true);
-    controller.ready("g").await;
-    let again = wire::InvokeRequest { function: "g".into(), ..asking(2, "pid", b"x") };
-    let answer = ask(&mut client(&worker), again).await.unwrap();
-    let end = End::of(u32::from_le_bytes(answer.outputs[0].data[..].try_into().unwrap()));
-    worker.shutdown().await;
-    end.wait().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_program_started_is_killed_with_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let (worker, _controller) = serving(dir.path(), 1, true).await;
-    let said = dir.path().join("started");
-    let what = format!("start {}", said.display());
-    let mut other = client(&worker);
-    let asked = tokio::spawn(async move { ask(&mut other, asking(1, &what, b"x")).await });
-    let end = End::of(written_pid(&said).await);
-    worker.shutdown().await;
-    end.wait().await;
-    asked.await.unwrap().unwrap_err();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_output_larger_than_an_answer_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
@@ -338,7 +381,7 @@ async fn an_output_larger_than_an_answer_is_refused() {
 }
 
 /// The pid that a script writes to a file.
-async fn written_pid(said: &Path) -> u32 {
+pub(crate) async fn written_pid(said: &Path) -> u32 {
     within("the program to start", async {
         loop {
             match std::fs::read_to_string(said) {
@@ -348,21 +391,4 @@ async fn written_pid(said: &Path) -> u32 {
         }
     })
     .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_killed_with_9_leaves_no_program() {
-    let dir = tempfile::tempdir().unwrap();
-    let controller = Controller::start("test-cluster", 1).await;
-    let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
-    all_up(&controller).await;
-    // A program that never says anything: only the kernel ends it.
-    let said = dir.path().join("pid");
-    let silent = format!("#!/bin/sh\necho $$ > {0}.tmp && mv {0}.tmp {0}\nexec sleep 1000\n", said.display());
-    desire(&controller, "f", silent.as_bytes(), 1, true);
-    controller.ready("f").await;
-    let end = End::of(written_pid(&said).await);
-    crate::support::kill_9(worker.pid());
-    worker.child.wait().await.unwrap();
-    end.wait().await;
 }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "pointers come from the caller, as the header asks")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,6 +14,7 @@ use crate::ids;
 
 thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();
+    static REASON: Cell<&'static CStr> = const { Cell::new(c"") };
 }
 
 /// The last message of this thread, for as long as it is.
@@ -21,7 +22,13 @@ pub(super) fn message() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())
 }
 
-pub(super) fn note(message: &str) {
+/// The name of what failed last on this thread.
+pub(super) fn reason() -> *const c_char {
+    REASON.get().as_ptr()
+}
+
+pub(super) fn note(reason: &'static CStr, message: &str) {
+    REASON.set(reason);
     // A zero byte would end it early.
     let text = CString::new(message.replace('\0', "?")).unwrap_or_default();
     MESSAGE.with_borrow_mut(|last| *last = text);
@@ -32,11 +39,11 @@ pub(super) fn guarded(work: impl FnOnce() -> Result<c_int, Error>) -> c_int {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
-            note(&error.to_string());
+            note(error.c_reason(), &error.to_string());
             FAILED
         }
         Err(_panic) => {
-            note("a bug in millrace: this function panicked");
+            note(c"INTERNAL", "a bug in millrace: this function panicked");
             FAILED
         }
     }

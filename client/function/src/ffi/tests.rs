@@ -23,6 +23,14 @@ fn what_is_null_is_an_error_and_not_the_end() {
         assert_eq!(millrace_finish(none), FAILED);
         assert!(said().contains("the call is null"), "{}", said());
         assert_eq!(millrace_fail(none, ptr::null()), FAILED);
+        assert_eq!(CStr::from_ptr(millrace_reason()), c"INVALID");
+        assert!(getters::millrace_input_name(none, 0).is_null());
+        assert!(
+            getters::millrace_input_shape(none, 0).is_null() && getters::millrace_wanted(none, 0).is_null()
+        );
+        assert_eq!((getters::millrace_input_rank(none, 0), getters::millrace_timeout_ms(none)), (0, 0));
+        assert_eq!(CStr::from_ptr(millrace_reason()), c"NO_INPUT");
+        assert_eq!(CStr::from_ptr(getters::millrace_request_id(none)), c"");
         assert!(millrace_data(ptr::null_mut()).is_null());
         assert_eq!((millrace_bytes(ptr::null()), millrace_input_count(none)), (0, 0));
         millrace_release(ptr::null_mut());
@@ -36,6 +44,6 @@ fn a_panic_stays_inside_and_each_thread_has_its_own_message() {
     assert_eq!(guarded(|| panic!("a bug")), FAILED);
     assert!(said().contains("a bug in millrace"), "{}", said());
     assert_eq!(std::thread::spawn(said).join().unwrap(), "");
-    note("a zero\0inside");
+    note(c"INVALID", "a zero\0inside");
     assert_eq!(said(), "a zero?inside");
 }

@@ -1,0 +1,154 @@
+//! What controllers say of where things are: a worker's address by its name, which is asked once and
+//! remembered, and who holds data that its home does not (tier 2 of the index, D09). Any controller is
+//! asked, those there are streams to first: a stale answer costs a call and no more.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use millrace_proto::convert::data_id_wire;
+use millrace_proto::worker::worker_control_client::WorkerControlClient;
+use millrace_proto::worker::{FindNodeRequest, LocateDataRequest};
+use millrace_types::{DataId, NodeName};
+use tokio::sync::watch;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+/// How long one controller may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// Addresses remembered. One more, and all are asked for again: more than a cluster has nodes.
+const ADDRESSES_MAX: usize = 8192;
+
+/// A controller's answer, on its way.
+type Asked<T> = BoxFuture<'static, Result<Response<T>, Status>>;
+
+/// The controllers, and what they said of nodes. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Whereabouts(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    controllers: Vec<(String, Channel)>,
+    attached: watch::Receiver<BTreeSet<usize>>,
+    addresses: Mutex<HashMap<NodeName, String>>,
+    asked_for: AtomicU64,
+}
+
+/// No controller says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no controller answers ({0})")]
+pub(super) struct NoAnswer(String);
+
+/// Who holds data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Holders {
+    pub(super) nodes: Vec<NodeName>,
+    /// It is known to be nowhere.
+    pub(super) lost: bool,
+}
+
+impl Whereabouts {
+    /// Asks these, those in `attached`, by their place in the list, first.
+    pub(crate) fn new(
+        controllers: Vec<(String, Channel)>,
+        attached: watch::Receiver<BTreeSet<usize>>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            controllers,
+            attached,
+            addresses: Mutex::default(),
+            asked_for: AtomicU64::new(0),
+        }))
+    }
+
+    fn addresses(&self) -> MutexGuard<'_, HashMap<NodeName, String>> {
+        self.0.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a worker is reached, as last heard.
+    pub(super) fn known(&self, node: &NodeName) -> Option<String> {
+        self.addresses().get(node).cloned()
+    }
+
+    /// How often an address was asked for.
+    pub(super) fn asked_for(&self) -> u64 {
+        self.0.asked_for.load(Ordering::Relaxed)
+    }
+
+    /// Where a worker is reached now; `None`: no controller has it.
+    pub(super) async fn ask_for(&self, node: &NodeName) -> Result<Option<String>, NoAnswer> {
+        self.0.asked_for.fetch_add(1, Ordering::Relaxed);
+        let request = FindNodeRequest { node: node.to_string() };
+        let ask = |mut client: WorkerControlClient<Channel>| -> Asked<_> {
+            let request = request.clone();
+            Box::pin(async move { client.find_node(request).await })
+        };
+        // Each knows those that are attached to it.
+        let found = self.ask(ask, |answer| !answer.address.is_empty()).await?;
+        let address = Some(found.address).filter(|address| !address.is_empty());
+        let mut addresses = self.addresses();
+        match &address {
+            None => drop(addresses.remove(node)),
+            Some(address) => {
+                if addresses.len() >= ADDRESSES_MAX {
+                    addresses.clear();
+                }
+                addresses.insert(node.clone(), address.clone());
+            }
+        }
+        Ok(address)
+    }
+
+    /// Who holds data, by tier 2.
+    pub(super) async fn holders(&self, id: &DataId) -> Result<Holders, NoAnswer> {
+        let request = LocateDataRequest { id: Some(data_id_wire(id)) };
+        let ask = |mut client: WorkerControlClient<Channel>| -> Asked<_> {
+            let request = request.clone();
+            Box::pin(async move { client.locate_data(request).await })
+        };
+        let found = self.ask(ask, |_| true).await?;
+        // What is no name holds nothing.
+        let nodes = found.holders.iter().filter_map(|name| NodeName::new(name).ok()).collect();
+        Ok(Holders { nodes, lost: found.lost })
+    }
+
+    /// The first answer that will do, or else the last there is.
+    async fn ask<T>(
+        &self,
+        ask: impl Fn(WorkerControlClient<Channel>) -> Asked<T>,
+        will_do: impl Fn(&T) -> bool,
+    ) -> Result<T, NoAnswer> {
+        let mut last = Err(NoAnswer("there is none".to_owned()));
+        for (address, channel) in self.in_order() {
+            match within(ask(WorkerControlClient::new(channel))).await {
+                Ok(answer) => {
+                    let done = will_do(&answer);
+                    last = Ok(answer);
+                    if done {
+                        break;
+                    }
+                }
+                Err(why) if last.is_err() => last = Err(NoAnswer(format!("{address}: {why}"))),
+                Err(_) => {}
+            }
+        }
+        last
+    }
+
+    fn in_order(&self) -> Vec<(String, Channel)> {
+        let attached = self.0.attached.borrow().clone();
+        let (there, others): (Vec<_>, Vec<_>) =
+            self.0.controllers.iter().cloned().enumerate().partition(|(place, _)| attached.contains(place));
+        there.into_iter().chain(others).map(|(_, controller)| controller).collect()
+    }
+}
+
+async fn within<T>(answer: Asked<T>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_MAX, answer).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(status.message().to_owned()),
+        Err(_late) => Err(format!("nothing for {ANSWER_MAX:?}")),
+    }
+}

@@ -1,0 +1,154 @@
+//! The data that one process names, stores and fetches (D02–D04), answered from this worker's objects.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::function as wire;
+use millrace_proto::function::{NotFetched, NotStored, fetched, store, tensor};
+use millrace_types::{DataId, Timestamp};
+
+use super::names::{IDS_PER_BLOCK, Name, Names};
+use super::outputs::{data_id, memory};
+use crate::objects::{self, Contents, FetchError, NotKept, Objects};
+use crate::service::tensors::INLINE_BYTES_MAX;
+
+/// How long what a process stored is kept, unless whoever takes its output wants it longer.
+const STORED_FOR: Duration = Duration::from_secs(60);
+/// Of what is left of a call's time, the share that one fetch may take: the rest is the program's, to
+/// do without or to say why it cannot. In quarters.
+const FETCH_QUARTERS: u32 = 3;
+
+/// When the call that a process has is to be answered, while it has one. Shared by who gives it calls
+/// and who hears it.
+pub(super) type Until = Rc<Cell<Option<Timestamp>>>;
+
+/// What one process does with data.
+#[derive(Debug)]
+pub(super) struct Data {
+    objects: Objects,
+    names: RefCell<Names>,
+    until: Until,
+}
+
+impl Data {
+    pub(super) fn new(objects: Objects, until: Until) -> Self {
+        Self { objects, names: RefCell::default(), until }
+    }
+
+    /// The next names.
+    pub(super) fn ids(&self) -> wire::IdBlock {
+        let Some((epoch, first)) = self.objects.reserve(IDS_PER_BLOCK) else {
+            return wire::IdBlock::default();
+        };
+        self.names.borrow_mut().give(epoch, first);
+        wire::IdBlock { home: self.objects.node().to_string(), epoch: epoch.0, first, count: IDS_PER_BLOCK }
+    }
+
+    /// Of the objects that outputs name, those that the process stored.
+    pub(super) fn stored(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
+        let names = self.names.borrow();
+        let object = |output: &wire::Tensor| match &output.contents {
+            Some(tensor::Contents::Object(id)) => data_id(id),
+            _ => None,
+        };
+        let own = |id: &DataId| id.home == *self.objects.node() && names.of(id) == Name::Used;
+        outputs.iter().filter_map(object).filter(own).collect()
+    }
+
+    /// Keeps what it stored.
+    pub(super) async fn store(
+        &self,
+        store: wire::Store,
+        descriptor: Option<OwnedFd>,
+    ) -> io::Result<wire::Stored> {
+        let own = |id: &DataId| id.home == *self.objects.node();
+        let id = store.id.as_ref().and_then(data_id).filter(own);
+        let name = id.map(|id| (self.names.borrow().of(&id), id));
+        let id = match name {
+            None | Some((Name::NotGiven, _)) => {
+                return Err(invalid("it stored data under a name that it was not given"));
+            }
+            Some((Name::Used, _)) => return Ok(wire::Stored { refused: NotStored::Taken.into() }),
+            Some((Name::Free, id)) => id,
+        };
+        let contents = match (store.contents, descriptor) {
+            (Some(store::Contents::Inline(data)), None) => Contents::Inline(data),
+            (Some(store::Contents::ContentsFd(0)), Some(fd)) => {
+                let checked = memory(&Arc::new(fd), store.bytes);
+                checked.map_err(|error| invalid(format!("it stored data that cannot be kept: {error}")))?
+            }
+            _ => return Err(invalid("it stored data without contents")),
+        };
+        let refused = match self.objects.keep_as(id.clone(), contents, STORED_FOR).await {
+            Ok(()) => {
+                self.names.borrow_mut().uses(&id);
+                NotStored::Unspecified
+            }
+            Err(NotKept::NoRoom) => NotStored::NoRoom,
+            Err(NotKept::Taken) => NotStored::Taken,
+            Err(NotKept::Over) => NotStored::Over,
+        };
+        Ok(wire::Stored { refused: refused.into() })
+    }
+
+    /// Gives an object, in the memory where it lies if that is here, and from wherever it is.
+    pub(super) async fn fetch(&self, fetch: &wire::Fetch) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
+        let id = fetch.id.as_ref().and_then(data_id);
+        let id = id.ok_or_else(|| invalid("it asked for data by what is no name"))?;
+        let now = self.objects.clock().now();
+        let left = self.until.get().map_or(Duration::ZERO, |until| until.since(now));
+        let found = match self.objects.fetch(&id, left * FETCH_QUARTERS / 4).await {
+            Ok(contents) => contents,
+            Err(error) => return Ok((refusal(&error), Vec::new())),
+        };
+        let bytes = found.len();
+        // What a GPU has comes to the host: a process sees no device.
+        match found.on_host(0, bytes).await {
+            Ok((contents, offset)) => give(&contents, offset, bytes),
+            Err(lost) => {
+                let why = lost.to_string();
+                Ok((refusal(&FetchError::Lost { id, why }), Vec::new()))
+            }
+        }
+    }
+}
+
+fn refusal(error: &FetchError) -> wire::Fetched {
+    let refused = match error {
+        FetchError::Lost { .. } => NotFetched::Lost,
+        FetchError::Unavailable { .. } => NotFetched::Unavailable,
+    };
+    wire::Fetched { refused: refused.into(), message: error.to_string(), ..wire::Fetched::default() }
+}
+
+fn give(contents: &Contents, offset: u64, bytes: u64) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
+    let mut descriptors = Vec::new();
+    let contents = match contents {
+        Contents::Memory { fd, .. } if offset == 0 => {
+            descriptors.push(fd.try_clone()?);
+            fetched::Contents::ContentsFd(0)
+        }
+        // A part of what others have too.
+        part => {
+            let data = part.read(offset, usize::try_from(bytes).map_err(io::Error::other)?)?;
+            if data.len() <= INLINE_BYTES_MAX {
+                fetched::Contents::Inline(data)
+            } else {
+                let mut file = objects::memory("millrace-data")?;
+                io::Write::write_all(&mut file, &data)?;
+                descriptors.push(file.into());
+                fetched::Contents::ContentsFd(0)
+            }
+        }
+    };
+    Ok((wire::Fetched { bytes, contents: Some(contents), ..wire::Fetched::default() }, descriptors))
+}
+
+pub(super) fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}

@@ -1,0 +1,135 @@
+//! Programs that do not start, hang, or do as they should not.
+
+use millrace_proto::worker as wire;
+use millrace_types::Reason;
+use millrace_worker::start::Isolation;
+
+use crate::controller::Controller;
+use crate::processes::{End, WorkerProcess};
+use crate::programs::{ask, asking, desire, process, serving, worker_with, written_pid};
+use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_does_not_start_has_its_requests_refused_and_not_kept_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
+    // It starts once there is the file that it looks for.
+    let file = dir.path().join("there");
+    let (program, args) = (script(), file.display().to_string());
+    let text = String::from_utf8(program).unwrap();
+    let guarded = text.replacen('\n', &format!("\n[ -e {args} ] || {{ echo no library; exit 7; }}\n"), 1);
+    desire(&controller, "f", guarded.as_bytes(), 1, true);
+    let why = controller.phase("f", wire::FunctionPhase::Failed).await;
+    assert!(why.contains("exit status: 7") && why.contains("no library"), "{why}");
+    let failure = ask(&mut client(&worker), asking(1, "go", b"x")).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::FunctionNotReady);
+    std::fs::write(&file, "").unwrap();
+    controller.ready("f").await;
+    let answer = ask(&mut client(&worker), asking(2, "go", b"abc")).await.unwrap();
+    assert_eq!(answer.outputs[0].data.as_ref(), b"bcd");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_of_another_machine_is_not_ready_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
+    desire(&controller, "f", b"\x7fELF no program of this machine", 1, true);
+    let why = controller.phase("f", wire::FunctionPhase::Failed).await;
+    assert!(why.contains("does not start"), "{why}");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_client_went_away_is_replaced_and_the_next_request_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), 1, true).await;
+    let end = End::of(process(&mut client(&worker), 1).await);
+    let said = dir.path().join("started");
+    let what = format!("start {}", said.display());
+    let mut other = client(&worker);
+    // It has a minute, which nobody waits for.
+    let asked = tokio::spawn(async move { ask(&mut other, asking(2, &what, b"x")).await });
+    written_pid(&said).await;
+    asked.abort();
+    let answer = ask(&mut client(&worker), asking(3, "go", b"abc")).await.unwrap();
+    assert_eq!((answer.outputs[0].data.as_ref(), answer.attempts), (&b"bcd"[..], 1));
+    end.wait().await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_asks_and_never_reads_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
+    let one = format!("{FUNCTION_VARIABLE}=1");
+    let script = String::from_utf8(script()).unwrap().replace(&one, &format!("{FUNCTION_VARIABLE}=flood"));
+    desire(&controller, "f", script.as_bytes(), 1, true);
+    controller.ready("f").await;
+    let failure = ask(&mut client(&worker), asking(1, "go", b"x")).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::Quarantined);
+    assert!(failure.message.contains("does not read"), "{}", failure.message);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_hangs_is_killed_at_the_deadline_of_its_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), 1, true).await;
+    let mut client = client(&worker);
+    let end = End::of(process(&mut client, 1).await);
+    let timeout = Some(prost_types::Duration { seconds: 0, nanos: 300_000_000 });
+    let hang = wire::InvokeRequest { timeout, ..asking(2, "hang", b"x") };
+    let failure = ask(&mut client, hang).await.unwrap_err();
+    assert_eq!((failure.reason, failure.may_have_executed), (Reason::TimedOut, true));
+    end.wait().await;
+    let answer = ask(&mut client, asking(3, "go", b"abc")).await.unwrap();
+    assert_eq!(answer.outputs[0].data.as_ref(), b"bcd");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_killed_with_9_leaves_no_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    all_up(&controller).await;
+    // A program that never says anything: only the kernel ends it.
+    let said = dir.path().join("pid");
+    let silent = format!("#!/bin/sh\necho $$ > {0}.tmp && mv {0}.tmp {0}\nexec sleep 1000\n", said.display());
+    desire(&controller, "f", silent.as_bytes(), 1, true);
+    let end = End::of(written_pid(&said).await);
+    crate::support::kill_9(worker.pid());
+    worker.child.wait().await.unwrap();
+    end.wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_program_outlives_its_function_or_its_worker() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 2, true).await;
+    let end = End::of(process(&mut client(&worker), 1).await);
+    controller.desire(&[]);
+    end.wait().await;
+    desire(&controller, "g", &script(), 1, true);
+    controller.ready("g").await;
+    let again = wire::InvokeRequest { function: "g".into(), ..asking(2, "pid", b"x") };
+    let answer = ask(&mut client(&worker), again).await.unwrap();
+    let end = End::of(u32::from_le_bytes(answer.outputs[0].data[..].try_into().unwrap()));
+    worker.shutdown().await;
+    end.wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_program_started_is_killed_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), 1, true).await;
+    let said = dir.path().join("started");
+    let what = format!("start {}", said.display());
+    let mut other = client(&worker);
+    let asked = tokio::spawn(async move { ask(&mut other, asking(1, &what, b"x")).await });
+    let end = End::of(written_pid(&said).await);
+    worker.shutdown().await;
+    end.wait().await;
+    asked.await.unwrap().unwrap_err();
+}
