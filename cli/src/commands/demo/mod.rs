@@ -14,7 +14,9 @@ use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
-use millrace_worker::start::{DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Sharing, memory};
+use millrace_worker::start::{
+    DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, TRANSFER_SHARING, memory,
+};
 
 use crate::clock;
 use crate::cluster::{Cluster, Plan};
@@ -146,7 +148,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
-        transfer_sharing: Sharing::default(),
+        transfer_sharing: TRANSFER_SHARING,
         gpu_memory: memory::Grid::default(),
         programs: None,
         faults: Faults::Refuse,
