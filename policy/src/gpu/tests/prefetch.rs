@@ -75,3 +75,15 @@ fn without_an_executor_nothing_comes() {
     bench.step(Event::Up { incarnation: Incarnation(2) });
     assert_eq!(bench.gpu.transfers(), 0, "what it was to bring went with the first");
 }
+
+#[test]
+fn a_request_that_comes_to_wait_for_it_is_told_of_once() {
+    let mut bench = bench();
+    bench.prefetch(A);
+    assert_eq!(bench.gpu.reader_of(A), None);
+    let hasten = Action::Hasten { transfer: TransferId(1), key: RequestKey(1) };
+    assert_eq!(bench.assign(1, A), [run(1, 1, A, 1), hasten]);
+    assert_eq!((bench.gpu.reader_of(A), bench.gpu.reader_of(B)), (Some(RequestKey(1)), None));
+    let hastens = |action: &Action| matches!(action, Action::Hasten { .. });
+    assert!(!bench.assign(2, A).iter().any(hastens));
+}
