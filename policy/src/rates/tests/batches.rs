@@ -104,7 +104,7 @@ fn who_has_no_room_keeps_nobody_waiting() {
     let mut rates = faastube(&dgx_v100());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 4000, &[0], 500)).unwrap();
     rates.begin(Timestamp::ZERO, &wanted_in(2, 2000, &[1], 500)).unwrap();
-    let room = |_, link| if link == LinkId(1) { BATCH } else { Bytes::ZERO };
+    let room = |_: FlowId, link: LinkId| if link == LinkId(1) { BATCH } else { Bytes::ZERO };
     for _ in 0..8 {
         assert_eq!(rates.next_rated(LinkId(1), room).unwrap().flow, FlowId(2));
     }
