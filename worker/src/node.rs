@@ -25,6 +25,10 @@ pub const REQUESTS_MAX: u32 = 4096;
 /// Requests that one function may have in flight.
 pub const IN_FLIGHT_MAX: u32 = 2048;
 
+/// How transfers from the host share their links unless that is said: in turns. By objective is the
+/// paper's choice, and waits for being measured.
+pub const TRANSFER_SHARING: Sharing = Sharing::Fair;
+
 /// A GPU's memory is shared by so many, of which data is one at most.
 const DATA_SHARE: u64 = 4;
 
@@ -95,7 +99,7 @@ impl NodeConfig {
         let isolation = Isolation::default();
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let (memory, data) = (memory::Grid::default(), DataConfig::default());
-        let (sharing, prewarm) = (Sharing::default(), Prewarm::default());
+        let (sharing, prewarm) = (TRANSFER_SHARING, Prewarm::default());
         Self {
             topology,
             requests_max,

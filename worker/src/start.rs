@@ -38,7 +38,7 @@ use crate::host_tier::store::{self, Store};
 use crate::host_tier::{self, View};
 use crate::meters::Shown;
 use crate::node::{self, NodeConfig, NodeContext};
-pub use crate::node::{DataConfig, POOLS};
+pub use crate::node::{DataConfig, POOLS, TRANSFER_SHARING};
 pub use crate::objects::OBJECT_MEMORY;
 use crate::objects::{Objects, Whereabouts};
 use crate::process_port::{ExecutorCommand, ProcessSpawner};

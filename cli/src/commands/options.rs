@@ -17,7 +17,7 @@ use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{
     EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS, PolicyConfig, Prewarm,
-    SHARINGS, Sharing,
+    SHARINGS, Sharing, TRANSFER_SHARING,
 };
 
 use self::gpu_data::GpuData;
@@ -61,7 +61,7 @@ pub(crate) struct Machine {
     /// How transfers from host memory to GPUs share their links: each at the rate that has it there in
     /// time for the request that waits for it (faastube), in turns (fair), or the first to come first
     /// (fifo).
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = sharing_parser())]
+    #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = sharing_parser())]
     pub(crate) transfer_sharing: Sharing,
     /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
     #[arg(long, value_name = "WHEN", default_value_t, value_parser = prewarm_parser())]

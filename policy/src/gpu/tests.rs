@@ -3,6 +3,7 @@ use millrace_types::Reason;
 use super::*;
 use crate::dispatch::Return;
 use crate::fabric::{Outcome, Weights};
+use crate::ids::Generation;
 use crate::memory::{Arrangement, Config, Placement, Run as BlockRun, blocks_for};
 
 mod consolidation;

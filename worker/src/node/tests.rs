@@ -1,5 +1,6 @@
 //! A node in virtual time, over executors that keep what runs give.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ use crate::host_tier::Reader;
 use crate::host_tier::gate::Gate;
 use crate::install::{FunctionConfig, PreparedModel};
 use crate::node::{NodeConfig, NodeContext, start_here};
-use crate::objects::{Objects, memory};
+use crate::objects::{Objects, Whereabouts, memory};
 use crate::port::model::{Behaviour, RunModel};
 use crate::port::modelled::ModelledMachine;
 use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
@@ -164,6 +165,11 @@ fn revision() -> RevisionKey {
     RevisionKey { function: FunctionKey { tenant: TenantName::default(), name }, revision: Revision::FIRST }
 }
 
+/// No controller that knows where other workers are.
+fn nowhere() -> Whereabouts {
+    Whereabouts::new(Vec::new(), watch::Sender::new(BTreeSet::new()).subscribe())
+}
+
 fn function() -> FunctionConfig {
     FunctionConfig {
         key: revision(),
@@ -184,6 +190,7 @@ fn request(timeout: Duration) -> Invocation {
         timeout,
         priority: 0,
         objective: None,
+        next: Vec::new(),
         inputs: Vec::new(),
         descriptors: Vec::new(),
         on_gpus: OnGpus { objects: Vec::new(), keep: vec!["run".to_owned()] },
@@ -205,7 +212,7 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
                 topology: Arc::new(topology()),
             };
             let signatures = watch::Sender::new(Arc::default()).subscribe();
-            let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), clock());
+            let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), clock());
             let known = (signatures, Gate::new(clock()));
             let service =
                 WorkerService::new(node, place, known, objects.clone(), Limits::default(), Faults::Refuse);
@@ -274,7 +281,7 @@ fn requests_for_a_program_whose_function_actor_panicked_are_not_run() {
         let node = node();
         let dir = tempfile::tempdir().unwrap();
         let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
-        let objects = Objects::new(Bytes::mib(1), IndexFeed::unheard(), clock());
+        let objects = Objects::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), clock());
         let programs = Programs::open(dir.path(), launcher, objects, Bytes::mib(1)).unwrap();
         let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
         let program = programs.put(Digest::of(b"program"), declared, b"program").unwrap();

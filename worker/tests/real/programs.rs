@@ -18,7 +18,6 @@ use millrace_worker::start::{Launcher, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
-use crate::processes::{End, WorkerProcess};
 use crate::support::{Client, FUNCTION_VARIABLE, all_up, client, config, launcher, request, script, within};
 
 /// More than what travels inside messages.

@@ -20,6 +20,7 @@ async fn drive(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
         dispatch: scenario.dispatch,
         eviction: scenario.eviction,
         memory: scenario.memory.clone(),
+        sharing: scenario.sharing,
         ..NodeConfig::new(scenario.topology.clone())
     };
     let world = World::start_with(config, &scenario.behaviour(), scenario.seed, |machine| Box::new(machine));

@@ -6,9 +6,11 @@ use std::time::Duration;
 use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
 use millrace_policy::gpu::Eviction;
 use millrace_policy::memory::{Config, Grid, Layout};
+use millrace_policy::rates::Sharing;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
+use millrace_worker::node::TRANSFER_SHARING;
 use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -47,6 +49,7 @@ pub(crate) struct Scenario {
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
     pub(crate) memory: Grid,
+    pub(crate) sharing: Sharing,
     /// Each function has a model of its own, of the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
@@ -99,6 +102,7 @@ impl Scenario {
             dispatch,
             eviction,
             memory: Grid::default(),
+            sharing: TRANSFER_SHARING,
             functions,
             copy_fails_every: Some(23),
             happenings,

@@ -12,10 +12,9 @@ use millrace_worker::request::Invocation;
 
 use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, request};
 
-const MS: fn(u64) -> Duration = Duration::from_millis;
 /// Of the functions, and of the requests where these say so.
 const TIGHT: Duration = Duration::from_millis(60);
-const LOOSE: Duration = Duration::from_millis(5_000);
+const LOOSE: Duration = Duration::from_secs(5);
 
 /// Two GPUs behind one link of 1 GB/s.
 fn one_link() -> Topology {
@@ -84,7 +83,7 @@ fn what_nobody_wants_by_a_time_makes_way() {
 
 #[test]
 fn a_swap_that_cannot_be_in_time_is_made_and_said() {
-    let slos = [Some(LOOSE), Some(MS(5))];
+    let slos = [Some(LOOSE), Some(Duration::from_millis(5))];
     let (_, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, [None; 2]);
     assert!(!first);
     assert_eq!(counts, Counts { admitted: 1, infeasible: 1, ..Counts::default() });

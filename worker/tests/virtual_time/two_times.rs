@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use millrace_policy::dispatch::POLICIES;
+use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_policy::trace::{CoreId, Fold};
 use millrace_types::{Bytes, Reason};
 
@@ -55,6 +56,23 @@ fn every_policy_does_the_same_in_both() {
         let (actors, _) = actors::run(&scenario);
         assert_eq!(first_difference(&bare, &actors), None, "{name}");
         assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
+    }
+}
+
+/// D14 to D16, with copies between GPUs beside those from the host.
+#[test]
+fn every_way_to_share_links_does_the_same_in_both() {
+    for (name, sharing) in SHARINGS {
+        for scenario in [Scenario::draw(3), Scenario::draw(42).joined()] {
+            let scenario = Scenario { sharing, ..scenario };
+            let bare = bare::run(&scenario);
+            let (actors, snapshot) = actors::run(&scenario);
+            assert_eq!(first_difference(&bare, &actors), None, "{name}");
+            assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
+            println!("{name}: {:?}", snapshot.transfers.from_host);
+            let promised = snapshot.transfers.from_host.admitted > 0;
+            assert_eq!(promised, sharing == Sharing::FaasTube, "{name}");
+        }
     }
 }
 

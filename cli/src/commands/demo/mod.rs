@@ -15,7 +15,7 @@ use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, Sharing, memory,
+    DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, TRANSFER_SHARING, memory,
 };
 
 use crate::clock;
@@ -148,7 +148,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         dispatch: PolicyConfig::default(),
         eviction: Eviction::default(),
         isolation: Isolation::default(),
-        transfer_sharing: Sharing::default(),
+        transfer_sharing: TRANSFER_SHARING,
         prewarm: Prewarm::default(),
         gpu_memory: memory::Grid::default(),
         programs: None,

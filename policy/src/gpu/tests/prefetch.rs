@@ -95,3 +95,15 @@ fn what_is_only_likely_to_be_asked_for_is_a_model_as_any_once_it_is_here() {
     let room = bench.assign(3, model);
     assert_eq!(room[..2], [unmap(B, 2), evicted(&[B])], "the least recently used, and not A");
 }
+
+#[test]
+fn a_request_that_comes_to_wait_for_it_is_told_of_once() {
+    let mut bench = bench();
+    bench.prefetch(A);
+    assert_eq!(bench.gpu.reader_of(A), None);
+    let hasten = Action::Hasten { transfer: TransferId(1), key: RequestKey(1) };
+    assert_eq!(bench.assign(1, A), [run(1, 1, A, 1), hasten]);
+    assert_eq!((bench.gpu.reader_of(A), bench.gpu.reader_of(B)), (Some(RequestKey(1)), None));
+    let hastens = |action: &Action| matches!(action, Action::Hasten { .. });
+    assert!(!bench.assign(2, A).iter().any(hastens));
+}

@@ -98,3 +98,25 @@ fn flows_on_two_links_of_an_uplink_take_turns_in_proportion_to_their_rates() {
     let turns: Vec<_> = (0..6).flat_map(|_| [1, 0].map(&mut flow)).collect();
     assert_eq!(turns, [2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0, 1]);
 }
+
+#[test]
+fn who_has_no_room_keeps_nobody_waiting() {
+    let mut rates = faastube(&dgx_v100());
+    rates.begin(Timestamp::ZERO, &wanted_in(1, 4000, &[0], 500)).unwrap();
+    rates.begin(Timestamp::ZERO, &wanted_in(2, 2000, &[1], 500)).unwrap();
+    let room = |_: FlowId, link: LinkId| if link == LinkId(1) { BATCH } else { Bytes::ZERO };
+    for _ in 0..8 {
+        assert_eq!(rates.next_rated(LinkId(1), room).unwrap().flow, FlowId(2));
+    }
+    assert_eq!(rates.next_rated(LinkId(0), room), None);
+}
+
+#[test]
+fn a_newcomer_has_waited_for_what_crosses_though_what_was_queued_is_given_back() {
+    let mut rates = faastube(&one_link());
+    rates.begin(Timestamp::ZERO, &wanted_in(1, 900, &[0], 1000)).unwrap();
+    let (_crossing, queued) = (rates.next_batch(LinkId(0)), rates.next_batch(LinkId(0)).unwrap());
+    rates.begin(Timestamp::ZERO, &wanted_in(2, 40, &[0], 20)).unwrap();
+    rates.give_back(queued).unwrap();
+    assert_eq!(picks(&mut rates, 4), [2, 2, 2, 2]);
+}

@@ -154,6 +154,7 @@ impl Bench {
             timeout: Duration::from_secs(60),
             priority: 0,
             objective: None,
+            next: Vec::new(),
             inputs: objects.iter().map(input).collect(),
             descriptors: Vec::new(),
             on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },

@@ -116,7 +116,7 @@ impl<'a> Node<'a> {
             next_happening: 0,
             admissions: scenario.functions.iter().map(admission).collect(),
             dispatch: Dispatch::new(&dispatch),
-            fabric: Fabric::new(topology),
+            fabric: Fabric::with_sharing(topology, scenario.sharing),
             places: gpus.clone().map(place).collect(),
             links: (0..topology.links.len() as u32)
                 .map(|link| (LinkId(link), link::Link::default()))
