@@ -138,7 +138,7 @@ impl Fabric {
             state.out.is_empty()
                 && state.ending.is_none()
                 && !matches!(state.source, Source::Asked(_))
-                && (newcomers.contains(transfer) || !self.goes_by_rate(*transfer))
+                && ((newcomers.contains(transfer) && !state.took_back) || !self.goes_by_rate(*transfer))
                 && !state.routes().any(|route| self.path_takes_more(route))
         };
         let first = |(&transfer, state): (&TransferId, &Transfer)| Some((transfer, state.routes().next()?));
@@ -173,6 +173,9 @@ impl Fabric {
                 |&blocker: &(TransferId, usize)| (due(blocker), is_new.then_some(batch(blocker).not_before));
             if let Some((transfer, place)) = blockers.filter(yields).min_by_key(rank) {
                 self.revoke(transfer, place, actions);
+                if let Some(state) = self.transfers.get_mut(&waits).filter(|_| is_new) {
+                    state.took_back = true;
+                }
             }
         }
     }

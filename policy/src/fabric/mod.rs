@@ -158,6 +158,7 @@ impl Fabric {
             began: now,
             begun: false,
             measured: now,
+            took_back: false,
         };
         self.transfers.insert(transfer, transfer_state);
         self.promise(transfer);

@@ -170,7 +170,7 @@ impl Fabric {
     pub(super) fn promise(&mut self, transfer: TransferId) {
         let now = self.shares.now;
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        let (Some(gpu), Some(wanted), None) = (state.from_host(), state.wanted, state.ending) else { return };
+        let (Some(gpu), Some(wanted), None) = (state.host_to(), state.wanted, state.ending) else { return };
         let (id, bytes) = (FlowId(transfer.0), state.left());
         state.measured = now;
         let objective = Some(Objective { slo: wanted.by.since(now), infer: wanted.infer });
@@ -204,7 +204,7 @@ impl Fabric {
 
     /// Counts a transfer that is over.
     pub(super) fn count(&mut self, state: &Transfer) {
-        if state.from_host().is_some() {
+        if state.host_to().is_some() {
             self.shares.tally.from_host.add(state.standing);
         }
     }
@@ -257,7 +257,7 @@ impl Fabric {
         let mut sizes: BTreeMap<FlowId, (LinkId, Bytes)> = BTreeMap::new();
         let mut out: BTreeMap<LinkId, usize> = BTreeMap::new();
         for (&transfer, state) in self.transfers.iter().filter(|(_, state)| state.wants()) {
-            let Some(route) = state.from_host().map(Route::from_host) else { continue };
+            let Some(route) = state.host_to().map(Route::from_host) else { continue };
             if state.takes_more(&route) && self.path_takes_more(route) {
                 let link = self.first_link(route);
                 sizes.insert(FlowId(transfer.0), (link, state.next_size()));
@@ -310,7 +310,7 @@ impl Fabric {
     /// Transfers from the host that do not go by their rates and want more, and the meters they are under.
     fn without_rate(&self) -> impl Iterator<Item = (TransferId, &Transfer, LinkId)> {
         self.transfers.iter().filter_map(|(&transfer, state)| {
-            let route = Route::from_host(state.from_host().filter(|_| state.wants())?);
+            let route = Route::from_host(state.host_to().filter(|_| state.wants())?);
             let meter = self.shares.meter(self.first_link(route));
             (state.takes_more(&route) && !self.shares.sends(transfer)).then_some((transfer, state, meter))
         })
@@ -341,7 +341,7 @@ impl Fabric {
             state.map_or(Bytes::ZERO, Transfer::next_size)
         };
         let waits = |state: &&Transfer| state.wants() && state.out.is_empty();
-        let waiting = self.transfers.values().filter(waits).filter_map(Transfer::from_host);
+        let waiting = self.transfers.values().filter(waits).filter_map(Transfer::host_to);
         let full = waiting.map(Route::from_host).filter(|route| !self.path_takes_more(*route));
         let mut links: Vec<_> = full.map(|route| self.first_link(route)).collect();
         links.sort_unstable();

@@ -81,6 +81,9 @@ pub(super) struct Transfer {
     pub(super) begun: bool,
     /// When its rate was measured last.
     pub(super) measured: Timestamp,
+    /// Whether a queued batch was taken back for it, as a newcomer. Once is enough: who takes the place
+    /// then goes before it by the rules, and would be taken back again for ever.
+    pub(super) took_back: bool,
 }
 
 impl Transfer {
@@ -133,7 +136,7 @@ impl Transfer {
     }
 
     /// The GPU that it comes to from the host, where it does.
-    pub(super) fn from_host(&self) -> Option<GpuIndex> {
+    pub(super) fn host_to(&self) -> Option<GpuIndex> {
         matches!(self.source, Source::Host).then_some(self.gpu)
     }
 

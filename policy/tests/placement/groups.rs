@@ -207,7 +207,8 @@ fn planned(functions: &[(&str, u64)], edges: &[(usize, usize, u64)], count: usiz
     let at = |function: usize| {
         let placed = world.view.placements.iter().find(|it| it.function == key(functions[function].0));
         let node = placed.unwrap_or_else(|| panic!("{} is nowhere", functions[function].0)).node.clone();
-        (0..count).find(|number| node == name(&format!("n{number}"))).unwrap()
+        let number = (0..count).find(|number| node == name(&format!("n{number}")));
+        number.unwrap_or_else(|| panic!("{node} is no node"))
     };
     passed(at, edges)
 }

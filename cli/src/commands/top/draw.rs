@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn a_large_terminal_shows_all_panes_and_a_small_one_the_one_in_front() {
         let large = screen(160, 40, &View::default(), None);
-        for part in ["1 GPUs (1)", "2 Functions (2)", "3 Links (1)", "4 Events (2)", "▸REQ/S", "q quit"] {
+        for part in ["1 GPUs (1)", "2 Functions (3)", "3 Links (1)", "4 Events (2)", "▸REQ/S", "q quit"] {
             assert!(large.contains(part), "{part} in\n{large}");
         }
         let small = screen(100, 14, &View::default(), None);
-        assert!(small.contains("2 Functions (2)") && !small.contains("GPUs (1)"), "{small}");
+        assert!(small.contains("2 Functions (3)") && !small.contains("GPUs (1)"), "{small}");
         assert!(small.contains("default/digits") && small.contains("controller 1 leads"), "{small}");
     }
 
@@ -201,6 +201,6 @@ mod tests {
     fn a_closer_look_takes_the_panes_place() {
         let mode = Mode::Detail { id: "worker-1/1".into(), scrolled: 0 };
         let text = screen(120, 30, &seen(Pane::Gpus, mode, ""), None);
-        assert!(text.contains("default/digits@1: running") && !text.contains("Functions (2)"), "{text}");
+        assert!(text.contains("default/digits@1: running") && !text.contains("Functions (3)"), "{text}");
     }
 }

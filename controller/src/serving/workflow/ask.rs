@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::in_order;
 use super::ran::Ran;
-use super::run::{Depth, Ended, Runner, let_go_of};
+use super::run::{Depth, Ended, Runner, Wish, let_go_of};
 use super::values::{Reached, Sent, Value};
 use crate::serving::dispatch::Call;
 use crate::serving::{Serving, tensors};
@@ -188,7 +188,8 @@ impl Ask<'_> {
         // Its own objective, and that of the workflow it is in.
         let own = model.objective.map(|slo| self.began.at + slo.deadline);
         let target = own.into_iter().chain(self.target).min();
-        let runner = Runner::new(self.serving, &key, way, self.request, &ran, depth, answered, target);
+        let runner =
+            Runner::new(self.serving, &key, way, self.request, &ran, depth, Wish { answered, target });
         let answer = runner.run(inputs).await?;
         let outputs = names().zip(answer.outputs).collect();
         Ok(Made { outputs, attempts: answer.attempts })

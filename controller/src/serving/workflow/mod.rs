@@ -43,7 +43,7 @@ pub(crate) use scores::register as show_steps;
 use ask::Request;
 use paces::Paces;
 use ran::Ran;
-use run::{Depth, Ended, Runner};
+use run::{Depth, Ended, Runner, Wish};
 use values::{Room, Value};
 
 /// The most bytes of tensors that runs hold here at a time, beside what came with the requests.
@@ -201,7 +201,8 @@ impl Serving {
         let answered = vec![true; way.plan.outputs().len()];
         let ran = Ran::default();
         let target = model.objective.map(|slo| Instant::now() + slo.deadline);
-        let runner = Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, answered, target);
+        let runner =
+            Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, Wish { answered, target });
         let told = |ended: Ended| Failure { may_have_executed: ended.ran, ..ended.failure };
         let answer = runner.run(inputs).await.map_err(told)?;
         let mut outputs: BTreeMap<&str, Value> =

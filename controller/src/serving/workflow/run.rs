@@ -38,6 +38,14 @@ impl Depth {
     pub(super) const TOP: Self = Self(0);
 }
 
+/// What whoever began a run wants of it.
+pub(super) struct Wish {
+    /// Which outputs are to come here with their bytes, in the workflow's order.
+    pub(super) answered: Vec<bool>,
+    /// When its answer is wanted, for its objective.
+    pub(super) target: Option<Instant>,
+}
+
 /// A run's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
@@ -117,8 +125,7 @@ impl<'a> Runner<'a> {
         request: &'a Request,
         ran: &'a Ran<'a>,
         depth: Depth,
-        answered: Vec<bool>,
-        target: Option<Instant>,
+        Wish { answered, target }: Wish,
     ) -> Self {
         let values = vec![None; plan.slots().len()];
         let shares = paces.shares(&plan);

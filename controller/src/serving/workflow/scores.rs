@@ -18,6 +18,7 @@ use crate::serving::Serving;
 const LABELLED_MAX: usize = 1_000;
 const OTHER: &str = "_other";
 
+type Count = fn(&SloCounts) -> u64;
 /// Tenant, workflow, step.
 type Labels = [(&'static str, String); 3];
 
@@ -64,7 +65,7 @@ fn labels(tenant: String, workflow: String, step: String) -> Labels {
 impl Collector for Scores {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let scores = self.0.workflows.scores();
-        let counts: [(_, _, fn(&SloCounts) -> u64); 2] = [
+        let counts: [(_, _, Count); 2] = [
             (
                 "millrace_workflow_step_slo_requests",
                 "Calls of a step that count towards its deadline",
