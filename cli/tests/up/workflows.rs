@@ -34,7 +34,7 @@ spec:
     - {name: two, function: second, inputs: {x: one.y}}
   outputs: {y: two.y}
 ";
-    std::fs::write(folder.path().join("both.yaml"), text).unwrap();
+    std::fs::write(folder.path().join("both.yaml"), &text).unwrap();
     let rows: Vec<u8> = (0..ROWS * 64).flat_map(|at| ((at % 97) as f32 / 97.0 - 0.5).to_le_bytes()).collect();
     std::fs::write(folder.path().join("x.bin"), rows).unwrap();
     folder
@@ -50,6 +50,21 @@ fn what_one_worker_made_goes_straight_to_the_other() {
     let up = Up::group(None, 2, &["--keep-spans", "1000"]);
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(1);
+    // The functions first, and used: what ran stays where it is when a workflow of both comes, which
+    // would have had them on one node.
+    let both = std::fs::read_to_string(folder.path().join("both.yaml")).unwrap();
+    let (functions, _) = both.rsplit_once("---\n").unwrap();
+    let file = folder.path().join("functions.yaml");
+    std::fs::write(&file, functions).unwrap();
+    up.ok(&["apply", "-f", file.to_str().unwrap()]);
+    std::fs::remove_file(&file).unwrap();
+    invoke(&up, "first", folder.path());
+    invoke(&up, "second", folder.path());
+    eventually("it is known that both ran", || {
+        let bills = up.json(&["billing"]);
+        let ran = |bill: &&Value| bill["requests"].as_u64() > Some(0);
+        bills["items"].as_array().unwrap().iter().filter(ran).count() == 2
+    });
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
     let nodes = up.json(&["get", "nodes"]);
     let placed: Vec<_> = nodes.as_array().unwrap().iter().map(|node| node["placements"].clone()).collect();

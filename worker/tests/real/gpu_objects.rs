@@ -5,17 +5,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes as Buffer;
-use futures::future::join_all;
+use futures::future::{join_all, select_all};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
 use millrace_types::Bytes;
 use millrace_worker::start::{DataConfig, Isolation, PolicyConfig, Worker, WorkerConfig, start};
+use rustix::process::{Signal, kill_process};
 
 use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, rows, tensor, twice};
 use crate::programs;
 use crate::support::{
-    Client, all_up, client, config, kill_9, launcher, request, script, serving_mlp, within, worker,
+    Client, all_up, client, config, kill_9, launcher, pid, request, script, serving_mlp, within, worker,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -106,20 +107,21 @@ async fn the_next_step_of_a_workflow_runs_on_the_gpu_that_has_its_data() {
     controller.desire(&[("mlp", mlp), ("other", other)]);
     controller.ready("mlp").await;
     controller.ready("other").await;
-    // Several at one time, until each GPU has made one.
-    let (mut made, mut ids) = (BTreeMap::new(), 0..);
-    let both = async {
-        while made.len() < 2 {
-            let makers = ids.by_ref().take(4).map(|id| {
-                let mut client = client(&worker);
-                async move { ask(&mut client, keeping(id, rows(ROWS), LONG)).await }
-            });
-            for kept in join_all(makers.collect::<Vec<_>>()).await {
-                made.entry(kept.gpu).or_insert_with(|| object(&kept, &worker));
-            }
-        }
+    // While one GPU's executor stands still with a run, the other has the next.
+    let keeps = |id| {
+        let mut client = client(&worker);
+        async move { ask(&mut client, keeping(id, rows(ROWS), LONG)).await }
     };
-    within("an object of each GPU", both).await;
+    let first = keeps(1).await;
+    let held = worker.node().snapshot().await.gpus[first.gpu as usize].executor_pid;
+    let held = pid(held.unwrap());
+    kill_process(held, Signal::STOP).unwrap();
+    let asked = [2, 3].map(|id| tokio::spawn(keeps(id)));
+    let (second, _, stood) = within("an object of the other GPU", select_all(asked)).await;
+    kill_process(held, Signal::CONT).unwrap();
+    join_all(stood).await;
+    let made = BTreeMap::from([first, second.unwrap()].map(|kept| (kept.gpu, object(&kept, &worker))));
+    assert_eq!(made.len(), 2, "an object of each");
     let mut client = client(&worker);
     for (id, (function, gpu)) in (1000..).zip([("other", 1), ("mlp", 1), ("mlp", 0), ("mlp", 1)]) {
         let taken = take_by(function, &mut client, id, &made[&gpu], 0, ROWS).await;
