@@ -83,8 +83,8 @@ fn copies_out_of_an_output_and_of_an_object_have_its_bytes() {
 fn rows_of_a_batch_are_placed_apart_and_run_as_one_again() {
     let (_model, mut executor) = mlp();
     let [_, second] = through_the_host(&mut executor);
-    // Two requests, the rows of `x` between them.
-    let (rows, all) = ([100, ROWS - 100], numbers((ROWS * 64) as usize));
+    // Two requests, the rows of `x` between them: more than travels inside messages of one of them.
+    let (rows, all) = ([20, ROWS - 20], numbers((ROWS * 64) as usize));
     let cut = (rows[0] * 256) as usize;
     let part = |rows, bytes: &[u8]| tensor("x", "FP32", &[rows, 64], bytes.to_vec());
     let inputs = vec![part(rows[0], &all[..cut]), part(rows[1], &all[cut..])];
