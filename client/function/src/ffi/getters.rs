@@ -1,6 +1,8 @@
 //! What a call says of itself, one thing at a time: for languages in which `millrace_tensor` is more
 //! trouble than it saves.
 
+#![allow(unsafe_code, reason = "pointers come from the caller, as the header asks")]
+
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
