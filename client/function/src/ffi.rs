@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use millrace_types::DataType;
 
-use self::handles::{bad, data_id, give, guarded, handle, take, text};
+use self::handles::{bad, data_id, give, give_back, guarded, handle, take, text};
 use crate::call::Call;
 use crate::error::Error;
 use crate::memory::{Buffer, Room};
@@ -83,13 +83,8 @@ pub unsafe extern "C" fn millrace_open(out: *mut *mut millrace_session) -> c_int
 /// As `millrace.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_close(session: *mut millrace_session) {
-    // SAFETY: the header's promises. A null handle closes nothing.
-    guarded(|| unsafe { take(session, "the session is null") }.map(drop_quietly));
-}
-
-fn drop_quietly<T>(value: Box<T>) -> c_int {
-    drop(value);
-    OK
+    // SAFETY: the header's promises.
+    unsafe { give_back(session) };
 }
 
 /// # Safety
@@ -267,8 +262,8 @@ pub unsafe extern "C" fn millrace_bytes(buffer: *const millrace_buffer) -> usize
 /// As `millrace.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_release(buffer: *mut millrace_buffer) {
-    // SAFETY: the header's promises. A null handle releases nothing.
-    guarded(|| unsafe { take(buffer, "the buffer is null") }.map(drop_quietly));
+    // SAFETY: the header's promises.
+    unsafe { give_back(buffer) };
 }
 
 /// # Safety

@@ -47,3 +47,14 @@ fn a_panic_stays_inside_and_each_thread_has_its_own_message() {
     note(c"INVALID", "a zero\0inside");
     assert_eq!(said(), "a zero?inside");
 }
+
+#[test]
+fn giving_back_nothing_keeps_what_failed_before() {
+    note(c"DATA_LOST", "no worker has it");
+    // SAFETY: null is what each of them takes for nothing.
+    unsafe {
+        millrace_release(ptr::null_mut());
+        millrace_close(ptr::null_mut());
+    }
+    assert_eq!(said(), "no worker has it");
+}
