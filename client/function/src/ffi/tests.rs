@@ -16,6 +16,7 @@ fn what_is_null_is_an_error_and_not_the_end() {
     unsafe {
         assert_eq!(millrace_open(ptr::null_mut()), FAILED);
         assert_eq!(millrace_next(ptr::null_mut(), ptr::null_mut()), FAILED);
+        assert_eq!(millrace_serve(None, ptr::null_mut()), FAILED);
         assert_eq!(millrace_unique_id(none, ptr::null_mut()), FAILED);
         assert_eq!(millrace_fetch(none, ptr::null(), &raw mut place), FAILED);
         assert_eq!(millrace_create(none, 1, &raw mut place), FAILED);
