@@ -69,7 +69,7 @@ pub use allocator::{Fragmentation, Run};
 pub use chunks::ChunkSet;
 pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
 pub use consolidate::Move;
-pub use layout::{LAYOUTS, Layout, UnknownLayout};
+pub use layout::{LAYOUTS, Layout};
 pub use pool::NativeCalls;
 use region::Turn;
 pub use region::{Rank, Region};
