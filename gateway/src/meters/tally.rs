@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use millrace_types::{Reason, Slo, SloCounts};
+use millrace_types::{Reason, SharedCounts, Slo, SloCounts};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
@@ -109,7 +109,7 @@ impl Tally {
 
     /// The score here; nothing of a model that others score.
     pub(crate) fn score(&self) -> SloCounts {
-        self.score.as_ref().map(Score::read).unwrap_or_default()
+        self.score.as_ref().map(|score| score.counts.read()).unwrap_or_default()
     }
 }
 
@@ -136,8 +136,7 @@ impl Cumulative {
 #[derive(Debug)]
 pub(super) struct Score {
     objective: Slo,
-    scored: AtomicU64,
-    in_time: AtomicU64,
+    counts: SharedCounts,
     scored_total: Counter,
     in_time_total: Counter,
 }
@@ -145,23 +144,15 @@ pub(super) struct Score {
 impl Score {
     /// Nothing scored yet.
     pub(super) fn new(objective: Slo, scored_total: Counter, in_time_total: Counter) -> Self {
-        let (scored, in_time) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { objective, scored, in_time, scored_total, in_time_total }
+        Self { objective, counts: SharedCounts::default(), scored_total, in_time_total }
     }
 
     fn count(&self, in_time: bool) {
-        // In this order, so that a reader never sees more in time than were scored.
-        self.scored.fetch_add(1, Ordering::Relaxed);
+        self.counts.count(in_time);
         self.scored_total.inc();
         if in_time {
-            self.in_time.fetch_add(1, Ordering::Relaxed);
             self.in_time_total.inc();
         }
-    }
-
-    fn read(&self) -> SloCounts {
-        let m = self.in_time.load(Ordering::Relaxed);
-        SloCounts { m, n: self.scored.load(Ordering::Relaxed).max(m) }
     }
 }
 
