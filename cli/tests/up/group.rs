@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::running::{Part, Up, eventually, millrace, repository, wait_gone};
+use crate::running::{Part, Up, eventually, free, millrace, repository, wait_gone};
 
 const SEVEN: &str = "examples/digits/images/digit-7.png";
 
@@ -306,7 +306,7 @@ fn leadership_is_handed_over_and_a_dead_controller_is_replaced() {
         .as_str()
         .unwrap()
         .to_owned();
-    let free = "127.0.0.1:0";
+    let free = free();
     let (_new, ready) = ByHand::start(&[
         "controller",
         "--id",
@@ -316,9 +316,9 @@ fn leadership_is_handed_over_and_a_dead_controller_is_replaced() {
         "--join",
         &internal,
         "--listen",
-        free,
+        &free,
         "--internal-listen",
-        free,
+        &free,
     ]);
     assert_eq!((&ready["id"], &ready["cluster"]), (&json!(4), &up.ready["cluster"]));
     up.ok(&["cluster", "wait", "--voters", "3", "--timeout", "30s"]);

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::running::{eventually, millrace, repository};
+use crate::running::{eventually, free, millrace, repository};
 
 /// The largest file that it may write, in the shell's units of 512 bytes or 1 KiB.
 const FILE_BLOCKS: &str = "1024";
@@ -30,10 +30,11 @@ impl Drop for Killed {
 /// A controller of its own cluster; a process that ignores SIGXFSZ gets an error at the limit
 /// instead, in the same call as for want of space.
 fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
+    let free = free();
     let limited = format!("trap '' XFSZ; ulimit -f {file_blocks}; exec \"$0\" \"$@\"");
     let mut child = Command::new("sh")
         .args(["-c", &limited, env!("CARGO_BIN_EXE_millrace"), "controller", "--bootstrap", "--grace", "5s"])
-        .args(["--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0", "--data-dir"])
+        .args(["--listen", &free, "--internal-listen", &free, "--data-dir"])
         .arg(dir)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -45,6 +46,15 @@ pub(crate) fn repository(path: &str) -> String {
     format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Any port of a loopback address that no other test has: what listened there and was killed has its
+/// port to itself, where another test's cluster would take it and answer.
+pub(crate) fn free() -> String {
+    static GIVEN: AtomicU8 = AtomicU8::new(1);
+    let number = GIVEN.fetch_add(1, Ordering::Relaxed);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    format!("127.{}.{low}.{number}:0", 1 | high)
+}
+
 impl Up {
     pub(crate) fn ephemeral(args: &[&str]) -> Self {
         Self::start(&[&["--ephemeral"], args].concat())
@@ -52,17 +62,14 @@ impl Up {
 
     pub(crate) fn in_dir(dir: &Path) -> Self {
         let dir = dir.to_str().expect("a temporary folder's name is text");
-        let free = "127.0.0.1:0";
-        Self::start(&["--data-dir", dir, "--internal-listen", free, "--worker-listen", free])
+        Self::start(&["--data-dir", dir])
     }
 
     /// Three controllers and so many workers of one small GPU, at free ports.
     pub(crate) fn group(dir: Option<&Path>, workers: u32, more: &[&str]) -> Self {
         let workers = workers.to_string();
-        let free = "127.0.0.1:0";
         let mut args = vec!["--controllers", "3", "--workers", &workers, "--gpus", "1", "--grace", "5s"];
         args.extend(["--gpu-memory", "256MiB", "--host-memory", "256MiB"]);
-        args.extend(["--internal-listen", free, "--worker-listen", free]);
         match dir {
             Some(dir) => {
                 args.extend(["--data-dir", dir.to_str().expect("a temporary folder's name is text")])
@@ -84,8 +91,9 @@ impl Up {
 
     fn start_with(args: &[&str], variables: &[(&str, &Path)]) -> Self {
         let stderr = NamedTempFile::new().expect("there is room for a file");
+        let free = free();
         let mut child = millrace()
-            .args(["up", "--listen", "127.0.0.1:0"])
+            .args(["up", "--listen", &free, "--internal-listen", &free, "--worker-listen", &free])
             .args(args)
             .envs(variables.iter().copied())
             .stdout(Stdio::piped())
