@@ -13,7 +13,8 @@
 //! nobody waits for any more, since it was withdrawn or its deadline has come, has [`GRACE`] to answer
 //! it all the same: then it is killed, and another one started at once. One that ends with a request is
 //! lost, and the request goes by the rules of [`crate::attempts`], as on a GPU. While the last few starts
-//! all failed and no process is up, requests are refused, and not kept waiting for what does not come.
+//! all failed and no process is up, requests are refused, and not kept waiting for what does not come. Once
+//! it is stopped, nobody waits for any request, and none is run again.
 
 mod protocol;
 
@@ -238,6 +239,24 @@ impl Crew {
         }
     }
 
+    /// Kills them all. Whoever has it done has answered every request: what ran is not run again by a
+    /// process that greets as it is killed, and nothing waits any more.
+    fn stop(&mut self, actions: &mut Vec<Action>) {
+        self.stopping = true;
+        let waiting = std::mem::take(&mut self.waiting);
+        actions.extend(waiting.into_iter().map(|Request { key, .. }| Action::Forget { key }));
+        for place in self.places() {
+            let state = &mut self.processes[place.0 as usize].state;
+            if let State::Running(Request { key, .. }) = *state {
+                actions.push(Action::Forget { key });
+            }
+            if !matches!(state, State::Waiting { .. }) {
+                *state = State::Dying(Fault::None);
+                actions.push(Action::Kill { place, why: Why::Stop });
+            }
+        }
+    }
+
     fn tick(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for place in self.places() {
             let mut kill = |crew: &mut Self, fault, why| {
@@ -304,10 +323,7 @@ impl Core for Crew {
                     self.abandon(at, now + GRACE, actions);
                 }
             }
-            Event::Stop => {
-                self.stopping = true;
-                actions.extend(self.places().map(|place| Action::Kill { place, why: Why::Stop }));
-            }
+            Event::Stop => self.stop(actions),
             Event::Tick => {}
         }
         self.tick(now, actions);

@@ -141,6 +141,37 @@ fn a_process_that_dies_with_what_nobody_waits_for_takes_nothing_along() {
 }
 
 #[test]
+fn a_request_that_is_withdrawn_when_its_process_is_dead_is_not_run_by_the_next() {
+    let mut world = World::up(1);
+    // The first end has another process started at once, the second after a while.
+    world.enqueue(1, Idempotent::Yes);
+    assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
+    assert_eq!(world.tell(ready(0, 2)), []);
+    world.enqueue(2, Idempotent::Yes);
+    assert_eq!(world.tell(exited(0, 2)), []);
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
+    world.now = world.crew.next_wake().unwrap();
+    assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
+    assert_eq!(world.tell(ready(0, 3)), []);
+}
+
+#[test]
+fn a_request_that_was_running_at_the_stop_is_not_run_by_a_process_that_greets_after_it() {
+    let mut world = World::new(2);
+    world.tell(ready(0, 1));
+    assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
+    assert_eq!(world.enqueue(2, Idempotent::Yes), []);
+    let stopped = [forget(2), forget(1), kill(0, Why::Stop), kill(1, Why::Stop)];
+    assert_eq!(world.tell(Event::Stop), stopped);
+    assert_eq!(world.crew.running(Place(0), Incarnation(1)), None, "its answer is nobody's");
+    assert_eq!(world.tell(exited(0, 1)), []);
+    assert_eq!(world.tell(ready(1, 1)), [], "it greeted before it was killed");
+    assert_eq!(world.tell(exited(1, 1)), []);
+    assert_eq!((world.crew.waiting(), world.crew.next_wake()), (0, None));
+}
+
+#[test]
 fn a_program_is_up_once_a_process_has_greeted_and_failing_while_none_starts() {
     let mut world = World::new(2);
     assert_eq!(world.crew.health(), Health::Starting);
@@ -211,21 +242,23 @@ fn what_waits_is_bounded_and_nothing_starts_after_the_stop() {
         assert_eq!(world.enqueue(key, Idempotent::Yes), []);
     }
     assert_eq!(world.enqueue(9999, Idempotent::Yes), [fail(9999, Reason::QueueFull, false)]);
-    assert_eq!(world.tell(Event::Stop), [kill(0, Why::Stop)]);
+    let waited = (0..WAITING_MAX as u64).map(forget);
+    let stopped: Vec<_> = waited.chain([kill(0, Why::Stop)]).collect();
+    assert_eq!(world.tell(Event::Stop), stopped);
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.crew.next_wake(), None);
 }
 
 proptest! {
-    /// Whatever happens: each request ends once, no process has two, and what is running or waiting is
-    /// never forgotten.
+    /// Whatever happens: each request ends once, no process has two, what is running or waiting is never
+    /// forgotten, and what ended, withdrawn or not, is not run again.
     #[test]
-    fn every_request_ends_once(steps in prop::collection::vec((0u8..6, 0u32..3, 0u64..4000), 1..200)) {
+    fn every_request_ends_once(steps in prop::collection::vec((0u8..8, 0u32..3, 0u64..4000), 1..200)) {
         let mut world = World::new(3);
         let mut incarnations = [1u64; 3];
         let mut running: BTreeMap<u32, u64> = BTreeMap::new();
         let mut open: BTreeMap<u64, bool> = BTreeMap::new();
-        let mut next = 0;
+        let (mut next, mut stopped) = (0, false);
         for (what, place, ms) in steps {
             world.now = world.now + Duration::from_millis(ms);
             let incarnation = incarnations[place as usize];
@@ -249,9 +282,19 @@ proptest! {
                     }
                     None => vec![],
                 },
+                5 => match open.keys().nth(ms as usize % open.len().max(1)).copied() {
+                    Some(key) => world.tell(Event::Withdraw { key: RequestKey(key) }),
+                    None => vec![],
+                },
+                // Seldom, as nothing happens after it.
+                6 if ms < 100 => {
+                    stopped = true;
+                    world.tell(Event::Stop)
+                }
                 _ => world.tell(Event::Tick),
             };
             for action in actions {
+                prop_assert!(!stopped || !matches!(action, Action::Run { .. } | Action::Spawn { .. }));
                 match action {
                     Action::Spawn { place, incarnation } => {
                         prop_assert_eq!(incarnation.0, incarnations[place.0 as usize] + 1);
@@ -263,7 +306,7 @@ proptest! {
                         prop_assert!(running.insert(place.0, key.0).is_none());
                     }
                     Action::Fail { key, .. } => prop_assert!(open.remove(&key.0).is_some()),
-                    // Beyond its deadline: answered by the Function.
+                    // Withdrawn, beyond its deadline or stopped: answered by the Function.
                     Action::Forget { key } => {
                         prop_assert!(open.remove(&key.0).is_some());
                         running.retain(|_, other| *other != key.0);
