@@ -50,6 +50,8 @@ struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// There is none: it was not started yet, or the crew is stopped.
+    Gone,
     Waiting {
         until: Timestamp,
     },
@@ -99,7 +101,7 @@ impl Crew {
     #[must_use]
     pub fn new(processes: u32, life: u64, seed: u64) -> Self {
         let process = |place: u32| Process {
-            state: State::Dying(Fault::Own),
+            state: State::Gone,
             incarnation: Incarnation(life << LIFE_BITS),
             ready_since: None,
             backoff: Backoff::new(RESTARTS, seed ^ u64::from(place).wrapping_mul(0xff51_afd7_ed55_8ccd)),
@@ -107,6 +109,12 @@ impl Crew {
         let processes = (0..processes).map(process).collect();
         let waiting = VecDeque::new();
         Self { processes, waiting, failed_starts: 0, greeted: false, silent: false, stopping: false }
+    }
+
+    /// Whether it was stopped and its last process has ended: nothing happens any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.stopping && self.processes.iter().all(|process| process.state == State::Gone)
     }
 
     /// Requests that wait.
@@ -161,11 +169,12 @@ impl Crew {
     fn exited(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         let since = process.ready_since.take();
-        if process.state == State::Dying(Fault::None) {
-            if !self.stopping {
-                self.spawn(now, place, actions);
-            }
+        if self.stopping {
+            process.state = State::Gone;
             return;
+        }
+        if process.state == State::Dying(Fault::None) {
+            return self.spawn(now, place, actions);
         }
         let until = process.backoff.died(now, since);
         let was = std::mem::replace(&mut process.state, State::Waiting { until });
@@ -182,7 +191,7 @@ impl Crew {
                 actions.push(Action::Fail { key, reason, may_have_executed });
             }
         }
-        if until <= now && !self.stopping {
+        if until <= now {
             self.spawn(now, place, actions);
         }
     }
@@ -250,10 +259,12 @@ impl Crew {
             if let State::Running(Request { key, .. }) = *state {
                 actions.push(Action::Forget { key });
             }
-            if !matches!(state, State::Waiting { .. }) {
-                *state = State::Dying(Fault::None);
-                actions.push(Action::Kill { place, why: Why::Stop });
+            if matches!(state, State::Gone | State::Waiting { .. }) {
+                *state = State::Gone;
+                continue;
             }
+            *state = State::Dying(Fault::None);
+            actions.push(Action::Kill { place, why: Why::Stop });
         }
     }
 
@@ -264,9 +275,7 @@ impl Crew {
                 actions.push(Action::Kill { place, why });
             };
             match self.processes[place.0 as usize].state {
-                State::Waiting { until } if until <= now && !self.stopping => {
-                    self.spawn(now, place, actions);
-                }
+                State::Waiting { until } if until <= now => self.spawn(now, place, actions),
                 State::Starting { give_up } if give_up <= now => {
                     self.silent = true;
                     kill(self, Fault::Own, Why::Silent);
@@ -332,12 +341,11 @@ impl Core for Crew {
 
     fn next_wake(&self) -> Option<Timestamp> {
         let wake = |process: &Process| match process.state {
-            State::Waiting { .. } if self.stopping => None,
             State::Waiting { until: at }
             | State::Starting { give_up: at }
             | State::Running(Request { deadline: at, .. })
             | State::Abandoned { until: at, .. } => Some(at),
-            State::Idle | State::Dying(_) => None,
+            State::Gone | State::Idle | State::Dying(_) => None,
         };
         self.processes.iter().filter_map(wake).min()
     }

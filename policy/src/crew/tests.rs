@@ -167,8 +167,24 @@ fn a_request_that_was_running_at_the_stop_is_not_run_by_a_process_that_greets_af
     assert_eq!(world.crew.running(Place(0), Incarnation(1)), None, "its answer is nobody's");
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.tell(ready(1, 1)), [], "it greeted before it was killed");
+    assert!(!world.crew.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
     assert_eq!((world.crew.waiting(), world.crew.next_wake()), (0, None));
+    assert!(world.crew.is_over());
+}
+
+#[test]
+fn a_crew_is_over_once_it_was_stopped_and_has_no_process() {
+    assert!(!World::new(0).crew.is_over());
+    let mut world = World::up(2);
+    for incarnation in [1, 2] {
+        assert!(!world.tell(exited(0, incarnation)).contains(&spawn(0, 3)));
+    }
+    // One waits to be started again, the other runs.
+    assert_eq!(world.tell(Event::Stop), [kill(1, Why::Stop)]);
+    assert!(!world.crew.is_over());
+    assert_eq!(world.tell(exited(1, 1)), []);
+    assert!(world.crew.is_over());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! In: requests from the Function in front of it, what its processes say. Out: calls to the processes,
 //! ends of requests to the Function, whose answers they are. What waits is bounded by
-//! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`.
+//! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`. It ends once it was
+//! stopped, as its function is gone, and none of its processes is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -355,5 +356,10 @@ impl Behaviour for Crew {
 
     fn next_wake(&self) -> Option<Timestamp> {
         self.core.next_wake()
+    }
+
+    // Its own address, at which its processes are heard, would keep it.
+    fn is_over(&self) -> bool {
+        self.core.is_over()
     }
 }
