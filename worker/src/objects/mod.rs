@@ -348,3 +348,17 @@ impl Objects {
         }
     }
 }
+
+#[cfg(test)]
+impl Objects {
+    /// None yet, of a worker that is registered under epoch 1; and what they tell the index, until that is
+    /// dropped.
+    pub(crate) fn registered(
+        limit: millrace_types::Bytes,
+    ) -> (Self, tokio::sync::mpsc::Receiver<millrace_policy::checkpoint::Event>) {
+        let (feed, told) = IndexFeed::heard(millrace_types::Epoch(1));
+        let attached = tokio::sync::watch::Sender::default().subscribe();
+        let whereabouts = Whereabouts::new(Vec::new(), attached);
+        (Self::new(limit, feed, whereabouts, Arc::new(crate::clock::MonotonicClock)), told)
+    }
+}

@@ -41,6 +41,7 @@ pub(super) fn read(
         outputs.into_iter().map(|output| (output.name.clone(), output)).collect();
     let mut inputs = Vec::new();
     let mut marks = BTreeMap::new();
+    let mut own = stored.clone();
     let is_wanted = |spec: &&TensorSpec| wanted.is_empty() || wanted.contains(&spec.name);
     for spec in declared.iter().filter(is_wanted) {
         let name = &spec.name;
@@ -70,8 +71,9 @@ pub(super) fn read(
                 let id = data_id(&id).ok_or_else(|| format!("output {name:?} names no data"))?;
                 let found = objects.find(&id);
                 let found = found.ok_or_else(|| format!("output {name:?}: data {id} is not here"))?;
-                // Another's object is not this answer's to keep or to let go of.
-                mark.object = stored.contains(&id).then_some(id);
+                // Another's object is not this answer's to keep or to let go of. Nor is one that an output
+                // before has: it goes when that does, and whoever holds this one holds it by another name.
+                mark.object = own.take(&id);
                 found
             }
         };
@@ -116,4 +118,40 @@ fn fits(declared: &[Dim], shape: &[i64]) -> bool {
             Dim::Fixed(fixed) => u64::try_from(size) == Ok(*fixed),
             Dim::Symbol(_) => size >= 0,
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_types::DataType;
+
+    use super::*;
+
+    fn spec(name: &str) -> TensorSpec {
+        TensorSpec { name: name.into(), datatype: DataType::Uint8, shape: vec![Dim::Fixed(4)] }
+    }
+
+    fn named(name: &str, id: &DataId) -> wire::Tensor {
+        let id = wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter };
+        wire::Tensor {
+            name: name.into(),
+            datatype: "UINT8".into(),
+            shape: vec![4],
+            contents: Some(tensor::Contents::Object(id)),
+            ..wire::Tensor::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn of_outputs_that_are_one_object_the_first_has_its_name() {
+        let (objects, _told) = Objects::registered(Bytes::mib(1));
+        let contents = Contents::Inline(vec![7u8; 4].into());
+        let id = objects.keep(contents, Duration::from_secs(60)).await.unwrap();
+        let outputs = ["c", "b", "a"].map(|name| named(name, &id)).into();
+        let (declared, stored) = (["a", "b", "c"].map(spec), BTreeSet::from([id.clone()]));
+        let answered = read(outputs, &[], &declared, &[], &stored, (&objects, Bytes::mib(1))).unwrap();
+        let objects: Vec<_> = answered.marks.into_values().map(|mark| mark.object).collect();
+        assert_eq!(objects, [Some(id), None, None]);
+    }
 }

@@ -123,6 +123,9 @@ fn obey(call: &Call) -> Result<(), Error> {
     if word == "mistype" {
         return call.output("y", &id, DataType::Int8, &shape);
     }
+    if word == "twice" {
+        call.output("z", &id, DataType::Uint8, &shape)?;
+    }
     if word == "respond" {
         return call.response("y", &id, DataType::Uint8, &shape);
     }
@@ -145,17 +148,23 @@ fn named(text: &Buffer) -> Result<DataId, Error> {
     Ok(DataId { home, epoch: Epoch(epoch.parse().unwrap()), counter: counter.parse().unwrap() })
 }
 
-fn declared() -> Signature {
+fn declared(outputs: &[&str]) -> Signature {
     let tensor = |name: &str| TensorSpec {
         name: name.into(),
         datatype: DataType::Uint8,
         shape: vec![Dim::Symbol(format!("{name}.0"))],
     };
-    Signature { inputs: vec![tensor("what"), tensor("x")], outputs: vec![tensor("y")] }
+    let outputs = outputs.iter().map(|&name| tensor(name)).collect();
+    Signature { inputs: vec![tensor("what"), tensor("x")], outputs }
 }
 
 pub(crate) fn packed(file: &[u8]) -> Vec<u8> {
-    let program = Program { declared: declared(), file: bytes::Bytes::copy_from_slice(file) };
+    packed_with(&["y"], file)
+}
+
+/// The same of one that declares other outputs.
+fn packed_with(outputs: &[&str], file: &[u8]) -> Vec<u8> {
+    let program = Program { declared: declared(outputs), file: bytes::Bytes::copy_from_slice(file) };
     program.pack().unwrap().to_vec()
 }
 
@@ -264,6 +273,50 @@ async fn what_it_stores_is_an_object_under_its_own_name_and_what_it_responds_is_
     let released = wire::ReleaseObjectsRequest { ids: vec![id] };
     client.release_objects(released).await.unwrap();
     // Nothing else is held.
+    let shown = within("the metrics", scraped(worker.addr())).await;
+    assert!(shown.lines().any(|it| it == "millrace_objects 0.0"), "{shown}");
+    worker.shutdown().await;
+}
+
+/// The name of the object that a held output is.
+fn held(output: &wire::InferTensor) -> wire::DataId {
+    let [wire::TensorPart { part: Some(Part::Held(held)) }] = &output.parts[..] else { panic!("{output:?}") };
+    held.object.clone().unwrap().id.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_two_outputs_is_there_until_both_are_let_go_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
+    let digest = controller.publish(&packed_with(&["y", "z"], &script()));
+    controller.desire(&[("f", digest)]);
+    controller.ready("f").await;
+    controller.lead(1);
+    let (mut client, x) = (client(&worker), large());
+    // Both are held; or one is, and the other answered.
+    for (id, answered) in [(1, None), (3, Some("y")), (5, Some("z"))] {
+        let time = Some(Duration::from_secs(60).try_into().unwrap());
+        let hold = wire::Hold { time, answered: answered.map(str::to_owned).into_iter().collect() };
+        let twice = wire::InvokeRequest { hold: Some(hold), ..asking(id, "twice", &x) };
+        let outputs = ask(&mut client, twice).await.unwrap().outputs;
+        let (mut kept, told): (Vec<_>, Vec<_>) =
+            outputs.into_iter().partition(|output| !output.parts.is_empty());
+        assert_eq!((kept.len(), told.len()), if answered.is_some() { (1, 1) } else { (2, 0) });
+        assert!(told.iter().all(|output| output.data == plus_one(&x)));
+        let last = kept.pop().unwrap();
+        let ids: Vec<_> = kept.iter().map(held).collect();
+        client.release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+        let ids = vec![held(&last)];
+        let next = wire::InvokeRequest {
+            inputs: vec![tensor("what", b"go"), wire::InferTensor { name: "x".into(), ..last }],
+            outputs: vec!["y".into()],
+            ..request("f", id + 1, &[])
+        };
+        let answer = ask(&mut client, next).await.unwrap();
+        assert!(answer.lost.is_empty(), "{answered:?} was answered, and the other went with it");
+        assert!(answer.outputs[0].data == plus_one(&plus_one(&x)));
+        client.release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+    }
     let shown = within("the metrics", scraped(worker.addr())).await;
     assert!(shown.lines().any(|it| it == "millrace_objects 0.0"), "{shown}");
     worker.shutdown().await;
