@@ -35,7 +35,7 @@ pub(crate) enum Answer {
     Outputs {
         outputs: Vec<wire::Tensor>,
         descriptors: Vec<Descriptor>,
-        /// Of the objects that they name, those that the process stored.
+        /// Of the objects that they name, those that the process stored, and that no answer named before.
         stored: BTreeSet<DataId>,
     },
     Failed(String),

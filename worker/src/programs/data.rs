@@ -49,15 +49,18 @@ impl Data {
         wire::IdBlock { home: self.objects.node().to_string(), epoch: epoch.0, first, count: IDS_PER_BLOCK }
     }
 
-    /// Of the objects that outputs name, those that the process stored.
-    pub(super) fn stored(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
-        let names = self.names.borrow();
+    /// Of the objects that an answer's outputs name, those that the process stored and no answer named
+    /// before: whoever took that one may have them still.
+    pub(super) fn answered(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
+        let mut names = self.names.borrow_mut();
         let object = |output: &wire::Tensor| match &output.contents {
             Some(tensor::Contents::Object(id)) => data_id(id),
             _ => None,
         };
         let own = |id: &DataId| id.home == *self.objects.node() && names.of(id) == Name::Used;
-        outputs.iter().filter_map(object).filter(own).collect()
+        let named: BTreeSet<_> = outputs.iter().filter_map(object).filter(own).collect();
+        named.iter().for_each(|id| names.answers(id));
+        named
     }
 
     /// Keeps what it stored.
@@ -73,7 +76,9 @@ impl Data {
             None | Some((Name::NotGiven, _)) => {
                 return Err(invalid("it stored data under a name that it was not given"));
             }
-            Some((Name::Used, _)) => return Ok(wire::Stored { refused: NotStored::Taken.into() }),
+            Some((Name::Used | Name::Answered, _)) => {
+                return Ok(wire::Stored { refused: NotStored::Taken.into() });
+            }
             Some((Name::Free, id)) => id,
         };
         let contents = match (store.contents, descriptor) {
@@ -151,4 +156,28 @@ fn give(contents: &Contents, offset: u64, bytes: u64) -> io::Result<(wire::Fetch
 
 pub(super) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::Bytes;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_object_goes_with_the_first_answer_that_names_it() {
+        let (objects, _told) = Objects::registered(Bytes::mib(1));
+        let data = Data::new(objects, Until::default());
+        let wire::IdBlock { home, epoch, first: counter, .. } = data.ids();
+        let id = wire::DataId { home, epoch, counter };
+        let contents = Some(store::Contents::Inline(bytes::Bytes::from_static(b"abcd")));
+        let stored = wire::Store { id: Some(id.clone()), contents, bytes: 4 };
+        assert_eq!(data.store(stored.clone(), None).await.unwrap(), wire::Stored::default());
+        let contents = Some(tensor::Contents::Object(id));
+        let outputs = [wire::Tensor { contents, ..wire::Tensor::default() }];
+        assert_eq!(data.answered(&outputs).len(), 1);
+        assert!(data.answered(&outputs).is_empty(), "whoever took the first answer has it");
+        let again = data.store(stored, None).await.unwrap();
+        assert_eq!(again.refused(), NotStored::Taken);
+    }
 }

@@ -25,7 +25,7 @@ pub(super) struct Answered {
 }
 
 /// Reads the outputs that are wanted of those that came; `stored` are those of the objects they name that
-/// this process stored.
+/// this process stored, and no answer had before.
 ///
 /// # Errors
 /// What is wrong with them, for the function's owner.

@@ -265,7 +265,7 @@ impl Watch {
         let (call, answer) = match said {
             Said::Return(answer) => {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
-                let stored = self.data.stored(&answer.outputs);
+                let stored = self.data.answered(&answer.outputs);
                 (answer.call, Answer::Outputs { outputs: answer.outputs, descriptors, stored })
             }
             Said::Fail(fail) => (fail.call, Answer::Failed(fail.message)),
