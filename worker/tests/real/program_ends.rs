@@ -7,7 +7,7 @@ use millrace_worker::start::Isolation;
 use crate::controller::Controller;
 use crate::processes::{End, WorkerProcess};
 use crate::programs::{ask, asking, desire, process, serving, worker_with, written_pid};
-use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script};
+use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_does_not_start_has_its_requests_refused_and_not_kept_waiting() {
@@ -118,6 +118,37 @@ async fn nothing_of_a_program_outlives_its_function_or_its_worker() {
     let end = End::of(u32::from_le_bytes(answer.outputs[0].data[..].try_into().unwrap()));
     worker.shutdown().await;
     end.wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_is_going_is_started_for_the_requests_that_it_still_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 1, true).await;
+    let (begun, told) = (dir.path().join("begun"), dir.path().join("told"));
+    let what = format!("die-when-told {} {}", begun.display(), told.display());
+    let mut other = client(&worker);
+    let asked = tokio::spawn(async move { ask(&mut other, asking(1, &what, b"abc")).await });
+    let there = async {
+        while !begun.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the call", there).await;
+    controller.desire(&[]);
+    // What nobody wants was removed before that is shown.
+    let mut statuses = worker.view().statuses.clone();
+    within("the function to go", statuses.wait_for(|shown| shown.is_empty())).await.unwrap();
+    std::fs::write(&told, "").unwrap();
+    let answer = asked.await.unwrap().unwrap();
+    assert_eq!((answer.outputs[0].data.as_ref(), answer.attempts), (&b"bcd"[..], 2));
+    let files = || std::fs::read_dir(dir.path().join("programs")).unwrap().count();
+    let gone = async {
+        while files() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("its file to go with it", gone).await;
+    worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

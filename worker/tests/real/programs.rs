@@ -61,6 +61,17 @@ fn obey(call: &Call) -> Result<(), Error> {
                 std::process::abort();
             }
         }
+        // Says that it has begun, and dies once it is told to; the next one does not.
+        "die-when-told" => {
+            let (begun, told) = (Path::new(words.next().unwrap()), Path::new(words.next().unwrap()));
+            if !begun.exists() {
+                std::fs::write(begun, "").unwrap();
+                while !told.exists() {
+                    std::thread::yield_now();
+                }
+                std::process::abort();
+            }
+        }
         "hang" => loop {
             std::thread::park();
         },
