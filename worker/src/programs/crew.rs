@@ -25,6 +25,7 @@ use super::process::{Name, Process};
 use super::{Program, outputs};
 use crate::actors::function::{self, Computed};
 use crate::actors::work::SharedWork;
+use crate::objects::sealed;
 use crate::port::Descriptor;
 use crate::seams::{Behaviour, Slot};
 use crate::service::tensors::Packed;
@@ -295,7 +296,9 @@ fn deadline(work: &SharedWork) -> Timestamp {
 /// A request as its process takes it.
 fn call(work: &SharedWork, left: Duration) -> Result<(wire::Call, Vec<std::os::fd::OwnedFd>), String> {
     let invocation = &work.invocation;
-    let descriptors = invocation.descriptors.iter().map(|fd| fd.try_clone()).collect::<Result<_, _>>();
+    // What is large was sealed as it was gathered; small data that the message has no room for was not.
+    let descriptors = invocation.descriptors.iter().map(|fd| sealed(fd)?.try_clone());
+    let descriptors = descriptors.collect::<Result<_, _>>();
     let descriptors = descriptors.map_err(|error: std::io::Error| error.to_string())?;
     let size = |place: u32| {
         let fd = invocation.descriptors.get(place as usize)?;

@@ -122,9 +122,11 @@ fn fits(declared: &[Dim], shape: &[i64]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::time::Duration;
 
     use millrace_types::DataType;
+    use rustix::fs::fcntl_add_seals;
 
     use super::*;
 
@@ -141,6 +143,23 @@ mod tests {
             contents: Some(tensor::Contents::Object(id)),
             ..wire::Tensor::default()
         }
+    }
+
+    #[test]
+    fn memory_that_can_still_change_or_is_not_as_large_as_it_says_is_refused() {
+        let made = |seals| -> Descriptor {
+            let mut file = crate::objects::memory("test").unwrap();
+            file.write_all(b"abcd").unwrap();
+            fcntl_add_seals(&file, seals).unwrap();
+            Arc::new(file.into())
+        };
+        for seals in [SealFlags::empty(), SealFlags::WRITE, SealFlags::SHRINK] {
+            let error = memory(&made(seals), 4).unwrap_err();
+            assert!(error.to_string().contains("not sealed"), "{error}");
+        }
+        let fixed = made(SealFlags::WRITE | SealFlags::SHRINK);
+        assert_eq!(memory(&fixed, 4).unwrap().len(), 4);
+        assert!(memory(&fixed, 3).is_err() && memory(&fixed, 5).is_err());
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::{FUNCTION_PROTOCOL_VERSION, function, worker as wire};
 use millrace_types::workflow::Signature;
 use millrace_types::{Dim, Epoch, Failure, NodeName, Reason, TensorSpec};
+use millrace_worker::service::tensors::INLINE_BYTES_MAX;
 use millrace_worker::start::{Launcher, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
@@ -114,8 +115,8 @@ fn obey(call: &Call) -> Result<(), Error> {
         }
         "refuse" => return Err(Error::Function("not today".into())),
         "forget" => return Ok(()),
-        "unsealed" => {
-            // What is answered is an input as it came, which this process could still change.
+        // Answers an input as it came.
+        "hand-on" => {
             let id = call.input("x")?.id.clone();
             return call.output("y", &id, DataType::Uint8, &[x.len() as i64]);
         }
@@ -399,15 +400,37 @@ async fn what_a_function_says_of_itself_is_the_callers_answer() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let mut client = client(&worker);
-    for (id, what, says) in
-        [(1, "refuse", "not today"), (2, "forget", "it gave no output \"y\""), (3, "unsealed", "not sealed")]
-    {
+    for (id, what, says) in [(1, "refuse", "not today"), (2, "forget", "it gave no output \"y\"")] {
         let failure = ask(&mut client, asking(id, what, &large())).await.unwrap_err();
         assert_eq!(failure.reason, Reason::ModelFailed, "{what}");
         assert!(failure.message.contains(says), "{}", failure.message);
     }
     // It is the same process all the time.
     assert_eq!(process(&mut client, 4).await, process(&mut client, 5).await);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_is_handed_on_as_an_output_whatever_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 1, true).await;
+    controller.lead(1);
+    let mut client = client(&worker);
+    for (id, bytes) in [(1, 1), (3, INLINE_BYTES_MAX), (5, INLINE_BYTES_MAX + 1), (7, LARGE)] {
+        let x = large()[..bytes].to_vec();
+        let answer = ask(&mut client, asking(id, "hand-on", &x)).await.unwrap();
+        assert!(answer.outputs[0].data == x, "{bytes} bytes");
+        // The same of an object, which is handed on as another.
+        let hold =
+            Some(wire::Hold { time: Some(Duration::from_secs(60).try_into().unwrap()), answered: vec![] });
+        let kept = wire::InvokeRequest { hold, ..asking(id, "hand-on", &x) };
+        let kept = ask(&mut client, kept).await.unwrap().outputs.remove(0);
+        assert_eq!(kept.parts.is_empty(), bytes <= INLINE_BYTES_MAX);
+        let next = wire::InferTensor { name: "x".into(), ..kept };
+        let inputs = vec![tensor("what", b"hand-on"), next];
+        let next = wire::InvokeRequest { inputs, ..request("f", id + 1, &[]) };
+        assert!(ask(&mut client, next).await.unwrap().outputs[0].data == x, "{bytes} bytes");
+    }
     worker.shutdown().await;
 }
 
