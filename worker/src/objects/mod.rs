@@ -60,7 +60,7 @@ use crate::port::Descriptor;
 
 pub(crate) use elsewhere::FetchError;
 pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
-pub(crate) use given::sealed;
+pub(crate) use given::{Given, seal, sealed};
 pub(crate) use kept::{Kept, Lost, OnHost, Part, Place, Reply};
 pub(crate) use named::NotKept;
 pub(crate) use peers::Peers;

@@ -14,8 +14,7 @@ use millrace_types::{DataId, Timestamp};
 
 use super::names::{IDS_PER_BLOCK, Name, Names};
 use super::outputs::{data_id, memory};
-use crate::objects::{self, Contents, FetchError, NotKept, Objects};
-use crate::service::tensors::INLINE_BYTES_MAX;
+use crate::objects::{Contents, FetchError, Given, NotKept, Objects};
 
 /// How long what a process stored is kept, unless whoever takes its output wants it longer.
 const STORED_FOR: Duration = Duration::from_secs(60);
@@ -114,7 +113,7 @@ impl Data {
         let bytes = found.len();
         // What a GPU has comes to the host: a process sees no device.
         match found.on_host(0, bytes).await {
-            Ok((contents, offset)) => give(&contents, offset, bytes),
+            Ok((contents, offset)) => give(contents.given(offset, bytes)?, bytes),
             Err(lost) => {
                 let why = lost.to_string();
                 Ok((refusal(&FetchError::Lost { id, why }), Vec::new()))
@@ -131,25 +130,10 @@ fn refusal(error: &FetchError) -> wire::Fetched {
     wire::Fetched { refused: refused.into(), message: error.to_string(), ..wire::Fetched::default() }
 }
 
-fn give(contents: &Contents, offset: u64, bytes: u64) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
-    let mut descriptors = Vec::new();
-    let contents = match contents {
-        Contents::Memory { fd, .. } if offset == 0 => {
-            descriptors.push(fd.try_clone()?);
-            fetched::Contents::ContentsFd(0)
-        }
-        // A part of what others have too.
-        part => {
-            let data = part.read(offset, usize::try_from(bytes).map_err(io::Error::other)?)?;
-            if data.len() <= INLINE_BYTES_MAX {
-                fetched::Contents::Inline(data)
-            } else {
-                let mut file = objects::memory("millrace-data")?;
-                io::Write::write_all(&mut file, &data)?;
-                descriptors.push(file.into());
-                fetched::Contents::ContentsFd(0)
-            }
-        }
+fn give(given: Given, bytes: u64) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
+    let (contents, descriptors) = match given {
+        Given::Inline(data) => (fetched::Contents::Inline(data), Vec::new()),
+        Given::Memory(fd) => (fetched::Contents::ContentsFd(0), vec![fd.try_clone()?]),
     };
     Ok((wire::Fetched { bytes, contents: Some(contents), ..wire::Fetched::default() }, descriptors))
 }

@@ -12,7 +12,7 @@ use millrace_types::tensor::{element_count, shape_text};
 use millrace_types::{Bytes, DataId, Dim, Epoch, NodeName, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
-use crate::objects::{Contents, Objects};
+use crate::objects::{Contents, Objects, seal};
 use crate::port::Descriptor;
 use crate::request::Mark;
 use crate::service::tensors::{self, Input, Packed};
@@ -91,7 +91,7 @@ pub(super) fn read(
     Ok(Answered { packed, marks })
 }
 
-/// Memory from a process, which it can neither change nor cut any more.
+/// Memory from a process, which it can neither change nor cut any more, nor have grow.
 ///
 /// # Errors
 /// Where that is not so, or it is not as large as it says.
@@ -100,6 +100,8 @@ pub(super) fn memory(fd: &Descriptor, bytes: u64) -> io::Result<Contents> {
     if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
         return Err(io::Error::other("its memory is not sealed against changes"));
     }
+    // What its size is now is believed later on.
+    seal(fd).map_err(|error| io::Error::other(format!("its memory can grow, for all seals: {error}")))?;
     if u64::try_from(fstat(fd)?.st_size) != Ok(bytes) {
         return Err(io::Error::other("its memory is not as large as it says"));
     }
@@ -158,8 +160,11 @@ mod tests {
             assert!(error.to_string().contains("not sealed"), "{error}");
         }
         let fixed = made(SealFlags::WRITE | SealFlags::SHRINK);
-        assert_eq!(memory(&fixed, 4).unwrap().len(), 4);
         assert!(memory(&fixed, 3).is_err() && memory(&fixed, 5).is_err());
+        assert_eq!(memory(&fixed, 4).unwrap().len(), 4);
+        assert!(rustix::fs::ftruncate(&fixed, 5).is_err(), "it does not grow any more");
+        let last = made(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::SEAL);
+        assert!(memory(&last, 4).is_err(), "it can grow, and nobody can help it");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! Functions that are programs: real processes of this test program, under a real worker.
 
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -115,6 +116,7 @@ fn obey(call: &Call) -> Result<(), Error> {
         }
         "refuse" => return Err(Error::Function("not today".into())),
         "forget" => return Ok(()),
+        "scribble" => return answer(call, scribble().as_bytes()),
         // Answers an input as it came.
         "hand-on" => {
             let id = call.input("x")?.id.clone();
@@ -149,6 +151,28 @@ fn answer(call: &Call, data: &[u8]) -> Result<(), Error> {
     room.copy_from_slice(data);
     call.store(&id, room)?;
     call.response("y", &id, DataType::Uint8, &[data.len() as i64])
+}
+
+/// Whether this process has memory from its worker, and what it could do to that.
+fn scribble() -> String {
+    let (mut has, mut done) = (false, Vec::new());
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        if !target.to_string_lossy().starts_with("/memfd:millrace") {
+            continue;
+        }
+        // Another way in, whatever the descriptor allows.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        let tried = [
+            ("write", file.write_all_at(b"x", 0)),
+            ("cut", file.set_len(1)),
+            ("grow", file.set_len(2 * LARGE as u64)),
+        ];
+        has = true;
+        done.extend(tried.into_iter().filter_map(|(what, tried)| tried.is_ok().then_some(what)));
+    }
+    format!("{has} {done:?}")
 }
 
 /// A name of data, as text.
@@ -431,6 +455,15 @@ async fn an_input_is_handed_on_as_an_output_whatever_its_size() {
         let next = wire::InvokeRequest { inputs, ..request("f", id + 1, &[]) };
         assert!(ask(&mut client, next).await.unwrap().outputs[0].data == x, "{bytes} bytes");
     }
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_cannot_change_what_it_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), 1, true).await;
+    let answer = ask(&mut client(&worker), asking(1, "scribble", &large())).await.unwrap();
+    assert_eq!(std::str::from_utf8(&answer.outputs[0].data), Ok("true []"));
     worker.shutdown().await;
 }
 
