@@ -13,6 +13,8 @@ use super::{Contents, PIECE, memory, size_of_memory};
 use crate::port::Descriptor;
 use crate::service::tensors::INLINE_BYTES_MAX;
 
+/// Data of up to so many bytes is copied and sealed where it is asked for: what would travel in a message.
+const AT_ONCE_MAX: u64 = INLINE_BYTES_MAX as u64;
 const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK);
 
 /// What a program is given.
@@ -24,6 +26,15 @@ pub(crate) enum Given {
 }
 
 impl Contents {
+    /// Whether these bytes are given without a large copy, and without a look at large memory.
+    pub(crate) fn is_given_at_once(&self, offset: u64, bytes: u64) -> bool {
+        let lies_there = || match self {
+            Self::Memory { fd, bytes: all } => (offset, bytes) == (0, *all) && is_sealed(fd),
+            Self::Inline(_) | Self::Kept(_) => false,
+        };
+        bytes <= AT_ONCE_MAX || lies_there()
+    }
+
     /// Bytes of it, which are on the host, as a program is given them. Blocks: for a copy, or while the
     /// kernel looks whether anybody still writes to the memory.
     ///
@@ -59,6 +70,10 @@ pub(crate) fn seal(fd: impl AsFd) -> io::Result<()> {
         fcntl_add_seals(&fd, SEALS.difference(has))?;
     }
     Ok(())
+}
+
+fn is_sealed(fd: &Descriptor) -> bool {
+    fcntl_get_seals(fd).is_ok_and(|has| has.contains(SEALS))
 }
 
 /// This memory, sealed; or a copy of it that is, where it cannot be itself.

@@ -18,12 +18,14 @@
 //! | [`crew`] | the actor: the processes of one function |
 //! | [`process`] | one of them, from its start to its end |
 //! | [`data`] | what it names, stores and fetches |
+//! | [`aside`] | copies of large data, off the actors' thread |
 //! | [`names`] | which names it has, and has used |
 //! | [`outputs`] | what it answered, checked |
 //! | [`health`] | whether programs start, for who says what is ready |
 //! | [`launch`] | what a child does before it is the program |
 //! | `log` | what it says, in the worker's log |
 
+mod aside;
 pub(crate) mod crew;
 mod data;
 pub(crate) mod health;
@@ -82,6 +84,7 @@ struct Inner {
     files: AtomicU64,
     launcher: Launcher,
     objects: Objects,
+    aside: aside::Aside,
     /// The most bytes that an output in a process's own memory has: it is answered, in one message.
     output_max: Bytes,
     /// Whether every process is to end. Each one's watch holds a receiver until it has.
@@ -132,7 +135,8 @@ impl Programs {
         }
         let (dir, closing) = (std::path::absolute(dir)?, watch::Sender::new(false));
         let (healths, files) = (watch::Sender::default(), AtomicU64::new(0));
-        Ok(Self(Arc::new(Inner { dir, files, launcher, objects, output_max, closing, healths })))
+        let aside = aside::Aside::default();
+        Ok(Self(Arc::new(Inner { dir, files, launcher, objects, aside, output_max, closing, healths })))
     }
 
     /// Puts a program's file where it can be started: one of its own each time, since the one before of

@@ -87,8 +87,7 @@ pub(super) fn read(
         marks.insert(name.clone(), mark);
         inputs.push(Input { name: name.clone(), datatype, shape, contents });
     }
-    let packed = tensors::pack(inputs).map_err(|failure| failure.message)?;
-    Ok(Answered { packed, marks })
+    Ok(Answered { packed: tensors::given(inputs), marks })
 }
 
 /// Memory from a process, which it can neither change nor cut any more, nor have grow.

@@ -80,12 +80,13 @@ impl Process {
         name: Name,
         crew: Mailbox<Message>,
     ) -> Result<Self, StartError> {
+        let inner = &program.programs.0;
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
         let (connection, until) = (Rc::new(connection), Until::default());
         let watch = Watch {
             name: name.clone(),
             connection: Rc::clone(&connection),
-            data: Data::new(program.programs.0.objects.clone(), Until::clone(&until)),
+            data: Data::new(inner.objects.clone(), inner.aside.clone(), Until::clone(&until)),
             ready: Cell::new(false),
             last_line: Rc::default(),
             crew,
@@ -97,7 +98,6 @@ impl Process {
             ids: Some(watch.data.ids()),
         };
         connection.send(frame(Told::Hello(hello), Vec::new())?)?;
-        let inner = &program.programs.0;
         let passed =
             |variable: &str| VARIABLES.contains(&variable) || variable.starts_with(FUNCTION_VARIABLES);
         let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(passed));
