@@ -13,7 +13,9 @@
 //! nobody waits for any more, since it was withdrawn or its deadline has come, has [`GRACE`] to answer
 //! it all the same: then it is killed, and another one started at once. One that ends with a request is
 //! lost, and the request goes by the rules of [`crate::attempts`], as on a GPU. While the last few starts
-//! all failed and no process is up, requests are refused, and not kept waiting for what does not come. Once
+//! all failed and no process is up, requests are refused, and not kept waiting for what does not come. What
+//! the worker lacks (descriptors, memory) is neither the program's fault nor the request's: a request that
+//! cannot be handed over for it is refused, so that another worker is asked, and its process goes on. Once
 //! it is stopped, nobody waits for any request, and none is run again.
 
 mod protocol;
@@ -183,7 +185,7 @@ impl Crew {
             Some(_) => self.failed_starts = 0,
         }
         if let State::Running(request) = was {
-            self.lost(request, actions);
+            self.lost(request, Loss::Died(Progress::Begun), actions);
         }
         if self.is_broken() {
             for Request { key, attempts, .. } in std::mem::take(&mut self.waiting) {
@@ -196,14 +198,42 @@ impl Crew {
         }
     }
 
-    /// A process ended with a request.
-    fn lost(&mut self, request: Request, actions: &mut Vec<Action>) {
-        match request.attempts.after(Loss::Died(Progress::Begun)) {
+    /// A process ended for want of what the worker lacks. One that had not greeted is a start that came to
+    /// nothing, whatever the reason: the next ones are spread.
+    fn given_up(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+        let process = &mut self.processes[place.0 as usize];
+        if process.ready_since.is_none() || self.stopping {
+            return self.exited(now, place, actions);
+        }
+        process.ready_since = None;
+        if let State::Running(request) = process.state {
+            self.lost(request, Loss::Failed(Progress::Begun), actions);
+        }
+        self.spawn(now, place, actions);
+    }
+
+    /// A process ended with a request, or was ended.
+    fn lost(&mut self, request: Request, loss: Loss, actions: &mut Vec<Action>) {
+        match request.attempts.after(loss) {
             Verdict::Again(attempts) => self.waiting.push_front(Request { attempts, ..request }),
             Verdict::Refuse { reason, may_have_executed } => {
                 actions.push(Action::Fail { key: request.key, reason, may_have_executed });
             }
         }
+    }
+
+    /// A process was not given its request, and waits for another one.
+    fn unsent(&mut self, process: (Place, Incarnation), key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(process) = self.process(process.0, process.1) else { return };
+        match process.state {
+            State::Running(request) if request.key == key => {
+                let may_have_executed = request.attempts.begun;
+                actions.push(Action::Fail { key, reason: Reason::QueueFull, may_have_executed });
+            }
+            State::Abandoned { key: has, .. } if has == key => {}
+            _ => return,
+        }
+        process.state = State::Idle;
     }
 
     fn enqueue(&mut self, request: Request, actions: &mut Vec<Action>) {
@@ -310,6 +340,12 @@ impl Core for Crew {
                     self.exited(now, place, actions);
                 }
             }
+            Event::GivenUp { place, incarnation } => {
+                if self.process(place, incarnation).is_some() {
+                    self.given_up(now, place, actions);
+                }
+            }
+            Event::Unsent { place, incarnation, key } => self.unsent((place, incarnation), key, actions),
             Event::Returned { place, incarnation, key } => {
                 if let Some(process) = self.process(place, incarnation)
                     && let State::Running(Request { key: has, .. }) | State::Abandoned { key: has, .. } =

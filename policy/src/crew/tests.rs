@@ -188,6 +188,47 @@ fn a_crew_is_over_once_it_was_stopped_and_has_no_process() {
 }
 
 #[test]
+fn a_request_that_cannot_be_handed_over_is_refused_and_nobody_is_to_blame() {
+    let mut world = World::up(1);
+    let (place, incarnation) = (Place(0), Incarnation(1));
+    let unsent = |key| Event::Unsent { place, incarnation, key: RequestKey(key) };
+    world.enqueue(1, Idempotent::No);
+    world.enqueue(2, Idempotent::Yes);
+    // Not begun, and so free to be tried elsewhere; the process has the next one.
+    assert_eq!(world.tell(unsent(1)), [fail(1, Reason::QueueFull, false), run(0, 2, 1)]);
+    assert_eq!(world.tell(unsent(1)), [], "it has another");
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
+    world.enqueue(3, Idempotent::Yes);
+    assert_eq!(world.tell(unsent(2)), [run(0, 3, 1)]);
+    // One that a process died of before may have run then.
+    world.tell(exited(0, 1));
+    assert_eq!(world.tell(ready(0, 2)), [run(0, 3, 2)]);
+    let unsent = Event::Unsent { place, incarnation: Incarnation(2), key: RequestKey(3) };
+    assert_eq!(world.tell(unsent), [fail(3, Reason::QueueFull, true)]);
+}
+
+#[test]
+fn a_process_that_is_given_up_is_replaced_at_once_and_its_request_is_no_suspect() {
+    let mut world = World::up(1);
+    let given_up = |incarnation| Event::GivenUp { place: Place(0), incarnation: Incarnation(incarnation) };
+    let attempts = Attempts::new(9, Idempotent::Yes);
+    let (key, deadline) = (RequestKey(1), world.now + 60 * SECOND);
+    world.tell(Event::Enqueue { key, attempts, deadline });
+    for incarnation in 1..=u64::from(2 * FAILED_STARTS_MAX) {
+        assert_eq!(world.tell(given_up(incarnation)), [spawn(0, incarnation + 1)]);
+        let again = run(0, 1, incarnation as u32 + 1);
+        assert_eq!(world.tell(ready(0, incarnation + 1)), [again], "not quarantined");
+    }
+    // What must not run twice may have run.
+    let mut world = World::up(1);
+    world.enqueue(1, Idempotent::No);
+    assert_eq!(world.tell(given_up(1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
+    // A start is a start.
+    assert_eq!(world.tell(given_up(2)), [spawn(0, 3)]);
+    assert_eq!(world.tell(given_up(3)), []);
+}
+
+#[test]
 fn a_program_is_up_once_a_process_has_greeted_and_failing_while_none_starts() {
     let mut world = World::new(2);
     assert_eq!(world.crew.health(), Health::Starting);
@@ -269,7 +310,7 @@ proptest! {
     /// Whatever happens: each request ends once, no process has two, what is running or waiting is never
     /// forgotten, and what ended, withdrawn or not, is not run again.
     #[test]
-    fn every_request_ends_once(steps in prop::collection::vec((0u8..8, 0u32..3, 0u64..4000), 1..200)) {
+    fn every_request_ends_once(steps in prop::collection::vec((0u8..10, 0u32..3, 0u64..4000), 1..200)) {
         let mut world = World::new(3);
         let mut incarnations = [1u64; 3];
         let mut running: BTreeMap<u32, u64> = BTreeMap::new();
@@ -307,6 +348,19 @@ proptest! {
                     stopped = true;
                     world.tell(Event::Stop)
                 }
+                7 => {
+                    running.remove(&place);
+                    let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                    world.tell(Event::GivenUp { place, incarnation })
+                }
+                8 => match world.crew.running(Place(place), Incarnation(incarnation)) {
+                    Some(key) => {
+                        running.remove(&place);
+                        let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                        world.tell(Event::Unsent { place, incarnation, key })
+                    }
+                    None => vec![],
+                },
                 _ => world.tell(Event::Tick),
             };
             for action in actions {
