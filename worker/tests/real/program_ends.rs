@@ -1,12 +1,14 @@
 //! Programs that do not start, hang, or do as they should not.
 
+use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_types::Reason;
 use millrace_worker::start::Isolation;
 
 use crate::controller::Controller;
 use crate::processes::{End, WorkerProcess};
-use crate::programs::{ask, asking, desire, process, serving, worker_with, written_pid};
+use crate::programs::{ask, asking, desire, large, process, serving, worker_with, written_pid};
 use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script, within};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,6 +104,28 @@ async fn a_worker_killed_with_9_leaves_no_program() {
     crate::support::kill_9(worker.pid());
     worker.child.wait().await.unwrap();
     end.wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_the_worker_has_no_descriptors_for_is_refused_and_its_process_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    all_up(&controller).await;
+    desire(&controller, "f", &script(), 1, false);
+    controller.ready("f").await;
+    let address = controller.hello().await.address;
+    let mut remote = WorkerClient::connect(format!("http://{address}")).await.unwrap();
+    let first = remote.invoke(asking(1, "pid", b"x")).await.unwrap().into_inner();
+    // One for the input's memory, and none to send that with.
+    let limit = worker.spare_descriptors(1);
+    let refused = remote.invoke(asking(2, "go", &large())).await.unwrap_err();
+    worker.limit_descriptors(limit);
+    let failure = from_status(&refused);
+    let expected = (Reason::QueueFull, false);
+    assert_eq!((failure.reason, failure.may_have_executed), expected, "{}", failure.message);
+    let again = remote.invoke(asking(3, "pid", b"x")).await.unwrap().into_inner();
+    assert_eq!(again.outputs[0].data, first.outputs[0].data, "the same process");
 }
 
 #[tokio::test(flavor = "multi_thread")]
