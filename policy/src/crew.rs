@@ -91,6 +91,7 @@ pub struct Crew {
     processes: Vec<Process>,
     waiting: VecDeque<Request>,
     failed_starts: u32,
+    restarts: u64,
     /// Whether any process has ever greeted, or took too long to.
     greeted: bool,
     silent: bool,
@@ -110,13 +111,20 @@ impl Crew {
         };
         let processes = (0..processes).map(process).collect();
         let waiting = VecDeque::new();
-        Self { processes, waiting, failed_starts: 0, greeted: false, silent: false, stopping: false }
+        let (failed_starts, restarts) = (0, 0);
+        Self { processes, waiting, failed_starts, restarts, greeted: false, silent: false, stopping: false }
     }
 
     /// Whether it was stopped and its last process has ended: nothing happens any more.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.stopping && self.processes.iter().all(|process| process.state == State::Gone)
+    }
+
+    /// Processes started, or tried to, after the first at their place.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.restarts
     }
 
     /// Requests that wait.
@@ -156,6 +164,12 @@ impl Crew {
         self.processes.get_mut(place.0 as usize).filter(|it| it.incarnation == incarnation)
     }
 
+    /// Starts another process where one has ended.
+    fn again(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+        self.restarts += 1;
+        self.spawn(now, place, actions);
+    }
+
     fn spawn(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         process.incarnation = Incarnation(process.incarnation.0 + 1);
@@ -176,7 +190,7 @@ impl Crew {
             return;
         }
         if process.state == State::Dying(Fault::None) {
-            return self.spawn(now, place, actions);
+            return self.again(now, place, actions);
         }
         let until = process.backoff.died(now, since);
         let was = std::mem::replace(&mut process.state, State::Waiting { until });
@@ -194,7 +208,7 @@ impl Crew {
             }
         }
         if until <= now {
-            self.spawn(now, place, actions);
+            self.again(now, place, actions);
         }
     }
 
@@ -209,7 +223,7 @@ impl Crew {
         if let State::Running(request) = process.state {
             self.lost(request, Loss::Failed(Progress::Begun), actions);
         }
-        self.spawn(now, place, actions);
+        self.again(now, place, actions);
     }
 
     /// A process ended with a request, or was ended.
@@ -305,7 +319,7 @@ impl Crew {
                 actions.push(Action::Kill { place, why });
             };
             match self.processes[place.0 as usize].state {
-                State::Waiting { until } if until <= now => self.spawn(now, place, actions),
+                State::Waiting { until } if until <= now => self.again(now, place, actions),
                 State::Starting { give_up } if give_up <= now => {
                     self.silent = true;
                     kill(self, Fault::Own, Why::Silent);

@@ -97,6 +97,7 @@ fn a_process_that_dies_has_its_request_run_again_or_answered_by_the_rules() {
     assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
     assert_eq!(world.tell(ready(0, 3)), [run(0, 2, 2)]);
     assert_eq!(world.tell(exited(0, 3)), [fail(2, Reason::Quarantined, true)]);
+    assert_eq!(world.crew.restarts(), 2, "the next one is to come");
 }
 
 #[test]
@@ -315,7 +316,7 @@ proptest! {
         let mut incarnations = [1u64; 3];
         let mut running: BTreeMap<u32, u64> = BTreeMap::new();
         let mut open: BTreeMap<u64, bool> = BTreeMap::new();
-        let (mut next, mut stopped) = (0, false);
+        let (mut next, mut stopped, mut spawned) = (0, false, 0);
         for (what, place, ms) in steps {
             world.now = world.now + Duration::from_millis(ms);
             let incarnation = incarnations[place as usize];
@@ -367,6 +368,7 @@ proptest! {
                 prop_assert!(!stopped || !matches!(action, Action::Run { .. } | Action::Spawn { .. }));
                 match action {
                     Action::Spawn { place, incarnation } => {
+                        spawned += 1;
                         prop_assert_eq!(incarnation.0, incarnations[place.0 as usize] + 1);
                         incarnations[place.0 as usize] = incarnation.0;
                     }
@@ -385,6 +387,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(open.len(), running.len() + world.crew.waiting());
+            prop_assert_eq!(world.crew.restarts(), spawned);
         }
     }
 }

@@ -173,6 +173,7 @@ impl Crew {
 
     /// Tells how the program is, where that is news.
     fn report(&mut self) {
+        self.reporter.count(self.core.restarts());
         let health = match self.core.health() {
             crew::Health::Starting => Health::Starting,
             crew::Health::Up => Health::Up,

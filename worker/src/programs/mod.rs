@@ -21,7 +21,7 @@
 //! | [`aside`] | copies of large data, off the actors' thread |
 //! | [`names`] | which names it has, and has used |
 //! | [`outputs`] | what it answered, checked |
-//! | [`health`] | whether programs start, for who says what is ready |
+//! | [`health`] | whether programs start, and how often again, for who shows it |
 //! | [`launch`] | what a child does before it is the program |
 //! | `log` | what it says, in the worker's log |
 
@@ -90,6 +90,7 @@ struct Inner {
     /// Whether every process is to end. Each one's watch holds a receiver until it has.
     closing: watch::Sender<bool>,
     healths: watch::Sender<health::Healths>,
+    restarts: health::Restarts,
 }
 
 /// A program that is ready to be started. Its file is there as long as this is, which whoever may start
@@ -135,8 +136,9 @@ impl Programs {
         }
         let (dir, closing) = (std::path::absolute(dir)?, watch::Sender::new(false));
         let (healths, files) = (watch::Sender::default(), AtomicU64::new(0));
-        let aside = aside::Aside::default();
-        Ok(Self(Arc::new(Inner { dir, files, launcher, objects, aside, output_max, closing, healths })))
+        let (aside, restarts) = (aside::Aside::default(), health::Restarts::default());
+        let inner = Inner { dir, files, launcher, objects, aside, output_max, closing, healths, restarts };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Puts a program's file where it can be started: one of its own each time, since the one before of

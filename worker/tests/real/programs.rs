@@ -410,6 +410,10 @@ async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::Quarantined, true));
     assert!(failure.message.contains("two processes"), "{}", failure.message);
     assert_ne!(process(&mut client, 4).await, first);
+    let shown = within("the metrics", scraped(worker.addr())).await;
+    // Once for the first request, twice for the other.
+    let restarts = r#"millrace_function_process_restarts_total{tenant="default",function="f"} 3.0"#;
+    assert!(shown.lines().any(|it| it == restarts), "{shown}");
 
     desire(&controller, "g", &script(), 1, false);
     controller.ready("g").await;
