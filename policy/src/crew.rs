@@ -13,7 +13,10 @@
 //! nobody waits for any more, since it was withdrawn or its deadline has come, has [`GRACE`] to answer
 //! it all the same: then it is killed, and another one started at once. One that ends with a request is
 //! lost, and the request goes by the rules of [`crate::attempts`], as on a GPU. While the last few starts
-//! all failed and no process is up, requests are refused, and not kept waiting for what does not come.
+//! all failed and no process is up, requests are refused, and not kept waiting for what does not come. What
+//! the worker lacks (descriptors, memory) is neither the program's fault nor the request's: a request that
+//! cannot be handed over for it is refused, so that another worker is asked, and its process goes on. Once
+//! it is stopped, nobody waits for any request, and none is run again.
 
 mod protocol;
 
@@ -49,6 +52,8 @@ struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// There is none: it was not started yet, or the crew is stopped.
+    Gone,
     Waiting {
         until: Timestamp,
     },
@@ -86,6 +91,7 @@ pub struct Crew {
     processes: Vec<Process>,
     waiting: VecDeque<Request>,
     failed_starts: u32,
+    restarts: u64,
     /// Whether any process has ever greeted, or took too long to.
     greeted: bool,
     silent: bool,
@@ -98,14 +104,27 @@ impl Crew {
     #[must_use]
     pub fn new(processes: u32, life: u64, seed: u64) -> Self {
         let process = |place: u32| Process {
-            state: State::Dying(Fault::Own),
+            state: State::Gone,
             incarnation: Incarnation(life << LIFE_BITS),
             ready_since: None,
             backoff: Backoff::new(RESTARTS, seed ^ u64::from(place).wrapping_mul(0xff51_afd7_ed55_8ccd)),
         };
         let processes = (0..processes).map(process).collect();
         let waiting = VecDeque::new();
-        Self { processes, waiting, failed_starts: 0, greeted: false, silent: false, stopping: false }
+        let (failed_starts, restarts) = (0, 0);
+        Self { processes, waiting, failed_starts, restarts, greeted: false, silent: false, stopping: false }
+    }
+
+    /// Whether it was stopped and its last process has ended: nothing happens any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.stopping && self.processes.iter().all(|process| process.state == State::Gone)
+    }
+
+    /// Processes started, or tried to, after the first at their place.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.restarts
     }
 
     /// Requests that wait.
@@ -145,6 +164,12 @@ impl Crew {
         self.processes.get_mut(place.0 as usize).filter(|it| it.incarnation == incarnation)
     }
 
+    /// Starts another process where one has ended.
+    fn again(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+        self.restarts += 1;
+        self.spawn(now, place, actions);
+    }
+
     fn spawn(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         process.incarnation = Incarnation(process.incarnation.0 + 1);
@@ -160,11 +185,12 @@ impl Crew {
     fn exited(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         let since = process.ready_since.take();
-        if process.state == State::Dying(Fault::None) {
-            if !self.stopping {
-                self.spawn(now, place, actions);
-            }
+        if self.stopping {
+            process.state = State::Gone;
             return;
+        }
+        if process.state == State::Dying(Fault::None) {
+            return self.again(now, place, actions);
         }
         let until = process.backoff.died(now, since);
         let was = std::mem::replace(&mut process.state, State::Waiting { until });
@@ -173,7 +199,7 @@ impl Crew {
             Some(_) => self.failed_starts = 0,
         }
         if let State::Running(request) = was {
-            self.lost(request, actions);
+            self.lost(request, Loss::Died(Progress::Begun), actions);
         }
         if self.is_broken() {
             for Request { key, attempts, .. } in std::mem::take(&mut self.waiting) {
@@ -181,19 +207,47 @@ impl Crew {
                 actions.push(Action::Fail { key, reason, may_have_executed });
             }
         }
-        if until <= now && !self.stopping {
-            self.spawn(now, place, actions);
+        if until <= now {
+            self.again(now, place, actions);
         }
     }
 
-    /// A process ended with a request.
-    fn lost(&mut self, request: Request, actions: &mut Vec<Action>) {
-        match request.attempts.after(Loss::Died(Progress::Begun)) {
+    /// A process ended for want of what the worker lacks. One that had not greeted is a start that came to
+    /// nothing, whatever the reason: the next ones are spread.
+    fn given_up(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+        let process = &mut self.processes[place.0 as usize];
+        if process.ready_since.is_none() || self.stopping {
+            return self.exited(now, place, actions);
+        }
+        process.ready_since = None;
+        if let State::Running(request) = process.state {
+            self.lost(request, Loss::Failed(Progress::Begun), actions);
+        }
+        self.again(now, place, actions);
+    }
+
+    /// A process ended with a request, or was ended.
+    fn lost(&mut self, request: Request, loss: Loss, actions: &mut Vec<Action>) {
+        match request.attempts.after(loss) {
             Verdict::Again(attempts) => self.waiting.push_front(Request { attempts, ..request }),
             Verdict::Refuse { reason, may_have_executed } => {
                 actions.push(Action::Fail { key: request.key, reason, may_have_executed });
             }
         }
+    }
+
+    /// A process was not given its request, and waits for another one.
+    fn unsent(&mut self, process: (Place, Incarnation), key: RequestKey, actions: &mut Vec<Action>) {
+        let Some(process) = self.process(process.0, process.1) else { return };
+        match process.state {
+            State::Running(request) if request.key == key => {
+                let may_have_executed = request.attempts.begun;
+                actions.push(Action::Fail { key, reason: Reason::QueueFull, may_have_executed });
+            }
+            State::Abandoned { key: has, .. } if has == key => {}
+            _ => return,
+        }
+        process.state = State::Idle;
     }
 
     fn enqueue(&mut self, request: Request, actions: &mut Vec<Action>) {
@@ -238,6 +292,26 @@ impl Crew {
         }
     }
 
+    /// Kills them all. Whoever has it done has answered every request: what ran is not run again by a
+    /// process that greets as it is killed, and nothing waits any more.
+    fn stop(&mut self, actions: &mut Vec<Action>) {
+        self.stopping = true;
+        let waiting = std::mem::take(&mut self.waiting);
+        actions.extend(waiting.into_iter().map(|Request { key, .. }| Action::Forget { key }));
+        for place in self.places() {
+            let state = &mut self.processes[place.0 as usize].state;
+            if let State::Running(Request { key, .. }) = *state {
+                actions.push(Action::Forget { key });
+            }
+            if matches!(state, State::Gone | State::Waiting { .. }) {
+                *state = State::Gone;
+                continue;
+            }
+            *state = State::Dying(Fault::None);
+            actions.push(Action::Kill { place, why: Why::Stop });
+        }
+    }
+
     fn tick(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for place in self.places() {
             let mut kill = |crew: &mut Self, fault, why| {
@@ -245,9 +319,7 @@ impl Crew {
                 actions.push(Action::Kill { place, why });
             };
             match self.processes[place.0 as usize].state {
-                State::Waiting { until } if until <= now && !self.stopping => {
-                    self.spawn(now, place, actions);
-                }
+                State::Waiting { until } if until <= now => self.again(now, place, actions),
                 State::Starting { give_up } if give_up <= now => {
                     self.silent = true;
                     kill(self, Fault::Own, Why::Silent);
@@ -282,6 +354,12 @@ impl Core for Crew {
                     self.exited(now, place, actions);
                 }
             }
+            Event::GivenUp { place, incarnation } => {
+                if self.process(place, incarnation).is_some() {
+                    self.given_up(now, place, actions);
+                }
+            }
+            Event::Unsent { place, incarnation, key } => self.unsent((place, incarnation), key, actions),
             Event::Returned { place, incarnation, key } => {
                 if let Some(process) = self.process(place, incarnation)
                     && let State::Running(Request { key: has, .. }) | State::Abandoned { key: has, .. } =
@@ -304,10 +382,7 @@ impl Core for Crew {
                     self.abandon(at, now + GRACE, actions);
                 }
             }
-            Event::Stop => {
-                self.stopping = true;
-                actions.extend(self.places().map(|place| Action::Kill { place, why: Why::Stop }));
-            }
+            Event::Stop => self.stop(actions),
             Event::Tick => {}
         }
         self.tick(now, actions);
@@ -316,12 +391,11 @@ impl Core for Crew {
 
     fn next_wake(&self) -> Option<Timestamp> {
         let wake = |process: &Process| match process.state {
-            State::Waiting { .. } if self.stopping => None,
             State::Waiting { until: at }
             | State::Starting { give_up: at }
             | State::Running(Request { deadline: at, .. })
             | State::Abandoned { until: at, .. } => Some(at),
-            State::Idle | State::Dying(_) => None,
+            State::Gone | State::Idle | State::Dying(_) => None,
         };
         self.processes.iter().filter_map(wake).min()
     }

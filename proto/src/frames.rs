@@ -139,6 +139,16 @@ impl Outbox {
         Ok(())
     }
 
+    /// Takes back the frame that was added last, if nothing of it is sent. Says whether it did.
+    pub fn take_back(&mut self) -> bool {
+        if self.frames.len() == 1 && self.sent > 0 {
+            return false;
+        }
+        let last = self.frames.pop_back();
+        self.unsent -= last.as_ref().map_or(0, |frame| frame.bytes.len());
+        last.is_some()
+    }
+
     /// How many frames are not sent, or not to their end.
     #[must_use]
     pub fn len(&self) -> usize {

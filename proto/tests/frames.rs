@@ -72,6 +72,33 @@ fn descriptors_stay_with_their_frame_among_frames_without() {
 }
 
 #[test]
+fn a_frame_is_taken_back_only_while_nothing_of_it_is_sent() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let mut outbox = Outbox::default();
+    assert!(!outbox.take_back());
+    let long = message(&"x".repeat(MESSAGE_BYTES_MAX - 64));
+    for message in [&message("first"), &long, &message("last")] {
+        outbox.push(Frame::new(message, Vec::new()).unwrap()).unwrap();
+    }
+    while outbox.send_some(&ours).is_ok() {}
+    assert_eq!(outbox.len(), 2);
+    assert!(outbox.take_back(), "behind the one that is half sent");
+    assert!(!outbox.take_back() && outbox.len() == 1);
+    ours.set_nonblocking(false).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut decoder = FrameDecoder::default();
+        let mut next = || decoder.recv_frame(&theirs).unwrap();
+        (next().unwrap(), next().unwrap(), next().is_none())
+    });
+    outbox.flush(&ours).unwrap();
+    drop(ours);
+    let (first, second, end) = reader.join().unwrap();
+    assert_eq!(first.decode::<Event>().unwrap(), message("first"));
+    assert!(second.decode::<Event>().unwrap() == long && end);
+}
+
+#[test]
 fn a_frame_larger_than_the_socket_buffer_goes_through_a_non_blocking_pair() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();

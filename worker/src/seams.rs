@@ -33,6 +33,12 @@ pub(crate) trait Behaviour: Unpin + 'static {
 
     /// When it has to be woken next, if no message comes before.
     fn next_wake(&self) -> Option<Timestamp>;
+
+    /// Whether it has done all it will: it ends then, whoever has its address. One that has its own never
+    /// ends otherwise.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// An actor's address. Posting never blocks and never fails: what reaches an actor that ended is
@@ -99,8 +105,8 @@ impl<M: Send + 'static> Clone for Slot<M> {
     }
 }
 
-/// Starts an actor on this thread. It ends when its last address is dropped. `panicked` is told,
-/// once, when a handler panicked: by then its state is dropped and its mailbox closed.
+/// Starts an actor on this thread. It ends when its last address is dropped, or when it says so.
+/// `panicked` is told, once, when a handler panicked: by then its state is dropped and its mailbox closed.
 pub(crate) fn spawn<B: Behaviour>(
     behaviour: B,
     clock: Arc<dyn Clock>,
@@ -147,18 +153,23 @@ impl<B: Behaviour> Handler<Letter<B::Message>> for Shell<B> {
 
 impl<B: Behaviour> Shell<B> {
     fn guarded(&mut self, now: Timestamp, ctx: &mut Context<Self>, work: impl FnOnce(&mut B)) {
-        // None after a panic: messages of the same wake still come.
+        // None after the end: messages of the same wake still come.
         let Some(behaviour) = &mut self.behaviour else { return };
         // The state is dropped after a panic, so that nobody sees it half-changed.
         match catch_unwind(AssertUnwindSafe(|| work(behaviour))) {
+            Ok(()) if self.behaviour.as_ref().is_some_and(Behaviour::is_over) => self.end(ctx),
             Ok(()) => self.rearm(now, ctx),
-            Err(panic) => self.end(&*panic, ctx),
+            Err(panic) => self.end_after(&*panic, ctx),
         }
     }
 
-    fn end(&mut self, panic: &(dyn std::any::Any + Send), ctx: &mut Context<Self>) {
+    fn end(&mut self, ctx: &mut Context<Self>) {
         self.behaviour = None;
         ctx.stop();
+    }
+
+    fn end_after(&mut self, panic: &(dyn std::any::Any + Send), ctx: &mut Context<Self>) {
+        self.end(ctx);
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
         if let Some(panicked) = self.panicked.take() {

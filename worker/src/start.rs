@@ -249,6 +249,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         objects: objects.clone(),
         desired: desired_shown,
         hints: hints.clone(),
+        programs: programs.clone(),
     };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);

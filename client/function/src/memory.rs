@@ -33,8 +33,12 @@ impl Map {
         if len == 0 {
             return Ok(Self { at: NonNull::dangling(), len });
         }
+        // What is never written shows the file's pages all the same, and before Linux 6.7 memory that is
+        // sealed against writing may be mapped in no other way.
+        let writes = protection.contains(ProtFlags::WRITE);
+        let sharing = if writes { MapFlags::SHARED } else { MapFlags::PRIVATE };
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
-        let at = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        let at = unsafe { mmap(ptr::null_mut(), len, protection, sharing, fd, 0)? };
         // The kernel maps nothing at zero.
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { at, len })
@@ -88,7 +92,7 @@ impl AsRef<[u8]> for Aligned {
 #[derive(Debug)]
 pub(crate) enum Data {
     Inline(Bytes),
-    /// A memfd. A worker gives out none that anybody still writes to.
+    /// A memfd. A worker gives out none that anybody can still write to.
     Memory {
         fd: OwnedFd,
         len: usize,

@@ -28,6 +28,22 @@ pub enum Event {
         /// Which.
         incarnation: Incarnation,
     },
+    /// It ended, since the worker lacked what it takes to go on with it.
+    GivenUp {
+        /// Where.
+        place: Place,
+        /// Which.
+        incarnation: Incarnation,
+    },
+    /// It was not given its request, since the worker lacks what it takes. It has nothing of it.
+    Unsent {
+        /// Where.
+        place: Place,
+        /// Which.
+        incarnation: Incarnation,
+        /// What.
+        key: RequestKey,
+    },
     /// It answered.
     Returned {
         /// Where.

@@ -97,6 +97,7 @@ fn a_process_that_dies_has_its_request_run_again_or_answered_by_the_rules() {
     assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
     assert_eq!(world.tell(ready(0, 3)), [run(0, 2, 2)]);
     assert_eq!(world.tell(exited(0, 3)), [fail(2, Reason::Quarantined, true)]);
+    assert_eq!(world.crew.restarts(), 2, "the next one is to come");
 }
 
 #[test]
@@ -138,6 +139,94 @@ fn a_process_that_dies_with_what_nobody_waits_for_takes_nothing_along() {
     world.tell(Event::Withdraw { key: RequestKey(1) });
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), []);
+}
+
+#[test]
+fn a_request_that_is_withdrawn_when_its_process_is_dead_is_not_run_by_the_next() {
+    let mut world = World::up(1);
+    // The first end has another process started at once, the second after a while.
+    world.enqueue(1, Idempotent::Yes);
+    assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
+    assert_eq!(world.tell(ready(0, 2)), []);
+    world.enqueue(2, Idempotent::Yes);
+    assert_eq!(world.tell(exited(0, 2)), []);
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
+    world.now = world.crew.next_wake().unwrap();
+    assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
+    assert_eq!(world.tell(ready(0, 3)), []);
+}
+
+#[test]
+fn a_request_that_was_running_at_the_stop_is_not_run_by_a_process_that_greets_after_it() {
+    let mut world = World::new(2);
+    world.tell(ready(0, 1));
+    assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
+    assert_eq!(world.enqueue(2, Idempotent::Yes), []);
+    let stopped = [forget(2), forget(1), kill(0, Why::Stop), kill(1, Why::Stop)];
+    assert_eq!(world.tell(Event::Stop), stopped);
+    assert_eq!(world.crew.running(Place(0), Incarnation(1)), None, "its answer is nobody's");
+    assert_eq!(world.tell(exited(0, 1)), []);
+    assert_eq!(world.tell(ready(1, 1)), [], "it greeted before it was killed");
+    assert!(!world.crew.is_over());
+    assert_eq!(world.tell(exited(1, 1)), []);
+    assert_eq!((world.crew.waiting(), world.crew.next_wake()), (0, None));
+    assert!(world.crew.is_over());
+}
+
+#[test]
+fn a_crew_is_over_once_it_was_stopped_and_has_no_process() {
+    assert!(!World::new(0).crew.is_over());
+    let mut world = World::up(2);
+    for incarnation in [1, 2] {
+        assert!(!world.tell(exited(0, incarnation)).contains(&spawn(0, 3)));
+    }
+    // One waits to be started again, the other runs.
+    assert_eq!(world.tell(Event::Stop), [kill(1, Why::Stop)]);
+    assert!(!world.crew.is_over());
+    assert_eq!(world.tell(exited(1, 1)), []);
+    assert!(world.crew.is_over());
+}
+
+#[test]
+fn a_request_that_cannot_be_handed_over_is_refused_and_nobody_is_to_blame() {
+    let mut world = World::up(1);
+    let (place, incarnation) = (Place(0), Incarnation(1));
+    let unsent = |key| Event::Unsent { place, incarnation, key: RequestKey(key) };
+    world.enqueue(1, Idempotent::No);
+    world.enqueue(2, Idempotent::Yes);
+    // Not begun, and so free to be tried elsewhere; the process has the next one.
+    assert_eq!(world.tell(unsent(1)), [fail(1, Reason::QueueFull, false), run(0, 2, 1)]);
+    assert_eq!(world.tell(unsent(1)), [], "it has another");
+    assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
+    world.enqueue(3, Idempotent::Yes);
+    assert_eq!(world.tell(unsent(2)), [run(0, 3, 1)]);
+    // One that a process died of before may have run then.
+    world.tell(exited(0, 1));
+    assert_eq!(world.tell(ready(0, 2)), [run(0, 3, 2)]);
+    let unsent = Event::Unsent { place, incarnation: Incarnation(2), key: RequestKey(3) };
+    assert_eq!(world.tell(unsent), [fail(3, Reason::QueueFull, true)]);
+}
+
+#[test]
+fn a_process_that_is_given_up_is_replaced_at_once_and_its_request_is_no_suspect() {
+    let mut world = World::up(1);
+    let given_up = |incarnation| Event::GivenUp { place: Place(0), incarnation: Incarnation(incarnation) };
+    let attempts = Attempts::new(9, Idempotent::Yes);
+    let (key, deadline) = (RequestKey(1), world.now + 60 * SECOND);
+    world.tell(Event::Enqueue { key, attempts, deadline });
+    for incarnation in 1..=u64::from(2 * FAILED_STARTS_MAX) {
+        assert_eq!(world.tell(given_up(incarnation)), [spawn(0, incarnation + 1)]);
+        let again = run(0, 1, incarnation as u32 + 1);
+        assert_eq!(world.tell(ready(0, incarnation + 1)), [again], "not quarantined");
+    }
+    // What must not run twice may have run.
+    let mut world = World::up(1);
+    world.enqueue(1, Idempotent::No);
+    assert_eq!(world.tell(given_up(1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
+    // A start is a start.
+    assert_eq!(world.tell(given_up(2)), [spawn(0, 3)]);
+    assert_eq!(world.tell(given_up(3)), []);
 }
 
 #[test]
@@ -211,21 +300,23 @@ fn what_waits_is_bounded_and_nothing_starts_after_the_stop() {
         assert_eq!(world.enqueue(key, Idempotent::Yes), []);
     }
     assert_eq!(world.enqueue(9999, Idempotent::Yes), [fail(9999, Reason::QueueFull, false)]);
-    assert_eq!(world.tell(Event::Stop), [kill(0, Why::Stop)]);
+    let waited = (0..WAITING_MAX as u64).map(forget);
+    let stopped: Vec<_> = waited.chain([kill(0, Why::Stop)]).collect();
+    assert_eq!(world.tell(Event::Stop), stopped);
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.crew.next_wake(), None);
 }
 
 proptest! {
-    /// Whatever happens: each request ends once, no process has two, and what is running or waiting is
-    /// never forgotten.
+    /// Whatever happens: each request ends once, no process has two, what is running or waiting is never
+    /// forgotten, and what ended, withdrawn or not, is not run again.
     #[test]
-    fn every_request_ends_once(steps in prop::collection::vec((0u8..6, 0u32..3, 0u64..4000), 1..200)) {
+    fn every_request_ends_once(steps in prop::collection::vec((0u8..10, 0u32..3, 0u64..4000), 1..200)) {
         let mut world = World::new(3);
         let mut incarnations = [1u64; 3];
         let mut running: BTreeMap<u32, u64> = BTreeMap::new();
         let mut open: BTreeMap<u64, bool> = BTreeMap::new();
-        let mut next = 0;
+        let (mut next, mut stopped, mut spawned) = (0, false, 0);
         for (what, place, ms) in steps {
             world.now = world.now + Duration::from_millis(ms);
             let incarnation = incarnations[place as usize];
@@ -249,11 +340,35 @@ proptest! {
                     }
                     None => vec![],
                 },
+                5 => match open.keys().nth(ms as usize % open.len().max(1)).copied() {
+                    Some(key) => world.tell(Event::Withdraw { key: RequestKey(key) }),
+                    None => vec![],
+                },
+                // Seldom, as nothing happens after it.
+                6 if ms < 100 => {
+                    stopped = true;
+                    world.tell(Event::Stop)
+                }
+                7 => {
+                    running.remove(&place);
+                    let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                    world.tell(Event::GivenUp { place, incarnation })
+                }
+                8 => match world.crew.running(Place(place), Incarnation(incarnation)) {
+                    Some(key) => {
+                        running.remove(&place);
+                        let (place, incarnation) = (Place(place), Incarnation(incarnation));
+                        world.tell(Event::Unsent { place, incarnation, key })
+                    }
+                    None => vec![],
+                },
                 _ => world.tell(Event::Tick),
             };
             for action in actions {
+                prop_assert!(!stopped || !matches!(action, Action::Run { .. } | Action::Spawn { .. }));
                 match action {
                     Action::Spawn { place, incarnation } => {
+                        spawned += 1;
                         prop_assert_eq!(incarnation.0, incarnations[place.0 as usize] + 1);
                         incarnations[place.0 as usize] = incarnation.0;
                     }
@@ -263,7 +378,7 @@ proptest! {
                         prop_assert!(running.insert(place.0, key.0).is_none());
                     }
                     Action::Fail { key, .. } => prop_assert!(open.remove(&key.0).is_some()),
-                    // Beyond its deadline: answered by the Function.
+                    // Withdrawn, beyond its deadline or stopped: answered by the Function.
                     Action::Forget { key } => {
                         prop_assert!(open.remove(&key.0).is_some());
                         running.retain(|_, other| *other != key.0);
@@ -272,6 +387,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(open.len(), running.len() + world.crew.waiting());
+            prop_assert_eq!(world.crew.restarts(), spawned);
         }
     }
 }

@@ -76,4 +76,12 @@ impl IndexFeed {
         let node = NodeName::new("node").unwrap();
         Self { changes: mpsc::channel(1).0, registration, node }
     }
+
+    /// One of a worker that is registered under this epoch, and what is said to it.
+    pub(crate) fn heard(epoch: millrace_types::Epoch) -> (Self, mpsc::Receiver<Event>) {
+        let known = Registration { current: Some(epoch), seen: epoch };
+        let registration = watch::Sender::new(known).subscribe();
+        let (changes, changed) = mpsc::channel(CHANGES_MAX);
+        (Self { changes, registration, node: NodeName::new("node").unwrap() }, changed)
+    }
 }

@@ -365,13 +365,8 @@ impl HostTier {
     }
 
     async fn remove(&self, digest: Digest) {
-        let (store, programs) = (self.config.store.clone(), self.config.programs.clone());
-        let remove = move || {
-            store.remove(digest)?;
-            // What runs has its file until it ends.
-            programs.map_or(Ok(()), |programs| programs.remove(digest))
-        };
-        match spawn_blocking(remove).await {
+        let store = self.config.store.clone();
+        match spawn_blocking(move || store.remove(digest)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%digest, %error, "artifact stays on the disk"),
             Err(error) => tracing::error!(%digest, %error, "deleting an artifact"),

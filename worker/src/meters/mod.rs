@@ -34,6 +34,7 @@ use crate::handle::NodeHandle;
 use crate::hints::{Followed, Hints};
 use crate::host_tier::Counts;
 use crate::objects::{Objects, Tally};
+use crate::programs::Programs;
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
 /// Functions with labels of their own.
@@ -49,6 +50,7 @@ pub(crate) struct Shown {
     pub(crate) objects: Objects,
     pub(crate) desired: watch::Receiver<Desired>,
     pub(crate) hints: Hints,
+    pub(crate) programs: Option<Programs>,
 }
 
 impl Shown {
@@ -63,7 +65,8 @@ impl Shown {
         let snapshot = self.node.snapshot().await;
         let objects = self.objects.tally();
         let followed = self.hints.followed();
-        let seen = Seen { snapshot, host_models, host_counts, objects, objectives, followed };
+        let restarts = self.programs.as_ref().map(Programs::restarts).unwrap_or_default();
+        let seen = Seen { snapshot, host_models, host_counts, objects, objectives, followed, restarts };
         match text(seen) {
             Ok(text) => {
                 let (kind, text) = negotiated(&headers, text);
@@ -91,6 +94,8 @@ pub(crate) struct Seen {
     pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
     /// What became of hints before they came to the node.
     pub(crate) followed: Followed,
+    /// How often processes were started again, of functions that are programs.
+    pub(crate) restarts: BTreeMap<FunctionKey, u64>,
 }
 
 /// The metrics as OpenMetrics text.
@@ -308,6 +313,10 @@ impl Seen {
             ("millrace_function_slo_in_time", "Of those, the ones answered in time", None),
             functions().map(|(labels, it)| (labels, it.score.in_time as f64)),
         )?;
+        let restarts = |(labels, it): (Labels, &Counted)| Some((labels, it.restarts? as f64));
+        let help = "Processes of a program started after the first at their place";
+        writer
+            .counters(("millrace_function_process_restarts", help, None), functions().filter_map(restarts))?;
         let required = |(labels, it): (Labels, &Counted)| Some((labels, it.required?));
         let help = "Requests still to be answered in time to meet the objective; negative: to spare";
         writer.gauges(("millrace_function_required_requests", help, None), functions().filter_map(required))
@@ -317,8 +326,12 @@ impl Seen {
     /// where they are too many, so that a scrape has those that the one before had.
     fn shown(&self) -> Vec<(Labels, Counted)> {
         let all = self.snapshot.scores().into_iter();
-        let counted = |(score, in_flight)| Counted { score, in_flight, required: None };
-        let mut all: Vec<_> = all.map(|(key, it)| (key, counted(it))).collect();
+        let mut all: Vec<_> = all
+            .map(|(key, (score, in_flight))| {
+                let restarts = self.restarts.get(key).copied();
+                (key, Counted { score, in_flight, restarts, required: None })
+            })
+            .collect();
         let rest = all.split_off(all.len().min(FUNCTIONS_MAX));
         let labels = |tenant: &str, function: &str| {
             vec![("tenant", tenant.to_owned()), ("function", function.to_owned())]
@@ -332,7 +345,7 @@ impl Seen {
             .collect();
         if !rest.is_empty() {
             let mut other = Counted::default();
-            rest.into_iter().for_each(|(_, it)| other.add(it.score, it.in_flight));
+            rest.into_iter().for_each(|(_, it)| other.add(it));
             shown.push((labels(OTHER, OTHER), other));
         }
         shown
@@ -344,13 +357,16 @@ impl Seen {
 struct Counted {
     score: Score,
     in_flight: u32,
+    /// Of programs alone.
+    restarts: Option<u64>,
     required: Option<f64>,
 }
 
 impl Counted {
-    fn add(&mut self, score: Score, in_flight: u32) {
+    fn add(&mut self, Self { score, in_flight, restarts, .. }: Self) {
         self.score = self.score.plus(score);
         self.in_flight += in_flight;
+        self.restarts = self.restarts.into_iter().chain(restarts).reduce(|a, b| a + b);
     }
 
     /// The required request count (T17), `(pn - m) / (1 - p)`, of what was counted on this node.

@@ -124,6 +124,36 @@ fn functions_beyond_the_bound_are_shown_as_one() {
 }
 
 #[test]
+fn restarts_of_processes_are_shown_of_programs_alone() {
+    let snapshot = NodeSnapshot {
+        functions: vec![scored("model", 1, 0), scored("steady", 1, 0)],
+        past: [(function("gone"), Score::default())].into(),
+        ..NodeSnapshot::default()
+    };
+    let restarts = [(function("steady"), 0), (function("gone"), 3)].into();
+    let expected = [
+        r#"millrace_function_process_restarts_total{tenant="default",function="gone"} 3.0"#,
+        r#"millrace_function_process_restarts_total{tenant="default",function="steady"} 0.0"#,
+    ];
+    let seen = Seen { snapshot, restarts, ..Seen::default() };
+    assert_eq!(lines(seen, "millrace_function_process_restarts"), expected);
+}
+
+#[test]
+fn restarts_of_functions_beyond_the_bound_are_shown_as_one() {
+    let names: Vec<_> = (0..FUNCTIONS_MAX + 3).map(|i| format!("f{i:04}")).collect();
+    let functions = names.iter().map(|name| scored(name, 1, 0)).collect();
+    let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
+    // The last by name is a model.
+    let restarts = names[..names.len() - 1].iter().map(|name| (function(name), 2)).collect();
+    let lines =
+        lines(Seen { snapshot, restarts, ..Seen::default() }, "millrace_function_process_restarts_total{");
+    assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
+    let other = r#"millrace_function_process_restarts_total{tenant="_other",function="_other"} 4.0"#;
+    assert_eq!(lines.last().unwrap(), other);
+}
+
+#[test]
 fn alpha_is_shown_where_there_is_one() {
     let with = |alpha| {
         let dispatch = Stats { alpha, ..Stats::default() };

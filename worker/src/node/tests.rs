@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::objects::{Objects, Whereabouts, memory};
 use crate::port::model::{Behaviour, RunModel};
 use crate::port::modelled::ModelledMachine;
 use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
-use crate::programs::{Launcher, Programs};
+use crate::programs::{Launcher, Program, Programs};
 use crate::request::{Invocation, OnGpus};
 use crate::service::{Faults, Limits, WorkerService};
 
@@ -272,21 +273,40 @@ impl tracing::Subscriber for Bug {
     fn exit(&self, _: &span::Id) {}
 }
 
+/// A program that cannot be started.
+fn program(dir: &Path) -> Arc<Program> {
+    let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
+    let objects = Objects::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), clock());
+    let programs = Programs::open(dir, launcher, objects, Bytes::mib(1)).unwrap();
+    let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
+    Arc::new(programs.put(Digest::of(b"program"), declared, b"program").unwrap())
+}
+
+#[test]
+fn who_runs_a_program_ends_with_its_function() {
+    for processes in [0, 2] {
+        in_virtual_time(async {
+            let (node, dir) = (node(), tempfile::tempdir().unwrap());
+            let program = program(dir.path());
+            node.host(function(), Arc::clone(&program), processes).await.unwrap();
+            tokio::time::sleep(MOMENT).await;
+            assert!(Arc::strong_count(&program) > 1);
+            node.retire(revision()).await;
+            tokio::time::sleep(MOMENT).await;
+            assert_eq!(Arc::strong_count(&program), 1, "{processes} processes");
+        });
+    }
+}
+
 #[test]
 fn requests_for_a_program_whose_function_actor_panicked_are_not_run() {
     // As in `tests/virtual_time/panics.rs`: a subscriber alone would be asked once for all threads.
     let _second = tracing::Dispatch::new(Bug(AtomicBool::new(false)));
     let _guard = tracing::subscriber::set_default(Bug(AtomicBool::new(true)));
     in_virtual_time(async {
-        let node = node();
-        let dir = tempfile::tempdir().unwrap();
-        let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
-        let objects = Objects::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), clock());
-        let programs = Programs::open(dir.path(), launcher, objects, Bytes::mib(1)).unwrap();
-        let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
-        let program = programs.put(Digest::of(b"program"), declared, b"program").unwrap();
+        let (node, dir) = (node(), tempfile::tempdir().unwrap());
         // Without processes requests wait.
-        node.host(function(), Arc::new(program), 0).await.unwrap();
+        node.host(function(), program(dir.path()), 0).await.unwrap();
         let carried = memfd();
         let ask = |timeout| {
             let invocation = Invocation { descriptors: vec![Arc::clone(&carried)], ..request(timeout) };

@@ -11,17 +11,15 @@ use bytes::{Bytes, BytesMut};
 use millrace_policy::index::{Answer, Calls, HomeAnswer, Lookup, LookupOrder, Step};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes as Size, DataId, NodeName};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tokio::task::JoinSet;
 
+use super::given::seal;
 use super::peers::PeerError;
-use super::{Contents, Objects};
+use super::{Contents, Objects, memory};
 use crate::service::tensors::INLINE_BYTES_MAX;
 
 /// How long a copy is kept.
 const COPY_FOR: Duration = Duration::from_secs(60);
-/// Processes that get it map the very memory: none of them may change it.
-const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK);
 
 /// Why an object is not to be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -209,8 +207,7 @@ impl Landing {
                 Ok(())
             }
             None => {
-                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-                let mut file = File::from(memfd_create("millrace-copy", flags)?);
+                let mut file = memory("millrace-copy")?;
                 file.write_all(&self.small)?;
                 file.write_all(chunk)?;
                 self.file = Some(file);
@@ -219,12 +216,12 @@ impl Landing {
         }
     }
 
-    /// What came. Nobody changes it any more.
+    /// What came. Processes that get it map the very memory: nobody changes it any more.
     fn done(mut self) -> io::Result<Contents> {
         let Some(file) = self.file.take() else {
             return Ok(Contents::Inline(Bytes::from(std::mem::take(&mut self.small))));
         };
-        fcntl_add_seals(&file, SEALS)?;
+        seal(&file)?;
         Ok(Contents::Memory { fd: Arc::new(file.into()), bytes: self.bytes })
     }
 }

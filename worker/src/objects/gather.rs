@@ -100,6 +100,14 @@ impl Objects {
                 }
                 contents
             };
+            let contents = match reader {
+                Reader::Gpu => contents,
+                // What it maps may be others' too.
+                Reader::Process => {
+                    let bytes = contents.len();
+                    contents.given(0, bytes).map_err(no_memory)?.contents(bytes)
+                }
+            };
             inputs.push(Input { name, datatype, shape, contents });
         }
         if !losses.ids.is_empty() {

@@ -24,11 +24,13 @@
 //! | [`elsewhere`] | the same where nothing is known but the name |
 //! | [`whereabouts`] | what controllers say of where things are |
 //! | [`copies`] | objects of other workers that came by name, kept for a while |
+//! | [`given`] | data as programs are given it |
 //! | [`serve`] | this worker's objects for them |
 
 mod copies;
 mod elsewhere;
 mod gather;
+mod given;
 mod kept;
 mod named;
 mod peers;
@@ -58,6 +60,7 @@ use crate::port::Descriptor;
 
 pub(crate) use elsewhere::FetchError;
 pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
+pub(crate) use given::{Given, seal, sealed};
 pub(crate) use kept::{Kept, Lost, OnHost, Part, Place, Reply};
 pub(crate) use named::NotKept;
 pub(crate) use peers::Peers;
@@ -156,9 +159,9 @@ pub(crate) fn size_of_memory(fd: &OwnedFd) -> io::Result<usize> {
     Ok(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
 }
 
-/// Memory that executors can map, with nothing in it yet.
+/// Memory that executors and programs can map, with nothing in it yet. It can be sealed.
 pub(crate) fn memory(name: &str) -> io::Result<File> {
-    Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC)?))
+    Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?))
 }
 
 /// The ways by which objects come to requests (D04).
@@ -346,5 +349,19 @@ impl Objects {
                 self.0.feed.dropped(id).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Objects {
+    /// None yet, of a worker that is registered under epoch 1; and what they tell the index, until that is
+    /// dropped.
+    pub(crate) fn registered(
+        limit: millrace_types::Bytes,
+    ) -> (Self, tokio::sync::mpsc::Receiver<millrace_policy::checkpoint::Event>) {
+        let (feed, told) = IndexFeed::heard(millrace_types::Epoch(1));
+        let attached = tokio::sync::watch::Sender::default().subscribe();
+        let whereabouts = Whereabouts::new(Vec::new(), attached);
+        (Self::new(limit, feed, whereabouts, Arc::new(crate::clock::MonotonicClock)), told)
     }
 }

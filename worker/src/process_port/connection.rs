@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 
 use millrace_proto::executor as wire;
 use millrace_proto::frames::{self, Frame, FrameDecoder, Outbox, Received};
+use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
@@ -21,6 +22,25 @@ use tokio::sync::Notify;
 pub(super) struct Arrived {
     pub event: wire::event::Event,
     pub descriptors: Vec<OwnedFd>,
+}
+
+/// Why nothing of a frame went.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unsent {
+    /// This machine lacks what it takes: descriptors, or memory. The other end knows nothing of it.
+    #[error(
+        "this machine lacks what it takes ({0}): raise the limit of open files (ulimit -n), or give it more memory"
+    )]
+    Lacking(io::Error),
+    /// A frame that cannot be, or that waits behind too many.
+    #[error(transparent)]
+    Frame(#[from] frames::Error),
+}
+
+/// Whether something failed for want of what this machine lacks, whoever is at the other end.
+pub(crate) fn is_lacking(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS))
 }
 
 /// Our end of the socket and what waits to be written to it.
@@ -53,6 +73,24 @@ impl Connection {
         let first = outbox.is_empty();
         outbox.push(frame)?;
         if first && self.write_some(&mut outbox).is_err() {
+            self.blocked.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Sends a command as [`Self::send`] does. Where this machine lacks what it takes it is taken back, as
+    /// long as nothing of it has gone.
+    ///
+    /// # Errors
+    /// [`Unsent`]; nothing of it goes then.
+    pub(crate) fn offer(&self, frame: Frame) -> Result<(), Unsent> {
+        let mut outbox = self.outbox.borrow_mut();
+        let first = outbox.is_empty();
+        outbox.push(frame)?;
+        if first && let Err(error) = self.write_some(&mut outbox) {
+            if is_lacking(&error) && outbox.take_back() {
+                return Err(Unsent::Lacking(error));
+            }
             self.blocked.notify_one();
         }
         Ok(())
@@ -232,6 +270,17 @@ mod tests {
                 writer.abort();
             })
             .await;
+    }
+
+    #[test]
+    fn what_this_machine_lacks_is_told_apart_from_what_the_other_end_does() {
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::TOOMANYREFS] {
+            assert!(is_lacking(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::PIPE, Errno::CONNRESET, Errno::AGAIN, Errno::INVAL] {
+            assert!(!is_lacking(&errno.into()), "{errno}");
+        }
+        assert!(!is_lacking(&io::Error::other("it spoke before it was ready")));
     }
 
     #[tokio::test]

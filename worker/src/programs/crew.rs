@@ -2,9 +2,12 @@
 //!
 //! In: requests from the Function in front of it, what its processes say. Out: calls to the processes,
 //! ends of requests to the Function, whose answers they are. What waits is bounded by
-//! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`.
+//! [`millrace_policy::crew::WAITING_MAX`], over which a request is answered `QUEUE_FULL`. It ends once it was
+//! stopped, as its function is gone, and none of its processes is left.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +27,9 @@ use super::process::{Name, Process};
 use super::{Program, outputs};
 use crate::actors::function::{self, Computed};
 use crate::actors::work::SharedWork;
+use crate::objects::sealed;
 use crate::port::Descriptor;
+use crate::process_port::connection::Unsent;
 use crate::seams::{Behaviour, Slot};
 use crate::service::tensors::Packed;
 
@@ -34,7 +39,7 @@ pub(crate) enum Answer {
     Outputs {
         outputs: Vec<wire::Tensor>,
         descriptors: Vec<Descriptor>,
-        /// Of the objects that they name, those that the process stored.
+        /// Of the objects that they name, those that the process stored, and that no answer named before.
         stored: BTreeSet<DataId>,
     },
     Failed(String),
@@ -44,8 +49,22 @@ pub(crate) enum Answer {
 #[derive(Debug)]
 pub(crate) enum Heard {
     Ready,
-    Returned { call: u64, answer: Answer },
-    Exited { status: String },
+    Returned {
+        call: u64,
+        answer: Answer,
+    },
+    /// It was not given a call, for what this machine lacks, and is as it was.
+    Unsent {
+        call: u64,
+        why: String,
+    },
+    Exited {
+        status: String,
+    },
+    /// It was killed for what this machine lacks.
+    GivenUp {
+        status: String,
+    },
 }
 
 /// What a Crew is told.
@@ -82,6 +101,8 @@ pub(crate) struct Crew {
     last_end: String,
     /// Why those were killed whose end is to come.
     killed: BTreeMap<Place, String>,
+    /// Why the call that is looked at was not given to its process.
+    unsent: Option<String>,
     reporter: Reporter,
     /// Where its processes are heard.
     own: Slot<Message>,
@@ -105,6 +126,7 @@ impl Crew {
             entries: BTreeMap::new(),
             last_end: String::new(),
             killed: BTreeMap::new(),
+            unsent: None,
             reporter,
             own,
         }
@@ -151,6 +173,7 @@ impl Crew {
 
     /// Tells how the program is, where that is news.
     fn report(&mut self) {
+        self.reporter.count(self.core.restarts());
         let health = match self.core.health() {
             crew::Health::Starting => Health::Starting,
             crew::Health::Up => Health::Up,
@@ -181,6 +204,7 @@ impl Crew {
             Reason::Quarantined => Some(format!(
                 "the request was running in two processes of {name} as they died ({end}): it is not run again"
             )),
+            Reason::QueueFull => self.unsent.as_ref().map(|why| format!("{name} was not asked: {why}")),
             _ => None,
         }
     }
@@ -207,12 +231,18 @@ impl Crew {
         (entry.began, entry.attempt) = (now, attempt);
         entry.work.home.post(function::Message::Dispatched(key));
         let left = deadline(&entry.work).since(now);
-        let sent = call(&entry.work, left).and_then(|(call, descriptors)| {
-            process.call(call, descriptors).map_err(|error| error.to_string())
-        });
-        if let Err(error) = sent {
-            tracing::error!(function = %self.name, error, "a call cannot be sent: its process is killed");
-            process.kill();
+        let sent = call(&entry.work, left).map_err(Unsent::Lacking);
+        match sent.and_then(|(call, descriptors)| process.call(call, descriptors)) {
+            Ok(()) => {}
+            Err(error @ Unsent::Lacking(_)) => {
+                let heard = Heard::Unsent { call: key.0, why: error.to_string() };
+                // Later, for we are in the middle of a step.
+                self.own.post(Message::Process { place, incarnation: process.incarnation, heard });
+            }
+            Err(error) => {
+                tracing::error!(function = %self.name, %error, "a call cannot be sent: its process is killed");
+                process.kill();
+            }
         }
     }
 
@@ -276,13 +306,27 @@ impl Crew {
         match heard {
             Heard::Ready => self.step(now, Event::Ready { place, incarnation }),
             Heard::Returned { call, answer } => self.returned(now, (place, incarnation), call, answer),
+            Heard::Unsent { call, why } => {
+                tracing::warn!(function = %self.name, process = place.0, why, "a call is not sent");
+                self.unsent = Some(why);
+                self.step(now, Event::Unsent { place, incarnation, key: RequestKey(call) });
+                self.unsent = None;
+            }
             Heard::Exited { status } => {
-                let status = self.killed.remove(&place).unwrap_or(status);
-                tracing::info!(function = %self.name, process = place.0, %incarnation, status, "a function's process ended");
-                self.last_end = status;
+                self.ended(place, incarnation, status);
                 self.step(now, Event::Exited { place, incarnation });
             }
+            Heard::GivenUp { status } => {
+                self.ended(place, incarnation, status);
+                self.step(now, Event::GivenUp { place, incarnation });
+            }
         }
+    }
+
+    fn ended(&mut self, place: Place, incarnation: Incarnation, status: String) {
+        let status = self.killed.remove(&place).unwrap_or(status);
+        tracing::info!(function = %self.name, process = place.0, %incarnation, status, "a function's process ended");
+        self.last_end = status;
     }
 }
 
@@ -292,10 +336,11 @@ fn deadline(work: &SharedWork) -> Timestamp {
 }
 
 /// A request as its process takes it.
-fn call(work: &SharedWork, left: Duration) -> Result<(wire::Call, Vec<std::os::fd::OwnedFd>), String> {
+fn call(work: &SharedWork, left: Duration) -> io::Result<(wire::Call, Vec<OwnedFd>)> {
     let invocation = &work.invocation;
-    let descriptors = invocation.descriptors.iter().map(|fd| fd.try_clone()).collect::<Result<_, _>>();
-    let descriptors = descriptors.map_err(|error: std::io::Error| error.to_string())?;
+    // What is large was sealed as it was gathered; small data that the message has no room for was not.
+    let descriptors = invocation.descriptors.iter().map(|fd| sealed(fd)?.try_clone());
+    let descriptors = descriptors.collect::<io::Result<_>>()?;
     let size = |place: u32| {
         let fd = invocation.descriptors.get(place as usize)?;
         u64::try_from(rustix::fs::fstat(fd).ok()?.st_size).ok()
@@ -355,5 +400,10 @@ impl Behaviour for Crew {
 
     fn next_wake(&self) -> Option<Timestamp> {
         self.core.next_wake()
+    }
+
+    // Its own address, at which its processes are heard, would keep it.
+    fn is_over(&self) -> bool {
+        self.core.is_over()
     }
 }

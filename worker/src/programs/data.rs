@@ -12,10 +12,10 @@ use millrace_proto::function as wire;
 use millrace_proto::function::{NotFetched, NotStored, fetched, store, tensor};
 use millrace_types::{DataId, Timestamp};
 
+use super::aside::Aside;
 use super::names::{IDS_PER_BLOCK, Name, Names};
 use super::outputs::{data_id, memory};
-use crate::objects::{self, Contents, FetchError, NotKept, Objects};
-use crate::service::tensors::INLINE_BYTES_MAX;
+use crate::objects::{Contents, FetchError, Given, NotKept, Objects};
 
 /// How long what a process stored is kept, unless whoever takes its output wants it longer.
 const STORED_FOR: Duration = Duration::from_secs(60);
@@ -31,13 +31,14 @@ pub(super) type Until = Rc<Cell<Option<Timestamp>>>;
 #[derive(Debug)]
 pub(super) struct Data {
     objects: Objects,
+    aside: Aside,
     names: RefCell<Names>,
     until: Until,
 }
 
 impl Data {
-    pub(super) fn new(objects: Objects, until: Until) -> Self {
-        Self { objects, names: RefCell::default(), until }
+    pub(super) fn new(objects: Objects, aside: Aside, until: Until) -> Self {
+        Self { objects, aside, names: RefCell::default(), until }
     }
 
     /// The next names.
@@ -49,15 +50,18 @@ impl Data {
         wire::IdBlock { home: self.objects.node().to_string(), epoch: epoch.0, first, count: IDS_PER_BLOCK }
     }
 
-    /// Of the objects that outputs name, those that the process stored.
-    pub(super) fn stored(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
-        let names = self.names.borrow();
+    /// Of the objects that an answer's outputs name, those that the process stored and no answer named
+    /// before: whoever took that one may have them still.
+    pub(super) fn answered(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
+        let mut names = self.names.borrow_mut();
         let object = |output: &wire::Tensor| match &output.contents {
             Some(tensor::Contents::Object(id)) => data_id(id),
             _ => None,
         };
         let own = |id: &DataId| id.home == *self.objects.node() && names.of(id) == Name::Used;
-        outputs.iter().filter_map(object).filter(own).collect()
+        let named: BTreeSet<_> = outputs.iter().filter_map(object).filter(own).collect();
+        named.iter().for_each(|id| names.answers(id));
+        named
     }
 
     /// Keeps what it stored.
@@ -73,7 +77,9 @@ impl Data {
             None | Some((Name::NotGiven, _)) => {
                 return Err(invalid("it stored data under a name that it was not given"));
             }
-            Some((Name::Used, _)) => return Ok(wire::Stored { refused: NotStored::Taken.into() }),
+            Some((Name::Used | Name::Answered, _)) => {
+                return Ok(wire::Stored { refused: NotStored::Taken.into() });
+            }
             Some((Name::Free, id)) => id,
         };
         let contents = match (store.contents, descriptor) {
@@ -108,13 +114,36 @@ impl Data {
         };
         let bytes = found.len();
         // What a GPU has comes to the host: a process sees no device.
-        match found.on_host(0, bytes).await {
-            Ok((contents, offset)) => give(&contents, offset, bytes),
+        let given = match found.on_host(0, bytes).await {
+            Ok((contents, offset)) => self.give(contents, offset, bytes).await,
             Err(lost) => {
                 let why = lost.to_string();
-                Ok((refusal(&FetchError::Lost { id, why }), Vec::new()))
+                return Ok((refusal(&FetchError::Lost { id, why }), Vec::new()));
             }
-        }
+        };
+        // That there is no memory for a copy is not the process's fault.
+        given.or_else(|error| {
+            let why = error.to_string();
+            Ok((refusal(&FetchError::Unavailable { id, why }), Vec::new()))
+        })
+    }
+
+    async fn give(
+        &self,
+        contents: Contents,
+        offset: u64,
+        bytes: u64,
+    ) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
+        let given = if contents.is_given_at_once(offset, bytes) {
+            contents.given(offset, bytes)?
+        } else {
+            self.aside.run(move || contents.given(offset, bytes)).await?
+        };
+        let (contents, descriptors) = match given {
+            Given::Inline(data) => (fetched::Contents::Inline(data), Vec::new()),
+            Given::Memory(fd) => (fetched::Contents::ContentsFd(0), vec![fd.try_clone()?]),
+        };
+        Ok((wire::Fetched { bytes, contents: Some(contents), ..wire::Fetched::default() }, descriptors))
     }
 }
 
@@ -126,29 +155,58 @@ fn refusal(error: &FetchError) -> wire::Fetched {
     wire::Fetched { refused: refused.into(), message: error.to_string(), ..wire::Fetched::default() }
 }
 
-fn give(contents: &Contents, offset: u64, bytes: u64) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
-    let mut descriptors = Vec::new();
-    let contents = match contents {
-        Contents::Memory { fd, .. } if offset == 0 => {
-            descriptors.push(fd.try_clone()?);
-            fetched::Contents::ContentsFd(0)
-        }
-        // A part of what others have too.
-        part => {
-            let data = part.read(offset, usize::try_from(bytes).map_err(io::Error::other)?)?;
-            if data.len() <= INLINE_BYTES_MAX {
-                fetched::Contents::Inline(data)
-            } else {
-                let mut file = objects::memory("millrace-data")?;
-                io::Write::write_all(&mut file, &data)?;
-                descriptors.push(file.into());
-                fetched::Contents::ContentsFd(0)
-            }
-        }
-    };
-    Ok((wire::Fetched { bytes, contents: Some(contents), ..wire::Fetched::default() }, descriptors))
-}
-
 pub(super) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use millrace_types::Bytes;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_object_goes_with_the_first_answer_that_names_it() {
+        let (objects, _told) = Objects::registered(Bytes::mib(1));
+        let data = Data::new(objects, Aside::default(), Until::default());
+        let wire::IdBlock { home, epoch, first: counter, .. } = data.ids();
+        let id = wire::DataId { home, epoch, counter };
+        let contents = Some(store::Contents::Inline(bytes::Bytes::from_static(b"abcd")));
+        let stored = wire::Store { id: Some(id.clone()), contents, bytes: 4 };
+        assert_eq!(data.store(stored.clone(), None).await.unwrap(), wire::Stored::default());
+        let contents = Some(tensor::Contents::Object(id));
+        let outputs = [wire::Tensor { contents, ..wire::Tensor::default() }];
+        assert_eq!(data.answered(&outputs).len(), 1);
+        assert!(data.answered(&outputs).is_empty(), "whoever took the first answer has it");
+        let again = data.store(stored, None).await.unwrap();
+        assert_eq!(again.refused(), NotStored::Taken);
+    }
+
+    #[tokio::test]
+    async fn a_large_copy_waits_for_its_turn_and_small_and_sealed_data_does_not() {
+        let (objects, _told) = Objects::registered(Bytes::mib(4));
+        let (aside, minute) = (Aside::default(), Duration::from_secs(60));
+        let data = Data::new(objects.clone(), aside.clone(), Until::default());
+        let fetch = |id: DataId| wire::Fetch {
+            id: Some(wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }),
+        };
+        let inline = |bytes: usize| Contents::Inline(vec![7u8; bytes].into());
+        let small = fetch(objects.keep(inline(3), minute).await.unwrap());
+        let large = fetch(objects.keep(inline(1 << 20), minute).await.unwrap());
+        // As it was given the large one: sealed.
+        let (_, mut fds) = data.fetch(&large).await.unwrap();
+        let lies = Contents::Memory { fd: Arc::new(fds.remove(0)), bytes: 1 << 20 };
+        let lies = fetch(objects.keep(lies, minute).await.unwrap());
+        let turns = aside.take_all().await;
+        for (at_once, inline) in [(&small, true), (&lies, false)] {
+            let (fetched, fds) = data.fetch(at_once).now_or_never().unwrap().unwrap();
+            assert_eq!((fetched.contents.is_some(), fds.is_empty()), (true, inline));
+        }
+        let mut waits = Box::pin(data.fetch(&large));
+        assert!(waits.as_mut().now_or_never().is_none());
+        drop(turns);
+        let (fetched, fds) = waits.await.unwrap();
+        assert_eq!((fetched.bytes, fds.len()), (1 << 20, 1));
+    }
 }

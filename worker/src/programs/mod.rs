@@ -18,12 +18,14 @@
 //! | [`crew`] | the actor: the processes of one function |
 //! | [`process`] | one of them, from its start to its end |
 //! | [`data`] | what it names, stores and fetches |
+//! | [`aside`] | copies of large data, off the actors' thread |
 //! | [`names`] | which names it has, and has used |
 //! | [`outputs`] | what it answered, checked |
-//! | [`health`] | whether programs start, for who says what is ready |
+//! | [`health`] | whether programs start, and how often again, for who shows it |
 //! | [`launch`] | what a child does before it is the program |
 //! | `log` | what it says, in the worker's log |
 
+mod aside;
 pub(crate) mod crew;
 mod data;
 pub(crate) mod health;
@@ -38,12 +40,13 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_types::workflow::Signature;
 use millrace_types::{Bytes, Digest};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::host_tier::store;
 use crate::objects::Objects;
 
 pub use launch::launch;
@@ -77,21 +80,43 @@ pub(crate) struct Programs(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
+    /// How many files were put there.
+    files: AtomicU64,
     launcher: Launcher,
     objects: Objects,
+    aside: aside::Aside,
     /// The most bytes that an output in a process's own memory has: it is answered, in one message.
     output_max: Bytes,
     /// Whether every process is to end. Each one's watch holds a receiver until it has.
     closing: watch::Sender<bool>,
     healths: watch::Sender<health::Healths>,
+    restarts: health::Restarts,
 }
 
-/// A program that is ready to be started.
+/// A program that is ready to be started. Its file is there as long as this is, which whoever may start
+/// it shares: a revision that is going starts processes for the requests that it still has.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) declared: Signature,
     path: PathBuf,
     programs: Programs,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let path = std::mem::take(&mut self.path);
+        let remove = move || match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "a program's file stays until the next start");
+            }
+            _ => {}
+        };
+        // Not on the thread of the actors, which are the last to have it.
+        match Handle::try_current() {
+            Ok(threads) => drop(threads.spawn_blocking(remove)),
+            Err(_none) => remove(),
+        }
+    }
 }
 
 impl Programs {
@@ -110,45 +135,60 @@ impl Programs {
             _ => std::fs::create_dir_all(dir)?,
         }
         let (dir, closing) = (std::path::absolute(dir)?, watch::Sender::new(false));
-        let healths = watch::Sender::default();
-        Ok(Self(Arc::new(Inner { dir, launcher, objects, output_max, closing, healths })))
+        let (healths, files) = (watch::Sender::default(), AtomicU64::new(0));
+        let (aside, restarts) = (aside::Aside::default(), health::Restarts::default());
+        let inner = Inner { dir, files, launcher, objects, aside, output_max, closing, healths, restarts };
+        Ok(Self(Arc::new(inner)))
     }
 
-    /// Puts a program's file where it can be started. Blocks.
+    /// Puts a program's file where it can be started: one of its own each time, since the one before of
+    /// the same program may be going still. Blocks.
     ///
     /// # Errors
-    /// The file system's.
+    /// The file system's. Nothing is left then.
     pub(crate) fn put(&self, digest: Digest, declared: Signature, file: &[u8]) -> io::Result<Program> {
-        let path = self.path(digest);
-        let unfinished = path.with_extension("tmp");
+        let number = self.0.files.fetch_add(1, Ordering::Relaxed);
+        let path = self.0.dir.join(format!("{}-{number}", digest.hex()));
+        let program = Program { declared, path, programs: self.clone() };
         let mut options = std::fs::OpenOptions::new();
-        let mut open = options.write(true).create(true).truncate(true).mode(0o700).open(&unfinished)?;
+        let mut open = options.write(true).create_new(true).mode(0o700).open(&program.path)?;
         io::Write::write_all(&mut open, file)?;
-        drop(open);
-        // Those that run it keep the file they began with.
-        std::fs::rename(&unfinished, &path)?;
-        Ok(Program { declared, path, programs: self.clone() })
-    }
-
-    /// Removes a program's file. Blocks.
-    ///
-    /// # Errors
-    /// [`store::Error::Io`].
-    pub(crate) fn remove(&self, digest: Digest) -> Result<(), store::Error> {
-        let path = self.path(digest);
-        match std::fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(store::Error::Io { path, source }),
-            _ => Ok(()),
-        }
-    }
-
-    fn path(&self, digest: Digest) -> PathBuf {
-        self.0.dir.join(digest.hex())
+        Ok(program)
     }
 
     /// Ends every process, and returns when none is left.
     pub(crate) async fn stop(&self) {
         self.0.closing.send_replace(true);
         self.0.closing.closed().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_programs_file_is_there_as_long_as_somebody_may_start_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (objects, _told) = runtime.block_on(async { Objects::registered(Bytes::ZERO) });
+        let programs = Programs::open(dir.path(), launcher, objects, Bytes::ZERO).unwrap();
+        let put = || {
+            let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
+            Arc::new(programs.put(Digest::of(b"program"), declared, b"program").unwrap())
+        };
+        let files = || std::fs::read_dir(dir.path()).unwrap().count();
+        let hosted = put();
+        let crew = Arc::clone(&hosted);
+        drop(hosted);
+        assert_eq!(std::fs::read(&crew.path).unwrap(), b"program");
+        // The same program applied again, while the one before is going.
+        let next = put();
+        assert_eq!(files(), 2);
+        drop(crew);
+        assert_eq!(std::fs::read(&next.path).unwrap(), b"program");
+        drop(next);
+        assert_eq!(files(), 0);
     }
 }

@@ -1,5 +1,6 @@
 //! The names that one process was given, and which of them it has used (D02). A name stands for one
-//! piece of data for good: what was let go of does not free it, since others may have copies.
+//! piece of data for good: what was let go of does not free it, since others may have copies. And which of
+//! them an answer named: whoever took that has the data from then on.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,6 +25,8 @@ pub(super) enum Name {
     Free,
     /// Something was.
     Used,
+    /// Something was, and an answer named it.
+    Answered,
 }
 
 /// The names of one process.
@@ -34,8 +37,24 @@ pub(super) struct Names(VecDeque<Block>);
 struct Block {
     epoch: Epoch,
     first: u64,
-    /// By page, of those that were begun: a bit for each name.
-    used: BTreeMap<u64, Box<[u64; WORDS]>>,
+    used: Marked,
+    answered: Marked,
+}
+
+/// Which names of a block are marked: by page, of those that were begun, a bit for each.
+#[derive(Debug, Default)]
+struct Marked(BTreeMap<u64, Box<[u64; WORDS]>>);
+
+impl Marked {
+    fn has(&self, place: u64) -> bool {
+        let (page, word, bit) = bit(place);
+        self.0.get(&page).is_some_and(|page| page[word] & bit != 0)
+    }
+
+    fn mark(&mut self, place: u64) {
+        let (page, word, bit) = bit(place);
+        self.0.entry(page).or_insert_with(|| Box::new([0; WORDS]))[word] |= bit;
+    }
 }
 
 impl Block {
@@ -57,23 +76,34 @@ impl Names {
         if self.0.len() == BLOCKS_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(Block { epoch, first, used: BTreeMap::new() });
+        let (used, answered) = (Marked::default(), Marked::default());
+        self.0.push_back(Block { epoch, first, used, answered });
     }
 
     pub(super) fn of(&self, id: &DataId) -> Name {
         let found = self.0.iter().find_map(|block| Some((block, block.place(id)?)));
         let Some((block, place)) = found else { return Name::NotGiven };
-        let (page, word, bit) = bit(place);
-        let used = block.used.get(&page).is_some_and(|page| page[word] & bit != 0);
-        if used { Name::Used } else { Name::Free }
+        match () {
+            () if block.answered.has(place) => Name::Answered,
+            () if block.used.has(place) => Name::Used,
+            () => Name::Free,
+        }
     }
 
     /// Something is stored under it from now on.
     pub(super) fn uses(&mut self, id: &DataId) {
         for block in &mut self.0 {
             if let Some(place) = block.place(id) {
-                let (page, word, bit) = bit(place);
-                block.used.entry(page).or_insert_with(|| Box::new([0; WORDS]))[word] |= bit;
+                block.used.mark(place);
+            }
+        }
+    }
+
+    /// An answer names what is stored under it.
+    pub(super) fn answers(&mut self, id: &DataId) {
+        for block in &mut self.0 {
+            if let Some(place) = block.place(id) {
+                block.answered.mark(place);
             }
         }
     }
@@ -99,6 +129,8 @@ mod tests {
             assert_eq!(names.of(&id(1, counter)), Name::Free, "{counter}");
             names.uses(&id(1, counter));
             assert_eq!(names.of(&id(1, counter)), Name::Used, "{counter}");
+            names.answers(&id(1, counter));
+            assert_eq!(names.of(&id(1, counter)), Name::Answered, "{counter}");
         }
         assert_eq!(names.of(&id(1, 8)), Name::Free);
         for (epoch, counter) in [(2, 7), (1, 6), (1, last + 1)] {

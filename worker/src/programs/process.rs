@@ -29,7 +29,7 @@ use super::data::{Data, Until, invalid};
 use super::launch::PROGRAM_VARIABLE;
 use super::{Program, log};
 use crate::clock::Clock;
-use crate::process_port::connection::Connection;
+use crate::process_port::connection::{Connection, Unsent, is_lacking};
 use crate::seams::Mailbox;
 
 /// How long a process may take to exit after it closed its socket.
@@ -47,6 +47,7 @@ const FUNCTION_VARIABLES: &str = "FUNCTION_";
 
 /// A process, seen from the Crew. Dropping it kills it, and its watch what it started.
 pub(super) struct Process {
+    pub(super) incarnation: Incarnation,
     connection: Rc<Connection>,
     until: Until,
     clock: Arc<dyn Clock>,
@@ -80,12 +81,13 @@ impl Process {
         name: Name,
         crew: Mailbox<Message>,
     ) -> Result<Self, StartError> {
+        let inner = &program.programs.0;
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
         let (connection, until) = (Rc::new(connection), Until::default());
         let watch = Watch {
             name: name.clone(),
             connection: Rc::clone(&connection),
-            data: Data::new(program.programs.0.objects.clone(), Until::clone(&until)),
+            data: Data::new(inner.objects.clone(), inner.aside.clone(), Until::clone(&until)),
             ready: Cell::new(false),
             last_line: Rc::default(),
             crew,
@@ -97,7 +99,6 @@ impl Process {
             ids: Some(watch.data.ids()),
         };
         connection.send(frame(Told::Hello(hello), Vec::new())?)?;
-        let inner = &program.programs.0;
         let passed =
             |variable: &str| VARIABLES.contains(&variable) || variable.starts_with(FUNCTION_VARIABLES);
         let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(passed));
@@ -124,6 +125,7 @@ impl Process {
         #[allow(deprecated, reason = "unsound for what is no real descriptor; this one is owned")]
         let watched = pidfd.try_clone().and_then(|pidfd| AsyncFd::with_interest(pidfd, Interest::READABLE));
         let leader = Leader { pid, ended: watched.map_err(StartError::Spawn)?, child };
+        let incarnation = name.incarnation;
         let log = output.map(|(output, errors)| {
             let (clock, last) = (Arc::clone(inner.objects.clock()), Rc::clone(&watch.last_line));
             actix_rt::spawn(async move {
@@ -131,16 +133,17 @@ impl Process {
             })
         });
         actix_rt::spawn(watch.run(leader, log, inner.closing.subscribe()));
-        Ok(Self { connection, until, clock: Arc::clone(inner.objects.clock()), pidfd })
+        Ok(Self { incarnation, connection, until, clock: Arc::clone(inner.objects.clock()), pidfd })
     }
 
     /// Gives it a request.
     ///
     /// # Errors
-    /// A request that fits no frame, or a process that does not read.
-    pub(super) fn call(&self, call: wire::Call, descriptors: Vec<OwnedFd>) -> Result<(), frames::Error> {
+    /// A request that fits no frame, or a process that does not read; [`Unsent::Lacking`], after which the
+    /// process knows nothing of it.
+    pub(super) fn call(&self, call: wire::Call, descriptors: Vec<OwnedFd>) -> Result<(), Unsent> {
         self.until.set(Some(self.clock.now() + Duration::from_nanos(call.timeout_ns)));
-        self.connection.send(frame(Told::Call(call), descriptors)?)
+        self.connection.offer(frame(Told::Call(call), descriptors)?)
     }
 
     pub(super) fn kill(&self) {
@@ -181,8 +184,8 @@ impl Watch {
             biased;
             end = self.follow(&mut decoder) => end,
             () = leader.ended() => Ok(()),
-            // The reader meets what ended the writer.
-            _error = self.connection.write_rest() => Ok(()),
+            // The reader meets what ended the writer, unless it is nothing of the process's.
+            error = self.connection.write_rest() => of_the_writer(error),
             // Closed with the worker.
             _closing = closing.wait_for(|closing| *closing) => Err(io::Error::other("the worker stops")),
         };
@@ -190,13 +193,15 @@ impl Watch {
             Ok(()) => self.last_words(&mut decoder),
             Err(error) => Err(error),
         };
+        let lacking = end.as_ref().is_err_and(is_lacking);
+        let ended = |status| if lacking { Heard::GivenUp { status } } else { Heard::Exited { status } };
         let status = match (leader.end(end.is_ok()).await, end) {
             (_, Err(error)) => format!("killed: {error}"),
             (Ok(status), Ok(())) => status.to_string(),
             (Err(error), Ok(())) => format!("unknown: {error}"),
         };
         if self.ready.get() {
-            self.post(Heard::Exited { status });
+            self.post(ended(status));
             finish(log).await;
         } else {
             // Why it did not start it may have written last.
@@ -204,7 +209,7 @@ impl Watch {
             let line = self.last_line.borrow();
             let status = if line.is_empty() { status } else { format!("{status}; it wrote {line:?}") };
             drop(line);
-            self.post(Heard::Exited { status });
+            self.post(ended(status));
         }
     }
 
@@ -265,7 +270,7 @@ impl Watch {
         let (call, answer) = match said {
             Said::Return(answer) => {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
-                let stored = self.data.stored(&answer.outputs);
+                let stored = self.data.answered(&answer.outputs);
                 (answer.call, Answer::Outputs { outputs: answer.outputs, descriptors, stored })
             }
             Said::Fail(fail) => (fail.call, Answer::Failed(fail.message)),
@@ -280,6 +285,11 @@ impl Watch {
         }
         Ok(self.connection.send(frame(message, descriptors)?)?)
     }
+}
+
+/// What ended the writer, where it is for want of what this machine lacks.
+fn of_the_writer(error: io::Error) -> io::Result<()> {
+    if is_lacking(&error) { Err(error) } else { Ok(()) }
 }
 
 /// What left its group may hold its output open for as long as it likes.

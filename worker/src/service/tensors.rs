@@ -66,7 +66,7 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
     }
 }
 
-/// A request's inputs as an executor takes them.
+/// A request's inputs as an executor takes them, or what a process gave as one gives it.
 #[derive(Debug, Default)]
 pub(crate) struct Packed {
     pub(crate) tensors: Vec<Tensor>,
@@ -79,20 +79,25 @@ pub(crate) struct Packed {
 impl Packed {
     /// Contents that are not in the message.
     fn add(&mut self, contents: Held) -> Result<Contents, Failure> {
-        let descriptor = match contents {
-            Held::Inline(data) => Arc::new(memfd(&data)?),
-            Held::Memory { fd, .. } => fd,
-            Held::Kept(Part { object, offset, bytes }) => {
-                let key = object.key;
-                if self.objects.iter().all(|known| known.key != key) {
-                    self.objects.push(object);
-                }
-                return Ok(Contents::Object(ObjectPart { object: key.0, offset, bytes }));
-            }
-        };
-        self.descriptors.push(descriptor);
-        // At most DESCRIPTORS_MAX.
-        Ok(Contents::ContentsFd(self.descriptors.len() as u32 - 1))
+        Ok(match contents {
+            Held::Inline(data) => self.memory(Arc::new(memfd(&data)?)),
+            Held::Memory { fd, .. } => self.memory(fd),
+            Held::Kept(part) => self.object(part),
+        })
+    }
+
+    fn memory(&mut self, fd: Descriptor) -> Contents {
+        self.descriptors.push(fd);
+        // At most as many as a function has tensors.
+        Contents::ContentsFd(self.descriptors.len() as u32 - 1)
+    }
+
+    fn object(&mut self, Part { object, offset, bytes }: Part) -> Contents {
+        let key = object.key;
+        if self.objects.iter().all(|known| known.key != key) {
+            self.objects.push(object);
+        }
+        Contents::Object(ObjectPart { object: key.0, offset, bytes })
     }
 }
 
@@ -123,6 +128,21 @@ pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
         packed.tensors.push(Tensor { name, datatype, shape, contents: Some(contents) });
     }
     Ok(packed)
+}
+
+/// Makes what a process gave an answer's tensors. They go no further than this worker, so nothing of them
+/// is copied, however large.
+pub(crate) fn given(outputs: Vec<Input>) -> Packed {
+    let mut packed = Packed::default();
+    for Input { name, datatype, shape, contents } in outputs {
+        let contents = match contents {
+            Held::Inline(data) => Contents::Inline(data),
+            Held::Memory { fd, .. } => packed.memory(fd),
+            Held::Kept(part) => packed.object(part),
+        };
+        packed.tensors.push(Tensor { name, datatype, shape, contents: Some(contents) });
+    }
+    packed
 }
 
 fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
@@ -291,6 +311,19 @@ mod tests {
         let Packed { tensors, descriptors, .. } = pack(inputs(&sent)).unwrap();
         assert_eq!(descriptors.len(), 1);
         assert_eq!(unpack(tensors, &descriptors, None).unwrap(), sent);
+    }
+
+    #[test]
+    fn what_a_process_gave_is_not_copied() {
+        let sent = [tensor("a", 10), tensor("b", INLINE_TOTAL_BYTES_MAX + 1)];
+        let Packed { tensors, descriptors, .. } = given(inputs(&sent));
+        assert!(descriptors.is_empty());
+        let taken = take(tensors.clone(), (&[], &[]), None).unwrap();
+        for (taken, sent) in taken.iter().zip(&sent) {
+            let Held::Inline(data) = &taken.contents else { panic!("{taken:?}") };
+            assert_eq!((data.as_ptr(), data.len()), (sent.data.as_ptr(), sent.data.len()));
+        }
+        assert_eq!(unpack(tensors, &[], None).unwrap(), sent);
     }
 
     #[test]

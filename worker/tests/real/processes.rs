@@ -1,5 +1,6 @@
 //! Processes as the operating system sees them: none stays behind, and nothing leaks.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Stdio;
@@ -7,7 +8,7 @@ use std::process::Stdio;
 use millrace_proto::worker as wire;
 use millrace_worker::start::Isolation;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, prlimit};
 
 use crate::controller::Controller;
 use crate::support::{WORKER_VARIABLE, all_up, kill_9, pid, this_program_as, within};
@@ -49,6 +50,24 @@ impl WorkerProcess {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id().unwrap()
+    }
+
+    /// Lets it have so many descriptors more than it has now. Gives the limit that it had.
+    pub(crate) fn spare_descriptors(&self, more: usize) -> Rlimit {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let number = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap()
+        };
+        let taken: BTreeSet<u64> = entries.map(number).collect();
+        // A new one gets the lowest number that is free, if that is below the limit.
+        let current = (0..).filter(|number| !taken.contains(number)).nth(more);
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        self.limit_descriptors(Rlimit { current, maximum })
+    }
+
+    /// Sets the limit of its descriptors, and gives the one that it had.
+    pub(crate) fn limit_descriptors(&self, limit: Rlimit) -> Rlimit {
+        prlimit(Some(pid(self.pid())), Resource::Nofile, limit).unwrap()
     }
 
     fn descriptors(&self) -> usize {

@@ -1,13 +1,15 @@
 //! Programs that do not start, hang, or do as they should not.
 
+use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_types::Reason;
 use millrace_worker::start::Isolation;
 
 use crate::controller::Controller;
 use crate::processes::{End, WorkerProcess};
-use crate::programs::{ask, asking, desire, process, serving, worker_with, written_pid};
-use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script};
+use crate::programs::{ask, asking, desire, large, process, serving, worker_with, written_pid};
+use crate::support::{FUNCTION_VARIABLE, all_up, client, launcher, script, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_does_not_start_has_its_requests_refused_and_not_kept_waiting() {
@@ -105,6 +107,28 @@ async fn a_worker_killed_with_9_leaves_no_program() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_the_worker_has_no_descriptors_for_is_refused_and_its_process_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let controller = Controller::start("test-cluster", 1).await;
+    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    all_up(&controller).await;
+    desire(&controller, "f", &script(), 1, false);
+    controller.ready("f").await;
+    let address = controller.hello().await.address;
+    let mut remote = WorkerClient::connect(format!("http://{address}")).await.unwrap();
+    let first = remote.invoke(asking(1, "pid", b"x")).await.unwrap().into_inner();
+    // One for the input's memory, and none to send that with.
+    let limit = worker.spare_descriptors(1);
+    let refused = remote.invoke(asking(2, "go", &large())).await.unwrap_err();
+    worker.limit_descriptors(limit);
+    let failure = from_status(&refused);
+    let expected = (Reason::QueueFull, false);
+    assert_eq!((failure.reason, failure.may_have_executed), expected, "{}", failure.message);
+    let again = remote.invoke(asking(3, "pid", b"x")).await.unwrap().into_inner();
+    assert_eq!(again.outputs[0].data, first.outputs[0].data, "the same process");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_program_outlives_its_function_or_its_worker() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving(dir.path(), 2, true).await;
@@ -118,6 +142,37 @@ async fn nothing_of_a_program_outlives_its_function_or_its_worker() {
     let end = End::of(u32::from_le_bytes(answer.outputs[0].data[..].try_into().unwrap()));
     worker.shutdown().await;
     end.wait().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_is_going_is_started_for_the_requests_that_it_still_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 1, true).await;
+    let (begun, told) = (dir.path().join("begun"), dir.path().join("told"));
+    let what = format!("die-when-told {} {}", begun.display(), told.display());
+    let mut other = client(&worker);
+    let asked = tokio::spawn(async move { ask(&mut other, asking(1, &what, b"abc")).await });
+    let there = async {
+        while !begun.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the call", there).await;
+    controller.desire(&[]);
+    // What nobody wants was removed before that is shown.
+    let mut statuses = worker.view().statuses.clone();
+    within("the function to go", statuses.wait_for(|shown| shown.is_empty())).await.unwrap();
+    std::fs::write(&told, "").unwrap();
+    let answer = asked.await.unwrap().unwrap();
+    assert_eq!((answer.outputs[0].data.as_ref(), answer.attempts), (&b"bcd"[..], 2));
+    let files = || std::fs::read_dir(dir.path().join("programs")).unwrap().count();
+    let gone = async {
+        while files() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("its file to go with it", gone).await;
+    worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
 //! Functions that are programs: real processes of this test program, under a real worker.
 
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::{FUNCTION_PROTOCOL_VERSION, function, worker as wire};
 use millrace_types::workflow::Signature;
 use millrace_types::{Dim, Epoch, Failure, NodeName, Reason, TensorSpec};
+use millrace_worker::service::tensors::INLINE_BYTES_MAX;
 use millrace_worker::start::{Launcher, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
@@ -61,6 +63,17 @@ fn obey(call: &Call) -> Result<(), Error> {
                 std::process::abort();
             }
         }
+        // Says that it has begun, and dies once it is told to; the next one does not.
+        "die-when-told" => {
+            let (begun, told) = (Path::new(words.next().unwrap()), Path::new(words.next().unwrap()));
+            if !begun.exists() {
+                std::fs::write(begun, "").unwrap();
+                while !told.exists() {
+                    std::thread::yield_now();
+                }
+                std::process::abort();
+            }
+        }
         "hang" => loop {
             std::thread::park();
         },
@@ -103,8 +116,9 @@ fn obey(call: &Call) -> Result<(), Error> {
         }
         "refuse" => return Err(Error::Function("not today".into())),
         "forget" => return Ok(()),
-        "unsealed" => {
-            // What is answered is an input as it came, which this process could still change.
+        "scribble" => return answer(call, scribble().as_bytes()),
+        // Answers an input as it came.
+        "hand-on" => {
             let id = call.input("x")?.id.clone();
             return call.output("y", &id, DataType::Uint8, &[x.len() as i64]);
         }
@@ -123,6 +137,9 @@ fn obey(call: &Call) -> Result<(), Error> {
     if word == "mistype" {
         return call.output("y", &id, DataType::Int8, &shape);
     }
+    if word == "twice" {
+        call.output("z", &id, DataType::Uint8, &shape)?;
+    }
     if word == "respond" {
         return call.response("y", &id, DataType::Uint8, &shape);
     }
@@ -136,6 +153,28 @@ fn answer(call: &Call, data: &[u8]) -> Result<(), Error> {
     call.response("y", &id, DataType::Uint8, &[data.len() as i64])
 }
 
+/// Whether this process has memory from its worker, and what it could do to that.
+fn scribble() -> String {
+    let (mut has, mut done) = (false, Vec::new());
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        if !target.to_string_lossy().starts_with("/memfd:millrace") {
+            continue;
+        }
+        // Another way in, whatever the descriptor allows.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        let tried = [
+            ("write", file.write_all_at(b"x", 0)),
+            ("cut", file.set_len(1)),
+            ("grow", file.set_len(2 * LARGE as u64)),
+        ];
+        has = true;
+        done.extend(tried.into_iter().filter_map(|(what, tried)| tried.is_ok().then_some(what)));
+    }
+    format!("{has} {done:?}")
+}
+
 /// A name of data, as text.
 fn named(text: &Buffer) -> Result<DataId, Error> {
     let text = String::from_utf8_lossy(text.bytes()?).into_owned();
@@ -145,17 +184,23 @@ fn named(text: &Buffer) -> Result<DataId, Error> {
     Ok(DataId { home, epoch: Epoch(epoch.parse().unwrap()), counter: counter.parse().unwrap() })
 }
 
-fn declared() -> Signature {
+fn declared(outputs: &[&str]) -> Signature {
     let tensor = |name: &str| TensorSpec {
         name: name.into(),
         datatype: DataType::Uint8,
         shape: vec![Dim::Symbol(format!("{name}.0"))],
     };
-    Signature { inputs: vec![tensor("what"), tensor("x")], outputs: vec![tensor("y")] }
+    let outputs = outputs.iter().map(|&name| tensor(name)).collect();
+    Signature { inputs: vec![tensor("what"), tensor("x")], outputs }
 }
 
 pub(crate) fn packed(file: &[u8]) -> Vec<u8> {
-    let program = Program { declared: declared(), file: bytes::Bytes::copy_from_slice(file) };
+    packed_with(&["y"], file)
+}
+
+/// The same of one that declares other outputs.
+fn packed_with(outputs: &[&str], file: &[u8]) -> Vec<u8> {
+    let program = Program { declared: declared(outputs), file: bytes::Bytes::copy_from_slice(file) };
     program.pack().unwrap().to_vec()
 }
 
@@ -269,6 +314,50 @@ async fn what_it_stores_is_an_object_under_its_own_name_and_what_it_responds_is_
     worker.shutdown().await;
 }
 
+/// The name of the object that a held output is.
+fn held(output: &wire::InferTensor) -> wire::DataId {
+    let [wire::TensorPart { part: Some(Part::Held(held)) }] = &output.parts[..] else { panic!("{output:?}") };
+    held.object.clone().unwrap().id.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_two_outputs_is_there_until_both_are_let_go_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = worker_with(dir.path(), Some(launcher())).await;
+    let digest = controller.publish(&packed_with(&["y", "z"], &script()));
+    controller.desire(&[("f", digest)]);
+    controller.ready("f").await;
+    controller.lead(1);
+    let (mut client, x) = (client(&worker), large());
+    // Both are held; or one is, and the other answered.
+    for (id, answered) in [(1, None), (3, Some("y")), (5, Some("z"))] {
+        let time = Some(Duration::from_secs(60).try_into().unwrap());
+        let hold = wire::Hold { time, answered: answered.map(str::to_owned).into_iter().collect() };
+        let twice = wire::InvokeRequest { hold: Some(hold), ..asking(id, "twice", &x) };
+        let outputs = ask(&mut client, twice).await.unwrap().outputs;
+        let (mut kept, told): (Vec<_>, Vec<_>) =
+            outputs.into_iter().partition(|output| !output.parts.is_empty());
+        assert_eq!((kept.len(), told.len()), if answered.is_some() { (1, 1) } else { (2, 0) });
+        assert!(told.iter().all(|output| output.data == plus_one(&x)));
+        let last = kept.pop().unwrap();
+        let ids: Vec<_> = kept.iter().map(held).collect();
+        client.release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+        let ids = vec![held(&last)];
+        let next = wire::InvokeRequest {
+            inputs: vec![tensor("what", b"go"), wire::InferTensor { name: "x".into(), ..last }],
+            outputs: vec!["y".into()],
+            ..request("f", id + 1, &[])
+        };
+        let answer = ask(&mut client, next).await.unwrap();
+        assert!(answer.lost.is_empty(), "{answered:?} was answered, and the other went with it");
+        assert!(answer.outputs[0].data == plus_one(&plus_one(&x)));
+        client.release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+    }
+    let shown = within("the metrics", scraped(worker.addr())).await;
+    assert!(shown.lines().any(|it| it == "millrace_objects 0.0"), "{shown}");
+    worker.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_used_once_though_what_it_stood_for_is_gone() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,6 +410,10 @@ async fn a_crash_is_answered_by_the_rules_and_the_process_comes_back() {
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::Quarantined, true));
     assert!(failure.message.contains("two processes"), "{}", failure.message);
     assert_ne!(process(&mut client, 4).await, first);
+    let shown = within("the metrics", scraped(worker.addr())).await;
+    // Once for the first request, twice for the other.
+    let restarts = r#"millrace_function_process_restarts_total{tenant="default",function="f"} 3.0"#;
+    assert!(shown.lines().any(|it| it == restarts), "{shown}");
 
     desire(&controller, "g", &script(), 1, false);
     controller.ready("g").await;
@@ -335,15 +428,46 @@ async fn what_a_function_says_of_itself_is_the_callers_answer() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving(dir.path(), 1, true).await;
     let mut client = client(&worker);
-    for (id, what, says) in
-        [(1, "refuse", "not today"), (2, "forget", "it gave no output \"y\""), (3, "unsealed", "not sealed")]
-    {
+    for (id, what, says) in [(1, "refuse", "not today"), (2, "forget", "it gave no output \"y\"")] {
         let failure = ask(&mut client, asking(id, what, &large())).await.unwrap_err();
         assert_eq!(failure.reason, Reason::ModelFailed, "{what}");
         assert!(failure.message.contains(says), "{}", failure.message);
     }
     // It is the same process all the time.
     assert_eq!(process(&mut client, 4).await, process(&mut client, 5).await);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_is_handed_on_as_an_output_whatever_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving(dir.path(), 1, true).await;
+    controller.lead(1);
+    let mut client = client(&worker);
+    for (id, bytes) in [(1, 1), (3, INLINE_BYTES_MAX), (5, INLINE_BYTES_MAX + 1), (7, LARGE)] {
+        let x = large()[..bytes].to_vec();
+        let answer = ask(&mut client, asking(id, "hand-on", &x)).await.unwrap();
+        assert!(answer.outputs[0].data == x, "{bytes} bytes");
+        // The same of an object, which is handed on as another.
+        let hold =
+            Some(wire::Hold { time: Some(Duration::from_secs(60).try_into().unwrap()), answered: vec![] });
+        let kept = wire::InvokeRequest { hold, ..asking(id, "hand-on", &x) };
+        let kept = ask(&mut client, kept).await.unwrap().outputs.remove(0);
+        assert_eq!(kept.parts.is_empty(), bytes <= INLINE_BYTES_MAX);
+        let next = wire::InferTensor { name: "x".into(), ..kept };
+        let inputs = vec![tensor("what", b"hand-on"), next];
+        let next = wire::InvokeRequest { inputs, ..request("f", id + 1, &[]) };
+        assert!(ask(&mut client, next).await.unwrap().outputs[0].data == x, "{bytes} bytes");
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_cannot_change_what_it_is_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), 1, true).await;
+    let answer = ask(&mut client(&worker), asking(1, "scribble", &large())).await.unwrap();
+    assert_eq!(std::str::from_utf8(&answer.outputs[0].data), Ok("true []"));
     worker.shutdown().await;
 }
 
