@@ -365,7 +365,8 @@ proptest! {
                 _ => world.tell(Event::Tick),
             };
             for action in actions {
-                prop_assert!(!stopped || !matches!(action, Action::Run { .. } | Action::Spawn { .. }));
+                let begins = matches!(action, Action::Run { .. } | Action::Spawn { .. });
+                prop_assert!(!stopped || !begins);
                 match action {
                     Action::Spawn { place, incarnation } => {
                         spawned += 1;
