@@ -5,6 +5,7 @@ mod losses;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
@@ -28,6 +29,10 @@ use super::values::{Reached, Sent, Value};
 use crate::serving::Serving;
 
 pub(super) use self::losses::let_go_of;
+
+/// How much sooner than by the clock here a request's time may be over: the front door counts it from
+/// when the request came to it.
+const OVER_EARLY: Duration = Duration::from_millis(5);
 
 /// How many workflows a run lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -210,6 +215,7 @@ impl<'a> Runner<'a> {
                 }
                 Action::Abandon { call } => {
                     if let Some(out) = self.out.remove(&call) {
+                        self.give_up(&out);
                         out.abort.abort();
                     }
                 }
@@ -338,6 +344,15 @@ impl<'a> Runner<'a> {
         events
     }
 
+    /// Counts a call that is out and that nobody waits for any more: as one that ran out of time if the
+    /// request did, and else, as of a function, not at all.
+    fn give_up(&self, out: &Out) {
+        if Instant::now() + OVER_EARLY >= self.request.deadline {
+            let deadline = self.engine.plan().step(out.step).deadline;
+            self.paces.failed(out.step, Reason::TimedOut, deadline);
+        }
+    }
+
     /// Puts away what a call made, and says what the core goes by.
     fn take(&mut self, out: &Out, made: Made) -> Result<Vec<Facts>, Ended> {
         self.attempts = self.attempts.max(made.attempts);
@@ -374,9 +389,11 @@ fn refusal(cause: Cause) -> Failure {
     Failure::new(reason, cause.to_string())
 }
 
-/// Nothing of the run is left with workers, however it ended.
+/// Nothing of the run is left with workers, however it ended. Who drops it while calls are out may have
+/// been the first to see that the request's time is over.
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
+        self.out.values().for_each(|out| self.give_up(out));
         let inputs = self.engine.plan().inputs().len();
         let_go_of(self.values.iter().skip(inputs).flatten());
     }

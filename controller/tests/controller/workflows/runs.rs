@@ -1,13 +1,16 @@
 //! Runs, and where their data is.
 
+use std::time::Duration;
+
 use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part;
+use millrace_types::Reason;
 
 use super::{
     apply_workflow, chain, function, id, keep, released, respond, row, rows_of, taken, two_in_a_row,
 };
-use crate::routing::{answer_of, infer, until_ready};
+use crate::routing::{answer_of, infer, infer_within, until_ready};
 use crate::stub::Stub;
 use crate::support::{Cluster, mlp, soon};
 
@@ -171,4 +174,29 @@ async fn an_objective_is_divided_among_steps_and_both_are_scored() {
     spec.steps[1].deadline = seconds(0);
     let refused = apply_workflow(&cluster, spec).await.unwrap_err();
     assert!(refused.message().contains("the deadline of step \"s1\" is 0ns"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_request_that_runs_out_of_time_counts_for_the_step_that_it_waited_for() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut spec = chain("w", &[function("f"), function("f")]);
+    let deadline = prost_types::Duration { seconds: 0, nanos: 100_000_000 };
+    spec.steps.iter_mut().for_each(|step| step.deadline = Some(deadline));
+    apply_workflow(&cluster, spec).await.unwrap();
+    // It never answers.
+    let _worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    let failure = answer_of(infer_within(&cluster, "w", Duration::from_millis(300))).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::TimedOut);
+    let text = cluster.metrics().await;
+    // The second step was not begun.
+    for (step, requests) in [("s0", 1), ("s1", 0)] {
+        for (counter, count) in [("requests", requests), ("in_time", 0)] {
+            let line = format!(
+                r#"millrace_workflow_step_slo_{counter}_total{{tenant="default",workflow="w",step="{step}"}} {count}"#
+            );
+            assert!(text.lines().any(|it| it == line), "{line}: {text}");
+        }
+    }
 }
