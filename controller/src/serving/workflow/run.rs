@@ -3,7 +3,7 @@
 
 mod losses;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ struct Out {
     step: StepIndex,
     row: Option<u64>,
     outputs: Vec<Slot>,
-    /// When all that it takes was there.
+    /// When it could begin.
     began: Instant,
     /// The objects that it takes, and what they are of.
     takes: Vec<(Loss, wire::DataId)>,
@@ -111,6 +111,12 @@ pub(super) struct Runner<'a> {
     answered: Vec<bool>,
     engine: Engine,
     values: Vec<Option<Value>>,
+    /// When each was there last: conditions are looked at when what they are of has gone.
+    made: Vec<Option<Reached>>,
+    /// What was called before: what is called again is so for a loss.
+    called: BTreeSet<(StepIndex, Option<u64>)>,
+    /// When something was found lost last.
+    lost_at: Option<Instant>,
     calls: FuturesUnordered<Abortable<BoxFuture<'a, Called>>>,
     out: BTreeMap<CallId, Out>,
     attempts: u32,
@@ -132,7 +138,7 @@ impl<'a> Runner<'a> {
         depth: Depth,
         Wish { answered, target }: Wish,
     ) -> Self {
-        let values = vec![None; plan.slots().len()];
+        let (values, made) = (vec![None; plan.slots().len()], vec![None; plan.slots().len()]);
         let shares = paces.shares(&plan);
         Self {
             serving,
@@ -146,6 +152,9 @@ impl<'a> Runner<'a> {
             answered,
             engine: Engine::new(plan),
             values,
+            made,
+            called: BTreeSet::new(),
+            lost_at: None,
             calls: FuturesUnordered::new(),
             out: BTreeMap::new(),
             attempts: 1,
@@ -167,8 +176,9 @@ impl<'a> Runner<'a> {
         let plan = self.engine.plan().clone();
         let facts = inputs.iter().enumerate().map(|(at, value)| value.facts(plan.is_condition(Slot(at))));
         let mut events = vec![Event::Begin { inputs: facts.collect() }];
-        for (slot, value) in self.values.iter_mut().zip(inputs) {
-            *slot = Some(value);
+        for (at, value) in inputs.into_iter().enumerate() {
+            self.made[at] = Some(value.made);
+            self.values[at] = Some(value);
         }
         loop {
             for event in events {
@@ -205,6 +215,7 @@ impl<'a> Runner<'a> {
                 }
                 Action::Empty { slot } => {
                     let made = self.reached;
+                    self.made[slot.0] = Some(made);
                     let tensor = self.engine.plan().slot(slot).tensor.clone();
                     self.values[slot.0] = tensor.map(|tensor| Value::empty(&tensor, made));
                 }
@@ -270,8 +281,8 @@ impl<'a> Runner<'a> {
             let held = self.values[slot.0].iter().flat_map(Value::held);
             takes.extend(held.map(|(row, held)| (Loss { slot: *slot, row: Some(row) }, held.id.clone())));
         }
-        let now = Reached { at: Instant::now(), split: Split::default() };
-        let began = given.iter().map(|(_, value, _)| value.made).reduce(Reached::later).unwrap_or(now);
+        let again = self.called.contains(&(step, row));
+        let began = self.began(inputs, planned.when, again);
         let wanted = outputs
             .iter()
             .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
@@ -306,8 +317,19 @@ impl<'a> Runner<'a> {
         let called = async move { Called { call, result: made.await } };
         let (abort, registration) = AbortHandle::new_pair();
         self.calls.push(Abortable::new(called.instrument(span).boxed(), registration));
+        self.called.insert((step, row));
         self.out.insert(call, Out { step, row, outputs, began: began.at, takes, abort });
         Ok(())
+    }
+
+    /// When a call could begin: when all that it takes was there, and what it runs under was known. One
+    /// that is made again could not before there was a reason to.
+    fn began(&self, inputs: &[Slot], when: Option<Slot>, again: bool) -> Reached {
+        let now = || Reached { at: Instant::now(), split: Split::default() };
+        let made = inputs.iter().chain(&when).filter_map(|slot| self.made[slot.0]);
+        let began = made.reduce(Reached::later).unwrap_or_else(now);
+        let at = self.lost_at.filter(|_| again).map_or(began.at, |lost_at| lost_at.max(began.at));
+        Reached { at, ..began }
     }
 
     /// Whether an output is to come here with its bytes. What a workflow inside another gives stays
@@ -337,6 +359,9 @@ impl<'a> Runner<'a> {
         let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };
         self.failure = Some(ended.failure).filter(|_| lost.is_empty());
         let with_them = self.dead();
+        if !lost.is_empty() || !with_them.is_empty() {
+            self.lost_at = Some(Instant::now());
+        }
         let mut events = vec![Event::Failed { call, lost }];
         if !with_them.is_empty() {
             events.push(Event::Lost { lost: with_them });
@@ -367,6 +392,7 @@ impl<'a> Runner<'a> {
                 return Err(Failure::new(Reason::Internal, message).after_execution().into());
             };
             self.reached = self.reached.later(value.made);
+            self.made[slot.0] = Some(self.made[slot.0].map_or(value.made, |before| before.later(value.made)));
             facts.push(value.facts(plan.is_condition(*slot)));
             match (&mut self.values[slot.0], out.row) {
                 (Some(joined), Some(row)) => joined.put(row, value),
