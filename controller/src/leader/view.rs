@@ -73,7 +73,7 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         models: needed.into_iter().map(|(digest, host)| placement::Model { digest, host }).collect(),
         gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
         load: loads.of_function(&function.key),
-        ran: state.usage(&function.key).requests > 0,
+        ran: state.ran(function),
     }
 }
 
