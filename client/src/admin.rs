@@ -22,7 +22,8 @@ use millrace_proto::admin::{
 use millrace_proto::convert::{duration_wire, function_spec_wire};
 use millrace_proto::trace;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
-use tonic::{IntoStreamingRequest, Request};
+use tonic::transport::Channel;
+use tonic::{IntoStreamingRequest, Request, Response, Status};
 
 pub use policy::PolicyChange;
 pub use workflows::AppliedWorkflow;
@@ -111,25 +112,50 @@ impl Admin {
         Self { consistency: Consistency::Stale, ..self }
     }
 
+    /// Makes a call that may be made again where its connection breaks, as most may.
+    async fn ask<M, T, Fut>(
+        &self,
+        message: M,
+        make: impl Fn(AdminClient<Channel>, Request<M>) -> Fut,
+    ) -> Result<T, Error>
+    where
+        M: Clone,
+        Fut: Future<Output = Result<Response<T>, Status>>,
+    {
+        self.ask_with(Repeat::Allowed, CALL_TIMEOUT, message, make).await
+    }
+
+    /// Makes a call: `make` sends the message to one endpoint.
+    async fn ask_with<M, T, Fut>(
+        &self,
+        repeat: Repeat,
+        timeout: Duration,
+        message: M,
+        make: impl Fn(AdminClient<Channel>, Request<M>) -> Fut,
+    ) -> Result<T, Error>
+    where
+        M: Clone,
+        Fut: Future<Output = Result<Response<T>, Status>>,
+    {
+        let make = |channel, left| make(AdminClient::new(channel), stamped(message.clone(), left));
+        Ok(self.endpoints.call(repeat, timeout, make).await?.into_inner())
+    }
+
     /// Which of these artifacts the cluster has: what need not be uploaded.
     ///
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn find_artifacts(&self, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
         let request = FindArtifactsRequest { digests: digests.iter().map(Digest::to_string).collect() };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).find_artifacts(stamped(request.clone(), left)).await
-            })
-            .await?;
+        let answer =
+            self.ask(request, async |mut client, request| client.find_artifacts(request).await).await?;
         let digest = |artifact: admin::Artifact| {
             artifact
                 .digest
                 .parse()
                 .map_err(|error: millrace_types::digest::ParseError| Error::BadAnswer(error.to_string()))
         };
-        answer.into_inner().found.into_iter().map(digest).collect()
+        answer.found.into_iter().map(digest).collect()
     }
 
     /// Sends a model file. `progress` hears the bytes handed over so far; it starts again from
@@ -181,13 +207,8 @@ impl Admin {
             resource_version: options.resource_version.unwrap_or(0),
             idempotency_key: self.endpoints.next_id(),
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).apply_function(stamped(request.clone(), left)).await
-            })
-            .await?
-            .into_inner();
+        let answer =
+            self.ask(request, async |mut client, request| client.apply_function(request).await).await?;
         let outcome = Outcome::read(answer.outcome)?;
         let function = answer.function.ok_or_else(|| Error::BadAnswer("it has no function".to_owned()))?;
         Ok(Applied { outcome, function })
@@ -204,13 +225,7 @@ impl Admin {
             consistency: self.consistency.into(),
             read_mask: None,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_function(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.get_function(request).await).await
     }
 
     /// Every function of a tenant, or of all tenants, page after page.
@@ -244,11 +259,7 @@ impl Admin {
             dry_run: options.dry_run,
             idempotency_key: self.endpoints.next_id(),
         };
-        self.endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).delete_function(stamped(request.clone(), left)).await
-            })
-            .await?;
+        self.ask(request, async |mut client, request| client.delete_function(request).await).await?;
         Ok(())
     }
 
@@ -257,13 +268,10 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn scaling_signal(&self) -> Result<admin::ScalingSignal, Error> {
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_scaling_signal(stamped(GetScalingSignalRequest {}, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(GetScalingSignalRequest {}, async |mut client, request| {
+            client.get_scaling_signal(request).await
+        })
+        .await
     }
 
     /// What happened after an earlier answer's `next` (empty: from the oldest that is kept), waiting so
@@ -277,13 +285,10 @@ impl Admin {
             wait: Some(duration_wire(wait)),
             page_size: PAGE,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT + wait, async |channel, left| {
-                AdminClient::new(channel).list_events(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask_with(Repeat::Allowed, CALL_TIMEOUT + wait, request, async |mut client, request| {
+            client.list_events(request).await
+        })
+        .await
     }
 
     /// What functions and links did, as all controllers and workers count it together: the busiest
@@ -293,13 +298,7 @@ impl Admin {
     /// [`Error`] when the call fails.
     pub async fn activity(&self, functions_max: u32) -> Result<admin::GetActivityResponse, Error> {
         let request = admin::GetActivityRequest { tenant: String::new(), functions_max };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_activity(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.get_activity(request).await).await
     }
 
     /// What controllers and workers still know of a request or a trace, by its id.
@@ -308,13 +307,7 @@ impl Admin {
     /// [`Error::Refused`] with `TRACE_NOT_FOUND` where nobody keeps a span of it.
     pub async fn trace(&self, id: &str) -> Result<admin::Trace, Error> {
         let request = admin::GetTraceRequest { id: id.to_owned() };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_trace(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.get_trace(request).await).await
     }
 
     /// The server's version and its cluster's.
@@ -322,13 +315,7 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn version(&self) -> Result<admin::GetVersionResponse, Error> {
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_version(stamped(GetVersionRequest {}, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(GetVersionRequest {}, async |mut client, request| client.get_version(request).await).await
     }
 
     /// Breaks something, for tests. Servers refuse it unless started with `--allow-faults`.
@@ -336,11 +323,10 @@ impl Admin {
     /// # Errors
     /// [`Error::Refused`] with `PERMISSION_DENIED` where faults are not allowed.
     pub async fn inject_fault(&self, fault: InjectFaultRequest) -> Result<(), Error> {
-        self.endpoints
-            .call(Repeat::Forbidden, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).inject_fault(stamped(fault.clone(), left)).await
-            })
-            .await?;
+        self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, fault, async |mut client, request| {
+            client.inject_fault(request).await
+        })
+        .await?;
         Ok(())
     }
 }

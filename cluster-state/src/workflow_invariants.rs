@@ -2,11 +2,12 @@
 //! checked alike. None runs itself through others: each has more workflows in it than any that it
 //! runs, as its nesting counts them.
 
+use millrace_types::workflow::Fit;
+
 use crate::invariants::Violation;
 use crate::record::Workflow;
 use crate::state::State;
 use crate::workflows::Fits;
-use millrace_types::workflow::Fit;
 
 impl State {
     /// Takes as long as there are workflows and steps.

@@ -10,8 +10,8 @@
 //! | [`probe`] | how fast copies are, by their size | the executor's bench alone |
 //! | [`ranges`] | sets of byte ranges: what of a model is loaded | both |
 //!
-//! This is the only crate with unsafe code, in `map` (address space) and `pod` (elements as bytes),
-//! and in the three places of `emulated` that build on them.
+//! With `client/function` this is the only crate with unsafe code: in `map` (address space) and `pod`
+//! (elements as bytes), and in the three places of `emulated` that build on them.
 //!
 //! # What was tried on hardware
 //! Nothing yet. The trait follows the CUDA driver's virtual memory calls (each method names its

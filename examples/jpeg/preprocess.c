@@ -16,8 +16,8 @@ static float box(const uint8_t *pixels, int64_t width, int64_t top, int64_t bott
     return (float)(sum / (double)((bottom - top) * (right - left)) / 255.0);
 }
 
-/* 0, or why not. */
-static const char *serve(millrace_call *call) {
+/* NULL, or why not. */
+static const char *preprocess(millrace_call *call, void *context) {
     static const int64_t shape[] = {1, 1, SIDE, SIDE};
     const char *problem = NULL;
     millrace_tensor input;
@@ -25,6 +25,7 @@ static const char *serve(millrace_call *call) {
     const uint8_t *pixels;
     float *image;
     char id[MILLRACE_ID_BYTES];
+    (void)context;
 
     if (millrace_input(call, "pixels", &input) < 0) return millrace_error();
     int64_t height = input.shape[0], width = input.shape[1];
@@ -48,21 +49,7 @@ static const char *serve(millrace_call *call) {
 }
 
 int main(void) {
-    millrace_session *session;
-    millrace_call *call;
-    int next;
-
-    if (millrace_open(&session) < 0) {
-        fprintf(stderr, "%s\n", millrace_error());
-        return 1;
-    }
-    while ((next = millrace_next(session, &call)) > 0) {
-        const char *problem = serve(call);
-        if (problem)
-            millrace_fail(call, problem);
-        else
-            millrace_finish(call);
-    }
-    millrace_close(session);
-    return next < 0;
+    if (millrace_serve(preprocess, NULL) == 0) return 0;
+    fprintf(stderr, "%s\n", millrace_error());
+    return 1;
 }

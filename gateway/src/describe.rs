@@ -18,7 +18,7 @@ use crate::front::Front;
 use crate::meters::{Cumulative, Tally};
 
 /// The server's name in its metadata.
-pub(crate) const SERVER: &str = "millrace";
+const SERVER: &str = "millrace";
 /// The protocol's extensions that are served as their documents say.
 const EXTENSIONS: [&str; 4] = ["model_repository", "model_configuration", "statistics", "binary_tensor_data"];
 
@@ -54,7 +54,7 @@ pub(crate) fn metadata(model: &Model) -> ModelMetadataResponse {
 }
 
 /// A datatype as a model's configuration writes it.
-pub(crate) const fn config_type(datatype: DataType) -> wire::DataType {
+const fn config_type(datatype: DataType) -> wire::DataType {
     match datatype {
         DataType::Bool => wire::DataType::TypeBool,
         DataType::Uint8 => wire::DataType::TypeUint8,

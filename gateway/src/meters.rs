@@ -1,22 +1,26 @@
 //! What is counted: each model's statistics, as the protocol reports them, and the metrics that
-//! Prometheus scrapes. One tally per revision holds both, so that a request looks them up once.
+//! Prometheus scrapes. One tally per revision holds both, so that a request looks them up once. Here
+//! are the metrics' names and labels, of which there is a bound.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use millrace_types::{FunctionKey, Reason, RevisionKey, Slo, SloCounts};
+use millrace_types::{FunctionKey, Reason, RevisionKey, Slo};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::activity::Latencies;
-use crate::backend::{Model, Split};
+use crate::backend::Model;
+
+pub(crate) use self::tally::{Cumulative, Tally, Times};
+
+use self::tally::{Score, Series, Traced};
+
+mod tally;
 
 /// The label of functions beyond those that have one of their own.
 const OTHER: &str = "_other";
@@ -40,136 +44,6 @@ struct OutcomeLabels {
 struct WorkflowLabels {
     tenant: String,
     workflow: String,
-}
-
-/// The trace of a request that a bucket has: what to look at when it is too slow.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Exemplar {
-    trace_id: String,
-}
-
-/// Latencies, each bucket with the last traced request in it.
-type Traced = HistogramWithExemplars<Exemplar>;
-
-/// How often something happened, and how long it took in all.
-#[derive(Debug, Default)]
-pub(crate) struct Cumulative {
-    count: AtomicU64,
-    nanos: AtomicU64,
-}
-
-impl Cumulative {
-    fn add(&self, span: Duration) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.nanos.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Count and nanoseconds.
-    pub(crate) fn read(&self) -> (u64, u64) {
-        (self.count.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed))
-    }
-}
-
-/// A score against an objective (T17), and what Prometheus is told of it.
-#[derive(Debug)]
-struct Score {
-    objective: Slo,
-    scored: AtomicU64,
-    in_time: AtomicU64,
-    scored_total: Counter,
-    in_time_total: Counter,
-}
-
-impl Score {
-    fn count(&self, in_time: bool) {
-        // In this order, so that a reader never sees more in time than were scored.
-        self.scored.fetch_add(1, Ordering::Relaxed);
-        self.scored_total.inc();
-        if in_time {
-            self.in_time.fetch_add(1, Ordering::Relaxed);
-            self.in_time_total.inc();
-        }
-    }
-
-    fn read(&self) -> SloCounts {
-        let m = self.in_time.load(Ordering::Relaxed);
-        SloCounts { m, n: self.scored.load(Ordering::Relaxed).max(m) }
-    }
-}
-
-/// One revision's counts, since this front door opened.
-#[derive(Debug)]
-pub(crate) struct Tally {
-    pub(crate) success: Cumulative,
-    pub(crate) fail: Cumulative,
-    pub(crate) queue: Cumulative,
-    pub(crate) swap: Cumulative,
-    pub(crate) run: Cumulative,
-    pub(crate) output: Cumulative,
-    /// Milliseconds since 1970; 0 before the first.
-    pub(crate) last_inference_ms: AtomicU64,
-    /// Of what was answered.
-    pub(crate) latencies: Latencies,
-    /// Of a model whose requests are scored here.
-    score: Option<Score>,
-    labels: FunctionLabels,
-    answered: Counter,
-    total_seconds: Traced,
-    queue_seconds: Histogram,
-    swap_seconds: Histogram,
-    cold_seconds: Histogram,
-    run_seconds: Histogram,
-}
-
-/// The times of one request that was answered.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Times {
-    pub(crate) split: Split,
-    /// From its backend's answer to ours.
-    pub(crate) output: Duration,
-    /// From its arrival to its answer.
-    pub(crate) total: Duration,
-}
-
-impl Tally {
-    /// Counts an answer; `trace_id` where its request is traced.
-    pub(crate) fn answered(&self, times: &Times, unix_ms: u64, trace_id: Option<String>) {
-        let Split { cold, queue, swap, run } = times.split;
-        self.success.add(times.total);
-        if let Some(score) = &self.score {
-            score.count(times.total <= score.objective.deadline);
-        }
-        self.latencies.add(times.total);
-        self.queue.add(queue);
-        self.swap.add(swap);
-        self.run.add(run);
-        self.output.add(times.output);
-        self.last_inference_ms.fetch_max(unix_ms, Ordering::Relaxed);
-        self.answered.inc();
-        let exemplar = trace_id.map(|trace_id| Exemplar { trace_id });
-        let at = exemplar.is_some().then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms));
-        self.total_seconds.observe(times.total.as_secs_f64(), exemplar, at);
-        self.queue_seconds.observe(queue.as_secs_f64());
-        self.swap_seconds.observe(swap.as_secs_f64());
-        if cold > Duration::ZERO {
-            self.cold_seconds.observe(cold.as_secs_f64());
-        }
-        self.run_seconds.observe(run.as_secs_f64());
-    }
-
-    /// Counts a request without an answer. As of a function, one that ran out of time was not in time,
-    /// and one that failed or was given up says nothing.
-    fn failed(&self, reason: Reason, took: Duration) {
-        self.fail.add(took);
-        if let Some(score) = self.score.as_ref().filter(|_| reason == Reason::TimedOut) {
-            score.count(false);
-        }
-    }
-
-    /// The score here; nothing of a model that others score.
-    pub(crate) fn score(&self) -> SloCounts {
-        self.score.as_ref().map(Score::read).unwrap_or_default()
-    }
 }
 
 /// The tallies of all revisions that were invoked.
@@ -347,33 +221,19 @@ impl Meters {
         let FunctionLabels { tenant, function } = labels.clone();
         let score = objective.map(|objective| {
             let labels = WorkflowLabels { tenant: tenant.clone(), workflow: function.clone() };
-            Score {
-                objective,
-                scored: AtomicU64::new(0),
-                in_time: AtomicU64::new(0),
-                scored_total: self.scored.get_or_create_owned(&labels),
-                in_time_total: self.in_time.get_or_create_owned(&labels),
-            }
+            let scored = self.scored.get_or_create_owned(&labels);
+            Score::new(objective, scored, self.in_time.get_or_create_owned(&labels))
         });
-        let answered = self.outcomes.get_or_create_owned(&OutcomeLabels { tenant, function, reason: OK });
-        Tally {
-            success: Cumulative::default(),
-            fail: Cumulative::default(),
-            queue: Cumulative::default(),
-            swap: Cumulative::default(),
-            run: Cumulative::default(),
-            output: Cumulative::default(),
-            last_inference_ms: AtomicU64::new(0),
-            latencies: Latencies::default(),
-            score,
-            answered,
+        let answered = OutcomeLabels { tenant, function, reason: OK };
+        let series = Series {
+            answered: self.outcomes.get_or_create_owned(&answered),
             total_seconds: self.total_seconds.get_or_create_owned(&labels),
             queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
             swap_seconds: self.swap_seconds.get_or_create_owned(&labels),
             cold_seconds: self.cold_seconds.get_or_create_owned(&labels),
             run_seconds: self.run_seconds.get_or_create_owned(&labels),
-            labels,
-        }
+        };
+        Tally::new(labels, score, series)
     }
 
     /// Frees the labels of functions that are gone, with what was counted under them.
@@ -403,11 +263,11 @@ impl Meters {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{Bytes, FunctionName, Revision, Runtime, TenantName};
+    use millrace_types::{Bytes, FunctionName, Revision, Runtime, SloCounts, TenantName};
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use crate::backend::{Availability, Kind};
+    use crate::backend::{Availability, Kind, Split};
 
     fn model(name: &str) -> Model {
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() };

@@ -6,8 +6,9 @@
 //! decide about several then: LALB binds requests to busy GPUs until one is left for the free one. So
 //! both are told, what the event costs and what each of its decisions does: a request given to a GPU,
 //! or bound to one, each the same part of its event. Times are the processor's on this thread, so that
-//! what else the machine does is not counted; of each, what reading that clock takes is taken off. As many requests come as go, so that the queue keeps its length; what that costs
-//! is told apart. Models are evicted as they would be, so that each GPU holds [`HELD`] of them.
+//! what else the machine does is not counted; of each, what reading that clock takes is taken off. As
+//! many requests come as go, so that the queue keeps its length; what that costs is told apart. Models
+//! are evicted as they would be, so that each GPU holds [`HELD`] of them.
 //!
 //! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
 //! their number, and POLICY picks one.

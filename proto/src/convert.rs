@@ -5,7 +5,7 @@ mod policy;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use millrace_types::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, DEFAULT_TIMEOUT};
+use millrace_types::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, DEFAULT_TIMEOUT, UnknownRuntime};
 use millrace_types::workflow::{Output, Run, Source, SourceError, Step};
 use millrace_types::{
     Batching, Bytes, DataId, Dim, Epoch, Failure, FunctionKey, FunctionName, FunctionSpec, NodeName,
@@ -65,12 +65,8 @@ pub fn function_key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
 /// [`Reason::InvalidSpec`] with what to write instead.
 pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure> {
     let runtime = match wire.runtime.as_str() {
-        "" | "onnx" => Runtime::Onnx,
-        "process" => Runtime::Process,
-        other => {
-            let known = "this version has \"onnx\" and \"process\"";
-            return Err(invalid_spec(format!("runtime {other:?} is not known: {known}")));
-        }
+        "" => Runtime::default(),
+        name => name.parse().map_err(|error: UnknownRuntime| invalid_spec(format!("runtime {error}")))?,
     };
     let memory = wire.resources.map_or(0, |resources| resources.gpu_memory_bytes);
     let spec = FunctionSpec {

@@ -74,7 +74,8 @@ pub mod trace;
 /// Every service's descriptors, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The version of every internal protocol but that of users' programs. A peer with another is refused at its handshake.
+/// The version of every internal protocol but that of users' programs. A peer with another is refused at
+/// its handshake.
 pub const PROTOCOL_VERSION: u32 = 6;
 
 /// The version of what a worker and the processes of its users' functions say to each other

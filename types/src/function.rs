@@ -1,6 +1,7 @@
 //! What a function is: a published model with its objective, runtime and resources.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,20 @@ impl Runtime {
             Self::Onnx => "onnx",
             Self::Process => "process",
         }
+    }
+}
+
+/// The name of no runtime.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not known: this version has \"onnx\" and \"process\"")]
+pub struct UnknownRuntime(pub String);
+
+impl FromStr for Runtime {
+    type Err = UnknownRuntime;
+
+    fn from_str(text: &str) -> Result<Self, UnknownRuntime> {
+        let known = [Self::Onnx, Self::Process].into_iter().find(|it| it.as_str() == text);
+        known.ok_or_else(|| UnknownRuntime(text.to_owned()))
     }
 }
 

@@ -191,13 +191,13 @@ impl PolicySpec {
     #[must_use]
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let settings = [
-            ("dispatch", self.dispatch.map(|it| it.to_string())),
-            ("eviction", self.eviction.map(|it| it.to_string())),
-            ("overtakes_max", self.overtakes_max.map(|it| it.to_string())),
-            ("alpha", self.alpha.map(|it| it.to_string())),
-            ("batching", self.batching.map(|it| it.to_string())),
+            (Setting::Dispatch, self.dispatch.map(|it| it.to_string())),
+            (Setting::Eviction, self.eviction.map(|it| it.to_string())),
+            (Setting::OvertakesMax, self.overtakes_max.map(|it| it.to_string())),
+            (Setting::Alpha, self.alpha.map(|it| it.to_string())),
+            (Setting::Batching, self.batching.map(|it| it.to_string())),
         ];
-        settings.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+        settings.into_iter().filter_map(|(setting, value)| Some((setting.name(), value?))).collect()
     }
 }
 

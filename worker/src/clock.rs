@@ -92,10 +92,10 @@ impl VirtualClock {
     /// How much slower the runtime's time passes.
     const SCALE: u32 = 1000;
 
-    /// Zero at this moment of a runtime whose time is paused.
+    /// Zero at this moment of the runtime it is called in, whose time is paused.
     #[must_use]
-    pub fn since(zero: tokio::time::Instant) -> Self {
-        Self { zero, ties: 0 }
+    pub fn starting_now() -> Self {
+        Self { zero: tokio::time::Instant::now(), ties: 0 }
     }
 
     /// The same with those of one moment in an order of their own ([`Sleeper::shuffled`]).

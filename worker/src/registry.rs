@@ -89,23 +89,18 @@ impl Registry {
         if needed > largest {
             return Err(InstallError::TooLarge { key: config.key, needed, largest });
         }
-        let function = FunctionIndex(self.next_function);
-        self.next_function += 1;
         let known = self.model_like(prepared.digest, needed);
         let model = known.unwrap_or_else(|| {
-            let model = ModelId(self.next_model);
-            self.next_model += 1;
+            let model = self.new_model();
             let prepared = Arc::clone(prepared);
             let (users, residency) = (BTreeSet::new(), Residency::default());
             self.models.insert(model, Model { prepared, memory: needed, users, residency });
             model
         });
+        let function = self.insert(config, model, None);
         if let Some(entry) = self.models.get_mut(&model) {
             entry.users.insert(function);
         }
-        self.by_key.insert(config.key.clone(), function);
-        let (slot, score) = (Slot::empty(), Rc::default());
-        self.functions.insert(function, Hosted { config, model, slot, score, program: None });
         let new_model = known.is_none().then_some((model, needed));
         Ok(Some(Added { function, new_model }))
     }
@@ -120,15 +115,25 @@ impl Registry {
         if self.by_key.contains_key(&config.key) {
             return None;
         }
-        let (function, model) = (FunctionIndex(self.next_function), ModelId(self.next_model));
-        self.next_function += 1;
         // A number that no model has.
+        let model = self.new_model();
+        let program = Hosting { program, processes, crew: Slot::empty() };
+        Some(self.insert(config, model, Some(program)))
+    }
+
+    fn new_model(&mut self) -> ModelId {
+        let model = ModelId(self.next_model);
         self.next_model += 1;
+        model
+    }
+
+    fn insert(&mut self, config: FunctionConfig, model: ModelId, program: Option<Hosting>) -> FunctionIndex {
+        let function = FunctionIndex(self.next_function);
+        self.next_function += 1;
         self.by_key.insert(config.key.clone(), function);
         let (slot, score) = (Slot::empty(), Rc::default());
-        let program = Some(Hosting { program, processes, crew: Slot::empty() });
         self.functions.insert(function, Hosted { config, model, slot, score, program });
-        Some(function)
+        function
     }
 
     /// A model of this artifact that holds as much memory. Functions that want different amounts

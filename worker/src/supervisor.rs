@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use millrace_policy::batching::Batcher;
 use millrace_policy::core::Core as _;
-use millrace_policy::dispatch::{self};
+use millrace_policy::dispatch;
 use millrace_policy::fabric::{self, Fabric, link::Link as LinkCore};
 use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
 use millrace_policy::ids::FunctionIndex;
@@ -107,7 +107,6 @@ impl Supervisor {
         let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
         let policy = InForce::of(&config, &Wanted::default());
-        let told = if policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No };
         let supervisor = Rc::new(Self {
             node: Slot::empty(),
             gpus: (0..gpus).map(|_| Slot::empty()).collect(),
@@ -117,7 +116,7 @@ impl Supervisor {
             residence: RefCell::default(),
             tenants: RefCell::default(),
             policy: Cell::new(policy),
-            told: Rc::new(Cell::new(told)),
+            told: Rc::new(Cell::new(policy::told(&policy))),
             routes: fabric::routes_of(&config.topology),
             // Each GPU counts in steps of the number of GPUs, from its own number: 1, 2, 3, …
             incarnations: (1..=gpus as u64).map(|gpu| Cell::new(Incarnation(gpu))).collect(),

@@ -231,7 +231,7 @@ impl Stage {
         }
     }
 
-    pub(super) fn breaks_connections(&mut self) {
+    fn breaks_connections(&mut self) {
         self.account.broke.push(self.timeline.now());
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
 use millrace_client::messages as wire;
 
 use crate::failure::Failure;
 use crate::output::events::{Event, line};
+use crate::output::lines::Lines;
 use crate::output::print;
 use crate::session::Session;
 
@@ -32,16 +32,8 @@ pub(crate) struct Args {
     /// Only warnings.
     #[arg(long)]
     warnings: bool,
-    /// How to print: text, or a line of JSON for each.
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
-    output: Format,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
-    #[default]
-    Text,
-    Json,
+    #[command(flatten)]
+    lines: Lines,
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
@@ -53,7 +45,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             eprintln!("{} events are not kept any more", page.missed);
         }
         let wanted = page.events.iter().filter(|it| args.wants(it));
-        let lines = wanted.map(|it| args.line(it)).collect::<Result<Vec<_>, _>>()?;
+        let lines =
+            wanted.map(|it| args.lines.line(|| line(it), &Event::from(it))).collect::<Result<Vec<_>, _>>()?;
         shown += lines.len();
         if !lines.is_empty() {
             print(&lines.concat())?;
@@ -74,17 +67,5 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 impl Args {
     fn wants(&self, event: &wire::Event) -> bool {
         !self.warnings || event.severity() == wire::EventSeverity::Warning
-    }
-
-    fn line(&self, event: &wire::Event) -> Result<String, Failure> {
-        match self.output {
-            Format::Text => Ok(line(event)),
-            Format::Json => {
-                let text = serde_json::to_string(&Event::from(event));
-                let text =
-                    text.map_err(|error| Failure::failed(format!("cannot write the event: {error}")))?;
-                Ok(text + "\n")
-            }
-        }
     }
 }

@@ -9,6 +9,7 @@ use millrace_types::FunctionName;
 
 use crate::clock;
 use crate::failure::Failure;
+use crate::output::lines::Lines;
 use crate::output::logs::{Entry, line};
 use crate::output::print;
 use crate::session::Session;
@@ -52,16 +53,8 @@ pub(crate) struct Args {
     /// The last so many lines; with --follow, before those that come.
     #[arg(long, value_name = "N")]
     tail: Option<usize>,
-    /// How to print: text, or a line of JSON for each.
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
-    output: Format,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
-    #[default]
-    Text,
-    Json,
+    #[command(flatten)]
+    lines: Lines,
 }
 
 /// A level.
@@ -107,7 +100,10 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         let lines = shown_now(&mut tail, page.lines, at_end);
         shown += lines.len();
         if !lines.is_empty() {
-            let lines = lines.iter().map(|it| args.line(it)).collect::<Result<Vec<_>, _>>()?;
+            let lines = lines
+                .iter()
+                .map(|it| args.lines.line(|| line(it), &Entry::from(it)))
+                .collect::<Result<Vec<_>, _>>()?;
             print(&lines.concat())?;
         }
         if at_end && !args.follow {
@@ -154,18 +150,6 @@ impl Args {
             function: function.map(|name| session.key(name).to_string()).unwrap_or_default(),
             request_id: self.request.clone().unwrap_or_default(),
             since: since.map(prost_types::Timestamp::from),
-        }
-    }
-
-    fn line(&self, of: &Line) -> Result<String, Failure> {
-        match self.output {
-            Format::Text => Ok(line(of)),
-            Format::Json => {
-                let text = serde_json::to_string(&Entry::from(of));
-                let text =
-                    text.map_err(|error| Failure::failed(format!("cannot write the line: {error}")))?;
-                Ok(text + "\n")
-            }
         }
     }
 }

@@ -5,6 +5,7 @@ mod gpu_memory;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -49,22 +50,22 @@ pub(crate) struct Machine {
     #[arg(long, value_name = "SIZE")]
     model_storage: Option<Bytes>,
     /// Which request goes to which GPU.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = policy_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(POLICIES))]
     pub(crate) dispatch: PolicyConfig,
     /// Which models make room first on a GPU.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = eviction_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(EVICTIONS))]
     pub(crate) eviction: Eviction,
     /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
     /// first request on (model) or while it is on the GPU (resident).
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     pub(crate) isolation: Isolation,
     /// How transfers from host memory to GPUs share their links: each at the rate that has it there in
     /// time for the request that waits for it (faastube), in turns (fair), or the first to come first
     /// (fifo).
-    #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = sharing_parser())]
+    #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = one_of(SHARINGS))]
     pub(crate) transfer_sharing: Sharing,
     /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
-    #[arg(long, value_name = "WHEN", default_value_t, value_parser = prewarm_parser())]
+    #[arg(long, value_name = "WHEN", default_value_t, value_parser = one_of(PREWARMS))]
     pub(crate) prewarm: Prewarm,
     #[command(flatten)]
     memory: GpuMemory,
@@ -208,29 +209,12 @@ pub(crate) fn advertised(
     }
 }
 
-/// Refuses what is no order of eviction with all that are.
-pub(crate) fn eviction_parser() -> impl TypedValueParser<Value = Eviction> {
-    PossibleValuesParser::new(EVICTIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Eviction>())
-}
-
-/// Refuses what is no isolation with all that are.
-pub(crate) fn isolation_parser() -> impl TypedValueParser<Value = Isolation> {
-    PossibleValuesParser::new(ISOLATIONS.map(|(name, _)| name)).try_map(|name| name.parse::<Isolation>())
-}
-
-/// Refuses what is no way to share links with all that are.
-fn sharing_parser() -> impl TypedValueParser<Value = Sharing> {
-    PossibleValuesParser::new(SHARINGS.map(|(name, _)| name)).try_map(|name| name.parse::<Sharing>())
-}
-
-/// Refuses what is neither on nor off.
-pub(crate) fn prewarm_parser() -> impl TypedValueParser<Value = Prewarm> {
-    PossibleValuesParser::new(PREWARMS.map(|(name, _)| name)).try_map(|name| name.parse::<Prewarm>())
-}
-
-/// Refuses what is no policy's name with all that are.
-pub(crate) fn policy_parser() -> impl TypedValueParser<Value = PolicyConfig> {
-    PossibleValuesParser::new(POLICIES.map(|(name, _)| name)).try_map(|name| name.parse::<PolicyConfig>())
+/// Refuses a name that is none of these with all of them.
+pub(crate) fn one_of<T, const N: usize>(all: [(&'static str, T); N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(all.map(|(name, _)| name)).try_map(|name| name.parse::<T>())
 }
 
 /// A preset with its number of GPUs and memory changed.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::{PolicyChange, messages as wire};
 use millrace_types::PolicySpec;
-use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName};
+use millrace_types::policy::{AlphaReading, Batches, DispatchName, EvictionName, Setting};
 
 use crate::clock;
 use crate::failure::Failure;
@@ -15,9 +15,6 @@ use crate::session::Session;
 
 /// How often nodes are looked at.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// What can be set, as the API names it.
-const FIELDS: [&str; 5] = ["dispatch", "eviction", "overtakes_max", "alpha", "batching"];
 
 const EXAMPLES: &str = "\
 Every node changes at once, with all that waits there; nothing is refused for it. What is not named stays
@@ -73,9 +70,8 @@ struct Set {
     #[arg(long, value_name = "NAME", value_parser = named(Batches::ALL, Batches::name))]
     batching: Option<Batches>,
     /// Settings that are to be as each worker was started.
-    #[arg(long, value_delimiter = ',', value_name = "SETTING",
-        value_parser = PossibleValuesParser::new(["dispatch", "eviction", "overtakes-max", "alpha", "batching"]))]
-    unset: Vec<String>,
+    #[arg(long, value_delimiter = ',', value_name = "SETTING", value_parser = setting())]
+    unset: Vec<Setting>,
     /// Every check, nothing changed.
     #[arg(long)]
     dry_run: bool,
@@ -95,6 +91,12 @@ where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static> + Copy + Send + Sync + 'static,
 {
     PossibleValuesParser::new(all.iter().map(move |&it| name(it))).try_map(|name| name.parse::<T>())
+}
+
+/// A setting as its flag is written.
+fn setting() -> impl TypedValueParser<Value = Setting> {
+    PossibleValuesParser::new(["dispatch", "eviction", "overtakes-max", "alpha", "batching"])
+        .try_map(|flag| flag.replace('-', "_").parse::<Setting>())
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
@@ -120,14 +122,14 @@ impl Set {
             batching: self.batching,
         };
         let set = spec.settings();
-        let unset = |field: &str| self.unset.iter().any(|it| it.replace('-', "_") == field);
-        let is_set = |field: &str| set.iter().any(|(name, _)| *name == field);
-        if let Some(both) = FIELDS.into_iter().find(|field| unset(field) && is_set(field)) {
-            let flag = both.replace('_', "-");
+        let unset = |it: &&Setting| self.unset.contains(it);
+        let is_set = |it: &&Setting| set.iter().any(|(name, _)| *name == it.name());
+        if let Some(both) = Setting::ALL.iter().find(|it| unset(it) && is_set(it)) {
+            let flag = both.name().replace('_', "-");
             return Err(Failure::usage(format!("--{flag} is both set and unset")).hint("name it once"));
         }
-        let fields: Vec<_> =
-            FIELDS.into_iter().filter(|field| unset(field) || is_set(field)).map(str::to_owned).collect();
+        let named = Setting::ALL.iter().filter(|it| unset(it) || is_set(it));
+        let fields: Vec<_> = named.map(|it| it.name().to_owned()).collect();
         if fields.is_empty() {
             return Err(Failure::usage("no setting is named")
                 .hint("name one, such as --dispatch NAME; or --unset dispatch"));

@@ -4,6 +4,7 @@ pub(crate) mod answers;
 pub(crate) mod bills;
 pub(crate) mod documents;
 pub(crate) mod events;
+pub(crate) mod lines;
 pub(crate) mod logs;
 pub(crate) mod operations;
 pub(crate) mod policies;

@@ -5,9 +5,9 @@
  * and millrace_reason() say why. Nothing here ends the process.
  *
  * Ownership. A handle is made by this library and given back to it once: a session with millrace_close,
- * a call with millrace_finish or millrace_fail, a buffer with millrace_release. Using one after that is
- * undefined. A session outlives its calls; a buffer may outlive its call. Text and shapes that come out
- * of a call belong to it, and are gone with it. Text that goes in is copied.
+ * a call of millrace_next with millrace_finish or millrace_fail, a buffer with millrace_release. Using one
+ * after that is undefined. A session outlives its calls; a buffer may outlive its call. Text and shapes
+ * that come out of a call belong to it, and are gone with it. Text that goes in is copied.
  *
  * Threads. Every function may be called from any thread, and several at a time with one handle, which
  * wait for each other where they must; but not while another thread gives that handle back. The bytes
@@ -62,6 +62,13 @@ void millrace_close(millrace_session *session);
  * of this process. An error at once while the call before is neither finished nor failed. From any
  * thread; one at a time has a call. */
 int millrace_next(millrace_session *session, millrace_call **call);
+
+/* What the main function of most programs does, in place of the three above: opens a session, and gives
+ * one call after another to `function`, with `context`, which may be anything. 0 when the worker wants no
+ * more of this process. Where `function` returns NULL, the call is finished with the outputs given; where
+ * it returns a text, which is copied (millrace_error() will do), the call fails with that. The call is not
+ * its to finish, to fail or to keep, and no exception may leave it. */
+int millrace_serve(const char *(*function)(millrace_call *call, void *context), void *context);
 
 /* The inputs of a call, as they came: all of one in a struct, or one thing at a time. What is pointed to
  * is the call's. Any thread, at any time while the call is open. `millrace_input` finds one by name. */

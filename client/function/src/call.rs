@@ -180,8 +180,8 @@ impl Call {
     }
 
     /// Stores data under a name that [`Self::unique_id`] gave this process: it is an object of this
-    /// worker, in the memory it was written to (D03). Where the worker has no room for it, it stays with this process
-    /// until the call is over, and its outputs still name it.
+    /// worker, in the memory it was written to (D03). Where the worker has no room for it, it stays with
+    /// this process until the call is over, and its outputs still name it.
     ///
     /// # Errors
     /// [`Error::Taken`] for a name used before, in whichever call; [`Error::Answered`].

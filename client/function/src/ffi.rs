@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use millrace_types::DataType;
 
-use self::handles::{bad, data_id, give, guarded, handle, take, text};
+use self::handles::{bad, data_id, give, give_back, guarded, handle, take, text};
 use crate::call::Call;
 use crate::error::Error;
 use crate::memory::{Buffer, Room};
@@ -40,6 +40,21 @@ pub struct millrace_call {
 struct CInput {
     name: CString,
     id: CString,
+}
+
+impl millrace_call {
+    /// A call, with its text as C has it.
+    fn new(call: Call) -> Result<Self, Error> {
+        let c_text = |text: &str| CString::new(text).map_err(|_| bad("a name with a zero byte"));
+        let inputs = call
+            .inputs()
+            .iter()
+            .map(|input| Ok(CInput { name: c_text(&input.name)?, id: c_text(&input.id.to_string())? }));
+        let inputs = inputs.collect::<Result<_, Error>>()?;
+        let request_id = c_text(call.request_id())?;
+        let wanted = call.wanted().iter().map(|name| c_text(name)).collect::<Result<_, Error>>()?;
+        Ok(Self { call, inputs, request_id, wanted })
+    }
 }
 
 pub struct millrace_buffer(Mutex<State>);
@@ -83,13 +98,8 @@ pub unsafe extern "C" fn millrace_open(out: *mut *mut millrace_session) -> c_int
 /// As `millrace.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_close(session: *mut millrace_session) {
-    // SAFETY: the header's promises. A null handle closes nothing.
-    guarded(|| unsafe { take(session, "the session is null") }.map(drop_quietly));
-}
-
-fn drop_quietly<T>(value: Box<T>) -> c_int {
-    drop(value);
-    OK
+    // SAFETY: the header's promises.
+    unsafe { give_back(session) };
 }
 
 /// # Safety
@@ -103,17 +113,33 @@ pub unsafe extern "C" fn millrace_next(
         // SAFETY: the header's promises.
         let session = unsafe { handle(session, "the session is null") }?;
         let Some(call) = session.0.next_call()? else { return Ok(OK) };
-        let c_text = |text: &str| CString::new(text).map_err(|_| bad("a name with a zero byte"));
-        let inputs = call
-            .inputs()
-            .iter()
-            .map(|input| Ok(CInput { name: c_text(&input.name)?, id: c_text(&input.id.to_string())? }));
-        let inputs = inputs.collect::<Result<_, Error>>()?;
-        let request_id = c_text(call.request_id())?;
-        let wanted = call.wanted().iter().map(|name| c_text(name)).collect::<Result<_, Error>>()?;
         // SAFETY: the header's promises.
-        unsafe { give(out, || Ok(millrace_call { call, inputs, request_id, wanted })) }?;
+        unsafe { give(out, || millrace_call::new(call)) }?;
         Ok(1)
+    })
+}
+
+/// # Safety
+/// As `millrace.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millrace_serve(
+    function: Option<unsafe extern "C" fn(*mut millrace_call, *mut c_void) -> *const c_char>,
+    context: *mut c_void,
+) -> c_int {
+    guarded(|| {
+        let function = function.ok_or_else(|| bad("the function is null"))?;
+        let session = Session::open()?;
+        while let Some(call) = session.next_call()? {
+            let mut call = millrace_call::new(call)?;
+            // SAFETY: the header's promise that it takes them.
+            let problem = unsafe { function(&raw mut call, context) };
+            match problem.is_null() {
+                true => call.call.finish(),
+                // SAFETY: not null, and the header's promise that it is a C string.
+                false => call.call.fail(&unsafe { CStr::from_ptr(problem) }.to_string_lossy()),
+            }?;
+        }
+        Ok(OK)
     })
 }
 
@@ -267,8 +293,8 @@ pub unsafe extern "C" fn millrace_bytes(buffer: *const millrace_buffer) -> usize
 /// As `millrace.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_release(buffer: *mut millrace_buffer) {
-    // SAFETY: the header's promises. A null handle releases nothing.
-    guarded(|| unsafe { take(buffer, "the buffer is null") }.map(drop_quietly));
+    // SAFETY: the header's promises.
+    unsafe { give_back(buffer) };
 }
 
 /// # Safety

@@ -11,8 +11,8 @@ typedef void (*any)(void);
 int main(void) {
     any all[] = {
         (any)millrace_error, (any)millrace_reason, (any)millrace_open, (any)millrace_close,
-        (any)millrace_next, (any)millrace_input_count, (any)millrace_input_at, (any)millrace_input,
-        (any)millrace_input_name, (any)millrace_input_id, (any)millrace_input_datatype,
+        (any)millrace_next, (any)millrace_serve, (any)millrace_input_count, (any)millrace_input_at,
+        (any)millrace_input, (any)millrace_input_name, (any)millrace_input_id, (any)millrace_input_datatype,
         (any)millrace_input_rank, (any)millrace_input_shape, (any)millrace_request_id,
         (any)millrace_timeout_ms, (any)millrace_wanted_count, (any)millrace_wanted,
         (any)millrace_unique_id, (any)millrace_fetch, (any)millrace_create, (any)millrace_data,

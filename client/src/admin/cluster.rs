@@ -3,10 +3,9 @@
 use millrace_proto::admin::{
     ChangeMembershipResponse, ClusterStatus, GetClusterStatusRequest, PromoteControllerRequest,
     RemoveControllerRequest, TransferLeadershipRequest, TransferLeadershipResponse,
-    admin_client::AdminClient,
 };
 
-use super::{Admin, CALL_TIMEOUT, stamped};
+use super::{Admin, CALL_TIMEOUT};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
@@ -17,13 +16,10 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn cluster_status(&self) -> Result<ClusterStatus, Error> {
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_cluster_status(stamped(GetClusterStatusRequest {}, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(GetClusterStatusRequest {}, async |mut client, request| {
+            client.get_cluster_status(request).await
+        })
+        .await
     }
 
     /// Makes a learner a voter. A voter stays one.
@@ -44,13 +40,7 @@ impl Admin {
     }
 
     async fn promote(&self, request: PromoteControllerRequest) -> Result<ChangeMembershipResponse, Error> {
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).promote_controller(stamped(request, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.promote_controller(request).await).await
     }
 
     /// Removes a controller for good: its id is not given again. Not repeated when the connection
@@ -72,13 +62,10 @@ impl Admin {
     }
 
     async fn remove(&self, request: RemoveControllerRequest) -> Result<ChangeMembershipResponse, Error> {
-        let answer = self
-            .endpoints
-            .call(Repeat::Forbidden, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).remove_controller(stamped(request, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {
+            client.remove_controller(request).await
+        })
+        .await
     }
 
     /// Lets a voter lead; without an id the one that has most of the log. Not repeated when the
@@ -88,13 +75,10 @@ impl Admin {
     /// [`Error::Refused`] with `MEMBERSHIP_REFUSED` when that controller cannot lead, `NO_LEADER` when
     /// it was not elected in time.
     pub async fn transfer_leadership(&self, to: Option<u64>) -> Result<TransferLeadershipResponse, Error> {
-        let answer = self
-            .endpoints
-            .call(Repeat::Forbidden, CALL_TIMEOUT, async |channel, left| {
-                let request = stamped(TransferLeadershipRequest { id: to.unwrap_or(0) }, left);
-                AdminClient::new(channel).transfer_leadership(request).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        let request = TransferLeadershipRequest { id: to.unwrap_or(0) };
+        self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {
+            client.transfer_leadership(request).await
+        })
+        .await
     }
 }

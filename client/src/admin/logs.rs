@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use millrace_proto::admin::{ListLogsRequest, ListLogsResponse, admin_client::AdminClient};
+use millrace_proto::admin::{ListLogsRequest, ListLogsResponse};
 use millrace_proto::convert::duration_wire;
 use millrace_proto::log::Filter;
 use millrace_proto::logs::PAGE_MAX;
 
-use super::{Admin, CALL_TIMEOUT, stamped};
+use super::{Admin, CALL_TIMEOUT};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
@@ -33,12 +33,9 @@ impl Admin {
             wait: Some(duration_wire(wait)),
             page_size: PAGE_MAX,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT + wait, async |channel, left| {
-                AdminClient::new(channel).list_logs(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask_with(Repeat::Allowed, CALL_TIMEOUT + wait, request, async |mut client, request| {
+            client.list_logs(request).await
+        })
+        .await
     }
 }

@@ -2,12 +2,10 @@
 
 use millrace_proto::admin::{
     ListNodesRequest, Node, NodeScheduling, RemoveNodeRequest, SetNodeSchedulingRequest,
-    admin_client::AdminClient,
 };
 use millrace_types::NodeName;
 
-use super::{Admin, CALL_TIMEOUT, stamped};
-use crate::endpoints::Repeat;
+use super::Admin;
 use crate::error::Error;
 
 impl Admin {
@@ -17,13 +15,8 @@ impl Admin {
     /// [`Error`] when the call fails.
     pub async fn nodes(&self) -> Result<Vec<Node>, Error> {
         let request = ListNodesRequest { consistency: self.consistency.into(), read_mask: None };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).list_nodes(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner().nodes)
+        let answer = self.ask(request, async |mut client, request| client.list_nodes(request).await).await?;
+        Ok(answer.nodes)
     }
 
     /// Says whether a node takes functions on, keeps what it has, or is to be emptied. The node as it
@@ -37,13 +30,7 @@ impl Admin {
             scheduling: scheduling.into(),
             idempotency_key: self.endpoints.next_id(),
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).set_node_scheduling(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.set_node_scheduling(request).await).await
     }
 
     /// Forgets a node that is lost.
@@ -52,11 +39,7 @@ impl Admin {
     /// [`Error::Refused`] with `NODE_NOT_FOUND` when there is none, `NODE_STATE` when it is live.
     pub async fn remove_node(&self, node: &NodeName) -> Result<(), Error> {
         let request = RemoveNodeRequest { name: node.to_string(), idempotency_key: self.endpoints.next_id() };
-        self.endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).remove_node(stamped(request.clone(), left)).await
-            })
-            .await?;
+        self.ask(request, async |mut client, request| client.remove_node(request).await).await?;
         Ok(())
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use millrace_proto::admin::{self, Operation, OperationState, admin_client::AdminClient};
+use millrace_proto::admin::{self, Operation, OperationState};
 use millrace_proto::convert::duration_wire;
 
-use super::{Admin, CALL_TIMEOUT, stamped};
+use super::{Admin, CALL_TIMEOUT};
 use crate::endpoints::Repeat;
 use crate::error::Error;
 
@@ -23,13 +23,9 @@ impl Admin {
             consistency: self.consistency.into(),
             read_mask: None,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).list_operations(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner().operations)
+        let answer =
+            self.ask(request, async |mut client, request| client.list_operations(request).await).await?;
+        Ok(answer.operations)
     }
 
     /// One operation.
@@ -42,13 +38,7 @@ impl Admin {
             consistency: self.consistency.into(),
             read_mask: None,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_operation(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.get_operation(request).await).await
     }
 
     /// Waits until an operation has ended, for as long as the caller does. `seen` is shown it now and
@@ -65,13 +55,13 @@ impl Admin {
         let wait = step.min(WAIT_MAX);
         let request = admin::WaitOperationRequest { id: id.to_owned(), timeout: Some(duration_wire(wait)) };
         loop {
-            let answer = self
-                .endpoints
-                .call(Repeat::Allowed, CALL_TIMEOUT + wait, async |channel, left| {
-                    AdminClient::new(channel).wait_operation(stamped(request.clone(), left)).await
-                })
-                .await?;
-            let operation = answer.into_inner();
+            let asked = self.ask_with(
+                Repeat::Allowed,
+                CALL_TIMEOUT + wait,
+                request.clone(),
+                async |mut client, request| client.wait_operation(request).await,
+            );
+            let operation = asked.await?;
             seen(&operation);
             if operation.state() != OperationState::Running {
                 return Ok(operation);
@@ -86,12 +76,6 @@ impl Admin {
     pub async fn cancel_operation(&self, id: &str) -> Result<Operation, Error> {
         let request =
             admin::CancelOperationRequest { id: id.to_owned(), idempotency_key: self.endpoints.next_id() };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).cancel_operation(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.cancel_operation(request).await).await
     }
 }

@@ -1,12 +1,11 @@
 //! How the cluster's nodes schedule, changed while they run.
 
-use millrace_proto::admin::{self, admin_client::AdminClient};
+use millrace_proto::admin;
 use millrace_proto::convert::policy_spec_wire;
 use millrace_types::PolicySpec;
 use prost_types::FieldMask;
 
-use super::{Admin, CALL_TIMEOUT, stamped};
-use crate::endpoints::Repeat;
+use super::Admin;
 use crate::error::Error;
 
 /// How a policy is changed.
@@ -30,13 +29,7 @@ impl Admin {
     /// [`Error`] when the call fails.
     pub async fn policy(&self) -> Result<admin::Policy, Error> {
         let request = admin::GetPolicyRequest { consistency: self.consistency.into() };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_policy(stamped(request, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.get_policy(request).await).await
     }
 
     /// The last changes of it, the newest first.
@@ -45,13 +38,9 @@ impl Admin {
     /// [`Error`] when the call fails.
     pub async fn policy_changes(&self) -> Result<Vec<admin::PolicyChange>, Error> {
         let request = admin::ListPolicyChangesRequest { page_size: 0, consistency: self.consistency.into() };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).list_policy_changes(stamped(request, left)).await
-            })
-            .await?;
-        Ok(answer.into_inner().changes)
+        let answer =
+            self.ask(request, async |mut client, request| client.list_policy_changes(request).await).await?;
+        Ok(answer.changes)
     }
 
     /// Changes how nodes schedule. What waits for a GPU goes over in order.
@@ -67,12 +56,6 @@ impl Admin {
             resource_version: change.resource_version.unwrap_or(0),
             idempotency_key: self.endpoints.next_id(),
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).update_policy(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.update_policy(request).await).await
     }
 }

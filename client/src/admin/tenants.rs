@@ -6,8 +6,7 @@ use millrace_proto::convert::quota_wire;
 use millrace_types::{Quota, TenantName};
 
 use super::pages::{self, PAGE};
-use super::{Admin, CALL_TIMEOUT, stamped};
-use crate::endpoints::Repeat;
+use super::{Admin, stamped};
 use crate::error::Error;
 
 impl Admin {
@@ -22,13 +21,7 @@ impl Admin {
             idempotency_key: self.endpoints.next_id(),
             update_mask: None,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).set_tenant(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.set_tenant(request).await).await
     }
 
     /// Every tenant that has caps or functions, by name.

@@ -8,8 +8,7 @@ use millrace_proto::convert::workflow_spec_wire;
 use millrace_types::{FunctionKey, TenantName, WorkflowSpec};
 
 use super::pages::{self, PAGE};
-use super::{Admin, ApplyOptions, CALL_TIMEOUT, DeleteOptions, Outcome, stamped};
-use crate::endpoints::Repeat;
+use super::{Admin, ApplyOptions, DeleteOptions, Outcome, stamped};
 use crate::error::Error;
 
 /// The answer to an apply of a workflow.
@@ -38,13 +37,8 @@ impl Admin {
             resource_version: options.resource_version.unwrap_or(0),
             idempotency_key: self.endpoints.next_id(),
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).apply_workflow(stamped(request.clone(), left)).await
-            })
-            .await?
-            .into_inner();
+        let answer =
+            self.ask(request, async |mut client, request| client.apply_workflow(request).await).await?;
         let outcome = Outcome::read(answer.outcome)?;
         let workflow = answer.workflow.ok_or_else(|| Error::BadAnswer("it has no workflow".to_owned()))?;
         Ok(AppliedWorkflow { outcome, workflow })
@@ -61,13 +55,7 @@ impl Admin {
             consistency: self.consistency.into(),
             read_mask: None,
         };
-        let answer = self
-            .endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).get_workflow(stamped(request.clone(), left)).await
-            })
-            .await?;
-        Ok(answer.into_inner())
+        self.ask(request, async |mut client, request| client.get_workflow(request).await).await
     }
 
     /// Every workflow of a tenant, or of all tenants, page after page.
@@ -102,11 +90,7 @@ impl Admin {
             dry_run: options.dry_run,
             idempotency_key: self.endpoints.next_id(),
         };
-        self.endpoints
-            .call(Repeat::Allowed, CALL_TIMEOUT, async |channel, left| {
-                AdminClient::new(channel).delete_workflow(stamped(request.clone(), left)).await
-            })
-            .await?;
+        self.ask(request, async |mut client, request| client.delete_workflow(request).await).await?;
         Ok(())
     }
 }

@@ -8,19 +8,16 @@ use std::time::Duration;
 
 use millrace_cluster_state::NODES_MAX;
 use millrace_proto::admin as api;
-use millrace_proto::convert;
 use millrace_proto::log::{Line, Page, Position, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
 use millrace_types::{Failure, NodeName, Reason};
 use prost::Message as _;
 
-use super::AdminService;
+use super::{AdminService, malformed, wait};
 use crate::everyone::{ASK_TIMEOUT, Given};
 use crate::fleet::Worker;
 use crate::raft::Peer;
 
-/// The longest that a request waits for news: shorter than what proxies cut off.
-const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often the others are asked while one waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Processes that gave no answer and that a token still tells of: most are gone for good.
@@ -38,8 +35,7 @@ impl AdminService {
         &self,
         request: api::ListLogsRequest,
     ) -> Result<api::ListLogsResponse, Failure> {
-        let wait = request.wait.as_ref().map(convert::duration).unwrap_or(Some(Duration::ZERO));
-        let wait = wait.ok_or_else(|| malformed("`wait` is negative"))?.min(WAIT_MAX);
+        let wait = wait("wait", request.wait.as_ref())?;
         let max = if request.page_size == 0 { PAGE_MAX } else { request.page_size.min(PAGE_MAX) };
         let mut positions = read_token(&request.after)?;
         self.check_names(&request.of)?;
@@ -128,10 +124,6 @@ impl AdminService {
 /// What is kept here, as another controller is given it.
 pub(crate) fn given(query: &[u8]) -> Vec<u8> {
     Query::decode(query).map(|query| logs::here(&query)).unwrap_or_default().encode_to_vec()
-}
-
-fn malformed(message: &str) -> Failure {
-    Failure::new(Reason::MalformedRequest, message)
 }
 
 fn controller(id: u64) -> String {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use millrace_types::{Failure, Reason};
+use millrace_types::Failure;
 use prost::Message;
 use prost::bytes::{Buf as _, BufMut as _};
 use prost::encoding::{
@@ -16,6 +16,8 @@ use prost::encoding::{
 };
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FieldMask, FileDescriptorSet};
+
+use super::malformed;
 
 /// Paths of one mask.
 const PATHS_MAX: usize = 100;
@@ -75,10 +77,6 @@ impl Mask {
             .and_then(|bytes| M::decode(bytes.as_slice()).ok())
             .unwrap_or(message)
     }
-}
-
-fn malformed(message: String) -> Failure {
-    Failure::new(Reason::MalformedRequest, message)
 }
 
 /// Adds a path below a message. `None` where it names no field.

@@ -40,11 +40,13 @@ mod views;
 mod workflows;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_cluster_state::{CLUSTER_VERSION, Caller, IdempotencyKey, State};
 use millrace_proto::BUILD;
 use millrace_proto::admin::admin_server::Admin;
 use millrace_proto::admin::{self as api};
+use millrace_proto::convert;
 use millrace_proto::status::to_status;
 use millrace_types::ids::NameError;
 use millrace_types::{Failure, NodeName, Reason};
@@ -68,6 +70,9 @@ const IDEMPOTENCY_KEY_LEN_MAX: usize = 128;
 const PAGE_DEFAULT: usize = 100;
 /// The most items of a page.
 const PAGE_MAX: usize = 1_000;
+
+/// The longest that a request waits: shorter than what proxies cut off.
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// What the API answers from.
 #[derive(Debug, Clone)]
@@ -107,7 +112,7 @@ fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
         len => {
             let message =
                 format!("the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_LEN_MAX} are taken");
-            Err(Failure::new(Reason::MalformedRequest, message))
+            Err(malformed(message))
         }
     }
 }
@@ -126,6 +131,17 @@ fn page_size(asked: u32) -> usize {
         0 => PAGE_DEFAULT,
         size => size.min(PAGE_MAX),
     }
+}
+
+/// How long a request waits, of what it asks for in a field of this name.
+fn wait(field: &str, asked: Option<&prost_types::Duration>) -> Result<Duration, Failure> {
+    let asked = asked.map_or(Some(Duration::ZERO), convert::duration);
+    let asked = asked.ok_or_else(|| malformed(format!("`{field}` is negative")))?;
+    Ok(asked.min(WAIT_MAX))
+}
+
+fn malformed(message: impl Into<String>) -> Failure {
+    Failure::new(Reason::MalformedRequest, message)
 }
 
 fn unknown_token(token: &str) -> String {
@@ -407,7 +423,6 @@ impl AdminService {
         &self,
         request: api::FindArtifactsRequest,
     ) -> Result<api::FindArtifactsResponse, Failure> {
-        let malformed = |message: String| Failure::new(Reason::MalformedRequest, message);
         if request.digests.len() > DIGESTS_MAX {
             return Err(malformed(format!(
                 "{} digests: ask after {DIGESTS_MAX} at a time",

@@ -1,22 +1,18 @@
 //! What takes its time: shown, waited for, and ended before its time where that can be. Operations are
 //! committed with what begins and ends them, so that any controller shows them, and another leader too.
 
-use std::time::Duration;
-
 use millrace_cluster_state::operations::{End, Kind, Operation};
-use millrace_cluster_state::{Command, NodeStatus, State};
+use millrace_cluster_state::{Command, NodeStatus, Refusal, State};
 use millrace_policy::placement::Unplaced;
 use millrace_proto::admin as api;
-use millrace_proto::convert::{self, timestamp_wire};
-use millrace_types::{Failure, Reason};
+use millrace_proto::convert::timestamp_wire;
+use millrace_types::Failure;
 use tonic::Request;
 
 use super::masks::Mask;
-use super::{AdminService, caller, idempotency};
+use super::{AdminService, caller, idempotency, malformed, wait};
 use crate::leader::Shortages;
-
-/// The longest that a request waits: shorter than what proxies cut off.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+use crate::raft::replica::refused;
 
 impl AdminService {
     pub(super) async fn list_operations(
@@ -47,8 +43,7 @@ impl AdminService {
         request: api::WaitOperationRequest,
     ) -> Result<api::Operation, Failure> {
         let id = read_id(&request.id)?;
-        let wait = request.timeout.as_ref().map(convert::duration).unwrap_or(Some(Duration::ZERO));
-        let wait = wait.ok_or_else(|| malformed("`timeout` is negative"))?.min(WAIT_MAX);
+        let wait = wait("timeout", request.timeout.as_ref())?;
         let mut changes = self.replica.changes();
         let first = self.replica.linearizable().await?;
         self.found(&first, id)?;
@@ -80,15 +75,8 @@ impl AdminService {
     fn found(&self, state: &State, id: u64) -> Result<api::Operation, Failure> {
         let operation =
             state.operation(id).map(|operation| view(state, &self.outlook.shortages(), operation));
-        operation.ok_or_else(|| {
-            let message = format!("no operation {id}: list them with 'millrace get operations'");
-            Failure::new(Reason::OperationNotFound, message)
-        })
+        operation.ok_or_else(|| refused(&Refusal::OperationNotFound { id }))
     }
-}
-
-fn malformed(message: impl Into<String>) -> Failure {
-    Failure::new(Reason::MalformedRequest, message.into())
 }
 
 fn read_id(id: &str) -> Result<u64, Failure> {
@@ -157,6 +145,7 @@ mod tests {
         Caller, ControllerId, ModelSummary, PlacementReason, Proposal, Scheduling, UnixMillis,
     };
     use millrace_policy::placement::Why;
+    use millrace_proto::convert;
     use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName};
 
     use super::*;

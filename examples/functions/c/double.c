@@ -2,14 +2,14 @@
 
 #include <millrace.h>
 #include <stdio.h>
-#include <string.h>
 
-static int serve(millrace_call *call) {
+static const char *twice(millrace_call *call, void *context) {
     millrace_tensor input;
     millrace_buffer *x = NULL, *y = NULL, *sum = NULL;
     char y_id[MILLRACE_ID_BYTES], sum_id[MILLRACE_ID_BYTES];
     const int64_t one = 1;
     int result = -1;
+    (void)context;
 
     if (millrace_input(call, "x", &input) < 0 || millrace_fetch(call, input.id, &x) < 0) goto end;
     size_t bytes = millrace_bytes(x);
@@ -32,24 +32,11 @@ end:
     millrace_release(x);
     millrace_release(y);
     millrace_release(sum);
-    return result;
+    return result < 0 ? millrace_error() : NULL;
 }
 
 int main(void) {
-    millrace_session *session;
-    millrace_call *call;
-    int next;
-
-    if (millrace_open(&session) < 0) {
-        fprintf(stderr, "%s\n", millrace_error());
-        return 1;
-    }
-    while ((next = millrace_next(session, &call)) > 0) {
-        if (serve(call) < 0)
-            millrace_fail(call, millrace_error());
-        else
-            millrace_finish(call);
-    }
-    millrace_close(session);
-    return next < 0;
+    if (millrace_serve(twice, NULL) == 0) return 0;
+    fprintf(stderr, "%s\n", millrace_error());
+    return 1;
 }

@@ -7,7 +7,7 @@
 //! brightness is neither.
 
 use super::network::{Attribute, Network, Size};
-use crate::onnx::element;
+use super::pixels::{self, COLOURS};
 
 /// The frame's height and width, in pixels.
 pub const FRAME_SIDE: usize = 512;
@@ -19,7 +19,6 @@ pub const PATCHES_ACROSS: usize = FRAME_SIDE / PATCH_SIDE;
 pub const THRESHOLD: f32 = 0.25;
 
 const PATCHES: usize = PATCHES_ACROSS * PATCHES_ACROSS;
-const COLOURS: usize = 3;
 
 /// Something to find.
 #[derive(Clone, Copy)]
@@ -85,21 +84,9 @@ impl Kind {
         let part = |suffix: &str| format!("{name}.{suffix}");
         let row = net.int64s(&part("row"), &[row]);
         let own = net.node("Gather", &[scores, &row], &part("scores"), &[Attribute::Int("axis", 0)]);
-        let threshold = net.scalar(&part("threshold"), THRESHOLD);
-        let above = net.node("Greater", &[&own, &threshold], &part("above"), &[]);
-        let to = [Attribute::Int("to", i64::from(element::INT64))];
-        let marks = net.node("Cast", &[&above], &part("marks"), &to);
-        // A column for each mark: its row, always 0, and its patch.
-        let found = net.node("NonZero", &[&marks], &part("found"), &[]);
-        let second = net.int64s(&part("second"), &[1]);
-        let found = net.node("Gather", &[&found, &second], &part("places.row"), &[Attribute::Int("axis", 0)]);
-        let first = net.int64s(&part("first"), &[0]);
-        let places = net.node("Squeeze", &[&found, &first], &part("places"), &[]);
-        net.node("Gather", &[patches, &places], name, &[Attribute::Int("axis", 0)]);
+        pixels::choose(net, (patches, 0), (&own, THRESHOLD), (name, Some(any)));
         let side = Size::Fixed(PATCH_SIDE);
         net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
-        let over = [Attribute::Ints("axes", &[1]), Attribute::Int("keepdims", 0)];
-        net.node("ReduceMax", &[&marks], any, &over);
         net.int64_output(any, &[Size::Fixed(1)]);
     }
 }

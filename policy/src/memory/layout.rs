@@ -11,6 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::config::{Arrangement, Config, Placement};
+use crate::names::{self, UnknownName};
 
 /// How a GPU's memory is laid out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -48,28 +49,17 @@ impl Layout {
     }
 }
 
-/// A name that stands for none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("memory layout {0:?} is not known: use one of {names}", names = LAYOUTS.map(|(name, _)| name).join(", "))]
-pub struct UnknownLayout(pub String);
-
 impl FromStr for Layout {
-    type Err = UnknownLayout;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownLayout> {
-        let known = LAYOUTS.iter().find(|(name, _)| *name == text);
-        known.map(|&(_, layout)| layout).ok_or_else(|| UnknownLayout(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("memory layout", &LAYOUTS, text)
     }
 }
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BestFit => "best-fit",
-            Self::Partitions => "partitions",
-            Self::TwoTier => "two-tier",
-            Self::Pool => "pool",
-        })
+        f.write_str(names::of(&LAYOUTS, self))
     }
 }
 

@@ -1,5 +1,6 @@
 //! A GPU's memory map: which model holds which blocks, what of it has arrived, who is evicted to make
-//! room, and which blocks hold intermediate data. The only authority about the GPU's memory, all of which is reserved at boot (T12).
+//! room, and which blocks hold intermediate data. The only authority about the GPU's memory, all of
+//! which is reserved at boot (T12).
 //!
 //! Eviction never copies back: the host copy stays authoritative, so dropping the GPU copy is all
 //! there is to it (T10). Victims are taken least recently used first, never one that is pinned. Of
@@ -69,7 +70,7 @@ pub use allocator::{Fragmentation, Run};
 pub use chunks::ChunkSet;
 pub use config::{Arrangement, Config, ConfigError, Grid, PARTITION_BLOCKS_MAX, Placement, REGULAR_MAX};
 pub use consolidate::Move;
-pub use layout::{LAYOUTS, Layout, UnknownLayout};
+pub use layout::{LAYOUTS, Layout};
 pub use pool::NativeCalls;
 use region::Turn;
 pub use region::{Rank, Region};

@@ -14,6 +14,7 @@ use super::view::{Function, Phase, Step, Unplaced, View, Why};
 /// What it costs at most to put a tenant's copies together on a node, against 1 for filling its
 /// memory and 1 for filling its GPUs.
 const TENANT_WEIGHT: u64 = WHOLE / 4;
+
 pub(super) struct Table<'a> {
     pub(super) functions: Vec<FunctionRow<'a>>,
     pub(super) nodes: Vec<NodeRow<'a>>,

@@ -84,7 +84,7 @@ fn credit_the_wait(senders: &mut [Sender], last: u64) {
 
 impl State {
     /// What its next batch is; 0 when all of it was given out.
-    pub(super) fn next_bytes(&self) -> u64 {
+    fn next_bytes(&self) -> u64 {
         (self.bytes - self.granted).min(BATCH.0)
     }
 

@@ -16,7 +16,7 @@ use super::stores::Wanted;
 use super::system::{HostLinks, Oriented, Pinning};
 
 impl Sim<'_> {
-    pub(super) fn call_cost(&self) -> Duration {
+    fn call_cost(&self) -> Duration {
         let costs = &self.setup.costs;
         if self.setup.system.piped { costs.piped_call } else { costs.remote_call }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub use plot::{Line, PlotError, lines};
 
-use crate::outcome::{Ending, Outcome, Summary};
+use crate::outcome::{Ending, Outcome};
 
 /// A table with columns as wide as they need, the first to the left, the others to the right.
 #[must_use]
@@ -55,31 +55,6 @@ pub fn span(of: Duration) -> String {
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
-}
-
-/// What a summary's row says, in [`SUMMARY_HEADER`]'s order.
-pub const SUMMARY_HEADER: [&str; 10] =
-    ["policy", "requests", "failed", "mean", "p50", "p98", "p99", "misses", "GPU load", "compliant"];
-
-/// A summary as a table's row.
-#[must_use]
-pub fn summary_row(name: &str, summary: &Summary) -> Vec<String> {
-    let compliant = match summary.with_objective {
-        0 => "-".to_owned(),
-        functions => format!("{} of {functions}", summary.compliant),
-    };
-    vec![
-        name.to_owned(),
-        summary.requests.to_string(),
-        summary.failed.to_string(),
-        span(summary.mean),
-        span(summary.p50),
-        span(summary.p98),
-        span(summary.p99),
-        percent(summary.miss_ratio),
-        percent(summary.gpu_load),
-        compliant,
-    ]
 }
 
 /// Writes every request: when it came, how long it took, and where.

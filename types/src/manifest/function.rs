@@ -156,12 +156,6 @@ fn priority(level: u64) -> Result<Priority, Problem> {
 }
 
 fn runtime(text: Option<&str>) -> Result<Runtime, Problem> {
-    match text {
-        None | Some("onnx") => Ok(Runtime::Onnx),
-        Some("process") => Ok(Runtime::Process),
-        Some(other) => {
-            let problem = format!("{other:?} is not known: this version has \"onnx\" and \"process\"");
-            Err(("spec.runtime", problem))
-        }
-    }
+    let named = text.map(str::parse::<Runtime>).transpose();
+    named.map(Option::unwrap_or_default).map_err(|error| ("spec.runtime", error.to_string()))
 }

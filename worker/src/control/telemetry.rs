@@ -15,9 +15,9 @@ use crate::host_tier::Counts;
 use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel};
 
 /// How often telemetry is sent when nothing happens.
-pub const PERIOD: Duration = Duration::from_millis(100);
+const PERIOD: Duration = Duration::from_millis(100);
 /// The least time between two: changes in it go out together.
-pub const MIN_GAP: Duration = Duration::from_millis(10);
+const MIN_GAP: Duration = Duration::from_millis(10);
 
 /// What is told of the host tier.
 #[derive(Debug, Clone)]

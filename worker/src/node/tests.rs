@@ -138,7 +138,7 @@ fn node_that(dies: Arc<AtomicBool>) -> NodeHandle {
 }
 
 fn clock() -> Arc<dyn Clock> {
-    Arc::new(VirtualClock::since(tokio::time::Instant::now()))
+    Arc::new(VirtualClock::starting_now())
 }
 
 fn prepared() -> Arc<PreparedModel> {

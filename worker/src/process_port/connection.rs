@@ -1,4 +1,5 @@
-//! The worker's end of the socket of one executor, or of one process of a function: non-blocking, on the actor thread.
+//! The worker's end of the socket of one executor, or of one process of a function: non-blocking, on
+//! the actor thread.
 //!
 //! A command is written in the call that sends it, unless the socket is full: then it waits in the
 //! outbox and the writer task takes over. The outbox is bounded by
@@ -137,16 +138,10 @@ impl Connection {
         decoder: &mut FrameDecoder,
         mut on: impl FnMut(Arrived) -> io::Result<()>,
     ) -> io::Result<()> {
-        loop {
-            self.socket.readable().await?;
-            match self.socket.try_io(Interest::READABLE, || decoder.recv_some(&self.socket)) {
-                Ok(0) => return Ok(()),
-                Ok(_) => deliver(decoder, &mut on)?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if is_end(&error) => return Ok(()),
-                Err(error) => return Err(error),
-            }
+        while let Some(frame) = self.receive(decoder).await? {
+            on(arrived(frame)?)?;
         }
+        Ok(())
     }
 
     /// Hands over what had arrived when the executor died, without waiting for more.
@@ -158,14 +153,10 @@ impl Connection {
         decoder: &mut FrameDecoder,
         mut on: impl FnMut(Arrived) -> io::Result<()>,
     ) -> io::Result<()> {
-        loop {
-            match decoder.recv_some(&self.socket) {
-                Ok(0) => return Ok(()),
-                Ok(_) => deliver(decoder, &mut on)?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => return Ok(()),
-                Err(error) => return Err(error),
-            }
+        while let Some(frame) = self.receive_now(decoder)? {
+            on(arrived(frame)?)?;
         }
+        Ok(())
     }
 }
 
@@ -175,17 +166,14 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
-fn deliver(decoder: &mut FrameDecoder, on: &mut impl FnMut(Arrived) -> io::Result<()>) -> io::Result<()> {
-    while let Some(frame) = decoder.next_frame() {
-        let message: wire::Event = frame.decode()?;
-        // A oneof that this build does not know decodes as nothing: the handshake compared
-        // versions, so it is damage.
-        let event = message
-            .event
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an event without content"))?;
-        on(Arrived { event, descriptors: frame.descriptors })?;
-    }
-    Ok(())
+fn arrived(frame: Received) -> io::Result<Arrived> {
+    let message: wire::Event = frame.decode()?;
+    // A oneof that this build does not know decodes as nothing: the handshake compared versions, so it
+    // is damage.
+    let event = message
+        .event
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an event without content"))?;
+    Ok(Arrived { event, descriptors: frame.descriptors })
 }
 
 #[cfg(test)]

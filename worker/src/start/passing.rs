@@ -8,7 +8,6 @@ use tokio::task::JoinSet;
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Desired;
 use crate::handle::NodeHandle;
-use crate::policy::Wanted;
 
 pub(super) fn start(
     scores: watch::Receiver<Scores>,
@@ -17,34 +16,24 @@ pub(super) fn start(
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(tell_scores(scores, node.clone()));
-    tasks.spawn(tell_policy(desired.clone(), node.clone()));
-    tasks.spawn(tell_quotas(desired, node.clone()));
+    let (scheduler, queue) = (node.clone(), node.clone());
+    tasks.spawn(tell(desired.clone(), |it| it.policy, move |wanted| scheduler.set_policy(wanted)));
+    tasks.spawn(tell(desired, |it| Arc::clone(&it.quotas), move |quotas| queue.cap(quotas)));
     tasks
 }
 
-/// Passes on how the node schedules, whenever that is something else.
-async fn tell_policy(mut desired: watch::Receiver<Desired>, node: NodeHandle) {
-    let mut told = Wanted::default();
+/// Passes on a part of what is desired, whenever that is something else.
+async fn tell<T: Clone + Default + PartialEq>(
+    mut desired: watch::Receiver<Desired>,
+    part: impl Fn(&Desired) -> T,
+    pass_on: impl Fn(T),
+) {
+    let mut told = T::default();
     loop {
-        let wanted = desired.borrow_and_update().policy;
+        let wanted = part(&desired.borrow_and_update());
         if wanted != told {
-            node.set_policy(wanted);
+            pass_on(wanted.clone());
             told = wanted;
-        }
-        if desired.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Passes on what tenants may use, whenever that is something else.
-async fn tell_quotas(mut desired: watch::Receiver<Desired>, node: NodeHandle) {
-    let mut told = Arc::default();
-    loop {
-        let quotas = Arc::clone(&desired.borrow_and_update().quotas);
-        if quotas != told {
-            node.cap(Arc::clone(&quotas));
-            told = quotas;
         }
         if desired.changed().await.is_err() {
             return;

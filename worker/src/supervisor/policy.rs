@@ -12,6 +12,11 @@ use crate::actors::function::{ScoresTold, counts};
 use crate::install::FunctionConfig;
 use crate::policy::{InForce, Wanted};
 
+/// Whether functions tell their scores.
+pub(super) fn told(policy: &InForce) -> ScoresTold {
+    if policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No }
+}
+
 impl Supervisor {
     /// What is in force.
     pub(crate) fn policy(&self) -> InForce {
@@ -21,8 +26,7 @@ impl Supervisor {
     /// Notes what an operator set. What was in force before, and what is now.
     pub(crate) fn set_policy(&self, wanted: &Wanted) -> (InForce, InForce) {
         let after = InForce::of(&self.config, wanted);
-        let told = if after.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No };
-        self.told.set(told);
+        self.told.set(told(&after));
         (self.policy.replace(after), after)
     }
 

@@ -44,7 +44,7 @@ fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
             ties: 0,
             runs: [("m".to_owned(), RunModel::new(Duration::ZERO))].into(),
         };
-        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::since(tokio::time::Instant::now()));
+        let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_now());
         let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour; gpus as usize]);
         let mut machine = machine.with_links(&shared_link(gpus));
         let done: Vec<Arc<Mutex<Vec<CopyDone>>>> = (0..gpus).map(|_| Arc::default()).collect();

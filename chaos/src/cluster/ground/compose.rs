@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use super::owner;
+use super::tools::{said, succeeded};
 use crate::clock;
 use crate::cluster::Machine;
 
@@ -252,18 +253,4 @@ fn bounded(words: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", COMMAND_SECONDS]).args(words);
     command
-}
-
-/// Runs a command that has to succeed; its standard output.
-fn said(command: &mut Command) -> anyhow::Result<String> {
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot run {command:?}"))?;
-    Ok(String::from_utf8_lossy(&succeeded(command, output)?.stdout).into_owned())
-}
-
-fn succeeded(command: &Command, output: Output) -> anyhow::Result<Output> {
-    if !output.status.success() {
-        bail!("{command:?} fails: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(output)
 }

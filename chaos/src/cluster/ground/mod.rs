@@ -12,6 +12,7 @@
 mod compose;
 mod namespaces;
 mod owner;
+mod tools;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

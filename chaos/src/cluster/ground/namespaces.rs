@@ -19,9 +19,10 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::tools::{said, succeeded};
 use super::{House, owner};
 
 /// Where `ip netns` keeps names.
@@ -194,19 +195,11 @@ fn fed(command: &mut Command, text: &str) -> anyhow::Result<()> {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
     child.stdin.take().context("stdin is piped")?.write_all(text.as_bytes())?;
-    succeeded(command, &child.wait_with_output()?)
+    succeeded(command, child.wait_with_output()?).map(drop)
 }
 
 fn run(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.stdin(Stdio::null()).output();
-    succeeded(command, &output.with_context(|| format!("cannot run {command:?}"))?)
-}
-
-fn succeeded(command: &Command, output: &std::process::Output) -> anyhow::Result<()> {
-    if !output.status.success() {
-        bail!("{command:?} fails: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
+    said(command).map(drop)
 }
 
 #[cfg(test)]

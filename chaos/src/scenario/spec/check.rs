@@ -209,7 +209,7 @@ impl Spec {
 
 impl Fault {
     /// Whether it lasts until somebody repairs it.
-    pub(crate) fn is_repaired(&self) -> bool {
+    fn is_repaired(&self) -> bool {
         !matches!(self, Self::Kill(Who::Executor) | Self::Restart(_) | Self::Device(_))
     }
 }

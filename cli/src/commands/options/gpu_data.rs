@@ -1,8 +1,9 @@
 //! How GPUs keep intermediate data.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_types::Bytes;
 use millrace_worker::start::{DataConfig, MIGRATIONS, MigrationPolicy, POOLS, PoolPolicy};
+
+use super::one_of;
 
 /// What workflows hand from function to function, in the memory of GPUs.
 #[derive(Debug, Clone, clap::Args)]
@@ -13,10 +14,10 @@ pub(crate) struct GpuData {
     gpu_object_memory: Bytes,
     /// What of a GPU's memory stays allocated for objects: what functions are expected to need
     /// (elastic), all that was ever needed (gmlake), or what is in use (none).
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = pool_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(POOLS))]
     object_pool: PoolPolicy,
     /// Which object leaves a GPU first where there is too little room.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = migration_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(MIGRATIONS))]
     object_migration: MigrationPolicy,
 }
 
@@ -37,14 +38,6 @@ impl GpuData {
         ]
         .concat()
     }
-}
-
-fn pool_parser() -> impl TypedValueParser<Value = PoolPolicy> {
-    PossibleValuesParser::new(POOLS.map(|(name, _)| name)).try_map(|name| name.parse())
-}
-
-fn migration_parser() -> impl TypedValueParser<Value = MigrationPolicy> {
-    PossibleValuesParser::new(MIGRATIONS.map(|(name, _)| name)).try_map(|name| name.parse())
 }
 
 #[cfg(test)]

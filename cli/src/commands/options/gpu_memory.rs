@@ -1,9 +1,9 @@
 //! How a worker lays out its GPUs' memory.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_types::Bytes;
 use millrace_worker::start::memory::{Config, Grid, LAYOUTS, Layout};
 
+use super::one_of;
 use crate::failure::Failure;
 
 /// Which blocks a model gets, and how the rest stays together.
@@ -12,7 +12,7 @@ pub(crate) struct GpuMemory {
     /// How GPU memory is laid out: any free blocks (best-fit), any in partitions that are kept whole
     /// (partitions), pieces of common sizes apart from the rest (two-tier), or released pieces kept as
     /// they are (pool).
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = layout_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(LAYOUTS))]
     gpu_memory_layout: Layout,
     /// A partition's length, of the layouts that have them: 2MiB times a power of two [default: 128MiB].
     #[arg(long, value_name = "SIZE")]
@@ -52,11 +52,6 @@ impl GpuMemory {
         words.extend(self.gpu_memory_buddy.iter().flat_map(|it| size("--gpu-memory-buddy", it)));
         words
     }
-}
-
-/// Refuses what is no layout with all that are.
-fn layout_parser() -> impl TypedValueParser<Value = Layout> {
-    PossibleValuesParser::new(LAYOUTS.map(|(name, _)| name)).try_map(|name| name.parse::<Layout>())
 }
 
 #[cfg(test)]

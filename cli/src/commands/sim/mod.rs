@@ -14,11 +14,11 @@ use millrace_sim::outcome::TenantSummary;
 use millrace_sim::scenario::{Function, NodeSpec, Scenario};
 use millrace_sim::{Outcome, Summary};
 use millrace_types::{Bytes, Slo};
-use millrace_worker::start::{Eviction, Isolation, PolicyConfig};
+use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, POLICIES, PolicyConfig};
 
 use self::tenants::Tenant;
 use self::workload::Workload;
-use crate::commands::options::{eviction_parser, isolation_parser, policy_parser, topology};
+use crate::commands::options::{one_of, topology};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -53,14 +53,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1")]
     replicas: NonZeroU32,
     /// The policies to compare, separated by commas.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "fifo", value_parser = policy_parser())]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "fifo", value_parser = one_of(POLICIES))]
     policy: Vec<PolicyConfig>,
     /// Which models make room on a GPU first.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = eviction_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(EVICTIONS))]
     eviction: Eviction,
     /// Which models share an executor process: all of a GPU (gpu), or none, each with its own from its
     /// first request on (model) or while it is on the GPU (resident).
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = isolation_parser())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     isolation: Isolation,
     /// How long the start of a model's own process takes, while its weights are copied.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "260ms")]

@@ -108,3 +108,19 @@ pub(super) unsafe fn take<T>(handle: *mut T, what: &str) -> Result<Box<T>, Error
     // SAFETY: every handle is a box of ours, and the caller's promise that it is used no more.
     Ok(unsafe { Box::from_raw(handle) })
 }
+
+/// Takes a handle back and drops what it was. Null is nothing, and no failure: a function that failed
+/// gives back what it has and what it has not before it says why.
+///
+/// # Safety
+/// As [`take`].
+pub(super) unsafe fn give_back<T>(handle: *mut T) {
+    if handle.is_null() {
+        return;
+    }
+    guarded(|| {
+        // SAFETY: the same promise.
+        drop(unsafe { take(handle, "the handle is null") }?);
+        Ok(OK)
+    });
+}

@@ -16,6 +16,7 @@ fn what_is_null_is_an_error_and_not_the_end() {
     unsafe {
         assert_eq!(millrace_open(ptr::null_mut()), FAILED);
         assert_eq!(millrace_next(ptr::null_mut(), ptr::null_mut()), FAILED);
+        assert_eq!(millrace_serve(None, ptr::null_mut()), FAILED);
         assert_eq!(millrace_unique_id(none, ptr::null_mut()), FAILED);
         assert_eq!(millrace_fetch(none, ptr::null(), &raw mut place), FAILED);
         assert_eq!(millrace_create(none, 1, &raw mut place), FAILED);
@@ -46,4 +47,15 @@ fn a_panic_stays_inside_and_each_thread_has_its_own_message() {
     assert_eq!(std::thread::spawn(said).join().unwrap(), "");
     note(c"INVALID", "a zero\0inside");
     assert_eq!(said(), "a zero?inside");
+}
+
+#[test]
+fn giving_back_nothing_keeps_what_failed_before() {
+    note(c"DATA_LOST", "no worker has it");
+    // SAFETY: null is what each of them takes for nothing.
+    unsafe {
+        millrace_release(ptr::null_mut());
+        millrace_close(ptr::null_mut());
+    }
+    assert_eq!(said(), "no worker has it");
 }

@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_policy::workflow::{Plan, Shares, StepIndex};
-use millrace_types::{Reason, SloCounts};
+use millrace_types::{Reason, SharedCounts, SloCounts};
 
 /// One step's.
 #[derive(Debug, Default)]
 struct Pace {
     /// Nanoseconds, smoothed; 0 before the first.
     took: AtomicU64,
-    scored: AtomicU64,
-    in_time: AtomicU64,
+    score: SharedCounts,
 }
 
 /// Those of a workflow, in its plan's order.
@@ -35,14 +34,14 @@ impl Paces {
         let mean = if old == 0 { new } else { old - old / 8 + new / 8 };
         pace.took.store(mean, Ordering::Relaxed);
         if let Some(deadline) = deadline {
-            pace.score(took <= deadline);
+            pace.score.count(took <= deadline);
         }
     }
 
     /// Takes in that one was not. As of a function, only one that ran out of time counts.
     pub(super) fn failed(&self, step: StepIndex, reason: Reason, deadline: Option<Duration>) {
         if deadline.is_some() && reason == Reason::TimedOut {
-            self.0[step.0].score(false);
+            self.0[step.0].score.count(false);
         }
     }
 
@@ -57,16 +56,6 @@ impl Paces {
 
     /// The score of a step that has a deadline.
     pub(super) fn score(&self, step: StepIndex) -> SloCounts {
-        let pace = &self.0[step.0];
-        let m = pace.in_time.load(Ordering::Relaxed);
-        SloCounts { m, n: pace.scored.load(Ordering::Relaxed).max(m) }
-    }
-}
-
-impl Pace {
-    fn score(&self, in_time: bool) {
-        // In this order, so that a reader never sees more in time than were scored.
-        self.scored.fetch_add(1, Ordering::Relaxed);
-        self.in_time.fetch_add(u64::from(in_time), Ordering::Relaxed);
+        self.0[step.0].score.read()
     }
 }

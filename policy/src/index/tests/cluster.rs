@@ -118,8 +118,8 @@ impl Cluster {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// D09: whatever is out of date, and however few notes a home keeps, a lookup ends, finds only what it looks for, and finds it when
-    /// tier 2 is up to date or the object is at home.
+    /// D09: whatever is out of date, and however few notes a home keeps, a lookup ends, finds only what it
+    /// looks for, and finds it when tier 2 is up to date or the object is at home.
     #[test]
     fn stale_entries_never_yield_wrong_data(acts in prop::collection::vec(act(), 1..60)) {
         let mut cluster = Cluster {

@@ -1,0 +1,166 @@
+//! One revision's tally: its statistics, as the protocol reports them, its score where it is scored
+//! here, and what Prometheus is told of its function. Which labels that stands under is not here.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use millrace_types::{Reason, SharedCounts, Slo, SloCounts};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::activity::Latencies;
+use crate::backend::Split;
+
+use super::FunctionLabels;
+
+/// One revision's counts, since this front door opened.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    pub(crate) success: Cumulative,
+    pub(crate) fail: Cumulative,
+    pub(crate) queue: Cumulative,
+    pub(crate) swap: Cumulative,
+    pub(crate) run: Cumulative,
+    pub(crate) output: Cumulative,
+    /// Milliseconds since 1970; 0 before the first.
+    pub(crate) last_inference_ms: AtomicU64,
+    /// Of what was answered.
+    pub(crate) latencies: Latencies,
+    /// Of a model whose requests are scored here.
+    score: Option<Score>,
+    pub(super) labels: FunctionLabels,
+    series: Series,
+}
+
+/// What Prometheus is told of the function of a tally.
+#[derive(Debug)]
+pub(super) struct Series {
+    pub(super) answered: Counter,
+    pub(super) total_seconds: Traced,
+    pub(super) queue_seconds: Histogram,
+    pub(super) swap_seconds: Histogram,
+    pub(super) cold_seconds: Histogram,
+    pub(super) run_seconds: Histogram,
+}
+
+/// The times of one request that was answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) split: Split,
+    /// From its backend's answer to ours.
+    pub(crate) output: Duration,
+    /// From its arrival to its answer.
+    pub(crate) total: Duration,
+}
+
+impl Tally {
+    /// Nothing counted yet, under these labels.
+    pub(super) fn new(labels: FunctionLabels, score: Option<Score>, series: Series) -> Self {
+        Self {
+            success: Cumulative::default(),
+            fail: Cumulative::default(),
+            queue: Cumulative::default(),
+            swap: Cumulative::default(),
+            run: Cumulative::default(),
+            output: Cumulative::default(),
+            last_inference_ms: AtomicU64::new(0),
+            latencies: Latencies::default(),
+            score,
+            labels,
+            series,
+        }
+    }
+
+    /// Counts an answer; `trace_id` where its request is traced.
+    pub(crate) fn answered(&self, times: &Times, unix_ms: u64, trace_id: Option<String>) {
+        let Split { cold, queue, swap, run } = times.split;
+        self.success.add(times.total);
+        if let Some(score) = &self.score {
+            score.count(times.total <= score.objective.deadline);
+        }
+        self.latencies.add(times.total);
+        self.queue.add(queue);
+        self.swap.add(swap);
+        self.run.add(run);
+        self.output.add(times.output);
+        self.last_inference_ms.fetch_max(unix_ms, Ordering::Relaxed);
+        self.series.answered.inc();
+        let exemplar = trace_id.map(|trace_id| Exemplar { trace_id });
+        let at = exemplar.is_some().then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms));
+        self.series.total_seconds.observe(times.total.as_secs_f64(), exemplar, at);
+        self.series.queue_seconds.observe(queue.as_secs_f64());
+        self.series.swap_seconds.observe(swap.as_secs_f64());
+        if cold > Duration::ZERO {
+            self.series.cold_seconds.observe(cold.as_secs_f64());
+        }
+        self.series.run_seconds.observe(run.as_secs_f64());
+    }
+
+    /// Counts a request without an answer. As of a function, one that ran out of time was not in time,
+    /// and one that failed or was given up says nothing.
+    pub(super) fn failed(&self, reason: Reason, took: Duration) {
+        self.fail.add(took);
+        if let Some(score) = self.score.as_ref().filter(|_| reason == Reason::TimedOut) {
+            score.count(false);
+        }
+    }
+
+    /// The score here; nothing of a model that others score.
+    pub(crate) fn score(&self) -> SloCounts {
+        self.score.as_ref().map(|score| score.counts.read()).unwrap_or_default()
+    }
+}
+
+/// How often something happened, and how long it took in all.
+#[derive(Debug, Default)]
+pub(crate) struct Cumulative {
+    count: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Cumulative {
+    fn add(&self, span: Duration) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Count and nanoseconds.
+    pub(crate) fn read(&self) -> (u64, u64) {
+        (self.count.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed))
+    }
+}
+
+/// A score against an objective (T17), and what Prometheus is told of it.
+#[derive(Debug)]
+pub(super) struct Score {
+    objective: Slo,
+    counts: SharedCounts,
+    scored_total: Counter,
+    in_time_total: Counter,
+}
+
+impl Score {
+    /// Nothing scored yet.
+    pub(super) fn new(objective: Slo, scored_total: Counter, in_time_total: Counter) -> Self {
+        Self { objective, counts: SharedCounts::default(), scored_total, in_time_total }
+    }
+
+    fn count(&self, in_time: bool) {
+        self.counts.count(in_time);
+        self.scored_total.inc();
+        if in_time {
+            self.in_time_total.inc();
+        }
+    }
+}
+
+/// The trace of a request that a bucket has: what to look at when it is too slow.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct Exemplar {
+    trace_id: String,
+}
+
+/// Latencies, each bucket with the last traced request in it.
+pub(super) type Traced = HistogramWithExemplars<Exemplar>;

@@ -1,0 +1,42 @@
+//! The bytes of requests in flight: a request's inputs are counted before anything is done with them,
+//! and the one that would go over is refused.
+
+use millrace_types::{Bytes, Failure, Reason};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// What may be in flight, in whole KiB.
+#[derive(Debug)]
+pub(super) struct Budget {
+    kib: Semaphore,
+    size: Bytes,
+}
+
+impl Budget {
+    pub(super) fn new(size: Bytes) -> Self {
+        let kib = usize::try_from(size.get() >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self { kib: Semaphore::new(kib), size }
+    }
+
+    pub(super) fn take(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Failure> {
+        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
+        self.kib.try_acquire_many(kib).map_err(|_full| {
+            let message =
+                format!("the inputs of requests in flight fill the worker's {}: try again soon", self.size);
+            Failure::new(Reason::ByteBudgetExceeded, message)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_budget_is_given_back_with_the_request() {
+        let budget = Budget::new(Bytes(4096));
+        let first = budget.take(3000).unwrap();
+        assert_eq!(budget.take(1500).unwrap_err().reason, Reason::ByteBudgetExceeded);
+        drop(first);
+        assert!(budget.take(4096).is_ok());
+    }
+}

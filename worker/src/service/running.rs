@@ -1,0 +1,224 @@
+//! Running a request that was let in, and putting its answer together: its inputs are gathered and
+//! packed for the actors, and what they completed is held here as objects or answered with its bytes.
+//! The request was checked before ([`super`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::trace::{self, Past};
+use millrace_proto::{convert, worker as wire};
+use millrace_types::function::DEFAULT_TIMEOUT;
+use millrace_types::{DataId, Failure, Reason, RequestId, RevisionKey};
+
+use crate::actors::fetch_attributes;
+use crate::host_tier::Reader;
+use crate::objects::{self, GatherError, Gathered};
+use crate::request::{Brought, Completion, Invocation, OnGpus, Split};
+
+use super::again::Again;
+use super::{WorkerService, tensors};
+
+impl WorkerService {
+    /// Has a request run, and its answer put together; both again where what it gave was lost in
+    /// between ([`Again`]).
+    pub(crate) async fn answered(
+        &self,
+        mut invocation: Invocation,
+        gathered: Gathered,
+        hold: Option<wire::Hold>,
+    ) -> Result<wire::InvokeResponse, Failure> {
+        let mut before = 0;
+        loop {
+            let again = Again::of(&invocation, &self.node);
+            let completion = match self.node.invoke(invocation).await {
+                Err(failure) if failure.reason == Reason::DataLost => {
+                    let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
+                        let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
+                        gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
+                    };
+                    let gone = ids(&|object| object.is_lost());
+                    // One could not be copied, though it is there: it is not to be had all the same.
+                    return Ok(lost(&if gone.is_empty() { ids(&|_| true) } else { gone }));
+                }
+                Err(failure) if before > 0 => return Err(failure.after_execution()),
+                completion => completion?,
+            };
+            let mut fetched = gathered.fetched.clone();
+            for Brought { input, method, bytes, took } in &completion.brought {
+                self.objects.count(*method, *bytes);
+                fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
+            }
+            let (attempts, took) = (completion.attempts, completion.split.total);
+            let error = match self.response(completion, hold.clone()).await {
+                Ok(response) => {
+                    let attempts = before + response.attempts;
+                    return Ok(wire::InvokeResponse { fetched, attempts, ..response });
+                }
+                Err(error) => error,
+            };
+            let again = again.filter(|_| matches!(error, tensors::UnpackError::Lost(_)));
+            invocation =
+                again.and_then(|again| again.after(attempts, took)).ok_or_else(|| unreadable(&error))?;
+            tracing::warn!(request = %invocation.request_id, function = %invocation.revision, %error, "a request is run again");
+            before += attempts;
+        }
+    }
+
+    /// The request as the actors take it, with everything it takes at hand.
+    pub(super) async fn invocation(
+        &self,
+        request: wire::InvokeRequest,
+        revision: RevisionKey,
+        reader: Reader,
+    ) -> Result<(Invocation, Gathered), GatherError> {
+        let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
+        let request_id = RequestId::new(&request.request_id)
+            .ok_or_else(|| malformed("request_id must be 1 to 128 visible ASCII characters"))?;
+        let timeout = match &request.timeout {
+            None => DEFAULT_TIMEOUT,
+            Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
+        };
+        let objective = request.objective_micros.map(Duration::from_micros);
+        let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs, reader)).await;
+        let mut gathered = gathered.map_err(|_late| {
+            Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
+        })??;
+        tell_fetches(&gathered.fetched);
+        let packed = tensors::pack(std::mem::take(&mut gathered.inputs))?;
+        let invocation = Invocation {
+            request_id,
+            attempt: request.attempt,
+            attempts_left: request.attempts_left,
+            revision,
+            timeout: timeout.saturating_sub(gathered.took),
+            objective: objective.map(|objective| objective.saturating_sub(gathered.took)),
+            priority: request.priority,
+            inputs: packed.tensors,
+            descriptors: packed.descriptors,
+            on_gpus: OnGpus { objects: packed.objects, keep: Vec::new() },
+            outputs: request.outputs,
+            next: Vec::new(),
+            cold: Duration::ZERO,
+        };
+        Ok((invocation, gathered))
+    }
+
+    /// The answer: outputs that are to be held are, as far as there is room, and the others told.
+    async fn response(
+        &self,
+        completion: Completion,
+        hold: Option<wire::Hold>,
+    ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
+        let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
+            completion;
+        let taken = tensors::take(outputs, (&descriptors, &kept), share)?;
+        let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
+        let mut answered = Vec::new();
+        for output in taken {
+            let mark = marks.remove(&output.name).unwrap_or_default();
+            let held = match &hold {
+                Some(hold) if !mark.response => self.hold(output, hold, mark.object.as_ref()).await,
+                _ => Err(output),
+            };
+            outputs.push(match held {
+                Ok(held) => held,
+                Err(output) => {
+                    answered.extend(mark.object);
+                    match tensors::answer(output).await {
+                        Ok(answer) => answer,
+                        Err(error) => {
+                            // Nobody will ever hear of those that were kept.
+                            answered.extend(outputs.iter().filter_map(object_of));
+                            self.objects.release(&answered).await;
+                            return Err(error);
+                        }
+                    }
+                }
+            });
+        }
+        // Whoever asked has their bytes.
+        self.objects.release(&answered).await;
+        let (split, gpu) = (Some(split_wire(split)), gpu.map_or(0, |gpu| gpu.0));
+        Ok(wire::InvokeResponse { outputs, split, gpu, attempts, ..wire::InvokeResponse::default() })
+    }
+
+    /// Keeps an output as an object, or gives it back: one that is to be answered, is small enough to
+    /// travel, or finds no room.
+    async fn hold(
+        &self,
+        output: tensors::Input,
+        hold: &wire::Hold,
+        object: Option<&DataId>,
+    ) -> Result<wire::InferTensor, tensors::Input> {
+        let bytes = output.contents.len();
+        if bytes <= tensors::INLINE_BYTES_MAX as u64 || hold.answered.contains(&output.name) {
+            return Err(output);
+        }
+        let time = hold.time.as_ref().and_then(convert::duration).unwrap_or(DEFAULT_TIMEOUT);
+        let tensors::Input { name, datatype, shape, contents } = output;
+        let kept = match object {
+            // A process stored it: its name stays.
+            Some(id) if self.objects.keep_on(id, time) => Ok(id.clone()),
+            _ => self.objects.keep(contents, time).await,
+        };
+        match kept {
+            Ok(id) => {
+                let id = Some(convert::data_id_wire(&id));
+                let object = wire::Object { id, address: String::new(), bytes };
+                let part = wire::HeldPart { object: Some(object), offset: 0, bytes };
+                let parts = vec![wire::TensorPart { part: Some(wire::tensor_part::Part::Held(part)) }];
+                Ok(wire::InferTensor { name, datatype, shape, parts, ..wire::InferTensor::default() })
+            }
+            Err(contents) => Err(tensors::Input { name, datatype, shape, contents }),
+        }
+    }
+}
+
+/// What came of objects, on the request's trace. Inputs are fetched one after the other, the last until
+/// now.
+fn tell_fetches(fetched: &[wire::Fetched]) {
+    let mut ago = Duration::ZERO;
+    for fetch in fetched.iter().rev() {
+        let took = Duration::from_nanos(fetch.took_ns);
+        ago += took;
+        let attributes = || fetch_attributes(fetch.method(), &fetch.input, fetch.bytes);
+        trace::tell(&tracing::Span::current(), "fetch", Past { ago, took }, attributes);
+    }
+}
+
+/// The object that a kept output is.
+fn object_of(output: &wire::InferTensor) -> Option<DataId> {
+    match &output.parts.first()?.part {
+        Some(wire::tensor_part::Part::Held(held)) => {
+            convert::data_id(held.object.as_ref()?.id.as_ref()?).ok()
+        }
+        _ => None,
+    }
+}
+
+/// Why there is no answer though there was a run.
+fn unreadable(error: &tensors::UnpackError) -> Failure {
+    let reason = match error {
+        tensors::UnpackError::Lost(_) => Reason::ExecutorLost,
+        _ => Reason::Internal,
+    };
+    Failure::new(reason, format!("the executor's answer: {error}")).after_execution()
+}
+
+/// The answer of a request that was not run, for want of these.
+pub(super) fn lost(ids: &[DataId]) -> wire::InvokeResponse {
+    let lost = ids.iter().map(convert::data_id_wire).collect();
+    wire::InvokeResponse { lost, ..wire::InvokeResponse::default() }
+}
+
+fn split_wire(split: Split) -> wire::Split {
+    let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+    wire::Split {
+        queue_ns: nanos(split.queue),
+        swap_ns: nanos(split.swap),
+        run_ns: nanos(split.run),
+        total_ns: nanos(split.total),
+        swapped_bytes: split.swapped.get(),
+        cold_ns: nanos(split.cold),
+    }
+}
