@@ -21,6 +21,8 @@ mod paces;
 mod ran;
 mod run;
 mod scores;
+#[cfg(test)]
+mod tests;
 mod values;
 
 use std::collections::{BTreeMap, HashMap};
@@ -55,9 +57,8 @@ struct Entry {
     /// The state's version then, and the fleet's.
     seen: (u64, u64),
     model: Arc<Model>,
-    plan: Result<Arc<Plan>, Failure>,
-    /// `None` where it cannot be run.
-    paces: Option<Arc<Paces>>,
+    /// Or why it cannot be run.
+    way: Result<Way, Failure>,
 }
 
 /// How a workflow is run.
@@ -65,6 +66,15 @@ struct Entry {
 struct Way {
     plan: Arc<Plan>,
     paces: Arc<Paces>,
+}
+
+impl Way {
+    /// The paces, if they are of the steps of this plan too. A generation does not say so: it begins
+    /// again from 1 where the name of a workflow that was deleted has been forgotten.
+    fn paces_of(&self, plan: &Plan) -> Option<Arc<Paces>> {
+        let names = self.plan.steps().iter().map(|step| &step.name);
+        names.eq(plan.steps().iter().map(|step| &step.name)).then(|| self.paces.clone())
+    }
 }
 
 /// The workflows looked at so far. Read on every request and written after changes only, hence the
@@ -104,12 +114,13 @@ impl Workflows {
         if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
             return Some(entry.clone());
         }
-        let before = entries.get(key).filter(|entry| entry.model.revision == workflow.generation);
-        let before = before.and_then(|entry| entry.paces.clone());
+        let before = entries.get(key).filter(|entry| entry.model.revision == workflow.generation).cloned();
         drop(entries);
-        let plan = plan(sight.state, workflow);
-        let paces = plan.as_ref().ok().map(|plan| before.unwrap_or_else(|| Arc::new(Paces::new(plan))));
-        let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), plan, paces });
+        let way = plan(sight.state, workflow).map(|plan| {
+            let paces = before.and_then(|entry| entry.way.as_ref().ok()?.paces_of(&plan));
+            Way { paces: paces.unwrap_or_else(|| Arc::new(Paces::new(&plan))), plan }
+        });
+        let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), way });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= WORKFLOWS_MAX {
             entries.retain(|key, _| sight.state.workflow(key).is_some());
@@ -225,9 +236,7 @@ impl Serving {
         let state = self.replica.state();
         let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));
         let entry = self.workflows.entry(&self.sight(&state), key).ok_or_else(gone)?;
-        let plan = entry.plan.clone()?;
-        let paces = entry.paces.clone().unwrap_or_else(|| Arc::new(Paces::new(&plan)));
-        Ok((Way { plan, paces }, entry.model.clone()))
+        Ok((entry.way.clone()?, entry.model.clone()))
     }
 
     /// Has a worker let go of objects. Nobody waits for it: what it does not hear of, it drops in time.

@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::registry::Registry;
 
-use super::Workflows;
+use super::{Way, Workflows};
 use crate::serving::Serving;
 
 /// The most steps with labels of their own, the first by name; those beyond share [`OTHER`].
@@ -36,7 +36,7 @@ impl Workflows {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let mut scores = BTreeMap::new();
         for (key, entry) in entries.iter() {
-            let (Ok(plan), Some(paces)) = (&entry.plan, &entry.paces) else { continue };
+            let Ok(Way { plan, paces }) = &entry.way else { continue };
             let steps = plan.steps().iter().enumerate().filter(|(_, step)| step.deadline.is_some());
             for (at, step) in steps {
                 let name = (key.tenant.to_string(), key.name.to_string(), step.name.to_string());
