@@ -46,6 +46,7 @@ use ask::Request;
 use paces::Paces;
 use ran::Ran;
 use run::{Depth, Ended, Runner, Wish};
+use scores::Scores;
 use values::{Room, Value};
 
 /// The most bytes of tensors that runs hold here at a time, beside what came with the requests.
@@ -72,8 +73,8 @@ impl Way {
     /// The paces, if they are of the steps of this plan too. A generation does not say so: it begins
     /// again from 1 where the name of a workflow that was deleted has been forgotten.
     fn paces_of(&self, plan: &Plan) -> Option<Arc<Paces>> {
-        let names = self.plan.steps().iter().map(|step| &step.name);
-        names.eq(plan.steps().iter().map(|step| &step.name)).then(|| self.paces.clone())
+        let own = self.plan.steps().iter().map(|step| (&step.name, step.deadline));
+        own.eq(plan.steps().iter().map(|step| (&step.name, step.deadline))).then(|| self.paces.clone())
     }
 }
 
@@ -84,11 +85,13 @@ pub(super) struct Workflows {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
     /// For what steps answer.
     room: Room,
+    scores: Scores,
 }
 
 impl Default for Workflows {
     fn default() -> Self {
-        Self { entries: RwLock::default(), room: Room::new(ANSWERED_BYTES_MAX) }
+        let room = Room::new(ANSWERED_BYTES_MAX);
+        Self { entries: RwLock::default(), room, scores: Scores::default() }
     }
 }
 
@@ -118,7 +121,7 @@ impl Workflows {
         drop(entries);
         let way = plan(sight.state, workflow).map(|plan| {
             let paces = before.and_then(|entry| entry.way.as_ref().ok()?.paces_of(&plan));
-            Way { paces: paces.unwrap_or_else(|| Arc::new(Paces::new(&plan))), plan }
+            Way { paces: paces.unwrap_or_else(|| Arc::new(self.paces(sight.state, key, &plan))), plan }
         });
         let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), way });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
@@ -127,6 +130,15 @@ impl Workflows {
         }
         entries.insert(key.clone(), entry.clone());
         Some(entry)
+    }
+
+    /// Those of a workflow of which nothing ran.
+    fn paces(&self, state: &State, key: &FunctionKey, plan: &Plan) -> Paces {
+        self.scores.make_room(|workflow, step| {
+            let step = state.workflow(workflow).and_then(|workflow| workflow.spec.step(step));
+            step.is_some_and(|step| step.deadline.is_some())
+        });
+        Paces::new(plan, |step| self.scores.of(key, step))
     }
 }
 

@@ -345,15 +345,14 @@ impl<'a> Runner<'a> {
     /// more.
     fn back(&mut self, Called { call, result }: Called) -> Vec<Event> {
         let Some(out) = self.out.remove(&call) else { return Vec::new() };
-        let deadline = self.engine.plan().step(out.step).deadline;
         let ended = match result.and_then(|made| self.take(&out, made)) {
             Ok(facts) => {
-                self.paces.answered(out.step, out.began.elapsed(), deadline);
+                self.paces.answered(out.step, out.began.elapsed());
                 return vec![Event::Done { call, outputs: facts }];
             }
             Err(ended) => ended,
         };
-        self.paces.failed(out.step, ended.failure.reason, deadline);
+        self.paces.failed(out.step, ended.failure.reason);
         // A workflow that ran in part and may not run twice is not begun again.
         let again = self.engine.plan().step(out.step).is_idempotent || !ended.ran;
         let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };
@@ -373,8 +372,7 @@ impl<'a> Runner<'a> {
     /// request did, and else, as of a function, not at all.
     fn give_up(&self, out: &Out) {
         if Instant::now() + OVER_EARLY >= self.request.deadline {
-            let deadline = self.engine.plan().step(out.step).deadline;
-            self.paces.failed(out.step, Reason::TimedOut, deadline);
+            self.paces.failed(out.step, Reason::TimedOut);
         }
     }
 
