@@ -129,6 +129,9 @@ pub struct Function {
     pub updated_at: UnixMillis,
     /// Who made the last change.
     pub updated_by: Caller,
+    /// Requests that its name had been billed when it was created, of deleted ones that had it.
+    #[serde(default)]
+    pub requests_before: u64,
 }
 
 /// One immutable version of a function.

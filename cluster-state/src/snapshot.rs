@@ -18,7 +18,8 @@ use crate::state::State;
 /// | 5 | 0.2.0 | workflows; a build that reads 4 only would lose them |
 /// | 6 | 0.2.0 | how nodes schedule, and operations; a build that reads 5 only would lose them |
 /// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads 6 only would lose them |
-pub const FORMAT: u16 = 7;
+/// | 8 | 0.2.0 | what a function's name was billed before it; a build that reads 7 only would lose it |
+pub const FORMAT: u16 = 8;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -88,6 +89,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use millrace_types::{Serving, Usage};
 
     use super::*;
@@ -159,6 +162,19 @@ mod tests {
         let steps: Vec<_> = old.workflows().flat_map(|workflow| &workflow.spec.steps).collect();
         assert_eq!(steps.iter().map(|step| step.deadline).collect::<Vec<_>>(), [None, None]);
         assert_eq!((old.policy().is_some(), old.operations().count()), (true, 1));
+        assert_eq!(State::decode(&old.encode()).unwrap(), old);
+    }
+
+    /// `format-7.state` is `format-6.state` as the last build of format 7 would write it, where the function
+    /// was used and the second step has a deadline.
+    #[test]
+    fn reads_what_was_written_before_functions_knew_what_their_names_were_billed() {
+        let old = State::decode(include_bytes!("../tests/data/format-7.state")).unwrap();
+        let steps: Vec<_> = old.workflows().flat_map(|workflow| &workflow.spec.steps).collect();
+        let deadlines: Vec<_> = steps.iter().map(|step| step.deadline).collect();
+        assert_eq!(deadlines, [None, Some(Duration::from_millis(2_500))]);
+        assert_eq!(old.usage(&key("f")).requests, 3);
+        assert!(old.functions().all(|function| old.ran(function)), "nothing is known of another of its name");
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 

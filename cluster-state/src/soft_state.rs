@@ -9,7 +9,7 @@ use millrace_types::{DataId, Epoch, FunctionKey, NodeName, SloBase, SloCounts, T
 use crate::accounts::{Account, FunctionScore};
 use crate::checkpoint::{Checkpoint, Score};
 use crate::index::{Located, home_of};
-use crate::record::Placement;
+use crate::record::{Function, Placement};
 use crate::state::State;
 
 impl State {
@@ -107,6 +107,13 @@ impl State {
     #[must_use]
     pub fn usage(&self, function: &FunctionKey) -> Usage {
         self.bills.of(function)
+    }
+
+    /// Whether a function answered a request since it was created, as far as it was checkpointed. What
+    /// nodes had not told of another of its name by then counts as its own.
+    #[must_use]
+    pub fn ran(&self, function: &Function) -> bool {
+        self.usage(&function.key).requests > function.requests_before
     }
 
     /// What a tenant's functions used, deleted ones included.

@@ -19,7 +19,8 @@ use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Policy, Tenan
 use crate::sessions::Sessions;
 
 /// The commands and rules of this build: a state is only ever applied by builds of one number.
-pub const CLUSTER_VERSION: u64 = 6;
+/// Controllers say it with each message to each other and refuse another.
+pub const CLUSTER_VERSION: u64 = 7;
 /// The newest revisions of a function that are kept, with their artifacts.
 pub const REVISIONS_KEPT: usize = 10;
 /// The newest revisions of a function that workers prepare: see [`Function::served`].

@@ -281,7 +281,7 @@ fn open_front_door(
     };
     let mut metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
     let serving = Arc::new(serving);
-    serving::show_steps(&mut metrics, serving.clone());
+    serving::show_steps(&mut metrics, &serving);
     let door = FrontDoor::new(front, serving);
     let opened = door.service(AdminServer::new(admin)).metrics(metrics).serve(listener);
     opened.map_err(std::io::Error::other)

@@ -174,10 +174,13 @@ impl Meters {
         meters
     }
 
-    /// The tally of a model, made when it is first asked for.
+    /// The tally of a model, made when it is first asked for. A workflow that is scored against something
+    /// else than the one that had its number has one of its own: once a deleted one's name has been
+    /// forgotten, numbers come again.
     pub(crate) fn tally(&self, model: &Model, still_there: impl Fn(&FunctionKey) -> bool) -> Arc<Tally> {
         let key = RevisionKey { function: model.key.clone(), revision: model.revision };
-        if let Some(tally) = self.find(&key) {
+        let is_of = |tally: &Arc<Tally>| tally.objective() == model.objective;
+        if let Some(tally) = self.find(&key).filter(is_of) {
             return tally;
         }
         let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
@@ -185,8 +188,12 @@ impl Meters {
             tallies.retain(|key, _| still_there(&key.function));
             self.forget_labels(still_there);
         }
-        let tally = || Arc::new(self.new_tally(self.labels(&model.key), model.objective));
-        Arc::clone(tallies.entry(key).or_insert_with(tally))
+        let known = tallies.get(&key).filter(|tally| is_of(tally)).cloned();
+        known.unwrap_or_else(|| {
+            let tally = Arc::new(self.new_tally(self.labels(&model.key), model.objective));
+            tallies.insert(key, Arc::clone(&tally));
+            tally
+        })
     }
 
     /// The tally of a revision that has been invoked.
@@ -339,6 +346,22 @@ mod tests {
         let function = meters.tally(&model("f"), |_| true);
         answered(&function, ms(1));
         assert_eq!(function.score(), SloCounts::default(), "its workers score it");
+    }
+
+    #[test]
+    fn a_number_that_comes_again_is_scored_against_the_objective_of_now() {
+        let mut registry = Registry::default();
+        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
+        let ms = Duration::from_millis;
+        let score = |deadline| {
+            let objective = Some(Slo { deadline, percentile: 0.9 });
+            let tally = meters.tally(&Model { kind: Kind::Workflow, objective, ..model("w") }, |_| true);
+            tally.answered(&Times { split: Split::default(), output: ms(0), total: ms(15) }, 99, None);
+            tally.score()
+        };
+        assert_eq!(score(ms(10)), SloCounts { m: 0, n: 1 });
+        assert_eq!(score(ms(10)), SloCounts { m: 0, n: 2 });
+        assert_eq!(score(ms(20)), SloCounts { m: 1, n: 1 });
     }
 
     #[test]

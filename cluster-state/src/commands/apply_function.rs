@@ -118,6 +118,7 @@ fn create(state: &mut State, context: Context<'_>, revision: Arc<RevisionRecord>
         created_at: context.now,
         updated_at: context.now,
         updated_by: context.caller.clone(),
+        requests_before: state.usage(&key).requests,
     };
     state.retired.remove(&key);
     state.functions.insert(key, Arc::new(function));
@@ -149,11 +150,11 @@ fn add_revision(
 mod tests {
     use std::time::Duration;
 
-    use millrace_types::{Batching, Bytes, Dim, Runtime, Slo};
+    use millrace_types::{Batching, Bytes, Dim, NodeDelta, Runtime, Slo, Usage};
 
     use super::*;
     use crate::Command;
-    use crate::commands::testing::{Log, apply, apply_expecting, delete, digest, key, model, spec};
+    use crate::commands::testing::{Log, apply, apply_expecting, delete, digest, key, model, spec, sync_all};
     use crate::record::ControllerId;
 
     #[test]
@@ -343,5 +344,29 @@ mod tests {
         let numbers: Vec<u64> =
             log.state.function(&key("f")).unwrap().revisions.iter().map(|it| it.number.get()).collect();
         assert_eq!(numbers, vec![2]);
+    }
+
+    #[test]
+    fn what_ran_under_its_name_before_is_none_of_its_runs() {
+        let mut log = Log::with_artifacts(&["m1"]);
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        let ran = |log: &Log| log.state.ran(log.state.function(&key("f")).unwrap());
+        // Cumulative, as nodes tell it.
+        let used = |requests| NodeDelta {
+            usage: vec![(key("f"), Usage { gpu_ns: 1, requests, idle_ms: 0 })],
+            ..NodeDelta::default()
+        };
+        log.apply(apply("f", "m1")).unwrap();
+        assert!(!ran(&log));
+        log.apply(sync_all("n1", 1, 1, used(3))).unwrap();
+        assert!(ran(&log));
+        log.apply(delete("f")).unwrap();
+        log.apply(apply("f", "m1")).unwrap();
+        assert!(!ran(&log), "it is another function");
+        assert_eq!(log.state.usage(&key("f")).requests, 3, "and one bill");
+        log.apply(apply("f", "m1")).unwrap();
+        log.apply(sync_all("n1", 1, 2, used(4))).unwrap();
+        assert!(ran(&log));
+        assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
     }
 }

@@ -71,7 +71,7 @@ pub(crate) struct Outlook {
 
 impl Outlook {
     /// What a controller sees that never led and plans nothing.
-    #[cfg(feature = "sim")]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn of_a_follower() -> Self {
         Self {
             leadership: watch::channel(Leadership::default()).1,

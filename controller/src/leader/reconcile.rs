@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::load::{LOOK_EVERY, Loads};
 use super::scaling::Scaler;
-use super::view::view;
+use super::view::{Flows, view};
 use super::{Duties, Leadership};
 use crate::fleet::desired::Desired;
 
@@ -78,6 +78,7 @@ enum Next {
 struct Reconciler<'a> {
     duties: &'a Duties,
     loads: Loads,
+    flows: Flows,
     scaler: Scaler,
     /// When counters are looked at next.
     look_at: Instant,
@@ -94,6 +95,7 @@ impl<'a> Reconciler<'a> {
         Self {
             duties,
             loads: Loads::default(),
+            flows: Flows::default(),
             scaler: Scaler::new(),
             look_at: Instant::now(),
             planned: None,
@@ -125,7 +127,7 @@ impl<'a> Reconciler<'a> {
             return Next::Wait;
         }
         self.mourn(&state);
-        let view = view(&state, &workers, &self.loads);
+        let view = view(&state, &workers, &self.loads, &mut self.flows);
         let plan = placement::plan(&view, &Limits { steps_max: STEPS_MAX });
         self.report(&plan);
         self.scaler.observe(duties.fleet.now(), &state, &view, &plan, duties);

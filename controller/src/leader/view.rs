@@ -12,7 +12,7 @@ use crate::fleet::readiness::revision_key;
 use crate::fleet::{Phase, Workers};
 
 /// The cluster as the planner sees it.
-pub(super) fn view(state: &State, workers: &Workers, loads: &Loads) -> View {
+pub(super) fn view(state: &State, workers: &Workers, loads: &Loads, flows: &mut Flows) -> View {
     let functions = state.functions().map(|it| function(state, it, loads)).collect();
     let nodes = state.nodes().map(|it| node(it, loads)).collect();
     let placements = state.placements().map(|placement| {
@@ -20,8 +20,26 @@ pub(super) fn view(state: &State, workers: &Workers, loads: &Loads) -> View {
         let phase = function.map_or(placement::Phase::Preparing, |it| phase(it, &placement.node, workers));
         placement::Placement { function: placement.function.clone(), node: placement.node.clone(), phase }
     });
-    let flows = state.workflows().flat_map(|workflow| flows(state, workflow));
-    View { functions, nodes, placements: placements.collect(), flows: flows.collect() }
+    View { functions, nodes, placements: placements.collect(), flows: flows.of(state).to_vec() }
+}
+
+/// What all workflows pass. Made anew only when the state is another: most plans are made because of
+/// what nodes report, and a look through many workflows takes long.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    version: Option<u64>,
+    flows: Vec<Flow>,
+}
+
+impl Flows {
+    fn of(&mut self, state: &State) -> &[Flow] {
+        let version = Some(state.version());
+        if self.version != version {
+            self.flows = state.workflows().flat_map(|workflow| flows(state, workflow)).collect();
+            self.version = version;
+        }
+        &self.flows
+    }
 }
 
 /// What the functions of a workflow pass to each other.
@@ -55,7 +73,7 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         models: needed.into_iter().map(|(digest, host)| placement::Model { digest, host }).collect(),
         gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
         load: loads.of_function(&function.key),
-        ran: state.usage(&function.key).requests > 0,
+        ran: state.ran(function),
     }
 }
 

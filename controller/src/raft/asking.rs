@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_cluster_state::ControllerId;
+use millrace_cluster_state::{CLUSTER_VERSION, ControllerId};
 use millrace_proto::raft::{JoinIntent, JoinRequest, JoinResponse};
 use millrace_proto::status::from_status;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
@@ -29,6 +29,7 @@ pub(super) fn join_request(id: ControllerId, directory: &str, intent: JoinIntent
         directory: directory.to_owned(),
         address: String::new(),
         intent: intent.into(),
+        cluster_version: CLUSTER_VERSION,
     }
 }
 

@@ -325,7 +325,7 @@ async fn say_where(replica: &Replica, address: &str) {
                 tracing::debug!(error = failure.message, "the group does not know where this controller is");
             }
             Err(failure) => {
-                tracing::error!(error = failure.message, "the group does not know this controller any more");
+                tracing::error!(error = failure.message, "the group does not take this controller");
                 return;
             }
         }

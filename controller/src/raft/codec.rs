@@ -1,8 +1,10 @@
 //! What controllers send each other, on the wire: MessagePack with field names, as in the log, and
 //! on each message who sends it and for whom. Every message is checked, not only the first of a
 //! connection: addresses are reused, and a controller that lost its data directory must not answer
-//! for the one that had it.
+//! for the one that had it. So are versions: a process may be replaced by another build at any time, and
+//! one that applies the log by other rules must not vote, lead or follow.
 
+use millrace_cluster_state::CLUSTER_VERSION;
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::raft::Message;
 use millrace_proto::status::to_status;
@@ -36,6 +38,7 @@ pub(super) fn message(own: &Identity, to: &Target, payload: Vec<u8>) -> Message 
         from_directory: own.directory.clone(),
         to: to.id,
         to_directory: to.directory.clone(),
+        cluster_version: CLUSTER_VERSION,
     }
 }
 
@@ -57,7 +60,7 @@ pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
             message.cluster_id
         ));
     }
-    check_protocol(message.protocol_version)?;
+    check_versions(message.protocol_version, message.cluster_version)?;
     if message.to != own.controller.0 {
         return mismatch(format!("controller {} was called and this is {}", message.to, own.controller.0));
     }
@@ -70,14 +73,21 @@ pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks a peer's protocol.
-pub(super) fn check_protocol(theirs: u32) -> Result<(), Failure> {
-    if theirs == PROTOCOL_VERSION {
-        return Ok(());
+/// Checks what a peer speaks, and that it applies the log by the same rules: two that do not would
+/// come to disagree about the state, and nothing would show it. One from before this was told says 0.
+pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure> {
+    let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
+    if protocol != PROTOCOL_VERSION {
+        return mismatch(format!(
+            "controllers speak protocols {protocol} and {PROTOCOL_VERSION}: run the same version of both"
+        ));
     }
-    let text =
-        format!("controllers speak protocols {theirs} and {PROTOCOL_VERSION}: run the same version of both");
-    Err(Failure::new(Reason::PeerMismatch, text))
+    if cluster != CLUSTER_VERSION {
+        return mismatch(format!(
+            "controllers are of cluster versions {cluster} and {CLUSTER_VERSION}, and would not agree about the cluster: run the same build on all of them; for another version stop them all, then start them all with it"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks and decodes a message.
@@ -121,6 +131,19 @@ mod tests {
         let newer = Message { protocol_version: PROTOCOL_VERSION + 1, ..sent };
         let refused = decode::<u32>(&identity("ours", 2, "b"), &newer).unwrap_err();
         assert_eq!(refused.reason, Reason::PeerMismatch);
+    }
+
+    #[test]
+    fn only_a_member_that_applies_the_log_by_the_same_rules_is_heard() {
+        let to = Target { id: 2, directory: "b".into() };
+        let sent = encode(&identity("ours", 1, "a"), &to, &7u32).unwrap();
+        // 0: a build from before it was told.
+        for other in [0, CLUSTER_VERSION - 1, CLUSTER_VERSION + 1] {
+            let sent = Message { cluster_version: other, ..sent.clone() };
+            let refused = decode::<u32>(&identity("ours", 2, "b"), &sent).unwrap_err();
+            assert_eq!(refused.reason, Reason::PeerMismatch);
+            assert!(refused.message.contains("run the same build on all of them"), "{}", refused.message);
+        }
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::operations::End;
-use millrace_cluster_state::{Applied, Caller, Command, ControllerId, IdempotencyKey, State, UnixMillis};
+use millrace_cluster_state::{
+    Applied, CLUSTER_VERSION, Caller, Command, ControllerId, IdempotencyKey, State, UnixMillis,
+};
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::raft::raft_server::Raft as _;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
@@ -256,7 +258,7 @@ async fn without_a_majority_reads_and_writes_are_refused_and_stale_reads_are_not
 }
 
 #[tokio::test]
-async fn a_controller_of_another_cluster_is_refused() {
+async fn a_controller_of_another_cluster_or_another_cluster_version_is_refused() {
     let a = first().await;
     let own = a.replica.own();
     let channel = Channel::from_shared(format!("http://{}", a.address)).unwrap().connect_lazy();
@@ -267,11 +269,18 @@ async fn a_controller_of_another_cluster_is_refused() {
     assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
     let join = JoinRequest {
         protocol_version: millrace_proto::PROTOCOL_VERSION,
+        cluster_version: CLUSTER_VERSION,
         cluster_id: "another".into(),
         id: 2,
         intent: JoinIntent::Join.into(),
         ..JoinRequest::default()
     };
-    let refused = client.join(join).await.unwrap_err();
+    let refused = client.join(join.clone()).await.unwrap_err();
     assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
+    assert!(refused.message().contains("belongs to cluster another"), "{}", refused.message());
+    let newer =
+        JoinRequest { cluster_version: CLUSTER_VERSION + 1, cluster_id: own.cluster.to_string(), ..join };
+    let refused = client.join(newer).await.unwrap_err();
+    assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
+    assert!(refused.message().contains("run the same build on all of them"), "{}", refused.message());
 }

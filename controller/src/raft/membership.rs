@@ -14,7 +14,7 @@ use openraft::error::{ClientWriteError, RaftError};
 use openraft::raft::ClientWriteResponse;
 use serde::{Deserialize, Serialize};
 
-use super::codec::check_protocol;
+use super::codec::check_versions;
 use super::peers::Peer;
 use super::replica::{Leader, Replica};
 use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
@@ -157,7 +157,7 @@ impl Replica {
     /// Takes a controller in as a learner, or notes where it moved to. Says who leads when this
     /// one does not.
     pub(super) async fn join(&self, request: JoinRequest) -> Result<JoinResponse, Failure> {
-        check_protocol(request.protocol_version)?;
+        check_versions(request.protocol_version, request.cluster_version)?;
         let cluster = self.own().cluster.to_string();
         if !request.cluster_id.is_empty() && request.cluster_id != cluster {
             let message = format!(

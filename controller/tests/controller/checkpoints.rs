@@ -1,7 +1,7 @@
 //! What a worker checkpoints is committed, acknowledged, and there to be asked for.
 
 use millrace_proto::admin as api;
-use millrace_proto::convert::duration_wire;
+use millrace_proto::convert::{data_id_wire, duration_wire};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_types::{
@@ -36,7 +36,11 @@ async fn answer(stub: &mut Stub, batch: &SyncBatch) -> wire::CheckpointAck {
 
 /// A worker that knows that this controller leads.
 async fn attached(cluster: &Cluster) -> Stub {
-    let mut stub = Stub::start(cluster, "n1").await;
+    attached_as(cluster, "n1").await
+}
+
+async fn attached_as(cluster: &Cluster, name: &str) -> Stub {
+    let mut stub = Stub::start(cluster, name).await;
     soon("its leadership", stub.leadership.wait_for(|it| it.leads)).await.unwrap();
     stub
 }
@@ -162,4 +166,68 @@ async fn a_worker_that_sends_what_is_no_checkpoint_loses_its_stream() {
     worker.send(Message::Checkpoint(wire::Checkpoint { batch: vec![1, 2, 3].into() })).await;
     let mut admin = cluster.admin();
     until("its stream's end", async || (!nodes(&mut admin).await[0].connected).then_some(())).await;
+}
+
+/// Has a worker say that it holds these.
+async fn hold(stub: &mut Stub, ids: &[&DataId]) {
+    let entries = ids.iter().map(|id| ((*id).clone(), Bytes(100))).collect();
+    let delta = NodeDelta { entries, ..NodeDelta::default() };
+    let epoch = *stub.epoch.borrow();
+    let answered = answer(stub, &SyncBatch { epoch: Epoch(epoch), seq: 1, part: FULL, delta }).await;
+    assert_eq!(answered, wire::CheckpointAck { epoch, seq: 1, full_wanted: false });
+}
+
+/// What workers are told of a piece of data: its holders, and whether it is lost.
+async fn located(cluster: &Cluster, id: &DataId) -> (Vec<String>, bool) {
+    let request = wire::LocateDataRequest { id: Some(data_id_wire(id)) };
+    let answer = cluster.control().locate_data(request).await.unwrap().into_inner();
+    (answer.holders, answer.lost)
+}
+
+/// Data of n9, which stands behind all the others.
+fn of_the_last(counter: u64) -> DataId {
+    DataId { home: NodeName::new("n9").unwrap(), ..data(1, counter) }
+}
+
+#[tokio::test]
+async fn a_worker_is_told_who_holds_data_and_what_went_with_its_last_holder() {
+    let cluster = Cluster::start_with(short_lease).await;
+    let (mut other, mut home) = (attached_as(&cluster, "n1").await, attached_as(&cluster, "n9").await);
+    let (shared, own) = (of_the_last(1), of_the_last(2));
+    hold(&mut home, &[&shared, &own]).await;
+    hold(&mut other, &[&shared]).await;
+    let held_by = |names: &[&str]| (names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), false);
+    until("both", async || (located(&cluster, &shared).await == held_by(&["n9", "n1"])).then_some(())).await;
+    assert_eq!(located(&cluster, &own).await, held_by(&["n9"]));
+    assert_eq!(located(&cluster, &of_the_last(3)).await, held_by(&[]), "nobody has named it");
+    home.kill();
+    until("the loss", async || (located(&cluster, &own).await == (Vec::new(), true)).then_some(())).await;
+    assert_eq!(located(&cluster, &shared).await, held_by(&["n1"]));
+}
+
+#[tokio::test]
+async fn a_worker_is_told_of_some_holders_of_what_many_hold_the_home_among_them() {
+    let cluster = Cluster::start().await;
+    let shared = of_the_last(1);
+    let mut stubs = Vec::new();
+    for node in 1..=9 {
+        let mut stub = attached_as(&cluster, &format!("n{node}")).await;
+        hold(&mut stub, &[&shared]).await;
+        stubs.push(stub);
+    }
+    let first_eight = ["n9", "n1", "n2", "n3", "n4", "n5", "n6", "n7"].map(str::to_owned).to_vec();
+    until("all of them", async || {
+        (located(&cluster, &shared).await == (first_eight.clone(), false)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn data_that_has_no_name_is_not_looked_for() {
+    let cluster = Cluster::start().await;
+    let nameless = wire::DataId { home: "N 1".into(), epoch: 1, counter: 1 };
+    for id in [None, Some(nameless)] {
+        let refused = cluster.control().locate_data(wire::LocateDataRequest { id }).await.unwrap_err();
+        assert_eq!(reason(&refused), Reason::MalformedRequest, "{refused}");
+    }
 }

@@ -172,3 +172,18 @@ async fn a_worker_fetches_a_model_and_is_told_when_it_is_damaged() {
     let failure = from_status(&fetch(digest).await.unwrap_err());
     assert_eq!(failure.reason, Reason::DigestMismatch, "{}", failure.message);
 }
+
+#[tokio::test]
+async fn a_worker_is_told_where_another_is_while_that_is_attached() {
+    let cluster = Cluster::start().await;
+    let worker = Stub::start(&cluster, "n1").await;
+    let find =
+        async |node: &str| cluster.control().find_node(wire::FindNodeRequest { node: node.into() }).await;
+    let shown = nodes(&mut cluster.admin()).await.remove(0).address;
+    assert!(!shown.is_empty());
+    assert_eq!(find("n1").await.unwrap().into_inner().address, shown);
+    assert_eq!(find("n2").await.unwrap().into_inner().address, "");
+    assert_eq!(reason(&find("N 1").await.unwrap_err()), Reason::MalformedRequest);
+    worker.kill();
+    until("its end", async || find("n1").await.unwrap().into_inner().address.is_empty().then_some(())).await;
+}

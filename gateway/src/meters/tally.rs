@@ -107,6 +107,11 @@ impl Tally {
         }
     }
 
+    /// What its requests are scored by here.
+    pub(super) fn objective(&self) -> Option<Slo> {
+        self.score.as_ref().map(|score| score.objective)
+    }
+
     /// The score here; nothing of a model that others score.
     pub(crate) fn score(&self) -> SloCounts {
         self.score.as_ref().map(|score| score.counts.read()).unwrap_or_default()

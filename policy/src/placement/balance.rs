@@ -40,36 +40,71 @@ enum Role {
     Takes,
 }
 
-/// A copy of the fullest node, and the emptiest node that takes one. Of those copies the one that leaves
-/// least of its group behind, and the largest that does not turn the two around.
+/// A copy, its node and the emptiest node that takes one: of the fullest node that has such a copy, for
+/// a group that stays together on the fullest of all is no reason to leave the others as they are.
 fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize, usize)> {
-    let open = || (0..table.nodes.len()).filter(|&node| table.nodes[node].is_open());
+    let open = |but: Role| {
+        let is_open = move |&node: &usize| table.nodes[node].is_open() && roles[node] != Some(but);
+        (0..table.nodes.len()).filter(is_open).collect::<Vec<_>>()
+    };
     let fullness = |node: usize| table.nodes[node].fullness();
-    let from = open().filter(|&node| roles[node] != Some(Role::Takes)).max_by_key(|&node| fullness(node))?;
-    let takes =
-        |to: usize| roles[to] != Some(Role::Gives) && fullness(from) > fullness(to).saturating_add(GAP);
-    let mut targets: Vec<_> = open().filter(|&to| takes(to)).collect();
+    let (mut sources, mut targets) = (open(Role::Takes), open(Role::Gives));
+    sources.sort_by_key(|&from| Reverse((fullness(from), from)));
     targets.sort_by_key(|&to| fullness(to));
-    targets.into_iter().find_map(|to| Some((largest(table, from, to)?, from, to)))
+    let are_apart = |from: usize, to: usize| fullness(from) > fullness(to).saturating_add(GAP);
+    if !are_apart(*sources.first()?, *targets.first()?) {
+        return None;
+    }
+    let movable = movable(table);
+    sources.into_iter().find_map(|from| {
+        let mut targets = targets.iter().copied().take_while(|&to| are_apart(from, to));
+        targets.find_map(|to| Some((largest(table, &movable[from], from, to)?, from, to)))
+    })
 }
 
-fn largest(table: &Table<'_>, from: usize, to: usize) -> Option<usize> {
-    let movable = table.functions.iter().enumerate().filter(|(function, row)| {
-        row.copies.iter().any(|copy| copy.node == from && copy.fate == Fate::Stay)
-            && !row.is_on(to)
-            && row.copies.iter().all(|copy| copy.fate != Fate::Gone)
-            && table.nodes[to].of.gpu >= row.of.gpu
-            && table.nodes[to].fits(table.added(*function, to))
-    });
+/// The functions of which each node has a copy that may go.
+fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
+    let mut on = vec![Vec::new(); table.nodes.len()];
+    for (function, row) in table.functions.iter().enumerate() {
+        if row.copies.iter().all(|copy| copy.fate != Fate::Gone) {
+            row.staying_on().for_each(|node| on[node].push(function));
+        }
+    }
+    on
+}
+
+/// Of the functions with a copy on one node that another takes, the one that leaves least of its group
+/// behind, and the largest that does not turn the two around.
+fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Option<usize> {
     let may_part = !table.nodes[from].has_time_for(0);
-    let gains = movable.filter_map(|(function, _)| {
+    let gains = movable.iter().filter_map(|&function| {
+        let (row, node) = (&table.functions[function], &table.nodes[to]);
+        if row.is_on(to) || node.of.gpu < row.of.gpu || !node.fits(table.added(function, to)) {
+            return None;
+        }
         let left = table.fullness_without(function, from);
         let gain = table.nodes[from].fullness() - left;
         if gain == 0 || left < table.fullness_with(function, to) {
             return None;
         }
         let parted = table.passed_within(function, from).saturating_sub(table.passed_within(function, to));
-        (parted == 0 || may_part).then_some((Reverse(parted), gain, Reverse(function)))
+        let moves = (parted == 0 || may_part) && goes_from(table, function, from, to);
+        moves.then_some((Reverse(parted), gain, Reverse(function)))
     });
     gains.max().map(|(.., Reverse(function))| function)
+}
+
+/// Whether it is this node's copy that goes once the other node has one.
+fn goes_from(table: &Table<'_>, function: usize, from: usize, to: usize) -> bool {
+    let row = &table.functions[function];
+    let staying = || row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
+    let turn = |copy| leave::turn(table, function, copy);
+    let coming = Turn {
+        near: Reverse(leave::near(table, function, to, row.load)),
+        fullness: table.fullness_with(function, to),
+        is_preparing: true,
+        node: to,
+    };
+    let first = staying().filter(|copy| copy.node == from).map(turn).max();
+    first > staying().filter(|copy| copy.node != from).map(turn).chain([coming]).max()
 }

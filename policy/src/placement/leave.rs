@@ -41,7 +41,30 @@ fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut 
     }
 }
 
-/// Copies beyond those wanted: those with least of their group first, of these from the fullest node.
+/// How soon a copy goes of which there are too many, the greatest first: those with least of their group,
+/// of these from the fullest node.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Turn {
+    pub(super) near: Reverse<u64>,
+    pub(super) fullness: u64,
+    pub(super) is_preparing: bool,
+    pub(super) node: usize,
+}
+
+/// When a copy's turn is.
+pub(super) fn turn(table: &Table<'_>, function: usize, copy: &Copy) -> Turn {
+    let fullness = table.nodes[copy.node].fullness();
+    let near = Reverse(near(table, function, copy.node, 0));
+    Turn { near, fullness, is_preparing: !copy.ready, node: copy.node }
+}
+
+/// What a function passes to those of its group on a node that gets so much more to do. Who moves away
+/// from a busy node leaves its group behind.
+pub(super) fn near(table: &Table<'_>, function: usize, node: usize, load: u64) -> u64 {
+    if table.nodes[node].has_time_for(load) { table.passed_within(function, node) } else { 0 }
+}
+
+/// Copies beyond those wanted, each in its turn.
 fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
     loop {
         let row = &table.functions[function];
@@ -49,13 +72,9 @@ fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
             return;
         }
         let staying = row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
-        let first = staying.max_by_key(|copy| {
-            let node = &table.nodes[copy.node];
-            // Who moves away from a busy node leaves its group behind.
-            let near = if node.has_time_for(0) { table.passed_within(function, copy.node) } else { 0 };
-            (Reverse(near), node.fullness(), !copy.ready, copy.node)
-        });
-        let Some(&Copy { node, ready, .. }) = first else { return };
+        let Some(&Copy { node, ready, .. }) = staying.max_by_key(|copy| turn(table, function, copy)) else {
+            return;
+        };
         if row.ready() - u32::from(ready) < row.wanted {
             return;
         }

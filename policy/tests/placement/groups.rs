@@ -1,6 +1,6 @@
 //! Functions of one workflow on one node (D19): in tables, and against trying everything.
 
-use millrace_policy::placement::{Flow, Function, GpuLoad};
+use millrace_policy::placement::{Flow, Function, GpuLoad, Phase, Placement};
 use millrace_types::{Bytes, NodeState};
 use proptest::prelude::*;
 
@@ -124,6 +124,25 @@ fn who_is_with_its_group_moves_only_from_a_node_that_has_no_time_for_all() {
     // Of 1,500 thousandths of its GPUs.
     world.view.functions.iter_mut().for_each(|it| it.load = GpuLoad(600));
     assert_eq!(world.settle(), [place("h", "b"), unplace("h", "a")]);
+}
+
+#[test]
+fn a_group_on_the_fullest_node_keeps_nobody_else_from_moving() {
+    let group = ["f", "g", "h"].map(|it| function(it, 1, 30));
+    let others = ["i0", "i1", "i2", "i3", "i4", "i5", "i6", "i7"].map(|it| function(it, 1, 10));
+    let on = |node: &'static str| move |it: &Function| (it.key.clone(), name(node));
+    let placed = group.iter().map(on("a")).chain(others.iter().map(on("b")));
+    let ready = |(function, node)| Placement { function, node, phase: Phase::Ready };
+    let placements = placed.map(ready).collect();
+    let nodes_of_100 = ["a", "b", "c"].map(|it| node(it, 100)).to_vec();
+    let mut world = World::new([group.to_vec(), others.to_vec()].concat(), nodes_of_100);
+    world.view.placements = placements;
+    world.view.flows = chain(&["f", "g", "h"]);
+    world.settle();
+    assert_eq!(
+        nodes(&world),
+        [vec!["f", "g", "h"], vec!["i3", "i4", "i5", "i6", "i7"], vec!["i0", "i1", "i2"]]
+    );
 }
 
 /// Functions with their MiB, and who passes how many KiB to whom.

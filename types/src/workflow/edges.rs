@@ -12,8 +12,8 @@ use crate::ids::FunctionName;
 use crate::tensor::{Dim, TensorSpec};
 use crate::units::Bytes;
 
-/// Steps that are looked at of one workflow, those of workflows inside it counted: what comes after
-/// these has no edges.
+/// Steps that are looked at of one workflow, those of workflows inside it counted, whatever they run and
+/// whether or not it is known: what comes after these has no edges.
 pub const EDGE_STEPS_MAX: usize = 1024;
 
 /// Data that one function makes and another takes.
@@ -38,7 +38,8 @@ impl WorkflowSpec {
         ports: impl Fn(&FunctionName) -> Option<Ports<'a>>,
         inner: impl Fn(&FunctionName) -> Option<&'a WorkflowSpec>,
     ) -> Vec<Edge<'a>> {
-        let mut flat = Flat { ports: &ports, inner: &inner, functions: Vec::new(), edges: Vec::new() };
+        let mut flat =
+            Flat { ports: &ports, inner: &inner, looked_at: 0, functions: Vec::new(), edges: Vec::new() };
         flat.expand(self, &BTreeMap::new(), 0);
         flat.marked()
     }
@@ -65,6 +66,8 @@ fn made_as<'a>(source: &'a Source, given: &BTreeMap<&'a str, Made>, made: &Outpu
 struct Flat<'a, 'f> {
     ports: &'f dyn Fn(&FunctionName) -> Option<Ports<'a>>,
     inner: &'f dyn Fn(&FunctionName) -> Option<&'a WorkflowSpec>,
+    /// Steps so far: workflows in workflows multiply, so that a few applied ones can mean millions.
+    looked_at: usize,
     functions: Vec<&'a FunctionName>,
     /// From, to and bytes: each after those that lead to its beginning.
     edges: Vec<(usize, usize, u64)>,
@@ -80,6 +83,10 @@ impl<'a> Flat<'a, '_> {
     ) -> BTreeMap<&'a str, Made> {
         let mut made = Outputs::new();
         for step in spec.in_order() {
+            if self.looked_at == EDGE_STEPS_MAX {
+                break;
+            }
+            self.looked_at += 1;
             let inputs = step.inputs.iter();
             let taken: BTreeMap<&str, Made> = inputs
                 .filter_map(|(input, from)| Some((input.as_str(), made_as(from, given, &made)?)))
@@ -100,9 +107,7 @@ impl<'a> Flat<'a, '_> {
 
     fn step(&mut self, function: &'a FunctionName, taken: &BTreeMap<&str, Made>) -> BTreeMap<&'a str, Made> {
         let by = self.functions.len();
-        let Some(ports) = (self.ports)(function).filter(|_| by < EDGE_STEPS_MAX) else {
-            return BTreeMap::new();
-        };
+        let Some(ports) = (self.ports)(function) else { return BTreeMap::new() };
         self.functions.push(function);
         for input in ports.inputs {
             if let Some(made) = taken.get(input.name.as_str()) {
@@ -145,7 +150,9 @@ fn bytes(tensor: &TensorSpec) -> u64 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::{Output, Signature};
+    use std::cell::Cell;
+
+    use super::super::{Output, STEPS_MAX, Signature};
     use super::*;
     use crate::ids::{FunctionKey, TenantName};
     use crate::tensor::DataType;
@@ -227,5 +234,30 @@ mod tests {
         let expected = [("wide>light", 8, true), ("light>heavy", 8, true), ("heavy>last", 4000, true)];
         assert_eq!(edges(&outer, Some(&inner)), expected.map(|(of, b, c)| (of.to_owned(), b, c)));
         assert_eq!(edges(&outer, None), []);
+    }
+
+    #[test]
+    fn workflows_in_workflows_are_looked_at_up_to_a_bound() {
+        let level = |level: usize| {
+            let run = match level {
+                NESTING_MAX => Run::Function(name("unknown")),
+                _ => Run::Workflow(name(&format!("w{}", level + 1))),
+            };
+            let steps = (0..STEPS_MAX).map(|at| step(&format!("s{at}"), run.clone(), &[("x", "input.x")]));
+            workflow(&format!("w{level}"), steps.collect(), "s0.y")
+        };
+        let levels: Vec<_> = (0..=NESTING_MAX).map(level).collect();
+        let looked_at = Cell::new(0);
+        let count = || looked_at.set(looked_at.get() + 1);
+        let ports = |_: &FunctionName| {
+            count();
+            None
+        };
+        let inner = |of: &FunctionName| {
+            count();
+            levels.iter().find(|it| it.key.name == *of)
+        };
+        assert_eq!(levels[0].edges(ports, inner), []);
+        assert_eq!(looked_at.get(), EDGE_STEPS_MAX);
     }
 }

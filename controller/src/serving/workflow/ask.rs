@@ -80,7 +80,7 @@ pub(super) struct Ask<'a> {
     pub(super) workflow: &'a FunctionKey,
     pub(super) depth: Depth,
     pub(super) wanted: Vec<Wanted>,
-    /// When all that it takes was there.
+    /// When it could begin.
     pub(super) began: Reached,
     /// When its answer is wanted, for the objective of its workflow or its own.
     pub(super) target: Option<Instant>,
@@ -180,7 +180,9 @@ impl Ask<'_> {
         }
         let (way, model) = self.serving.workflow(&key)?;
         let missing = || Failure::new(Reason::Internal, format!("an input of workflow {key} is missing"));
-        let inputs = in_order(&way.plan, inputs).ok_or_else(missing)?;
+        let mut inputs = in_order(&way.plan, inputs).ok_or_else(missing)?;
+        // However long some of them were there: nothing in it could begin before it could.
+        inputs.iter_mut().for_each(|input| input.made = self.began);
         let names = || model.outputs.iter().map(|output| output.name.clone());
         let answered = names().map(|name| self.wanted.contains(&Wanted { name, answered: true })).collect();
         let depth = Depth(self.depth.0 + 1);

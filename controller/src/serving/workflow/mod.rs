@@ -21,6 +21,8 @@ mod paces;
 mod ran;
 mod run;
 mod scores;
+#[cfg(test)]
+mod tests;
 mod values;
 
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +46,7 @@ use ask::Request;
 use paces::Paces;
 use ran::Ran;
 use run::{Depth, Ended, Runner, Wish};
+use scores::Scores;
 use values::{Room, Value};
 
 /// The most bytes of tensors that runs hold here at a time, beside what came with the requests.
@@ -55,9 +58,8 @@ struct Entry {
     /// The state's version then, and the fleet's.
     seen: (u64, u64),
     model: Arc<Model>,
-    plan: Result<Arc<Plan>, Failure>,
-    /// `None` where it cannot be run.
-    paces: Option<Arc<Paces>>,
+    /// Or why it cannot be run.
+    way: Result<Way, Failure>,
 }
 
 /// How a workflow is run.
@@ -67,6 +69,15 @@ struct Way {
     paces: Arc<Paces>,
 }
 
+impl Way {
+    /// The paces, if they are of the steps of this plan too. A generation does not say so: it begins
+    /// again from 1 where the name of a workflow that was deleted has been forgotten.
+    fn paces_of(&self, plan: &Plan) -> Option<Arc<Paces>> {
+        let own = self.plan.steps().iter().map(|step| (&step.name, step.deadline));
+        own.eq(plan.steps().iter().map(|step| (&step.name, step.deadline))).then(|| self.paces.clone())
+    }
+}
+
 /// The workflows looked at so far. Read on every request and written after changes only, hence the
 /// lock.
 #[derive(Debug)]
@@ -74,11 +85,13 @@ pub(super) struct Workflows {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
     /// For what steps answer.
     room: Room,
+    scores: Scores,
 }
 
 impl Default for Workflows {
     fn default() -> Self {
-        Self { entries: RwLock::default(), room: Room::new(ANSWERED_BYTES_MAX) }
+        let room = Room::new(ANSWERED_BYTES_MAX);
+        Self { entries: RwLock::default(), room, scores: Scores::default() }
     }
 }
 
@@ -104,18 +117,28 @@ impl Workflows {
         if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
             return Some(entry.clone());
         }
-        let before = entries.get(key).filter(|entry| entry.model.revision == workflow.generation);
-        let before = before.and_then(|entry| entry.paces.clone());
+        let before = entries.get(key).filter(|entry| entry.model.revision == workflow.generation).cloned();
         drop(entries);
-        let plan = plan(sight.state, workflow);
-        let paces = plan.as_ref().ok().map(|plan| before.unwrap_or_else(|| Arc::new(Paces::new(plan))));
-        let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), plan, paces });
+        let way = plan(sight.state, workflow).map(|plan| {
+            let paces = before.and_then(|entry| entry.way.as_ref().ok()?.paces_of(&plan));
+            Way { paces: paces.unwrap_or_else(|| Arc::new(self.paces(sight.state, key, &plan))), plan }
+        });
+        let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), way });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= WORKFLOWS_MAX {
             entries.retain(|key, _| sight.state.workflow(key).is_some());
         }
         entries.insert(key.clone(), entry.clone());
         Some(entry)
+    }
+
+    /// Those of a workflow of which nothing ran.
+    fn paces(&self, state: &State, key: &FunctionKey, plan: &Plan) -> Paces {
+        self.scores.make_room(|workflow, step| {
+            let step = state.workflow(workflow).and_then(|workflow| workflow.spec.step(step));
+            step.is_some_and(|step| step.deadline.is_some())
+        });
+        Paces::new(plan, |step| self.scores.of(key, step))
     }
 }
 
@@ -225,9 +248,7 @@ impl Serving {
         let state = self.replica.state();
         let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));
         let entry = self.workflows.entry(&self.sight(&state), key).ok_or_else(gone)?;
-        let plan = entry.plan.clone()?;
-        let paces = entry.paces.clone().unwrap_or_else(|| Arc::new(Paces::new(&plan)));
-        Ok((Way { plan, paces }, entry.model.clone()))
+        Ok((entry.way.clone()?, entry.model.clone()))
     }
 
     /// Has a worker let go of objects. Nobody waits for it: what it does not hear of, it drops in time.

@@ -3,8 +3,9 @@
 
 mod losses;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
@@ -28,6 +29,10 @@ use super::values::{Reached, Sent, Value};
 use crate::serving::Serving;
 
 pub(super) use self::losses::let_go_of;
+
+/// How much sooner than by the clock here a request's time may be over: the front door counts it from
+/// when the request came to it.
+const OVER_EARLY: Duration = Duration::from_millis(5);
 
 /// How many workflows a run lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +89,7 @@ struct Out {
     step: StepIndex,
     row: Option<u64>,
     outputs: Vec<Slot>,
-    /// When all that it takes was there.
+    /// When it could begin.
     began: Instant,
     /// The objects that it takes, and what they are of.
     takes: Vec<(Loss, wire::DataId)>,
@@ -106,6 +111,12 @@ pub(super) struct Runner<'a> {
     answered: Vec<bool>,
     engine: Engine,
     values: Vec<Option<Value>>,
+    /// When each was there last: conditions are looked at when what they are of has gone.
+    made: Vec<Option<Reached>>,
+    /// What was called before: what is called again is so for a loss.
+    called: BTreeSet<(StepIndex, Option<u64>)>,
+    /// When something was found lost last.
+    lost_at: Option<Instant>,
     calls: FuturesUnordered<Abortable<BoxFuture<'a, Called>>>,
     out: BTreeMap<CallId, Out>,
     attempts: u32,
@@ -127,7 +138,7 @@ impl<'a> Runner<'a> {
         depth: Depth,
         Wish { answered, target }: Wish,
     ) -> Self {
-        let values = vec![None; plan.slots().len()];
+        let (values, made) = (vec![None; plan.slots().len()], vec![None; plan.slots().len()]);
         let shares = paces.shares(&plan);
         Self {
             serving,
@@ -141,6 +152,9 @@ impl<'a> Runner<'a> {
             answered,
             engine: Engine::new(plan),
             values,
+            made,
+            called: BTreeSet::new(),
+            lost_at: None,
             calls: FuturesUnordered::new(),
             out: BTreeMap::new(),
             attempts: 1,
@@ -162,8 +176,9 @@ impl<'a> Runner<'a> {
         let plan = self.engine.plan().clone();
         let facts = inputs.iter().enumerate().map(|(at, value)| value.facts(plan.is_condition(Slot(at))));
         let mut events = vec![Event::Begin { inputs: facts.collect() }];
-        for (slot, value) in self.values.iter_mut().zip(inputs) {
-            *slot = Some(value);
+        for (at, value) in inputs.into_iter().enumerate() {
+            self.made[at] = Some(value.made);
+            self.values[at] = Some(value);
         }
         loop {
             for event in events {
@@ -200,6 +215,7 @@ impl<'a> Runner<'a> {
                 }
                 Action::Empty { slot } => {
                     let made = self.reached;
+                    self.made[slot.0] = Some(made);
                     let tensor = self.engine.plan().slot(slot).tensor.clone();
                     self.values[slot.0] = tensor.map(|tensor| Value::empty(&tensor, made));
                 }
@@ -210,6 +226,7 @@ impl<'a> Runner<'a> {
                 }
                 Action::Abandon { call } => {
                     if let Some(out) = self.out.remove(&call) {
+                        self.give_up(&out);
                         out.abort.abort();
                     }
                 }
@@ -264,8 +281,8 @@ impl<'a> Runner<'a> {
             let held = self.values[slot.0].iter().flat_map(Value::held);
             takes.extend(held.map(|(row, held)| (Loss { slot: *slot, row: Some(row) }, held.id.clone())));
         }
-        let now = Reached { at: Instant::now(), split: Split::default() };
-        let began = given.iter().map(|(_, value, _)| value.made).reduce(Reached::later).unwrap_or(now);
+        let again = self.called.contains(&(step, row));
+        let began = self.began(inputs, planned.when, again);
         let wanted = outputs
             .iter()
             .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
@@ -300,8 +317,19 @@ impl<'a> Runner<'a> {
         let called = async move { Called { call, result: made.await } };
         let (abort, registration) = AbortHandle::new_pair();
         self.calls.push(Abortable::new(called.instrument(span).boxed(), registration));
+        self.called.insert((step, row));
         self.out.insert(call, Out { step, row, outputs, began: began.at, takes, abort });
         Ok(())
+    }
+
+    /// When a call could begin: when all that it takes was there, and what it runs under was known. One
+    /// that is made again could not before there was a reason to.
+    fn began(&self, inputs: &[Slot], when: Option<Slot>, again: bool) -> Reached {
+        let now = || Reached { at: Instant::now(), split: Split::default() };
+        let made = inputs.iter().chain(&when).filter_map(|slot| self.made[slot.0]);
+        let began = made.reduce(Reached::later).unwrap_or_else(now);
+        let at = self.lost_at.filter(|_| again).map_or(began.at, |lost_at| lost_at.max(began.at));
+        Reached { at, ..began }
     }
 
     /// Whether an output is to come here with its bytes. What a workflow inside another gives stays
@@ -317,25 +345,35 @@ impl<'a> Runner<'a> {
     /// more.
     fn back(&mut self, Called { call, result }: Called) -> Vec<Event> {
         let Some(out) = self.out.remove(&call) else { return Vec::new() };
-        let deadline = self.engine.plan().step(out.step).deadline;
         let ended = match result.and_then(|made| self.take(&out, made)) {
             Ok(facts) => {
-                self.paces.answered(out.step, out.began.elapsed(), deadline);
+                self.paces.answered(out.step, out.began.elapsed());
                 return vec![Event::Done { call, outputs: facts }];
             }
             Err(ended) => ended,
         };
-        self.paces.failed(out.step, ended.failure.reason, deadline);
+        self.paces.failed(out.step, ended.failure.reason);
         // A workflow that ran in part and may not run twice is not begun again.
         let again = self.engine.plan().step(out.step).is_idempotent || !ended.ran;
         let lost = if again { self.losses(out.takes, &ended.lost) } else { Vec::new() };
         self.failure = Some(ended.failure).filter(|_| lost.is_empty());
         let with_them = self.dead();
+        if !lost.is_empty() || !with_them.is_empty() {
+            self.lost_at = Some(Instant::now());
+        }
         let mut events = vec![Event::Failed { call, lost }];
         if !with_them.is_empty() {
             events.push(Event::Lost { lost: with_them });
         }
         events
+    }
+
+    /// Counts a call that is out and that nobody waits for any more: as one that ran out of time if the
+    /// request did, and else, as of a function, not at all.
+    fn give_up(&self, out: &Out) {
+        if Instant::now() + OVER_EARLY >= self.request.deadline {
+            self.paces.failed(out.step, Reason::TimedOut);
+        }
     }
 
     /// Puts away what a call made, and says what the core goes by.
@@ -352,6 +390,7 @@ impl<'a> Runner<'a> {
                 return Err(Failure::new(Reason::Internal, message).after_execution().into());
             };
             self.reached = self.reached.later(value.made);
+            self.made[slot.0] = Some(self.made[slot.0].map_or(value.made, |before| before.later(value.made)));
             facts.push(value.facts(plan.is_condition(*slot)));
             match (&mut self.values[slot.0], out.row) {
                 (Some(joined), Some(row)) => joined.put(row, value),
@@ -374,9 +413,11 @@ fn refusal(cause: Cause) -> Failure {
     Failure::new(reason, cause.to_string())
 }
 
-/// Nothing of the run is left with workers, however it ended.
+/// Nothing of the run is left with workers, however it ended. Who drops it while calls are out may have
+/// been the first to see that the request's time is over.
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
+        self.out.values().for_each(|out| self.give_up(out));
         let inputs = self.engine.plan().inputs().len();
         let_go_of(self.values.iter().skip(inputs).flatten());
     }

@@ -1,15 +1,19 @@
 //! Runs, and where their data is.
 
+use std::time::Duration;
+
 use millrace_proto::admin::{self as api, workflow_step::Run};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part;
+use millrace_types::Reason;
+use tokio::time::Instant;
 
 use super::{
-    apply_workflow, chain, function, id, keep, released, respond, row, rows_of, taken, two_in_a_row,
+    apply_workflow, chain, function, id, keep, released, respond, row, rows_of, step, taken, two_in_a_row,
 };
-use crate::routing::{answer_of, infer, until_ready};
-use crate::stub::Stub;
-use crate::support::{Cluster, mlp, soon};
+use crate::routing::{answer_of, infer, infer_within, until_ready};
+use crate::stub::{Call, Stub};
+use crate::support::{Cluster, mlp, soon, until};
 
 #[tokio::test]
 async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
@@ -171,4 +175,105 @@ async fn an_objective_is_divided_among_steps_and_both_are_scored() {
     spec.steps[1].deadline = seconds(0);
     let refused = apply_workflow(&cluster, spec).await.unwrap_err();
     assert!(refused.message().contains("the deadline of step \"s1\" is 0ns"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_request_that_runs_out_of_time_counts_for_the_step_that_it_waited_for() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut spec = chain("w", &[function("f"), function("f")]);
+    let deadline = prost_types::Duration { seconds: 0, nanos: 100_000_000 };
+    spec.steps.iter_mut().for_each(|step| step.deadline = Some(deadline));
+    apply_workflow(&cluster, spec).await.unwrap();
+    // It never answers.
+    let _worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    let failure = answer_of(infer_within(&cluster, "w", Duration::from_millis(300))).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::TimedOut);
+    let text = cluster.metrics().await;
+    // The second step was not begun.
+    for (step, requests) in [("s0", 1), ("s1", 0)] {
+        for (counter, count) in [("requests", requests), ("in_time", 0)] {
+            let line = format!(
+                r#"millrace_workflow_step_slo_{counter}_total{{tenant="default",workflow="w",step="{step}"}} {count}"#
+            );
+            assert!(text.lines().any(|it| it == line), "{line}: {text}");
+        }
+    }
+}
+
+/// Time that passes where nothing is waited for, so that what is counted from before it shows.
+async fn a_while() {
+    let began = Instant::now();
+    until("some time", async || (began.elapsed() > Duration::from_millis(300)).then_some(())).await;
+}
+
+/// What a call has until its answer is wanted is counted from a moment on, and from none before it.
+fn counted_from(moment: Instant, call: &Call, deadline: Duration) {
+    let (since, left) = (moment.elapsed(), Duration::from_micros(call.request.objective_micros.unwrap()));
+    // Microseconds are rounded down.
+    assert!(left + since + Duration::from_micros(1) >= deadline, "{left:?} left after {since:?}");
+}
+
+#[tokio::test]
+async fn a_steps_deadline_is_counted_from_when_its_condition_is_known() {
+    let cluster = Cluster::start().await;
+    for name in ["f", "g", "h"] {
+        cluster.deploy(name, &mlp()).await;
+    }
+    let deadline = Duration::from_secs(600);
+    let mut spec = chain("w", &["f", "g", "h"].map(function));
+    // Its input is f's, and its condition g's.
+    spec.steps[1] = step("s1", function("g"), "input.x");
+    spec.steps[2] = api::WorkflowStep {
+        when: "s1.y".into(),
+        deadline: Some(prost_types::Duration { seconds: 600, nanos: 0 }),
+        ..step("s2", function("h"), "s0.y")
+    };
+    apply_workflow(&cluster, spec).await.unwrap();
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    let answering = infer(&cluster, "w");
+    let (a, b) = (worker.call().await, worker.call().await);
+    let (f, g) = if a.request.function == "f" { (a, b) } else { (b, a) };
+    respond(f, rows_of(&[1.0]));
+    a_while().await;
+    let known = Instant::now();
+    respond(g, rows_of(&[1.0]));
+    let h = worker.call().await;
+    counted_from(known, &h, deadline);
+    h.answer();
+    answer_of(answering).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_deadline_of_a_step_that_runs_again_is_counted_from_the_loss() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let deadline = Duration::from_secs(600);
+    let mut inner = chain("inner", &[function("f")]);
+    let mut direct = chain("direct", &[function("f"), function("f")]);
+    for spec in [&mut inner, &mut direct] {
+        spec.steps[0].deadline = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+    }
+    // What a workflow inside another made is made again by a run of all of it.
+    let nested = chain("nested", &[Run::Workflow("inner".into()), function("f")]);
+    for spec in [direct, inner, nested] {
+        apply_workflow(&cluster, spec).await.unwrap();
+    }
+    let mut worker = Stub::start(&cluster, "n1").await;
+    for (name, first) in [("direct", 1), ("nested", 3)] {
+        until_ready(&cluster, name).await;
+        let answering = infer(&cluster, name);
+        keep(worker.call().await, first);
+        let second = worker.call().await;
+        a_while().await;
+        let lost = Instant::now();
+        respond(second, wire::InvokeResponse { lost: vec![id(first)], ..Default::default() });
+        let again = worker.call().await;
+        counted_from(lost, &again, deadline);
+        keep(again, first + 1);
+        worker.call().await.answer();
+        answer_of(answering).await.unwrap();
+    }
 }
