@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 
 use super::Draft;
+use super::leave::{self, Turn};
 use super::rows::{Fate, WHOLE};
 use super::table::Table;
 
