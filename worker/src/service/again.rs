@@ -25,6 +25,8 @@ impl Again {
         let attempts_left = self.0.attempts_left.saturating_sub(attempts);
         let timeout = self.0.timeout.saturating_sub(took);
         let left = attempts_left > 0 && !timeout.is_zero();
-        left.then_some(Invocation { attempts_left, timeout, cold: Duration::ZERO, ..self.0 })
+        let objective = self.0.objective.map(|objective| objective.saturating_sub(took));
+        let cold = Duration::ZERO;
+        left.then_some(Invocation { attempts_left, timeout, objective, cold, counted: true, ..self.0 })
     }
 }
