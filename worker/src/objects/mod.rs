@@ -184,7 +184,8 @@ pub(crate) struct Tally {
     pub(crate) fetched: [Fetched; METHODS.len()],
     /// Whom fetches by name asked: nobody for what was here (D09).
     pub(crate) asked: Calls,
-    /// How often a controller was asked for a worker's address: once for each.
+    /// How often a controller was asked for a worker's address: once for each, and again where that had
+    /// not what was sought.
     pub(crate) addresses: u64,
 }
 
