@@ -174,7 +174,9 @@ impl Objects {
     async fn keep_copy(&self, id: &DataId, contents: &Contents) {
         let Some(place) = self.0.feed.place().await else { return };
         let until = self.0.clock.now() + COPY_FOR;
-        if self.shelf().put_copy(id.clone(), contents.clone(), until) {
+        // Said before anybody else can have it go, and say so.
+        let mut shelf = self.shelf();
+        if shelf.put_copy(id.clone(), contents.clone(), until) {
             place.stored(id.clone(), Size(contents.len()));
         }
     }
