@@ -33,8 +33,12 @@ impl Map {
         if len == 0 {
             return Ok(Self { at: NonNull::dangling(), len });
         }
+        // What is never written shows the file's pages all the same, and before Linux 6.7 memory that is
+        // sealed against writing may be mapped in no other way.
+        let writes = protection.contains(ProtFlags::WRITE);
+        let sharing = if writes { MapFlags::SHARED } else { MapFlags::PRIVATE };
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
-        let at = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        let at = unsafe { mmap(ptr::null_mut(), len, protection, sharing, fd, 0)? };
         // The kernel maps nothing at zero.
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { at, len })
@@ -247,6 +251,19 @@ mod tests {
             assert_eq!((buffer.len(), buffer.bytes().unwrap()[len - 1]), (len, 7));
             assert!(std::ptr::eq(buffer.bytes().unwrap(), buffer.bytes().unwrap()), "mapped once");
         }
+    }
+
+    /// As every kernel lets memory be mapped that is sealed against writing.
+    #[test]
+    fn what_is_read_is_mapped_private() {
+        let mut room = Room::new(1 << 20).unwrap();
+        room[0] = 7;
+        let buffer = Buffer::new(room.seal().unwrap());
+        let first = format!("{:x}-", buffer.bytes().unwrap().as_ptr().addr());
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let map = maps.lines().find(|line| line.starts_with(&first)).unwrap();
+        assert!(map.contains(" r--p "), "{map}");
+        assert_eq!(buffer.bytes().unwrap()[0], 7);
     }
 
     #[test]
