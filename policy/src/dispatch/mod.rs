@@ -210,6 +210,12 @@ impl Dispatch {
         self.places.len()
     }
 
+    /// How many rows run as one for a request: 1, unless it stands for several.
+    #[must_use]
+    pub fn rows(&self, key: RequestKey) -> u32 {
+        self.rows.get(&key).copied().unwrap_or(1)
+    }
+
     /// What a run of a model with so many rows is expected to take, where it takes longest.
     #[must_use]
     pub fn predicted_run(&self, model: ModelId, rows: u32) -> Option<Duration> {
