@@ -151,6 +151,8 @@ pub struct Dispatch {
     warm: Warm,
     /// Models that are likely to be asked for, and that no GPU could bring yet.
     likely: Vec<Hint>,
+    /// Requests that are not let into the queue yet.
+    outside: usize,
     /// Of requests that stand for several, how many rows run as one.
     rows: BTreeMap<RequestKey, u32>,
     /// Of requests whose data is on GPUs, where.
@@ -183,6 +185,7 @@ impl Dispatch {
             pins: BTreeMap::new(),
             warm: Warm::default(),
             likely: Vec::new(),
+            outside: 0,
             rows: BTreeMap::new(),
             inputs: BTreeMap::new(),
             look_again: None,
