@@ -42,6 +42,9 @@ pub enum Event {
         timeout: Duration,
         /// How often it may be started.
         attempts_left: u32,
+        /// Whether it completed before and is counted and charged: what it gave was lost before it was
+        /// answered, and it runs again.
+        counted: bool,
     },
     /// It was given to a GPU.
     Dispatched {
@@ -155,6 +158,7 @@ struct InFlight {
     deadline: Timestamp,
     /// Whether a GPU has it or had it.
     dispatched: bool,
+    counted: bool,
 }
 
 /// One function's requests.
@@ -198,6 +202,7 @@ impl Admission {
         key: RequestKey,
         accepted: Timestamp,
         deadline: Timestamp,
+        counted: bool,
     ) -> Option<Reason> {
         if self.retiring {
             return Some(Reason::FunctionNotReady);
@@ -207,10 +212,12 @@ impl Admission {
         }
         if deadline <= now {
             self.score.expired += 1;
-            self.score_if_objective(false);
+            if !counted {
+                self.score_if_objective(false);
+            }
             return Some(Reason::TimedOut);
         }
-        self.requests.insert(key, InFlight { accepted, deadline, dispatched: false });
+        self.requests.insert(key, InFlight { accepted, deadline, dispatched: false, counted });
         self.deadlines.insert((deadline, key));
         None
     }
@@ -230,10 +237,12 @@ impl Admission {
 
     fn completed(&mut self, now: Timestamp, key: RequestKey, ran: Duration, actions: &mut Vec<Action>) {
         let Some(request) = self.remove(key) else { return };
-        let in_time = self.config.deadline.is_some_and(|limit| now.since(request.accepted) <= limit);
-        self.score.completed += 1;
-        self.score_if_objective(in_time);
-        self.score.billed_ms += u64::try_from(ran.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        if !request.counted {
+            let in_time = self.config.deadline.is_some_and(|limit| now.since(request.accepted) <= limit);
+            self.score.completed += 1;
+            self.score_if_objective(in_time);
+            self.score.billed_ms += u64::try_from(ran.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        }
         actions.push(Action::Answer { key });
     }
 
@@ -251,10 +260,12 @@ impl Admission {
             if deadline > now {
                 return;
             }
-            let dispatched = self.remove(key).is_some_and(|request| request.dispatched);
+            let Some(request) = self.remove(key) else { continue };
             self.score.expired += 1;
-            self.score_if_objective(false);
-            let (reason, may_have_executed) = (Reason::TimedOut, dispatched);
+            if !request.counted {
+                self.score_if_objective(false);
+            }
+            let (reason, may_have_executed) = (Reason::TimedOut, request.dispatched);
             actions.push(Action::Fail { key, reason, may_have_executed });
             actions.push(Action::Withdraw { key });
         }
@@ -267,8 +278,8 @@ impl Core for Admission {
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {
-            Event::Arrive { key, accepted, timeout, attempts_left } => {
-                actions.push(match self.arrive(now, key, accepted, accepted + timeout) {
+            Event::Arrive { key, accepted, timeout, attempts_left, counted } => {
+                actions.push(match self.arrive(now, key, accepted, accepted + timeout, counted) {
                     None => {
                         let attempts = Attempts::new(attempts_left, self.config.idempotent);
                         Action::Enqueue { key, attempts }

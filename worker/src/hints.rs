@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_policy::prewarm::{Pace, Prewarm};
-use millrace_policy::workflow::AHEAD_MAX;
+use millrace_policy::workflow::{AHEAD_MAX, Nearness};
 use millrace_proto::worker as wire;
 use millrace_types::{FunctionKey, FunctionName, Revision, RevisionKey, TenantName, Timestamp};
 use tokio::sync::watch;
@@ -61,22 +61,32 @@ impl Hints {
         }
         let now = self.0.clock.now();
         let hints = hints.iter().take(AHEAD_MAX);
-        hints.filter_map(|hint| key(tenant, hint).filter(|key| self.goes_on(now, key, hint.to()))).collect()
+        hints
+            .filter_map(|hint| key(tenant, hint).filter(|key| self.goes_on(now, key, nearness(hint.to()))))
+            .collect()
     }
 
     /// Whether a hint is the node's to follow.
-    fn goes_on(&self, now: Timestamp, key: &RevisionKey, to: wire::WarmTo) -> bool {
+    fn goes_on(&self, now: Timestamp, key: &RevisionKey, to: Nearness) -> bool {
         let inner = &self.0;
         // Whatever is not served here is another worker's, or nobody's.
         let Some(digest) = inner.signatures.borrow().get(key).map(|it| it.digest) else { return false };
-        if !inner.pace.lock().unwrap_or_else(PoisonError::into_inner).admits(now, key) {
+        let mut pace = inner.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pace.admits(now, key, to) {
             return false;
         }
-        let counter = match inner.gate.hint(digest) {
-            Hinted::Here if to == wire::WarmTo::Gpu => return true,
-            Hinted::Here => &inner.there,
-            Hinted::Asked => &inner.host,
-            Hinted::Busy => &inner.busy,
+        let hinted = inner.gate.hint(digest);
+        let counter = match (hinted, to) {
+            (Hinted::Here, Nearness::Gpu) => {
+                pace.followed(now, key, to);
+                return true;
+            }
+            (Hinted::Here, Nearness::Host) => &inner.there,
+            (Hinted::Asked, _) => {
+                pace.followed(now, key, to);
+                &inner.host
+            }
+            (Hinted::Busy, _) => &inner.busy,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         false
@@ -98,4 +108,75 @@ fn key(tenant: &TenantName, hint: &wire::Likely) -> Option<RevisionKey> {
     let name = FunctionName::new(&hint.function).ok()?;
     let function = FunctionKey { tenant: tenant.clone(), name };
     Some(RevisionKey { function, revision: Revision::new(hint.revision)? })
+}
+
+fn nearness(to: wire::WarmTo) -> Nearness {
+    match to {
+        wire::WarmTo::Gpu => Nearness::Gpu,
+        wire::WarmTo::Host | wire::WarmTo::Unspecified => Nearness::Host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_types::Digest;
+
+    use super::*;
+    use crate::clock::Sleeper;
+    use crate::host_tier::{Reader, Signature};
+
+    /// A millisecond later each time that it is asked.
+    #[derive(Default)]
+    struct Later(AtomicU64);
+
+    impl Clock for Later {
+        fn now(&self) -> Timestamp {
+            Timestamp(self.0.fetch_add(1_000_000, Ordering::Relaxed))
+        }
+
+        fn wake_at(&self, at: Timestamp, _: Sleeper) -> Timestamp {
+            at
+        }
+
+        fn sleep_for(&self, span: Duration) -> Duration {
+            span
+        }
+    }
+
+    /// As along a → b → c → d: the step after next is named for host memory first, and for a GPU one
+    /// step later.
+    #[test]
+    fn each_step_of_a_chain_is_handed_on_when_it_is_the_next() {
+        let tenant = TenantName::default();
+        let likely = |function: &str, to: wire::WarmTo| wire::Likely {
+            function: function.into(),
+            revision: 1,
+            to: to.into(),
+        };
+        let clock = Arc::new(Later::default());
+        let gate = Gate::new(clock.clone());
+        let mut signatures = Signatures::new();
+        for name in ["b", "c", "d"] {
+            let digest = Digest::of(name.as_bytes());
+            gate.arrived(digest);
+            let (inputs, outputs) = (Vec::new(), Vec::new());
+            let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu };
+            let key = key(&tenant, &likely(name, wire::WarmTo::Gpu)).unwrap();
+            signatures.insert(key, Arc::new(signature));
+        }
+        let (_told, signatures) = watch::channel(Arc::new(signatures));
+        let hints = Hints::new(Prewarm::On, signatures, gate, clock);
+        let (gpu, host) = (wire::WarmTo::Gpu, wire::WarmTo::Host);
+        let handed_on = |hinted: &[wire::Likely]| {
+            let keys = hints.follow(&tenant, hinted);
+            keys.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(handed_on(&[likely("b", gpu), likely("c", host), likely("d", host)]), ["default/b@1"]);
+        assert_eq!(handed_on(&[likely("c", gpu), likely("d", host)]), ["default/c@1"]);
+        assert_eq!(handed_on(&[likely("d", gpu)]), ["default/d@1"]);
+        assert_eq!(handed_on(&[likely("b", gpu)]), [""; 0], "a request a few milliseconds later");
+        assert_eq!(hints.followed(), Followed { host: 0, there: 3, busy: 0 });
+    }
 }

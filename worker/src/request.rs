@@ -44,6 +44,8 @@ pub struct Invocation {
     pub next: Vec<RevisionKey>,
     /// How long it has waited here for its model to come into host memory: that counts as well.
     pub cold: Duration,
+    /// Whether it completed before and is counted and charged; what it gave was lost then.
+    pub counted: bool,
 }
 
 impl Invocation {

@@ -112,7 +112,6 @@ impl WorkerService {
         tensors::check(&request.inputs, &request.outputs, &signature)?;
         let hold = request.hold.take();
         let hints = std::mem::take(&mut request.next);
-        let next = self.hints.as_ref().map(|follows| follows.follow(&revision.function.tenant, &hints));
         let keep = hold.as_ref().map(|hold| kept_outputs(hold, &request.outputs, &signature));
         let (mut invocation, gathered) = match self.invocation(request, revision, signature.reader).await {
             Ok(ready) => ready,
@@ -120,8 +119,12 @@ impl WorkerService {
             Err(GatherError::Lost(ids)) => return Ok(running::lost(&ids)),
         };
         invocation.on_gpus.keep = keep.unwrap_or_default();
-        invocation.next = next.unwrap_or_default();
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
+        // Not before: what comes for the next request must neither push this one's model out nor come
+        // ahead of it, nor come at all for one that is refused.
+        if let Some(follows) = &self.hints {
+            invocation.next = follows.follow(&invocation.revision.function.tenant, &hints);
+        }
         if !held.waited().is_zero() {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);

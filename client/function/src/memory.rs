@@ -253,6 +253,19 @@ mod tests {
         }
     }
 
+    /// As every kernel lets memory be mapped that is sealed against writing.
+    #[test]
+    fn what_is_read_is_mapped_private() {
+        let mut room = Room::new(1 << 20).unwrap();
+        room[0] = 7;
+        let buffer = Buffer::new(room.seal().unwrap());
+        let first = format!("{:x}-", buffer.bytes().unwrap().as_ptr().addr());
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let map = maps.lines().find(|line| line.starts_with(&first)).unwrap();
+        assert!(map.contains(" r--p "), "{map}");
+        assert_eq!(buffer.bytes().unwrap()[0], 7);
+    }
+
     #[test]
     fn all_data_is_aligned() {
         for len in (1..200).chain([INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1]) {

@@ -175,7 +175,11 @@ impl World {
         if !held {
             let timeout = Duration::from_secs(3_600);
             let (accepted, attempts_left) = (self.now, 3);
-            self.serve(at, admission::Event::Arrive { key: request, accepted, timeout, attempts_left });
+            let counted = false;
+            self.serve(
+                at,
+                admission::Event::Arrive { key: request, accepted, timeout, attempts_left, counted },
+            );
             self.serve(at, admission::Event::Dispatched { key: request });
             self.workers[at].residence.began(self.now, FUNCTION, GPU, request);
             self.workers[at].held.insert(key);

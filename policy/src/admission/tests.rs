@@ -16,7 +16,8 @@ fn step(function: &mut Admission, at_ms: u64, event: Event) -> Vec<Action> {
 fn arrive(function: &mut Admission, at_ms: u64, key: u64, timeout_ms: u64) -> Vec<Action> {
     let timeout = Duration::from_millis(timeout_ms);
     let accepted = Timestamp(at_ms * MS);
-    step(function, at_ms, Event::Arrive { key: RequestKey(key), accepted, timeout, attempts_left: 3 })
+    let (key, counted) = (RequestKey(key), false);
+    step(function, at_ms, Event::Arrive { key, accepted, timeout, attempts_left: 3, counted })
 }
 
 fn completed(key: u64, ran_us: u64) -> Event {
@@ -42,6 +43,24 @@ fn answers_what_completes_and_bills_it_by_the_started_millisecond() {
     let expected = Score { completed: 2, in_time: 1, scored: 2, billed_ms: 3, ..Score::default() };
     assert_eq!(function.score(), expected);
     assert_eq!(function.next_wake(), None);
+}
+
+#[test]
+fn a_request_that_runs_again_for_its_lost_outputs_is_counted_and_charged_once() {
+    let mut function = function(8);
+    arrive(&mut function, 0, 1, 100);
+    step(&mut function, 2, completed(1, 1500));
+    let once = function.score();
+    for (key, timeout_ms) in [(2, 100), (3, 5)] {
+        let (accepted, timeout) = (Timestamp(3 * MS), Duration::from_millis(timeout_ms));
+        let (key, counted) = (RequestKey(key), true);
+        step(&mut function, 3, Event::Arrive { key, accepted, timeout, attempts_left: 2, counted });
+    }
+    assert_eq!(step(&mut function, 5, completed(2, 1500)), [Action::Answer { key: RequestKey(2) }]);
+    assert_eq!(function.score(), once);
+    let late = [failed(3, Reason::TimedOut, false), withdraw(3)];
+    assert_eq!(step(&mut function, 9, Event::Tick), late);
+    assert_eq!(function.score(), Score { expired: 1, ..once }, "n and m know of it already");
 }
 
 #[test]

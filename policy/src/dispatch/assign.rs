@@ -34,7 +34,7 @@ impl Dispatch {
             Route::Peer { holder, rate } if !hit => (Source::Peer(rate), Some(holder)),
             Route::Host | Route::Peer { .. } => (self.fleet.source(to, slot), None),
         };
-        let rows = self.rows.get(&key).copied().unwrap_or(1);
+        let rows = self.rows(key);
         let run = self.models.run_time_of(slot, gpu.kind, rows);
         let loading = match source {
             Source::Here => Loading::Nothing,

@@ -1,10 +1,10 @@
 //! Models that a workflow is likely to ask for next (D29): brought while the step before runs, so that
 //! the next one finds its model on a GPU or on its way.
 //!
-//! A hint, and never a promise. It is followed where that is in nobody's way: nobody waits in the queue,
-//! and a GPU has time for it: the one that runs the step before and nothing else, where the data will
-//! be, or else the idle one with most room; nothing else is on its way there; and it has room beside
-//! what requests wait for and what is kept. What has to wait for such a GPU does so for
+//! A hint, and never a promise. It is followed where that is in nobody's way: nobody waits in the queue
+//! or to be let into it, and a GPU has time for it: the one that runs the step before and nothing else,
+//! where the data will be, or else the idle one with most room; nothing else is on its way there; and it
+//! has room beside what requests wait for and what is kept. What has to wait for such a GPU does so for
 //! [`LIKELY_FOR`], at most [`LIKELY_MAX`] at a time.
 
 use std::cmp::Reverse;
@@ -27,7 +27,7 @@ pub struct Prewarms {
     pub brought: u64,
     /// A GPU held them, or a request had asked for them.
     pub there: u64,
-    /// No GPU had time or room for them.
+    /// No GPU had time or room for them, or requests waited.
     pub busy: u64,
 }
 
@@ -40,6 +40,12 @@ pub(super) struct Hint {
 }
 
 impl Dispatch {
+    /// So many requests wait to be let into the queue ([`crate::tenancy`]): what they need may be on a
+    /// GPU, where nothing here says that it is needed.
+    pub(crate) fn wait_outside(&mut self, requests: usize) {
+        self.outside = requests;
+    }
+
     /// A model is likely to be asked for, with the outputs of another.
     pub(super) fn likely(&mut self, now: Timestamp, model: ModelId, after: Option<ModelId>) {
         if self.models.installed(model).is_none() || self.likely.iter().any(|hint| hint.model == model) {
@@ -60,7 +66,7 @@ impl Dispatch {
             let model = self.models.get(slot);
             if model.users > 0 || !model.holders.is_empty() {
                 self.stats.prewarms.there += 1;
-            } else if self.queued > 0 || hint.until <= now {
+            } else if self.queued + self.outside > 0 || hint.until <= now {
                 self.stats.prewarms.busy += 1;
             } else if let Some(gpu) = self.place_for_likely(slot, hint.after) {
                 self.stats.prewarms.brought += 1;

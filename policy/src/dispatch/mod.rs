@@ -151,6 +151,8 @@ pub struct Dispatch {
     warm: Warm,
     /// Models that are likely to be asked for, and that no GPU could bring yet.
     likely: Vec<Hint>,
+    /// Requests that are not let into the queue yet.
+    outside: usize,
     /// Of requests that stand for several, how many rows run as one.
     rows: BTreeMap<RequestKey, u32>,
     /// Of requests whose data is on GPUs, where.
@@ -183,6 +185,7 @@ impl Dispatch {
             pins: BTreeMap::new(),
             warm: Warm::default(),
             likely: Vec::new(),
+            outside: 0,
             rows: BTreeMap::new(),
             inputs: BTreeMap::new(),
             look_again: None,
@@ -208,6 +211,12 @@ impl Dispatch {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.places.len()
+    }
+
+    /// How many rows run as one for a request: 1, unless it stands for several.
+    #[must_use]
+    pub fn rows(&self, key: RequestKey) -> u32 {
+        self.rows.get(&key).copied().unwrap_or(1)
     }
 
     /// What a run of a model with so many rows is expected to take, where it takes longest.

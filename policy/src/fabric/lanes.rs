@@ -1,7 +1,7 @@
 //! One link in one direction, as the fabric books it: how many batches are out on it, and until
 //! when it is taken; and which of them each route crosses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::topology::{LinkId, LinkKind, Topology};
@@ -32,13 +32,15 @@ pub(super) struct Lane {
     /// By track: until when batches that have ended would have taken it at its rate.
     tracks: Vec<Timestamp>,
     holds: Vec<Hold>,
+    /// Batches that may be out on all that leads to it, where it carries as much as all of that.
+    fed: usize,
     /// Routes of objects that cross it now.
     routes: usize,
 }
 
 impl Lane {
     pub(super) fn new(link: LinkId, rate: BytesPerSec) -> Self {
-        Self { link, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), routes: 0 }
+        Self { link, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), fed: 0, routes: 0 }
     }
 
     /// An object has a route that crosses it.
@@ -58,14 +60,15 @@ impl Lane {
     }
 
     /// Whether another batch may be granted on it: one runs on each track, and one more is queued,
-    /// so that the lane never idles for a message. Each route of an object may have as much, for one
-    /// that is slower elsewhere leaves part of the lane to the others.
+    /// so that the lane never idles for a message. One that carries as much as all that leads to it keeps
+    /// nobody waiting. Each route of an object may have as much as a track, for one that is slower
+    /// elsewhere leaves part of the lane to the others.
     pub(super) fn takes_more(&self) -> bool {
         self.holds.len() < self.holds_max()
     }
 
     pub(super) fn holds_max(&self) -> usize {
-        (self.tracks.len() + QUEUED_MAX).max(self.routes * OUT_MAX)
+        (self.tracks.len() + QUEUED_MAX).max(self.fed).max(self.routes * OUT_MAX)
     }
 
     /// From when on a batch can cross it.
@@ -169,6 +172,7 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
         }
         paths.insert(Route::from_host(gpu.index), Path { lanes: crossed, rate: path_rate });
     }
+    feed(&mut lanes, &paths);
     for (link, wire) in (0..).map(LinkId).zip(&topology.links) {
         let LinkKind::NvLink { a, b } = wire.kind else { continue };
         // Its directions do not share its rate.
@@ -179,6 +183,32 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
         }
     }
     (lanes, paths)
+}
+
+/// Notes which lanes carry as much as all that leads to them. Who finds no room waits for another lane
+/// then, and his turn is counted where that fills up (`rates::links`, whose rates are rounded: as much is
+/// to within a byte a second of each).
+fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {
+    let mut leading: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); lanes.len()];
+    let mut steps = vec![0; lanes.len()];
+    for path in paths.values() {
+        for (step, &lane) in path.lanes.iter().enumerate() {
+            steps[lane] = step.max(steps[lane]);
+        }
+        for pair in path.lanes.windows(2) {
+            leading[pair[1]].insert(pair[0]);
+        }
+    }
+    // What leads to a lane comes before it.
+    let mut order: Vec<usize> = (0..lanes.len()).collect();
+    order.sort_by_key(|&lane| steps[lane]);
+    for lane in order {
+        let leading = &leading[lane];
+        let offered = leading.iter().map(|&from| lanes[from].rate.0).fold(0, u64::saturating_add);
+        if offered <= lanes[lane].rate.0.saturating_add(leading.len() as u64) {
+            lanes[lane].fed = leading.iter().map(|&from| lanes[from].holds_max()).sum();
+        }
+    }
 }
 
 /// The path of a route over several GPUs; `None` where two of them are not joined. It begins with the

@@ -7,7 +7,8 @@
 //!   cannot be in time or have no rate beside those who can, are served in turns, longest ago first:
 //!   while nobody with a rate could use the link; and besides, one batch of [`SPARE_EVERY`] is theirs
 //!   wherever they wait. So that no promise is broken for it, rates are given out of what the links
-//!   carry without that. Nobody starves.
+//!   carry without that. Nobody starves: a link that cannot run short keeps nobody waiting (`lanes`), and
+//!   at one that can all who cross it are counted.
 //!
 //! A transfer that is the tightest of its link as it begins is granted before anybody else, and has a
 //! queued batch taken back for it: it waits for the batch that crosses (D13). A spare batch makes way like

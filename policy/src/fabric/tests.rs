@@ -18,23 +18,21 @@ const LINK_3: LinkId = LinkId(3);
 
 /// GPUs 0 and 1 share an uplink that is `uplink` times as fast as their own links; GPU 2 is alone.
 fn topology(uplink: u64) -> Topology {
+    shared(2, uplink)
+}
+
+/// The same where so many share it; the GPU after them is alone.
+fn shared(gpus: u32, uplink: u64) -> Topology {
     let link = |kind, times| Link { kind, rate: BytesPerSec(RATE.0 * times) };
-    let gpu = |index: u32, path: &[u32]| Gpu {
+    let gpu = |index: u32| Gpu {
         index: GpuIndex(index),
         gpu_type: "test".to_owned(),
         memory: Bytes::gib(1),
-        host_path: path.iter().copied().map(LinkId).collect(),
+        host_path: [index, gpus + 1].into_iter().map(LinkId).take(if index < gpus { 2 } else { 1 }).collect(),
     };
-    Topology {
-        name: "test".to_owned(),
-        gpus: vec![gpu(0, &[0, 3]), gpu(1, &[1, 3]), gpu(2, &[2])],
-        links: vec![
-            link(LinkKind::Pcie, 1),
-            link(LinkKind::Pcie, 1),
-            link(LinkKind::Pcie, 1),
-            link(LinkKind::PcieUplink, uplink),
-        ],
-    }
+    let mut links = vec![link(LinkKind::Pcie, 1); gpus as usize + 1];
+    links.push(link(LinkKind::PcieUplink, uplink));
+    Topology { name: "test".to_owned(), gpus: (0..=gpus).map(gpu).collect(), links }
 }
 
 /// The weights of the model that is named after a transfer.
@@ -54,7 +52,11 @@ impl Node {
     }
 
     fn sharing(uplink: u64, sharing: Sharing) -> Self {
-        let fabric = Fabric::with_sharing(&topology(uplink), sharing);
+        Self::of(&topology(uplink), sharing)
+    }
+
+    fn of(topology: &Topology, sharing: Sharing) -> Self {
+        let fabric = Fabric::with_sharing(topology, sharing);
         Self { fabric, now: Timestamp(1 << 40), actions: Vec::new() }
     }
 
@@ -228,13 +230,16 @@ fn a_stream_of_newcomers_starves_nobody() {
 }
 
 #[test]
-fn a_wide_uplink_serves_both_at_full_rate() {
-    let mut node = Node::new(2);
-    let start = node.now;
-    let actions = [node.start(1, 0, 20), node.start(2, 1, 20)].concat();
-    let begins: Vec<_> =
-        grants(&actions, start).into_iter().map(|(transfer, _, _, begin)| (transfer, begin)).collect();
-    assert_eq!(begins, [(1, Duration::ZERO), (1, BATCH_TIME), (2, Duration::ZERO)]);
+fn an_uplink_as_wide_as_all_of_its_links_keeps_none_of_them_waiting() {
+    for gpus in 2..5 {
+        let mut node = Node::of(&shared(gpus, u64::from(gpus)), Sharing::default());
+        let start = node.now;
+        let actions: Vec<_> = (0..gpus).flat_map(|gpu| node.start(u64::from(gpu), gpu, 20)).collect();
+        let begins: Vec<_> =
+            grants(&actions, start).into_iter().map(|(transfer, _, _, begin)| (transfer, begin)).collect();
+        let both = |gpu: u32| [(u64::from(gpu), Duration::ZERO), (u64::from(gpu), BATCH_TIME)];
+        assert_eq!(begins, (0..gpus).flat_map(both).collect::<Vec<_>>());
+    }
 }
 
 #[test]

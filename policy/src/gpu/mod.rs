@@ -325,6 +325,7 @@ impl Core for Gpu {
             }
             Event::Unpin { model } => {
                 self.pinned.remove(&model);
+                self.drop_part(model, actions);
             }
             // One that was meant for an executor that is gone is taken back by the node itself.
             Event::Assign { key, model, incarnation, from } if self.incarnation == Some(incarnation) => {

@@ -2,7 +2,7 @@
 //! so that the executor is never busy with many of them when a request comes, wait for the link behind
 //! those of requests, and take no room that a request here, or another of them, relies on; until they
 //! are used they are spared as long as others make room; those that are only likely to be asked for
-//! (D29), until they are here: after that they are models as any.
+//! (D29), until they are here: after that they are models as any. For these nothing goes that is pinned.
 
 use millrace_types::{ModelId, Timestamp};
 
@@ -58,6 +58,10 @@ impl Gpu {
             let mut spared = self.waited_for();
             // Else two that are kept would push each other out for ever.
             spared.extend(&self.kept);
+            if self.prefetched.get(&model) == Some(&Until::Here) {
+                let pinned = |model: &ModelId| self.programs.residency(*model).pin;
+                spared.extend(self.memory.regions().map(|(model, _)| model).filter(pinned));
+            }
             if self.memory.region(model).is_some() || self.place(now, model, &spared, actions).is_ok() {
                 return self.start_transfer(model, None, actions);
             }

@@ -1,6 +1,7 @@
 //! What of a model stays here without a request for it: pinned and kept copies make room last, and a
 //! copy that was not used for as long as its functions' owners allow is dropped though nothing needs
-//! its room. These options are ours; the papers evict for room alone (L07, T24).
+//! its room. These options are ours; the papers evict for room alone (L07, T24). A part of a model stays
+//! for whoever goes on with it, and else not.
 
 use millrace_types::{ModelId, Residency, Timestamp};
 
@@ -63,13 +64,29 @@ impl Gpu {
         }
         self.look_at = next;
         for model in unused {
-            if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
-                self.totals.evictions += 1;
-                actions.push(Action::Unmap { model, generation });
-                actions.push(Action::Evicted { models: vec![model] });
-                if self.isolation == Isolation::Resident {
-                    self.unload(model, actions);
-                }
+            self.totals.evictions += 1;
+            self.drop_copy(model, actions);
+        }
+    }
+
+    /// Drops what is here of a model where the rest is not on its way and nobody waits for it. Its load
+    /// may have been cut short, or taken back before it began; the node would count it as one that is
+    /// coming for ever.
+    pub(super) fn drop_part(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        let Some(region) = self.memory.region(model).filter(|region| !region.is_locked()) else { return };
+        let comes = self.moving.iter().any(|moving| moving.model == model);
+        let waited_for = self.prefetched.contains_key(&model) || self.pinned.contains(&model);
+        if !(region.loaded().complete() || comes || waited_for || self.slots.uses(model)) {
+            self.drop_copy(model, actions);
+        }
+    }
+
+    fn drop_copy(&mut self, model: ModelId, actions: &mut Vec<Action>) {
+        if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
+            actions.push(Action::Unmap { model, generation });
+            actions.push(Action::Evicted { models: vec![model] });
+            if self.isolation == Isolation::Resident {
+                self.unload(model, actions);
             }
         }
     }

@@ -48,6 +48,7 @@ impl Gpu {
         if self.memory.region(slot.model).is_none() && !self.slots.uses(slot.model) {
             actions.push(Action::Evicted { models: vec![slot.model] });
         }
+        self.drop_part(slot.model, actions);
         slot
     }
 
@@ -198,6 +199,9 @@ impl Gpu {
                     actions.push(Action::CancelRun { run });
                 }
             }
+        }
+        if outcome != Outcome::Complete {
+            self.drop_part(ended.model, actions);
         }
     }
 }

@@ -326,19 +326,55 @@ fn a_removed_model_goes_as_soon_as_nothing_uses_it() {
     assert_eq!(bench.step(Event::Remove { model: B }), [Action::Forgot { model: B }], "never was here");
 }
 
-#[test]
-fn weights_of_a_request_that_left_make_way_and_are_gone_on_with_later() {
+/// Part of A came for a request that left, and makes way for B.
+fn cut_short() -> Bench {
     let mut bench = bench();
     bench.assign(1, A);
     bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 0..5 });
     bench.cancel(1);
     bench.step(Event::RunCancelled { run: RunId(1) });
     assert_eq!(bench.assign(2, B)[3..], [cancel_transfer(1), transfer(2, B, 2, 0..10)]);
-    bench.end_transfer(1, Outcome::Cancelled);
+    bench
+}
+
+#[test]
+fn a_load_that_was_cut_short_and_that_nobody_waits_for_leaves_nothing_here() {
+    let mut bench = cut_short();
+    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), [unmap(A, 1), evicted(&[A])]);
     bench.arrive(B, 2, 2);
     bench.run_done(2, 500);
+    assert_eq!(bench.gpu.memory().used_blocks(), 10);
+    assert_eq!(bench.assign(3, A), [map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
+}
+
+#[test]
+fn a_load_that_was_cut_short_is_gone_on_with_for_whoever_waits_for_it() {
+    let mut bench = cut_short();
+    assert_eq!(bench.assign(3, A), [run(3, 3, A, 1)]);
+    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
+    assert_eq!(bench.arrive(B, 2, 2), [transfer(3, A, 1, 5..10)]);
+    // Be it elsewhere, as long as it does.
+    let mut bench = cut_short();
+    bench.step(Event::Pin { model: A });
+    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
     assert_eq!(bench.gpu.loaded(A), Bytes::mib(10));
-    assert_eq!(bench.assign(3, A), [run(3, 3, A, 1), transfer(3, A, 1, 5..10)]);
+    assert_eq!(bench.step(Event::Unpin { model: A }), [unmap(A, 1), evicted(&[A])]);
+}
+
+#[test]
+fn a_load_that_is_taken_back_before_it_began_leaves_nothing_here() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    assert_eq!(bench.assign(2, B), [load(B), map(B, 2, 10), run(2, 2, B, 2)], "A has the link");
+    bench.recall(2);
+    let back = bench.step(Event::RunCancelled { run: RunId(2) });
+    assert_eq!(back, [unmap(B, 2), evicted(&[B]), returned(2, Return::Recalled)]);
+    // What is on its way, though for nobody, goes on.
+    bench.arrive(A, 1, 1);
+    bench.assign(3, B);
+    bench.recall(3);
+    assert_eq!(bench.step(Event::RunCancelled { run: RunId(3) }), [returned(3, Return::Recalled)]);
+    assert_eq!(bench.gpu.transfers(), 1);
 }
 
 #[test]

@@ -188,6 +188,7 @@ impl Tenancy {
     /// Tells dispatch, and sees what it does.
     fn forward(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
         let before = actions.len();
+        self.dispatch.wait_outside(self.gate.parked());
         self.dispatch.on_event(now, event, actions);
         for action in &actions[before..] {
             match *action {

@@ -109,6 +109,26 @@ fn what_is_beyond_the_gpus_cap_waits_outside_and_others_pass_it_by() {
     assert!(node.core.holds(RequestKey(3)) && node.core.parked() == 0);
 }
 
+/// What that waits for may be on a GPU, and make room.
+#[test]
+fn no_hint_is_followed_while_a_request_waits_outside() {
+    let mut node = Node::new(PolicyConfig::Fifo, 1);
+    node.cap(A, quota(1, 0.0, 0.0));
+    let likely =
+        |model, after| dispatch::Event::Likely { model: ModelId(model), after: Some(ModelId(after)) };
+    let busy = |node: &Node| node.core.dispatch().stats().prewarms.busy;
+    let prewarm = Action::Prewarm { gpu: GpuIndex(0), model: ModelId(1) };
+    node.enqueue(1, 0, 0);
+    // One that was waiting for the GPU to have time for it, and one that comes then.
+    assert_eq!(node.tell(likely(1, 0)), []);
+    assert_eq!(node.enqueue(2, 0, 0), []);
+    let loaded = dispatch::Event::Loaded { gpu: GpuIndex(0), model: ModelId(0), from: None };
+    assert_eq!((node.tell(loaded), busy(&node)), (vec![], 1));
+    assert_eq!((node.tell(likely(1, 0)), busy(&node)), (vec![], 2));
+    assert_eq!(node.tell(dispatch::Event::Withdraw { key: RequestKey(2) }), []);
+    assert_eq!(node.tell(likely(1, 0)), [prewarm]);
+}
+
 #[test]
 fn one_that_nobody_waits_for_any_more_leaves_from_outside_too() {
     let mut node = Node::new(PolicyConfig::Fifo, 2);

@@ -159,6 +159,7 @@ impl Function {
             accepted: work.accepted,
             timeout: work.invocation.timeout,
             attempts_left: work.invocation.attempts_left,
+            counted: work.invocation.counted,
         };
         self.callers.insert(work.key, Caller { work, answer, _permit: permit });
         self.step(now, event, Carried::Nothing);

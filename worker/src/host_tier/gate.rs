@@ -196,7 +196,7 @@ impl Gate {
 
     /// A model is here. Says whether it had left before and a request waits for it: whether this is a
     /// cold start.
-    pub(super) fn arrived(&self, digest: Digest) -> bool {
+    pub(crate) fn arrived(&self, digest: Digest) -> bool {
         let now = self.0.clock.now();
         let mut state = self.state();
         let new = || Entry { users: 0, last_used: now, place: Place::Here };

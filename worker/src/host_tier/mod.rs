@@ -9,8 +9,7 @@
 //!              ▲  a model that left is asked for, or room is wanted and one is unused      │
 //!              └───────────────────────────────────────────────────── gate ◄── requests ◄──┘
 //! ```
-//! Models leave when others need their room: those that no request uses, of these the ones that no GPU
-//! holds before the others, what is pinned or kept warm last, and of equals the least recently used.
+//! Models leave when others need their room: those that no request uses, in the order that `room` says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,7 +29,8 @@ use crate::programs::Programs;
 use compile::{HostModel, Ready};
 use fetch::ArtifactSource;
 use gate::Gate;
-use plan::{Action, Event, Phase, Plan, Wanted};
+use plan::{Action, Asker, Event, Phase, Plan, Wanted};
+use room::Unused;
 use store::Store;
 
 mod compile;
@@ -39,6 +39,7 @@ pub mod gate;
 pub mod plan;
 mod prepare;
 mod programs;
+mod room;
 pub mod store;
 
 pub use compile::{Reader, Signature};
@@ -285,7 +286,7 @@ impl HostTier {
                 self.counts.cold_starts += u64::from(self.config.gate.arrived(digest));
                 None
             }
-            Action::MakeRoom { bytes } => Some(Event::RoomMade(self.make_room(bytes).await)),
+            Action::MakeRoom { bytes, asker } => Some(Event::RoomMade(self.make_room(bytes, asker).await)),
             Action::Refuse { digest, why } => {
                 self.config.gate.refuse(digest, why);
                 None
@@ -301,7 +302,7 @@ impl HostTier {
     }
 
     /// Has models leave until so much is free; none where those that may are not enough.
-    async fn make_room(&mut self, bytes: Bytes) -> Vec<Digest> {
+    async fn make_room(&mut self, bytes: Bytes, asker: Asker) -> Vec<Digest> {
         let is_model = |(_, digest): &(Timestamp, Digest)| {
             self.models.get(digest).is_none_or(|model| !model.is_program())
         };
@@ -317,13 +318,12 @@ impl HostTier {
         };
         let staying: BTreeSet<_> =
             self.functions.values().filter(stays).map(|function| function.digest).collect();
-        let mut order: Vec<(bool, bool, Timestamp, Digest)> = unused
-            .into_iter()
-            .map(|(used, digest)| (staying.contains(&digest), on_gpus.contains(&digest), used, digest))
-            .collect();
-        order.sort_unstable();
-        let size = |digest: &Digest| self.models.get(digest).map_or(Bytes::ZERO, |model| model.bytes);
-        let chosen = enough(order.iter().map(|&(.., digest)| (digest, size(&digest))), bytes);
+        let unused = unused.into_iter().map(|(last_used, digest)| {
+            let (stays, on_gpu) = (staying.contains(&digest), on_gpus.contains(&digest));
+            let bytes = self.models.get(&digest).map_or(Bytes::ZERO, |model| model.bytes);
+            Unused { stays, on_gpu, last_used, digest, bytes }
+        });
+        let chosen = room::leaving(unused.collect(), asker, bytes);
         // One that a request has asked for meanwhile stays; what is lacking then is asked for again.
         let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_leave(digest)).collect();
         self.counts.evictions += gone.len() as u64;
@@ -412,22 +412,6 @@ async fn prepare_artifact(
     let grouping = groups::grouping(node.group());
     let make = move || compile::make_ready(digest, artifact, grouping, programs.as_ref());
     spawn_blocking(make).await.map_err(prepare::panicked)?
-}
-
-/// The first of these that make up `bytes` together; none where all do not.
-fn enough(models: impl Iterator<Item = (Digest, Bytes)>, bytes: Bytes) -> Vec<Digest> {
-    let (mut freed, mut chosen) = (Bytes::ZERO, Vec::new());
-    for (digest, size) in models {
-        if freed >= bytes {
-            break;
-        }
-        freed += size;
-        chosen.push(digest);
-    }
-    if freed < bytes {
-        chosen.clear();
-    }
-    chosen
 }
 
 fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {

@@ -14,7 +14,8 @@
 //! knows. One that is larger than the budget fails with a message, and never makes others leave.
 //!
 //! A model that left and is only likely to be asked for (D29) comes when nothing else is to come, and
-//! when those that no request uses make enough room; else it stays where it is.
+//! when those that no request uses, and that are neither pinned nor kept warm, make enough room; else it
+//! stays where it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +23,7 @@ use std::time::Duration;
 use millrace_policy::backoff::Waits;
 use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
 
-pub use self::protocol::{Action, Event, Failure, Phase, Wanted};
+pub use self::protocol::{Action, Asker, Event, Failure, Phase, Wanted};
 
 mod protocol;
 
@@ -326,7 +327,8 @@ impl Plan {
                 model.state = State::NoMemory(why);
             } else if used + model.needs > budget {
                 let lacking = used + model.needs - budget;
-                if self.hinted == Some(digest) && (lacking > ready || self.stuck.contains(&digest)) {
+                let asker = if self.hinted == Some(digest) { Asker::Hint } else { Asker::Request };
+                if asker == Asker::Hint && (lacking > ready || self.stuck.contains(&digest)) {
                     (model.state, self.hinted) = (State::Asleep, None);
                     continue;
                 }
@@ -335,7 +337,7 @@ impl Plan {
                 if lacking <= ready && !self.stuck.contains(&digest) {
                     if self.making_room.is_none() {
                         self.making_room = Some(digest);
-                        actions.push(Action::MakeRoom { bytes: lacking });
+                        actions.push(Action::MakeRoom { bytes: lacking, asker });
                     }
                     // Those behind it must not take the room that is made for it.
                     break;

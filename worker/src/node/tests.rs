@@ -7,16 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use millrace_policy::prewarm::Prewarm;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{CopiedOut, CopyOut, ObjectPlaced, PlaceObject};
 use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_server::Worker as _;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
 use millrace_types::workflow::Signature;
 use millrace_types::{
-    Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, NodeName, Reason,
-    RequestId, Revision, RevisionKey, Serving, TenantName,
+    Bytes, BytesPerSec, DataType, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, NodeName, Reason,
+    RequestId, Revision, RevisionKey, Serving, TenantName, TensorSpec,
 };
 use tokio::sync::watch;
 use tracing::span;
@@ -25,8 +27,9 @@ use crate::activity;
 use crate::clock::{Clock, VirtualClock};
 use crate::control::index::IndexFeed;
 use crate::handle::NodeHandle;
-use crate::host_tier::Reader;
+use crate::hints::{Followed, Hints};
 use crate::host_tier::gate::Gate;
+use crate::host_tier::{self, Reader};
 use crate::install::{FunctionConfig, PreparedModel};
 use crate::node::{NodeConfig, NodeContext, start_here};
 use crate::objects::{Objects, Whereabouts, memory};
@@ -162,13 +165,25 @@ fn memfd() -> Descriptor {
 }
 
 fn revision() -> RevisionKey {
-    let name = FunctionName::new("f").unwrap();
+    revision_of("f")
+}
+
+fn revision_of(name: &str) -> RevisionKey {
+    let name = FunctionName::new(name).unwrap();
     RevisionKey { function: FunctionKey { tenant: TenantName::default(), name }, revision: Revision::FIRST }
 }
 
 /// No controller that knows where other workers are.
 fn nowhere() -> Whereabouts {
     Whereabouts::new(Vec::new(), watch::Sender::new(BTreeSet::new()).subscribe())
+}
+
+fn place() -> activity::Place {
+    activity::Place {
+        node: NodeName::new("node").unwrap(),
+        instance: String::new(),
+        topology: Arc::new(topology()),
+    }
 }
 
 fn function() -> FunctionConfig {
@@ -197,6 +212,7 @@ fn request(timeout: Duration) -> Invocation {
         on_gpus: OnGpus { objects: Vec::new(), keep: vec!["run".to_owned()] },
         outputs: Vec::new(),
         cold: Duration::ZERO,
+        counted: false,
     }
 }
 
@@ -207,16 +223,11 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
         in_virtual_time(async {
             let node = node_that(Arc::new(AtomicBool::new(true)));
             node.install(FunctionConfig { idempotent, ..function() }, prepared()).await.unwrap();
-            let place = activity::Place {
-                node: NodeName::new("node").unwrap(),
-                instance: String::new(),
-                topology: Arc::new(topology()),
-            };
             let signatures = watch::Sender::new(Arc::default()).subscribe();
             let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), clock());
             let known = (signatures, Gate::new(clock()));
             let service =
-                WorkerService::new(node, place, known, objects.clone(), Limits::default(), Faults::Refuse);
+                WorkerService::new(node, place(), known, objects.clone(), Limits::default(), Faults::Refuse);
             let gathered = objects.gather(Vec::new(), Reader::Gpu).await.unwrap();
             let hold = Some(wire::Hold::default());
             let answer = service.answered(request(MINUTE), gathered, hold).await;
@@ -229,6 +240,48 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
             }
         });
     }
+}
+
+/// D29: not before its own model is there, and not at all where it is refused for want of that.
+#[test]
+fn what_a_request_hints_at_comes_after_its_own_model() {
+    in_virtual_time(async {
+        let node = node();
+        node.install(function(), prepared()).await.unwrap();
+        let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint64, shape: Vec::new() };
+        let signature = |digest| {
+            let (inputs, outputs, reader) = (Vec::new(), vec![output.clone()], Reader::Gpu);
+            Arc::new(host_tier::Signature { digest, inputs, outputs, reader })
+        };
+        let [own, next] = [b"model", b"other"].map(|model| Digest::of(model));
+        let known = [(revision(), signature(own)), (revision_of("next"), signature(next))];
+        let signatures = watch::Sender::new(Arc::new(host_tier::Signatures::from(known))).subscribe();
+        let gate = Gate::new(clock());
+        gate.arrived(next);
+        let hints = Hints::new(Prewarm::On, signatures.clone(), gate.clone(), clock());
+        let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), clock());
+        let (known, limits) = ((signatures, gate.clone()), Limits::default());
+        let service = WorkerService::new(node, place(), known, objects, limits, Faults::Refuse);
+        let service = service.following(hints.clone());
+        let ask = async || {
+            let to = wire::WarmTo::Host.into();
+            let asked = wire::InvokeRequest {
+                request_id: "request".to_owned(),
+                tenant: "default".to_owned(),
+                function: "f".to_owned(),
+                revision: 1,
+                hold: Some(wire::Hold::default()),
+                next: vec![wire::Likely { function: "next".to_owned(), revision: 1, to }],
+                ..wire::InvokeRequest::default()
+            };
+            service.invoke(tonic::Request::new(asked)).await
+        };
+        ask().await.unwrap_err();
+        assert_eq!(hints.followed(), Followed::default());
+        gate.arrived(own);
+        ask().await.unwrap();
+        assert_eq!(hints.followed(), Followed { there: 1, ..Followed::default() });
+    });
 }
 
 /// What is reserved holds for as long as requests were apart (D23).

@@ -131,24 +131,27 @@ impl Objects {
         }
     }
 
-    /// All of an object from one worker. Where that does not answer where it was last, it is looked for
-    /// once more.
+    /// All of an object from one worker. Where that does not answer where it was last, or has not got it, it
+    /// is looked for once more: another worker may be there now.
     async fn pull_whole(&self, id: &DataId, node: &NodeName) -> Result<Contents, Refused> {
         let known = self.0.whereabouts.known(node);
-        let mut failed = None;
+        let mut refused = None;
         if let Some(address) = &known {
             match self.pull_from(id, address).await {
-                Err(Refused::Unreachable(why)) => failed = Some(why),
+                Err(why @ (Refused::Gone | Refused::Unreachable(_))) => refused = Some(why),
                 done => return done,
             }
         }
-        let now = self.0.whereabouts.ask_for(node).await;
-        match now {
-            Ok(Some(address)) if known.as_ref() != Some(&address) => self.pull_from(id, &address).await,
-            Ok(Some(_)) => Err(Refused::Unreachable(failed.unwrap_or_default())),
-            Ok(None) => Err(Refused::Unreachable("no controller has that worker now".to_owned())),
-            Err(error) => Err(Refused::Unreachable(failed.unwrap_or_else(|| error.to_string()))),
-        }
+        let why = match self.0.whereabouts.ask_for(node).await {
+            Ok(Some(address)) if known.as_ref() != Some(&address) => {
+                return self.pull_from(id, &address).await;
+            }
+            Ok(None) => return Err(Refused::Unreachable("no controller has that worker now".to_owned())),
+            // It is where it was.
+            Ok(Some(_)) => String::new(),
+            Err(error) => error.to_string(),
+        };
+        Err(refused.unwrap_or(Refused::Unreachable(why)))
     }
 
     async fn pull_from(&self, id: &DataId, address: &str) -> Result<Contents, Refused> {
@@ -169,7 +172,9 @@ impl Objects {
     async fn keep_copy(&self, id: &DataId, contents: &Contents) {
         let Some(place) = self.0.feed.place().await else { return };
         let until = self.0.clock.now() + COPY_FOR;
-        if self.shelf().put_copy(id.clone(), contents.clone(), until) {
+        // Said before anybody else can have it go, and say so.
+        let mut shelf = self.shelf();
+        if shelf.put_copy(id.clone(), contents.clone(), until) {
             place.stored(id.clone(), Size(contents.len()));
         }
     }

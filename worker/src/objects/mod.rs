@@ -187,7 +187,8 @@ pub(crate) struct Tally {
     pub(crate) fetched: [Fetched; METHODS.len()],
     /// Whom fetches by name asked: nobody for what was here (D09).
     pub(crate) asked: Calls,
-    /// How often a controller was asked for a worker's address: once for each.
+    /// How often a controller was asked for a worker's address: once for each, and again where that had
+    /// not what was sought.
     pub(crate) addresses: u64,
 }
 
@@ -292,9 +293,12 @@ impl Objects {
             let is_own = id.home == self.0.feed.node;
             let mut shelf = self.shelf();
             let was_here = (is_own && shelf.remove(id.epoch, id.counter)) | shelf.remove_copy(id);
+            if was_here {
+                // Before it can be back, and that be said.
+                place.dropped(id.clone());
+            }
             drop(shelf);
             if was_here {
-                place.dropped(id.clone());
                 self.0.dropped.notify_waiters();
             }
         }
@@ -346,7 +350,12 @@ impl Objects {
             let gone = self.shelf().take_gone(self.0.clock.now());
             for id in gone {
                 self.0.dropped.notify_waiters();
-                self.0.feed.dropped(id).await;
+                let place = self.0.feed.place().await;
+                let shelf = self.shelf();
+                // It may be back, which is said already.
+                if let Some(place) = place.filter(|_| shelf.copy(&id).is_none()) {
+                    place.dropped(id);
+                }
             }
         }
     }

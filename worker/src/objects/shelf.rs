@@ -150,7 +150,13 @@ impl Shelf {
 
     /// Takes a copy for which room was set aside, which is given back first. Says whether it is new.
     pub(super) fn put_copy(&mut self, id: DataId, contents: Contents, until: Timestamp) -> bool {
-        self.make_room(Bytes(contents.len())) && self.copies.put(id, contents, until)
+        // Room would be made by others, or by itself, for what is here.
+        if self.copies.get(&id).is_some() || !self.make_room(Bytes(contents.len())) {
+            return false;
+        }
+        // It is back before anybody said that it went.
+        self.gone.retain(|gone| *gone != id);
+        self.copies.put(id, contents, until)
     }
 
     pub(super) fn copy(&self, id: &DataId) -> Option<&Contents> {
@@ -306,6 +312,18 @@ mod tests {
         assert_eq!(shelf.take_gone(Timestamp(0)), [id(2), id(1)]);
         assert!(!shelf.set_aside(Bytes(1)), "its own give way to none");
         assert_eq!(shelf.take_gone(Timestamp(50)), []);
+    }
+
+    #[test]
+    fn a_copy_that_is_here_or_back_has_not_gone() {
+        let mut shelf = Shelf::new(LIMIT);
+        assert!(shelf.put_copy(id(1), contents(60), Timestamp(10)));
+        assert!(!shelf.put_copy(id(1), contents(60), Timestamp(20)), "it is here, and stays");
+        assert_eq!(shelf.take_gone(Timestamp(0)), []);
+        assert!(shelf.put_copy(id(2), contents(60), Timestamp(30)), "the first makes room");
+        assert!(shelf.copy(&id(1)).is_none());
+        assert!(shelf.put_copy(id(1), contents(60), Timestamp(40)));
+        assert_eq!(shelf.take_gone(Timestamp(0)), [id(2)]);
     }
 
     #[test]

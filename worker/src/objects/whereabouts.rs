@@ -1,6 +1,7 @@
 //! What controllers say of where things are: a worker's address by its name, which is asked once and
-//! remembered, and who holds data that its home does not (tier 2 of the index, D09). Any controller is
-//! asked, those there are streams to first: a stale answer costs a call and no more.
+//! remembered until what is sought is not found there, and who holds data that its home does not (tier 2
+//! of the index, D09). Any controller is asked, those there are streams to first: a stale answer costs a
+//! call and no more.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};

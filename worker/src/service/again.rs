@@ -25,6 +25,47 @@ impl Again {
         let attempts_left = self.0.attempts_left.saturating_sub(attempts);
         let timeout = self.0.timeout.saturating_sub(took);
         let left = attempts_left > 0 && !timeout.is_zero();
-        left.then_some(Invocation { attempts_left, timeout, cold: Duration::ZERO, ..self.0 })
+        let objective = self.0.objective.map(|objective| objective.saturating_sub(took));
+        let cold = Duration::ZERO;
+        left.then_some(Invocation { attempts_left, timeout, objective, cold, counted: true, ..self.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{FunctionKey, FunctionName, RequestId, Revision, RevisionKey, TenantName};
+
+    use super::*;
+    use crate::request::OnGpus;
+
+    #[test]
+    fn what_is_left_of_a_requests_time_and_starts_is_what_it_has_again() {
+        let millis = Duration::from_millis;
+        let name = FunctionName::new("f").unwrap();
+        let invocation = Invocation {
+            request_id: RequestId::new("request-1").unwrap(),
+            attempt: 1,
+            attempts_left: 3,
+            revision: RevisionKey {
+                function: FunctionKey { tenant: TenantName::default(), name },
+                revision: Revision::FIRST,
+            },
+            timeout: millis(100),
+            objective: Some(millis(50)),
+            priority: 0,
+            inputs: Vec::new(),
+            descriptors: Vec::new(),
+            on_gpus: OnGpus::default(),
+            outputs: Vec::new(),
+            next: Vec::new(),
+            cold: millis(7),
+            counted: false,
+        };
+        let again = |attempts, took| Again(invocation.clone()).after(attempts, millis(took));
+        let next = again(1, 30).unwrap();
+        assert_eq!((next.attempts_left, next.timeout, next.objective), (2, millis(70), Some(millis(20))));
+        assert!(next.counted && next.cold.is_zero());
+        assert_eq!(again(1, 60).unwrap().objective, Some(Duration::ZERO), "late already");
+        assert!(again(3, 30).is_none() && again(1, 100).is_none());
     }
 }

@@ -99,6 +99,7 @@ impl WorkerService {
             outputs: request.outputs,
             next: Vec::new(),
             cold: Duration::ZERO,
+            counted: false,
         };
         Ok((invocation, gathered))
     }

@@ -228,6 +228,11 @@ impl Controller {
         self.state.others.lock().unwrap().push(Arc::clone(&other.state));
     }
 
+    /// Says from now on that its worker is reached there.
+    pub(crate) fn send_to(&self, address: &str) {
+        self.state.hello.send_modify(|hello| hello.as_mut().unwrap().address = address.to_owned());
+    }
+
     pub(crate) async fn hello(&self) -> wire::WorkerHello {
         let mut hello = self.state.hello.subscribe();
         within("a worker's hello", hello.wait_for(Option::is_some)).await.unwrap().clone().unwrap()

@@ -136,6 +136,23 @@ async fn data_that_its_home_let_go_of_is_found_where_a_copy_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn data_is_found_though_another_worker_is_where_its_home_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 3).await;
+    let [home, stranger, other] = &nodes[..] else { unreachable!() };
+    let name = home.name(&large()).await;
+    let moved_to = home.controller.hello().await.address;
+    home.controller.send_to(&stranger.controller.hello().await.address);
+    let failure = other.find(&name).await.unwrap_err();
+    assert!(failure.message.contains("DATA_LOST"), "by what it is told: {}", failure.message);
+    home.controller.send_to(&moved_to);
+    assert!(other.find(&name).await.unwrap() == large(), "what it remembers is out of date");
+    for Node { worker, .. } in nodes {
+        worker.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn data_whose_home_died_is_had_of_a_copy_or_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut nodes = cluster(dir.path(), 3).await;

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::fabric::Counts;
 use millrace_policy::rates::Sharing;
 use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
-use millrace_types::{Bytes, BytesPerSec, Slo};
+use millrace_types::{Batching, Bytes, BytesPerSec, Serving, Slo};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
 use millrace_worker::request::Invocation;
 
+use crate::batching::rows;
 use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, request};
 
 /// Of the functions, and of the requests where these say so.
@@ -87,4 +89,38 @@ fn a_swap_that_cannot_be_in_time_is_made_and_said() {
     let (_, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, [None; 2]);
     assert!(!first);
     assert_eq!(counts, Counts { admitted: 1, infeasible: 1, ..Counts::default() });
+}
+
+/// A run takes as long as its rows do, be they of one request.
+#[test]
+fn what_is_left_for_a_swap_goes_by_the_rows_of_the_run_behind_it() {
+    in_virtual_time(async {
+        let (sharing, dispatch) = (Sharing::FaasTube, PolicyConfig::Lb);
+        let config = NodeConfig { sharing, dispatch, ..NodeConfig::new(gpus(1)) };
+        let mut behaviour = behaviour(&[10, 1]);
+        // Of eight rows: 80 ms.
+        behaviour.runs.get_mut("model 0").unwrap().by_member = Duration::from_millis(10);
+        let world = World::start_with(config, &behaviour, 1, |machine| Box::new(machine));
+        let batching = Some(Batching { max_size: 8, max_wait: Duration::ZERO });
+        for number in 0..2 {
+            let serving = Serving { batching, ..Serving::default() };
+            let config = FunctionConfig { slo: None, serving, ..function(number) };
+            // There is room for one.
+            world.node.install(config, prepare(number, Bytes::mib(40))).await.unwrap();
+        }
+        world.ask(rows(0, 1)).await.unwrap().unwrap();
+        let alone = world.ask(rows(0, 1));
+        world.pass_ms(1).await;
+        let others: Vec<_> = (0..8).map(|_| world.ask(rows(0, 1))).collect();
+        alone.await.unwrap().unwrap();
+        for other in others {
+            let share = other.await.unwrap().unwrap().share;
+            assert_eq!(share.map(|share| share.of), Some(8));
+        }
+        world.ask(request(1)).await.unwrap().unwrap();
+        let soon = Invocation { objective: Some(TIGHT), ..rows(0, 8) };
+        world.ask(soon).await.unwrap().unwrap();
+        let counts = world.node.snapshot().await.transfers.from_host;
+        assert_eq!(counts, Counts { unpromised: 2, infeasible: 1, ..Counts::default() });
+    });
 }

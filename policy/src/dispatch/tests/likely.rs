@@ -42,6 +42,21 @@ fn it_comes_to_an_idle_gpu_while_the_other_loads() {
 }
 
 #[test]
+fn a_load_that_was_cut_short_neither_counts_as_there_nor_keeps_others_away() {
+    let mut node = node(&[64]);
+    node.enqueue(1, A);
+    node.enqueue(2, LARGE);
+    loaded(&mut node, 0, A);
+    assert_eq!(likely(&mut node, B, Some(A)), [], "LARGE is on its way, and a request behind it");
+    // Whoever waited for it left, and the GPU dropped what had come.
+    node.step(Event::Withdraw { key: RequestKey(2) });
+    node.step(Event::Evicted { gpu: gpu(0), models: vec![LARGE] });
+    assert_eq!(node.step(Event::Ended { gpu: gpu(0), key: RequestKey(2), ran: None }), [prewarm(0, B)]);
+    loaded(&mut node, 0, B);
+    assert_eq!(likely(&mut node, LARGE, Some(A)), [prewarm(0, LARGE)]);
+}
+
+#[test]
 fn nothing_comes_where_somebody_waits_or_has_the_room() {
     let mut node = node(&[64]);
     node.enqueue(1, LARGE);

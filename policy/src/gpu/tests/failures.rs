@@ -70,8 +70,10 @@ fn weights_that_cannot_be_brought_send_the_request_elsewhere() {
     bench.assign(1, A);
     assert_eq!(bench.end_transfer(1, Outcome::Failed), [cancel_run(1)]);
     let back = bench.step(Event::RunCancelled { run: RunId(1) });
-    assert_eq!(back, [returned(1, Return::Failed(Progress::Preparing))]);
-    assert_eq!(bench.assign(2, A), [run(2, 2, A, 1), transfer(2, A, 1, 0..10)], "another try");
+    let failed = returned(1, Return::Failed(Progress::Preparing));
+    assert_eq!(back, [unmap(A, 1), evicted(&[A]), failed]);
+    let again = [map(A, 2, 0), run(2, 2, A, 2), transfer(2, A, 2, 0..10)];
+    assert_eq!(bench.assign(2, A), again, "another try");
 }
 
 #[test]

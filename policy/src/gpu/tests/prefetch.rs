@@ -1,5 +1,7 @@
 //! Models that come before the requests that need them (T16).
 
+use millrace_types::Residency;
+
 use super::*;
 
 impl Bench {
@@ -94,6 +96,15 @@ fn what_is_only_likely_to_be_asked_for_is_a_model_as_any_once_it_is_here() {
     bench.step(Event::Install { model, memory: Bytes::mib(24), weights: Bytes::mib(24) });
     let room = bench.assign(3, model);
     assert_eq!(room[..2], [unmap(B, 2), evicted(&[B])], "the least recently used, and not A");
+}
+
+#[test]
+fn what_is_pinned_makes_room_for_what_requests_wait_for_and_not_for_what_they_may() {
+    let mut bench = Bench::running_a();
+    bench.run_done(1, 500);
+    bench.step(Event::Residency { model: A, residency: Residency { pin: true, ..Residency::default() } });
+    assert_eq!(bench.step(Event::Prewarm { model: LARGE }), [evicted(&[LARGE])]);
+    assert_eq!(bench.prefetch(LARGE)[..2], [unmap(A, 1), evicted(&[A])]);
 }
 
 #[test]

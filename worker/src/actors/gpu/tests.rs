@@ -160,6 +160,7 @@ impl Bench {
             on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },
             outputs: Vec::new(),
             cold: Duration::ZERO,
+            counted: false,
         };
         let (key, model) = (RequestKey(key), ModelId(model));
         let work = Arc::new(Work {

@@ -16,9 +16,9 @@ impl Node {
         let works = members.iter().filter_map(|key| Some(&self.entries.get(key)?.work));
         let wanted = works.filter_map(|work| Some((self.wanted_by(work)?, work.model)));
         let (by, model) = wanted.min()?;
-        let rows = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let dispatch = self.dispatch.core.dispatch();
         // Before its first run nothing is known of it.
-        let infer = self.dispatch.core.dispatch().predicted_run(model, rows).unwrap_or_default();
+        let infer = dispatch.predicted_run(model, dispatch.rows(reader)).unwrap_or_default();
         Some(Objective { slo: by.since(now), infer })
     }
 

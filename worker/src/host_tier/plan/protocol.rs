@@ -103,6 +103,8 @@ pub enum Action {
     MakeRoom {
         /// What is lacking.
         bytes: Bytes,
+        /// For whom.
+        asker: Asker,
     },
     /// Tell whoever waits for a model that it cannot come.
     Refuse {
@@ -111,6 +113,15 @@ pub enum Action {
         /// Why.
         why: String,
     },
+}
+
+/// For whom room is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// Requests wait, or a function is to be served.
+    Request,
+    /// A model is only likely to be asked for: what is pinned or kept warm stays.
+    Hint,
 }
 
 /// How far a function is.

@@ -34,6 +34,10 @@ fn arrived(model: u8) -> Action {
     Action::Arrived { digest: digest(model) }
 }
 
+fn make_room(bytes: u64, asker: Asker) -> Action {
+    Action::MakeRoom { bytes: Bytes(bytes), asker }
+}
+
 fn desired<const N: usize>(plan: &mut Plan, functions: [Wanted; N]) -> Vec<Action> {
     plan.on_event(Event::Desired(functions.into()), NOW)
 }
@@ -123,7 +127,7 @@ fn a_asleep() -> Plan {
     let mut plan = plan(15);
     desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
     let ready = prepared(&mut plan, 1, 9);
-    assert_eq!(ready, [install("a", 1), arrived(1), Action::MakeRoom { bytes: Bytes(4) }]);
+    assert_eq!(ready, [install("a", 1), arrived(1), make_room(4, Asker::Request)]);
     installed(&mut plan, "a", Ok(()));
     let left = plan.on_event(Event::RoomMade(vec![digest(1)]), NOW);
     let (retire, release) = (Action::Retire { key: key("a") }, Action::Release { digest: digest(1) });
@@ -148,7 +152,7 @@ fn a_model_leaves_for_another_and_its_function_is_served_still() {
 fn a_model_that_is_asked_for_comes_again_with_all_its_functions() {
     let mut plan = a_asleep();
     let asked = plan.on_event(Event::Asked(vec![digest(1), digest(2)]), NOW);
-    assert_eq!(asked, [Action::MakeRoom { bytes: Bytes(4) }], "of 15, 10 are taken and 9 wanted");
+    assert_eq!(asked, [make_room(4, Asker::Request)], "of 15, 10 are taken and 9 wanted");
     let made = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     assert_eq!(made[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
     assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
@@ -159,7 +163,7 @@ fn a_model_that_is_asked_for_comes_again_with_all_its_functions() {
 fn a_model_that_is_likely_to_be_asked_for_comes_where_nothing_else_is_to_come() {
     let mut plan = a_asleep();
     let hint = |plan: &mut Plan| plan.on_event(Event::Hinted(digest(1)), NOW);
-    assert_eq!(hint(&mut plan), [Action::MakeRoom { bytes: Bytes(4) }]);
+    assert_eq!(hint(&mut plan), [make_room(4, Asker::Hint)]);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
     assert_eq!(plan.on_event(Event::Tick, NOW), [], "it is not tried again");
     assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
@@ -168,7 +172,7 @@ fn a_model_that_is_likely_to_be_asked_for_comes_where_nothing_else_is_to_come() 
     assert_eq!(desired(&mut plan, more), [prepare(3, 4)]);
     assert_eq!(hint(&mut plan), [], "another comes first");
     prepared(&mut plan, 3, 4);
-    assert_eq!(hint(&mut plan), [Action::MakeRoom { bytes: Bytes(8) }]);
+    assert_eq!(hint(&mut plan), [make_room(8, Asker::Hint)]);
     let room = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     assert_eq!(room[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
     assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
@@ -181,7 +185,7 @@ fn a_request_for_a_model_that_was_likely_to_be_asked_for_waits_as_any() {
     plan.on_event(Event::Hinted(digest(1)), NOW);
     plan.on_event(Event::Asked(vec![digest(1)]), NOW);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
-    assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW), [Action::MakeRoom { bytes: Bytes(4) }]);
+    assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW), [make_room(4, Asker::Request)]);
 }
 
 #[test]
@@ -192,9 +196,9 @@ fn where_nobody_may_leave_it_waits_and_others_that_need_less_do_not() {
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
     assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
     // It asks again, and the one behind it does not wait for the answer's sake.
-    assert_eq!(desired(&mut plan, more), [Action::MakeRoom { bytes: Bytes(4) }]);
+    assert_eq!(desired(&mut plan, more), [make_room(4, Asker::Request)]);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), [prepare(3, 4)]);
-    assert_eq!(plan.on_event(Event::Tick, NOW), [Action::MakeRoom { bytes: Bytes(8) }]);
+    assert_eq!(plan.on_event(Event::Tick, NOW), [make_room(8, Asker::Request)]);
 }
 
 #[test]
@@ -321,7 +325,7 @@ proptest! {
                     Action::Install { digest, .. } | Action::Arrived { digest } => {
                         prop_assert!(held.contains(&digest));
                     }
-                    Action::MakeRoom { bytes } => {
+                    Action::MakeRoom { bytes, .. } => {
                         prop_assert!(lacking.replace(bytes).is_none(), "one at a time");
                         prop_assert!(bytes <= plan.resident().iter().map(|(_, size)| *size).sum::<Bytes>());
                     }

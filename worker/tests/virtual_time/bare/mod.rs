@@ -243,7 +243,8 @@ impl<'a> Node<'a> {
             Happening::Arrive { request, function, timeout } => {
                 let key = key_of(request);
                 self.requests.insert(key, Request { function, attempt: 0, accepted: self.now });
-                let event = admission::Event::Arrive { key, accepted: self.now, timeout, attempts_left: 3 };
+                let (accepted, counted) = (self.now, false);
+                let event = admission::Event::Arrive { key, accepted, timeout, attempts_left: 3, counted };
                 self.mail.push_back(Mail::Admission(FunctionIndex(function as u32), event));
             }
             Happening::Leave { request } => {
