@@ -148,8 +148,8 @@ impl Fabric {
             let in_the_way = |(&transfer, state): (&TransferId, &Transfer)| {
                 let early = |place: usize| is_new && state.out[place].not_before > self.shares.now;
                 let queued = |&place: &usize| early(place) || state.queued().any(|it| it == place);
-                let shares = |&place: &usize| self.shares_a_full_lane(&route, &state.out[place].route);
-                let mut places = (0..state.out.len()).filter(queued).filter(shares);
+                let blocks = |&place: &usize| self.stands_in_the_way(&state.out[place].route, &route);
+                let mut places = (0..state.out.len()).filter(queued).filter(blocks);
                 let revoked = places.clone().find(|&place| is_new && state.out[place].revoked);
                 Some((transfer, revoked.or_else(|| places.next())?))
             };
@@ -185,8 +185,19 @@ impl Fabric {
         a_lanes.iter().any(|lane| b_lanes.contains(lane))
     }
 
-    fn shares_a_full_lane(&self, a: &Route, b: &Route) -> bool {
-        let (a_lanes, b_lanes) = (&self.paths[a].lanes, &self.paths[b].lanes);
-        a == b || a_lanes.iter().any(|lane| b_lanes.contains(lane) && !self.lanes[*lane].takes_more())
+    /// Whether there is room for a batch that waits on one route once one on another is taken back. The
+    /// links of a path from the host lead one to the next: whoever crosses the first that is full crosses
+    /// those after it. The place of one who does not would go to who can use it, and be taken again,
+    /// without end.
+    fn stands_in_the_way(&self, other: &Route, waiting: &Route) -> bool {
+        let lanes = &self.paths[other].lanes;
+        let mut full = self.paths[waiting].lanes.iter().filter(|&&lane| !self.lanes[lane].takes_more());
+        if other == waiting {
+            true
+        } else if waiting.over.is_some() {
+            full.any(|lane| lanes.contains(lane))
+        } else {
+            self.out_on(*waiting) < OUT_MAX && full.next().is_some_and(|lane| lanes.contains(lane))
+        }
     }
 }
