@@ -249,8 +249,9 @@ proptest! {
             machine.start(transfer, gpu % sharers, 15, None);
         }
         let mine = gpus.len() as u64;
-        // Three batches each, every time after all others and two spells of passing.
-        let most = 3 * 12 * 2 * SPARE_EVERY;
+        // Three batches each, every time after all others and two spells of passing, which every link
+        // that runs short may count for itself.
+        let most = 3 * 12 * 2 * SPARE_EVERY * sharers;
         let mut copied = 0;
         while (machine.ended.len() as u64) < mine && copied < most {
             prop_assert!(machine.copy());
