@@ -219,9 +219,11 @@ fn order(command: Command) -> Option<Order> {
         // Whatever a copy reads, it takes its time at the model's rate.
         Command::AddPeer(_) | Command::ForgetPeer(_) => return None,
         // A modelled run has no outputs that could be kept.
-        Command::PlaceObject(_) | Command::CopyOut(_) | Command::FreeObject(_) | Command::DropOutputs(_) => {
-            return None;
-        }
+        Command::PlaceObject(_)
+        | Command::CopyOut(_)
+        | Command::EndCopyOut(_)
+        | Command::FreeObject(_)
+        | Command::DropOutputs(_) => return None,
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
 }

@@ -187,7 +187,7 @@ impl Gpu {
                 self.data.copied += 1;
                 let (copy, fd) = (self.data.copied, Descriptor::new(file.into()));
                 self.data.copies.insert(copy, (purpose, Arc::clone(&fd)));
-                let copy_out = CopyOut { copy, contents_fd: 0, source: Some(source) };
+                let copy_out = CopyOut { copy, contents_fd: 0, granted: false, source: Some(source) };
                 self.send(Command::CopyOut(copy_out), vec![fd]);
             }
             Err(error) => {
