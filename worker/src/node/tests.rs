@@ -1,5 +1,7 @@
 //! A node in virtual time, over executors that keep what runs give.
 
+mod to_host;
+
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;

@@ -199,7 +199,9 @@ impl Node<'_> {
                 fabric::Action::Revoke { link, gpu, transfer, batch } => {
                     Mail::Link(link, link::Event::Revoke { gpu, transfer, batch })
                 }
-                fabric::Action::Carried { link, size } => Mail::Link(link, link::Event::Carried(size)),
+                fabric::Action::Carried { link, direction, size } => {
+                    Mail::Link(link, link::Event::Carried(direction, size))
+                }
                 fabric::Action::Arrived { gpu, cargo, chunks } => {
                     let Weights { model, generation, .. } = weights(cargo);
                     Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
