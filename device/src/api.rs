@@ -299,7 +299,8 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<(), Error>;
 
-    /// Copies bytes from the device to a file of host memory, from its start on (cuMemcpyDtoHAsync).
+    /// Copies bytes from the device to a file of host memory, from `at` on (cuMemcpyDtoHAsync), at most
+    /// [`Capabilities::copy_max`].
     ///
     /// # Errors
     /// [`Error::NotResident`] when bytes of a region are not loaded, [`Error::BadExtent`],
@@ -310,6 +311,7 @@ pub trait Stream<D: Device + ?Sized> {
         source: Source<'_, D>,
         bytes: Range<u64>,
         file: BorrowedFd<'_>,
+        at: u64,
     ) -> Result<(), Error>;
 
     /// Runs a kernel on these values, which are in the order of its `args`; returns what it writes,

@@ -167,7 +167,7 @@ fn what_does_not_fit_is_refused() {
     let to = file(&[]);
     let source = Source::Region(&bench.region);
     assert!(matches!(
-        bench.stream.copy_out(source, PAGE - 1..PAGE + 1, to.as_fd()),
+        bench.stream.copy_out(source, PAGE - 1..PAGE + 1, to.as_fd(), 0),
         Err(Error::NotResident(_))
     ));
     assert_eq!(contents(&to), []);
@@ -197,13 +197,14 @@ fn bytes_come_from_a_file_that_is_not_sealed_and_go_to_one() {
     assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), Some(PAGE..BYTES));
     bench.stream.copy_from_file(&bench.region, host.as_fd(), PAGE..BYTES).unwrap();
     let to = file(&[]);
-    bench.stream.copy_out(Source::Region(&bench.region), PAGE - 10..BYTES, to.as_fd()).unwrap();
-    assert_eq!(contents(&to), all[PAGE as usize - 10..]);
+    bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd(), 10).unwrap();
+    bench.stream.copy_out(Source::Region(&bench.region), PAGE - 10..PAGE, to.as_fd(), 0).unwrap();
+    assert_eq!(contents(&to), all[PAGE as usize - 10..], "each part where it was to go");
     let short = file(&all[..100]);
     assert!(bench.stream.copy_from_file(&bench.region, short.as_fd(), 0..PAGE).is_err());
     assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), None, "it is read before anything is written");
     bench.gpu.inject(Fault::FailNextCopy).unwrap();
-    let failed = bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd());
+    let failed = bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd(), 0);
     assert!(matches!(failed, Err(Error::CopyFailed(_))));
 }
 
@@ -225,7 +226,7 @@ proptest! {
         let part = ends[0].min(ends[1])..ends[0].max(ends[1]);
         let wanted = part.start as u64..part.end as u64;
         let to = file(&[]);
-        bench.stream.copy_out(Source::Value(&value, datatype), wanted.clone(), to.as_fd()).unwrap();
+        bench.stream.copy_out(Source::Value(&value, datatype), wanted.clone(), to.as_fd(), 0).unwrap();
         prop_assert_eq!(contents(&to), &bytes[part.clone()]);
         bench.stream.fill(&bench.region, &value, datatype, wanted).unwrap();
         let filled = bench.view(DataType::Uint8, &[part.len()], 0..part.len() as u64).unwrap();

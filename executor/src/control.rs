@@ -14,7 +14,7 @@ use millrace_proto::executor::{
 };
 
 use crate::copies::{self, COPIES_QUEUED_MAX, To, Work};
-use crate::copy_out;
+use crate::copy_out::{self, Granted, Outgoing};
 use crate::error::Error;
 use crate::events::clip;
 use crate::objects::{self, Objects};
@@ -41,20 +41,30 @@ pub(crate) struct Control<D: Device> {
     programs: BTreeMap<u64, Arc<Program<D>>>,
     objects: Objects<D>,
     peers: Peers<D>,
+    /// Copies to the host under grants.
+    granted: Granted<D>,
     copies: Arc<Queue<copies::Work<D>>>,
+    copies_out: Arc<Queue<copies::Work<D>>>,
     runs: Arc<Queue<runs::Job<D>>>,
 }
 
 impl<D: Device> Control<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, faults: Faults) -> Self {
-        let (copies, runs) = (Queue::new(COPIES_QUEUED_MAX), Queue::new(RUNS_QUEUED_MAX));
+        let copies = || Arc::new(Queue::new(COPIES_QUEUED_MAX));
+        let runs = Arc::new(Queue::new(RUNS_QUEUED_MAX));
         let (programs, objects, peers) = (BTreeMap::new(), Objects::new(), Peers::new());
-        Self { shared, faults, programs, objects, peers, copies: Arc::new(copies), runs: Arc::new(runs) }
+        let (granted, copies, copies_out) = (Granted::new(), copies(), copies());
+        Self { shared, faults, programs, objects, peers, granted, copies, copies_out, runs }
     }
 
-    /// The copies that wait.
+    /// The copies that wait, other than those to the host.
     pub(crate) fn copies(&self) -> Arc<Queue<copies::Work<D>>> {
         Arc::clone(&self.copies)
+    }
+
+    /// The copies to the host that wait.
+    pub(crate) fn copies_out(&self) -> Arc<Queue<copies::Work<D>>> {
+        Arc::clone(&self.copies_out)
     }
 
     /// The runs that wait.
@@ -89,7 +99,8 @@ impl<D: Device> Control<D> {
             Command::Copy(copy) => self.copy(copy),
             Command::Revoke(revoke) => {
                 let Revoke { transfer, batch } = revoke;
-                if self.copies.remove(|work| work.is_batch(transfer, batch)).is_some() {
+                let mut queues = [&self.copies, &self.copies_out].into_iter();
+                if queues.any(|queue| queue.remove(|work| work.is_batch(transfer, batch)).is_some()) {
                     self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "taken back"));
                 }
             }
@@ -101,6 +112,7 @@ impl<D: Device> Control<D> {
             }
             Command::PlaceObject(place) => self.place(place, descriptors),
             Command::CopyOut(copy) => self.copy_out(copy, descriptors),
+            Command::EndCopyOut(copy) => self.granted.end(copy.copy),
             Command::FreeObject(free) => {
                 self.objects.free(&self.shared, free.object);
                 self.copies.reconsider();
@@ -191,6 +203,16 @@ impl<D: Device> Control<D> {
     fn copy(&self, mut message: Copy) {
         let (transfer, batch, id) = (message.transfer, message.batch, message.program);
         let refuse = |failure, message: String| self.say(copies::refused(transfer, batch, failure, message));
+        if message.copy_out != 0 {
+            let copy = message.copy_out;
+            return match self.granted.get(copy) {
+                None => refuse(CopyFailure::NotMapped, format!("copy {copy} to the host is not under way")),
+                Some(bytes) => {
+                    let job = copies::Job::to_host(message, bytes, &self.shared.device);
+                    queue_batch(&self.copies_out, job, refuse);
+                }
+            };
+        }
         let to = match message.object {
             0 => match self.programs.get(&id) {
                 Some(program) => To::Program(program),
@@ -208,14 +230,8 @@ impl<D: Device> Control<D> {
                 None => return refuse(CopyFailure::Peer, "that executor's memory is not known".to_owned()),
             },
         };
-        match copies::Job::new(message, to, peer, &self.shared.device) {
-            Err(error) => refuse(CopyFailure::Device, error.to_string()),
-            Ok(job) => {
-                if self.copies.push(Work::Batch(job)).is_err() {
-                    refuse(CopyFailure::Device, format!("{COPIES_QUEUED_MAX} copies wait already"));
-                }
-            }
-        }
+        let job = copies::Job::to_gpu(message, to, peer, &self.shared.device);
+        queue_batch(&self.copies, job, refuse);
     }
 
     fn place(&mut self, message: PlaceObject, descriptors: Descriptors) {
@@ -231,16 +247,17 @@ impl<D: Device> Control<D> {
         }
     }
 
-    fn copy_out(&self, message: CopyOut, descriptors: Descriptors) {
-        let copy = message.copy;
-        let queued = match copy_out::CopyOut::new(message, &self.shared, &self.objects, descriptors) {
+    fn copy_out(&mut self, message: CopyOut, descriptors: Descriptors) {
+        let (copy, granted) = (message.copy, message.granted);
+        let begun = match Outgoing::new(message, &self.shared, &self.objects, descriptors) {
             Err(error) => Err(error.to_string()),
-            Ok(work) => self
-                .copies
-                .push(Work::Out(work))
-                .map_err(|_| format!("{COPIES_QUEUED_MAX} copies wait already")),
+            Ok(bytes) if granted => self.granted.begin(copy, bytes).map_err(|error| error.to_string()),
+            Ok(bytes) => {
+                let queued = self.copies_out.push(Work::Out(copy_out::CopyOut { copy, bytes }));
+                queued.map_err(|_| format!("{COPIES_QUEUED_MAX} copies wait already"))
+            }
         };
-        if let Err(why) = queued {
+        if let Err(why) = begun {
             self.say(copy_out::refused(copy, why));
         }
     }
@@ -297,6 +314,22 @@ impl<D: Device> Control<D> {
         };
         if let Err(error) = injected {
             tracing::warn!(%error, "a fault could not be injected");
+        }
+    }
+}
+
+/// Hands a batch that makes sense to its thread.
+fn queue_batch<D: Device>(
+    queue: &Queue<Work<D>>,
+    job: Result<copies::Job<D>, copies::GrantError>,
+    refuse: impl FnOnce(CopyFailure, String),
+) {
+    match job {
+        Err(error) => refuse(CopyFailure::Device, error.to_string()),
+        Ok(job) => {
+            if queue.push(Work::Batch(job)).is_err() {
+                refuse(CopyFailure::Device, format!("{COPIES_QUEUED_MAX} copies wait already"));
+            }
         }
     }
 }

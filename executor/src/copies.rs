@@ -1,5 +1,6 @@
-//! The copy thread: carries out grants, one batch after another, each within its window, and in
-//! between moves within the GPU and copies out of it.
+//! The copy threads, one for each direction: carry out grants, one batch after another, each within its
+//! window. That towards the GPU moves bytes within it in between; that towards the host has copies that
+//! need no grant. Neither waits for the other's windows (D11).
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,7 +14,7 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
 
-use crate::copy_out::CopyOut;
+use crate::copy_out::{CopyOut, Outgoing};
 use crate::events::clip;
 use crate::mapping::{Mapping, OBJECT_GENERATION, Use};
 use crate::objects::{Filling, Object};
@@ -25,12 +26,12 @@ use crate::relocations::Relocation;
 use crate::residency::Refusal;
 use crate::wire;
 
-/// What waits behind the batch being copied. The fabric keeps one batch running and one queued for
-/// each link, and moves come only while there is none; but what a run keeps is placed and copied out
-/// piece by piece, for each of its requests. More is the worker's mistake.
+/// What waits behind the batch being copied, in each direction. The fabric keeps one batch running and one
+/// queued for each link, and moves come only while there is none; but what a run keeps is placed and copied
+/// out piece by piece, for each of its requests. More is the worker's mistake.
 pub const COPIES_QUEUED_MAX: usize = 1024;
 
-/// What the copy thread does in one turn.
+/// What a copy thread does in one turn.
 #[derive(Debug)]
 pub(crate) enum Work<D: Device> {
     /// Carries out a grant.
@@ -39,7 +40,7 @@ pub(crate) enum Work<D: Device> {
     Relocation(Relocation<D>),
     /// Fills an object.
     Filling(Filling<D>),
-    /// Copies to the host.
+    /// Copies to the host at once.
     Out(CopyOut<D>),
 }
 
@@ -62,23 +63,28 @@ impl<D: Device> Work<D> {
 pub(crate) struct Job<D: Device> {
     transfer: u64,
     batch: u64,
-    mapping: Arc<Mapping<D>>,
-    generation: u64,
     ranges: Vec<Range<u64>>,
     window: Window,
-    from: From<D>,
     /// The most that is copied before launches which wait are woken.
     group: u64,
+    way: Way<D>,
 }
 
-/// What a batch is copied to.
+/// Which way its bytes go.
+#[derive(Debug)]
+enum Way<D: Device> {
+    ToGpu { mapping: Arc<Mapping<D>>, generation: u64, from: From<D> },
+    ToHost(Arc<Outgoing<D>>),
+}
+
+/// What a batch is copied to, on the GPU.
 #[derive(Debug)]
 pub(crate) enum To<'a, D: Device> {
     Program(&'a Program<D>),
     Object(&'a Object<D>),
 }
 
-/// Where its bytes come from.
+/// Where bytes for the GPU come from.
 #[derive(Debug)]
 enum From<D: Device> {
     Host(Arc<HostRegion>),
@@ -107,28 +113,25 @@ pub(crate) enum GrantError {
     NoHost(u64),
     #[error("the object's host memory: {0}")]
     Host(std::io::Error),
-    #[error("bytes {range:?} are past the end of the object, which has {size}")]
+    #[error("bytes {range:?} are past the end of what is copied, which has {size}")]
     Range { range: Range<u64>, size: u64 },
 }
 
 impl<D: Device> Job<D> {
     /// Takes a grant for a program that is loaded or an object that was placed.
-    pub(crate) fn new(
+    pub(crate) fn to_gpu(
         copy: Copy,
         to: To<'_, D>,
         peer: Option<peers::Source<D>>,
         device: &D,
     ) -> Result<Self, GrantError> {
-        let ranges = wire::ranges(copy.ranges)?;
-        let window =
-            Window { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) };
-        let Copy { transfer, batch, object, .. } = copy;
+        let window = window(&copy);
+        let Copy { transfer, batch, object, generation, ranges, .. } = copy;
+        let ranges = wire::ranges(ranges)?;
         let (mapping, generation, group) = match to {
-            To::Program(program) => (&program.mapping, copy.generation, program.group),
+            To::Program(program) => (&program.mapping, generation, program.group),
             To::Object(object) => {
-                if let Some(range) = ranges.iter().find(|range| range.end > object.bytes) {
-                    return Err(GrantError::Range { range: range.clone(), size: object.bytes });
-                }
+                within(&ranges, object.bytes)?;
                 (&object.mapping, OBJECT_GENERATION, device.capabilities().copy_max.get())
             }
         };
@@ -141,16 +144,50 @@ impl<D: Device> Job<D> {
             }
         };
         mapping.expect_copy(&ranges);
-        Ok(Self { transfer, batch, mapping: Arc::clone(mapping), generation, ranges, window, from, group })
+        let way = Way::ToGpu { mapping: Arc::clone(mapping), generation, from };
+        Ok(Self { transfer, batch, ranges, window, group, way })
+    }
+
+    /// Takes a grant for a copy to the host.
+    pub(crate) fn to_host(copy: Copy, bytes: &Arc<Outgoing<D>>, device: &D) -> Result<Self, GrantError> {
+        let window = window(&copy);
+        let Copy { transfer, batch, ranges, .. } = copy;
+        let (ranges, group) = (wire::ranges(ranges)?, device.capabilities().copy_max.get());
+        within(&ranges, bytes.len())?;
+        Ok(Self { transfer, batch, ranges, window, group, way: Way::ToHost(Arc::clone(bytes)) })
     }
 
     /// How long until it may start, or is to be refused.
     fn wait(&self) -> Duration {
-        match (self.mapping.check(self.generation), self.window.at(monotonic_now())) {
+        let checked = match &self.way {
+            Way::ToGpu { mapping, generation, .. } => mapping.check(*generation),
+            // It is there as long as this is.
+            Way::ToHost(_) => Ok(()),
+        };
+        match (checked, self.window.at(monotonic_now())) {
             (Ok(()), Start::In(wait)) => wait,
             _ => Duration::ZERO,
         }
     }
+
+    /// Begins, if that is not too late. Runs that wait for these bytes go on waiting: the worker grants
+    /// them again, or unmaps.
+    fn begin(&self) -> Result<Timestamp, Failed> {
+        match self.window.at(monotonic_now()) {
+            Start::Expired(late) => Err(Failed::Expired(late)),
+            Start::Now | Start::In(_) => Ok(monotonic_now()),
+        }
+    }
+}
+
+fn window(copy: &Copy) -> Window {
+    Window { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) }
+}
+
+/// Whether all ranges are within so many bytes.
+fn within(ranges: &[Range<u64>], size: u64) -> Result<(), GrantError> {
+    let past = ranges.iter().find(|range| range.end > size);
+    past.map_or(Ok(()), |range| Err(GrantError::Range { range: range.clone(), size }))
 }
 
 /// Copies until the queue is closed.
@@ -167,7 +204,7 @@ pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut s
 
 fn batch<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) -> Event {
     let (transfer, batch) = (job.transfer, job.batch);
-    match carry_out(job, stream) {
+    match carry_out(&job, stream) {
         Ok(done) => Event::CopyDone(done),
         Err(failed) => {
             if let Failed::Device(DeviceError::Lost(message)) = &failed {
@@ -193,48 +230,63 @@ fn failure(failed: &Failed) -> CopyFailure {
     }
 }
 
-fn carry_out<D: Device>(job: Job<D>, stream: &mut D::Stream) -> Result<CopyDone, Failed> {
-    let mapping = job.mapping.use_mapped(job.generation)?;
-    if let Start::Expired(late) = job.window.at(monotonic_now()) {
-        // Runs that wait for these bytes go on waiting: the worker grants them again, or unmaps.
-        return Err(Failed::Expired(late));
-    }
-    let started = monotonic_now();
-    let mut finished = started;
-    let mut bytes = 0;
-    for (index, range) in job.ranges.iter().enumerate() {
-        for piece in pieces(range.clone(), job.group) {
-            job.mapping.check(job.generation)?;
-            match copy(&job, stream, piece.clone(), &mapping) {
-                Ok(at) => finished = at,
-                // Whoever waits for these bytes goes on waiting: they are granted again from the host.
-                Err(error) if matches!(job.from, From::Peer(_)) => return Err(error.into()),
-                Err(error) => {
-                    let mut lost = job.ranges[index..].to_vec();
-                    lost[0].start = piece.start;
-                    mapping.failed(&lost);
-                    return Err(error.into());
-                }
-            }
-            bytes += piece.end - piece.start;
+fn carry_out<D: Device>(job: &Job<D>, stream: &mut D::Stream) -> Result<CopyDone, Failed> {
+    let (started, finished) = match &job.way {
+        Way::ToGpu { mapping, generation, from } => {
+            let using = mapping.use_mapped(*generation)?;
+            let started = job.begin()?;
+            (started, bring(job, stream, (mapping, *generation, &using), from)?.unwrap_or(started))
         }
-    }
+        Way::ToHost(bytes) => {
+            let started = job.begin()?;
+            let mut pieces = job.ranges.iter().flat_map(|range| pieces(range.clone(), job.group));
+            (started, pieces.try_fold(started, |_, piece| bytes.copy(stream, piece))?)
+        }
+    };
+    let bytes = |range: &Range<u64>| range.end.saturating_sub(range.start);
     Ok(CopyDone {
         transfer: job.transfer,
         batch: job.batch,
         started_ns: started.as_nanos(),
         finished_ns: finished.as_nanos(),
-        bytes,
+        bytes: job.ranges.iter().map(bytes).sum(),
     })
 }
 
-fn copy<D: Device>(
+/// Copies a batch to the GPU; gives when its last bytes were there.
+fn bring<D: Device>(
     job: &Job<D>,
+    stream: &mut D::Stream,
+    (mapping, generation, using): (&Mapping<D>, u64, &Use<D>),
+    from: &From<D>,
+) -> Result<Option<Timestamp>, Failed> {
+    let mut finished = None;
+    for (index, range) in job.ranges.iter().enumerate() {
+        for piece in pieces(range.clone(), job.group) {
+            mapping.check(generation)?;
+            match copy(from, stream, piece.clone(), using) {
+                Ok(at) => finished = Some(at),
+                // Whoever waits for these bytes goes on waiting: they are granted again from the host.
+                Err(error) if matches!(from, From::Peer(_)) => return Err(error.into()),
+                Err(error) => {
+                    let mut lost = job.ranges[index..].to_vec();
+                    lost[0].start = piece.start;
+                    using.failed(&lost);
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+    Ok(finished)
+}
+
+fn copy<D: Device>(
+    from: &From<D>,
     stream: &mut D::Stream,
     piece: Range<u64>,
     mapping: &Use<D>,
 ) -> Result<Timestamp, DeviceError> {
-    match &job.from {
+    match from {
         From::Host(host) => stream.copy(mapping.region(), host, piece)?,
         From::File(file) => stream.copy_from_file(mapping.region(), file.as_fd(), piece)?,
         From::Peer(peer) => peer.copy(stream, mapping.region(), piece)?,
@@ -245,7 +297,7 @@ fn copy<D: Device>(
 }
 
 /// Cuts a range into pieces of at most `max` bytes.
-fn pieces(range: Range<u64>, max: u64) -> impl Iterator<Item = Range<u64>> {
+pub(crate) fn pieces(range: Range<u64>, max: u64) -> impl Iterator<Item = Range<u64>> {
     let starts = (range.start..range.end).step_by(max as usize);
     starts.map(move |start| start..range.end.min(start + max))
 }

@@ -1,13 +1,19 @@
-//! Copies from the GPU's memory to the host's, on the copy thread: of objects, and of outputs that
-//! are kept.
+//! Copies from the GPU's memory to the host's, on a thread of their own: of objects, and of outputs that
+//! are kept. One goes at once, or batch by batch under grants ([`copies`](crate::copies)), in whatever
+//! order those come.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
-use millrace_device::{Device, Error as DeviceError, Source, Stream as _};
+use millrace_device::{Device, Error as DeviceError, Event as _, Source, Stream as _};
 use millrace_proto::executor::copy_out::Source as Named;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopiedOut, CopyOutFailed};
+use millrace_types::Timestamp;
 
+use crate::copies::pieces;
 use crate::events::clip;
 use crate::kept::{self, OutputBytes};
 use crate::mapping::Use;
@@ -15,10 +21,12 @@ use crate::objects::{self, ObjectBytes, Objects};
 use crate::process::Shared;
 use crate::wire::{self, Descriptors};
 
-/// One copy.
+/// Copies under grants that are under way at one time. Each keeps a descriptor, and what it reads.
+const COPIES_OUT_MAX: usize = 4096;
+
+/// Bytes and where they are copied to: from its start on. What they are copied from stays while this does.
 #[derive(Debug)]
-pub(crate) struct CopyOut<D: Device> {
-    copy: u64,
+pub(crate) struct Outgoing<D: Device> {
     from: From<D>,
     to: OwnedFd,
 }
@@ -35,6 +43,10 @@ enum From<D: Device> {
 pub(crate) enum Error {
     #[error("it names nothing to copy")]
     NoSource,
+    #[error("copy {0} to the host is under way already")]
+    Twice(u64),
+    #[error("{COPIES_OUT_MAX} copies to the host are under way: end one first")]
+    TooMany,
     #[error(transparent)]
     Message(#[from] wire::Error),
     #[error(transparent)]
@@ -43,7 +55,7 @@ pub(crate) enum Error {
     Output(#[from] kept::Error),
 }
 
-impl<D: Device> CopyOut<D> {
+impl<D: Device> Outgoing<D> {
     pub(crate) fn new(
         message: wire_messages::CopyOut,
         shared: &Shared<D>,
@@ -57,27 +69,52 @@ impl<D: Device> CopyOut<D> {
             }
             Named::Output(part) => From::Output(shared.kept.find(part)?),
         };
-        Ok(Self { copy: message.copy, from, to: descriptors.take(message.contents_fd)? })
+        Ok(Self { from, to: descriptors.take(message.contents_fd)? })
     }
 
-    /// Makes it, and says what came of that.
-    pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) -> Event {
-        let copied = match &self.from {
+    /// How many bytes there are.
+    pub(crate) fn len(&self) -> u64 {
+        let all = match &self.from {
+            From::Object(ObjectBytes { bytes, .. }, _) | From::Output(OutputBytes { bytes, .. }) => bytes,
+        };
+        all.end - all.start
+    }
+
+    /// Copies some of them, at most what one copy may move; returns when they were there.
+    pub(crate) fn copy(&self, stream: &mut D::Stream, part: Range<u64>) -> Result<Timestamp, DeviceError> {
+        let within = |all: &Range<u64>| all.start + part.start..all.start + part.end;
+        let (to, at) = (self.to.as_fd(), part.start);
+        match &self.from {
             From::Object(ObjectBytes { object, bytes }, _using) => {
-                stream.copy_out(Source::Region(&object.mapping.region), bytes.clone(), self.to.as_fd())
+                stream.copy_out(Source::Region(&object.mapping.region), within(bytes), to, at)?;
             }
             From::Output(OutputBytes { output, bytes }) => {
-                let source = Source::Value(&output.value, output.datatype);
-                stream.copy_out(source, bytes.clone(), self.to.as_fd())
+                stream.copy_out(Source::Value(&output.value, output.datatype), within(bytes), to, at)?;
             }
-        };
-        match copied {
-            Ok(()) => Event::CopiedOut(CopiedOut { copy: self.copy }),
+        }
+        stream.record()?.wait()
+    }
+}
+
+/// One that goes at once.
+#[derive(Debug)]
+pub(crate) struct CopyOut<D: Device> {
+    pub(crate) copy: u64,
+    pub(crate) bytes: Outgoing<D>,
+}
+
+impl<D: Device> CopyOut<D> {
+    /// Makes it, and says what came of that.
+    pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) -> Event {
+        let Self { copy, bytes } = self;
+        let most = shared.device.capabilities().copy_max.get();
+        match pieces(0..bytes.len(), most).try_for_each(|piece| bytes.copy(stream, piece).map(drop)) {
+            Ok(()) => Event::CopiedOut(CopiedOut { copy }),
             Err(error) => {
                 if let DeviceError::Lost(message) = &error {
                     shared.events.device_failed(message);
                 }
-                refused(self.copy, error)
+                refused(copy, error)
             }
         }
     }
@@ -86,4 +123,34 @@ impl<D: Device> CopyOut<D> {
 /// The event for a copy that was not made.
 pub(crate) fn refused(copy: u64, why: impl ToString) -> Event {
     Event::CopyOutFailed(CopyOutFailed { copy, message: clip(why) })
+}
+
+/// Those that go under grants, by name.
+#[derive(Debug)]
+pub(crate) struct Granted<D: Device>(BTreeMap<u64, Arc<Outgoing<D>>>);
+
+impl<D: Device> Granted<D> {
+    pub(crate) fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    pub(crate) fn begin(&mut self, copy: u64, bytes: Outgoing<D>) -> Result<(), Error> {
+        if self.0.contains_key(&copy) {
+            return Err(Error::Twice(copy));
+        }
+        if self.0.len() >= COPIES_OUT_MAX {
+            return Err(Error::TooMany);
+        }
+        self.0.insert(copy, Arc::new(bytes));
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, copy: u64) -> Option<&Arc<Outgoing<D>>> {
+        self.0.get(&copy)
+    }
+
+    /// Forgets one. Batches that wait have it still.
+    pub(crate) fn end(&mut self, copy: u64) {
+        self.0.remove(&copy);
+    }
 }

@@ -1,21 +1,22 @@
 //! The executor process: owns one GPU's context and does what its worker says.
 //!
 //! ```text
-//!              ┌─ control: loads, maps, unmaps ─┐
-//! socket ──────┼─ copies:  one batch after another, in its window
-//!   ▲          └─ runs:    one after another, each launch waiting for what it reads
-//!   └────────────── events, from all three ─────┘
+//!              ┌─ control:    loads, maps, unmaps ─┐
+//! socket ──────┼─ copies:     one batch after another, in its window
+//!   ▲          ├─ copies out: the same, to the host
+//!   │          └─ runs:       one after another, each launch waiting for what it reads
+//!   └────────────── events, from all of them ─────┘
 //! ```
-//! Three ordered streams, a thread each; a short run that waits for nothing is carried out by the
+//! Four ordered streams, a thread each; a short run that waits for nothing is carried out by the
 //! control thread itself, in its turn. Crash-only: it holds nothing that its worker cannot send
 //! again, or make again by a run, ends when its worker ends, and decides nothing. `executor.proto` is the contract.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `control` | commands, in the order sent |
-//! | `copies` | the copy thread |
+//! | `copies` | the copy threads |
 //! | `relocations` | moves to other physical memory, on the copy thread |
-//! | `copy_out` | copies to the host, on the copy thread |
+//! | `copy_out` | copies to the host, on a thread of their own |
 //! | `objects` | tensors in the GPU's memory that runs read in place |
 //! | `kept` | outputs that stay here after their run |
 //! | `runs` | the run thread |

@@ -1,4 +1,4 @@
-//! The process: tied to its worker, greeted, its three threads started.
+//! The process: tied to its worker, greeted, its other threads started.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -135,17 +135,19 @@ fn command(frame: Received) -> Result<(Command, Descriptors), Error> {
 /// The copy and run threads. Dropping this lets them end after what they are doing.
 struct Threads<D: Device> {
     copies: Arc<Queue<copies::Work<D>>>,
+    copies_out: Arc<Queue<copies::Work<D>>>,
     runs: Arc<Queue<runs::Job<D>>>,
 }
 
 impl<D: Device> Threads<D> {
     fn start(shared: &Arc<Shared<D>>, control: &Control<D>) -> Result<Self, Error> {
-        let threads = Self { copies: control.copies(), runs: control.runs() };
+        let (copies, copies_out, runs) = (control.copies(), control.copies_out(), control.runs());
+        let threads = Self { copies, copies_out, runs };
         let stream = || shared.device.stream(Width::Whole);
-        spawn("copies", {
-            let (shared, queue, stream) = (Arc::clone(shared), control.copies(), stream()?);
-            move || copies::serve(&shared, &queue, stream)
-        })?;
+        for (name, queue) in [("copies", control.copies()), ("copies out", control.copies_out())] {
+            let (shared, stream) = (Arc::clone(shared), stream()?);
+            spawn(name, move || copies::serve(&shared, &queue, stream))?;
+        }
         spawn("runs", {
             let (shared, queue, stream) = (Arc::clone(shared), control.runs(), stream()?);
             move || shared.device.enter(stream, |stream| runs::serve(&shared, &queue, stream))
@@ -157,6 +159,7 @@ impl<D: Device> Threads<D> {
 impl<D: Device> Drop for Threads<D> {
     fn drop(&mut self) {
         self.copies.close();
+        self.copies_out.close();
         self.runs.close();
     }
 }

@@ -38,6 +38,7 @@ impl Machine {
                     by_member: paced(scenario, &gpu.gpu_type, function.by_member),
                     tail: paced(scenario, &gpu.gpu_type, model.tail),
                     start: model.start,
+                    keeps: Bytes::ZERO,
                     end: RunEnd::Done,
                 };
                 (model_name(place), run)

@@ -91,6 +91,8 @@ mod tests {
             rate: BytesPerSec(12),
             measured: None,
             carried: Bytes(7),
+            measured_to_host: None,
+            carried_to_host: Bytes(5),
             outstanding: 1,
         });
         let snapshot = NodeSnapshot { links: links.collect(), ..NodeSnapshot::default() };

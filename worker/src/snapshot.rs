@@ -144,17 +144,21 @@ pub struct FunctionSnapshot {
     pub score: Score,
 }
 
-/// One link, towards the GPUs.
+/// One link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkSnapshot {
     /// Which.
     pub link: LinkId,
-    /// Its rate as the topology says.
+    /// Its rate as the topology says, in each direction.
     pub rate: BytesPerSec,
-    /// Its rate as measured over the last batches; `None` before the first.
+    /// Its rate towards the GPUs as measured over the last batches; `None` before the first.
     pub measured: Option<BytesPerSec>,
-    /// Bytes carried.
+    /// Bytes carried towards the GPUs.
     pub carried: Bytes,
+    /// Its rate towards the host as measured over the last batches; `None` before the first.
+    pub measured_to_host: Option<BytesPerSec>,
+    /// Bytes carried towards the host.
+    pub carried_to_host: Bytes,
     /// Batches granted and not finished.
     pub outstanding: u32,
 }

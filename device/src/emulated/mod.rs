@@ -298,11 +298,12 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         source: Source<'_, EmulatedGpu>,
         bytes: Range<u64>,
         file: BorrowedFd<'_>,
+        at: u64,
     ) -> Result<(), Error> {
-        self.may_copy()?;
+        self.begin_copy(&bytes)?;
         match source {
-            Source::Region(region) => memfd::write_at(file, region.hold(bytes)?.as_slice(), 0),
-            Source::Value(value, datatype) => memfd::write_at(file, &value.bytes(datatype, &bytes)?, 0),
+            Source::Region(region) => memfd::write_at(file, region.hold(bytes)?.as_slice(), at),
+            Source::Value(value, datatype) => memfd::write_at(file, &value.bytes(datatype, &bytes)?, at),
         }
     }
 

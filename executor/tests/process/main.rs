@@ -1,6 +1,7 @@
 //! A real executor process: this test binary, started again as one, over a socketpair.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod copies_out;
 mod failures;
 mod handshake;
 mod limits;

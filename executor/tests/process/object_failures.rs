@@ -143,7 +143,7 @@ fn copies_that_cannot_be_made_are_refused() {
     let batch = executor.grant_object(5, 0..Y_BYTES + 1, None);
     let (failure, message) = executor.copied(batch).unwrap_err();
     assert_eq!(failure, CopyFailure::Device);
-    assert!(message.contains("past the end of the object"), "{message}");
+    assert!(message.contains("past the end of what is copied"), "{message}");
     // Grants end with their windows and can be taken back, as those of programs.
     let late = Copy { object: 5, not_after_ns: 1, ..Copy::default() };
     let batch = executor.grant_copy(late);
@@ -244,6 +244,11 @@ fn a_hundred_objects_that_come_and_go_leave_nothing_behind() {
         executor.keep(run, x(&[ROWS, 64]));
         executor.place(placed(run, Y_BYTES, Some(whole(run)))).unwrap();
         let bytes = executor.copy_out(Part::Object(object(run))).unwrap();
+        let granted = executor.begin_granted(Part::Output(whole(run)));
+        let batch = executor.grant_out(&granted, 0..Y_BYTES, 0..u64::MAX);
+        executor.copied(batch).unwrap();
+        executor.end_copy_out(&granted);
+        assert_eq!(granted.bytes(), bytes);
         executor.run(run, 1, 1, on(object(run)));
         executor.ran(run).unwrap();
         executor.free(run);

@@ -66,8 +66,17 @@ pub(crate) fn file(bytes: &[u8]) -> OwnedFd {
 
 /// A copy out that was asked for, and where it goes.
 pub(crate) struct Copying {
-    copy: u64,
+    pub(crate) copy: u64,
     to: OwnedFd,
+}
+
+impl Copying {
+    /// What is there by now.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; rustix::fs::fstat(&self.to).unwrap().st_size as usize];
+        assert_eq!(rustix::io::pread(&self.to, &mut bytes, 0).unwrap(), bytes.len());
+        bytes
+    }
 }
 
 impl Executor {
@@ -111,13 +120,22 @@ impl Executor {
     }
 
     pub(crate) fn begin_copy_out(&mut self, part: Part) -> Copying {
+        self.begin(part, false)
+    }
+
+    /// Begins one whose bytes go under grants.
+    pub(crate) fn begin_granted(&mut self, part: Part) -> Copying {
+        self.begin(part, true)
+    }
+
+    fn begin(&mut self, part: Part, granted: bool) -> Copying {
         self.batch += 1;
         let (copy, to) = (self.batch, file(&[]));
         let source = Some(match part {
             Part::Object(part) => Source::Object(part),
             Part::Output(part) => Source::Output(part),
         });
-        let message = CopyOut { copy, source, contents_fd: 0 };
+        let message = CopyOut { copy, source, contents_fd: 0, granted };
         send(&self.socket, Command::CopyOut(message), vec![to.try_clone().unwrap()]);
         Copying { copy, to }
     }
@@ -129,9 +147,18 @@ impl Executor {
             Event::CopyOutFailed(failed) if failed.copy == copy => Some(Err(failed.message)),
             _ => None,
         })?;
-        let mut bytes = vec![0; rustix::fs::fstat(&copying.to).unwrap().st_size as usize];
-        assert_eq!(rustix::io::pread(&copying.to, &mut bytes, 0).unwrap(), bytes.len());
-        Ok(bytes)
+        Ok(copying.bytes())
+    }
+
+    /// Grants bytes of a copy to the host, to begin within these nanoseconds; returns the batch.
+    pub(crate) fn grant_out(&mut self, copying: &Copying, range: Range<u64>, window: Range<u64>) -> u64 {
+        let (ranges, copy_out) = (vec![byte_range(range)], copying.copy);
+        let (not_before_ns, not_after_ns) = (window.start, window.end);
+        self.grant_copy(Copy { copy_out, ranges, not_before_ns, not_after_ns, ..Copy::default() })
+    }
+
+    pub(crate) fn end_copy_out(&self, copying: &Copying) {
+        self.send(Command::EndCopyOut(EndCopyOut { copy: copying.copy }));
     }
 
     pub(crate) fn copy_out(&mut self, part: Part) -> Result<Vec<u8>, String> {

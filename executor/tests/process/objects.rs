@@ -232,6 +232,7 @@ fn a_cancelled_run_lets_go_of_its_object_and_a_copy_out_has_it_until_it_is_made(
     let (model, mut executor) = mlp();
     executor.keep(3, x(&[ROWS, 64]));
     executor.place(placed(5, Y_BYTES, Some(whole(3)))).unwrap();
+    let behind = executor.begin_granted(Part::Output(whole(3)));
     executor.place(PlaceObject { extents: elsewhere(), ..placed(6, Y_BYTES, Some(whole(3))) }).unwrap();
     executor.unmap(1, 1);
     executor.map(&model, 1, 2, 0);
@@ -241,7 +242,7 @@ fn a_cancelled_run_lets_go_of_its_object_and_a_copy_out_has_it_until_it_is_made(
     executor.send(Command::Cancel(Cancel { run: 5 }));
     executor.expect(|event| (event == Event::ObjectFreed(ObjectFreed { object: 5 })).then_some(()));
     // Behind a copy whose window is far away.
-    let never = executor.grant_in(1, 2, &model.all(), u64::MAX - 1, u64::MAX);
+    let never = executor.grant_out(&behind, 0..1, u64::MAX - 1..u64::MAX);
     let copy = executor.begin_copy_out(Part::Object(object(6)));
     executor.send(Command::FreeObject(FreeObject { object: 6 }));
     executor.send(Command::Revoke(Revoke { transfer: 1, batch: never }));

@@ -15,8 +15,8 @@ use crate::rates::Sharing;
 type Served = ((Timestamp, u64), TransferId);
 
 impl Fabric {
-    /// Grants whatever can be granted: from the host what is due by its rate, and where there is nothing
-    /// such, those served longest ago first.
+    /// Grants whatever can be granted: from the host and to it what is due by its rate, and where there is
+    /// nothing such, those served longest ago first.
     pub(super) fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.grant_due(actions) {}
         loop {
@@ -112,7 +112,7 @@ impl Fabric {
         let give_up = not_after + path.time_for(size).saturating_mul(2) + REPORT_SLACK;
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
-        if route.over.is_some() || self.shares.sharing != Sharing::Fifo {
+        if route.host_way().is_none() || self.shares.sharing != Sharing::Fifo {
             state.served = (now, hold);
         }
         let (revoked, not_before) = (false, free);
@@ -120,7 +120,7 @@ impl Fabric {
         state.out.push(Batch { id: batch, chunks, route, hold, give_up, revoked, not_before, turn });
         let peer = match &state.source {
             Source::Peer(peer) => Some(peer.of(&range)),
-            Source::Host | Source::Asked(_) => None,
+            Source::Host | Source::Own | Source::Asked(_) => None,
         };
         let (gpu, cargo) = (state.gpu, state.cargo);
         let link = self.first_link(route);
@@ -194,7 +194,7 @@ impl Fabric {
         let mut full = self.paths[waiting].lanes.iter().filter(|&&lane| !self.lanes[lane].takes_more());
         if other == waiting {
             true
-        } else if waiting.over.is_some() {
+        } else if waiting.host_way().is_none() {
             full.any(|lane| lanes.contains(lane))
         } else {
             self.out_on(*waiting) < OUT_MAX && full.next().is_some_and(|lane| lanes.contains(lane))

@@ -8,7 +8,7 @@ use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use super::transfer::OUT_MAX;
-use crate::paths::Hops;
+use crate::paths::{Direction, Hops};
 
 /// Batches queued behind the running ones of a lane.
 const QUEUED_MAX: usize = 1;
@@ -28,6 +28,8 @@ struct Hold {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) link: LinkId,
+    /// Of an NVLink both are towards a GPU.
+    pub(super) direction: Direction,
     rate: BytesPerSec,
     /// By track: until when batches that have ended would have taken it at its rate.
     tracks: Vec<Timestamp>,
@@ -39,8 +41,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(link: LinkId, rate: BytesPerSec) -> Self {
-        Self { link, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), fed: 0, routes: 0 }
+    pub(super) fn new((link, direction): (LinkId, Direction), rate: BytesPerSec) -> Self {
+        Self { link, direction, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), fed: 0, routes: 0 }
     }
 
     /// An object has a route that crosses it.
@@ -122,31 +124,43 @@ impl Lane {
     }
 }
 
-/// Where bytes go, and over which GPUs, where not from the host.
+/// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Route {
-    pub(super) to: GpuIndex,
-    /// Both ends included.
-    pub(super) over: Option<Hops>,
+pub(super) enum Route {
+    /// Between the host and a GPU.
+    Host(Direction, GpuIndex),
+    /// From GPU to GPU, over others or not; both ends included.
+    Over(Hops),
 }
 
 impl Route {
-    pub(super) fn from_host(to: GpuIndex) -> Self {
-        Self { to, over: None }
-    }
-
     /// Over the NVLink that joins two GPUs.
     pub(super) fn direct(from: GpuIndex, to: GpuIndex) -> Self {
-        Self::over(Hops::of([from, to]))
+        Self::Over(Hops::of([from, to]))
     }
 
-    pub(super) fn over(hops: Hops) -> Self {
-        Self { to: hops.last(), over: Some(hops) }
+    /// Whose executor copies: where they go, unless that is the host.
+    pub(super) fn gpu(&self) -> GpuIndex {
+        match self {
+            Self::Host(_, gpu) => *gpu,
+            Self::Over(hops) => hops.last(),
+        }
     }
 
-    /// The GPU that it comes from.
-    pub(super) fn from(&self) -> Option<GpuIndex> {
-        self.over.map(|hops| hops.first())
+    /// The GPUs that it leads over, where it does not lead to the host or from there.
+    pub(super) fn hops(&self) -> Option<Hops> {
+        match self {
+            Self::Host(..) => None,
+            Self::Over(hops) => Some(*hops),
+        }
+    }
+
+    /// Which way it leads between the host and a GPU, where it does.
+    pub(super) fn host_way(&self) -> Option<Direction> {
+        match self {
+            Self::Host(direction, _) => Some(*direction),
+            Self::Over(_) => None,
+        }
     }
 }
 
@@ -161,23 +175,26 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
     for gpu in &topology.gpus {
         let path_rate = gpu.host_path.iter().map(|&link| rate(link)).min();
         let path_rate = path_rate.unwrap_or_else(|| panic!("GPU {} has no host path", gpu.index));
-        let mut crossed = Vec::with_capacity(gpu.host_path.len());
-        for &link in &gpu.host_path {
-            let lane = lanes.iter().position(|lane| lane.link == link).unwrap_or_else(|| {
-                lanes.push(Lane::new(link, rate(link)));
-                lanes.len() - 1
-            });
-            lanes[lane].crossed_by(path_rate);
-            crossed.push(lane);
+        // The directions of a link do not share its rate.
+        for direction in [Direction::ToGpu, Direction::FromGpu] {
+            let mut crossed = Vec::with_capacity(gpu.host_path.len());
+            for &link in &gpu.host_path {
+                let found = lanes.iter().position(|it| (it.link, it.direction) == (link, direction));
+                let lane = found.unwrap_or_else(|| {
+                    lanes.push(Lane::new((link, direction), rate(link)));
+                    lanes.len() - 1
+                });
+                lanes[lane].crossed_by(path_rate);
+                crossed.push(lane);
+            }
+            paths.insert(Route::Host(direction, gpu.index), Path { lanes: crossed, rate: path_rate });
         }
-        paths.insert(Route::from_host(gpu.index), Path { lanes: crossed, rate: path_rate });
     }
     feed(&mut lanes, &paths);
     for (link, wire) in (0..).map(LinkId).zip(&topology.links) {
         let LinkKind::NvLink { a, b } = wire.kind else { continue };
-        // Its directions do not share its rate.
         for (from, to) in [(a, b), (b, a)] {
-            lanes.push(Lane::new(link, wire.rate));
+            lanes.push(Lane::new((link, Direction::ToGpu), wire.rate));
             let path = Path { lanes: vec![lanes.len() - 1], rate: wire.rate };
             paths.insert(Route::direct(from, to), path);
         }

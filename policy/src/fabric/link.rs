@@ -9,6 +9,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 use super::{BatchFailure, Grant};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
+use crate::paths::Direction;
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -17,7 +18,7 @@ pub enum Event {
     Grant(Grant),
     /// The fabric wants one back.
     Revoke {
-        /// Where it was to go.
+        /// Whose executor was to copy it.
         gpu: GpuIndex,
         /// Of which transfer.
         transfer: TransferId,
@@ -45,7 +46,7 @@ pub enum Event {
         why: BatchFailure,
     },
     /// Bytes crossed under a grant that another link issued.
-    Carried(Bytes),
+    Carried(Direction, Bytes),
     /// A GPU lost everything: nothing more is heard of its batches.
     Down(GpuIndex),
 }
@@ -82,17 +83,34 @@ pub enum Action {
     },
 }
 
-/// A link, towards the GPUs.
+/// A link: of the host's in both directions, of NVLinks towards either GPU.
 #[derive(Debug, Default)]
 pub struct Link {
     out: Vec<Grant>,
+    to_gpus: Traffic,
+    to_host: Traffic,
+}
+
+/// What crossed a link in one direction.
+#[derive(Debug, Default)]
+struct Traffic {
     carried: Bytes,
     /// Nanoseconds that a mebibyte took, smoothed over the last batches.
     pace: Option<u64>,
 }
 
+impl Traffic {
+    fn measure(&mut self, size: Bytes, took: Duration) {
+        self.carried += size;
+        let nanos = took.as_nanos() * u128::from(Bytes::mib(1).0) / u128::from(size.0.max(1));
+        let new = u64::try_from(nanos).unwrap_or(u64::MAX);
+        // A quarter of the new, three of the old.
+        self.pace = Some(self.pace.map_or(new, |old| old - old / 4 + new / 4));
+    }
+}
+
 impl Link {
-    /// Batches issued and not ended.
+    /// Batches issued and not ended, in both directions.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.out.len()
@@ -100,28 +118,34 @@ impl Link {
 
     /// Bytes that crossed.
     #[must_use]
-    pub fn carried(&self) -> Bytes {
-        self.carried
+    pub fn carried(&self, direction: Direction) -> Bytes {
+        self.traffic(direction).carried
     }
 
     /// The rate of the last batches that this link issued.
     #[must_use]
-    pub fn measured(&self) -> Option<BytesPerSec> {
-        let nanos = self.pace?.max(1);
+    pub fn measured(&self, direction: Direction) -> Option<BytesPerSec> {
+        let nanos = self.traffic(direction).pace?.max(1);
         Some(BytesPerSec(Bytes::mib(1).0.saturating_mul(1_000_000_000) / nanos))
+    }
+
+    fn traffic(&self, direction: Direction) -> &Traffic {
+        match direction {
+            Direction::ToGpu => &self.to_gpus,
+            Direction::FromGpu => &self.to_host,
+        }
+    }
+
+    fn traffic_mut(&mut self, direction: Direction) -> &mut Traffic {
+        match direction {
+            Direction::ToGpu => &mut self.to_gpus,
+            Direction::FromGpu => &mut self.to_host,
+        }
     }
 
     fn take(&mut self, transfer: TransferId, batch: BatchId) -> Option<Grant> {
         let place = self.out.iter().position(|out| out.transfer == transfer && out.batch == batch)?;
         Some(self.out.remove(place))
-    }
-
-    fn measure(&mut self, size: Bytes, took: Duration) {
-        self.carried += size;
-        let nanos = took.as_nanos() * u128::from(Bytes::mib(1).0) / u128::from(size.0.max(1));
-        let new = u64::try_from(nanos).unwrap_or(u64::MAX);
-        // A quarter of the new, three of the old.
-        self.pace = Some(self.pace.map_or(new, |old| old - old / 4 + new / 4));
     }
 }
 
@@ -138,7 +162,8 @@ impl Core for Link {
             Event::Revoke { gpu, transfer, batch } => actions.push(Action::Revoke { gpu, transfer, batch }),
             Event::Done { transfer, batch, started, finished } => {
                 if let Some(grant) = self.take(transfer, batch) {
-                    self.measure(grant.cargo.span(&grant.chunks).1, finished.since(started));
+                    let size = grant.cargo.span(&grant.chunks).1;
+                    self.traffic_mut(grant.cargo.direction()).measure(size, finished.since(started));
                     actions.push(Action::Done { transfer, batch });
                 }
             }
@@ -147,7 +172,7 @@ impl Core for Link {
                     actions.push(Action::Failed { transfer, batch, why });
                 }
             }
-            Event::Carried(size) => self.carried += size,
+            Event::Carried(direction, size) => self.traffic_mut(direction).carried += size,
             Event::Down(gpu) => self.out.retain(|grant| grant.gpu != gpu),
         }
     }

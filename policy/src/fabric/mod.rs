@@ -7,8 +7,9 @@
 //! previous would have ended at the link's rate, so a slowed link really is slow.
 //!
 //! Who is next: the transfer that was served longest ago. A newcomer counts as served two batches
-//! ago, so it overtakes only those which were served since: nobody starves. From the host, transfers
-//! that somebody waits for go by the rates that they need instead (`sharing`; D14 to D16).
+//! ago, so it overtakes only those which were served since: nobody starves. From the host and to it,
+//! transfers that somebody waits for go by the rates that they need instead (`sharing`; D14 to D16). The
+//! directions of a link do not share its rate, and none waits for the other.
 //!
 //! **From another GPU** (T22, T25). A transfer that is to come from a peer asks that GPU first to
 //! lock the model where it is, and then crosses the NVLink between them, each direction of which is
@@ -20,6 +21,9 @@
 //! which locks them, over several routes at once as [`paths`](crate::paths) chooses, other GPUs in
 //! between included. Nobody else has their bytes: where the GPU is lost, a copy from it fails or no
 //! route leads there, the transfer fails.
+//!
+//! **To the host** objects cross the GPU's way from there in the other direction, copied by its own
+//! executor. What fails is granted again, as from the host.
 //!
 //! ```text
 //! Start, Hasten, Cancel ───────────────► ┌────────┐ ──► Arrived, Ended          to the Gpu
@@ -44,7 +48,9 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
-pub use self::protocol::{Action, BatchFailure, Cargo, Event, Grant, Outcome, PeerBlocks, Piece, Weights};
+pub use self::protocol::{
+    Action, BatchFailure, Cargo, Event, Grant, Leaving, Outcome, PeerBlocks, Piece, Weights,
+};
 pub use self::routes::routes_of;
 pub use self::sharing::{Counts, SPARE_EVERY, Tally, Wait};
 
@@ -66,21 +72,21 @@ pub const REPORT_SLACK: Duration = Duration::from_secs(5);
 /// Failures in a row that end a transfer.
 pub const FAILURES_MAX: u32 = 3;
 
-/// All links of a node, towards its GPUs.
+/// All links of a node, towards its GPUs and from there to the host.
 #[derive(Debug)]
 pub struct Fabric {
     lanes: Vec<Lane>,
     paths: BTreeMap<Route, Path>,
     /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
     routes: Option<Paths>,
-    /// How transfers from the host share their links.
+    /// How transfers from the host, and those to it, share their links.
     shares: Shares,
     transfers: BTreeMap<TransferId, Transfer>,
     grants: u64,
 }
 
 impl Fabric {
-    /// Idle links, those from the host shared by objective.
+    /// Idle links, those of the host shared by objective.
     ///
     /// # Panics
     /// When a GPU has no path from the host: such a topology is not one.
@@ -89,7 +95,7 @@ impl Fabric {
         Self::with_sharing(topology, Sharing::default())
     }
 
-    /// Idle links, those from the host shared like this.
+    /// Idle links, those of the host shared like this.
     ///
     /// # Panics
     /// When a GPU has no path from the host: such a topology is not one.
@@ -132,18 +138,21 @@ impl Fabric {
         let leads = from.filter(|&from| match cargo {
             Cargo::Weights(_) => self.paths.contains_key(&Route::direct(from, gpu)),
             Cargo::Object(_) => self.routes.as_ref().is_some_and(|routes| routes.lead(from, gpu)),
+            Cargo::ToHost(_) => false,
         });
         let nowhere = matches!(cargo, Cargo::Object(_)) && from.is_some() && leads.is_none();
         let direct =
             leads.map(|from| Route::direct(from, gpu)).filter(|route| self.paths.contains_key(route));
-        let served = self.head_start(now, &direct.unwrap_or(Route::from_host(gpu)));
+        let of_host = Route::Host(cargo.direction(), gpu);
+        let served = self.head_start(now, &direct.unwrap_or(of_host));
         if let Some(from) = leads {
             actions.push(Action::Lock { gpu: from, transfer, cargo });
         }
+        let alone = if matches!(cargo, Cargo::ToHost(_)) { Source::Own } else { Source::Host };
         let transfer_state = Transfer {
             gpu,
             cargo,
-            source: leads.map_or(Source::Host, Source::Asked),
+            source: leads.map_or(alone, Source::Asked),
             locked: None,
             waiting,
             out: Vec::with_capacity(OUT_MAX),
@@ -176,7 +185,7 @@ impl Fabric {
     /// A newcomer counts as served two batches ago; where who came first goes first, as served when it
     /// came.
     fn head_start(&self, now: Timestamp, route: &Route) -> (Timestamp, u64) {
-        if route.over.is_none() && self.shares.sharing == Sharing::Fifo {
+        if route.host_way().is_some() && self.shares.sharing == Sharing::Fifo {
             return (now, self.grants);
         }
         let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
@@ -234,7 +243,7 @@ impl Fabric {
         state.failures = 0;
         let size = state.cargo.span(&batch.chunks).1;
         let cargo = state.cargo;
-        if let Some(hops) = batch.route.over.filter(|hops| !state.used.contains(hops))
+        if let Some(hops) = batch.route.hops().filter(|hops| !state.used.contains(hops))
             && matches!(cargo, Cargo::Object(_))
         {
             state.used.push(hops);
@@ -243,10 +252,11 @@ impl Fabric {
         for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
-                actions.push(Action::Carried { link: self.lanes[lane].link, size });
+                let Lane { link, direction, .. } = self.lanes[lane];
+                actions.push(Action::Carried { link, direction, size });
             }
         }
-        let gpu = batch.route.to;
+        let gpu = batch.route.gpu();
         actions.push(Action::Arrived { gpu, cargo, chunks: batch.chunks });
         self.end_if_over(transfer, actions);
     }
@@ -254,11 +264,11 @@ impl Fabric {
     fn failed(&mut self, transfer: TransferId, batch: BatchId, why: BatchFailure, actions: &mut Vec<Action>) {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.waiting.push(batch.chunks.clone());
-        match (why, batch.route.from()) {
+        match (why, batch.route) {
             (BatchFailure::NotBegun, _) => {}
             // Whatever is wrong may be wrong with the peer alone.
-            (BatchFailure::Faulty, Some(_)) => self.lose_source(transfer, actions),
-            (BatchFailure::Faulty, None) => {
+            (BatchFailure::Faulty, Route::Over(_)) => self.lose_source(transfer, actions),
+            (BatchFailure::Faulty, Route::Host(..)) => {
                 state.failures += 1;
                 if state.failures >= FAILURES_MAX {
                     state.ending.get_or_insert(Outcome::Failed);
@@ -304,7 +314,7 @@ impl Fabric {
         let Some(batch) = state.out.get_mut(place).filter(|batch| !batch.revoked) else { return };
         batch.revoked = true;
         let (batch, route) = (batch.id, batch.route);
-        actions.push(Action::Revoke { link: self.first_link(route), gpu: route.to, transfer, batch });
+        actions.push(Action::Revoke { link: self.first_link(route), gpu: route.gpu(), transfer, batch });
     }
 
     fn down(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {

@@ -8,7 +8,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 use crate::elastic::ObjectKey;
 use crate::ids::{BatchId, Generation, TransferId};
 use crate::memory::{BLOCK, Run as BlockRun};
-use crate::paths::Hops;
+use crate::paths::{Direction, Hops};
 use crate::rates::Objective;
 
 /// Weights of a model, for whoever copies.
@@ -43,13 +43,24 @@ pub struct Piece {
     pub bytes: Bytes,
 }
 
+/// Intermediate data that a GPU's executor copies to host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Leaving {
+    /// The copy of it, as that executor knows it.
+    pub copy: u64,
+    /// How many bytes.
+    pub bytes: Bytes,
+}
+
 /// What a transfer carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cargo {
-    /// A model's weights.
+    /// A model's weights, to a GPU.
     Weights(Weights),
-    /// Intermediate data.
+    /// Intermediate data, to a GPU.
     Object(Piece),
+    /// Intermediate data, from a GPU to the host.
+    ToHost(Leaving),
 }
 
 impl Cargo {
@@ -65,6 +76,16 @@ impl Cargo {
         match self {
             Self::Weights(weights) => weights.bytes,
             Self::Object(piece) => piece.bytes,
+            Self::ToHost(leaving) => leaving.bytes,
+        }
+    }
+
+    /// Which way it goes.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        match self {
+            Self::Weights(_) | Self::Object(_) => Direction::ToGpu,
+            Self::ToHost(_) => Direction::FromGpu,
         }
     }
 }
@@ -113,13 +134,13 @@ pub struct Grant {
     pub transfer: TransferId,
     /// Which batch of it.
     pub batch: BatchId,
-    /// Where to.
+    /// Whose executor copies: where to, or what it leaves for the host.
     pub gpu: GpuIndex,
     /// What.
     pub cargo: Cargo,
     /// Which chunks.
     pub chunks: Range<u32>,
-    /// Where they lie on another GPU, where they do not come from the host.
+    /// Where they lie on another GPU, where they come from there.
     pub peer: Option<PeerBlocks>,
     /// Not to begin before.
     pub not_before: Timestamp,
@@ -130,21 +151,21 @@ pub struct Grant {
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// Bytes want to go to a GPU.
+    /// Bytes want to go to a GPU, or from one to the host.
     Start {
         /// A new name for the transfer.
         transfer: TransferId,
-        /// Where to.
+        /// Where to, or what they leave for the host.
         gpu: GpuIndex,
         /// What.
         cargo: Cargo,
         /// Which chunks of it, in this order; not empty.
         chunks: Vec<Range<u32>>,
         /// The GPU to copy them from, where not from the host. An object that no route leads for, or
-        /// that is not kept there, fails.
+        /// that is not kept there, fails. It means nothing for what goes to the host.
         from: Option<GpuIndex>,
         /// By when the bytes are wanted, from now on; `None` where nobody waits for them. It counts for
-        /// what comes from the host.
+        /// what comes from the host or goes there.
         objective: Option<Objective>,
     },
     /// Somebody waits for a transfer that nobody waited for when it began.
@@ -192,8 +213,8 @@ pub enum Event {
         /// Why.
         why: BatchFailure,
     },
-    /// A GPU lost everything: transfers to it end without another word; those of weights from it go
-    /// on from the host, those of objects fail.
+    /// A GPU lost everything: transfers to it, and from it to the host, end without another word; those of
+    /// weights from it to other GPUs go on from the host, those of objects fail.
     Down {
         /// Which.
         gpu: GpuIndex,
@@ -251,7 +272,7 @@ pub enum Action {
     Revoke {
         /// That link.
         link: LinkId,
-        /// Where it was to go.
+        /// Whose executor was to copy it.
         gpu: GpuIndex,
         /// Of which transfer.
         transfer: TransferId,
@@ -262,12 +283,14 @@ pub enum Action {
     Carried {
         /// That link.
         link: LinkId,
+        /// Which way.
+        direction: Direction,
         /// How much.
         size: Bytes,
     },
-    /// Tell the GPU what has arrived.
+    /// Tell the GPU what has arrived there, or at the host.
     Arrived {
-        /// Where.
+        /// Which GPU.
         gpu: GpuIndex,
         /// What of.
         cargo: Cargo,
@@ -276,7 +299,7 @@ pub enum Action {
     },
     /// Tell the GPU that a transfer ended; nothing of it is out any more.
     Ended {
-        /// Where to.
+        /// Which GPU: as it was started.
         gpu: GpuIndex,
         /// Which.
         transfer: TransferId,

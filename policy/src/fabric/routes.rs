@@ -43,10 +43,10 @@ impl Fabric {
 
     fn replan(&mut self, changes: Vec<Change>) {
         for Change { flow: FlowId(flow), routes } in changes {
-            let routes: Vec<_> = routes.iter().map(|route| Route::over(route.hops)).collect();
+            let routes: Vec<_> = routes.iter().map(|route| Route::Over(route.hops)).collect();
             for route in &routes {
                 if !self.paths.contains_key(route)
-                    && let Some(path) = route.over.and_then(|hops| joined(&hops, &self.paths))
+                    && let Some(path) = route.hops().and_then(|hops| joined(&hops, &self.paths))
                 {
                     self.paths.insert(*route, path);
                 }

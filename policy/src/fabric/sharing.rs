@@ -1,4 +1,5 @@
-//! Whose batch comes from the host next (`FaaSTube` §6.1; D12 to D16), as `--transfer-sharing` says.
+//! Whose batch crosses between the host and a GPU next (`FaaSTube` §6.1; D12 to D16), as
+//! `--transfer-sharing` says. Each direction goes by itself.
 //!
 //! - `fair`: whoever was served longest ago, as on NVLinks.
 //! - `fifo`: whoever came first.
@@ -28,6 +29,7 @@ use super::lanes::Route;
 use super::protocol::Action;
 use super::transfer::{Batch, Transfer};
 use crate::ids::{FlowId, TransferId};
+use crate::paths::Direction;
 use crate::rates::{self, Config, Flow, Objective, Rates, Sharing, Standing};
 
 /// One batch of so many on a link is for whoever has no rate there. Ours: the paper lets them wait.
@@ -64,7 +66,7 @@ pub(super) enum Turn {
     Due(rates::Batch),
 }
 
-/// Transfers from the host that are over, by what they could count on at last.
+/// Transfers between the host and GPUs that are over, by what they could count on at last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Nobody waited for them, or links are not shared by objective.
@@ -119,21 +121,41 @@ pub struct Wait {
 pub struct Tally {
     /// Transfers from the host.
     pub from_host: Counts,
-    /// By the link that issued their first batch.
-    pub waits: BTreeMap<LinkId, Wait>,
+    /// Transfers to the host.
+    pub to_host: Counts,
+    /// By the link that issued their first batch, and which way it went.
+    pub waits: BTreeMap<(LinkId, Direction), Wait>,
 }
 
-/// How the links from the host are shared.
+/// How the host's links are shared.
 #[derive(Debug)]
 pub(super) struct Shares {
     pub(super) sharing: Sharing,
+    to_gpu: Way,
+    from_gpu: Way,
+    /// When what is handled happened.
+    pub(super) now: Timestamp,
+    pub(super) tally: Tally,
+}
+
+/// One direction of the host's links.
+#[derive(Debug)]
+struct Way {
     /// Those that are waited for, where it is by objective.
     rates: Option<Rates>,
     /// By meter: batches that passed those without a rate since one of theirs was granted.
     passed: BTreeMap<LinkId, u32>,
-    /// When what is handled happened.
-    pub(super) now: Timestamp,
-    pub(super) tally: Tally,
+}
+
+impl Way {
+    fn meter(&self, link: LinkId) -> LinkId {
+        self.rates.as_ref().map_or(link, |rates| rates.meter(link))
+    }
+
+    /// Whether a transfer goes by its rate.
+    fn sends(&self, transfer: TransferId) -> bool {
+        self.rates.as_ref().is_some_and(|rates| rates.sends(FlowId(transfer.0)))
+    }
 }
 
 impl Shares {
@@ -145,68 +167,83 @@ impl Shares {
         let mut without_spare = topology.clone();
         without_spare.links.iter_mut().for_each(|link| link.rate = of_rates(link.rate));
         let rates = || Rates::new(&without_spare, Config { sharing }).ok();
-        let rates = if sharing == Sharing::FaasTube { rates() } else { None };
-        let (passed, now, tally) = (BTreeMap::new(), Timestamp::ZERO, Tally::default());
-        Self { sharing, rates, passed, now, tally }
+        let way = || Way {
+            rates: if sharing == Sharing::FaasTube { rates() } else { None },
+            passed: BTreeMap::new(),
+        };
+        let (to_gpu, from_gpu) = (way(), way());
+        Self { sharing, to_gpu, from_gpu, now: Timestamp::ZERO, tally: Tally::default() }
     }
 
-    fn meter(&self, link: LinkId) -> LinkId {
-        self.rates.as_ref().map_or(link, |rates| rates.meter(link))
+    fn way(&self, direction: Direction) -> &Way {
+        match direction {
+            Direction::ToGpu => &self.to_gpu,
+            Direction::FromGpu => &self.from_gpu,
+        }
     }
 
-    /// Whether a transfer goes by its rate.
-    fn sends(&self, transfer: TransferId) -> bool {
-        self.rates.as_ref().is_some_and(|rates| rates.sends(FlowId(transfer.0)))
+    fn way_mut(&mut self, direction: Direction) -> &mut Way {
+        match direction {
+            Direction::ToGpu => &mut self.to_gpu,
+            Direction::FromGpu => &mut self.from_gpu,
+        }
     }
 }
 
 impl Fabric {
     /// Whether it is a transfer's turn only when that is due by its rate.
     pub(super) fn goes_by_rate(&self, transfer: TransferId) -> bool {
-        self.shares.sends(transfer)
+        [&self.shares.to_gpu, &self.shares.from_gpu].into_iter().any(|way| way.sends(transfer))
     }
 
-    /// Takes a transfer that comes from the host from now on. One that could not be in time alone has no
-    /// rate, and says so at its end.
+    /// Takes a transfer that comes from the host from now on, or goes there. One that could not be in time
+    /// alone has no rate, and says so at its end.
     pub(super) fn promise(&mut self, transfer: TransferId) {
         let now = self.shares.now;
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
-        let (Some(gpu), Some(wanted), None) = (state.host_to(), state.wanted, state.ending) else { return };
-        let (id, bytes) = (FlowId(transfer.0), state.left());
+        let (Some(route), Some(wanted), None) = (state.host_route(), state.wanted, state.ending) else {
+            return;
+        };
+        let (id, bytes, direction) = (FlowId(transfer.0), state.left(), state.cargo.direction());
         state.measured = now;
         let objective = Some(Objective { slo: wanted.by.since(now), infer: wanted.infer });
-        let links = vec![self.lanes[self.paths[&Route::from_host(gpu)].lanes[0]].link];
-        let Some(rates) = &mut self.shares.rates else { return };
+        let links = vec![self.lanes[self.paths[&route].lanes[0]].link];
+        let Some(rates) = &mut self.shares.way_mut(direction).rates else { return };
         // One that is not taken has no objective.
         if rates.begin(now, &Flow { id, bytes, links, objective }).is_ok()
             && let Some(standing @ Standing::Infeasible(_)) = rates.standing(id)
         {
             state.standing = standing;
-            self.end_flow(id);
+            self.end_flow(id, direction);
         }
     }
 
-    fn end_flow(&mut self, flow: FlowId) {
-        if let Some(rates) = &mut self.shares.rates {
+    fn end_flow(&mut self, flow: FlowId, direction: Direction) {
+        let now = self.shares.now;
+        if let Some(rates) = &mut self.shares.way_mut(direction).rates {
             // Most transfers have none.
-            drop(rates.end(self.shares.now, flow));
+            drop(rates.end(now, flow));
         }
     }
 
     /// A transfer asks for nothing more.
     pub(super) fn leave(&mut self, transfer: TransferId) {
-        let flow = FlowId(transfer.0);
-        let standing = self.shares.rates.as_ref().and_then(|rates| rates.standing(flow));
-        if let (Some(standing), Some(state)) = (standing, self.transfers.get_mut(&transfer)) {
+        let Some(state) = self.transfers.get_mut(&transfer) else { return };
+        let (flow, direction) = (FlowId(transfer.0), state.cargo.direction());
+        let rates = self.shares.way(direction).rates.as_ref();
+        if let Some(standing) = rates.and_then(|rates| rates.standing(flow)) {
             state.standing = standing;
-            self.end_flow(flow);
+            self.end_flow(flow, direction);
         }
     }
 
     /// Counts a transfer that is over.
     pub(super) fn count(&mut self, state: &Transfer) {
-        if state.host_to().is_some() {
-            self.shares.tally.from_host.add(state.standing);
+        let Tally { from_host, to_host, .. } = &mut self.shares.tally;
+        match state.host_route().and_then(|route| route.host_way()) {
+            Some(Direction::ToGpu) => from_host.add(state.standing),
+            Some(Direction::FromGpu) => to_host.add(state.standing),
+            None => {}
         }
     }
 
@@ -215,13 +252,14 @@ impl Fabric {
         let now = self.shares.now;
         let link = self.first_link(batch.route);
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
+        let direction = state.cargo.direction();
         if !std::mem::replace(&mut state.begun, true) {
-            let wait = self.shares.tally.waits.entry(link).or_default();
+            let wait = self.shares.tally.waits.entry((link, direction)).or_default();
             wait.transfers += 1;
             wait.waited += batch.not_before.since(state.began);
         }
         if let (Turn::Due(_) | Turn::Longest { spare: Some(_), .. }, Some(rates)) =
-            (&batch.turn, &mut self.shares.rates)
+            (&batch.turn, &mut self.shares.way_mut(direction).rates)
         {
             let window = now.since(std::mem::replace(&mut state.measured, now));
             // Its flow may have ended before it.
@@ -232,17 +270,17 @@ impl Fabric {
     /// A batch did not cross: nobody has paid for it.
     pub(super) fn uncrossed(&mut self, batch: Batch) {
         let link = self.first_link(batch.route);
+        let Some(direction) = batch.route.host_way() else { return };
+        let way = self.shares.way_mut(direction);
         let given = match batch.turn {
             Turn::Due(given) => Some(given),
             Turn::Longest { passed, spare } => {
-                if batch.route.over.is_none() {
-                    let now = self.shares.passed.entry(self.shares.meter(link)).or_default();
-                    *now = passed.max(*now);
-                }
+                let now = way.passed.entry(way.meter(link)).or_default();
+                *now = passed.max(*now);
                 spare
             }
         };
-        if let (Some(given), Some(rates)) = (given, &mut self.shares.rates) {
+        if let (Some(given), Some(rates)) = (given, &mut way.rates) {
             // Its flow may have ended before it.
             rates.give_back(given).unwrap_or_default();
         }
@@ -251,14 +289,18 @@ impl Fabric {
     /// Grants the next batch that is due by a rate, or spared for those without. False where there is
     /// none, and the links are for whoever was served longest ago.
     pub(super) fn grant_due(&mut self, actions: &mut Vec<Action>) -> bool {
-        if self.shares.rates.as_ref().is_none_or(Rates::is_empty) {
+        let directions = [Direction::ToGpu, Direction::FromGpu];
+        directions.into_iter().any(|direction| self.grant_due_one_way(direction, actions))
+    }
+
+    fn grant_due_one_way(&mut self, direction: Direction, actions: &mut Vec<Action>) -> bool {
+        if self.shares.way(direction).rates.as_ref().is_none_or(Rates::is_empty) {
             return false;
         }
         // What can be granted now, by the link that it enters by.
         let mut sizes: BTreeMap<FlowId, (LinkId, Bytes)> = BTreeMap::new();
         let mut out: BTreeMap<LinkId, usize> = BTreeMap::new();
-        for (&transfer, state) in self.transfers.iter().filter(|(_, state)| state.wants()) {
-            let Some(route) = state.host_to().map(Route::from_host) else { continue };
+        for (transfer, state, route) in self.one_way(direction) {
             if state.takes_more(&route) && self.path_takes_more(route) {
                 let link = self.first_link(route);
                 sizes.insert(FlowId(transfer.0), (link, state.next_size()));
@@ -266,68 +308,80 @@ impl Fabric {
             }
         }
         let size = |flow: FlowId, _: LinkId| sizes.get(&flow).map_or(Bytes::ZERO, |&(_, size)| size);
-        let Some(rates) = &mut self.shares.rates else { return false };
+        let Some(rates) = &mut self.shares.way_mut(direction).rates else { return false };
         let newcomers = out.keys().filter_map(|&link| Some((rates.newcomer_on(link, size)?, link)));
         let newcomer = newcomers.min().map(|(_, link)| link);
         let open = |transfer: TransferId| sizes.contains_key(&FlowId(transfer.0));
-        if let Some(transfer) = self.spared(open, newcomer) {
-            self.grant_longest(transfer, Route::from_host(self.transfers[&transfer].gpu), actions);
+        let route = |transfer: TransferId, this: &Self| Route::Host(direction, this.transfers[&transfer].gpu);
+        if let Some(transfer) = self.spared(direction, open, newcomer) {
+            self.grant_longest(transfer, route(transfer, self), actions);
             return true;
         }
-        let Some(rates) = &mut self.shares.rates else { return false };
+        let Some(rates) = &mut self.shares.way_mut(direction).rates else { return false };
         let mut links: Vec<_> = out.into_iter().collect();
         // Where nothing is out the link idles.
         links.sort_by_key(|&(link, out)| (Some(link) != newcomer, out, link));
         let due = links.into_iter().find_map(|(link, _)| rates.next_rated(link, size));
         let Some(due) = due else { return false };
-        let (transfer, meter) = (TransferId(due.flow.0), self.shares.meter(due.link));
-        let most = if self.waits_without_rate(meter) { SPARE_FIRM } else { SPARE_DUE };
-        let passed = self.shares.passed.entry(meter).or_default();
+        let (transfer, meter) = (TransferId(due.flow.0), self.shares.way(direction).meter(due.link));
+        let waits = self.without_rate(direction).any(|(_, _, its)| its == meter);
+        let most = if waits { SPARE_FIRM } else { SPARE_DUE };
+        let passed = self.shares.way_mut(direction).passed.entry(meter).or_default();
         *passed = (*passed + 1).min(most.max(*passed));
-        self.grant(transfer, Route::from_host(self.transfers[&transfer].gpu), Turn::Due(due), actions);
+        self.grant(transfer, route(transfer, self), Turn::Due(due), actions);
         true
     }
 
     /// Grants a batch of the transfer that was served longest ago.
     pub(super) fn grant_longest(&mut self, transfer: TransferId, route: Route, actions: &mut Vec<Action>) {
         let mut turn = Turn::Longest { passed: 0, spare: None };
-        if route.over.is_none()
+        if let Some(direction) = route.host_way()
             && let Some(state) = self.transfers.get(&transfer)
         {
             let (link, bytes) = (self.first_link(route), state.next_size());
-            let passed = self.shares.passed.insert(self.shares.meter(link), 0).unwrap_or(0);
-            let rates = self.shares.rates.as_mut();
+            let way = self.shares.way_mut(direction);
+            let passed = way.passed.insert(way.meter(link), 0).unwrap_or(0);
+            let rates = way.rates.as_mut();
             let spare = rates.and_then(|rates| rates.take_spare(FlowId(transfer.0), link, bytes));
             turn = Turn::Longest { passed, spare };
         }
         self.grant(transfer, route, turn, actions);
     }
 
-    /// Whether a transfer from the host waits under a meter that does not go by its rate.
-    fn waits_without_rate(&self, meter: LinkId) -> bool {
-        self.without_rate().any(|(_, _, its)| its == meter)
+    /// Transfers between the host and GPUs that go one way and want more, each with its route.
+    fn one_way(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, Route)> {
+        self.transfers.iter().filter_map(move |(&transfer, state)| {
+            let route = state.host_route().filter(|_| state.wants())?;
+            (route.host_way() == Some(direction)).then_some((transfer, state, route))
+        })
     }
 
-    /// Transfers from the host that do not go by their rates and want more, and the meters they are under.
-    fn without_rate(&self) -> impl Iterator<Item = (TransferId, &Transfer, LinkId)> {
-        self.transfers.iter().filter_map(|(&transfer, state)| {
-            let route = Route::from_host(state.host_to().filter(|_| state.wants())?);
-            let meter = self.shares.meter(self.first_link(route));
-            (state.takes_more(&route) && !self.shares.sends(transfer)).then_some((transfer, state, meter))
+    /// Those of them that do not go by their rates, and the meters they are under.
+    fn without_rate(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, LinkId)> {
+        let way = self.shares.way(direction);
+        self.one_way(direction).filter_map(|(transfer, state, route)| {
+            let meter = way.meter(self.first_link(route));
+            (state.takes_more(&route) && !way.sends(transfer)).then_some((transfer, state, meter))
         })
     }
 
     /// Whose turn it is in spite of those who have rates, if its path has room: the transfer without one
     /// that was served longest ago where enough have passed such.
-    fn spared(&self, open: impl Fn(TransferId) -> bool, newcomer: Option<LinkId>) -> Option<TransferId> {
-        let newcomer = newcomer.map(|link| self.shares.meter(link));
+    fn spared(
+        &self,
+        direction: Direction,
+        open: impl Fn(TransferId) -> bool,
+        newcomer: Option<LinkId>,
+    ) -> Option<TransferId> {
+        let way = self.shares.way(direction);
+        let newcomer = newcomer.map(|link| way.meter(link));
         let mut found = None;
-        for (&meter, &passed) in &self.shares.passed {
+        for (&meter, &passed) in &way.passed {
             let due = if newcomer == Some(meter) { SPARE_FIRM } else { SPARE_DUE };
             if passed < due {
                 continue;
             }
-            let under = self.without_rate().filter(|&(_, _, its)| its == meter);
+            let under = self.without_rate(direction).filter(|&(_, _, its)| its == meter);
             let first = under.min_by_key(|&(transfer, state, _)| (state.served, transfer));
             found = found.or(first.map(|(transfer, ..)| transfer).filter(|&transfer| open(transfer)));
         }
@@ -336,14 +390,18 @@ impl Fabric {
 
     /// The transfers that have just come and are the tightest of their links, and find no room there.
     pub(super) fn newcomers_without_room(&self) -> Vec<TransferId> {
-        let Some(rates) = &self.shares.rates else { return Vec::new() };
+        let directions = [Direction::ToGpu, Direction::FromGpu];
+        directions.into_iter().flat_map(|direction| self.newcomers_one_way(direction)).collect()
+    }
+
+    fn newcomers_one_way(&self, direction: Direction) -> Vec<TransferId> {
+        let Some(rates) = &self.shares.way(direction).rates else { return Vec::new() };
         let size = |flow: FlowId, _: LinkId| {
             let state = self.transfers.get(&TransferId(flow.0)).filter(|state| state.wants());
             state.map_or(Bytes::ZERO, Transfer::next_size)
         };
-        let waits = |state: &&Transfer| state.wants() && state.out.is_empty();
-        let waiting = self.transfers.values().filter(waits).filter_map(Transfer::host_to);
-        let full = waiting.map(Route::from_host).filter(|route| !self.path_takes_more(*route));
+        let waiting = self.one_way(direction).filter(|(_, state, _)| state.out.is_empty());
+        let full = waiting.map(|(_, _, route)| route).filter(|route| !self.path_takes_more(*route));
         let mut links: Vec<_> = full.map(|route| self.first_link(route)).collect();
         links.sort_unstable();
         links.dedup();

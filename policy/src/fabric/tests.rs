@@ -5,7 +5,9 @@ use millrace_types::{BytesPerSec, ModelId};
 
 use super::*;
 use crate::ids::Generation;
+use crate::paths::Direction;
 
+mod leaving;
 mod objects;
 mod peers;
 mod properties;
@@ -38,6 +40,11 @@ fn shared(gpus: u32, uplink: u64) -> Topology {
 /// The weights of the model that is named after a transfer.
 fn weights(transfer: u64, bytes: Bytes) -> Cargo {
     Cargo::Weights(Weights { model: ModelId(transfer as u32), generation: Generation(1), bytes })
+}
+
+/// What the copy that is named after a transfer takes to the host.
+fn leaving(transfer: u64, bytes: Bytes) -> Cargo {
+    Cargo::ToHost(Leaving { copy: transfer, bytes })
 }
 
 struct Node {
@@ -83,9 +90,23 @@ impl Node {
 
     /// One that is wanted within so many milliseconds, where it is.
     fn start_wanted(&mut self, transfer: u64, gpu: u32, chunks: u32, ms: Option<u64>) -> Vec<Action> {
+        self.start_of(weights, (transfer, gpu, chunks), ms)
+    }
+
+    /// Bytes that leave a GPU.
+    fn leave(&mut self, transfer: u64, gpu: u32, chunks: u32) -> Vec<Action> {
+        self.start_of(leaving, (transfer, gpu, chunks), None)
+    }
+
+    fn start_of(
+        &mut self,
+        cargo: fn(u64, Bytes) -> Cargo,
+        (transfer, gpu, chunks): (u64, u32, u32),
+        ms: Option<u64>,
+    ) -> Vec<Action> {
         // The last chunk is half a chunk.
         let bytes = Bytes(BLOCK.0 * u64::from(chunks) - BLOCK.0 / 2);
-        let cargo = weights(transfer, bytes);
+        let cargo = cargo(transfer, bytes);
         let (transfer, gpu) = (TransferId(transfer), GpuIndex(gpu));
         let chunks = std::iter::once(0..chunks).collect();
         self.step(Event::Start { transfer, gpu, cargo, chunks, from: None, objective: ms.map(within) })

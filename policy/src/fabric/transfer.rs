@@ -10,7 +10,7 @@ use super::lanes::Route;
 use super::protocol::{Cargo, Outcome, PeerBlocks};
 use super::sharing::{Turn, Wanted};
 use crate::ids::BatchId;
-use crate::paths::Hops;
+use crate::paths::{Direction, Hops};
 use crate::rates::Standing;
 
 /// Batches that a transfer has out on one route: one runs, one is queued.
@@ -36,6 +36,8 @@ pub(super) struct Batch {
 #[derive(Debug)]
 pub(super) enum Source {
     Host,
+    /// The GPU that is named: it goes from there to the host.
+    Own,
     /// A peer that has not said yet whether it locked the cargo.
     Asked(GpuIndex),
     Peer(PeerBlocks),
@@ -44,7 +46,7 @@ pub(super) enum Source {
 impl Source {
     pub(super) fn peer(&self) -> Option<GpuIndex> {
         match self {
-            Self::Host => None,
+            Self::Host | Self::Own => None,
             Self::Asked(gpu) => Some(*gpu),
             Self::Peer(peer) => Some(peer.gpu),
         }
@@ -53,6 +55,7 @@ impl Source {
 
 #[derive(Debug)]
 pub(super) struct Transfer {
+    /// Where to, or what it leaves for the host.
     pub(super) gpu: GpuIndex,
     pub(super) cargo: Cargo,
     pub(super) source: Source,
@@ -74,7 +77,7 @@ pub(super) struct Transfer {
     pub(super) used: Vec<Hops>,
     /// By when somebody wants it.
     pub(super) wanted: Option<Wanted>,
-    /// What it could count on, once it comes from the host.
+    /// What it could count on, once it comes from the host or goes there.
     pub(super) standing: Standing,
     pub(super) began: Timestamp,
     /// Whether the wait for its first batch was counted.
@@ -90,9 +93,9 @@ impl Transfer {
     /// The routes of its next batch.
     pub(super) fn routes(&self) -> impl Iterator<Item = Route> {
         let only = match (self.source.peer(), self.cargo) {
-            (None, _) => Some(Route::from_host(self.gpu)),
+            (None, _) => self.host_route(),
             (Some(from), Cargo::Weights(_)) => Some(Route::direct(from, self.gpu)),
-            (Some(_), Cargo::Object(_)) => None,
+            (Some(_), Cargo::Object(_) | Cargo::ToHost(_)) => None,
         };
         only.into_iter().chain(self.routes.iter().copied())
     }
@@ -105,7 +108,7 @@ impl Transfer {
     /// Whether it may have another batch out on a route.
     pub(super) fn takes_more(&self, route: &Route) -> bool {
         match self.cargo {
-            Cargo::Weights(_) => self.out.len() < OUT_MAX,
+            Cargo::Weights(_) | Cargo::ToHost(_) => self.out.len() < OUT_MAX,
             Cargo::Object(_) => self.out.iter().filter(|batch| batch.route == *route).count() < OUT_MAX,
         }
     }
@@ -113,7 +116,7 @@ impl Transfer {
     /// The batches that are out behind others of its own, by place.
     pub(super) fn queued(&self) -> impl Iterator<Item = usize> {
         let behind = |place: &usize| match self.cargo {
-            Cargo::Weights(_) => true,
+            Cargo::Weights(_) | Cargo::ToHost(_) => true,
             Cargo::Object(_) => {
                 let route = self.out[*place].route;
                 self.out[..*place].iter().any(|batch| batch.route == route)
@@ -135,9 +138,14 @@ impl Transfer {
         self.waiting.iter().map(|chunks| self.cargo.span(chunks).1).sum()
     }
 
-    /// The GPU that it comes to from the host, where it does.
-    pub(super) fn host_to(&self) -> Option<GpuIndex> {
-        matches!(self.source, Source::Host).then_some(self.gpu)
+    /// The way that it takes between the host and its GPU, where it does.
+    pub(super) fn host_route(&self) -> Option<Route> {
+        let direction = match self.source {
+            Source::Host => Direction::ToGpu,
+            Source::Own => Direction::FromGpu,
+            Source::Asked(_) | Source::Peer(_) => return None,
+        };
+        Some(Route::Host(direction, self.gpu))
     }
 
     /// Whether its bytes are of an object that another GPU has: nowhere else may have them.

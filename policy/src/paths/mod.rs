@@ -113,7 +113,7 @@ pub struct Begin {
 }
 
 /// Which way a host transfer goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From host memory.
     ToGpu,

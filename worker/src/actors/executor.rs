@@ -4,11 +4,12 @@
 //! In: commands from the Gpu and the Links, the port's events, the memory of GPUs that NVLinks lead to
 //! this one from. Out: commands to the port, events to the Gpu and to the link its copies came over, this
 //! one's memory to the others. Bounded by what a GPU has out:
-//! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches, and the loads and maps for them.
+//! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches for each of its links and directions, and
+//! the loads and maps for them.
 
 use millrace_policy::core::Core as _;
 use millrace_policy::elastic::ObjectKey;
-use millrace_policy::fabric::{BatchFailure, Cargo, Grant, Weights, link as link_core};
+use millrace_policy::fabric::{BatchFailure, Cargo, Grant, Leaving, Weights, link as link_core};
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
@@ -72,14 +73,14 @@ pub(crate) struct Executor {
     /// Told of every incarnation that is started.
     started: Box<dyn Fn(Incarnation)>,
     peers: Peers,
-    /// The link that issued each batch that is out: at most two for each link to this GPU.
+    /// The link that issued each batch that is out.
     out: BTreeMap<(TransferId, BatchId), LinkId>,
 }
 
 /// Where an Executor actor's words go.
 pub(crate) struct Peers {
     pub(crate) gpu: Slot<gpu::Message>,
-    /// The links that issue grants for the GPU: the first of its path from the host, its NVLinks.
+    /// The links that issue grants for the GPU: the first of its path from the host and back, its NVLinks.
     pub(crate) links: BTreeMap<LinkId, Slot<link::Message>>,
     /// The GPUs it has NVLinks with, directly or over others: what crosses those in between is read
     /// where it comes from, too.
@@ -167,20 +168,21 @@ impl Executor {
         }
         self.out.insert((grant.transfer, grant.batch), grant.link);
         let (offset, size) = grant.cargo.span(&grant.chunks);
-        let (program, generation, object) = match grant.cargo {
-            Cargo::Weights(Weights { model, generation, .. }) => (model.0.into(), generation.0, 0),
-            Cargo::Object(piece) => (0, 0, piece.object.0),
+        let of = match grant.cargo {
+            Cargo::Weights(Weights { model, generation, .. }) => {
+                Copy { program: model.0.into(), generation: generation.0, ..Copy::default() }
+            }
+            Cargo::Object(piece) => Copy { object: piece.object.0, ..Copy::default() },
+            Cargo::ToHost(Leaving { copy, .. }) => Copy { copy_out: copy, ..Copy::default() },
         };
         let copy = Copy {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            program,
-            generation,
             ranges: vec![ByteRange { offset: offset.0, bytes: size.0 }],
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
             peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
-            object,
+            ..of
         };
         self.send(Command::Copy(copy), Vec::new());
     }

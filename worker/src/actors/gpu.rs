@@ -10,6 +10,7 @@ mod data;
 mod inputs;
 mod message;
 mod moves;
+mod outgoing;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use tracing::Span;
 use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::function::{self, Outputs};
+use crate::actors::node::Reader;
 use crate::actors::spans::Spans;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, extents, node};
@@ -206,7 +208,8 @@ impl Gpu {
                 let evicted = self.evicted;
                 let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
                 waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
-                let (cargo, reader) = (Cargo::Weights(weights), self.core.core.reader_of(weights.model));
+                let reader = Reader::run(self.core.core.reader_of(weights.model));
+                let cargo = Cargo::Weights(weights);
                 self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
             }
             Action::Hasten { transfer, key } => {
@@ -416,6 +419,7 @@ impl Behaviour for Gpu {
             Message::Copied(copied) => {
                 let spans = self.entries.values().map(|entry| &entry.spans).chain(&self.leaving);
                 spans.for_each(|spans| spans.copied(now, &copied));
+                self.batch_crossed(now, &copied);
             }
             Message::RunDone { run, times, event, outputs } => {
                 self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
@@ -436,8 +440,8 @@ impl Behaviour for Gpu {
                 self.data.queued(object, place, waits);
                 self.follow(now);
             }
-            Message::Fetch { object, offset, bytes, reply } => {
-                self.fetch(object, offset, bytes, reply);
+            Message::Fetch { part, reader, reply } => {
+                self.fetch(part, reader, reply);
                 self.follow(now);
             }
             Message::Brought { run, place, found } => {
@@ -450,6 +454,10 @@ impl Behaviour for Gpu {
             }
             Message::Came { transfer, outcome, routes } => {
                 self.came(now, transfer, outcome, &routes);
+                self.follow(now);
+            }
+            Message::Left { transfer, outcome } => {
+                self.went_out(transfer, outcome);
                 self.follow(now);
             }
             Message::Replaced => self.lose_data(),

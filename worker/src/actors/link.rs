@@ -1,5 +1,6 @@
-//! The Link actor, one per link towards the GPUs: issues the fabric's grants for the paths that
-//! begin with it, keeps what is out on it, and measures it.
+//! The Link actor, one per link between GPUs and the host or each other: issues the fabric's grants for the
+//! paths that begin with it, keeps what is out on it, and measures it, each direction of the host's links
+//! by itself.
 //!
 //! In: grants and recalls from the Node, ends of copies from the executors. Out: copies to the
 //! executors, ends to the Node. Bounded by the fabric: at most two batches out per path.
@@ -8,6 +9,7 @@ use std::rc::Rc;
 
 use millrace_policy::fabric;
 use millrace_policy::fabric::link::{Action, Event, Link as Core};
+use millrace_policy::paths::Direction;
 use millrace_types::Timestamp;
 use millrace_types::topology::{Link as Wire, LinkId};
 
@@ -67,12 +69,15 @@ impl Link {
     }
 
     fn report(&self, parts: &Parts) {
+        let core = &self.core.core;
         let part = SnapshotPart::Link(LinkSnapshot {
             link: self.id,
             rate: self.wire.rate,
-            measured: self.core.core.measured(),
-            carried: self.core.core.carried(),
-            outstanding: u32::try_from(self.core.core.outstanding()).unwrap_or(u32::MAX),
+            measured: core.measured(Direction::ToGpu),
+            carried: core.carried(Direction::ToGpu),
+            measured_to_host: core.measured(Direction::FromGpu),
+            carried_to_host: core.carried(Direction::FromGpu),
+            outstanding: u32::try_from(core.outstanding()).unwrap_or(u32::MAX),
         });
         // Whoever asked may have given up.
         parts.send(part).unwrap_or_default();

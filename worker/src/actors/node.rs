@@ -71,15 +71,14 @@ pub(crate) enum Message {
     Policy(Wanted),
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
-    /// Weights or an object want to go to a GPU.
+    /// Weights or an object want to go to a GPU, or an object from there to the host.
     Transfer {
         gpu: GpuIndex,
         transfer: TransferId,
         cargo: Cargo,
         chunks: Vec<Range<u32>>,
         from: Option<GpuIndex>,
-        /// The request that waits for them.
-        reader: Option<RequestKey>,
+        reader: Reader,
     },
     /// A request waits for them now.
     Hasten { transfer: TransferId, reader: RequestKey },
@@ -116,6 +115,23 @@ pub(crate) enum Message {
     ExecutorStopped(GpuIndex),
 }
 
+/// Who waits for bytes to cross.
+pub(crate) enum Reader {
+    /// Nobody in particular.
+    Nobody,
+    /// A request whose run reads them.
+    Run(RequestKey),
+    /// One that has run, and is answered when they are there.
+    Answer(SharedWork),
+}
+
+impl Reader {
+    /// The request whose run reads them, if there is one.
+    pub(crate) fn run(key: Option<RequestKey>) -> Self {
+        key.map_or(Self::Nobody, Self::Run)
+    }
+}
+
 /// The actor.
 pub(crate) struct Node {
     dispatch: Driven<Batcher>,
@@ -123,7 +139,7 @@ pub(crate) struct Node {
     entries: BTreeMap<RequestKey, Entry>,
     /// What functions scored elsewhere and before, where their scores matter.
     bases: BTreeMap<FunctionIndex, SloCounts>,
-    /// What each transfer under way carries, and where it goes.
+    /// What each transfer under way carries, and which GPU it goes to or leaves.
     moving: BTreeMap<TransferId, (GpuIndex, Cargo)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
@@ -255,7 +271,7 @@ impl Node {
         let lost = self.entries.values_mut().filter(|entry| entry.is_on(gpu));
         lost.for_each(|entry| entry.waits(&self.dispatch.core));
         // The fabric says nothing more of them.
-        self.moving.retain(|_, (to, _)| *to != gpu);
+        self.moving.retain(|_, (its, _)| *its != gpu);
         self.dispatch(now, event);
         self.forget_dropped();
     }
@@ -275,14 +291,16 @@ impl Node {
                 fabric::Action::Revoke { link, gpu, transfer, batch } => {
                     (link, link_core::Event::Revoke { gpu, transfer, batch })
                 }
-                fabric::Action::Carried { link, size } => (link, link_core::Event::Carried(size)),
+                fabric::Action::Carried { link, direction, size } => {
+                    (link, link_core::Event::Carried(direction, size))
+                }
                 fabric::Action::Arrived { gpu, cargo: Cargo::Weights(weights), chunks } => {
                     let Weights { model, generation, .. } = weights;
                     self.tell_gpu(gpu, GpuEvent::Arrived { model, generation, chunks });
                     continue;
                 }
                 // Nobody reads an object before all of it is there.
-                fabric::Action::Arrived { cargo: Cargo::Object(_), .. } => continue,
+                fabric::Action::Arrived { cargo: Cargo::Object(_) | Cargo::ToHost(_), .. } => continue,
                 fabric::Action::Lock { gpu, transfer, cargo: Cargo::Weights(Weights { model, .. }) } => {
                     self.tell_gpu(gpu, GpuEvent::Lock { transfer, model });
                     continue;
@@ -291,6 +309,8 @@ impl Node {
                     self.supervisor.gpu(gpu).post(gpu::Message::LockObject { transfer, piece });
                     continue;
                 }
+                // What goes to the host comes from nowhere else.
+                fabric::Action::Lock { cargo: Cargo::ToHost(_), .. } => continue,
                 fabric::Action::Unlock { gpu, transfer } => {
                     self.tell_gpu(gpu, GpuEvent::Unlock { transfer });
                     continue;
@@ -300,6 +320,10 @@ impl Node {
                         Some((_, Cargo::Object(_))) => {
                             let came = gpu::Message::Came { transfer, outcome, routes };
                             self.supervisor.gpu(gpu).post(came);
+                            continue;
+                        }
+                        Some((_, Cargo::ToHost(_))) => {
+                            self.supervisor.gpu(gpu).post(gpu::Message::Left { transfer, outcome });
                             continue;
                         }
                         Some((_, Cargo::Weights(weights))) => Some((gpu, weights.model, from)),
@@ -384,7 +408,11 @@ impl Behaviour for Node {
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
             Message::Transfer { gpu, transfer, cargo, chunks, from, reader } => {
                 self.moving.insert(transfer, (gpu, cargo));
-                let objective = reader.and_then(|reader| self.objective(now, reader));
+                let objective = match reader {
+                    Reader::Nobody => None,
+                    Reader::Run(key) => self.objective(now, key),
+                    Reader::Answer(work) => self.answer_objective(now, &work),
+                };
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }
             Message::Hasten { transfer, reader } => {

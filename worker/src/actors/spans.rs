@@ -24,7 +24,7 @@ pub(crate) struct Spans {
     run: Option<(RunId, Span)>,
 }
 
-/// A batch of a transfer that came over a link.
+/// A batch of a transfer that crossed a link.
 pub(crate) struct Copied {
     pub(crate) transfer: TransferId,
     pub(crate) link: LinkId,
@@ -85,12 +85,9 @@ impl Spans {
 
     /// Part of a model came.
     pub(crate) fn copied(&self, now: Timestamp, copied: &Copied) {
-        let Some((_, span)) = self.swap.as_ref().filter(|_| self.swaps_by(copied.transfer)) else { return };
-        trace::tell(span, "copy", past(now, copied.started, copied.finished), || {
-            let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
-            let link = KeyValue::new("millrace.link", i64::from(copied.link.0));
-            vec![link, KeyValue::new("millrace.bytes", bytes)]
-        });
+        if let Some((_, span)) = self.swap.as_ref().filter(|_| self.swaps_by(copied.transfer)) {
+            self::copied(span, now, copied);
+        }
     }
 
     /// It is handed to the executor, alone or with others. Whether the executor should tell of its
@@ -150,6 +147,20 @@ impl Spans {
         let spans = [&self.swap.as_ref().map(|(_, span)| span), &self.run.as_ref().map(|(_, span)| span)];
         spans.into_iter().flatten().for_each(|span| trace::fail(span, &why));
     }
+}
+
+/// An output of a request goes to the host, for it is not to stay on its GPU.
+pub(crate) fn leaves(parent: &Span, gpu: GpuIndex, bytes: u64) -> Span {
+    tracing::info_span!(parent: parent, "keep", millrace.gpu = gpu.0, millrace.bytes = bytes)
+}
+
+/// A batch crossed of what this is the span of.
+pub(crate) fn copied(span: &Span, now: Timestamp, copied: &Copied) {
+    trace::tell(span, "copy", past(now, copied.started, copied.finished), || {
+        let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
+        let link = KeyValue::new("millrace.link", i64::from(copied.link.0));
+        vec![link, KeyValue::new("millrace.bytes", bytes)]
+    });
 }
 
 /// What a trace says of a fetch.

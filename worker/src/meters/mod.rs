@@ -18,8 +18,10 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Response, StatusCode};
 use millrace_policy::admission::Score;
 use millrace_policy::fabric;
+use millrace_policy::paths::Direction;
 use millrace_proto::metrics::negotiated;
 use millrace_proto::worker::HostModel;
+use millrace_types::topology::LinkId;
 use millrace_types::{FunctionKey, Slo};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -184,24 +186,39 @@ impl Seen {
 
     fn links(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
         let links = || self.snapshot.links.iter().map(|it| (vec![("link", it.link.0.to_string())], it));
+        let one_way = |link: &LinkId, direction: Direction| {
+            let direction = match direction {
+                Direction::ToGpu => "to_gpu",
+                Direction::FromGpu => "to_host",
+            };
+            vec![("link", link.0.to_string()), ("direction", direction.to_owned())]
+        };
+        let traffic = || {
+            self.snapshot.links.iter().flat_map(|it| {
+                let to_gpu = (one_way(&it.link, Direction::ToGpu), it.carried, it.measured);
+                let to_host =
+                    (one_way(&it.link, Direction::FromGpu), it.carried_to_host, it.measured_to_host);
+                [to_gpu, to_host]
+            })
+        };
         writer.counters(
-            ("millrace_link_carried", "What the link carried towards GPUs", Some(Unit::Bytes)),
-            links().map(|(labels, link)| (labels, link.carried.get() as f64)),
+            ("millrace_link_carried", "What the link carried", Some(Unit::Bytes)),
+            traffic().map(|(labels, carried, _)| (labels, carried.get() as f64)),
         )?;
         writer.gauges(
-            ("millrace_link_rate_bytes_per_second", "The link's rate as the topology says", None),
+            ("millrace_link_rate_bytes_per_second", "Its rate each way as the topology says", None),
             links().map(|(labels, link)| (labels, link.rate.0 as f64)),
         )?;
         writer.gauges(
             ("millrace_link_measured_bytes_per_second", "The same, of its last batches", None),
-            links().filter_map(|(labels, link)| Some((labels, link.measured?.0 as f64))),
+            traffic().filter_map(|(labels, _, measured)| Some((labels, measured?.0 as f64))),
         )?;
         writer.gauges(
             ("millrace_link_outstanding", "Batches granted on the link and not finished", None),
             links().map(|(labels, link)| (labels, f64::from(link.outstanding))),
         )?;
-        let fabric::Tally { from_host, waits } = &self.snapshot.transfers;
-        let waits = || waits.iter().map(|(link, wait)| (vec![("link", link.0.to_string())], wait));
+        let fabric::Tally { from_host, to_host, waits } = &self.snapshot.transfers;
+        let waits = || waits.iter().map(|((link, way), wait)| (one_way(link, *way), wait));
         writer.counters(
             ("millrace_link_waits", "Transfers that had their first batch by the link", None),
             waits().map(|(labels, wait)| (labels, wait.transfers as f64)),
@@ -210,10 +227,15 @@ impl Seen {
             ("millrace_link_wait", "How long they waited for it, together", Some(Unit::Seconds)),
             waits().map(|(labels, wait)| (labels, wait.waited.as_secs_f64())),
         )?;
-        let label = |standing: &str| vec![("standing", standing.to_owned())];
+        let standings = |direction: &'static str, counts: &fabric::Counts| {
+            counts.named().map(|(standing, count)| {
+                let labels = vec![("direction", direction.to_owned()), ("standing", standing.to_owned())];
+                (labels, count as f64)
+            })
+        };
         writer.counters(
-            ("millrace_transfers", "Transfers from host memory, by what they could count on at last", None),
-            from_host.named().into_iter().map(|(standing, count)| (label(standing), count as f64)),
+            ("millrace_transfers", "Transfers from host memory and to it, by what they could count on", None),
+            standings("to_gpu", from_host).into_iter().chain(standings("to_host", to_host)),
         )
     }
 

@@ -3,12 +3,11 @@ use std::time::Duration;
 use millrace_policy::dispatch::Stats;
 use millrace_policy::fabric::{Counts, Wait};
 use millrace_policy::index::Calls;
-use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, GpuIndex, Incarnation, Revision, RevisionKey};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
 use crate::objects::{Fetched, Tally, Usage};
-use crate::snapshot::{FunctionSnapshot, GpuData, GpuSnapshot};
+use crate::snapshot::{FunctionSnapshot, GpuData, GpuSnapshot, LinkSnapshot};
 
 fn function(name: &str) -> FunctionKey {
     FunctionKey {
@@ -74,23 +73,54 @@ fn a_gpu_shows_what_it_did_and_where_models_came_from() {
 #[test]
 fn transfers_are_shown_by_what_they_could_count_on_and_their_waits_by_link() {
     let from_host = Counts { admitted: 7, late: 1, infeasible: 2, ..Counts::default() };
+    let to_host = Counts { unpromised: 3, ..Counts::default() };
     let wait = Wait { transfers: 10, waited: Duration::from_millis(1500) };
-    let transfers = fabric::Tally { from_host, waits: [(LinkId(3), wait)].into() };
+    let waits = [((LinkId(3), Direction::FromGpu), wait)].into();
+    let transfers = fabric::Tally { from_host, to_host, waits };
     let seen = || Seen {
         snapshot: NodeSnapshot { transfers: transfers.clone(), ..<_>::default() },
         ..<_>::default()
     };
-    let waits =
-        [r#"millrace_link_waits_total{link="3"} 10.0"#, r#"millrace_link_wait_seconds_total{link="3"} 1.5"#];
+    let waits = [
+        r#"millrace_link_waits_total{link="3",direction="to_host"} 10.0"#,
+        r#"millrace_link_wait_seconds_total{link="3",direction="to_host"} 1.5"#,
+    ];
     assert_eq!(lines(seen(), "millrace_link_wait"), waits);
     let standings = [
-        r#"millrace_transfers_total{standing="unpromised"} 0.0"#,
-        r#"millrace_transfers_total{standing="admitted"} 7.0"#,
-        r#"millrace_transfers_total{standing="crowded"} 0.0"#,
-        r#"millrace_transfers_total{standing="late"} 1.0"#,
-        r#"millrace_transfers_total{standing="infeasible"} 2.0"#,
+        r#"millrace_transfers_total{direction="to_gpu",standing="unpromised"} 0.0"#,
+        r#"millrace_transfers_total{direction="to_gpu",standing="admitted"} 7.0"#,
+        r#"millrace_transfers_total{direction="to_gpu",standing="crowded"} 0.0"#,
+        r#"millrace_transfers_total{direction="to_gpu",standing="late"} 1.0"#,
+        r#"millrace_transfers_total{direction="to_gpu",standing="infeasible"} 2.0"#,
+        r#"millrace_transfers_total{direction="to_host",standing="unpromised"} 3.0"#,
+        r#"millrace_transfers_total{direction="to_host",standing="admitted"} 0.0"#,
+        r#"millrace_transfers_total{direction="to_host",standing="crowded"} 0.0"#,
+        r#"millrace_transfers_total{direction="to_host",standing="late"} 0.0"#,
+        r#"millrace_transfers_total{direction="to_host",standing="infeasible"} 0.0"#,
     ];
     assert_eq!(lines(seen(), "millrace_transfers"), standings);
+}
+
+#[test]
+fn what_a_link_carried_is_shown_each_way() {
+    let link = LinkSnapshot {
+        link: LinkId(2),
+        rate: BytesPerSec(100),
+        measured: Some(BytesPerSec(90)),
+        carried: Bytes(7),
+        measured_to_host: None,
+        carried_to_host: Bytes(5),
+        outstanding: 1,
+    };
+    let seen =
+        || Seen { snapshot: NodeSnapshot { links: vec![link.clone()], ..<_>::default() }, ..<_>::default() };
+    let carried = [
+        r#"millrace_link_carried_bytes_total{link="2",direction="to_gpu"} 7.0"#,
+        r#"millrace_link_carried_bytes_total{link="2",direction="to_host"} 5.0"#,
+    ];
+    assert_eq!(lines(seen(), "millrace_link_carried"), carried);
+    let measured = [r#"millrace_link_measured_bytes_per_second{link="2",direction="to_gpu"} 90.0"#];
+    assert_eq!(lines(seen(), "millrace_link_measured"), measured);
 }
 
 #[test]

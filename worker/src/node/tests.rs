@@ -1,5 +1,7 @@
 //! A node in virtual time, over executors that keep what runs give.
 
+mod to_host;
+
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
@@ -9,9 +11,6 @@ use std::time::Duration;
 
 use millrace_policy::prewarm::Prewarm;
 use millrace_proto::executor::command::Command;
-use millrace_proto::executor::event::Event;
-use millrace_proto::executor::tensor::Contents;
-use millrace_proto::executor::{CopiedOut, CopyOut, ObjectPlaced, PlaceObject};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::Worker as _;
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
@@ -35,7 +34,7 @@ use crate::node::{NodeConfig, NodeContext, start_here};
 use crate::objects::{Objects, Whereabouts, memory};
 use crate::port::model::{Behaviour, RunModel};
 use crate::port::modelled::ModelledMachine;
-use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
+use crate::port::{Descriptor, ExecutorPort, PortSink, Spawner};
 use crate::programs::{Launcher, Program, Programs};
 use crate::request::{Invocation, OnGpus};
 use crate::service::{Faults, Limits, WorkerService};
@@ -51,56 +50,31 @@ fn in_virtual_time<F: Future>(test: F) -> F::Output {
     actix::System::with_tokio_rt(runtime).block_on(test)
 }
 
-/// Modelled executors that keep each run's output.
-struct Keeping {
+/// Modelled executors.
+struct Dying {
     machine: ModelledMachine,
     /// Whether the next copy to the host is the end of the one that is to make it.
     dies: Arc<AtomicBool>,
 }
 
-struct KeepingPort {
+struct DyingPort {
     inner: Box<dyn ExecutorPort>,
-    sink: PortSink,
     dies: Arc<AtomicBool>,
-    incarnation: Incarnation,
 }
 
-impl KeepingPort {
-    fn says(&self, event: Event) {
-        let kind = PortEventKind::Event(event, Vec::new());
-        self.sink.deliver(PortEvent { incarnation: self.incarnation, kind });
-    }
-}
-
-impl Spawner for Keeping {
+impl Spawner for Dying {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
-        let told = sink.clone();
-        let inner = PortSink::new(move |mut event| {
-            if let PortEventKind::Event(Event::RunDone(done), _) = &mut event.kind {
-                done.outputs[0].contents = Some(Contents::KeptBytes(OUTPUT.get()));
-            }
-            told.deliver(event);
-        });
-        let (inner, dies) = (self.machine.port(gpu, inner), Arc::clone(&self.dies));
-        Box::new(KeepingPort { inner, sink, dies, incarnation: Incarnation(0) })
+        Box::new(DyingPort { inner: self.machine.port(gpu, sink), dies: Arc::clone(&self.dies) })
     }
 }
 
-impl ExecutorPort for KeepingPort {
+impl ExecutorPort for DyingPort {
     fn start(&mut self, incarnation: Incarnation) {
-        self.incarnation = incarnation;
         self.inner.start(incarnation);
     }
     fn send(&mut self, command: Command, descriptors: Vec<Descriptor>) {
         match command {
-            Command::PlaceObject(PlaceObject { object, .. }) => {
-                self.says(Event::ObjectPlaced(ObjectPlaced { object }));
-            }
             Command::CopyOut(_) if self.dies.swap(false, Ordering::Relaxed) => self.inner.kill(),
-            Command::CopyOut(CopyOut { copy, .. }) => {
-                rustix::fs::ftruncate(&descriptors[0], OUTPUT.get()).unwrap();
-                self.says(Event::CopiedOut(CopiedOut { copy }));
-            }
             command => self.inner.send(command, descriptors),
         }
     }
@@ -127,17 +101,18 @@ fn node() -> NodeHandle {
 
 /// A node whose executor dies at a copy to the host, if it is told to.
 fn node_that(dies: Arc<AtomicBool>) -> NodeHandle {
+    let run = RunModel { keeps: OUTPUT, ..RunModel::new(Duration::from_millis(5)) };
     let behaviour = Behaviour {
         start: Duration::from_millis(8),
         process_start: Duration::ZERO,
         copy_rate: BytesPerSec::gb(10),
         copy_fails_every: None,
         ties: 0,
-        runs: [("model".to_owned(), RunModel::new(Duration::from_millis(5)))].into(),
+        runs: [("model".to_owned(), run)].into(),
     };
     let clock = clock();
     let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour]);
-    let context = NodeContext::new(1, Box::new(Keeping { machine, dies })).with_clock(clock);
+    let context = NodeContext::new(1, Box::new(Dying { machine, dies })).with_clock(clock);
     start_here(NodeConfig::new(topology()), context)
 }
 

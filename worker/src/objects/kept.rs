@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_policy::elastic::ObjectKey;
+use millrace_policy::ids::RequestKey;
+use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;
 
@@ -111,13 +113,15 @@ impl Kept {
         self.home.post(gpu::Message::Queued { object: self.key, place, waits });
     }
 
-    /// Has bytes of it copied to host memory, unless they are there.
-    pub(crate) fn ask(&self, offset: u64, bytes: u64, reply: Reply) {
+    /// Has bytes of it copied to host memory, unless they are there. Says for which request's run, where it
+    /// is for one.
+    pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: Option<RequestKey>, reply: Reply) {
         match self.place() {
             Place::Host(fd) => reply.send(Ok((fd, offset))),
             Place::Lost => reply.send(Err(Lost)),
             Place::Coming | Place::Gpu(_) => {
-                self.home.post(gpu::Message::Fetch { object: self.key, offset, bytes, reply });
+                let part = ObjectPart { object: self.key.0, offset, bytes };
+                self.home.post(gpu::Message::Fetch { part, reader, reply });
             }
         }
     }
@@ -129,7 +133,7 @@ impl Part {
         let (answer, answered) = oneshot::channel();
         // Whoever asked may have given up.
         let reply = Reply::new(move |found| answer.send(found).unwrap_or_default());
-        self.object.ask(self.offset, self.bytes, reply);
+        self.object.ask(self.offset, self.bytes, None, reply);
         answered.await.unwrap_or(Err(Lost))
     }
 }

@@ -4,18 +4,20 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes as Buffer;
+use millrace_policy::paths::Direction;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    Copy, CopyDone, CopyFailed, CopyFailure, ProgramLoaded, Ready, Relocate, Relocated, Run, RunCancelled,
-    RunDone, RunFailed, RunFailure, Tensor, tensor::Contents,
+    CopiedOut, Copy, CopyDone, CopyFailed, CopyFailure, CopyOut, ObjectPlaced, ProgramLoaded, Ready,
+    Relocate, Relocated, Run, RunCancelled, RunDone, RunFailed, RunFailure, Tensor, copy_out::Source,
+    tensor::Contents,
 };
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
 
 use super::links::Links;
-use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Order, Word};
+use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Of, Order, Word};
 use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
 use crate::clock::Clock;
 
@@ -138,9 +140,13 @@ impl Inside {
     fn share(&mut self, at: Timestamp, gpu: GpuIndex) {
         let Some(links) = &mut self.links else { return };
         let place = &self.places[gpu.0 as usize];
-        let news = links.set(gpu, place.model.copying().map(|copy| copy.from));
-        for (other, rate) in links.rates().filter(|&(other, _)| news || other == gpu) {
-            self.places[other.0 as usize].model.set_copy_rate(at, rate);
+        let mut news = false;
+        for direction in [Direction::ToGpu, Direction::FromGpu] {
+            let copying = place.model.copying(direction).map(|copy| copy.from);
+            news |= links.set((gpu, direction), copying);
+        }
+        for ((other, direction), rate) in links.rates().filter(|&((other, _), _)| news || other == gpu) {
+            self.places[other.0 as usize].model.set_copy_rate(at, direction, rate);
         }
     }
 }
@@ -168,7 +174,10 @@ impl ExecutorPort for ModelledPort {
         });
     }
 
-    fn send(&mut self, command: Command, _: Vec<Descriptor>) {
+    fn send(&mut self, command: Command, descriptors: Vec<Descriptor>) {
+        if let (Command::CopyOut(copy), Some(to)) = (&command, descriptors.first()) {
+            make_room(copy, to);
+        }
         if let Some(order) = order(command) {
             self.machine.with(self.gpu, |place, now| place.model.order(now, order));
         }
@@ -186,6 +195,18 @@ impl Drop for ModelledPort {
             place.sink = None;
             place.model = Model::new(gpu, place.behaviour.clone());
         });
+    }
+}
+
+/// Gives the memory that something is copied to its size. What is in it, nobody looks at.
+fn make_room(copy: &CopyOut, to: &Descriptor) {
+    let bytes = match &copy.source {
+        Some(Source::Object(part)) => part.bytes,
+        Some(Source::Output(part)) => part.bytes,
+        None => 0,
+    };
+    if let Err(error) = rustix::fs::ftruncate(to, bytes) {
+        tracing::error!(%error, "no memory for a modelled copy");
     }
 }
 
@@ -212,16 +233,18 @@ fn order(command: Command) -> Option<Order> {
         Command::Copy(copy) => Order::Copy(copy_order(&copy)),
         Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
         Command::Run(run) => {
-            let Run { run, program, generation, members, .. } = run;
-            Order::Run { run, program, generation, members: members.max(1) }
+            let Run { run, program, generation, members, kept, .. } = run;
+            Order::Run { run, program, generation, members: members.max(1), keeps: !kept.is_empty() }
         }
         Command::Cancel(cancel) => Order::Cancel { run: cancel.run },
         // Whatever a copy reads, it takes its time at the model's rate.
         Command::AddPeer(_) | Command::ForgetPeer(_) => return None,
-        // A modelled run has no outputs that could be kept.
-        Command::PlaceObject(_) | Command::CopyOut(_) | Command::FreeObject(_) | Command::DropOutputs(_) => {
-            return None;
-        }
+        Command::PlaceObject(place) => Order::Place { object: place.object },
+        Command::FreeObject(free) => Order::Free { object: free.object },
+        Command::CopyOut(CopyOut { copy, granted, .. }) => Order::CopyOut { copy, granted },
+        Command::EndCopyOut(end) => Order::EndCopyOut { copy: end.copy },
+        // What is kept takes nothing.
+        Command::DropOutputs(_) => return None,
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
 }
@@ -230,8 +253,11 @@ fn copy_order(copy: &Copy) -> CopyOrder {
     CopyOrder {
         transfer: copy.transfer,
         batch: copy.batch,
-        program: copy.program,
-        generation: copy.generation,
+        of: match (copy.copy_out, copy.object) {
+            (0, 0) => Of::Program { program: copy.program, generation: copy.generation },
+            (0, object) => Of::Object(object),
+            (copy, _) => Of::CopyOut(copy),
+        },
         from: copy.peer.as_ref().map(|peer| GpuIndex(peer.gpu)),
         size: copy.ranges.iter().map(|range| Bytes(range.bytes)).sum(),
         not_before: Timestamp(copy.not_before_ns),
@@ -272,9 +298,11 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
                 message: format!("{why:?}"),
             })
         }
-        Word::RunDone { run, started, finished, waited } => Event::RunDone(RunDone {
+        Word::Placed { object } => Event::ObjectPlaced(ObjectPlaced { object }),
+        Word::CopiedOut { copy } => Event::CopiedOut(CopiedOut { copy }),
+        Word::RunDone { run, started, finished, waited, kept } => Event::RunDone(RunDone {
             run,
-            outputs: vec![answer(run)],
+            outputs: vec![answer(run, kept)],
             started_ns: started.0,
             finished_ns: finished.0,
             waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
@@ -293,12 +321,13 @@ fn failed(run: u64, failure: RunFailure, message: &str) -> Event {
     Event::RunFailed(RunFailed { run, failure: failure.into(), message: message.to_owned() })
 }
 
-/// What a modelled run answers: its own name.
-fn answer(run: u64) -> Tensor {
+/// What a modelled run answers: its own name, or so many bytes that stay.
+fn answer(run: u64, kept: Option<Bytes>) -> Tensor {
+    let name = || Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()));
     Tensor {
         name: "run".to_owned(),
         datatype: "UINT64".to_owned(),
         shape: vec![1],
-        contents: Some(Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()))),
+        contents: Some(kept.map_or_else(name, |bytes| Contents::KeptBytes(bytes.get()))),
     }
 }

@@ -28,6 +28,7 @@ mod programs;
 mod recovery;
 mod serving;
 mod support;
+mod to_host;
 
 /// An executor, when the worker starts this program as one; otherwise nothing.
 #[test]

@@ -63,7 +63,7 @@ impl Node {
     /// The routes of a batch that is out, or that a transfer has.
     fn routes(&self, transfer: u64) -> Vec<Vec<u32>> {
         let state = &self.fabric.transfers[&TransferId(transfer)];
-        state.routes.iter().map(|route| gpus(&route.over.unwrap())).collect()
+        state.routes.iter().map(|route| gpus(&route.hops().unwrap())).collect()
     }
 
     fn at_rest(&self) -> bool {
@@ -119,7 +119,8 @@ fn an_object_takes_every_free_route_and_each_link_of_it_at_once() {
     assert_eq!((by(0), by(1), links.len()), (2, 2, 4));
     let first = all_grants(&actions).find(|grant| grant.link.0 == GPUS + 1).unwrap();
     let carried = node.done(1, first.batch.0);
-    let across = Action::Carried { link: LinkId(GPUS + 4), size: Bytes(BLOCK.0 * 5) };
+    let (link, direction) = (LinkId(GPUS + 4), Direction::ToGpu);
+    let across = Action::Carried { link, direction, size: Bytes(BLOCK.0 * 5) };
     assert!(carried.contains(&across), "{carried:?}");
 }
 

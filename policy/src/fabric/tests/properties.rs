@@ -9,6 +9,8 @@ use crate::rates::SHARINGS;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Start {
+        /// From the host or to it.
+        leaves: bool,
         gpu: u32,
         chunks: u32,
         /// Within how many milliseconds it is wanted.
@@ -28,8 +30,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (0..3u32, 1..40u32, prop::option::of(0..2_000u64))
-            .prop_map(|(gpu, chunks, ms)| Step::Start { gpu, chunks, ms }),
+        3 => (any::<bool>(), 0..3u32, 1..40u32, prop::option::of(0..2_000u64))
+            .prop_map(|(leaves, gpu, chunks, ms)| Step::Start { leaves, gpu, chunks, ms }),
         1 => (any::<usize>(), 0..2_000u64).prop_map(|(number, ms)| Step::Hasten(number, ms)),
         10 => (0..3u32).prop_map(Step::Done),
         1 => (0..3u32).prop_map(Step::Faulty),
@@ -57,7 +59,8 @@ fn apart(a: &Grant, b: &Grant) -> bool {
 impl World {
     /// Whether only one of two batches can cross at a time.
     fn share_a_track(&self, a: &Grant, b: &Grant) -> bool {
-        a.gpu == b.gpu || (self.uplink == 1 && a.gpu.0 < 2 && b.gpu.0 < 2)
+        let by_one_link = a.gpu == b.gpu || (self.uplink == 1 && a.gpu.0 < 2 && b.gpu.0 < 2);
+        a.cargo.direction() == b.cargo.direction() && by_one_link
     }
 
     fn take(&mut self, actions: Vec<Action>) -> Result<(), TestCaseError> {
@@ -77,8 +80,12 @@ impl World {
                     let found = self.out.iter_mut().find(|(g, _)| (g.transfer, g.batch) == (transfer, batch));
                     found.unwrap().1 = true;
                 }
-                Action::Arrived { cargo: Cargo::Weights(weights), chunks, .. } => {
-                    let transfer = TransferId(weights.model.0.into());
+                Action::Arrived { cargo, chunks, .. } => {
+                    let transfer = match cargo {
+                        Cargo::Weights(weights) => TransferId(weights.model.0.into()),
+                        Cargo::ToHost(leaving) => TransferId(leaving.copy),
+                        Cargo::Object(_) => unreachable!("there are none"),
+                    };
                     self.missing.get_mut(&transfer).unwrap().1 -= chunks.len() as u32;
                 }
                 Action::Ended { transfer, outcome, .. } => {
@@ -87,9 +94,7 @@ impl World {
                     prop_assert!(self.out.iter().all(|(grant, _)| grant.transfer != transfer));
                 }
                 Action::Carried { .. } => {}
-                Action::Lock { .. } | Action::Unlock { .. } | Action::Arrived { .. } => {
-                    unreachable!("all are weights from the host")
-                }
+                Action::Lock { .. } | Action::Unlock { .. } => unreachable!("none comes from a peer"),
             }
         }
         Ok(())
@@ -100,9 +105,11 @@ impl World {
         Some(self.out.remove(place).0)
     }
 
-    /// A revoked batch that is not the first of its GPU, so that it has not begun.
+    /// A revoked batch that is not the first of its GPU one way, so that it has not begun.
     fn revoked(&mut self) -> Option<Grant> {
-        let begun = |place: usize| !self.out[..place].iter().any(|(g, _)| g.gpu == self.out[place].0.gpu);
+        let stream = |grant: &Grant| (grant.gpu, grant.cargo.direction());
+        let begun =
+            |place: usize| !self.out[..place].iter().any(|(g, _)| stream(g) == stream(&self.out[place].0));
         let place = (0..self.out.len()).find(|&place| self.out[place].1 && !begun(place))?;
         Some(self.out.remove(place).0)
     }
@@ -120,10 +127,10 @@ proptest! {
         let mut next = 0;
         for step in steps {
             let actions = match step {
-                Step::Start { gpu, chunks, ms } => {
+                Step::Start { leaves, gpu, chunks, ms } => {
                     next += 1;
                     world.missing.insert(TransferId(next), (GpuIndex(gpu), chunks));
-                    node.start_wanted(next, gpu, chunks, ms)
+                    node.start_of(if leaves { leaving } else { weights }, (next, gpu, chunks), ms)
                 }
                 Step::Hasten(number, ms) => {
                     let nth = number % world.missing.len().max(1);

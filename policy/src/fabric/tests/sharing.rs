@@ -26,7 +26,11 @@ impl Machine {
     }
 
     fn start(&mut self, transfer: u64, gpu: u32, chunks: u32, ms: Option<u64>) {
-        let actions = self.node.start_wanted(transfer, gpu, chunks, ms);
+        self.start_of(weights, (transfer, gpu, chunks), ms);
+    }
+
+    fn start_of(&mut self, cargo: fn(u64, Bytes) -> Cargo, what: (u64, u32, u32), ms: Option<u64>) {
+        let actions = self.node.start_of(cargo, what, ms);
         self.take(actions);
     }
 
@@ -36,9 +40,12 @@ impl Machine {
             match action {
                 Action::Grant { grant } => self.out.push(grant),
                 Action::Revoke { gpu, transfer, batch, .. } => {
-                    let first = self.out.iter().position(|grant| grant.gpu == gpu);
                     let its = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
-                    let found = self.out.iter().position(its).filter(|&place| Some(place) != first);
+                    let found = self.out.iter().position(its).filter(|&place| {
+                        let direction = self.out[place].cargo.direction();
+                        let before = |grant: &Grant| grant.gpu == gpu && grant.cargo.direction() == direction;
+                        self.out[..place].iter().any(before)
+                    });
                     if let Some(place) = found {
                         self.out.remove(place);
                         let actions = self.node.failed(transfer.0, batch.0, BatchFailure::NotBegun);
@@ -74,11 +81,11 @@ impl Machine {
 }
 
 /// Which copy of a tight transfer's is its last, when it comes while a loose one is under way.
-fn last_of_the_tight(sharing: Sharing) -> usize {
+fn last_of_the_tight(sharing: Sharing, cargo: fn(u64, Bytes) -> Cargo) -> usize {
     let mut machine = Machine::new(1, sharing);
-    machine.start(1, 2, 100, Some(10_000));
+    machine.start_of(cargo, (1, 2, 100), Some(10_000));
     machine.copy();
-    machine.start(2, 2, 20, Some(60));
+    machine.start_of(cargo, (2, 2, 20), Some(60));
     while machine.copy() {}
     assert_eq!(machine.ended.len(), 2);
     machine.copied.iter().rposition(|(transfer, _)| *transfer == 2).unwrap()
@@ -86,9 +93,27 @@ fn last_of_the_tight(sharing: Sharing) -> usize {
 
 #[test]
 fn the_tighter_goes_first_where_links_are_shared_by_objective() {
-    let last = SHARINGS.map(|(_, sharing)| last_of_the_tight(sharing));
-    // One had crossed and one was crossing when it came. In turns; after all of the other.
-    assert_eq!(last, [5, 8, 23]);
+    for cargo in [weights, leaving] {
+        let last = SHARINGS.map(|(_, sharing)| last_of_the_tight(sharing, cargo));
+        // One had crossed and one was crossing when it came. In turns; after all of the other.
+        assert_eq!(last, [5, 8, 23]);
+    }
+}
+
+/// A rate that is promised one way costs nobody the other way.
+#[test]
+fn what_leaves_goes_by_rates_of_its_own() {
+    let mut machine = Machine::new(1, Sharing::FaasTube);
+    machine.start(1, 2, 100, Some(1_000));
+    machine.start_of(leaving, (2, 2, 100), Some(1_000));
+    machine.start_of(leaving, (3, 2, 5), None);
+    while machine.copy() {}
+    let tally = machine.node.fabric.tally();
+    assert_eq!(tally.from_host, Counts { admitted: 1, ..Counts::default() });
+    assert_eq!(tally.to_host, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
+    // Beside each other: in half the time that one way takes after the other.
+    let took = machine.node.now.since(Timestamp(1 << 40));
+    assert!(took < BATCH_TIME * 22, "{took:?}");
 }
 
 #[test]
@@ -195,10 +220,11 @@ fn waits_are_counted_by_link() {
     machine.start(2, 2, 5, None);
     while machine.copy() {}
     let waits = &machine.node.fabric.tally().waits;
-    let waited = waits[&LinkId(2)].waited;
+    let link = (LinkId(2), Direction::ToGpu);
+    let waited = waits[&link].waited;
     // The last chunk is half a chunk.
     assert_eq!(waited, BATCH_TIME + RATE.time_for(Bytes::mib(9)));
-    assert_eq!((waits.len(), waits[&LinkId(2)].transfers), (1, 2));
+    assert_eq!((waits.len(), waits[&link].transfers), (1, 2));
 }
 
 proptest! {

@@ -6,14 +6,15 @@ use std::sync::Weak;
 
 use millrace_policy::elastic::{self, ObjectKey, Standing};
 use millrace_policy::gpu::{Event, Spent};
-use millrace_policy::ids::{RequestKey, RunId};
+use millrace_policy::ids::{RequestKey, RunId, TransferId};
 use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
 use super::moves::Moves;
+use super::outgoing::Outgoing;
 use crate::actors::function::{self, Outputs};
 use crate::actors::work::SharedWork;
-use crate::objects::{Kept, Place, Reply};
+use crate::objects::{Kept, Place};
 use crate::port::Descriptor;
 
 /// The only reader that the store knows of an object: whoever holds its handle.
@@ -48,19 +49,6 @@ impl Book {
     }
 }
 
-/// Why something is copied to the host.
-#[derive(Debug)]
-pub(super) enum Purpose {
-    /// The store has no room for it.
-    Refused(ObjectKey),
-    /// The store does not take it, and knows nothing of it.
-    Declined(ObjectKey),
-    /// The store wants its room.
-    Migrate(ObjectKey),
-    /// Somebody reads it elsewhere.
-    Fetch(ObjectKey, Reply),
-}
-
 /// An answer whose outputs are being stored.
 pub(super) struct Storing {
     pub(super) work: SharedWork,
@@ -85,9 +73,9 @@ pub(super) struct Waiting {
 #[derive(Default)]
 pub(super) struct Data {
     objects: u64,
-    pub(super) copied: u64,
     pub(super) books: BTreeMap<ObjectKey, Book>,
-    pub(super) copies: BTreeMap<u64, (Purpose, Descriptor)>,
+    /// Copies to the host that are under way.
+    pub(super) outgoing: BTreeMap<TransferId, Outgoing>,
     /// By their runs, which may be of several requests.
     pub(super) storing: BTreeMap<(RunId, RequestKey), Storing>,
     pub(super) waiting: VecDeque<Waiting>,
@@ -190,7 +178,7 @@ impl Data {
         }
         self.books.clear();
         // Whoever waits for a copy hears of it as they are dropped.
-        self.copies.clear();
+        self.outgoing.clear();
         self.waiting.clear();
         self.moves.clear();
         self.todo.clear();

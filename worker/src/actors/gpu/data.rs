@@ -1,6 +1,6 @@
-//! Intermediate data on a GPU, as its actor carries it out: outputs that stay there as objects, and
-//! copies of them to host memory for everybody else. What runs read is in `inputs`, what crosses links in
-//! `moves`, what is known of each object in `books`.
+//! Intermediate data on a GPU, as its actor carries it out: outputs that stay there as objects, and those
+//! that are copied to host memory for everybody else. What runs read is in `inputs`, what crosses links to
+//! this GPU in `moves`, to the host in `outgoing`, what is known of each object in `books`.
 //!
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
@@ -21,18 +21,17 @@ use millrace_policy::gpu::{DataAction, Spent};
 use millrace_policy::ids::{RequestKey, RunId};
 use millrace_policy::memory::Run as BlockRun;
 use millrace_proto::executor::command::Command;
-use millrace_proto::executor::copy_out::Source;
 use millrace_proto::executor::tensor::Contents;
-use millrace_proto::executor::{CopyOut, DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};
+use millrace_proto::executor::{DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};
 use millrace_types::Bytes;
 
-use super::books::{Book, Purpose, Storing};
+use super::books::{Book, Storing};
+use super::outgoing::Purpose;
 use super::{Entry, Gpu};
 use crate::actors::extents;
 use crate::actors::function::Outputs;
 use crate::actors::work::SharedWork;
-use crate::objects::{Kept, Lost, Place, Reply, memory};
-use crate::port::Descriptor;
+use crate::objects::{Kept, Place};
 use crate::service::tensors::{INLINE_BYTES_MAX, part};
 use crate::snapshot::GpuData;
 
@@ -110,7 +109,7 @@ impl Gpu {
     }
 
     /// An output is where it will be found, or lost.
-    fn settled(&mut self, object: ObjectKey) {
+    pub(super) fn settled(&mut self, object: ObjectKey) {
         let storing = self.data.storing.iter_mut().find(|(_, storing)| storing.left.contains(&object));
         let Some((&(run, key), storing)) = storing else { return };
         storing.left.remove(&object);
@@ -143,6 +142,7 @@ impl Gpu {
             DataAction::Reload { object, blocks } => self.reload(object, &blocks),
             DataAction::Free { object } => {
                 self.drop_coming(object);
+                self.stop_migration(object);
                 self.unmap(object);
                 self.data.books.remove(&object);
             }
@@ -172,47 +172,6 @@ impl Gpu {
         self.send(Command::PlaceObject(place), Vec::new());
     }
 
-    fn copy_whole(&mut self, object: ObjectKey, purpose: Purpose) {
-        let Some(book) = self.data.books.get(&object) else { return };
-        let source = match &book.made {
-            Some(output) => Source::Output(output.clone()),
-            None => Source::Object(ObjectPart { object: object.0, offset: 0, bytes: book.bytes }),
-        };
-        self.copy_out(source, purpose);
-    }
-
-    fn copy_out(&mut self, source: Source, purpose: Purpose) {
-        match memory("millrace-object") {
-            Ok(file) => {
-                self.data.copied += 1;
-                let (copy, fd) = (self.data.copied, Descriptor::new(file.into()));
-                self.data.copies.insert(copy, (purpose, Arc::clone(&fd)));
-                let copy_out = CopyOut { copy, contents_fd: 0, source: Some(source) };
-                self.send(Command::CopyOut(copy_out), vec![fd]);
-            }
-            Err(error) => {
-                tracing::warn!(gpu = self.index().0, %error, "no memory for a copy of an object");
-                self.not_copied(purpose);
-            }
-        }
-    }
-
-    /// Copies a part of an object for somebody.
-    pub(super) fn fetch(&mut self, object: ObjectKey, offset: u64, bytes: u64, reply: Reply) {
-        let place =
-            self.data.books.get(&object).and_then(|book| book.kept.upgrade()).map(|kept| kept.place());
-        match place {
-            Some(Place::Host(fd)) => reply.send(Ok((fd, offset))),
-            Some(Place::Gpu(_)) => {
-                self.data.claim(object);
-                let source = Source::Object(ObjectPart { object: object.0, offset, bytes });
-                self.copy_out(source, Purpose::Fetch(object, reply));
-            }
-            // Nobody has the name of one that is still coming.
-            Some(Place::Coming | Place::Lost) | None => reply.send(Err(Lost)),
-        }
-    }
-
     /// An executor said something of objects.
     pub(super) fn data_said(&mut self, said: DataSaid) {
         let made = |object| self.data.books.get(&object).is_some_and(|book: &Book| book.made.is_some());
@@ -230,59 +189,8 @@ impl Gpu {
                 }
                 self.data.tell(elastic::Event::CopyFailed { object });
             }
-            DataSaid::CopiedOut(copy) => {
-                if let Some((purpose, fd)) = self.data.copies.remove(&copy) {
-                    self.copied(purpose, fd);
-                }
-            }
-            DataSaid::NotCopiedOut(copy) => {
-                if let Some((purpose, _)) = self.data.copies.remove(&copy) {
-                    self.not_copied(purpose);
-                }
-            }
-        }
-    }
-
-    fn copied(&mut self, purpose: Purpose, fd: Descriptor) {
-        match purpose {
-            Purpose::Refused(object) => {
-                self.data.is_at(object, Place::Host(fd));
-                self.data.tell(elastic::Event::Migrated { object });
-                self.settled(object);
-            }
-            Purpose::Declined(object) => {
-                self.data.is_at(object, Place::Host(fd));
-                self.data.books.remove(&object);
-                self.settled(object);
-            }
-            Purpose::Migrate(object) => {
-                if let Some(book) = self.data.books.get_mut(&object) {
-                    book.copy = Some(fd);
-                }
-                // It says whether the object leaves.
-                self.data.tell(elastic::Event::Migrated { object });
-            }
-            Purpose::Fetch(object, reply) => {
-                self.data.unclaim(object);
-                reply.send(Ok((fd, 0)));
-            }
-        }
-    }
-
-    fn not_copied(&mut self, purpose: Purpose) {
-        match purpose {
-            Purpose::Refused(object) | Purpose::Migrate(object) => {
-                self.data.tell(elastic::Event::CopyFailed { object });
-            }
-            Purpose::Declined(object) => {
-                self.data.is_at(object, Place::Lost);
-                self.data.books.remove(&object);
-                self.settled(object);
-            }
-            Purpose::Fetch(object, reply) => {
-                self.data.unclaim(object);
-                reply.send(Err(Lost));
-            }
+            DataSaid::CopiedOut(copy) => self.copied_out(copy, true),
+            DataSaid::NotCopiedOut(copy) => self.copied_out(copy, false),
         }
     }
 

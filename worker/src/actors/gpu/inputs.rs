@@ -69,7 +69,8 @@ impl Gpu {
                 Place::Coming | Place::Gpu(_) | Place::Host(_) => {
                     waiting.missing.push(place);
                     let (run, ObjectPart { offset, bytes, .. }) = (RunId(waiting.run.run), part);
-                    object.ask(offset, bytes, Reply::new(move |found| bring(found, bytes, own, run, place)));
+                    let reply = Reply::new(move |found| bring(found, bytes, own, run, place));
+                    object.ask(offset, bytes, Some(waiting.key), reply);
                 }
             }
         }

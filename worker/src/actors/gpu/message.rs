@@ -7,7 +7,7 @@ use millrace_policy::fabric::{Outcome, Piece};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{RequestKey, RunId, TransferId};
 use millrace_policy::paths::Hops;
-use millrace_proto::executor::{Fault, LaunchTimes};
+use millrace_proto::executor::{Fault, LaunchTimes, ObjectPart};
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
 
 use super::ModelUsers;
@@ -55,12 +55,14 @@ pub(crate) enum Message {
     Queued { object: ObjectKey, place: u64, waits: bool },
     /// The node began anew, and with it another actor for this GPU.
     Replaced,
-    /// Somebody wants bytes of an object in host memory.
-    Fetch { object: ObjectKey, offset: u64, bytes: u64, reply: Reply },
+    /// Somebody wants bytes of an object in host memory, and where it is a request's run, which.
+    Fetch { part: ObjectPart, reader: Option<RequestKey>, reply: Reply },
     /// Another GPU is to copy an object from here.
     LockObject { transfer: TransferId, piece: Piece },
     /// A transfer of an object to this GPU is over.
     Came { transfer: TransferId, outcome: Outcome, routes: Vec<Hops> },
+    /// A transfer from this GPU to the host is over.
+    Left { transfer: TransferId, outcome: Outcome },
     /// An input of a run came to the host, or will not.
     Brought { run: RunId, place: usize, found: OnHost },
     /// Nobody holds an object any more.

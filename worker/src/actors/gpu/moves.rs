@@ -1,5 +1,5 @@
-//! Objects that cross links under the fabric's grants: to this GPU from another one of the node, for a
-//! run that reads them here, and back from the host.
+//! Objects that come to this GPU under the fabric's grants: from another one of the node, for a run that
+//! reads them here, and back from the host. Those that leave it for the host are in `outgoing`.
 //!
 //! ```text
 //! run whose input is on another GPU ─► Store (claimed) ─► Place ─► PlaceObject, Transfer ─► Came ─► read in place
@@ -23,11 +23,12 @@ use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ObjectPart, PlaceObject};
 use millrace_proto::worker::FetchMethod;
-use millrace_types::{Bytes, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 use super::books::{Book, Waiting};
 use super::inputs::bring;
 use super::{Carried, Gpu};
+use crate::actors::node::Reader;
 use crate::actors::{extents, node};
 use crate::objects::{Kept, Place, Reply};
 
@@ -65,6 +66,12 @@ pub(super) struct Moves {
 }
 
 impl Moves {
+    /// A new name for a transfer to or from this GPU.
+    pub(super) fn new_transfer(&mut self, gpu: GpuIndex) -> TransferId {
+        self.transfers += 1;
+        TransferId(u64::from(gpu.0) << 40 | OF_OBJECTS | self.transfers)
+    }
+
     /// Everything went with the executor.
     pub(super) fn clear(&mut self) {
         (self.coming, self.lent) = (BTreeMap::new(), BTreeMap::new());
@@ -104,13 +111,11 @@ impl Gpu {
     /// Puts an object that is to come into the memory it is given, and has its bytes copied there. Those
     /// go behind it, so nobody waits for its being there.
     pub(super) fn place_coming(&mut self, object: ObjectKey, blocks: &[BlockRun]) {
+        let transfer = self.data.moves.new_transfer(self.hardware.index);
         let Some(coming) = self.data.moves.coming.get_mut(&object) else {
             // Whoever it was for went.
             return self.data.tell(elastic::Event::CopyFailed { object });
         };
-        self.data.moves.transfers += 1;
-        let own = u64::from(self.hardware.index.0) << 40;
-        let transfer = TransferId(own | OF_OBJECTS | self.data.moves.transfers);
         coming.transfer = Some(transfer);
         let bytes = Bytes(coming.bytes);
         let (of, offset, from) = match &coming.errand {
@@ -119,7 +124,7 @@ impl Gpu {
         };
         let Some(book) = self.data.books.get_mut(&object) else { return };
         book.mapped = true;
-        let reader = book.next_reader();
+        let reader = Reader::run(book.next_reader());
         let host = match book.kept.upgrade().map(|kept| kept.place()) {
             Some(Place::Host(fd)) if from.is_none() => vec![fd],
             _ => Vec::new(),
@@ -161,7 +166,9 @@ impl Gpu {
         else {
             return;
         };
-        source.ask(offset, bytes, Reply::new(move |found| bring(found, bytes, own, run, place)));
+        let waiting = self.data.waiting.iter().find(|waiting| waiting.run.run == run.0);
+        let reply = Reply::new(move |found| bring(found, bytes, own, run, place));
+        source.ask(offset, bytes, waiting.map(|waiting| waiting.key), reply);
     }
 
     /// A run does not read what is on its way for it any more.

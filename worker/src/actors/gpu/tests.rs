@@ -19,12 +19,14 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::*;
+use crate::actors::spans::Copied;
 use crate::actors::work::Work;
 use crate::clock::{MonotonicClock, Sleeper};
 use crate::node::DataConfig;
-use crate::objects::{Kept, Place, memory};
+use crate::objects::{Kept, Place, Reply, memory};
 use crate::request::{Invocation, OnGpus};
 use crate::seams;
+use crate::service::tensors::INLINE_BYTES_MAX;
 
 const HERE: GpuIndex = GpuIndex(1);
 const OTHER: GpuIndex = GpuIndex(0);
@@ -329,5 +331,105 @@ fn outputs_of_runs_that_nobody_waits_for_are_dropped() {
         bench.run_done(run);
         let told = bench.commands().await;
         assert!(matches!(told[..], [Command::PlaceObject(_)]), "somebody waits for these: {told:?}");
+    });
+}
+
+/// A request's output, which stays here.
+async fn keep(bench: &mut Bench, key: u64) -> Arc<Kept> {
+    bench.assign(key, 0, Vec::new());
+    let [(run, _)] = bench.runs().await[..] else { panic!("not one run") };
+    bench.run_done(run);
+    let told = bench.commands().await;
+    let [Command::PlaceObject(place)] = &told[..] else { panic!("{told:?}") };
+    bench.tell(Message::Data(DataSaid::Placed(ObjectKey(place.object))));
+    let told = bench.function.told().await.into_iter();
+    let mut kept = told.filter_map(|message| match message {
+        function::Message::Completed { outputs, .. } => Some(outputs.kept),
+        _ => None,
+    });
+    let kept = kept.next().unwrap().remove(0);
+    bench.commands().await;
+    bench.node.told().await;
+    kept
+}
+
+/// Somebody wants so many bytes of an object, and is told whether they came.
+fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<bool>) {
+    let (sender, found) = mpsc::unbounded_channel();
+    let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
+    let part = ObjectPart { object: object.0, offset: 0, bytes };
+    (Message::Fetch { part, reader: None, reply }, found)
+}
+
+impl Bench {
+    /// The transfers to the host that are asked for, and the copies.
+    async fn leaving(&mut self) -> Vec<(TransferId, u64)> {
+        let leaving = |message| match message {
+            node::Message::Transfer { transfer, cargo: Cargo::ToHost(leaving), .. } => {
+                Some((transfer, leaving.copy))
+            }
+            _ => None,
+        };
+        self.node.told().await.into_iter().filter_map(leaving).collect()
+    }
+}
+
+#[test]
+fn what_is_read_elsewhere_leaves_under_grants_unless_it_is_little() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        let object = keep(&mut bench, 1).await;
+        for outcome in [Outcome::Complete, Outcome::Failed] {
+            let (message, mut found) = fetch(object.key, OBJECT_BYTES);
+            bench.tell(message);
+            let [(transfer, copy)] = bench.leaving().await[..] else { panic!("not one transfer") };
+            let told = bench.commands().await;
+            assert!(matches!(&told[..], [Command::CopyOut(it)] if it.copy == copy && it.granted), "{told:?}");
+            // Of what goes under grants the executor says nothing that counts.
+            bench.tell(Message::Data(DataSaid::NotCopiedOut(copy)));
+            assert!(found.try_recv().is_err());
+            bench.tell(Message::Left { transfer, outcome });
+            assert_eq!(found.try_recv(), Ok(outcome == Outcome::Complete));
+            let told = bench.commands().await;
+            assert!(matches!(&told[..], [Command::EndCopyOut(it)] if it.copy == copy), "{told:?}");
+        }
+        let (message, mut found) = fetch(object.key, INLINE_BYTES_MAX as u64);
+        bench.tell(message);
+        assert_eq!(bench.leaving().await, []);
+        let told = bench.commands().await;
+        let [Command::CopyOut(little)] = &told[..] else { panic!("{told:?}") };
+        assert!(!little.granted);
+        bench.tell(Message::Data(DataSaid::CopiedOut(little.copy)));
+        assert_eq!(found.try_recv(), Ok(true));
+        assert!(bench.gpu.data.outgoing.is_empty());
+    });
+}
+
+#[test]
+fn a_copy_to_the_host_is_given_up_once_nobody_else_holds_what_is_copied() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        let object = keep(&mut bench, 1).await;
+        let (message, mut found) = fetch(object.key, OBJECT_BYTES);
+        bench.tell(message);
+        let [(transfer, _)] = bench.leaving().await[..] else { panic!("not one transfer") };
+        let crossed = || {
+            let (link, bytes) = (LinkId(0), Bytes(1));
+            Message::Copied(Copied { transfer, link, started: NOW, finished: NOW, bytes })
+        };
+        let cancelled =
+            |message: &node::Message| matches!(message, node::Message::CancelTransfer(it) if *it == transfer);
+        bench.tell(crossed());
+        assert!(!bench.node.told().await.iter().any(cancelled));
+        drop(object);
+        bench.tell(crossed());
+        assert!(bench.node.told().await.iter().any(cancelled));
+        assert!(bench.gpu.data_report().used > Bytes::ZERO, "it is read still");
+        bench.tell(Message::Left { transfer, outcome: Outcome::Cancelled });
+        assert_eq!(found.try_recv(), Ok(false));
+        bench.hear().await;
+        assert_eq!(bench.gpu.data_report().used, Bytes::ZERO);
+        let told = bench.commands().await;
+        assert!(matches!(told[..], [.., Command::EndCopyOut(_), Command::FreeObject(_)]), "{told:?}");
     });
 }

@@ -1,6 +1,8 @@
 //! By when what crosses links is wanted (D14): the time of the request that waits for it, less what its run
 //! is expected to take.
 
+use std::time::Duration;
+
 use millrace_policy::ids::RequestKey;
 use millrace_policy::rates::Objective;
 use millrace_types::Timestamp;
@@ -20,6 +22,12 @@ impl Node {
         // Before its first run nothing is known of it.
         let infer = dispatch.predicted_run(model, dispatch.rows(reader)).unwrap_or_default();
         Some(Objective { slo: by.since(now), infer })
+    }
+
+    /// The objective of bytes without which a request that has run is not answered.
+    pub(super) fn answer_objective(&self, now: Timestamp, work: &Work) -> Option<Objective> {
+        let by = self.wanted_by(work)?;
+        Some(Objective { slo: by.since(now), infer: Duration::ZERO })
     }
 
     fn wanted_by(&self, work: &Work) -> Option<Timestamp> {

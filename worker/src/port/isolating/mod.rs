@@ -337,6 +337,7 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
             Command::Hello(_)
             | Command::PlaceObject(_)
             | Command::CopyOut(_)
+            | Command::EndCopyOut(_)
             | Command::FreeObject(_)
             | Command::DropOutputs(_) => {}
         }

@@ -1,20 +1,21 @@
 //! An executor process as a model: what it would say and when, without a process. Pure; driven by
 //! [`super::modelled`] in virtual time, or by a bare heap of events.
 //!
-//! Three ordered streams, as in the real one: control is immediate; copies take their time at the
-//! rate they are given, within their windows; runs take theirs, beginning with the first bytes that
-//! arrive and ending no sooner than their tail after the last. One word is said at a time.
+//! Four ordered streams, as in the real one: control is immediate; copies to the GPU and those to the host
+//! take their time at the rate they are given, within their windows; runs take theirs, beginning with the
+//! first bytes that arrive and ending no sooner than their tail after the last. One word is said at a time.
 
 mod copies;
 mod protocol;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use millrace_policy::paths::Direction;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use self::copies::Copies;
-pub use self::protocol::{CopyOrder, CopyRefusal, Order, Word};
+pub use self::protocol::{CopyOrder, CopyRefusal, Of, Order, Word};
 use crate::clock::{Sleeper, own_microsecond};
 
 /// How a modelled executor behaves.
@@ -25,7 +26,7 @@ pub struct Behaviour {
     /// Where each program has a process of its own (L05): how long after it was loaded the first run
     /// can begin. Copies do not wait for it.
     pub process_start: Duration,
-    /// The rate of its copies, where the links they cross have more.
+    /// The rate of its copies in each direction, where the links they cross have more.
     pub copy_rate: BytesPerSec,
     /// Every how many copies one fails; `None` for never.
     pub copy_fails_every: Option<u64>,
@@ -47,17 +48,19 @@ pub struct RunModel {
     /// How long after the program was given memory it can begin: where each model has a process of
     /// its own, that process's start (L05, T14).
     pub start: Duration,
+    /// How much of its outputs stays on the GPU, where that is asked for. Nothing: they are answered.
+    pub keeps: Bytes,
     /// How it ends.
     pub end: RunEnd,
 }
 
 impl RunModel {
-    /// A run that ends with outputs, overlaps its load but for a quarter, and takes no longer for several
-    /// requests.
+    /// A run that ends with outputs, overlaps its load but for a quarter, takes no longer for several
+    /// requests, and leaves nothing on the GPU.
     #[must_use]
     pub fn new(takes: Duration) -> Self {
         let (by_member, start) = (Duration::ZERO, Duration::ZERO);
-        Self { takes, by_member, tail: takes / 4, start, end: RunEnd::Done }
+        Self { takes, by_member, tail: takes / 4, start, keeps: Bytes::ZERO, end: RunEnd::Done }
     }
 
     /// The same of so many requests that run as one.
@@ -83,6 +86,7 @@ struct RunJob {
     program: u64,
     generation: u64,
     members: u32,
+    keeps: bool,
     begun: Option<Timestamp>,
     ends: Option<Timestamp>,
 }
@@ -119,7 +123,10 @@ pub struct Model {
     sleeper: Sleeper,
     life: Life,
     programs: BTreeMap<u64, Program>,
-    copies: Copies,
+    objects: BTreeSet<u64>,
+    copies_out: BTreeSet<u64>,
+    to_gpu: Copies,
+    to_host: Copies,
     /// When it notices that a copy began or ended, where it has not yet.
     notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
@@ -136,12 +143,15 @@ impl Model {
     pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
         let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
         Self {
-            copies: Copies::new(behaviour.copy_rate),
+            to_gpu: Copies::new(behaviour.copy_rate),
+            to_host: Copies::new(behaviour.copy_rate),
             notices: None,
             behaviour,
             sleeper,
             life: Life::Absent,
             programs: BTreeMap::new(),
+            objects: BTreeSet::new(),
+            copies_out: BTreeSet::new(),
             runs: VecDeque::new(),
             copied: 0,
             words: VecDeque::new(),
@@ -165,7 +175,10 @@ impl Model {
         if self.life != Life::Absent {
             self.life = Life::Absent;
             self.programs.clear();
-            self.copies.clear();
+            self.objects.clear();
+            self.copies_out.clear();
+            self.to_gpu.clear();
+            self.to_host.clear();
             self.runs.clear();
             self.say(Word::Exited);
         }
@@ -210,12 +223,27 @@ impl Model {
                     self.say(Word::Relocated { program: id, generation });
                 }
             }
-            Order::Copy(order) => self.copies.push(now, order),
+            Order::Copy(order) => self.copies(order.direction()).push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
-            Order::Run { run, program, generation, members } => {
-                self.runs.push_back(RunJob { run, program, generation, members, begun: None, ends: None });
+            Order::Run { run, program, generation, members, keeps } => {
+                let (begun, ends) = (None, None);
+                self.runs.push_back(RunJob { run, program, generation, members, keeps, begun, ends });
             }
             Order::Cancel { run } => self.cancel(run),
+            Order::Place { object } => {
+                self.objects.insert(object);
+                self.say(Word::Placed { object });
+            }
+            Order::Free { object } => {
+                self.objects.remove(&object);
+            }
+            Order::CopyOut { copy, granted: true } => {
+                self.copies_out.insert(copy);
+            }
+            Order::CopyOut { copy, granted: false } => self.say(Word::CopiedOut { copy }),
+            Order::EndCopyOut { copy } => {
+                self.copies_out.remove(&copy);
+            }
         }
         self.settle(now);
     }
@@ -225,7 +253,7 @@ impl Model {
     pub fn next_wake(&self) -> Option<Timestamp> {
         let life = if let Life::Starting(at) = self.life { Some(at) } else { None };
         let word = self.words.front().map(|&(at, _)| at);
-        let copy = self.copies.next().map(|at| self.own(at));
+        let copy = self.next_copy().map(|at| self.own(at));
         let run = self.runs.front().and_then(|job| job.ends.or_else(|| self.begins(job)));
         [life, word, copy, self.notices, run].into_iter().flatten().min()
     }
@@ -246,66 +274,92 @@ impl Model {
         Some(word)
     }
 
-    /// The copy under way, if any.
+    fn copies(&mut self, direction: Direction) -> &mut Copies {
+        match direction {
+            Direction::ToGpu => &mut self.to_gpu,
+            Direction::FromGpu => &mut self.to_host,
+        }
+    }
+
+    /// The copy under way in a direction, if any.
     #[must_use]
-    pub fn copying(&self) -> Option<&CopyOrder> {
-        self.copies.under_way()
+    pub fn copying(&self, direction: Direction) -> Option<&CopyOrder> {
+        match direction {
+            Direction::ToGpu => self.to_gpu.under_way(),
+            Direction::FromGpu => self.to_host.under_way(),
+        }
     }
 
     /// When a copy next begins or ends, as long as its rate stays: to the nanosecond, whenever the
     /// process notices.
     #[must_use]
     pub fn next_copy(&self) -> Option<Timestamp> {
-        self.copies.next()
+        self.next_one_way().map(|(at, _)| at)
     }
 
-    /// Lets the copy under way go on at another rate, at most its own.
-    pub fn set_copy_rate(&mut self, now: Timestamp, rate: BytesPerSec) {
-        self.copies.set_rate(now, rate.min(self.behaviour.copy_rate));
+    /// The same, and in which direction.
+    fn next_one_way(&self) -> Option<(Timestamp, Direction)> {
+        let to_gpu = self.to_gpu.next().map(|at| (at, Direction::ToGpu));
+        let to_host = self.to_host.next().map(|at| (at, Direction::FromGpu));
+        to_gpu.into_iter().chain(to_host).min()
+    }
+
+    /// Lets the copy under way in a direction go on at another rate, at most its own.
+    pub fn set_copy_rate(&mut self, now: Timestamp, direction: Direction, rate: BytesPerSec) {
+        let rate = rate.min(self.behaviour.copy_rate);
+        self.copies(direction).set_rate(now, rate);
     }
 
     /// Lets copies begin and end that do so by now, each at its own moment. What comes of it is said
     /// when the process wakes.
     pub fn advance(&mut self, now: Timestamp) {
-        while let Some(at) = self.copies.next().filter(|&at| at <= now) {
+        while let Some((at, direction)) = self.next_one_way().filter(|&(at, _)| at <= now) {
             let notices = self.own(at);
             self.notices = Some(self.notices.map_or(notices, |before| before.min(notices)));
-            match self.copies.end() {
+            match self.copies(direction).end() {
                 Some((order, started)) => self.end_copy(at, order, started),
-                None => self.begin_copy(at),
+                None => self.begin_copy(at, direction),
             }
         }
     }
 
-    fn begin_copy(&mut self, at: Timestamp) {
-        let Some(order) = self.copies.waiting() else { return };
-        let CopyOrder { transfer, batch, program, generation, not_after, .. } = *order;
-        let mapped = self.programs.get(&program).is_some_and(|p| p.generation == Some(generation));
+    fn begin_copy(&mut self, at: Timestamp, direction: Direction) {
+        let Some(order) = self.copies(direction).waiting() else { return };
+        let CopyOrder { transfer, batch, of, not_after, .. } = *order;
+        let mapped = match of {
+            Of::Program { program, generation } => {
+                self.programs.get(&program).is_some_and(|p| p.generation == Some(generation))
+            }
+            Of::Object(object) => self.objects.contains(&object),
+            Of::CopyOut(copy) => self.copies_out.contains(&copy),
+        };
         if mapped && at <= not_after {
-            self.copies.begin(at);
+            self.copies(direction).begin(at);
         } else {
-            self.copies.refuse();
+            self.copies(direction).refuse();
             let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
             self.say_of(at, Word::CopyFailed { transfer, batch, why });
         }
     }
 
     fn end_copy(&mut self, at: Timestamp, order: CopyOrder, started: Timestamp) {
-        let CopyOrder { transfer, batch, program, generation, size, .. } = order;
+        let CopyOrder { transfer, batch, of, size, .. } = order;
         self.copied += 1;
         if self.behaviour.copy_fails_every.is_some_and(|every| self.copied.is_multiple_of(every)) {
             self.say_of(at, Word::CopyFailed { transfer, batch, why: CopyRefusal::Device });
             // A run that waits for these bytes waits in vain.
-            if let Some(place) = self.runs.iter().position(|job| job.program == program && job.ends.is_none())
-            {
+            let waits = |job: &RunJob| matches!(of, Of::Program { program, .. } if job.program == program);
+            if let Some(place) = self.runs.iter().position(|job| waits(job) && job.ends.is_none()) {
                 let run = self.runs[place].run;
                 self.runs.remove(place);
                 self.say_of(at, Word::RunNotThere { run });
             }
             return;
         }
-        let mapped = |p: &&mut Program| p.generation == Some(generation);
-        if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
+        if let Of::Program { program, generation } = of
+            && let Some(program) = self.programs.get_mut(&program)
+            && program.generation == Some(generation)
+        {
             program.loaded += size;
         }
         self.say_of(at, Word::CopyDone { transfer, batch, started, finished: at, size });
@@ -337,7 +391,7 @@ impl Model {
     }
 
     fn revoke(&mut self, transfer: u64, batch: u64) {
-        if self.copies.revoke(transfer, batch) {
+        if self.to_gpu.revoke(transfer, batch) || self.to_host.revoke(transfer, batch) {
             self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
         }
     }
@@ -358,7 +412,7 @@ impl Model {
 
     fn settle_run(&mut self, now: Timestamp) -> bool {
         let Some(job) = self.runs.front() else { return false };
-        let (run, members, begun, ends) = (job.run, job.members, job.begun, job.ends);
+        let (run, members, keeps, begun, ends) = (job.run, job.members, job.keeps, job.begun, job.ends);
         let Some(program) = self.programs.get(&job.program).filter(|p| p.generation == Some(job.generation))
         else {
             self.runs.pop_front();
@@ -377,18 +431,25 @@ impl Model {
             }
             (Some(begun), Some(ends)) if ends <= now => {
                 self.runs.pop_front();
-                self.end_run(run, begun, ends, model);
+                self.end_run(run, (begun, ends), model, keeps);
             }
             _ => return false,
         }
         true
     }
 
-    fn end_run(&mut self, run: u64, started: Timestamp, finished: Timestamp, model: RunModel) {
+    fn end_run(
+        &mut self,
+        run: u64,
+        (started, finished): (Timestamp, Timestamp),
+        model: RunModel,
+        keeps: bool,
+    ) {
         match model.end {
             RunEnd::Done => {
                 let waited = finished.since(started).saturating_sub(model.takes);
-                self.say(Word::RunDone { run, started, finished, waited });
+                let kept = Some(model.keeps).filter(|&bytes| keeps && bytes > Bytes::ZERO);
+                self.say(Word::RunDone { run, started, finished, waited, kept });
             }
             RunEnd::Fails => self.say(Word::RunFailed { run }),
             RunEnd::Aborts => self.end(),

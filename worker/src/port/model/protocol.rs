@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use millrace_policy::paths::Direction;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 /// What it is told.
@@ -65,12 +66,53 @@ pub enum Order {
         generation: u64,
         /// Of how many requests.
         members: u32,
+        /// Whether its outputs are to stay.
+        keeps: bool,
+    },
+    /// Give an object memory, and what it is to be filled with, if that is a run's. It takes no time, as a
+    /// move within the GPU.
+    Place {
+        /// Which.
+        object: u64,
+    },
+    /// Take it away.
+    Free {
+        /// Which object.
+        object: u64,
+    },
+    /// Copy something to the host: at once and in no time, or batch by batch as that is ordered.
+    CopyOut {
+        /// What the copy is called.
+        copy: u64,
+        /// Whether it goes batch by batch.
+        granted: bool,
+    },
+    /// No more batches of such a copy come.
+    EndCopyOut {
+        /// Which copy.
+        copy: u64,
     },
     /// Drop a run that has not begun.
     Cancel {
         /// Which.
         run: u64,
     },
+}
+
+/// What a batch is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// The weights of a program.
+    Program {
+        /// Which.
+        program: u64,
+        /// The mapping's stamp.
+        generation: u64,
+    },
+    /// An object that comes here.
+    Object(u64),
+    /// A copy to the host.
+    CopyOut(u64),
 }
 
 /// A batch to copy.
@@ -80,11 +122,9 @@ pub struct CopyOrder {
     pub transfer: u64,
     /// Which.
     pub batch: u64,
-    /// To which program.
-    pub program: u64,
-    /// To which mapping.
-    pub generation: u64,
-    /// From which GPU, where not from the host.
+    /// What of.
+    pub of: Of,
+    /// From which GPU, where it comes from another.
     pub from: Option<GpuIndex>,
     /// How much.
     pub size: Bytes,
@@ -92,6 +132,17 @@ pub struct CopyOrder {
     pub not_before: Timestamp,
     /// Not to begin after.
     pub not_after: Timestamp,
+}
+
+impl CopyOrder {
+    /// Which way its bytes go.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        match self.of {
+            Of::Program { .. } | Of::Object(_) => Direction::ToGpu,
+            Of::CopyOut(_) => Direction::FromGpu,
+        }
+    }
 }
 
 /// What it says.
@@ -143,6 +194,18 @@ pub enum Word {
         finished: Timestamp,
         /// How long it waited for weights in between.
         waited: Duration,
+        /// How much of its outputs stays.
+        kept: Option<Bytes>,
+    },
+    /// An object has memory.
+    Placed {
+        /// Which.
+        object: u64,
+    },
+    /// A copy to the host was made at once.
+    CopiedOut {
+        /// Which.
+        copy: u64,
     },
     /// The model failed on its input.
     RunFailed {
@@ -168,7 +231,7 @@ pub enum Word {
 pub enum CopyRefusal {
     /// It could not begin in time, or was revoked.
     NotBegun,
-    /// There is no such mapping.
+    /// There is no such mapping, object or copy to the host.
     NotMapped,
     /// The device failed.
     Device,

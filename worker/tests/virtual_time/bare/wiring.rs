@@ -11,7 +11,7 @@ use millrace_policy::rates::Objective;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Priority, SloCounts};
-use millrace_worker::port::model::{CopyOrder, CopyRefusal, Order, Word};
+use millrace_worker::port::model::{CopyOrder, CopyRefusal, Of, Order, Word};
 
 use super::{Node, request_of};
 use crate::scenario::Ending;
@@ -199,7 +199,9 @@ impl Node<'_> {
                 fabric::Action::Revoke { link, gpu, transfer, batch } => {
                     Mail::Link(link, link::Event::Revoke { gpu, transfer, batch })
                 }
-                fabric::Action::Carried { link, size } => Mail::Link(link, link::Event::Carried(size)),
+                fabric::Action::Carried { link, direction, size } => {
+                    Mail::Link(link, link::Event::Carried(direction, size))
+                }
                 fabric::Action::Arrived { gpu, cargo, chunks } => {
                     let Weights { model, generation, .. } = weights(cargo);
                     Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
@@ -305,7 +307,8 @@ impl Node<'_> {
                 Order::Unmap { program: program(model), generation: generation.0 }
             }
             gpu::Action::Run { run, model, generation, .. } => {
-                Order::Run { run: run.0, program: program(model), generation: generation.0, members: 1 }
+                let (run, generation, members, keeps) = (run.0, generation.0, 1, false);
+                Order::Run { run, program: program(model), generation, members, keeps }
             }
             gpu::Action::CancelRun { run } => Order::Cancel { run: run.0 },
             other => unreachable!("{other:?} is not for the executor"),
@@ -369,8 +372,7 @@ impl Node<'_> {
         let order = CopyOrder {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            program: model.0.into(),
-            generation: generation.0,
+            of: Of::Program { program: model.0.into(), generation: generation.0 },
             // Copies here do not share links.
             from: None,
             size: grant.cargo.span(&grant.chunks).1,
@@ -407,12 +409,13 @@ impl Node<'_> {
                 let Some(link) = place.out.remove(&(transfer, batch)) else { return };
                 Mail::Link(link, link::Event::Failed { transfer, batch, why })
             }
-            Word::RunDone { run, started, finished, waited } => {
+            Word::RunDone { run, started, finished, waited, .. } => {
                 Mail::Gpu(index, gpu::Event::RunDone { run: RunId(run), started, finished, waited })
             }
             Word::RunFailed { run } => failed(index, run, RunFailure::Model),
             Word::RunNotThere { run } => failed(index, run, RunFailure::NotThere),
             Word::RunCancelled { run } => Mail::Gpu(index, gpu::Event::RunCancelled { run: RunId(run) }),
+            Word::Placed { .. } | Word::CopiedOut { .. } => panic!("no objects here"),
         };
         // What the Executor actor does with its own core it does at once.
         match mail {

@@ -11,6 +11,7 @@ use super::*;
 enum Step {
     Object { from: u32, to: u32, chunks: u32 },
     Reload { to: u32, chunks: u32 },
+    Leave { from: u32, chunks: u32 },
     Weights { from: Option<u32>, to: u32, chunks: u32 },
     Lock(usize),
     NotLock(usize),
@@ -27,6 +28,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (gpu(), gpu(), 1..60u32).prop_map(|(from, to, chunks)| Step::Object { from, to, chunks }),
         1 => (gpu(), 1..30u32).prop_map(|(to, chunks)| Step::Reload { to, chunks }),
+        2 => (gpu(), 1..30u32).prop_map(|(from, chunks)| Step::Leave { from, chunks }),
         1 => (prop::option::of(gpu()), gpu(), 1..30u32)
             .prop_map(|(from, to, chunks)| Step::Weights { from, to, chunks }),
         4 => any::<usize>().prop_map(Step::Lock),
@@ -47,7 +49,7 @@ struct World {
     asked: Vec<(GpuIndex, TransferId)>,
     /// The transfers that a GPU keeps something for.
     locks: BTreeSet<(GpuIndex, TransferId)>,
-    /// Chunks that have not arrived, and where to.
+    /// Chunks that have not arrived, and whose executor copies them.
     missing: BTreeMap<TransferId, (GpuIndex, BTreeSet<u32>)>,
 }
 
@@ -79,6 +81,7 @@ impl World {
                     let transfer = match cargo {
                         Cargo::Weights(weights) => TransferId(weights.model.0.into()),
                         Cargo::Object(piece) => TransferId(piece.object.0),
+                        Cargo::ToHost(leaving) => TransferId(leaving.copy),
                     };
                     let missing = &mut self.missing.get_mut(&transfer).unwrap().1;
                     for chunk in chunks {
@@ -142,6 +145,10 @@ proptest! {
                 Step::Reload { to, chunks } => {
                     let transfer = begin(&mut world, to, chunks);
                     node.ask(transfer, None, to, chunks)
+                }
+                Step::Leave { from, chunks } => {
+                    let transfer = begin(&mut world, from, chunks);
+                    node.leave(transfer, from, chunks)
                 }
                 Step::Weights { from, to, .. } if from == Some(to) => continue,
                 Step::Weights { from, to, chunks } => {

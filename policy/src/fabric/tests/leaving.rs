@@ -1,0 +1,121 @@
+//! Objects that go from a GPU to the host: as what comes from there, the other way.
+
+use super::link::Link as Books;
+use super::*;
+
+/// What each grant among some actions has its executor copy to the host.
+fn left(actions: &[Action]) -> Vec<(GpuIndex, LinkId, Range<u32>)> {
+    let grant = |action: &Action| match action {
+        Action::Grant { grant } => {
+            assert_eq!((grant.cargo.direction(), &grant.peer), (Direction::FromGpu, &None));
+            Some((grant.gpu, grant.link, grant.chunks.clone()))
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(grant).collect()
+}
+
+#[test]
+fn it_goes_batch_by_batch_and_each_batch_over_all_of_the_way() {
+    let mut node = Node::new(1);
+    let start = node.now;
+    let actions = node.leave(1, 0, 13);
+    assert_eq!(grants(&actions, start), [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..10, BATCH_TIME)]);
+    let (gpu, link) = (GpuIndex(0), LinkId(0));
+    assert_eq!(left(&actions), [(gpu, link, 0..5), (gpu, link, 5..10)]);
+    let actions = node.done(1, 0);
+    let size = Bytes(BLOCK.0 * 5);
+    let carried = Action::Carried { link: LINK_3, direction: Direction::FromGpu, size };
+    assert!(actions.contains(&carried), "{actions:?}");
+    assert_eq!(grants(&actions, start), [(1, 2, 10..13, BATCH_TIME * 2)]);
+    assert_eq!(ended(&node.done(1, 1)), []);
+    assert_eq!(ended(&node.done(1, 2)), [(1, Outcome::Complete)]);
+    let tally = node.fabric.tally();
+    assert_eq!((tally.to_host.unpromised, tally.from_host), (1, Counts::default()));
+    assert_eq!(tally.waits[&(link, Direction::FromGpu)].transfers, 1);
+}
+
+#[test]
+fn the_directions_of_a_link_do_not_share_its_rate() {
+    let mut node = Node::new(1);
+    let start = node.now;
+    node.start(1, 0, 40);
+    node.start(2, 1, 40);
+    assert_eq!(grants(&node.leave(3, 0, 5), start), [(3, 0, 0..5, Duration::ZERO)]);
+    assert_eq!(ended(&node.done(3, 0)), [(3, Outcome::Complete)]);
+}
+
+#[test]
+fn those_that_leave_by_one_uplink_take_turns_and_a_newcomer_waits_for_one_batch() {
+    let mut node = Node::new(1);
+    let start = node.now;
+    node.leave(1, 0, 100);
+    node.now = node.now + BATCH_TIME / 4;
+    let (link, gpu) = (LinkId(0), GpuIndex(0));
+    let revoke = Action::Revoke { link, gpu, transfer: TransferId(1), batch: BatchId(1) };
+    assert_eq!(node.leave(2, 1, 40), [revoke]);
+    let actions = node.failed(1, 1, BatchFailure::NotBegun);
+    assert_eq!(grants(&actions, start), [(2, 0, 0..5, BATCH_TIME)]);
+    let mut order = Vec::new();
+    let mut out = VecDeque::from([(1, 0), (2, 0)]);
+    for _ in 0..6 {
+        let Some((transfer, batch)) = out.pop_front() else { break };
+        node.now = node.now + BATCH_TIME;
+        for (transfer, batch, ..) in grants(&node.done(transfer, batch), start) {
+            order.push(transfer);
+            out.push_back((transfer, batch));
+        }
+    }
+    assert_eq!(order, [1, 2, 1, 2, 1, 2]);
+}
+
+#[test]
+fn failures_are_granted_again_and_the_third_in_a_row_ends_it() {
+    let faulty = BatchFailure::Faulty;
+    let mut node = Node::new(1);
+    node.leave(1, 2, 7);
+    assert_eq!(left(&node.failed(1, 0, faulty)).len(), 1);
+    node.done(1, 1);
+    assert_eq!(ended(&node.failed(1, 2, faulty)), []);
+    assert_eq!(ended(&node.failed(1, 3, faulty)), []);
+    assert_eq!(ended(&node.failed(1, 4, faulty)), [(1, Outcome::Failed)]);
+    assert_eq!(node.fabric.in_flight(), 0);
+}
+
+#[test]
+fn it_ends_without_a_word_with_its_gpu_and_otherwise_once_nothing_is_out() {
+    let mut node = Node::new(1);
+    let start = node.now;
+    node.leave(1, 0, 40);
+    node.leave(2, 2, 40);
+    assert_eq!(node.step(Event::Down { gpu: GpuIndex(0) }), []);
+    assert_eq!(grants(&node.leave(3, 1, 5), start), [(3, 0, 0..5, Duration::ZERO)], "its links are free");
+    let actions = node.step(Event::Cancel { transfer: TransferId(2) });
+    assert!(matches!(actions[..], [Action::Revoke { batch: BatchId(1), .. }]));
+    assert_eq!(ended(&node.failed(2, 1, BatchFailure::NotBegun)), []);
+    assert_eq!(ended(&node.done(2, 0)), [(2, Outcome::Cancelled)]);
+}
+
+#[test]
+fn a_link_measures_its_directions_apart() {
+    let mut node = Node::new(1);
+    let mut actions = node.leave(1, 2, 5);
+    actions.extend(node.start(2, 2, 10));
+    let mut books = Books::default();
+    for action in actions {
+        if let Action::Grant { grant } = action {
+            let (transfer, batch, size) = (grant.transfer, grant.batch, grant.cargo.span(&grant.chunks).1);
+            let times = if grant.cargo.direction() == Direction::ToGpu { 1 } else { 2 };
+            let (started, finished) = (node.now, node.now + RATE.time_for(size) * times);
+            books.on_event(node.now, link::Event::Grant(grant), &mut Vec::new());
+            let done = link::Event::Done { transfer, batch, started, finished };
+            books.on_event(node.now, done, &mut Vec::new());
+        }
+    }
+    books.on_event(node.now, link::Event::Carried(Direction::FromGpu, Bytes(1)), &mut Vec::new());
+    let carried = [Direction::ToGpu, Direction::FromGpu].map(|direction| books.carried(direction));
+    // The last chunk of each is half a chunk.
+    assert_eq!(carried, [Bytes::mib(19), Bytes(Bytes::mib(9).0 + 1)]);
+    let measured = |direction| books.measured(direction).unwrap().0 / (1 << 20);
+    assert_eq!([measured(Direction::ToGpu), measured(Direction::FromGpu)], [1024, 512]);
+}

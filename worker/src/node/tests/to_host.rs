@@ -1,0 +1,330 @@
+//! Copies of what is on GPUs to host memory, which cross their links under grants as others do (D11 to D16).
+
+use millrace_policy::elastic::MigrationPolicy;
+use millrace_policy::fabric::Counts;
+use millrace_policy::paths::Direction;
+use millrace_policy::rates::Sharing;
+use millrace_types::{Failure, Slo};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::node::DataConfig;
+use crate::objects::{Kept, OnHost, Part, Place, size_of_memory};
+use crate::request::Completion;
+use crate::snapshot::NodeSnapshot;
+
+/// Of each link, each way.
+const RATE: BytesPerSec = BytesPerSec::gb(10);
+const RUN: Duration = Duration::from_millis(5);
+/// Of each model.
+const WEIGHTS: Bytes = Bytes::mib(4);
+/// More than messages take: in virtual time each actor has microseconds of its own.
+const LITTLE: Duration = Duration::from_micros(700);
+
+/// What a batch of five chunks takes.
+fn batch() -> Duration {
+    RATE.time_for(Bytes::mib(10))
+}
+
+type Answer = Result<Completion, Failure>;
+
+/// GPUs behind one link. Function `fN` leaves N MiB.
+struct World {
+    node: NodeHandle,
+    machine: ModelledMachine,
+    clock: Arc<dyn Clock>,
+}
+
+struct Plan {
+    gpus: u32,
+    memory: Bytes,
+    /// What functions leave, in MiB, and within how many milliseconds each is to be answered.
+    functions: Vec<(u64, Option<u64>)>,
+    copy_fails_every: Option<u64>,
+    sharing: Sharing,
+}
+
+impl Plan {
+    /// A GPU of 64 MiB, which has room for 16 MiB of objects.
+    fn of(functions: &[u64]) -> Self {
+        let functions = functions.iter().map(|&mib| (mib, None)).collect();
+        let (gpus, memory, copy_fails_every, sharing) = (1, Bytes::mib(64), None, Sharing::Fair);
+        Self { gpus, memory, functions, copy_fails_every, sharing }
+    }
+
+    async fn start(self) -> World {
+        let gpu = |index| Gpu {
+            index: GpuIndex(index),
+            gpu_type: "modelled".to_owned(),
+            memory: self.memory,
+            host_path: vec![LinkId(0)],
+        };
+        let topology = Topology {
+            name: "test".to_owned(),
+            gpus: (0..self.gpus).map(gpu).collect(),
+            links: vec![Link { kind: LinkKind::Pcie, rate: RATE }],
+        };
+        let run = |&(mib, _): &(u64, Option<u64>)| {
+            (format!("f{mib}"), RunModel { keeps: Bytes::mib(mib), ..RunModel::new(RUN) })
+        };
+        let behaviour = Behaviour {
+            start: Duration::from_millis(8),
+            process_start: Duration::ZERO,
+            copy_rate: BytesPerSec(u64::MAX),
+            copy_fails_every: self.copy_fails_every,
+            ties: 0,
+            runs: self.functions.iter().map(run).collect(),
+        };
+        let clock = clock();
+        let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour; self.gpus as usize]);
+        let machine = machine.with_links(&topology);
+        let context = NodeContext::new(1, Box::new(machine.clone())).with_clock(Arc::clone(&clock));
+        let data = DataConfig { migration: MigrationPolicy::Lru, ..DataConfig::default() };
+        let config = NodeConfig { data, sharing: self.sharing, ..NodeConfig::new(topology) };
+        let node = start_here(config, context);
+        for (mib, ms) in self.functions {
+            let slo = ms.map(|ms| Slo { deadline: Duration::from_millis(ms), percentile: 0.98 });
+            let name = format!("f{mib}");
+            let model = PreparedModel {
+                digest: Digest::of(name.as_bytes()),
+                name,
+                weights_bytes: WEIGHTS,
+                ..Arc::into_inner(prepared()).unwrap()
+            };
+            let function = FunctionConfig { key: key(mib), slo, ..function() };
+            node.install(function, Arc::new(model)).await.unwrap();
+        }
+        let world = World { node, machine, clock };
+        world.pass(20 * MOMENT).await;
+        world
+    }
+}
+
+fn key(mib: u64) -> RevisionKey {
+    let name = FunctionName::new(&format!("f{mib}")).unwrap();
+    RevisionKey { function: FunctionKey { tenant: TenantName::default(), name }, revision: Revision::FIRST }
+}
+
+impl World {
+    async fn pass(&self, span: Duration) {
+        tokio::time::sleep(self.clock.sleep_for(span)).await;
+    }
+
+    /// Waits until the node looks like this.
+    async fn until(&self, wanted: impl Fn(&NodeSnapshot) -> bool) {
+        for _ in 0..1_000 {
+            if wanted(&self.snapshot().await) {
+                return;
+            }
+            self.pass(Duration::from_micros(20)).await;
+        }
+        panic!("not within 20 ms: {:?}", self.snapshot().await);
+    }
+
+    /// A batch of several is crossing to the host, and another is queued.
+    async fn leaves(&self) {
+        // Weights are a batch alone.
+        self.until(|now| now.links[0].outstanding == 2).await;
+    }
+
+    /// How long something takes.
+    async fn timed<T>(&self, event: impl Future<Output = T>) -> (T, Duration) {
+        let began = self.clock.now();
+        let came = event.await;
+        (came, self.clock.now().since(began))
+    }
+
+    fn ask(&self, mib: u64) -> JoinHandle<Answer> {
+        let node = self.node.clone();
+        let invocation = Invocation { revision: key(mib), ..request(MINUTE) };
+        actix_rt::spawn(async move { node.invoke(invocation).await })
+    }
+
+    /// What a function leaves.
+    async fn make(&self, mib: u64) -> Arc<Kept> {
+        let mut made = self.ask(mib).await.unwrap().unwrap();
+        made.kept.remove(0)
+    }
+
+    async fn snapshot(&self) -> NodeSnapshot {
+        self.node.snapshot().await
+    }
+
+    async fn carried_to_host(&self) -> Bytes {
+        self.snapshot().await.links[0].carried_to_host
+    }
+
+    /// Nothing is under way, and no object is left.
+    async fn is_at_rest(&self) {
+        self.pass(MOMENT).await;
+        let now = self.snapshot().await;
+        assert_eq!((now.links[0].outstanding, now.gpus[0].data.used), (0, Bytes::ZERO));
+    }
+}
+
+/// Has all of an object copied to the host. Who waits for it holds it.
+fn fetch(object: Arc<Kept>) -> JoinHandle<OnHost> {
+    actix_rt::spawn(async move {
+        let bytes = object.bytes;
+        Part { object, offset: 0, bytes }.on_host().await
+    })
+}
+
+fn on_host(object: &Kept) -> bool {
+    matches!(object.place(), Place::Host(_))
+}
+
+#[test]
+fn an_output_without_room_is_answered_when_all_of_it_has_crossed() {
+    in_virtual_time(async {
+        let world = Plan::of(&[40]).start().await;
+        drop(world.make(40).await);
+        let (made, took) = world.timed(world.make(40)).await;
+        let whole = RATE.time_for(Bytes::mib(40));
+        assert!(took >= RUN + whole && took < RUN + whole + LITTLE, "{took:?}");
+        let Place::Host(fd) = made.place() else { panic!("{made:?}") };
+        assert_eq!(size_of_memory(&fd).unwrap() as u64, Bytes::mib(40).get());
+        let now = world.snapshot().await;
+        let link = &now.links[0];
+        assert_eq!((link.carried, link.carried_to_host), (WEIGHTS, Bytes::mib(80)));
+        let measured = link.measured_to_host.unwrap().0 as f64 / RATE.0 as f64;
+        assert!((0.99..1.01).contains(&measured), "{measured}");
+        assert_eq!(now.transfers.to_host, Counts { unpromised: 2, ..Counts::default() });
+        assert_eq!(now.transfers.waits[&(LinkId(0), Direction::FromGpu)].transfers, 2);
+        drop(made);
+        world.is_at_rest().await;
+    });
+}
+
+/// D13: before, it waited for the whole of what was being copied.
+#[test]
+fn who_wants_an_object_waits_for_the_batch_that_crosses_and_no_longer() {
+    in_virtual_time(async {
+        let world = Plan::of(&[8, 40]).start().await;
+        let small = world.make(8).await;
+        let large = world.ask(40);
+        world.leaves().await;
+        let (found, took) = world.timed(fetch(small)).await;
+        assert!(found.unwrap().is_ok());
+        let own = RATE.time_for(Bytes::mib(8));
+        assert!(took > own && took < batch() + own + LITTLE, "{took:?}");
+        assert!(!large.is_finished());
+        assert!(on_host(&large.await.unwrap().unwrap().kept[0]));
+    });
+}
+
+#[test]
+fn what_goes_to_the_host_takes_nothing_from_what_comes_from_there() {
+    in_virtual_time(async {
+        let world = Plan { gpus: 2, ..Plan::of(&[8, 40]) }.start().await;
+        let large = world.ask(40);
+        world.leaves().await;
+        let beside = world.ask(8).await.unwrap().unwrap().split.swap;
+        assert!(large.await.unwrap().is_ok());
+        let alone = Plan::of(&[8]).start().await.ask(8).await.unwrap().unwrap().split.swap;
+        assert!(beside.abs_diff(alone) < LITTLE, "{beside:?} beside, {alone:?} alone");
+    });
+}
+
+#[test]
+fn what_makes_room_leaves_under_grants_and_stops_when_nobody_wants_it() {
+    in_virtual_time(async {
+        for dropped in [false, true] {
+            // Room for 128 MiB.
+            let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60]) }.start().await;
+            let (first, second) = (world.make(60).await, world.make(60).await);
+            let third = world.ask(60);
+            world.leaves().await;
+            assert_eq!(world.snapshot().await.gpus[0].data.migrated, 1);
+            let first = Some(first).filter(|_| !dropped);
+            let third = third.await.unwrap().unwrap().kept.remove(0);
+            assert!(matches!(third.place(), Place::Gpu(_)), "{third:?}");
+            let carried = world.carried_to_host().await;
+            if let Some(first) = first {
+                assert!(on_host(&first));
+                assert_eq!(carried, Bytes::mib(60));
+            } else {
+                assert!(carried <= Bytes::mib(20), "{carried}");
+            }
+            assert!(matches!(second.place(), Place::Gpu(_)));
+            drop((second, third));
+            world.is_at_rest().await;
+        }
+    });
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_copied_no_further() {
+    in_virtual_time(async {
+        let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60]) }.start().await;
+        let fetched = fetch(world.make(60).await);
+        world.leaves().await;
+        // It was the last who held it.
+        fetched.abort();
+        assert!(fetched.await.is_err());
+        world.pass(3 * batch()).await;
+        assert!(world.carried_to_host().await <= Bytes::mib(20));
+        world.is_at_rest().await;
+    });
+}
+
+#[test]
+fn what_is_copied_goes_with_its_executor_and_whoever_waits_is_told() {
+    in_virtual_time(async {
+        let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60, 200]) }.start().await;
+        let object = world.make(60).await;
+        let fetched = fetch(Arc::clone(&object));
+        world.until(|now| now.links[0].carried_to_host >= Bytes::mib(20)).await;
+        world.machine.kill(GpuIndex(0));
+        assert!(fetched.await.unwrap().is_err());
+        assert!(object.is_lost());
+        world.pass(20 * MOMENT).await;
+        // In the middle of an answer.
+        let refused = world.ask(200);
+        world.until(|now| now.links[0].carried_to_host >= Bytes::mib(60)).await;
+        assert!(!refused.is_finished());
+        world.machine.kill(GpuIndex(0));
+        assert!(refused.await.unwrap().unwrap().kept[0].is_lost());
+        world.pass(20 * MOMENT).await;
+        world.is_at_rest().await;
+        // Its links are free.
+        let object = world.make(60).await;
+        let (found, took) = world.timed(fetch(object)).await;
+        assert!(found.unwrap().is_ok());
+        assert!(took < RATE.time_for(Bytes::mib(60)) + LITTLE, "{took:?}");
+        world.is_at_rest().await;
+    });
+}
+
+#[test]
+fn batches_that_fail_are_copied_again() {
+    in_virtual_time(async {
+        // The weights are one.
+        let world = Plan { copy_fails_every: Some(3), memory: Bytes::mib(512), ..Plan::of(&[60]) };
+        let world = world.start().await;
+        fetch(world.make(60).await).await.unwrap().unwrap();
+        assert_eq!(world.carried_to_host().await, Bytes::mib(60));
+        world.is_at_rest().await;
+    });
+}
+
+/// D14, D15: an answer's output is wanted when the answer is.
+#[test]
+fn an_answer_that_is_wanted_soon_overtakes_one_that_is_not() {
+    for (sharing, tight_first) in [(Sharing::FaasTube, true), (Sharing::Fair, false)] {
+        in_virtual_time(async {
+            let functions = vec![(60, None), (59, Some(25))];
+            let world = Plan { gpus: 2, functions, sharing, ..Plan::of(&[]) }.start().await;
+            let loose = world.ask(60);
+            world.pass(MOMENT).await;
+            let tight = world.ask(59);
+            world.leaves().await;
+            assert!(on_host(&tight.await.unwrap().unwrap().kept[0]));
+            assert_eq!(!loose.is_finished(), tight_first, "{sharing:?}");
+            loose.await.unwrap().unwrap();
+            let admitted = u64::from(tight_first);
+            let counts = Counts { admitted, unpromised: 2 - admitted, ..Counts::default() };
+            assert_eq!(world.snapshot().await.transfers.to_host, counts);
+        });
+    }
+}

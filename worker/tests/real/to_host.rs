@@ -1,0 +1,141 @@
+//! Objects that a GPU's executor copies to host memory under grants (D11 to D16).
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use millrace_proto::executor::Fault;
+use millrace_proto::status::from_status;
+use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
+use millrace_types::{Bytes, BytesPerSec, Failure, Reason};
+use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
+use millrace_worker::start::{DataConfig, Worker, WorkerConfig, start};
+
+use crate::controller::Controller;
+use crate::objects::{ROW_BYTES, ask, keeping, object, rows};
+use crate::support::{all_up, client, config, inject, kill_9, request, within};
+
+const LONG: Duration = Duration::from_secs(3600);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// Six chunks, which are two batches.
+const MANY: u64 = 49_152;
+const WHOLE: u64 = MANY * ROW_BYTES;
+const FAST: BytesPerSec = BytesPerSec::gb(1);
+/// The second batch comes two seconds after the first.
+const SLOW: BytesPerSec = BytesPerSec(5_000_000);
+
+/// A worker that serves the MLP on a GPU behind such a link, with so much room for objects.
+async fn serving(dir: &Path, rate: BytesPerSec, room: Bytes) -> (Worker, Controller) {
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir, &[controller.addr], 1);
+    config.topology.links[0].rate = rate;
+    let gpu_data = DataConfig { memory: room, ..DataConfig::default() };
+    let worker = start(WorkerConfig { gpu_data, ..config }).await.unwrap();
+    all_up(&controller).await;
+    let digest = controller.publish(&millrace_model::synth::mlp());
+    controller.desire(&[("mlp", digest)]);
+    controller.ready("mlp").await;
+    (worker, controller)
+}
+
+/// Has the MLP's output kept.
+async fn make(worker: &Worker, id: u64) -> wire::Object {
+    object(&ask(&mut client(worker), keeping(id, rows(MANY), LONG)).await, worker)
+}
+
+/// What that is.
+async fn answer(worker: &Worker) -> bytes::Bytes {
+    let plain = wire::InvokeRequest { inputs: vec![rows(MANY)], ..request("mlp", 90, &[]) };
+    ask(&mut client(worker), plain).await.outputs[0].data.clone()
+}
+
+/// All of an object, as another worker asks for it.
+async fn fetch(worker: &Worker, object: &wire::Object) -> Result<Vec<u8>, Failure> {
+    let request = wire::FetchObjectRequest { id: object.id.clone(), whole: true, ..<_>::default() };
+    let all = async {
+        let address = format!("http://{}", worker.addr());
+        let mut client = WorkerObjectsClient::connect(address).await.unwrap();
+        let mut chunks = client.fetch_object(request).await?.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk?;
+            assert_eq!(chunk.crc32, crc32fast::hash(&chunk.data));
+            bytes.extend_from_slice(&chunk.data);
+        }
+        Ok(bytes)
+    };
+    within("an object", all).await.map_err(|status| from_status(&status))
+}
+
+async fn until(worker: &Worker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
+    let seen = async {
+        while !wanted(&worker.node().snapshot().await) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    within(what, seen).await;
+}
+
+async fn link(worker: &Worker) -> LinkSnapshot {
+    worker.node().snapshot().await.links.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_read_elsewhere_crosses_its_gpus_link_under_grants() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), FAST, Bytes::gib(1)).await;
+    let expected = answer(&worker).await;
+    let made = make(&worker, 1).await;
+    let before = link(&worker).await;
+    assert_eq!((before.carried_to_host, before.measured_to_host), (Bytes::ZERO, None));
+    assert_eq!(fetch(&worker, &made).await.unwrap(), expected);
+    let after = link(&worker).await;
+    assert_eq!((after.carried_to_host, after.carried), (Bytes(WHOLE), before.carried));
+    assert!(after.measured_to_host.is_some());
+    let transfers = worker.node().snapshot().await.transfers;
+    assert_eq!(transfers.to_host.unpromised, 1, "{transfers:?}");
+    // A batch that fails is copied again.
+    inject(&mut client(&worker), 0, Fault::FailNextCopy, "").await;
+    assert_eq!(fetch(&worker, &made).await.unwrap(), expected);
+    assert_eq!(link(&worker).await.carried_to_host, Bytes(2 * WHOLE));
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_without_room_on_its_gpu_goes_the_same_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, _controller) = serving(dir.path(), FAST, Bytes::mib(2)).await;
+    let expected = answer(&worker).await;
+    let made = make(&worker, 1).await;
+    assert_eq!(link(&worker).await.carried_to_host, Bytes(WHOLE));
+    assert_eq!(fetch(&worker, &made).await.unwrap(), expected);
+    assert_eq!(link(&worker).await.carried_to_host, Bytes(WHOLE), "it is there");
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_copied_is_lost_with_an_executor_that_is_killed_and_leaves_nothing() {
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let (worker, _controller) = serving(dir.path(), SLOW, Bytes::gib(1)).await;
+        let made = make(&worker, 1).await;
+        let begun = async {
+            until(&worker, "a batch to the host", |now| now.links[0].carried_to_host > Bytes::ZERO).await;
+            kill_9(worker.node().snapshot().await.gpus[0].executor_pid.unwrap());
+        };
+        let (fetched, ()) = tokio::join!(fetch(&worker, &made), begun);
+        if let Err(lost) = fetched {
+            assert_eq!(lost.reason, Reason::DataLost, "{lost:?}");
+            let at_rest = |now: &NodeSnapshot| {
+                let (gpu, link) = (&now.gpus[0], &now.links[0]);
+                (gpu.restarts, gpu.data.used, link.outstanding) == (1, Bytes::ZERO, 0)
+            };
+            until(&worker, "another executor, and nothing left", at_rest).await;
+            assert!(link(&worker).await.carried_to_host < Bytes(WHOLE));
+            return worker.shutdown().await;
+        }
+        worker.shutdown().await;
+    }
+    panic!("the copy always ended before its executor was killed");
+}
