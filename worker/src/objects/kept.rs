@@ -57,25 +57,46 @@ pub(crate) struct Lost;
 pub(crate) type OnHost = Result<(Descriptor, u64), Lost>;
 
 /// Where bytes go that were asked for. Who drops it unused says that they are lost.
-pub(crate) struct Reply(Option<Box<dyn FnOnce(OnHost) + Send>>);
+pub(crate) struct Reply(Option<To>);
+
+enum To {
+    /// Whoever has to hear of it in any case.
+    Told(Box<dyn FnOnce(OnHost) + Send>),
+    /// Whoever waits, and may give up.
+    Awaited(oneshot::Sender<OnHost>),
+}
 
 impl Reply {
     pub(crate) fn new(reply: impl FnOnce(OnHost) + Send + 'static) -> Self {
-        Self(Some(Box::new(reply)))
+        Self(Some(To::Told(Box::new(reply))))
+    }
+
+    fn awaited(answer: oneshot::Sender<OnHost>) -> Self {
+        Self(Some(To::Awaited(answer)))
+    }
+
+    /// Whether nobody waits for it any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        matches!(&self.0, Some(To::Awaited(answer)) if answer.is_closed())
     }
 
     pub(crate) fn send(mut self, found: OnHost) {
-        if let Some(reply) = self.0.take() {
-            reply(found);
+        self.tell(found);
+    }
+
+    fn tell(&mut self, found: OnHost) {
+        match self.0.take() {
+            Some(To::Told(reply)) => reply(found),
+            // Whoever asked may have given up.
+            Some(To::Awaited(answer)) => answer.send(found).unwrap_or_default(),
+            None => {}
         }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(reply) = self.0.take() {
-            reply(Err(Lost));
-        }
+        self.tell(Err(Lost));
     }
 }
 
@@ -131,9 +152,7 @@ impl Part {
     /// Its bytes in host memory: where they are, and from which offset on.
     pub(crate) async fn on_host(&self) -> OnHost {
         let (answer, answered) = oneshot::channel();
-        // Whoever asked may have given up.
-        let reply = Reply::new(move |found| answer.send(found).unwrap_or_default());
-        self.object.ask(self.offset, self.bytes, None, reply);
+        self.object.ask(self.offset, self.bytes, None, Reply::awaited(answer));
         answered.await.unwrap_or(Err(Lost))
     }
 }

@@ -6,11 +6,13 @@
 //!                         little ─► CopyOut ─► CopiedOut, NotCopiedOut ───────────────────────┘
 //! ```
 //! They cross the GPU's way to the host under the fabric's grants, as what comes from there does (D11 to
-//! D16). What is no larger than an output that travels inline is copied at once: it is less than a chunk,
-//! and inputs and outputs of that size wait for no link either.
+//! D16). What is no larger than an output that travels inline needs no grant: it is less than a chunk, and
+//! inputs and outputs of that size wait for no link either. It has its turn among the copies that the
+//! executor was given.
 //!
-//! What is read stays until its copy has ended, whoever gave up; what nobody else holds by the end of a batch
-//! is copied no further.
+//! What is read stays until its copy has ended. A copy for somebody who has given up by the end of a batch
+//! goes no further, nor does one of what nobody else holds; one for a run or an answer goes on to its end,
+//! though its request may be over.
 //!
 //! Bounded by the store's objects, the outputs of the GPU's runs, and those who read.
 
@@ -191,7 +193,8 @@ impl Gpu {
     pub(super) fn batch_crossed(&self, now: Timestamp, copied: &Copied) {
         let Some(outgoing) = self.data.outgoing.get(&copied.transfer) else { return };
         spans::copied(&outgoing.span, now, copied);
-        if matches!(&outgoing.purpose, Purpose::Fetch(kept, _) if Arc::strong_count(kept) == 1) {
+        let in_vain = |kept: &Arc<Kept>, reply: &Reply| reply.is_given_up() || Arc::strong_count(kept) == 1;
+        if matches!(&outgoing.purpose, Purpose::Fetch(kept, reply) if in_vain(kept, reply)) {
             self.peers.node.post(node::Message::CancelTransfer(copied.transfer));
         }
     }

@@ -255,17 +255,24 @@ fn what_makes_room_leaves_under_grants_and_stops_when_nobody_wants_it() {
 
 #[test]
 fn what_nobody_waits_for_any_more_is_copied_no_further() {
-    in_virtual_time(async {
-        let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60]) }.start().await;
-        let fetched = fetch(world.make(60).await);
-        world.leaves().await;
-        // It was the last who held it.
-        fetched.abort();
-        assert!(fetched.await.is_err());
-        world.pass(3 * batch()).await;
-        assert!(world.carried_to_host().await <= Bytes::mib(20));
-        world.is_at_rest().await;
-    });
+    // Whether or not the object stays, for others to read: both who read it gave up.
+    for stays in [false, true] {
+        in_virtual_time(async move {
+            let world = Plan { memory: Bytes::mib(512), ..Plan::of(&[60]) }.start().await;
+            let object = world.make(60).await;
+            let fetched = [fetch(Arc::clone(&object)), fetch(Arc::clone(&object))];
+            let object = Some(object).filter(|_| stays);
+            world.leaves().await;
+            for fetched in fetched {
+                fetched.abort();
+                assert!(fetched.await.is_err());
+            }
+            world.pass(4 * batch()).await;
+            assert!(world.carried_to_host().await <= Bytes::mib(40), "{stays}");
+            drop(object);
+            world.is_at_rest().await;
+        });
+    }
 }
 
 #[test]
