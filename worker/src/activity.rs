@@ -42,6 +42,8 @@ impl Place {
             measured_bytes_per_second: link.measured.map_or(0, |rate| rate.0),
             carried_bytes: link.carried.get(),
             outstanding: link.outstanding,
+            measured_to_host_bytes_per_second: link.measured_to_host.map_or(0, |rate| rate.0),
+            carried_to_host_bytes: link.carried_to_host.get(),
         }
     }
 }
@@ -100,6 +102,7 @@ mod tests {
         let names: Vec<_> = told.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, ["pcie 0", "pcie 1", "uplink 0,1", "nvlink 0-1", "link 4"]);
         assert_eq!((told[0].carried_bytes, told[0].measured_bytes_per_second), (7, 0));
+        assert_eq!((told[0].carried_to_host_bytes, told[0].measured_to_host_bytes_per_second), (5, 0));
     }
 
     #[test]

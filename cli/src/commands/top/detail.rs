@@ -178,12 +178,17 @@ fn link(now: &Sample, id: &str) -> Vec<Line> {
     vec![
         plain(format!("Link {id}")),
         plain(format!("{}/s by the topology, in each direction", size(link.bytes_per_second))),
-        plain(format!("{}/s measured over its last batches", size(link.measured_bytes_per_second))),
         plain(format!(
-            "{} carried towards GPUs, {} batches granted and not finished",
+            "{} carried towards GPUs, {}/s measured over its last batches",
             size(link.carried_bytes),
-            link.outstanding
+            size(link.measured_bytes_per_second)
         )),
+        plain(format!(
+            "{} carried to the host, {}/s measured over its last batches",
+            size(link.carried_to_host_bytes),
+            size(link.measured_to_host_bytes_per_second)
+        )),
+        plain(format!("{} batches granted and not finished", link.outstanding)),
     ]
 }
 
@@ -206,7 +211,9 @@ mod tests {
         let workflow = text(Pane::Functions, "default/reader");
         assert!(workflow.contains("objective: 100 of 200 requests in time"), "{workflow}");
         assert!(workflow.contains("  say: function quiet"), "{workflow}");
-        assert!(text(Pane::Links, "worker-1/pcie 1").contains("1.0 GiB carried"));
+        let link = text(Pane::Links, "worker-1/pcie 1");
+        assert!(link.contains("1.0 GiB carried towards GPUs"), "{link}");
+        assert!(link.contains("3.0 MiB carried to the host, 512.0 MiB/s measured"), "{link}");
         assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
     }
 }

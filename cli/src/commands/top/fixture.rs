@@ -98,6 +98,8 @@ pub(super) fn history() -> (History, Events) {
             measured_bytes_per_second: 0,
             carried_bytes,
             outstanding: 1,
+            measured_to_host_bytes_per_second: 1 << 29,
+            carried_to_host_bytes: 3 << 20,
         }];
         it
     };
