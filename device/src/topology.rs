@@ -150,21 +150,6 @@ impl Description {
         self
     }
 
-    /// Slowed down, or sped up, so that a GPU's own PCIe link has this rate: the other links keep
-    /// their ratio to it.
-    #[must_use]
-    pub fn with_host_rate(mut self, rate: BytesPerSec) -> Self {
-        let (to, from) = (u128::from(rate.0), u128::from(self.pcie.0));
-        let scale = |link: &mut BytesPerSec| {
-            link.0 = u64::try_from(u128::from(link.0) * to / from).unwrap_or(u64::MAX);
-        };
-        self.switches.iter_mut().for_each(|switch| scale(&mut switch.uplink));
-        self.nvlink.iter_mut().for_each(|links| scale(&mut links.rate));
-        self.nvswitch.iter_mut().for_each(scale);
-        self.pcie = rate;
-        self
-    }
-
     /// Numbers the GPUs and links: PCIe links in GPU order, then uplinks, then NVLinks.
     #[must_use]
     pub fn build(&self) -> Topology {
@@ -328,14 +313,6 @@ mod tests {
         assert_eq!((emulated.gpus.len(), emulated.links.len()), (6, 6));
         let refused = Description::preset("v100x4-pcie-switch").unwrap().with_gpus(six);
         assert!(matches!(refused, Err(Error::TooManyGpus { has: 4, asked: 6, .. })));
-    }
-
-    #[test]
-    fn a_slower_host_rate_keeps_the_ratios() {
-        let slow =
-            Description::preset("dgx-v100").unwrap().with_host_rate(BytesPerSec(1_200_000_000)).build();
-        let rates: BTreeSet<_> = slow.links.iter().map(|link| link.rate.0).collect();
-        assert_eq!(rates, BTreeSet::from([1_200_000_000, 2_400_000_000, 4_800_000_000]));
     }
 
     #[test]

@@ -129,12 +129,6 @@ impl Leases {
         self.nodes = live.into_iter().map(|member| (member.node, (member.epoch, believed))).collect();
     }
 
-    /// This controller leads no more, and judges nobody.
-    pub fn resigned(&mut self) {
-        self.nodes.clear();
-        self.ticked = None;
-    }
-
     /// A registration was committed. It has a full lease; an older one of the same name is over.
     /// Ignored while this controller does not lead.
     pub fn registered(&mut self, now: Timestamp, member: Member) {

@@ -151,9 +151,6 @@ fn who_does_not_lead_judges_nobody() {
     assert_eq!(leases.tick(ms(9000)), Verdict::default());
     leases.elected(ms(9000), [member("a", ONE)]);
     assert_eq!(leases.tick(ms(9001)), Verdict::default(), "a full lease");
-    leases.resigned();
-    assert_eq!(leases.next_wake(), None);
-    assert_eq!(leases.standing(&name("a"), ONE), Standing::Unknown);
 }
 
 #[derive(Debug, Clone)]
