@@ -144,10 +144,11 @@ impl Command {
     /// What is logged when nothing says: servers report on themselves, verbs keep quiet.
     pub(crate) fn default_log(&self) -> &'static str {
         match self {
-            // openraft tells its own story at every start and every change, and forty times a second
-            // that a controller is away, which 'cluster status' says once. What breaks is told.
+            // openraft tells its own story at every start and every change, and forty times a second and
+            // with every read that a controller is away, which the leader says once itself. What ends its
+            // core ends the process, with an error of ours.
             Self::Up(_) | Self::Controller(_) | Self::Worker(_) => {
-                "info,openraft=error,openraft::replication=off"
+                "info,openraft=error,openraft::replication=off,openraft::core::raft_core=off"
             }
             _ => "warn",
         }

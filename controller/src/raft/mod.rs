@@ -39,6 +39,7 @@ pub(crate) mod replica;
 mod route;
 mod rules;
 pub(crate) mod service;
+mod silence;
 mod status;
 mod time;
 mod timing;

@@ -27,6 +27,7 @@ use tonic::{Code, Request, Status};
 
 use super::codec::{self, Target};
 use super::peers::{Lane, Peer, Peers};
+use super::silence::Silences;
 use super::unheard::Voice;
 
 /// Bytes of a snapshot sent at a time.
@@ -50,6 +51,7 @@ pub(crate) struct Wire {
     log: Peer,
     bulk: Peer,
     voice: Voice,
+    silences: Silences,
 }
 
 impl RaftNetworkFactory<ClusterConfig> for Network {
@@ -60,6 +62,7 @@ impl RaftNetworkFactory<ClusterConfig> for Network {
             log: self.peers.peer(target, member, Lane::Log),
             bulk: self.peers.peer(target, member, Lane::Bulk),
             voice: self.peers.voice.clone(),
+            silences: self.peers.silences.clone(),
         }
     }
 }
@@ -113,7 +116,11 @@ impl RaftNetwork<ClusterConfig> for Wire {
             return Err(RPCError::Unreachable(Unreachable::new(&why)));
         }
         let request = self.request(&rpc, &option)?;
-        let answer = self.client()?.append_entries(request).await.map_err(|status| call_error(&status))?;
+        let mut client = self.client()?;
+        let call = self.silences.call(self.log.to.id, &self.log.address);
+        let answer = client.append_entries(request).await;
+        call.ended(&answer);
+        let answer = answer.map_err(|status| call_error(&status))?;
         self.answer(answer.get_ref())
     }
 

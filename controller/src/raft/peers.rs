@@ -20,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
 use super::codec::{self, Target};
+use super::silence::Silences;
 use super::unheard::Voice;
 use super::world::World;
 use crate::artifacts::Held;
@@ -52,6 +53,8 @@ pub(crate) struct Peers {
     channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
     /// Whether this controller speaks as a leader.
     pub(super) voice: Voice,
+    /// Whom its log does not reach.
+    pub(super) silences: Silences,
 }
 
 /// One member, as far as calling it goes.
@@ -66,7 +69,8 @@ pub(crate) struct Peer {
 
 impl Peers {
     pub(crate) fn new(own: Identity, world: Arc<dyn World>) -> Self {
-        Self { own: Arc::new(own), world, channels: Arc::default(), voice: Voice::default() }
+        let (own, channels) = (Arc::new(own), Arc::default());
+        Self { own, world, channels, voice: Voice::default(), silences: Silences::default() }
     }
 
     /// Whose calls these are.

@@ -1,0 +1,131 @@
+//! Which members this leader's log does not reach, told of once: when one has taken nothing for
+//! [`AWAY`], and when it does again. Openraft says it with every call, many times a second.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a member takes nothing before that is told: a restart is shorter.
+const AWAY: Duration = Duration::from_secs(2);
+/// Calls of one outage are not further apart: whoever led since may know better what was between.
+const OF_ONE_OUTAGE: Duration = Duration::from_secs(10);
+
+/// Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Silences(Arc<Mutex<Members>>);
+
+/// By member, where the last call failed.
+#[derive(Debug, Default)]
+struct Members(BTreeMap<u64, Silence>);
+
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    since: Instant,
+    last: Instant,
+    told: bool,
+}
+
+impl Members {
+    /// A call failed. How long none has reached the member, where that is to be told.
+    fn failed(&mut self, now: Instant, member: u64) -> Option<Duration> {
+        let new = Silence { since: now, last: now, told: false };
+        let silence = self.0.entry(member).or_insert(new);
+        if now.duration_since(silence.last) > OF_ONE_OUTAGE {
+            *silence = new;
+        }
+        silence.last = now;
+        let lasts = now.duration_since(silence.since);
+        (lasts >= AWAY && !std::mem::replace(&mut silence.told, true)).then_some(lasts)
+    }
+
+    /// A call was answered. How long none had been, where that was told.
+    fn answered(&mut self, now: Instant, member: u64) -> Option<Duration> {
+        let silence = self.0.remove(&member)?;
+        let was_told = silence.told && now.duration_since(silence.last) <= OF_ONE_OUTAGE;
+        was_told.then(|| now.duration_since(silence.since))
+    }
+}
+
+/// A call that has not been answered. Whoever drops it gave it up.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    silences: &'a Silences,
+    member: u64,
+    address: &'a str,
+    error: Option<String>,
+    is_answered: bool,
+}
+
+impl Silences {
+    /// A call begins.
+    pub(super) fn call<'a>(&'a self, member: u64, address: &'a str) -> Call<'a> {
+        Call { silences: self, member, address, error: None, is_answered: false }
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Call<'_> {
+    /// It was answered, or why not.
+    pub(super) fn ended<T>(mut self, outcome: &Result<T, tonic::Status>) {
+        match outcome {
+            Ok(_) => self.is_answered = true,
+            Err(status) => self.error = Some(status.message().to_owned()),
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let (now, controller, address) = (Instant::now(), self.member, self.address);
+        if self.is_answered {
+            let was_away = self.silences.members().answered(now, controller);
+            if let Some(away) = was_away {
+                tracing::info!(controller, address, ?away, "the log reaches a controller again");
+            }
+            return;
+        }
+        let is_away = self.silences.members().failed(now, controller);
+        if let Some(away) = is_away {
+            let error = self.error.as_deref().unwrap_or("no answer in time");
+            tracing::warn!(controller, address, ?away, error, "the log does not reach a controller");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_told_once_and_its_end_once() {
+        let (mut members, start) = (Members::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(members.answered(at(0), 2), None);
+        assert_eq!(members.failed(at(0), 2), None);
+        assert_eq!(members.failed(at(1_000), 2), None, "it may be starting again");
+        assert_eq!(members.failed(at(2_000), 3), None, "another one");
+        assert_eq!(members.failed(at(2_000), 2), Some(AWAY));
+        assert_eq!(members.failed(at(2_100), 2), None);
+        assert_eq!(members.answered(at(5_000), 2), Some(Duration::from_secs(5)));
+        assert_eq!(members.answered(at(5_100), 2), None);
+    }
+
+    #[test]
+    fn a_short_one_is_not_told_nor_one_that_another_leader_saw_the_end_of() {
+        let (mut members, start) = (Members::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(members.failed(at(0), 2), None);
+        assert_eq!(members.answered(at(1_900), 2), None);
+        assert_eq!(members.failed(at(2_000), 2), None, "a new one");
+        assert_eq!(members.failed(at(4_000), 2), Some(AWAY));
+        // This controller did not lead for an hour.
+        assert_eq!(members.failed(at(3_600_000), 2), None);
+        assert_eq!(members.failed(at(3_602_000), 2), Some(AWAY));
+        assert_eq!(members.answered(at(7_200_000), 2), None);
+    }
+}
