@@ -95,14 +95,15 @@ fn read_url(url: &str) -> Result<(Protocol, Address), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command, Global};
+    use crate::args::{Cli, Command};
 
     fn target(line: &str) -> Result<Target, Failure> {
         let cli =
             <Cli as clap::Parser>::try_parse_from(["millrace", "load"].into_iter().chain(line.split(' ')))
                 .map_err(|error| Failure::usage(error.to_string()))?;
         let Command::Load(args) = cli.command else { panic!("not load") };
-        Target::of(&args, &crate::config::load(&Global::default())?)
+        // Not the settings of this process: other tests change its environment.
+        Target::of(&args, &crate::config::Config::empty())
     }
 
     #[test]
