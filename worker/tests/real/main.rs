@@ -23,6 +23,7 @@ mod peers;
 mod port;
 mod ports;
 mod processes;
+mod program_child;
 mod program_ends;
 mod programs;
 mod recovery;
@@ -51,7 +52,7 @@ fn launcher_child() {
 #[test]
 fn function_child() {
     if std::env::var_os(support::FUNCTION_VARIABLE).is_some() {
-        programs::be_a_function();
+        program_child::be_a_function();
     }
 }
 
