@@ -93,6 +93,8 @@ impl VirtualClock {
     const SCALE: u32 = 1000;
 
     /// Zero at this moment of the runtime it is called in, whose time is paused.
+    ///
+    /// That is no wall clock: it moves on by what is slept, and by nothing else.
     #[must_use]
     pub fn starting_now() -> Self {
         Self { zero: tokio::time::Instant::now(), ties: 0 }
