@@ -33,6 +33,7 @@ mod nodes;
 mod objective;
 mod operations;
 mod policy;
+mod positions;
 mod scaling;
 mod scheduling;
 mod tenants;
