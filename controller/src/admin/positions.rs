@@ -8,8 +8,6 @@ use millrace_proto::log::Position;
 use millrace_proto::logs::process_of;
 use millrace_types::Failure;
 
-use super::malformed;
-
 /// Processes that gave no answer and that a token still tells of: most are gone for good.
 const SILENT_MAX: usize = 512;
 /// Processes that a token tells of. Of those that answered, each is told of.
@@ -34,7 +32,7 @@ pub(super) fn read_token(text: &str) -> Result<Positions, Failure> {
     };
     let parts = text.split(',').filter(|part| !part.is_empty()).take(POSITIONS_MAX);
     let read: Option<_> = parts.map(position).collect();
-    read.ok_or_else(|| malformed("`after` was not given by a server: leave it out"))
+    read.ok_or_else(|| Failure::malformed("`after` was not given by a server: leave it out"))
 }
 
 /// The positions by whom they are of. Each process is told of its own: with every look all positions to all
