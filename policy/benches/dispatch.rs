@@ -11,7 +11,8 @@
 //! are evicted as they would be, so that each GPU holds [`HELD`] of them.
 //!
 //! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
-//! their number, and POLICY picks one.
+//! their number, DATA says of how many in a hundred requests the data is on a GPU (none unless said), to
+//! which ways lead from every other, and POLICY picks one.
 
 #[path = "support/percentiles.rs"]
 mod percentiles;
@@ -28,6 +29,7 @@ use millrace_policy::dispatch::{
     PolicyConfig, Request, TorporConfig,
 };
 use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_policy::paths::Way;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, SloCounts, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -48,6 +50,8 @@ fn count(name: &str, usual: u32) -> u32 {
 struct Domain {
     dispatch: Dispatch,
     functions: u32,
+    /// Requests in a hundred whose data is on a GPU.
+    data: u32,
     now: u64,
     key: u64,
     draws: u64,
@@ -67,7 +71,11 @@ impl Domain {
             b: GpuIndex(2 * pair + 1),
             rate: BytesPerSec::gb(48),
         };
+        let data = count("DATA", 0);
+        let ends = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (GpuIndex(from), GpuIndex(to))));
+        let ways = ends.filter(|(from, to)| data > 0 && from != to);
         let config = Config {
+            ways: ways.map(|(from, to)| Way { from, to, rate: BytesPerSec::gb(48) }).collect(),
             switches: pairs.collect(),
             peers: (0..gpus / 2).map(peer).collect(),
             ..Config::new(vec![gpu; gpus as usize], 2_000_000).with_policy(policy, 1)
@@ -75,6 +83,7 @@ impl Domain {
         let mut domain = Self {
             dispatch: Dispatch::new(&config),
             functions,
+            data,
             now: 0,
             key: 0,
             draws: 1,
@@ -131,13 +140,18 @@ impl Domain {
         self.key += 1;
         let attempts = Attempts::new(3, Idempotent::Yes);
         let (function, model) = (FunctionIndex(index), ModelId(index));
+        let inputs = if self.data > 0 && self.draw(100) < self.data {
+            Inputs::of([(GpuIndex(self.draw(self.on.len() as u32)), Bytes::mib(8))])
+        } else {
+            Inputs::NONE
+        };
         self.tell(Event::Enqueue(Request {
             key: RequestKey(self.key),
             function,
             model,
             attempts,
             priority: Priority::default(),
-            inputs: Inputs::NONE,
+            inputs,
         }));
     }
 

@@ -190,6 +190,7 @@ impl Supervisor {
         let topology = &self.config.topology;
         let config = dispatch::Config::of(topology, self.config.requests_max)
             .with_peers(topology)
+            .with_ways(topology)
             .with_eviction(self.policy().eviction)
             .with_policy(self.policy().dispatch, self.seed);
         let mut dispatch = Batcher::new(&config);

@@ -10,6 +10,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 use crate::gpu::Eviction;
 use crate::names::{self, UnknownName};
+use crate::paths::{self, Way};
 
 /// What a GPU is, for dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct Config {
     pub switches: Vec<Vec<GpuIndex>>,
     /// The links that models may be copied over from one GPU to another.
     pub peers: Vec<PeerLink>,
+    /// How fast requests' data may go from one GPU to another; between the others it goes over the host.
+    pub ways: Vec<Way>,
     /// Requests that may wait. Those that come back from a lost GPU may exceed it by
     /// [`SLOTS_MAX`](crate::gpu::SLOTS_MAX) for each.
     pub queue_max: u32,
@@ -65,13 +68,14 @@ impl Config {
     /// GPUs that share no link, first come first served.
     #[must_use]
     pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
-        let (switches, peers) = (Vec::new(), Vec::new());
+        let (switches, peers, ways) = (Vec::new(), Vec::new(), Vec::new());
         let (policy, eviction) = (PolicyConfig::default(), Eviction::default());
-        Self { gpus, switches, peers, queue_max, policy, eviction, seed: 0 }
+        Self { gpus, switches, peers, ways, queue_max, policy, eviction, seed: 0 }
     }
 
     /// A machine's GPUs, and which of them share a link to the host. Models come from
-    /// the host alone: for copies between GPUs add [`Self::with_peers`].
+    /// the host alone, and so does data: for copies between GPUs add [`Self::with_peers`] and
+    /// [`Self::with_ways`].
     #[must_use]
     pub fn of(topology: &Topology, queue_max: u32) -> Self {
         let rate = |gpu: &millrace_types::topology::Gpu| {
@@ -101,6 +105,14 @@ impl Config {
         });
         self.peers = peers.collect();
         self
+    }
+
+    /// The same with data that goes between GPUs by as many routes, each over as many links, as the
+    /// fabric gives objects ([`crate::fabric::routes_of`]). Over the host where the topology is more than
+    /// routes are planned for, as there.
+    #[must_use]
+    pub fn with_ways(self, topology: &Topology) -> Self {
+        Self { ways: paths::ways(topology, paths::Config::default()).unwrap_or_default(), ..self }
     }
 
     /// The same with GPUs that choose otherwise what makes room.
@@ -425,10 +437,12 @@ mod tests {
         };
         let config = Config::of(&topology, 7);
         assert_eq!(config.switches, [[GpuIndex(0), GpuIndex(1)]]);
-        assert_eq!(config.peers, []);
+        assert_eq!((config.peers.len(), config.ways.len()), (0, 0));
         let kinds: Vec<_> = config.gpus.iter().map(|gpu| (gpu.host_rate, gpu.kind)).collect();
         assert_eq!(kinds, [1, 1, 0].map(|kind| (BytesPerSec::gb(10), kind)));
-        let peers = config.with_peers(&topology).peers;
-        assert_eq!(peers, [PeerLink { a, b, rate: BytesPerSec::gb(48) }]);
+        let rate = BytesPerSec::gb(48);
+        let joined = config.with_peers(&topology).with_ways(&topology);
+        assert_eq!(joined.peers, [PeerLink { a, b, rate }]);
+        assert_eq!(joined.ways, [Way { from: a, to: b, rate }, Way { from: b, to: a, rate }]);
     }
 }

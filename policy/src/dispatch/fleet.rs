@@ -66,6 +66,10 @@ pub(super) struct Fleet {
     neighbours: Vec<Vec<GpuIndex>>,
     /// Those with a direct link, fastest first.
     peers: Vec<Vec<(BytesPerSec, GpuIndex)>>,
+    /// Those that data comes to from each without the host.
+    reached: Vec<Vec<GpuIndex>>,
+    /// How fast, by both ends, row by row; 0 over the host. Empty where no way leads anywhere.
+    ways: Vec<BytesPerSec>,
 }
 
 impl Fleet {
@@ -89,6 +93,13 @@ impl Fleet {
         peers
             .iter_mut()
             .for_each(|links| links.sort_unstable_by_key(|&(rate, gpu)| (u64::MAX - rate.0, gpu)));
+        let mut reached = vec![Vec::new(); count];
+        let mut ways = vec![BytesPerSec(0); if config.ways.is_empty() { 0 } else { count * count }];
+        for way in &config.ways {
+            let (from, to) = (way.from.0 as usize, way.to.0 as usize);
+            reached[from].push(way.to);
+            ways[from * count + to] = way.rate;
+        }
         let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
         let gpus: Vec<Gpu> = config.gpus.iter().zip(ranks).map(|(gpu, &rank)| Gpu::new(gpu, rank)).collect();
         Self {
@@ -104,6 +115,8 @@ impl Fleet {
             idled: 0,
             neighbours,
             peers,
+            reached,
+            ways,
         }
     }
 
@@ -332,9 +345,15 @@ impl Fleet {
         self.noted[gpu.0 as usize].idle
     }
 
-    /// The rate of the direct link between two GPUs.
-    pub(super) fn link(&self, from: GpuIndex, to: GpuIndex) -> Option<BytesPerSec> {
-        self.peers(to).iter().find(|(_, other)| *other == from).map(|&(rate, _)| rate)
+    /// How fast data may go from one GPU to another without the host.
+    pub(super) fn way(&self, from: GpuIndex, to: GpuIndex) -> Option<BytesPerSec> {
+        let rate = self.ways.get(from.0 as usize * self.gpus.len() + to.0 as usize);
+        rate.copied().filter(|rate| rate.0 > 0)
+    }
+
+    /// The GPUs that data comes to from one without the host.
+    pub(super) fn reached(&self, from: GpuIndex) -> &[GpuIndex] {
+        &self.reached[from.0 as usize]
     }
 
     /// GPUs with a direct link to this one, fastest first.

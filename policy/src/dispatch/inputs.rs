@@ -97,12 +97,12 @@ impl Dispatch {
 }
 
 impl Fleet {
-    /// What bringing inputs to a GPU takes: over the direct link from each GPU that has some, else over
-    /// the host, which has all of them before the first goes on. Where only ways over other GPUs lead, it
-    /// may be less.
+    /// What bringing inputs to a GPU takes: by all NVLink routes from each GPU that has some, as fast as
+    /// they are while nothing else moves (D20); where none leads, over the host, which has all of them
+    /// before the first goes on.
     pub(super) fn move_time(&self, inputs: &Inputs, to: GpuIndex) -> Duration {
         let host = |gpu: GpuIndex, bytes| self.get(gpu).host_rate.time_for(bytes);
-        let time = |(from, bytes): (GpuIndex, Bytes)| match self.link(from, to) {
+        let time = |(from, bytes): (GpuIndex, Bytes)| match self.way(from, to) {
             Some(rate) => rate.time_for(bytes),
             None => host(from, bytes).saturating_add(host(to, bytes)),
         };
@@ -110,8 +110,8 @@ impl Fleet {
     }
 
     /// The first idle GPU of at least this rank; of several that are as good by `class`, the one that
-    /// inputs come to soonest. Looked at are the first, those that have some, and those beside these: to
-    /// all others they come over the host.
+    /// inputs come to soonest. Looked at are the first, those that have some, and those that ways lead to
+    /// from these: to all others they come over the host.
     pub(super) fn nearest_idle<C: Ord>(
         &self,
         inputs: &Inputs,
@@ -127,21 +127,19 @@ impl Fleet {
         near.chain([first]).min_by_key(|&gpu| key(gpu))
     }
 
-    /// The GPUs that have some of these, and those that direct links lead to from there; some twice.
+    /// The GPUs that have some of these, and those that ways lead to from there; some twice.
     pub(super) fn near(&self, inputs: &Inputs) -> impl Iterator<Item = GpuIndex> {
-        inputs.iter().flat_map(|(gpu, _)| {
-            let beside = self.peers(gpu).iter().map(|&(_, other)| other);
-            std::iter::once(gpu).chain(beside)
-        })
+        inputs.iter().flat_map(|(gpu, _)| std::iter::once(gpu).chain(self.reached(gpu).iter().copied()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dispatch::config::{Config, GpuConfig, PeerLink};
+    use crate::dispatch::config::{Config, GpuConfig};
     use crate::dispatch::fleet::IdleOrder;
     use crate::dispatch::queue::SizeRank;
+    use crate::paths::Way;
     use millrace_types::BytesPerSec;
 
     fn on(pieces: &[(u32, u64)]) -> Inputs {
@@ -161,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn a_move_takes_as_long_as_the_link_that_leads_there_or_both_ways_over_the_host() {
+    fn a_move_takes_as_long_as_the_way_that_leads_there_or_both_over_the_host() {
         let gpus = [1, 1, 2].map(|gb| GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(gb)));
-        let peers = vec![PeerLink { a: GpuIndex(0), b: GpuIndex(1), rate: BytesPerSec::gb(10) }];
-        let config = Config { peers, ..Config::new(gpus.to_vec(), 1) };
+        let ways = vec![Way { from: GpuIndex(0), to: GpuIndex(1), rate: BytesPerSec::gb(10) }];
+        let config = Config { ways, ..Config::new(gpus.to_vec(), 1) };
         let fleet = Fleet::new(&config, &[SizeRank(0); 3], IdleOrder::Emptiest);
         let inputs = Inputs::of([(GpuIndex(0), Bytes(10_000_000)), (GpuIndex(2), Bytes(4_000_000))]);
         let micros = |to| fleet.move_time(&inputs, GpuIndex(to)).as_micros();

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::attempts::{Attempts, Idempotent};
 use crate::ids::FunctionIndex;
+use crate::paths::Way;
 use millrace_types::{BytesPerSec, Incarnation, Priority, SloCounts};
 
 mod bound;
@@ -111,6 +112,11 @@ impl Node {
         let lost = lost.iter().map(|&(key, progress)| (RequestKey(key), progress)).collect();
         self.step(Event::Down { gpu: gpu(index), lost })
     }
+}
+
+/// Ways between two GPUs, in both directions.
+fn both_ways(a: u32, b: u32, rate: BytesPerSec) -> [Way; 2] {
+    [(a, b), (b, a)].map(|(from, to)| Way { from: gpu(from), to: gpu(to), rate })
 }
 
 /// So many MiB on each GPU.

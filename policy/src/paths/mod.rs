@@ -40,6 +40,7 @@ mod search;
 mod split;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 use std::num::NonZeroU32;
 
@@ -52,6 +53,7 @@ pub use self::hops::{HOPS_MAX, Hops};
 pub use self::host::{HostPlan, HostRoute};
 pub use self::place::{Edge, place};
 pub use self::split::split;
+pub use self::ways::{Way, ways};
 pub use crate::ids::FlowId;
 
 use self::host::{Ask, HostPath, host_paths};

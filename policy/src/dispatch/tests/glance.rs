@@ -58,7 +58,7 @@ fn nearest_idle<C: Ord>(
     let (fleet, inputs) = (view.fleet, view.inputs(request));
     let idle = || fleet.all().filter(|&gpu| fleet.takes_now(gpu, request.rank));
     let first = idle().min_by_key(|&gpu| (fleet.idle_place(gpu), gpu));
-    let near = |gpu: GpuIndex| inputs.iter().any(|(from, _)| from == gpu || fleet.link(from, gpu).is_some());
+    let near = |gpu: GpuIndex| inputs.iter().any(|(from, _)| from == gpu || fleet.way(from, gpu).is_some());
     let all = idle().filter(|&gpu| Some(gpu) == first || near(gpu));
     all.min_by_key(|&gpu| (class(gpu), fleet.move_time(inputs, gpu), fleet.idle_place(gpu), gpu))
 }

@@ -7,8 +7,9 @@ use crate::dispatch::cost::Source;
 /// run for 10 ms, and are idle.
 fn holding(policy: &str, models: &[ModelId]) -> Node {
     let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
-    let peers = vec![PeerLink { a: gpu(1), b: gpu(2), rate: BytesPerSec::gb(10) }];
-    let config = Config { peers, ..Config::new(vec![config; 3], 9) };
+    let rate = BytesPerSec::gb(10);
+    let (peers, ways) = (vec![PeerLink { a: gpu(1), b: gpu(2), rate }], both_ways(1, 2, rate).to_vec());
+    let config = Config { peers, ways, ..Config::new(vec![config; 3], 9) };
     let mut node = node_of(&config.with_policy(policy.parse().unwrap(), 1));
     for &model in models {
         let keys = [1001, 1002, 1003];
@@ -52,6 +53,22 @@ fn where_the_gpu_with_the_data_is_busy_a_link_from_it_decides() {
         assert_eq!(goes_to(&node.ask_with(1, A, &[(2, 40)])), Some(2));
         assert_eq!(goes_to(&node.ask_with(2, A, &[(2, 40)])), Some(1), "{policy}");
         assert_eq!(goes_to(&node.ask_with(3, A, &[(2, 40)])), Some(0), "{policy}: the last that is idle");
+    }
+}
+
+#[test]
+fn a_way_over_several_links_is_as_good_as_its_rate() {
+    for policy in ["fifo", "torpor", "unified"] {
+        let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
+        // No link joins 0 and 3.
+        let peers =
+            [(0, 1), (1, 3)].map(|(a, b)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(4) });
+        let ways = [both_ways(0, 1, BytesPerSec::gb(4)), both_ways(0, 3, BytesPerSec::gb(8))].concat();
+        let config = Config { peers: peers.to_vec(), ways, ..Config::new(vec![config; 4], 9) };
+        let mut node = node_of(&config.with_policy(policy.parse().unwrap(), 1));
+        assert_eq!(goes_to(&node.ask_with(1, A, &[(0, 40)])), Some(0), "{policy}");
+        assert_eq!(goes_to(&node.ask_with(2, B, &[(0, 40)])), Some(3), "{policy}");
+        assert_eq!(goes_to(&node.ask_with(3, LARGE, &[(0, 40)])), Some(1), "{policy}");
     }
 }
 

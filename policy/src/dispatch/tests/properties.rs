@@ -133,6 +133,7 @@ proptest! {
         let peer = |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
         let config = Config {
             peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
+            ways: both_ways(0, 1, BytesPerSec::gb(4)).to_vec(),
             ..Config::new(sizes.to_vec(), 4).with_policy(policy, 1)
         };
         let mut node = node_of(&config.with_eviction(Eviction::Torpor));

@@ -38,6 +38,7 @@ proptest! {
         kinds in any::<bool>(),
         deadlines in any::<bool>(),
         links in prop::collection::vec((0..GPUS, 0..GPUS, 1..40u64), 0..40),
+        ways in prop::collection::btree_map((0..GPUS, 0..GPUS), 1..40u64, 0..60),
         read in prop::collection::vec((0..GPUS, 1..60u64), 0..6),
         steps in prop::collection::vec(step(), 1..250),
     ) {
@@ -49,7 +50,10 @@ proptest! {
         let peer = |&(a, b, gb): &(u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(gb) };
         let joined: BTreeMap<_, _> = links.iter().filter(|(a, b, _)| a < b).map(|it| ((it.0, it.1), peer(it))).collect();
         let switches = (0..GPUS / 4).map(|switch| (0..4).map(|at| gpu(4 * switch + at)).collect()).collect();
-        let config = Config { peers: joined.into_values().collect(), switches, ..Config::new(gpus, 1 << 10) };
+        let way = |((from, to), gb): ((u32, u32), u64)| Way { from: gpu(from), to: gpu(to), rate: BytesPerSec::gb(gb) };
+        let ways = ways.into_iter().filter(|((from, to), _)| from != to).map(way).collect();
+        let peers = joined.into_values().collect();
+        let config = Config { peers, ways, switches, ..Config::new(gpus, 1 << 10) };
         let mut node = node_of(&config.with_policy(policy, 1));
         for model in (0..MODELS).map(ModelId) {
             let memory = Bytes::mib(4 + u64::from(model.0));

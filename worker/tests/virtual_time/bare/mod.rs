@@ -108,6 +108,7 @@ impl<'a> Node<'a> {
         let gpus = topology.gpus.iter();
         let dispatch = dispatch::Config::of(topology, REQUESTS_MAX)
             .with_peers(topology)
+            .with_ways(topology)
             .with_eviction(scenario.eviction)
             .with_policy(scenario.dispatch, scenario.seed);
         Self {

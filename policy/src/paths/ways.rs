@@ -1,0 +1,72 @@
+//! How fast one transfer goes from each GPU to each other while nothing else moves: what is estimated by
+//! before anything does. Found once, by the same rules as the routes of transfers that run.
+
+use millrace_types::topology::Topology;
+use millrace_types::{BytesPerSec, GpuIndex};
+
+use super::{Config, Error, FlowId, Paths};
+
+/// NVLinks that lead from one GPU to another, over others or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// Where the bytes are.
+    pub from: GpuIndex,
+    /// Where they go.
+    pub to: GpuIndex,
+    /// All routes of a transfer that is alone, together.
+    pub rate: BytesPerSec,
+}
+
+/// One for each two GPUs that routes lead between, by where they begin and then by where they end.
+///
+/// # Errors
+/// As [`Paths::new`].
+pub fn ways(topology: &Topology, config: Config) -> Result<Vec<Way>, Error> {
+    let mut paths = Paths::new(topology, config)?;
+    let gpus = || (0..topology.gpus.len() as u32).map(GpuIndex);
+    let (flow, mut ways) = (FlowId(0), Vec::new());
+    for (from, to) in gpus().flat_map(|from| gpus().map(move |to| (from, to))).filter(|(from, to)| from != to)
+    {
+        paths.begin(flow, from, to, BytesPerSec(0))?;
+        let routes = paths.routes(flow).into_iter().flatten();
+        let rate = routes.fold(0u64, |rate, route| rate.saturating_add(route.rate.0));
+        paths.end(flow);
+        if rate > 0 {
+            ways.push(Way { from, to, rate: BytesPerSec(rate) });
+        }
+    }
+    Ok(ways)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::fixtures::{dgx_v100, machine};
+    use crate::paths::Selection;
+
+    fn found(topology: &Topology, config: Config) -> Vec<(u32, u32, u64)> {
+        let ways = ways(topology, config).unwrap();
+        ways.into_iter().map(|it| (it.from.0, it.to.0, it.rate.0 / 1_000_000_000)).collect()
+    }
+
+    #[test]
+    fn a_way_is_all_routes_of_a_transfer_that_is_alone() {
+        let links = machine(4, &[(0, 1, 10), (0, 2, 24), (1, 2, 48)]);
+        let all = [(0, 1, 34), (0, 2, 34), (1, 0, 34), (1, 2, 58), (2, 0, 34), (2, 1, 58)];
+        assert_eq!(found(&links, Config::default()), all, "no NVLink leads to GPU 3");
+        let one_link = Config { hops_max: NonZeroU32::new(1), ..Config::default() };
+        let direct = [(0, 1, 10), (0, 2, 24), (1, 0, 10), (1, 2, 48), (2, 0, 24), (2, 1, 48)];
+        assert_eq!(found(&links, one_link), direct);
+        assert_eq!(found(&links, Config { selection: Selection::Direct, ..Config::default() }), direct);
+    }
+
+    #[test]
+    fn ways_lead_between_pairs_that_no_nvlink_joins() {
+        let topology = dgx_v100();
+        assert_eq!(found(&topology, Config::default()).len(), 56);
+        let one_link = Config { hops_max: NonZeroU32::new(1), ..Config::default() };
+        assert_eq!(found(&topology, one_link).len(), 32);
+    }
+}
