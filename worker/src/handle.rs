@@ -113,7 +113,8 @@ impl Directory {
         self.functions.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    fn post(&self, message: node::Message) {
+    /// Tells the Node actor something, if it is there.
+    pub(crate) fn post(&self, message: node::Message) {
         if let Some(node) = &*self.node.read().unwrap_or_else(PoisonError::into_inner) {
             node.post(message);
         }

@@ -145,6 +145,11 @@ impl Supervisor {
         (0..self.gpus.len() as u32).map(GpuIndex)
     }
 
+    /// Where the node's actors are found.
+    pub(crate) fn directory(&self) -> &Arc<Directory> {
+        &self.directory
+    }
+
     /// Whether models come before they are asked for.
     pub(crate) fn prewarm(&self) -> Prewarm {
         self.config.prewarm

@@ -199,10 +199,33 @@ impl Batcher {
         }
     }
 
+    /// A request's data is elsewhere now: said of all that run with it.
+    fn moved(&mut self, now: Timestamp, key: RequestKey, inputs: Inputs, actions: &mut Vec<Action>) {
+        let Some(&lead) = self.batch_of.get(&key) else {
+            return self.forward(now, dispatch::Event::Moved { key, inputs }, actions);
+        };
+        let Some(batch) = self.batches.get_mut(&lead) else { return };
+        let members = batch.members.iter_mut().map(|(request, _)| request);
+        let its = members.chain([&mut batch.first]).filter(|request| request.key == key);
+        its.for_each(|request| request.inputs = inputs);
+        let (key, rows, inputs) = (lead, batch.whole.rows, batch.inputs());
+        match batch.stage {
+            // Said when it is let go.
+            Stage::Held { .. } => {}
+            Stage::Queued | Stage::On(_) if rows > 1 => {
+                self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
+            }
+            Stage::Queued | Stage::On(_) => {
+                self.forward(now, dispatch::Event::Moved { key, inputs }, actions);
+            }
+        }
+    }
+
     fn pass(&mut self, now: Timestamp, event: tenancy::Event, actions: &mut Vec<Action>) {
         let tenancy::Event::Dispatch(event) = event else { return self.forward(now, event, actions) };
         match event {
             dispatch::Event::Withdraw { key } => self.withdraw(now, key, actions),
+            dispatch::Event::Moved { key, inputs } => self.moved(now, key, inputs, actions),
             dispatch::Event::Ended { key, .. } => self.ended(now, key, event, actions),
             dispatch::Event::Returned { key, why, .. } => self.returned(now, key, why, event, actions),
             dispatch::Event::Down { gpu, ref lost } => {

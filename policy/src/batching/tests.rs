@@ -99,6 +99,26 @@ fn what_waits_for_a_gpu_is_joined_until_it_is_full_or_given_out() {
 }
 
 #[test]
+fn data_that_moves_counts_where_it_is_for_all_that_run_as_one() {
+    let mut bench = bench(1, 4, 0);
+    let on_gpu = |mib| Inputs::of([(GpuIndex(0), Bytes::mib(mib))]);
+    let moves = |bench: &mut Bench, key, inputs| {
+        assert_eq!(bench.tell(dispatch::Event::Moved { key: RequestKey(key), inputs }), []);
+        bench.batcher.dispatch().inputs_of(RequestKey(2))
+    };
+    for key in 1..=3 {
+        bench.ask(key, 1);
+    }
+    assert_eq!(bench.members(2), [2, 3]);
+    assert_eq!(moves(&mut bench, 3, on_gpu(1)), on_gpu(1));
+    assert_eq!(moves(&mut bench, 2, on_gpu(4)), on_gpu(5));
+    assert_eq!(moves(&mut bench, 3, Inputs::NONE), on_gpu(4));
+    assert_eq!(moves(&mut bench, 1, on_gpu(7)), on_gpu(4), "of one that runs alone");
+    bench.withdraw(2);
+    assert_eq!(moves(&mut bench, 3, on_gpu(2)), on_gpu(2), "the queue knows it by who has left");
+}
+
+#[test]
 fn only_alike_requests_join_and_no_more_than_a_message_holds() {
     let mut bench = bench(1, 8, 0);
     bench.ask(1, 1);

@@ -83,6 +83,13 @@ impl Dispatch {
         }
     }
 
+    /// Notes that it is elsewhere by now, as long as anybody waits for the request.
+    pub(super) fn moved(&mut self, key: RequestKey, inputs: Inputs) {
+        if self.places.contains_key(&key) {
+            self.reads(key, inputs);
+        }
+    }
+
     /// Notes that a request stands for several, or does no more.
     pub(super) fn stands_for(&mut self, key: RequestKey, rows: u32, inputs: Inputs) {
         if rows > 1 {
@@ -93,6 +100,12 @@ impl Dispatch {
         // It may have gone before it is said that it stands for itself alone.
         let known = rows > 1 || self.places.contains_key(&key);
         self.reads(key, if known { inputs } else { Inputs::NONE });
+    }
+
+    /// Where a request's data is taken to be.
+    #[cfg(test)]
+    pub(crate) fn inputs_of(&self, key: RequestKey) -> Inputs {
+        self.inputs.get(&key).copied().unwrap_or_default()
     }
 }
 

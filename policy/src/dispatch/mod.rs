@@ -448,8 +448,9 @@ impl Core for Dispatch {
             Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
             Event::Forget { function } => self.policy.forget(function),
             Event::Enqueue(request) => self.enqueue(now, request, actions),
-            // Neither frees anything: nobody else goes anywhere for it.
+            // None of these frees anything: nobody else goes anywhere for it.
             Event::Rows { key, rows, inputs } => return self.stands_for(key, rows, inputs),
+            Event::Moved { key, inputs } => return self.moved(key, inputs),
             Event::Withdraw { key } if matches!(self.places.get(&key), Some(Place::On(_))) => {
                 return self.withdraw(key, actions);
             }

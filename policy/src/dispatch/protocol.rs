@@ -143,6 +143,13 @@ pub enum Event {
         /// Where the data of all of them is.
         inputs: Inputs,
     },
+    /// A request's data is elsewhere from now on.
+    Moved {
+        /// Whose.
+        key: RequestKey,
+        /// Where it is, as far as it is on GPUs here.
+        inputs: Inputs,
+    },
     /// Nobody waits for it any more.
     Withdraw {
         /// Which.

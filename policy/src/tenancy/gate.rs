@@ -8,7 +8,7 @@ use millrace_types::tenancy::{Quota, Share};
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::window::{Peak, WINDOW, Window};
-use crate::dispatch::Request;
+use crate::dispatch::{Inputs, Request};
 use crate::ids::{FunctionIndex, RequestKey, TenantIndex};
 
 /// A request that waits outside.
@@ -180,6 +180,14 @@ impl Gate {
     pub(super) fn unpark(&mut self, key: RequestKey) -> Option<Parked> {
         let tenant = self.parked.remove(&key)?;
         self.accounts.get_mut(&tenant)?.parked.remove(&key)
+    }
+
+    /// The data of a request is elsewhere now. Says whether it waits outside.
+    pub(super) fn reads(&mut self, key: RequestKey, inputs: Inputs) -> bool {
+        let Some(tenant) = self.parked.get(&key) else { return false };
+        let parked = self.accounts.get_mut(tenant).and_then(|account| account.parked.get_mut(&key));
+        parked.into_iter().for_each(|parked| parked.request.inputs = inputs);
+        true
     }
 
     /// The youngest request outside of the tenant that has the most there; of several such tenants, the

@@ -157,6 +157,11 @@ impl Tenancy {
                     self.forget_unless_held(now, key);
                 }
             }
+            dispatch::Event::Moved { key, inputs } => {
+                if !self.gate.reads(key, inputs) {
+                    self.forward(now, event, actions);
+                }
+            }
             dispatch::Event::Ended { gpu, key, .. } | dispatch::Event::Returned { gpu, key, .. } => {
                 self.left(now, gpu, key);
                 self.forward(now, event, actions);

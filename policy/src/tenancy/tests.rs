@@ -109,6 +109,22 @@ fn what_is_beyond_the_gpus_cap_waits_outside_and_others_pass_it_by() {
     assert!(node.core.holds(RequestKey(3)) && node.core.parked() == 0);
 }
 
+#[test]
+fn what_waits_outside_comes_in_with_its_data_where_it_is_by_then() {
+    let mut node = Node::new(PolicyConfig::Lb, 1);
+    node.cap(A, quota(1, 0.0, 0.0));
+    node.enqueue(1, 0, 0);
+    node.enqueue(2, 0, 0);
+    let known = |node: &Node| node.core.dispatch().inputs_of(RequestKey(2));
+    let inputs = dispatch::Inputs::of([(GpuIndex(0), Bytes::mib(1))]);
+    assert_eq!(node.tell(dispatch::Event::Moved { key: RequestKey(2), inputs }), []);
+    assert_eq!(known(&node), dispatch::Inputs::NONE);
+    node.ended(0, 1);
+    assert_eq!(known(&node), inputs);
+    assert_eq!(node.tell(dispatch::Event::Moved { key: RequestKey(2), inputs: dispatch::Inputs::NONE }), []);
+    assert_eq!(known(&node), dispatch::Inputs::NONE);
+}
+
 /// What that waits for may be on a GPU, and make room.
 #[test]
 fn no_hint_is_followed_while_a_request_waits_outside() {

@@ -47,6 +47,8 @@ pub(crate) enum Message {
     Enqueue { work: SharedWork, attempts: Attempts },
     /// Others are likely to be asked for with what it gives. Said after it was.
     Next(SharedWork),
+    /// Some of what a request reads came to a GPU's memory, or left it.
+    Moved(RequestKey),
     /// Nobody waits for it any more.
     Withdraw(RequestKey),
     /// A GPU can run things.
@@ -170,7 +172,8 @@ impl Node {
         let item = batched.then(|| batch::item(&work.invocation)).flatten();
         let took = now.since(work.accepted).saturating_sub(work.invocation.cold);
         trace::tell(&work.span, "admission", Past { ago: Duration::ZERO, took }, Vec::new);
-        self.entries.insert(key, Entry::new(work, &self.dispatch.core));
+        let entry = Entry::new(work, &self.dispatch.core, self.supervisor.directory());
+        self.entries.insert(key, entry);
         match item {
             Some(item) => self.dispatch(now, batching::Event::Enqueue { request, item }),
             None => self.dispatch(now, dispatch::Event::Enqueue(request)),
@@ -251,6 +254,14 @@ impl Node {
 
     fn tell_gpu(&self, gpu: GpuIndex, event: GpuEvent) {
         self.supervisor.gpu(gpu).post(gpu::Message::Event(event));
+    }
+
+    /// Tells dispatch where a request's data is by now.
+    fn moved(&mut self, now: Timestamp, key: RequestKey) {
+        if let Some(entry) = self.entries.get(&key) {
+            let inputs = entry.work.invocation.inputs_on_gpus();
+            self.dispatch(now, dispatch::Event::Moved { key, inputs });
+        }
     }
 
     fn withdraw(&mut self, now: Timestamp, key: RequestKey) {
@@ -388,6 +399,7 @@ impl Behaviour for Node {
         match message {
             Message::Enqueue { work, attempts } => self.enqueue(now, work, attempts),
             Message::Next(work) => self.next(now, &work),
+            Message::Moved(key) => self.moved(now, key),
             Message::Withdraw(key) => self.withdraw(now, key),
             Message::Up { gpu, incarnation } => self.dispatch(now, dispatch::Event::Up { gpu, incarnation }),
             Message::Down { gpu, lost } => self.down(now, gpu, dispatch::Event::Down { gpu, lost }),

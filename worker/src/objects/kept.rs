@@ -4,6 +4,7 @@
 //! Where it is now is the Gpu actor's to decide: it may have to leave for host memory
 //! (`policy::elastic`), and it is lost with its executor.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +14,8 @@ use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;
 
-use crate::actors::gpu;
+use crate::actors::{gpu, node};
+use crate::handle::Directory;
 use crate::port::Descriptor;
 use crate::seams::Mailbox;
 
@@ -36,8 +38,15 @@ pub(crate) struct Kept {
     /// Unique on the node.
     pub(crate) key: ObjectKey,
     pub(crate) bytes: u64,
-    place: Mutex<Place>,
+    state: Mutex<State>,
     home: Mailbox<gpu::Message>,
+}
+
+struct State {
+    place: Place,
+    /// The requests of its node that read it, as the queue knows them, and where that is reached. Bounded
+    /// by the node's requests.
+    readers: BTreeMap<RequestKey, Arc<Directory>>,
 }
 
 /// A part of one, as a tensor's contents.
@@ -109,24 +118,42 @@ impl fmt::Debug for Reply {
 impl Kept {
     /// One that is being written.
     pub(crate) fn new(gpu: GpuIndex, key: ObjectKey, bytes: u64, home: Mailbox<gpu::Message>) -> Self {
-        Self { gpu, key, bytes, place: Mutex::new(Place::Coming), home }
+        let state = Mutex::new(State { place: Place::Coming, readers: BTreeMap::new() });
+        Self { gpu, key, bytes, state, home }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn place(&self) -> Place {
-        self.lock().clone()
+        self.lock().place.clone()
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        matches!(*self.lock(), Place::Lost)
+        matches!(self.lock().place, Place::Lost)
     }
 
-    /// It is there from now on.
+    /// It is there from now on. Where it came to a GPU's memory or left it, the queue hears of it for each
+    /// request that reads it: that may be better served elsewhere.
     pub(crate) fn moves_to(&self, place: Place) {
-        *self.lock() = place;
+        let on_gpu = |place: &Place| matches!(place, Place::Gpu(_));
+        let mut state = self.lock();
+        let moved = on_gpu(&state.place) != on_gpu(&place);
+        state.place = place;
+        for (reader, directory) in state.readers.iter().filter(|_| moved) {
+            directory.post(node::Message::Moved(*reader));
+        }
+    }
+
+    /// A request reads it, whose node is to hear of it when it moves.
+    pub(crate) fn read_by(&self, reader: RequestKey, node: &Arc<Directory>) {
+        self.lock().readers.insert(reader, Arc::clone(node));
+    }
+
+    /// It does no more.
+    pub(crate) fn read_no_more(&self, reader: RequestKey) {
+        self.lock().readers.remove(&reader);
     }
 
     /// A request that reads it waits in the queue at this place, or does no more.
@@ -171,5 +198,57 @@ impl fmt::Debug for Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.home.post(gpu::Message::Discard(self.key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::Timestamp;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::clock::{MonotonicClock, Sleeper};
+    use crate::seams::{self, Behaviour};
+
+    /// Passes on what an actor is told.
+    struct Heard<M>(mpsc::UnboundedSender<M>);
+
+    impl<M: Send + 'static> Behaviour for Heard<M> {
+        type Message = M;
+        fn handle(&mut self, _: Timestamp, message: M) {
+            // The test may have ended.
+            self.0.send(message).unwrap_or_default();
+        }
+        fn tick(&mut self, _: Timestamp) {}
+        fn next_wake(&self) -> Option<Timestamp> {
+            None
+        }
+    }
+
+    fn heard<M: Send + 'static>() -> (Mailbox<M>, mpsc::UnboundedReceiver<M>) {
+        let (sender, told) = mpsc::unbounded_channel();
+        (seams::spawn(Heard(sender), Arc::new(MonotonicClock), Sleeper::OUTSIDE, |_| {}), told)
+    }
+
+    #[test]
+    fn the_queue_hears_for_each_reader_when_it_comes_to_a_gpu_or_leaves_it() {
+        actix::System::new().block_on(async {
+            let ((queue, mut told), (home, _)) = (heard::<node::Message>(), heard());
+            let directory = Directory::new();
+            directory.publish_node(Some(queue));
+            let kept = Kept::new(GpuIndex(0), ObjectKey(7), 9, home);
+            kept.read_by(RequestKey(1), &directory);
+            kept.moves_to(Place::Gpu(Incarnation(1)));
+            kept.moves_to(Place::Gpu(Incarnation(1)));
+            kept.read_by(RequestKey(2), &directory);
+            kept.read_no_more(RequestKey(1));
+            kept.moves_to(Place::Lost);
+            directory.post(node::Message::Withdraw(RequestKey(3)));
+            let mut moved = Vec::new();
+            while let Some(node::Message::Moved(key)) = told.recv().await {
+                moved.push(key);
+            }
+            assert_eq!(moved, [RequestKey(1), RequestKey(2)]);
+        });
     }
 }

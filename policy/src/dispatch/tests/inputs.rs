@@ -136,6 +136,21 @@ fn what_was_handed_to_where_its_data_is_is_not_asked_back_by_a_gpu_without() {
 }
 
 #[test]
+fn data_that_moves_while_its_reader_waits_counts_where_it_is_now() {
+    let asked_back = |before: &[(u32, u64)], by_now: &[(u32, u64)]| {
+        let mut node = holding("fifo", &[A]);
+        (1..=3).for_each(|key| drop(node.enqueue(key, A)));
+        assert_eq!(goes_to(&node.ask_with(4, A, before)), Some(0));
+        assert_eq!(node.step(Event::Moved { key: RequestKey(4), inputs: data(by_now) }), []);
+        node.now = node.now + Duration::from_millis(2);
+        let actions = node.ended(1, 2, 10);
+        actions.iter().any(|action| matches!(action, Action::Recall { .. }))
+    };
+    assert!(asked_back(&[(0, 40)], &[]), "it made room and is on the host");
+    assert!(!asked_back(&[], &[(0, 40)]), "it came back");
+}
+
+#[test]
 fn torpor_asks_first_where_a_load_disturbs_least() {
     let config = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let switches = vec![vec![gpu(0), gpu(1)], vec![gpu(2), gpu(3)]];
@@ -176,5 +191,6 @@ fn the_data_of_all_that_run_as_one_counts() {
     assert_eq!(node.dispatch.inputs[&RequestKey(1)], data(&[(2, 1)]));
     node.ended(0, 1, 10);
     node.step(rows(1, &[(2, 1)]));
+    node.step(Event::Moved { key: RequestKey(1), inputs: data(&[(2, 1)]) });
     assert!(node.dispatch.inputs.is_empty(), "it has gone");
 }

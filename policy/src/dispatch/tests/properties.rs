@@ -15,14 +15,15 @@ enum Step {
     Loaded(usize),
     Evict { gpu: u32, model: u32 },
     Score { model: u32, in_time: bool },
+    Move { key: u64, data: Option<(u32, u32)> },
     Pass,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     // How much of it, in MiB, and on which GPU.
-    let data = prop::option::of((0..3u32, 1..40u32));
+    let data = || prop::option::of((0..3u32, 1..40u32));
     prop_oneof![
-        8 => (0..3u32, data).prop_map(|(model, data)| Step::Enqueue { model, data }),
+        8 => (0..3u32, data()).prop_map(|(model, data)| Step::Enqueue { model, data }),
         2 => any::<usize>().prop_map(Step::Withdraw),
         8 => any::<usize>().prop_map(Step::End),
         1 => any::<usize>().prop_map(Step::GiveBack),
@@ -31,6 +32,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<usize>().prop_map(Step::Loaded),
         2 => (0..3u32, 0..3u32).prop_map(|(gpu, model)| Step::Evict { gpu, model }),
         2 => (0..3u32, any::<bool>()).prop_map(|(model, in_time)| Step::Score { model, in_time }),
+        2 => (0..60u64, data()).prop_map(|(key, data)| Step::Move { key, data }),
         1 => Just(Step::Pass),
     ]
 }
@@ -209,6 +211,10 @@ proptest! {
                     let counts = &mut scores[model as usize];
                     *counts = counts.plus(SloCounts { m: u64::from(in_time), n: 1 });
                     Event::Score { function: FunctionIndex(model), counts: *counts }
+                }
+                Step::Move { key, data } => {
+                    let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
+                    Event::Moved { key: RequestKey(key), inputs: Inputs::of(data) }
                 }
                 Step::Pass => {
                     node.now = node.now + Duration::from_secs(30);

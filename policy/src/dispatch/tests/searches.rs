@@ -15,6 +15,7 @@ enum Step {
     End { number: usize, ran_us: u32 },
     GiveBack(usize),
     Withdraw(u64),
+    Move { key: u64, data: Option<(u32, u32)> },
     Pass { us: u32 },
 }
 
@@ -27,6 +28,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (any::<usize>(), 1..40_000u32).prop_map(|(number, ran_us)| Step::End { number, ran_us }),
         1 => any::<usize>().prop_map(Step::GiveBack),
         1 => (0..200u64).prop_map(Step::Withdraw),
+        1 => (0..200u64, on()).prop_map(|(key, data)| Step::Move { key, data }),
         3 => (0..9_000u32).prop_map(|us| Step::Pass { us }),
     ]
 }
@@ -86,6 +88,10 @@ proptest! {
                 }
                 Step::Withdraw(key) if on.iter().all(|(other, _)| other.0 != key) => {
                     Event::Withdraw { key: RequestKey(key) }
+                }
+                Step::Move { key, data } => {
+                    let inputs = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
+                    Event::Moved { key: RequestKey(key), inputs: Inputs::of(inputs) }
                 }
                 Step::Pass { us } => {
                     node.now = node.now + Duration::from_micros(us.into());

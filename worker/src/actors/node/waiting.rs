@@ -1,12 +1,15 @@
 //! A request between its admission and its end, as far as the node has to know: whether it waits or is
 //! on a GPU, and the span of its wait.
 
+use std::sync::Arc;
+
 use millrace_policy::batching::Batcher;
 use millrace_types::GpuIndex;
 use tracing::Span;
 use tracing::field::Empty;
 
 use crate::actors::work::SharedWork;
+use crate::handle::Directory;
 
 /// A request in the queue or on a GPU.
 pub(super) struct Entry {
@@ -17,8 +20,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// One that waits from now on.
-    pub(super) fn new(work: SharedWork, queue: &Batcher) -> Self {
+    /// One that waits from now on, at a node that is found there.
+    pub(super) fn new(work: SharedWork, queue: &Batcher, node: &Arc<Directory>) -> Self {
+        work.invocation.on_gpus.objects.iter().for_each(|object| object.read_by(work.key, node));
         let mut entry = Self { work, queue: None, on: None };
         entry.waits(queue);
         entry
@@ -62,5 +66,7 @@ impl Drop for Entry {
         if self.on.is_none() {
             self.tell_objects(false);
         }
+        let objects = &self.work.invocation.on_gpus.objects;
+        objects.iter().for_each(|object| object.read_no_more(self.work.key));
     }
 }
