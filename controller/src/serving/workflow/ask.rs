@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use millrace_gateway::backend::{Availability, Backend as _, Model};
+use millrace_policy::workflow::Ahead;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
 use millrace_types::workflow::NESTING_MAX;
@@ -85,7 +86,7 @@ pub(super) struct Ask<'a> {
     /// When its answer is wanted, for the objective of its workflow or its own.
     pub(super) target: Option<Instant>,
     /// What the run is likely to call after it.
-    pub(super) next: Vec<wire::Likely>,
+    pub(super) next: Vec<Ahead>,
 }
 
 impl Ask<'_> {
@@ -126,7 +127,7 @@ impl Ask<'_> {
             }),
             held,
             target: self.target,
-            next: self.next,
+            next: self.serving.likely(&self.workflow.tenant, &self.next),
         };
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {
@@ -190,8 +191,8 @@ impl Ask<'_> {
         // Its own objective, and that of the workflow it is in.
         let own = model.objective.map(|slo| self.began.at + slo.deadline);
         let target = own.into_iter().chain(self.target).min();
-        let runner =
-            Runner::new(self.serving, &key, way, self.request, &ran, depth, Wish { answered, target });
+        let wish = Wish { answered, target, after: self.next };
+        let runner = Runner::new(self.serving, &key, way, self.request, &ran, depth, wish);
         let answer = runner.run(inputs).await?;
         let outputs = names().zip(answer.outputs).collect();
         Ok(Made { outputs, attempts: answer.attempts })

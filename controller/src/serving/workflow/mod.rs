@@ -224,8 +224,8 @@ impl Serving {
         let answered = vec![true; way.plan.outputs().len()];
         let ran = Ran::default();
         let target = model.objective.map(|slo| Instant::now() + slo.deadline);
-        let runner =
-            Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, Wish { answered, target });
+        let wish = Wish { answered, target, after: Vec::new() };
+        let runner = Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, wish);
         let told = |ended: Ended| Failure { may_have_executed: ended.ran, ..ended.failure };
         let answer = runner.run(inputs).await.map_err(told)?;
         let mut outputs: BTreeMap<&str, Value> =

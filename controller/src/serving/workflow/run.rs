@@ -13,7 +13,7 @@ use futures::stream::FuturesUnordered;
 use millrace_gateway::backend::Split;
 use millrace_policy::core::Core as _;
 use millrace_policy::workflow::{
-    Action, CallId, Cause, Engine, Event, Facts, Loss, Plan, Shares, Slot, StepIndex,
+    Action, Ahead, CallId, Cause, Engine, Event, Facts, Loss, Plan, Shares, Slot, StepIndex,
 };
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{Run, Source};
@@ -49,6 +49,8 @@ pub(super) struct Wish {
     pub(super) answered: Vec<bool>,
     /// When its answer is wanted, for its objective.
     pub(super) target: Option<Instant>,
+    /// What is likely to be called with what it gives.
+    pub(super) after: Vec<Ahead>,
 }
 
 /// A run's answer.
@@ -105,6 +107,8 @@ pub(super) struct Runner<'a> {
     depth: Depth,
     /// When its answer is wanted, for its objective.
     target: Option<Instant>,
+    /// What is likely to be called with what it gives.
+    after: Vec<Ahead>,
     paces: Arc<Paces>,
     shares: Shares,
     /// Which outputs are to come here with their bytes.
@@ -136,7 +140,7 @@ impl<'a> Runner<'a> {
         request: &'a Request,
         ran: &'a Ran<'a>,
         depth: Depth,
-        Wish { answered, target }: Wish,
+        Wish { answered, target, after }: Wish,
     ) -> Self {
         let (values, made) = (vec![None; plan.slots().len()], vec![None; plan.slots().len()]);
         let shares = paces.shares(&plan);
@@ -147,6 +151,7 @@ impl<'a> Runner<'a> {
             ran,
             depth,
             target,
+            after,
             paces,
             shares,
             answered,
@@ -290,7 +295,7 @@ impl<'a> Runner<'a> {
         let within = self.shares.within(&plan, step, left);
         // Of many rows the first is enough of a hint.
         let next = match row {
-            None | Some(0) => self.serving.next(&self.workflow.tenant, &plan, step),
+            None | Some(0) => self.serving.ahead(&self.workflow.tenant, &plan, step, &self.after),
             Some(_) => Vec::new(),
         };
         let ask = Ask {

@@ -64,6 +64,30 @@ async fn a_steps_worker_is_told_what_is_likely_to_come_next() {
 }
 
 #[tokio::test]
+async fn what_comes_next_is_told_into_a_workflow_inside_another_and_out_of_it() {
+    let cluster = Cluster::start().await;
+    for name in ["f", "g", "h", "k"] {
+        cluster.deploy(name, &mlp()).await;
+    }
+    apply_workflow(&cluster, chain("inner", &["g", "h"].map(function))).await.unwrap();
+    let runs = [function("f"), Run::Workflow("inner".into()), function("k")];
+    apply_workflow(&cluster, chain("w", &runs)).await.unwrap();
+    let mut worker = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "w").await;
+    let answering = infer(&cluster, "w");
+    let (gpu, host) = (wire::WarmTo::Gpu, wire::WarmTo::Host);
+    let expected: [&[_]; 4] =
+        [&[("g", gpu), ("h", host), ("k", host)], &[("h", gpu), ("k", host)], &[("k", gpu)], &[]];
+    for expected in expected {
+        let call = worker.call().await;
+        let next: Vec<_> = call.request.next.iter().map(|it| (it.function.as_str(), it.to())).collect();
+        assert_eq!(next, expected);
+        respond(call, rows_of(&[1.0]));
+    }
+    answer_of(answering).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_client_that_goes_away_leaves_nothing() {
     let (cluster, mut worker) = two_in_a_row().await;
     let answering = infer(&cluster, "w");

@@ -1,18 +1,39 @@
 //! What a run is likely to ask for after a step (D29).
 
+use std::cell::Cell;
+
+use Nearness::{Gpu, Host};
+
+use super::super::ahead::{LOOKED_INTO_MAX, Next};
 use super::*;
 
 fn behind(plan: &Plan, step: usize) -> Vec<(&str, Nearness)> {
-    let named = |it: Ahead| (plan.step(it.step).name.as_str(), it.nearness);
-    plan.ahead(StepIndex(step)).into_iter().map(named).collect()
+    let named = |it: Next| (plan.step(it.step).name.as_str(), it.nearness);
+    plan.next(StepIndex(step)).into_iter().map(named).collect()
+}
+
+/// The same with steps of these names that run workflows.
+fn nested(steps: &[&str], outputs: &[&str], inner: &[&str]) -> Arc<Plan> {
+    let mut spec = spec(steps, outputs);
+    for step in spec.steps.iter_mut().filter(|step| inner.contains(&step.name.as_str())) {
+        step.run = Run::Workflow(step.name.clone());
+    }
+    plan_of(&spec, &[])
+}
+
+fn at(plan: &Plan, name: &str) -> StepIndex {
+    StepIndex(plan.steps().iter().position(|step| step.name.as_str() == name).unwrap())
+}
+
+fn ahead(function: &str, nearness: Nearness) -> Ahead {
+    Ahead { function: name(&format!("f-{function}")), nearness }
 }
 
 #[test]
 fn what_comes_right_after_is_for_a_gpu_and_what_may_not_run_or_comes_later_for_host_memory() {
-    use Nearness::{Gpu, Host};
     let steps = ["a: x=input.x", "b: x=a.y", "c: x=a.y when a.z", "d: x=b.y, z=a.y", "e: x=input.x"];
     let plan = plan_of(&spec(&steps, &["c.y", "d.y", "e.y"]), &[]);
-    let at = |name: &str| plan.steps().iter().position(|step| step.name.as_str() == name).unwrap();
+    let at = |name: &str| at(&plan, name).0;
     assert_eq!(behind(&plan, at("a")), [("b", Gpu), ("c", Host), ("d", Host)]);
     assert_eq!(behind(&plan, at("b")), [("d", Gpu)]);
     assert_eq!(behind(&plan, at("c")), []);
@@ -26,4 +47,52 @@ fn no_more_are_named_than_are_followed() {
     let steps: Vec<_> = std::iter::once("a: x=input.x").chain(steps.iter().map(String::as_str)).collect();
     let plan = plan_of(&spec(&steps, &outputs.iter().map(String::as_str).collect::<Vec<_>>()), &[]);
     assert_eq!(behind(&plan, 0).len(), AHEAD_MAX);
+    assert_eq!(plan.ahead(StepIndex(0), &[ahead("late", Host)], |_| None).len(), AHEAD_MAX);
+}
+
+#[test]
+fn what_begins_the_next_workflow_is_right_after_and_the_rest_of_it_later() {
+    let inside = plan_of(&spec(&["p: x=input.x", "q: x=p.y", "r: x=input.x when p.z"], &["q.y", "r.y"]), &[]);
+    let inner = |of: &FunctionName| Some(inside.clone()).filter(|_| of.as_str() != "gone");
+    let of = |steps: &[&str], outputs: &[&str]| {
+        let plan = nested(steps, outputs, &["w", "gone"]);
+        plan.ahead(at(&plan, "a"), &[], inner)
+    };
+    let all = [ahead("p", Gpu), ahead("q", Host), ahead("r", Host)];
+    assert_eq!(of(&["a: x=input.x", "w: x=a.y"], &["w.y"]), all);
+    assert_eq!(
+        of(&["a: x=input.x", "w: x=a.y when a.z"], &["w.y"]),
+        all.map(|it| Ahead { nearness: Host, ..it })
+    );
+    assert_eq!(of(&["a: x=input.x", "gone: x=a.y", "b: x=gone.y"], &["b.y"]), [ahead("b", Host)]);
+}
+
+#[test]
+fn what_comes_after_a_workflow_is_right_after_the_step_that_gives_its_output() {
+    let outer = nested(&["w: x=input.x", "b: x=w.y", "c: x=b.y"], &["c.y"], &["w"]);
+    let after = outer.ahead(at(&outer, "w"), &[], |_| None);
+    assert_eq!(after, [ahead("b", Gpu), ahead("c", Host)]);
+    let inside = plan_of(&spec(&["p: x=input.x", "q: x=p.y", "b: x=input.x"], &["q.y", "b.y"]), &[]);
+    let of = |step: &str| inside.ahead(at(&inside, step), &after, |_| None);
+    assert_eq!(of("p"), [ahead("q", Gpu), ahead("b", Host), ahead("c", Host)]);
+    assert_eq!(of("q"), after);
+    assert_eq!(of("b"), [ahead("c", Host)], "its own model is there");
+}
+
+#[test]
+fn workflows_in_workflows_are_looked_into_up_to_a_bound() {
+    let behind: Vec<_> = (0..AHEAD_MAX).map(|at| format!("s{at}: x=a.y")).collect();
+    let steps: Vec<_> = std::iter::once("a: x=input.x").chain(behind.iter().map(String::as_str)).collect();
+    let names: Vec<_> = (0..AHEAD_MAX).map(|at| format!("s{at}")).collect();
+    let outputs: Vec<_> = names.iter().map(|name| format!("{name}.y")).collect();
+    let [names, outputs] = [&names, &outputs].map(|it| it.iter().map(String::as_str).collect::<Vec<_>>());
+    let plan = nested(&steps, &outputs, &names);
+    let looked_into = Cell::new(0);
+    // As if each ran itself, for ever.
+    let inner = |_: &FunctionName| {
+        looked_into.set(looked_into.get() + 1);
+        Some(plan.clone())
+    };
+    assert_eq!(plan.ahead(StepIndex(0), &[], inner), []);
+    assert_eq!(looked_into.get(), LOOKED_INTO_MAX);
 }
