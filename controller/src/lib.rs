@@ -33,6 +33,7 @@ mod fixtures;
 mod fleet;
 mod leader;
 mod meters;
+mod passed;
 mod raft;
 mod server;
 mod serving;

@@ -33,6 +33,7 @@ use crate::faults::FaultService;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::Duties;
+use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Shown;
 use crate::raft::world::{Machine, Snapshots};
@@ -97,7 +98,8 @@ pub async fn start(
     let guard = stop.clone().drop_guard();
     let fleet = Fleet::new();
     let artifacts = Arc::new(Artifacts::new(store, shared, replica.clone(), config.limits.clone()));
-    let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease);
+    let passed = Passed::default();
+    let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease, passed.clone());
     let outlook = leading.outlook();
     let control = Control {
         cluster_id: cluster_id.clone(),
@@ -112,7 +114,7 @@ pub async fn start(
         counts: Activity::default(),
         process: format!("controller/{}/{:016x}", config.id.0, config.seed),
     };
-    let shown = Shown { kept: config.kept.clone(), doors };
+    let shown = Shown { kept: config.kept.clone(), doors, passed: passed.clone() };
     let raft_service = service::Service::new(replica.clone(), artifacts.clone()).showing(shown.clone());
     let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
     if faults.is_some() {
@@ -161,7 +163,7 @@ pub async fn start(
         activities: Activities { own: shown.doors, everyone },
         faults,
     };
-    let serving = Serving::new(replica.clone(), fleet, outlook);
+    let serving = Serving::new(replica.clone(), fleet, outlook, passed);
     let front = open_front_door(&config, client_listener, admin, serving);
     let front = match front {
         Ok(front) => Some(front),

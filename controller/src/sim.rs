@@ -38,6 +38,7 @@ use crate::everyone::Everyone;
 use crate::fleet::Fleet;
 use crate::fleet::control::Control;
 use crate::leader::{Duties, Outlook};
+use crate::passed::Passed;
 use crate::raft::bootstrap::{self, Opening};
 use crate::raft::service::Service;
 pub use crate::raft::world::{Snapshots, World};
@@ -106,7 +107,9 @@ impl Member {
         let artifacts = Arc::new(artifacts);
         let service = Service::new(replica.clone(), artifacts.clone());
         let (fleet, stop) = (Fleet::new(), CancellationToken::new());
-        let duties = Duties::new(replica.clone(), fleet.clone(), Limits::default().lease);
+        let limits = Limits::default().lease;
+        // No run is driven here.
+        let duties = Duties::new(replica.clone(), fleet.clone(), limits, Passed::default());
         let outlook = duties.outlook();
         let control = Control {
             cluster_id: replica.own().cluster.clone(),

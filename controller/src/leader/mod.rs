@@ -4,7 +4,7 @@
 //! ```text
 //!   fleet: signs of life ──▶ leases ── NodeLost, RegisterNode ──┐
 //!   state, telemetry ──▶ reconcile ── Place, Unplace ───────────┤ propose
-//!                            │                                  ▼
+//!   tallies of runs ───▶ measure ──┘                            ▼
 //!                            └── desired state per node   raft::Replica
 //! ```
 //!
@@ -18,10 +18,12 @@
 //! | [`reconcile`] | plans placements, carries them out, and says what each node should serve |
 //! | [`view`] | what the planner is told, from the state and telemetry |
 //! | [`load`] | how busy functions and nodes are |
+//! | [`measure`] | asks the controllers how much functions pass to each other |
 //! | [`scaling`] | how many nodes the cluster needs |
 
 mod leases;
 mod load;
+mod measure;
 mod reconcile;
 mod scaling;
 mod view;
@@ -31,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::lease::{self, Standing};
-use millrace_policy::placement::Unplaced;
+use millrace_policy::placement::{Measured, Unplaced};
 use millrace_policy::scaling::Signal;
 use millrace_types::{FunctionKey, NodeName};
 use tokio::sync::watch;
@@ -39,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fleet::Fleet;
 use crate::fleet::desired::Desired;
+use crate::passed::Passed;
 use crate::raft::Replica;
 
 /// How long a new leader that cannot make sure of it waits before it tries again.
@@ -129,6 +132,10 @@ pub(crate) struct Duties {
     replica: Replica,
     fleet: Fleet,
     limits: lease::Limits,
+    /// What the runs that this controller drives passed.
+    passed: Passed,
+    /// What those of all controllers did, as far as this one led.
+    measured: watch::Sender<Measured>,
     leadership: watch::Sender<Leadership>,
     desired: watch::Sender<Option<Arc<Desired>>>,
     standings: watch::Sender<Standings>,
@@ -137,11 +144,13 @@ pub(crate) struct Duties {
 }
 
 impl Duties {
-    pub(crate) fn new(replica: Replica, fleet: Fleet, limits: lease::Limits) -> Self {
+    pub(crate) fn new(replica: Replica, fleet: Fleet, limits: lease::Limits, passed: Passed) -> Self {
         Self {
             replica,
             fleet,
             limits,
+            passed,
+            measured: watch::Sender::default(),
             leadership: watch::Sender::default(),
             desired: watch::Sender::default(),
             standings: watch::Sender::default(),
@@ -192,7 +201,10 @@ impl Duties {
             tokio::time::sleep(RETRY_PAUSE).await;
         }
         self.leadership.send_replace(Leadership { term, leads: true });
-        leases::keep(self, term).await;
+        tokio::select! {
+            () = leases::keep(self, term) => {}
+            () = measure::keep(self) => {}
+        }
     }
 
     async fn until_over(&self, term: u64) {

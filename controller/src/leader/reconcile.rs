@@ -127,7 +127,7 @@ impl<'a> Reconciler<'a> {
             return Next::Wait;
         }
         self.mourn(&state);
-        let view = view(&state, &workers, &self.loads, &mut self.flows);
+        let view = view(&state, &workers, &self.loads, &mut self.flows, &duties.measured.borrow());
         let plan = placement::plan(&view, &Limits { steps_max: STEPS_MAX });
         self.report(&plan);
         self.scaler.observe(duties.fleet.now(), &state, &view, &plan, duties);

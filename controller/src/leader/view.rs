@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{Function, Node, State, Workflow};
-use millrace_policy::placement::{self, Flow, View};
+use millrace_policy::placement::{self, Flow, Measured, View};
 use millrace_types::{Bytes, FunctionKey, FunctionName, NodeName};
 
 use super::load::Loads;
@@ -12,7 +12,13 @@ use crate::fleet::readiness::revision_key;
 use crate::fleet::{Phase, Workers};
 
 /// The cluster as the planner sees it.
-pub(super) fn view(state: &State, workers: &Workers, loads: &Loads, flows: &mut Flows) -> View {
+pub(super) fn view(
+    state: &State,
+    workers: &Workers,
+    loads: &Loads,
+    flows: &mut Flows,
+    measured: &Measured,
+) -> View {
     let functions = state.functions().map(|it| function(state, it, loads)).collect();
     let nodes = state.nodes().map(|it| node(it, loads)).collect();
     let placements = state.placements().map(|placement| {
@@ -20,22 +26,23 @@ pub(super) fn view(state: &State, workers: &Workers, loads: &Loads, flows: &mut 
         let phase = function.map_or(placement::Phase::Preparing, |it| phase(it, &placement.node, workers));
         placement::Placement { function: placement.function.clone(), node: placement.node.clone(), phase }
     });
-    View { functions, nodes, placements: placements.collect(), flows: flows.of(state).to_vec() }
+    View { functions, nodes, placements: placements.collect(), flows: flows.of(state, measured).to_vec() }
 }
 
-/// What all workflows pass. Made anew only when the state is another: most plans are made because of
-/// what nodes report, and a look through many workflows takes long.
+/// What all workflows pass. Made anew only when the state is another, or what was measured: most plans are
+/// made because of what nodes report, and a look through many workflows takes long.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
-    version: Option<u64>,
+    /// Of the state, and of what was measured.
+    version: Option<(u64, u64)>,
     flows: Vec<Flow>,
 }
 
 impl Flows {
-    fn of(&mut self, state: &State) -> &[Flow] {
-        let version = Some(state.version());
+    fn of(&mut self, state: &State, measured: &Measured) -> &[Flow] {
+        let version = Some((state.version(), measured.version()));
         if self.version != version {
-            self.flows = state.workflows().flat_map(|workflow| flows(state, workflow)).collect();
+            self.flows = state.workflows().flat_map(|workflow| flows(state, workflow, measured)).collect();
             self.version = version;
         }
         &self.flows
@@ -43,14 +50,17 @@ impl Flows {
 }
 
 /// What the functions of a workflow pass to each other.
-fn flows(state: &State, workflow: &Workflow) -> Vec<Flow> {
+fn flows(state: &State, workflow: &Workflow, measured: &Measured) -> Vec<Flow> {
     let key = |name: &FunctionName| FunctionKey { tenant: workflow.key.tenant.clone(), name: name.clone() };
     let ports = |name: &FunctionName| {
         let artifact = state.artifact(&state.function(&key(name))?.latest().digest)?;
         Some(artifact.model.ports())
     };
     let inner = |name: &FunctionName| state.workflow(&key(name)).map(|inner| &inner.spec);
-    let edges = workflow.spec.edges(ports, inner).into_iter().map(|edge| Flow {
+    let passed = |from: &FunctionName, to: &FunctionName| {
+        measured.passed(&workflow.key, workflow.generation, &(from.clone(), to.clone()))
+    };
+    let edges = workflow.spec.edges(ports, inner, passed).into_iter().map(|edge| Flow {
         from: key(edge.from),
         to: key(edge.to),
         bytes: edge.bytes,
@@ -108,6 +118,7 @@ fn phase_of(newest: Option<Phase>, mut served: impl Iterator<Item = Option<Phase
 #[cfg(test)]
 mod tests {
     use millrace_cluster_state::Command;
+    use millrace_policy::placement::{RUNS_MIN, Tally};
 
     use super::*;
     use crate::fixtures::{apply, chain, key, state};
@@ -116,7 +127,7 @@ mod tests {
     fn what_workflows_pass_is_looked_up_again_when_the_state_is_another() {
         let (mut state, mut flows) = (state(&["f", "g", "h"]), Flows::default());
         let passed = |flows: &mut Flows, state: &State| -> Vec<_> {
-            flows.of(state).iter().map(|flow| (flow.from.clone(), flow.to.clone())).collect()
+            flows.of(state, &Measured::default()).iter().map(|flow| (flow.from.clone(), flow.to.clone())).collect()
         };
         assert_eq!(passed(&mut flows, &state), []);
         for last in ["g", "h"] {
@@ -125,6 +136,21 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(passed(&mut flows, &state), [(key("f"), key(last))]);
             }
+        }
+    }
+
+    #[test]
+    fn what_functions_pass_is_what_was_measured_once_enough_was() {
+        let (mut state, mut flows, mut measured) = (state(&["f", "g"]), Flows::default(), Measured::default());
+        let spec = chain(&[("a", "f"), ("b", "g")]);
+        apply(&mut state, Command::ApplyWorkflow { spec, expected: None });
+        let (from, to) = (key("f"), key("g"));
+        let generation = state.workflow(&key("w")).unwrap().generation;
+        for (runs, bytes) in [(RUNS_MIN - 1, 256), (RUNS_MIN, 1 << 20)] {
+            let pairs = [((from.name.clone(), to.name.clone()), runs << 20)].into();
+            measured.take(1, vec![Tally { workflow: key("w"), generation, runs, pairs }]);
+            let flow = Flow { from: from.clone(), to: to.clone(), bytes: Bytes(bytes), is_critical: true };
+            assert_eq!(flows.of(&state, &measured), [flow], "{runs}");
         }
     }
 

@@ -22,6 +22,7 @@ use super::replica::Replica;
 use crate::activity::Doors;
 use crate::admin::logs;
 use crate::artifacts::{Artifacts, Held};
+use crate::passed::Passed;
 use crate::traces;
 
 /// Answers for one member of one cluster.
@@ -40,6 +41,8 @@ pub(crate) struct Shown {
     pub(crate) kept: Option<Kept>,
     /// What its front door counts.
     pub(crate) doors: Doors,
+    /// What the runs of workflows that it drives passed.
+    pub(crate) passed: Passed,
 }
 
 type Answer = Result<Response<Message>, Status>;
@@ -233,6 +236,11 @@ impl raft_server::Raft for Service {
     async fn get_activity(&self, request: Request<Message>) -> Answer {
         let () = self.decode(request.get_ref())?;
         self.answer(request.get_ref(), &self.shown.doors.told().encode_to_vec())
+    }
+
+    async fn get_passed(&self, request: Request<Message>) -> Answer {
+        let () = self.decode(request.get_ref())?;
+        self.answer(request.get_ref(), &self.shown.passed.told(&self.replica.state()))
     }
 
     async fn hold_artifact(&self, request: Request<Streaming<Message>>) -> Answer {

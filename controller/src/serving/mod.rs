@@ -35,6 +35,7 @@ use tokio::sync::watch;
 use crate::fleet::Fleet;
 use crate::fleet::readiness::{self, Readiness};
 use crate::leader::{Outlook, Shortages};
+use crate::passed::Passed;
 use crate::raft::{self, Replica};
 use catalog::{Candidates, Catalog, Sight};
 use dispatch::{Answer, Call, Dispatch};
@@ -61,14 +62,14 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    pub(crate) fn new(replica: Replica, fleet: Fleet, outlook: Outlook) -> Self {
+    pub(crate) fn new(replica: Replica, fleet: Fleet, outlook: Outlook, passed: Passed) -> Self {
         Self {
             replica,
             fleet,
             outlook,
             catalog: Catalog::default(),
             runs: Runs::default(),
-            workflows: Workflows::default(),
+            workflows: Workflows::new(passed),
         }
     }
 

@@ -25,7 +25,8 @@
 //! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one node,
 //! as FaasFlow places them, so that the data need not leave it. A copy that has to be placed goes where
 //! most of what it passes is, as long as that node has room and time on its GPUs for it. Nothing that
-//! ran moves for that alone.
+//! ran moves for that alone. How much they pass the caller says: as declared, and once enough runs were
+//! seen, as [`Measured`].
 //!
 //! Deliberately absent: copies are not shuffled about to make room for one large model that fits no
 //! node's free memory while it would fit the sum. That is told instead ([`Why::HostMemory`]).
@@ -33,6 +34,7 @@
 mod balance;
 mod groups;
 mod leave;
+mod measured;
 mod near;
 mod place;
 mod room;
@@ -41,6 +43,7 @@ mod table;
 mod together;
 mod view;
 
+pub use measured::{Measured, PAIRS_MAX, Pair, RUNS_MIN, RUNS_WINDOW, Tally};
 pub use view::{
     Flow, Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View,
     Why,

@@ -62,7 +62,7 @@ pub struct Flow {
     pub from: FunctionKey,
     /// Who takes it.
     pub to: FunctionKey,
-    /// How much, in one run.
+    /// How much, in one run: as measured, or as declared.
     pub bytes: Bytes,
     /// Whether it lies on the workflow's critical path.
     pub is_critical: bool,

@@ -1,9 +1,9 @@
 //! Which functions pass data to each other when a workflow runs, and how much: what placement keeps on
 //! one node (D19). Workflows inside it are looked through.
 //!
-//! How much is what the ends of an edge declare, the larger of the two, with 1 for what neither fixes:
-//! enough to tell heavy edges from light ones. What a step is only conditioned on goes to the
-//! controller, and is no edge.
+//! How much is what was measured, where the caller knows that; else what the ends of an edge declare, the
+//! larger of the two, with 1 for what neither fixes: enough to tell heavy edges from light ones. What a
+//! step is only conditioned on goes to the controller, and is no edge.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct Edge<'a> {
     pub from: &'a FunctionName,
     /// Who takes it.
     pub to: &'a FunctionName,
-    /// At least how much it is, and 1 where nothing is known.
+    /// How much it is in one run of the workflow, as measured or at least, and 1 where nothing is known.
     pub bytes: Bytes,
     /// Whether it lies on the workflow's critical path: of all ways through it, one that passes most.
     pub is_critical: bool,
@@ -31,16 +31,20 @@ pub struct Edge<'a> {
 
 impl WorkflowSpec {
     /// Its edges from function to function, in the order in which they may come to be. Trusts the graph.
-    /// What `ports` of a function or `inner` workflow are not known has none.
+    /// What `ports` of a function or `inner` workflow are not known has none. `passed` says what was seen to
+    /// go from one function to another in one run, over all edges between them, where that is known: each
+    /// has an equal part.
     #[must_use]
     pub fn edges<'a>(
         &'a self,
         ports: impl Fn(&FunctionName) -> Option<Ports<'a>>,
         inner: impl Fn(&FunctionName) -> Option<&'a WorkflowSpec>,
+        passed: impl Fn(&FunctionName, &FunctionName) -> Option<Bytes>,
     ) -> Vec<Edge<'a>> {
         let mut flat =
             Flat { ports: &ports, inner: &inner, looked_at: 0, functions: Vec::new(), edges: Vec::new() };
         flat.expand(self, &BTreeMap::new(), 0);
+        flat.measure(passed);
         flat.marked()
     }
 }
@@ -115,6 +119,22 @@ impl<'a> Flat<'a, '_> {
             }
         }
         ports.outputs.iter().map(|it| (it.name.as_str(), Made { by, bytes: bytes(it) })).collect()
+    }
+
+    /// Puts what was measured in place of what is declared.
+    fn measure(&mut self, passed: impl Fn(&FunctionName, &FunctionName) -> Option<Bytes>) {
+        let mut between = BTreeMap::new();
+        let ends = |from: usize, to: usize| (self.functions[from], self.functions[to]);
+        for &(from, to, _) in &self.edges {
+            *between.entry(ends(from, to)).or_insert(0u64) += 1;
+        }
+        let each = |(&(from, to), edges): (&(&'a FunctionName, &'a FunctionName), &u64)| {
+            Some(((from, to), (passed(from, to)?.0 / edges).max(1)))
+        };
+        let measured: BTreeMap<_, _> = between.iter().filter_map(each).collect();
+        for (from, to, bytes) in &mut self.edges {
+            *bytes = measured.get(&(self.functions[*from], self.functions[*to])).copied().unwrap_or(*bytes);
+        }
     }
 
     /// The edges, those on the critical path marked.
@@ -196,9 +216,8 @@ mod tests {
     fn edges(spec: &WorkflowSpec, inner: Option<&WorkflowSpec>) -> Vec<(String, u64, bool)> {
         let signatures: BTreeMap<_, _> =
             ["light", "heavy", "wide", "last"].map(|it| (name(it), signature(it))).into();
-        said(
-            &spec.edges(|of| signatures.get(of).map(Ports::from), |of| inner.filter(|it| it.key.name == *of)),
-        )
+        let inner = |of: &FunctionName| inner.filter(|it| it.key.name == *of);
+        said(&spec.edges(|of| signatures.get(of).map(Ports::from), inner, |_, _| None))
     }
 
     #[test]
@@ -215,6 +234,34 @@ mod tests {
             edges(&workflow("w", steps, "d.y"), None),
             expected.map(|(of, b, c)| (of.to_owned(), b, c))
         );
+    }
+
+    #[test]
+    fn what_was_measured_counts_and_is_shared_out_among_the_edges_of_two_functions() {
+        let function = |of: &str| Run::Function(name(of));
+        let steps = vec![
+            step("a", function("light"), &[("x", "input.x")]),
+            step("b", function("heavy"), &[("x", "a.y")]),
+            step("c", function("heavy"), &[("x", "a.y")]),
+            step("d", function("last"), &[("x", "b.y")]),
+            step("e", function("wide"), &[("x", "c.y")]),
+        ];
+        let spec = workflow("w", steps, "d.y");
+        let passed = |from: &FunctionName, to: &FunctionName| match (from.as_str(), to.as_str()) {
+            ("light", "heavy") => Some(Bytes(9_000)),
+            ("heavy", "wide") => Some(Bytes::ZERO),
+            _ => None,
+        };
+        let signatures = ["light", "heavy", "wide", "last"].map(|it| (name(it), signature(it)));
+        let signatures: BTreeMap<_, _> = signatures.into();
+        let edges = spec.edges(|of| signatures.get(of).map(Ports::from), |_| None, passed);
+        let expected = [
+            ("light>heavy", 4_500, true),
+            ("light>heavy", 4_500, false),
+            ("heavy>last", 4_000, true),
+            ("heavy>wide", 1, false),
+        ];
+        assert_eq!(said(&edges), expected.map(|(of, b, c)| (of.to_owned(), b, c)));
     }
 
     #[test]
@@ -257,7 +304,7 @@ mod tests {
             count();
             levels.iter().find(|it| it.key.name == *of)
         };
-        assert_eq!(levels[0].edges(ports, inner), []);
+        assert_eq!(levels[0].edges(ports, inner, |_, _| None), []);
         assert_eq!(looked_at.get(), EDGE_STEPS_MAX);
     }
 }

@@ -18,6 +18,7 @@ use super::in_order;
 use super::ran::Ran;
 use super::run::{Depth, Ended, Runner, Wish, let_go_of};
 use super::values::{Reached, Sent, Value};
+use crate::passed::Passing;
 use crate::serving::dispatch::Call;
 use crate::serving::{Serving, tensors};
 
@@ -35,6 +36,8 @@ pub(super) struct Request {
     pub(super) id: RequestId,
     pub(super) deadline: Instant,
     pub(super) priority: u64,
+    /// What its calls took of what others made.
+    pub(super) passing: Passing,
     out: Semaphore,
     calls: AtomicU32,
 }
@@ -42,7 +45,8 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new(id: RequestId, timeout: Duration, priority: u64) -> Self {
         let (out, calls) = (Semaphore::new(OUT_MAX), AtomicU32::new(0));
-        Self { id, deadline: Instant::now() + timeout, priority, out, calls }
+        let passing = Passing::default();
+        Self { id, deadline: Instant::now() + timeout, priority, passing, out, calls }
     }
 
     /// Counts a call.
@@ -107,11 +111,13 @@ impl Ask<'_> {
         let turn = tokio::time::timeout_at(self.request.deadline, self.request.out.acquire()).await;
         // Never closed: an error cannot be.
         let _turn = turn.map_err(late)?;
-        let model = self.ready(&self.key(name)).await?;
+        let model = self.ready(&self.key(name.clone())).await?;
         let (mut tensors, mut held) = (Vec::with_capacity(inputs.len()), Vec::new());
-        for input in inputs {
-            tensors.push(input.tensor);
-            held.extend(input.held);
+        let mut taken = Vec::new();
+        for Sent { tensor, held: its, by, bytes } in inputs {
+            tensors.push(tensor);
+            held.extend(its);
+            taken.extend(by.map(|by| (by, bytes)));
         }
         let timeout = self.left()?;
         let answered = self.wanted.iter().filter(|it| it.answered).map(|it| it.name.clone());
@@ -137,10 +143,10 @@ impl Ask<'_> {
         let made = self.began.then(&tensors::split(&answer.response.split.unwrap_or_default()));
         let (mut outputs, mut failure) = (BTreeMap::new(), None);
         for output in answer.response.outputs {
-            let name = output.name.clone();
+            let output_name = output.name.clone();
             match Value::answered(output, &answer.worker, made, &self.serving.workflows.room) {
                 Ok(value) => {
-                    outputs.insert(name, value);
+                    outputs.insert(output_name, value.by(&name));
                 }
                 Err(unusable) => {
                     failure.get_or_insert(unusable);
@@ -152,6 +158,7 @@ impl Ask<'_> {
             let_go_of(outputs.values());
             return Err(failure.into());
         }
+        taken.into_iter().for_each(|(from, bytes)| self.request.passing.took(from, &name, bytes));
         Ok(Made { outputs, attempts: answer.attempts })
     }
 

@@ -40,6 +40,7 @@ use tokio::time::Instant;
 use super::catalog::{Sight, availability};
 use super::{Serving, tensors};
 use crate::fleet::{Worker, readiness};
+use crate::passed::Passed;
 pub(crate) use scores::register as show_steps;
 
 use ask::Request;
@@ -86,16 +87,17 @@ pub(super) struct Workflows {
     /// For what steps answer.
     room: Room,
     scores: Scores,
-}
-
-impl Default for Workflows {
-    fn default() -> Self {
-        let room = Room::new(ANSWERED_BYTES_MAX);
-        Self { entries: RwLock::default(), room, scores: Scores::default() }
-    }
+    /// What runs passed.
+    passed: Passed,
 }
 
 impl Workflows {
+    /// None looked at yet; what runs pass is counted there.
+    pub(super) fn new(passed: Passed) -> Self {
+        let room = Room::new(ANSWERED_BYTES_MAX);
+        Self { entries: RwLock::default(), room, scores: Scores::default(), passed }
+    }
+
     /// A workflow as a model; `None` where there is none of that name.
     pub(super) fn resolve(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Model>> {
         Some(self.entry(sight, key)?.model.clone())
@@ -228,6 +230,7 @@ impl Serving {
         let runner = Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, wish);
         let told = |ended: Ended| Failure { may_have_executed: ended.ran, ..ended.failure };
         let answer = runner.run(inputs).await.map_err(told)?;
+        self.workflows.passed.ran(&model.key, model.revision, request.passing);
         let mut outputs: BTreeMap<&str, Value> =
             model.outputs.iter().map(|output| output.name.as_str()).zip(answer.outputs).collect();
         let names: Vec<&str> = match invocation.outputs.as_slice() {

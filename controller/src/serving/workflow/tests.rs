@@ -10,11 +10,13 @@ use super::{Way, Workflows};
 use crate::fixtures::{apply, chain, key, state};
 use crate::fleet::Fleet;
 use crate::leader::Outlook;
+use crate::passed::Passed;
 use crate::serving::catalog::Sight;
 
 #[test]
 fn paces_are_kept_for_the_steps_that_they_are_of() {
-    let (fleet, outlook, workflows) = (Fleet::new(), Outlook::of_a_follower(), Workflows::default());
+    let (fleet, outlook, workflows) =
+        (Fleet::new(), Outlook::of_a_follower(), Workflows::new(Passed::default()));
     let way = |steps: &[&str]| -> Way {
         let steps: Vec<_> = steps.iter().map(|&step| (step, "f")).collect();
         let mut state = state(&["f"]);

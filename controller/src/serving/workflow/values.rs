@@ -14,7 +14,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part as WirePart;
 use millrace_types::tensor::element_count;
 use millrace_types::workflow::empty_shape;
-use millrace_types::{DataType, Failure, Reason, TensorSpec};
+use millrace_types::{DataType, Failure, FunctionName, Reason, TensorSpec};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -29,6 +29,8 @@ pub(super) struct Value {
     parts: BTreeMap<u64, Vec<Part>>,
     /// When its last part was there, and where the time went until then.
     pub(super) made: Reached,
+    /// The function that made it; `None` where none did.
+    by: Option<FunctionName>,
 }
 
 /// When something was there, and where the time on the longest way to it went.
@@ -88,6 +90,10 @@ pub(super) struct Held {
 pub(super) struct Sent {
     pub(super) tensor: wire::InferTensor,
     pub(super) held: Vec<(Arc<Worker>, millrace_types::Bytes)>,
+    /// The function that made it; `None` where none did.
+    pub(super) by: Option<FunctionName>,
+    /// How much it is, wherever it is.
+    pub(super) bytes: u64,
 }
 
 impl Value {
@@ -95,13 +101,13 @@ impl Value {
     pub(super) fn given(tensor: Tensor) -> Self {
         let part = Part { shape: tensor.shape, contents: Contents::here(tensor.data) };
         let made = Reached { at: Instant::now(), split: Split::default() };
-        Self { datatype: tensor.datatype.to_string(), parts: [(0, vec![part])].into(), made }
+        Self { datatype: tensor.datatype.to_string(), parts: [(0, vec![part])].into(), made, by: None }
     }
 
     /// One that nothing is in.
     pub(super) fn empty(spec: &TensorSpec, made: Reached) -> Self {
         let part = Part { shape: empty_shape(spec), contents: Contents::here(Bytes::new()) };
-        Self { datatype: spec.datatype.to_string(), parts: [(0, vec![part])].into(), made }
+        Self { datatype: spec.datatype.to_string(), parts: [(0, vec![part])].into(), made, by: None }
     }
 
     /// One that a worker answered.
@@ -128,12 +134,19 @@ impl Value {
             }
             _ => return Err(senseless(&name, worker)),
         };
-        Ok(Self { datatype, parts: [(0, vec![Part { shape, contents }])].into(), made })
+        Ok(Self { datatype, parts: [(0, vec![Part { shape, contents }])].into(), made, by: None })
+    }
+
+    /// The same, made by a function.
+    pub(super) fn by(self, function: &FunctionName) -> Self {
+        Self { by: Some(function.clone()), ..self }
     }
 
     /// Takes another as what the call for a row made.
     pub(super) fn put(&mut self, row: u64, other: Self) {
         self.made = self.made.later(other.made);
+        // A row that is empty does not say who makes the others.
+        self.by = self.by.take().or(other.by);
         self.parts.insert(row, other.parts.into_values().flatten().collect());
     }
 
@@ -206,7 +219,7 @@ impl Value {
 
     fn all(&self, name: &str) -> Result<Sent, Failure> {
         let shape = self.shape()?;
-        let mut held = Vec::new();
+        let (mut held, bytes) = (Vec::new(), self.filled().map(Part::bytes).sum::<u64>());
         let mut parts: Vec<_> = self.filled().map(|part| part.sent(&mut held)).collect();
         // Bytes alone travel as ever.
         let data = match parts.as_mut_slice() {
@@ -217,20 +230,18 @@ impl Value {
             }
             _ => Bytes::new(),
         };
-        let (name, datatype) = (name.to_owned(), self.datatype.clone());
-        Ok(Sent { tensor: wire::InferTensor { name, datatype, shape, data, parts }, held })
+        let (name, datatype, by) = (name.to_owned(), self.datatype.clone(), self.by.clone());
+        Ok(Sent { tensor: wire::InferTensor { name, datatype, shape, data, parts }, held, by, bytes })
     }
 
     fn row(&self, name: &str, row: u64) -> Result<Sent, Failure> {
-        let datatype = self.datatype.clone();
-        let parts = [(0, vec![self.part_of(name, row)?])].into();
-        Self { datatype, parts, made: self.made }.all(name)
+        self.row_value(name, row)?.all(name)
     }
 
-    /// One row of it, for a workflow in a workflow. Who has the whole has this too.
+    /// One row of it. Who has the whole has this too.
     pub(super) fn row_value(&self, name: &str, row: u64) -> Result<Self, Failure> {
         let parts = [(0, vec![self.part_of(name, row)?])].into();
-        Ok(Self { datatype: self.datatype.clone(), parts, made: self.made })
+        Ok(Self { datatype: self.datatype.clone(), parts, made: self.made, by: self.by.clone() })
     }
 
     fn part_of(&self, name: &str, row: u64) -> Result<Part, Failure> {
@@ -310,6 +321,13 @@ impl Contents {
 impl Part {
     fn is_empty(&self) -> bool {
         element_count(&self.shape) == Some(0)
+    }
+
+    fn bytes(&self) -> u64 {
+        match &self.contents {
+            Contents::Here { data, .. } => data.len() as u64,
+            Contents::There { bytes, .. } => *bytes,
+        }
     }
 
     /// One of so many rows.

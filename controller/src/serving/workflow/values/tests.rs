@@ -22,6 +22,19 @@ fn rows_of_several_parts_join_in_their_order() {
 }
 
 #[test]
+fn an_input_says_who_made_it_and_how_much_it_is() {
+    let f = FunctionName::new("f").unwrap();
+    let mut joined = value(1, b"ab").by(&f).at(1);
+    joined.put(0, value(2, b"cdef"));
+    let said = |row: Option<u64>| {
+        let Sent { by, bytes, .. } = joined.sent("y", row).unwrap();
+        (by, bytes)
+    };
+    assert_eq!([said(None), said(Some(1))], [(Some(f.clone()), 6), (Some(f), 2)]);
+    assert_eq!(value(1, b"ab").sent("y", None).unwrap().by, None, "it came with the request");
+}
+
+#[test]
 fn rows_of_other_shapes_do_not_join() {
     let mut joined = value(1, b"ab");
     let wide = Tensor {

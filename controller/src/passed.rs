@@ -1,0 +1,193 @@
+//! How much functions pass to each other in the runs of workflows that are driven here: counted for the
+//! leader, which places them by it (D19). A run counts when it is answered, with what each of its calls
+//! took, those of workflows inside it too.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millrace_cluster_state::State;
+use millrace_policy::placement::{PAIRS_MAX, Pair, Tally};
+use millrace_types::{FunctionKey, FunctionName, Revision};
+use serde::{Deserialize, Serialize};
+
+/// Pairs of functions that are counted here, of all workflows. Of a workflow that comes to have no room
+/// what is declared counts, until others are gone.
+const ALL_PAIRS_MAX: usize = 8192;
+/// Workflows that are counted.
+const WORKFLOWS_MAX: usize = 1024;
+
+/// What was counted since this process began. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Passed(Arc<Mutex<Counted>>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    workflows: BTreeMap<FunctionKey, Tally>,
+    /// Of all of them.
+    pairs: usize,
+}
+
+/// What one run passed so far. Runs of workflows inside it count into it.
+#[derive(Debug, Default)]
+pub(crate) struct Passing(Mutex<BTreeMap<Pair, u64>>);
+
+/// A tally as controllers tell each other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    workflow: FunctionKey,
+    generation: Revision,
+    runs: u64,
+    pairs: Vec<(FunctionName, FunctionName, u64)>,
+}
+
+impl From<Told> for Tally {
+    fn from(Told { workflow, generation, runs, pairs }: Told) -> Self {
+        let pairs = pairs.into_iter().map(|(from, to, bytes)| ((from, to), bytes));
+        Self { workflow, generation, runs, pairs: pairs.collect() }
+    }
+}
+
+impl From<&Tally> for Told {
+    fn from(tally: &Tally) -> Self {
+        let pairs = tally.pairs.iter().map(|((from, to), bytes)| (from.clone(), to.clone(), *bytes));
+        let Tally { workflow, generation, runs, .. } = tally;
+        Self { workflow: workflow.clone(), generation: *generation, runs: *runs, pairs: pairs.collect() }
+    }
+}
+
+/// Adds to what a pair passed, if it is one of those that are counted.
+fn add(pairs: &mut BTreeMap<Pair, u64>, pair: Pair, bytes: u64) {
+    if pairs.len() < PAIRS_MAX || pairs.contains_key(&pair) {
+        let sum = pairs.entry(pair).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+}
+
+impl Passing {
+    /// A call took so much of what another function made.
+    pub(crate) fn took(&self, from: FunctionName, to: &FunctionName, bytes: u64) {
+        let mut pairs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        add(&mut pairs, (from, to.clone()), bytes);
+    }
+}
+
+impl Passed {
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run was answered.
+    pub(crate) fn ran(&self, workflow: &FunctionKey, generation: Revision, passing: Passing) {
+        let pairs = passing.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.lock().count(workflow, generation, pairs);
+    }
+
+    /// All that was counted of the workflows that there are. What is gone is forgotten.
+    pub(crate) fn told(&self, state: &State) -> Vec<Told> {
+        let mut counted = self.lock();
+        counted.retain(|tally| {
+            state.workflow(&tally.workflow).is_some_and(|it| it.generation == tally.generation)
+        });
+        counted.workflows.values().map(Told::from).collect()
+    }
+}
+
+impl Counted {
+    fn count(&mut self, workflow: &FunctionKey, generation: Revision, pairs: BTreeMap<Pair, u64>) {
+        if self.workflows.get(workflow).is_some_and(|tally| tally.generation != generation) {
+            self.forget(workflow);
+        }
+        let known = self.workflows.get(workflow);
+        let is_new = |pair: &&Pair| known.is_none_or(|tally| !tally.pairs.contains_key(*pair));
+        let left = PAIRS_MAX - known.map_or(0, |tally| tally.pairs.len());
+        let new = pairs.keys().filter(is_new).count().min(left);
+        let is_full = known.is_none() && self.workflows.len() >= WORKFLOWS_MAX;
+        if is_full || self.pairs + new > ALL_PAIRS_MAX {
+            // All of it or nothing: who is not told of is taken to pass nothing.
+            return self.forget(workflow);
+        }
+        self.pairs += new;
+        let tally = self.workflows.entry(workflow.clone()).or_insert_with(|| Tally {
+            workflow: workflow.clone(),
+            generation,
+            runs: 0,
+            pairs: BTreeMap::new(),
+        });
+        tally.runs += 1;
+        for (pair, bytes) in pairs {
+            add(&mut tally.pairs, pair, bytes);
+        }
+    }
+
+    fn forget(&mut self, workflow: &FunctionKey) {
+        if let Some(tally) = self.workflows.remove(workflow) {
+            self.pairs -= tally.pairs.len();
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Tally) -> bool) {
+        self.workflows.retain(|_, tally| keep(tally));
+        self.pairs = self.workflows.values().map(|tally| tally.pairs.len()).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::TenantName;
+
+    use super::*;
+
+    const FIRST: Revision = Revision::FIRST;
+
+    fn name(name: &str) -> FunctionName {
+        FunctionName::new(name).unwrap()
+    }
+
+    fn key(of: &str) -> FunctionKey {
+        FunctionKey { tenant: TenantName::default(), name: name(of) }
+    }
+
+    fn passing(taken: &[(&str, &str, u64)]) -> Passing {
+        let passing = Passing::default();
+        taken.iter().for_each(|&(from, to, bytes)| passing.took(name(from), &name(to), bytes));
+        passing
+    }
+
+    fn told(passed: &Passed) -> Vec<Told> {
+        passed.lock().workflows.values().map(Told::from).collect()
+    }
+
+    #[test]
+    fn runs_are_counted_with_what_their_calls_took() {
+        let passed = Passed::default();
+        passed.ran(&key("w"), FIRST, passing(&[("a", "b", 4), ("a", "b", 5), ("b", "c", 1)]));
+        passed.ran(&key("w"), FIRST, passing(&[("a", "b", 1)]));
+        let pairs = vec![(name("a"), name("b"), 10), (name("b"), name("c"), 1)];
+        let expected = Told { workflow: key("w"), generation: FIRST, runs: 2, pairs };
+        assert_eq!(told(&passed), [expected.clone()]);
+        assert_eq!(Told::from(&Tally::from(expected.clone())), expected);
+        // Another version begins anew.
+        passed.ran(&key("w"), FIRST.next(), passing(&[("a", "c", 7)]));
+        let pairs = vec![(name("a"), name("c"), 7)];
+        assert_eq!(told(&passed), [Told { workflow: key("w"), generation: FIRST.next(), runs: 1, pairs }]);
+        assert_eq!(passed.lock().pairs, 1);
+        assert_eq!(passed.told(&State::default()), [], "there is no such workflow");
+        assert_eq!(passed.lock().pairs, 0);
+    }
+
+    #[test]
+    fn what_has_no_room_is_not_counted_in_part() {
+        let (passed, many) = (Passed::default(), PAIRS_MAX + 3);
+        let names: Vec<_> = (0..many).map(|at| format!("f{at}")).collect();
+        let taken: Vec<_> = names.iter().map(|to| ("a", to.as_str(), 1)).collect();
+        let full = ALL_PAIRS_MAX / PAIRS_MAX;
+        for workflow in 0..=full {
+            passed.ran(&key(&format!("w{workflow}")), FIRST, passing(&taken));
+            passed.ran(&key(&format!("w{workflow}")), FIRST, passing(&taken));
+        }
+        assert_eq!((told(&passed).len(), passed.lock().pairs), (full, ALL_PAIRS_MAX));
+        assert!(told(&passed).iter().all(|it| it.runs == 2 && it.pairs.len() == PAIRS_MAX));
+        passed.ran(&key("none"), FIRST, Passing::default());
+        assert_eq!(told(&passed).len(), full + 1, "it takes no room");
+    }
+}
