@@ -16,7 +16,8 @@ const ALL_PAIRS_MAX: usize = 8192;
 /// Workflows that are counted.
 const WORKFLOWS_MAX: usize = 1024;
 
-/// What was counted since this process began. Cheap to clone.
+/// What was counted since this process began. Cheap to clone. Runs end on any thread, hence the lock; never
+/// held across a wait.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Passed(Arc<Mutex<Counted>>);
 
@@ -27,7 +28,8 @@ struct Counted {
     pairs: usize,
 }
 
-/// What one run passed so far. Runs of workflows inside it count into it.
+/// What one run passed so far. Runs of workflows inside it count into it, from under a shared reference,
+/// hence the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Passing(Mutex<BTreeMap<Pair, u64>>);
 

@@ -208,8 +208,8 @@ impl Batcher {
         let members = batch.members.iter_mut().map(|(request, _)| request);
         let its = members.chain([&mut batch.first]).filter(|request| request.key == key);
         its.for_each(|request| request.inputs = inputs);
-        let (key, rows, inputs) = (lead, batch.whole.rows, batch.inputs());
-        match batch.stage {
+        let (key, rows, inputs, stage) = (lead, batch.whole.rows, batch.inputs(), batch.stage);
+        match stage {
             // Said when it is let go.
             Stage::Held { .. } => {}
             Stage::Queued | Stage::On(_) if rows > 1 => {

@@ -151,9 +151,11 @@ impl Mean {
         if !self.is_known() {
             return false;
         }
-        let runs = self.runs;
-        let changed = self.pairs.values_mut().map(|passed| passed.settle(runs)).filter(|&changed| changed);
-        changed.count() > 0 || !was_known
+        let mut news = !was_known;
+        for passed in self.pairs.values_mut() {
+            news |= passed.settle(self.runs);
+        }
+        news
     }
 }
 
