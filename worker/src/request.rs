@@ -49,8 +49,8 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// How many bytes of its inputs each GPU has now. One that is on its way counts where it is until all
-    /// of it is there.
+    /// How many bytes of its inputs each GPU has now. One that is on its way counts where it was until all
+    /// of it is there: who claims it before that reads it where it was.
     pub(crate) fn inputs_on_gpus(&self) -> Inputs {
         let objects = &self.on_gpus.objects;
         if objects.is_empty() {
