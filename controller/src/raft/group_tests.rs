@@ -13,7 +13,11 @@ use millrace_proto::raft::raft_server::Raft as _;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
 use millrace_raft_store::Identity;
-use millrace_types::{Bytes, ClusterId, Digest, Reason};
+use millrace_types::workflow::{Output, Run, Step, WorkflowSpec};
+use millrace_types::{
+    Bytes, ClusterId, DataType, Digest, Dim, FunctionKey, FunctionName, FunctionSpec, Reason, Revision,
+    TenantName, TensorSpec,
+};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -23,12 +27,13 @@ use tonic::transport::{Channel, Server};
 
 use super::bootstrap::{self, Opening};
 use super::codec::{self, Target};
-use super::service::Service;
+use super::service::{Service, Shown};
 use super::world::{Machine, Snapshots};
-use super::{Change, Replica, elections};
+use super::{Change, Lane, Replica, elections};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{JoinAs, Limits, Start};
+use crate::passed::{Passed, Passing, Told};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -44,6 +49,7 @@ impl WallClock for Standing {
 struct Node {
     replica: Replica,
     service: Service,
+    passed: Passed,
     address: String,
     server: JoinHandle<()>,
     _stop: tokio_util::sync::DropGuard,
@@ -72,7 +78,9 @@ impl Node {
         let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let service = Service::new(replica.clone(), Arc::new(artifacts));
+        let passed = Passed::default();
+        let shown = Shown { passed: passed.clone(), ..Shown::default() };
+        let service = Service::new(replica.clone(), Arc::new(artifacts)).showing(shown);
         let served = service.clone().server();
         let server = tokio::spawn(async move {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -81,7 +89,7 @@ impl Node {
         let stop = CancellationToken::new();
         tokio::spawn(elections::run_until(stop.clone(), replica.clone(), seed));
         bootstrap::enter(&replica, &start, &address, &stop).await?;
-        Ok(Self { replica, service, address, server, _stop: stop.drop_guard(), _dir: dir })
+        Ok(Self { replica, service, passed, address, server, _stop: stop.drop_guard(), _dir: dir })
     }
 
     fn joining(&self, role: JoinAs) -> Start {
@@ -255,6 +263,49 @@ async fn without_a_majority_reads_and_writes_are_refused_and_stale_reads_are_not
     let status = b.replica.cluster_status().await;
     assert!(!status.quorum);
     assert!(status.warnings.iter().any(|warning| warning.contains("1 of 2 voters")), "{status:?}");
+}
+
+/// D19: what the leader places functions by.
+#[tokio::test]
+async fn a_controller_is_told_what_the_runs_that_another_drives_passed() {
+    let a = first().await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    let name = |name: &str| FunctionName::new(name).unwrap();
+    let key = |of: &str| FunctionKey { tenant: TenantName::default(), name: name(of) };
+    let tensor =
+        |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: vec![Dim::Fixed(64)] };
+    let model = millrace_cluster_state::ModelSummary {
+        weights: Bytes(1),
+        parameters: 1,
+        launches: 1,
+        inputs: vec![tensor("x")],
+        outputs: vec![tensor("y")],
+    };
+    let inputs = [("x".to_owned(), "input.x".parse().unwrap())].into();
+    let run = Run::Function(name("f"));
+    let step = Step { name: name("s"), run, inputs, each: None, when: None, deadline: None };
+    let outputs = vec![Output { name: "y".into(), from: "s.y".parse().unwrap() }];
+    let workflow = WorkflowSpec::new(key("w"), vec!["x".into()], vec![step], outputs);
+    let (digest, holder, spec) = (Digest::of(b"f"), ControllerId(1), FunctionSpec::new(key("f")));
+    for command in [
+        Command::AddArtifact { digest, bytes: Bytes(1), model, holder },
+        Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
+        Command::ApplyWorkflow { spec: workflow, expected: None },
+    ] {
+        a.replica.propose(Caller("test".into()), None, command).await.unwrap();
+    }
+    until(&b, |state| state.workflow(&key("w")).is_some()).await;
+
+    for workflow in ["w", "gone"] {
+        let passing = Passing::default();
+        passing.took(name("f"), &name("g"), 7);
+        b.passed.ran(&key(workflow), Revision::FIRST, passing);
+    }
+    let others = a.replica.others(Lane::Requests);
+    let [peer] = &others[..] else { panic!("{others:?}") };
+    let asked = peer.call(Duration::from_secs(5), &(), async |mut it, message| it.get_passed(message).await);
+    let told: Vec<Told> = asked.await.unwrap();
+    assert_eq!((told.len(), &told), (1, &b.passed.told(&b.replica.state())));
 }
 
 #[tokio::test]
