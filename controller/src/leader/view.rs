@@ -127,7 +127,11 @@ mod tests {
     fn what_workflows_pass_is_looked_up_again_when_the_state_is_another() {
         let (mut state, mut flows) = (state(&["f", "g", "h"]), Flows::default());
         let passed = |flows: &mut Flows, state: &State| -> Vec<_> {
-            flows.of(state, &Measured::default()).iter().map(|flow| (flow.from.clone(), flow.to.clone())).collect()
+            flows
+                .of(state, &Measured::default())
+                .iter()
+                .map(|flow| (flow.from.clone(), flow.to.clone()))
+                .collect()
         };
         assert_eq!(passed(&mut flows, &state), []);
         for last in ["g", "h"] {
@@ -141,7 +145,8 @@ mod tests {
 
     #[test]
     fn what_functions_pass_is_what_was_measured_once_enough_was() {
-        let (mut state, mut flows, mut measured) = (state(&["f", "g"]), Flows::default(), Measured::default());
+        let (mut state, mut flows, mut measured) =
+            (state(&["f", "g"]), Flows::default(), Measured::default());
         let spec = chain(&[("a", "f"), ("b", "g")]);
         apply(&mut state, Command::ApplyWorkflow { spec, expected: None });
         let (from, to) = (key("f"), key("g"));
