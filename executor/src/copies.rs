@@ -56,6 +56,14 @@ impl<D: Device> Work<D> {
             Self::Relocation(_) | Self::Filling(_) | Self::Out(_) => Duration::ZERO,
         }
     }
+
+    /// Whose order among its like is kept: the batches of a transfer come in that of its bytes.
+    fn transfer(&self) -> Option<u64> {
+        match self {
+            Self::Batch(job) => Some(job.transfer),
+            Self::Relocation(_) | Self::Filling(_) | Self::Out(_) => None,
+        }
+    }
 }
 
 /// One batch.
@@ -192,7 +200,7 @@ fn within(ranges: &[Range<u64>], size: u64) -> Result<(), GrantError> {
 
 /// Copies until the queue is closed.
 pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut stream: D::Stream) {
-    while let Some(work) = queue.pop_when(Work::wait) {
+    while let Some(work) = queue.pop_when(Work::wait, Work::transfer) {
         match work {
             Work::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
             Work::Relocation(relocation) => shared.events.send(relocation.carry_out(shared)),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// First in, first out, at most `max` waiting. Closing it ends whoever pops.
+/// First in, first out of what is due, at most `max` waiting. Closing it ends whoever pops.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     max: usize,
@@ -39,24 +39,29 @@ impl<T> Queue<T> {
 
     /// Waits for the next item; `None` once the queue is closed, whatever is still in it.
     pub(crate) fn pop(&self) -> Option<T> {
-        self.pop_when(|_| Duration::ZERO)
+        self.pop_when(|_| Duration::ZERO, |_| None::<()>)
     }
 
-    /// Waits for the next item until it is due, which is after what `wait` says of it. Until then
-    /// it is in the queue, and can be removed.
-    pub(crate) fn pop_when(&self, wait: impl Fn(&T) -> Duration) -> Option<T> {
+    /// Waits for the first item that is due, which it is after what `wait` says of it. Until then
+    /// it is in the queue, and can be removed. Items that `series` gives the same name leave in their order;
+    /// all others pass those that are not due.
+    pub(crate) fn pop_when<S: PartialEq>(
+        &self,
+        wait: impl Fn(&T) -> Duration,
+        series: impl Fn(&T) -> Option<S>,
+    ) -> Option<T> {
         let mut state = self.state();
         state.busy = false;
         loop {
             if state.closed {
                 return None;
             }
-            state = match state.waiting.front().map(&wait) {
-                Some(Duration::ZERO) => {
+            state = match next(&state.waiting, &wait, &series) {
+                Some((place, Duration::ZERO)) => {
                     state.busy = true;
-                    return state.waiting.pop_front();
+                    return state.waiting.remove(place);
                 }
-                Some(time) => {
+                Some((_, time)) => {
                     let waited = self.changed.wait_timeout(state, time);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -98,6 +103,32 @@ impl<T> Queue<T> {
     }
 }
 
+/// The item that leaves next, by its place, and how long that takes: the first of those that are due
+/// soonest, where none of its series is before it.
+fn next<T, S: PartialEq>(
+    waiting: &VecDeque<T>,
+    wait: impl Fn(&T) -> Duration,
+    series: impl Fn(&T) -> Option<S>,
+) -> Option<(usize, Duration)> {
+    let mut soonest: Option<(usize, Duration)> = None;
+    let mut before = Vec::new();
+    for (place, item) in waiting.iter().enumerate() {
+        let its = series(item);
+        if its.as_ref().is_some_and(|its| before.contains(its)) {
+            continue;
+        }
+        let time = wait(item);
+        if time.is_zero() {
+            return Some((place, time));
+        }
+        before.extend(its);
+        if soonest.is_none_or(|(_, least)| time < least) {
+            soonest = Some((place, time));
+        }
+    }
+    soonest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,14 +168,54 @@ mod tests {
         std::thread::scope(|scope| {
             queue.push(1).unwrap();
             queue.push(2).unwrap();
-            let popped = scope.spawn(|| queue.pop_when(wait));
+            let popped = scope.spawn(|| queue.pop_when(wait, |_| Some(())));
             assert_eq!(queue.remove(|&item| item == 1), Some(1));
             assert_eq!(popped.join().unwrap(), Some(2));
             queue.push(1).unwrap();
-            let popped = scope.spawn(|| queue.pop_when(wait));
+            let popped = scope.spawn(|| queue.pop_when(wait, |_| Some(())));
             *due.lock().unwrap() = true;
             queue.reconsider();
             assert_eq!(popped.join().unwrap(), Some(1));
+        });
+    }
+
+    /// Items are a series and how long they wait.
+    #[test]
+    fn what_is_due_passes_what_is_not_and_a_series_keeps_its_order() {
+        let wait = |item: &(char, u64)| Duration::from_secs(item.1);
+        let series = |item: &(char, u64)| item.0.is_alphabetic().then_some(item.0);
+        let queue = Queue::new(5);
+        for item in [('a', 60), ('a', 0), ('b', 0), ('-', 0), ('b', 30)] {
+            queue.push(item).unwrap();
+        }
+        let pop = || queue.pop_when(wait, series);
+        assert_eq!([pop(), pop()], [Some(('b', 0)), Some(('-', 0))]);
+        // The second waits for the first of its series, though it is due.
+        assert_eq!(next(&queue.state().waiting, wait, series), Some((2, Duration::from_secs(30))));
+        queue.remove(|&item| item == ('a', 60));
+        assert_eq!(pop(), Some(('a', 0)));
+    }
+
+    #[test]
+    fn of_what_is_due_the_first_goes_first() {
+        let queue = Queue::new(3);
+        for item in ['a', 'b', 'a'] {
+            queue.push(item).unwrap();
+        }
+        let pop = || queue.pop_when(|_| Duration::ZERO, |&item| Some(item));
+        assert_eq!([pop(), pop(), pop()], [Some('a'), Some('b'), Some('a')]);
+    }
+
+    /// It is found by whoever waits for what comes later.
+    #[test]
+    fn what_comes_and_is_due_ends_the_wait_for_what_is_not() {
+        let queue = Queue::new(2);
+        let wait = |&item: &u32| if item == 1 { Duration::MAX } else { Duration::ZERO };
+        queue.push(1).unwrap();
+        std::thread::scope(|scope| {
+            let popped = scope.spawn(|| queue.pop_when(wait, |&item| Some(item)));
+            queue.push(2).unwrap();
+            assert_eq!(popped.join().unwrap(), Some(2));
         });
     }
 
