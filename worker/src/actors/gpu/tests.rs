@@ -358,7 +358,7 @@ fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<boo
     let (sender, found) = mpsc::unbounded_channel();
     let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
     let part = ObjectPart { object: object.0, offset: 0, bytes };
-    (Message::Fetch { part, reader: None, reply }, found)
+    (Message::Fetch { part, reader: Reader::Nobody, reply }, found)
 }
 
 impl Bench {
