@@ -28,6 +28,8 @@ pub mod connector;
 mod events;
 mod everyone;
 mod faults;
+#[cfg(test)]
+mod fixtures;
 mod fleet;
 mod leader;
 mod meters;

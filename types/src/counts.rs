@@ -1,8 +1,6 @@
 //! What nodes count and replicas agree on: scores against an objective, and the share of prioritised
 //! requests. Whole numbers, so that sums are exact.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use serde::{Deserialize, Serialize};
 
 /// A function's score: `n` requests finished or expired, `m` of them within the deadline (T17).
@@ -44,29 +42,6 @@ impl SloCounts {
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         Self { m: self.m.max(other.m), n: self.n.max(other.n) }
-    }
-}
-
-/// A score that several threads count at once.
-#[derive(Debug, Default)]
-pub struct SharedCounts {
-    m: AtomicU64,
-    n: AtomicU64,
-}
-
-impl SharedCounts {
-    /// Counts a request.
-    pub fn count(&self, in_time: bool) {
-        // In this order, so that a reader hardly ever sees more in time than there were.
-        self.n.fetch_add(1, Ordering::Relaxed);
-        self.m.fetch_add(u64::from(in_time), Ordering::Relaxed);
-    }
-
-    /// The score so far.
-    #[must_use]
-    pub fn read(&self) -> SloCounts {
-        let m = self.m.load(Ordering::Relaxed);
-        SloCounts { m, n: self.n.load(Ordering::Relaxed).max(m) }
     }
 }
 

@@ -38,7 +38,7 @@ pub mod usage;
 pub mod workflow;
 
 pub use checkpoint::{DataId, ModelCopy, NodeDelta, Portion, SyncBatch, SyncPart, Tier};
-pub use counts::{Alpha, SharedCounts, SloBase, SloCounts};
+pub use counts::{Alpha, SloBase, SloCounts};
 pub use digest::Digest;
 pub use function::{FunctionSpec, Resources, Runtime, Slo};
 pub use ids::{

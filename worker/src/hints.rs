@@ -76,20 +76,19 @@ impl Hints {
             return false;
         }
         let hinted = inner.gate.hint(digest);
-        let counter = match (hinted, to) {
-            (Hinted::Here, Nearness::Gpu) => {
-                pace.followed(now, key, to);
-                return true;
-            }
-            (Hinted::Here, Nearness::Host) => &inner.there,
-            (Hinted::Asked, _) => {
-                pace.followed(now, key, to);
-                &inner.host
-            }
-            (Hinted::Busy, _) => &inner.busy,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        false
+        let warms = hinted == Hinted::Here && to == Nearness::Gpu;
+        if warms || hinted == Hinted::Asked {
+            pace.followed(now, key, to);
+        }
+        if !warms {
+            let counter = match hinted {
+                Hinted::Here => &inner.there,
+                Hinted::Asked => &inner.host,
+                Hinted::Busy => &inner.busy,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        warms
     }
 
     pub(crate) fn followed(&self) -> Followed {

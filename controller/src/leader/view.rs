@@ -107,7 +107,26 @@ fn phase_of(newest: Option<Phase>, mut served: impl Iterator<Item = Option<Phase
 
 #[cfg(test)]
 mod tests {
+    use millrace_cluster_state::Command;
+
     use super::*;
+    use crate::fixtures::{apply, chain, key, state};
+
+    #[test]
+    fn what_workflows_pass_is_looked_up_again_when_the_state_is_another() {
+        let (mut state, mut flows) = (state(&["f", "g", "h"]), Flows::default());
+        let passed = |flows: &mut Flows, state: &State| -> Vec<_> {
+            flows.of(state).iter().map(|flow| (flow.from.clone(), flow.to.clone())).collect()
+        };
+        assert_eq!(passed(&mut flows, &state), []);
+        for last in ["g", "h"] {
+            let spec = chain(&[("a", "f"), ("b", last)]);
+            apply(&mut state, Command::ApplyWorkflow { spec, expected: None });
+            for _ in 0..2 {
+                assert_eq!(passed(&mut flows, &state), [(key("f"), key(last))]);
+            }
+        }
+    }
 
     #[test]
     fn a_placement_is_as_far_as_its_newest_revision_and_waits_for_the_one_before() {

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use millrace_types::{Reason, SharedCounts, Slo, SloCounts};
+use millrace_types::{Reason, Slo, SloCounts};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
@@ -165,6 +165,26 @@ impl Score {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Exemplar {
     trace_id: String,
+}
+
+/// A score that several threads count at once.
+#[derive(Debug, Default)]
+struct SharedCounts {
+    m: AtomicU64,
+    n: AtomicU64,
+}
+
+impl SharedCounts {
+    fn count(&self, in_time: bool) {
+        // In this order, so that a reader hardly ever sees more in time than there were.
+        self.n.fetch_add(1, Ordering::Relaxed);
+        self.m.fetch_add(u64::from(in_time), Ordering::Relaxed);
+    }
+
+    fn read(&self) -> SloCounts {
+        let m = self.m.load(Ordering::Relaxed);
+        SloCounts { m, n: self.n.load(Ordering::Relaxed).max(m) }
+    }
 }
 
 /// Latencies, each bucket with the last traced request in it.

@@ -120,7 +120,7 @@ impl Fabric {
         state.out.push(Batch { id: batch, chunks, route, hold, give_up, revoked, not_before, turn });
         let peer = match &state.source {
             Source::Peer(peer) => Some(peer.of(&range)),
-            Source::Host | Source::Own | Source::Asked(_) => None,
+            Source::Host | Source::Asked(_) => None,
         };
         let (gpu, cargo) = (state.gpu, state.cargo);
         let link = self.first_link(route);

@@ -176,7 +176,7 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
         let path_rate = gpu.host_path.iter().map(|&link| rate(link)).min();
         let path_rate = path_rate.unwrap_or_else(|| panic!("GPU {} has no host path", gpu.index));
         // The directions of a link do not share its rate.
-        for direction in [Direction::ToGpu, Direction::FromGpu] {
+        for direction in Direction::BOTH {
             let mut crossed = Vec::with_capacity(gpu.host_path.len());
             for &link in &gpu.host_path {
                 let found = lanes.iter().position(|it| (it.link, it.direction) == (link, direction));

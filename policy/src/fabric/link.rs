@@ -9,7 +9,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 use super::{BatchFailure, Grant};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
-use crate::paths::Direction;
+use crate::paths::{Direction, Each};
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -87,8 +87,7 @@ pub enum Action {
 #[derive(Debug, Default)]
 pub struct Link {
     out: Vec<Grant>,
-    to_gpus: Traffic,
-    to_host: Traffic,
+    traffic: Each<Traffic>,
 }
 
 /// What crossed a link in one direction.
@@ -119,28 +118,14 @@ impl Link {
     /// Bytes that crossed.
     #[must_use]
     pub fn carried(&self, direction: Direction) -> Bytes {
-        self.traffic(direction).carried
+        self.traffic[direction].carried
     }
 
     /// The rate of the last batches that this link issued.
     #[must_use]
     pub fn measured(&self, direction: Direction) -> Option<BytesPerSec> {
-        let nanos = self.traffic(direction).pace?.max(1);
+        let nanos = self.traffic[direction].pace?.max(1);
         Some(BytesPerSec(Bytes::mib(1).0.saturating_mul(1_000_000_000) / nanos))
-    }
-
-    fn traffic(&self, direction: Direction) -> &Traffic {
-        match direction {
-            Direction::ToGpu => &self.to_gpus,
-            Direction::FromGpu => &self.to_host,
-        }
-    }
-
-    fn traffic_mut(&mut self, direction: Direction) -> &mut Traffic {
-        match direction {
-            Direction::ToGpu => &mut self.to_gpus,
-            Direction::FromGpu => &mut self.to_host,
-        }
     }
 
     fn take(&mut self, transfer: TransferId, batch: BatchId) -> Option<Grant> {
@@ -163,7 +148,7 @@ impl Core for Link {
             Event::Done { transfer, batch, started, finished } => {
                 if let Some(grant) = self.take(transfer, batch) {
                     let size = grant.cargo.span(&grant.chunks).1;
-                    self.traffic_mut(grant.cargo.direction()).measure(size, finished.since(started));
+                    self.traffic[grant.cargo.direction()].measure(size, finished.since(started));
                     actions.push(Action::Done { transfer, batch });
                 }
             }
@@ -172,7 +157,7 @@ impl Core for Link {
                     actions.push(Action::Failed { transfer, batch, why });
                 }
             }
-            Event::Carried(direction, size) => self.traffic_mut(direction).carried += size,
+            Event::Carried(direction, size) => self.traffic[direction].carried += size,
             Event::Down(gpu) => self.out.retain(|grant| grant.gpu != gpu),
         }
     }

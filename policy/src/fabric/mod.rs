@@ -148,11 +148,10 @@ impl Fabric {
         if let Some(from) = leads {
             actions.push(Action::Lock { gpu: from, transfer, cargo });
         }
-        let alone = if matches!(cargo, Cargo::ToHost(_)) { Source::Own } else { Source::Host };
         let transfer_state = Transfer {
             gpu,
             cargo,
-            source: leads.map_or(alone, Source::Asked),
+            source: leads.map_or(Source::Host, Source::Asked),
             locked: None,
             waiting,
             out: Vec::with_capacity(OUT_MAX),

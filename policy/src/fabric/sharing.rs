@@ -29,7 +29,7 @@ use super::lanes::Route;
 use super::protocol::Action;
 use super::transfer::{Batch, Transfer};
 use crate::ids::{FlowId, TransferId};
-use crate::paths::Direction;
+use crate::paths::{Direction, Each};
 use crate::rates::{self, Config, Flow, Objective, Rates, Sharing, Standing};
 
 /// One batch of so many on a link is for whoever has no rate there. Ours: the paper lets them wait.
@@ -119,10 +119,8 @@ pub struct Wait {
 /// What the fabric has counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Transfers from the host.
-    pub from_host: Counts,
-    /// Transfers to the host.
-    pub to_host: Counts,
+    /// Transfers between the host and GPUs that ended.
+    pub ended: Each<Counts>,
     /// By the link that issued their first batch, and which way it went.
     pub waits: BTreeMap<(LinkId, Direction), Wait>,
 }
@@ -131,8 +129,7 @@ pub struct Tally {
 #[derive(Debug)]
 pub(super) struct Shares {
     pub(super) sharing: Sharing,
-    to_gpu: Way,
-    from_gpu: Way,
+    ways: Each<Way>,
     /// When what is handled happened.
     pub(super) now: Timestamp,
     pub(super) tally: Tally,
@@ -171,29 +168,15 @@ impl Shares {
             rates: if sharing == Sharing::FaasTube { rates() } else { None },
             passed: BTreeMap::new(),
         };
-        let (to_gpu, from_gpu) = (way(), way());
-        Self { sharing, to_gpu, from_gpu, now: Timestamp::ZERO, tally: Tally::default() }
-    }
-
-    fn way(&self, direction: Direction) -> &Way {
-        match direction {
-            Direction::ToGpu => &self.to_gpu,
-            Direction::FromGpu => &self.from_gpu,
-        }
-    }
-
-    fn way_mut(&mut self, direction: Direction) -> &mut Way {
-        match direction {
-            Direction::ToGpu => &mut self.to_gpu,
-            Direction::FromGpu => &mut self.from_gpu,
-        }
+        let ways = Each { to_gpu: way(), from_gpu: way() };
+        Self { sharing, ways, now: Timestamp::ZERO, tally: Tally::default() }
     }
 }
 
 impl Fabric {
     /// Whether it is a transfer's turn only when that is due by its rate.
     pub(super) fn goes_by_rate(&self, transfer: TransferId) -> bool {
-        [&self.shares.to_gpu, &self.shares.from_gpu].into_iter().any(|way| way.sends(transfer))
+        Direction::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))
     }
 
     /// Takes a transfer that comes from the host from now on, or goes there. One that could not be in time
@@ -208,7 +191,7 @@ impl Fabric {
         state.measured = now;
         let objective = Some(Objective { slo: wanted.by.since(now), infer: wanted.infer });
         let links = vec![self.lanes[self.paths[&route].lanes[0]].link];
-        let Some(rates) = &mut self.shares.way_mut(direction).rates else { return };
+        let Some(rates) = &mut self.shares.ways[direction].rates else { return };
         // One that is not taken has no objective.
         if rates.begin(now, &Flow { id, bytes, links, objective }).is_ok()
             && let Some(standing @ Standing::Infeasible(_)) = rates.standing(id)
@@ -220,7 +203,7 @@ impl Fabric {
 
     fn end_flow(&mut self, flow: FlowId, direction: Direction) {
         let now = self.shares.now;
-        if let Some(rates) = &mut self.shares.way_mut(direction).rates {
+        if let Some(rates) = &mut self.shares.ways[direction].rates {
             // Most transfers have none.
             drop(rates.end(now, flow));
         }
@@ -230,7 +213,7 @@ impl Fabric {
     pub(super) fn leave(&mut self, transfer: TransferId) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let (flow, direction) = (FlowId(transfer.0), state.cargo.direction());
-        let rates = self.shares.way(direction).rates.as_ref();
+        let rates = self.shares.ways[direction].rates.as_ref();
         if let Some(standing) = rates.and_then(|rates| rates.standing(flow)) {
             state.standing = standing;
             self.end_flow(flow, direction);
@@ -239,11 +222,8 @@ impl Fabric {
 
     /// Counts a transfer that is over.
     pub(super) fn count(&mut self, state: &Transfer) {
-        let Tally { from_host, to_host, .. } = &mut self.shares.tally;
-        match state.host_route().and_then(|route| route.host_way()) {
-            Some(Direction::ToGpu) => from_host.add(state.standing),
-            Some(Direction::FromGpu) => to_host.add(state.standing),
-            None => {}
+        if let Some(direction) = state.host_route().and_then(|route| route.host_way()) {
+            self.shares.tally.ended[direction].add(state.standing);
         }
     }
 
@@ -259,7 +239,7 @@ impl Fabric {
             wait.waited += batch.not_before.since(state.began);
         }
         if let (Turn::Due(_) | Turn::Longest { spare: Some(_), .. }, Some(rates)) =
-            (&batch.turn, &mut self.shares.way_mut(direction).rates)
+            (&batch.turn, &mut self.shares.ways[direction].rates)
         {
             let window = now.since(std::mem::replace(&mut state.measured, now));
             // Its flow may have ended before it.
@@ -271,7 +251,7 @@ impl Fabric {
     pub(super) fn uncrossed(&mut self, batch: Batch) {
         let link = self.first_link(batch.route);
         let Some(direction) = batch.route.host_way() else { return };
-        let way = self.shares.way_mut(direction);
+        let way = &mut self.shares.ways[direction];
         let given = match batch.turn {
             Turn::Due(given) => Some(given),
             Turn::Longest { passed, spare } => {
@@ -289,12 +269,11 @@ impl Fabric {
     /// Grants the next batch that is due by a rate, or spared for those without. False where there is
     /// none, and the links are for whoever was served longest ago.
     pub(super) fn grant_due(&mut self, actions: &mut Vec<Action>) -> bool {
-        let directions = [Direction::ToGpu, Direction::FromGpu];
-        directions.into_iter().any(|direction| self.grant_due_one_way(direction, actions))
+        Direction::BOTH.into_iter().any(|direction| self.grant_due_one_way(direction, actions))
     }
 
     fn grant_due_one_way(&mut self, direction: Direction, actions: &mut Vec<Action>) -> bool {
-        if self.shares.way(direction).rates.as_ref().is_none_or(Rates::is_empty) {
+        if self.shares.ways[direction].rates.as_ref().is_none_or(Rates::is_empty) {
             return false;
         }
         // What can be granted now, by the link that it enters by.
@@ -308,7 +287,7 @@ impl Fabric {
             }
         }
         let size = |flow: FlowId, _: LinkId| sizes.get(&flow).map_or(Bytes::ZERO, |&(_, size)| size);
-        let Some(rates) = &mut self.shares.way_mut(direction).rates else { return false };
+        let Some(rates) = &mut self.shares.ways[direction].rates else { return false };
         let newcomers = out.keys().filter_map(|&link| Some((rates.newcomer_on(link, size)?, link)));
         let newcomer = newcomers.min().map(|(_, link)| link);
         let open = |transfer: TransferId| sizes.contains_key(&FlowId(transfer.0));
@@ -317,16 +296,16 @@ impl Fabric {
             self.grant_longest(transfer, route(transfer, self), actions);
             return true;
         }
-        let Some(rates) = &mut self.shares.way_mut(direction).rates else { return false };
+        let Some(rates) = &mut self.shares.ways[direction].rates else { return false };
         let mut links: Vec<_> = out.into_iter().collect();
         // Where nothing is out the link idles.
         links.sort_by_key(|&(link, out)| (Some(link) != newcomer, out, link));
         let due = links.into_iter().find_map(|(link, _)| rates.next_rated(link, size));
         let Some(due) = due else { return false };
-        let (transfer, meter) = (TransferId(due.flow.0), self.shares.way(direction).meter(due.link));
+        let (transfer, meter) = (TransferId(due.flow.0), self.shares.ways[direction].meter(due.link));
         let waits = self.without_rate(direction).any(|(_, _, its)| its == meter);
         let most = if waits { SPARE_FIRM } else { SPARE_DUE };
-        let passed = self.shares.way_mut(direction).passed.entry(meter).or_default();
+        let passed = self.shares.ways[direction].passed.entry(meter).or_default();
         *passed = (*passed + 1).min(most.max(*passed));
         self.grant(transfer, route(transfer, self), Turn::Due(due), actions);
         true
@@ -339,7 +318,7 @@ impl Fabric {
             && let Some(state) = self.transfers.get(&transfer)
         {
             let (link, bytes) = (self.first_link(route), state.next_size());
-            let way = self.shares.way_mut(direction);
+            let way = &mut self.shares.ways[direction];
             let passed = way.passed.insert(way.meter(link), 0).unwrap_or(0);
             let rates = way.rates.as_mut();
             let spare = rates.and_then(|rates| rates.take_spare(FlowId(transfer.0), link, bytes));
@@ -358,7 +337,7 @@ impl Fabric {
 
     /// Those of them that do not go by their rates, and the meters they are under.
     fn without_rate(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, LinkId)> {
-        let way = self.shares.way(direction);
+        let way = &self.shares.ways[direction];
         self.one_way(direction).filter_map(|(transfer, state, route)| {
             let meter = way.meter(self.first_link(route));
             (state.takes_more(&route) && !way.sends(transfer)).then_some((transfer, state, meter))
@@ -373,7 +352,7 @@ impl Fabric {
         open: impl Fn(TransferId) -> bool,
         newcomer: Option<LinkId>,
     ) -> Option<TransferId> {
-        let way = self.shares.way(direction);
+        let way = &self.shares.ways[direction];
         let newcomer = newcomer.map(|link| way.meter(link));
         let mut found = None;
         for (&meter, &passed) in &way.passed {
@@ -390,12 +369,11 @@ impl Fabric {
 
     /// The transfers that have just come and are the tightest of their links, and find no room there.
     pub(super) fn newcomers_without_room(&self) -> Vec<TransferId> {
-        let directions = [Direction::ToGpu, Direction::FromGpu];
-        directions.into_iter().flat_map(|direction| self.newcomers_one_way(direction)).collect()
+        Direction::BOTH.into_iter().flat_map(|direction| self.newcomers_one_way(direction)).collect()
     }
 
     fn newcomers_one_way(&self, direction: Direction) -> Vec<TransferId> {
-        let Some(rates) = &self.shares.way(direction).rates else { return Vec::new() };
+        let Some(rates) = &self.shares.ways[direction].rates else { return Vec::new() };
         let size = |flow: FlowId, _: LinkId| {
             let state = self.transfers.get(&TransferId(flow.0)).filter(|state| state.wants());
             state.map_or(Bytes::ZERO, Transfer::next_size)

@@ -10,7 +10,7 @@ use super::lanes::Route;
 use super::protocol::{Cargo, Outcome, PeerBlocks};
 use super::sharing::{Turn, Wanted};
 use crate::ids::BatchId;
-use crate::paths::{Direction, Hops};
+use crate::paths::Hops;
 use crate::rates::Standing;
 
 /// Batches that a transfer has out on one route: one runs, one is queued.
@@ -35,9 +35,8 @@ pub(super) struct Batch {
 /// Where what is still to be granted comes from.
 #[derive(Debug)]
 pub(super) enum Source {
+    /// The host, or, of what goes there, the transfer's own GPU.
     Host,
-    /// The GPU that is named: it goes from there to the host.
-    Own,
     /// A peer that has not said yet whether it locked the cargo.
     Asked(GpuIndex),
     Peer(PeerBlocks),
@@ -46,7 +45,7 @@ pub(super) enum Source {
 impl Source {
     pub(super) fn peer(&self) -> Option<GpuIndex> {
         match self {
-            Self::Host | Self::Own => None,
+            Self::Host => None,
             Self::Asked(gpu) => Some(*gpu),
             Self::Peer(peer) => Some(peer.gpu),
         }
@@ -140,12 +139,7 @@ impl Transfer {
 
     /// The way that it takes between the host and its GPU, where it does.
     pub(super) fn host_route(&self) -> Option<Route> {
-        let direction = match self.source {
-            Source::Host => Direction::ToGpu,
-            Source::Own => Direction::FromGpu,
-            Source::Asked(_) | Source::Peer(_) => return None,
-        };
-        Some(Route::Host(direction, self.gpu))
+        matches!(self.source, Source::Host).then(|| Route::Host(self.cargo.direction(), self.gpu))
     }
 
     /// Whether its bytes are of an object that another GPU has: nowhere else may have them.

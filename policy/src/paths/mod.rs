@@ -29,6 +29,7 @@
 mod aware;
 mod balance;
 mod config;
+mod direction;
 mod fixed;
 mod hops;
 mod host;
@@ -46,6 +47,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
 pub use self::config::{Config, HOPS_DEFAULT, SELECTIONS, Selection, UCX_ROUTES};
+pub use self::direction::{Direction, Each};
 pub use self::hops::{HOPS_MAX, Hops};
 pub use self::host::{HostPlan, HostRoute};
 pub use self::place::{Edge, place};
@@ -110,15 +112,6 @@ pub struct Begin {
     pub to: GpuIndex,
     /// What it is not to be slowed below for others, once it has it.
     pub floor: BytesPerSec,
-}
-
-/// Which way a host transfer goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
-    /// From host memory.
-    ToGpu,
-    /// Into host memory.
-    FromGpu,
 }
 
 /// A way from one GPU to another.

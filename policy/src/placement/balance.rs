@@ -98,7 +98,6 @@ fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Opti
 /// Whether it is this node's copy that goes once the other node has one.
 fn goes_from(table: &Table<'_>, function: usize, from: usize, to: usize) -> bool {
     let row = &table.functions[function];
-    let staying = || row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
     let turn = |copy| leave::turn(table, function, copy);
     let coming = Turn {
         near: Reverse(leave::near(table, function, to, row.load)),
@@ -106,6 +105,6 @@ fn goes_from(table: &Table<'_>, function: usize, from: usize, to: usize) -> bool
         is_preparing: true,
         node: to,
     };
-    let first = staying().filter(|copy| copy.node == from).map(turn).max();
-    first > staying().filter(|copy| copy.node != from).map(turn).chain([coming]).max()
+    let first = row.those_staying().filter(|copy| copy.node == from).map(turn).max();
+    first > row.those_staying().filter(|copy| copy.node != from).map(turn).chain([coming]).max()
 }

@@ -71,10 +71,8 @@ fn surplus(table: &mut Table<'_>, function: usize, draft: &mut Draft) {
         if row.staying() <= row.wanted {
             return;
         }
-        let staying = row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
-        let Some(&Copy { node, ready, .. }) = staying.max_by_key(|copy| turn(table, function, copy)) else {
-            return;
-        };
+        let last = row.those_staying().max_by_key(|copy| turn(table, function, copy));
+        let Some(&Copy { node, ready, .. }) = last else { return };
         if row.ready() - u32::from(ready) < row.wanted {
             return;
         }

@@ -58,7 +58,7 @@ fn offers(table: &Table<'_>) -> Vec<Offer> {
     let mut offers: Vec<Offer> = Vec::new();
     offers.resize_with(table.nodes.len(), Offer::default);
     for (function, row) in table.functions.iter().enumerate().filter(|(_, row)| row.ready() > 1) {
-        for copy in row.copies.iter().filter(|copy| copy.fate == Fate::Stay) {
+        for copy in row.those_staying() {
             offers[copy.node].spare.push(function);
         }
     }

@@ -77,14 +77,19 @@ impl FunctionRow<'_> {
         u32::try_from(self.copies.iter().filter(|copy| is(copy)).count()).unwrap_or(u32::MAX)
     }
 
-    /// Copies that stay.
+    /// The copies that stay.
+    pub(super) fn those_staying(&self) -> impl Iterator<Item = &Copy> {
+        self.copies.iter().filter(|copy| copy.fate == Fate::Stay)
+    }
+
+    /// How many stay.
     pub(super) fn staying(&self) -> u32 {
         self.count(|copy| copy.fate == Fate::Stay)
     }
 
     /// The nodes where copies stay.
     pub(super) fn staying_on(&self) -> impl Iterator<Item = usize> {
-        self.copies.iter().filter(|copy| copy.fate == Fate::Stay).map(|copy| copy.node)
+        self.those_staying().map(|copy| copy.node)
     }
 
     /// Copies that stay and serve.

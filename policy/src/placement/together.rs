@@ -3,7 +3,7 @@
 //! it is.
 
 use super::Draft;
-use super::rows::{Copy, Fate};
+use super::rows::Fate;
 use super::table::Table;
 
 /// Moves of one plan. The next comes when these are done.
@@ -40,8 +40,7 @@ fn best_move(table: &Table<'_>, function: usize) -> Option<(usize, usize)> {
     }
     let passed = table.passed(function);
     let within = |node: usize| passed.get(&node).map_or(0, |(within, _)| *within);
-    let staying = row.copies.iter().filter(|copy| copy.fate == Fate::Stay);
-    let &Copy { node: from, .. } = staying.min_by_key(|copy| (within(copy.node), copy.node))?;
+    let from = row.staying_on().min_by_key(|&node| (within(node), node))?;
     let takes = |&to: &usize| {
         let node = &table.nodes[to];
         node.is_open()

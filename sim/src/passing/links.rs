@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use millrace_policy::paths::{self, Direction, FlowId, Paths, Route, Selection};
+use millrace_policy::paths::{self, Direction, Each, FlowId, Paths, Route, Selection};
 use millrace_policy::rates::{self, Objective, Rates, Sharing};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
@@ -55,8 +55,7 @@ pub(super) struct Links {
     topology: Topology,
     sharing: Sharing,
     paths: Paths,
-    to_gpu: Rates,
-    from_gpu: Rates,
+    rates: Each<Rates>,
     legs: BTreeMap<LegId, Leg>,
     /// By GPU: over how many PCIe links it reaches the host when nothing else runs.
     reach: Vec<u32>,
@@ -78,8 +77,7 @@ impl Links {
             topology: topology.clone(),
             sharing: system.sharing,
             paths: paths()?,
-            to_gpu: rates()?,
-            from_gpu: rates()?,
+            rates: Each { to_gpu: rates()?, from_gpu: rates()? },
             legs: BTreeMap::new(),
             reach,
         })
@@ -102,13 +100,6 @@ impl Links {
         self.topology.links[link.0 as usize].rate
     }
 
-    fn rates(&mut self, direction: Direction) -> &mut Rates {
-        match direction {
-            Direction::ToGpu => &mut self.to_gpu,
-            Direction::FromGpu => &mut self.from_gpu,
-        }
-    }
-
     /// Tells how much each copy of a direction carried (D16), so that what is shared next is shared by
     /// what is left.
     fn measure(&mut self, now: Timestamp, direction: Direction) -> Result<(), Error> {
@@ -122,7 +113,7 @@ impl Links {
             }
         }
         for (id, bytes, window) in measured {
-            let change = self.rates(direction).measured(now, rates::FlowId(id), bytes, window)?;
+            let change = self.rates[direction].measured(now, rates::FlowId(id), bytes, window)?;
             self.take_rates(&change);
         }
         Ok(())
@@ -182,7 +173,7 @@ impl Links {
         };
         self.legs.insert(id, Leg::Host(leg));
         let flow = rates::Flow { id: rates::FlowId(id), bytes: copy.bytes, links, objective: copy.objective };
-        let change = self.rates(copy.direction).begin(now, &flow)?;
+        let change = self.rates[copy.direction].begin(now, &flow)?;
         self.take_rates(&change);
         Ok(waits)
     }
@@ -216,7 +207,7 @@ impl Links {
                 let (direction, forwarded) = (leg.direction, leg.forwarded);
                 self.measure(now, direction)?;
                 self.legs.remove(&id);
-                let change = self.rates(direction).end(now, rates::FlowId(id))?;
+                let change = self.rates[direction].end(now, rates::FlowId(id))?;
                 self.take_rates(&change);
                 if forwarded {
                     let changes = self.paths.end(FlowId(id));

@@ -87,8 +87,8 @@ pub struct Step {
     /// Runs only if an element of this is not zero.
     pub when: Option<Source>,
     /// Within how long it should be answered, counted from when all that it takes is there and its
-    /// condition is known; of one that runs `each`, for each row. The way of its data to it is part of that: it is the objective
-    /// of the edges that lead to it (D14).
+    /// condition is known; of one that runs `each`, for each row. The way of its data to it is part of
+    /// that: it is the objective of the edges that lead to it (D14).
     #[serde(default)]
     pub deadline: Option<Duration>,
 }

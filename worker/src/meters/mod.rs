@@ -217,7 +217,7 @@ impl Seen {
             ("millrace_link_outstanding", "Batches granted on the link and not finished", None),
             links().map(|(labels, link)| (labels, f64::from(link.outstanding))),
         )?;
-        let fabric::Tally { from_host, to_host, waits } = &self.snapshot.transfers;
+        let fabric::Tally { ended, waits } = &self.snapshot.transfers;
         let waits = || waits.iter().map(|((link, way), wait)| (one_way(link, *way), wait));
         writer.counters(
             ("millrace_link_waits", "Transfers that had their first batch by the link", None),
@@ -235,7 +235,7 @@ impl Seen {
         };
         writer.counters(
             ("millrace_transfers", "Transfers from host memory and to it, by what they could count on", None),
-            standings("to_gpu", from_host).into_iter().chain(standings("to_host", to_host)),
+            standings("to_gpu", &ended.to_gpu).into_iter().chain(standings("to_host", &ended.from_gpu)),
         )
     }
 

@@ -3,6 +3,7 @@ use std::time::Duration;
 use millrace_policy::dispatch::Stats;
 use millrace_policy::fabric::{Counts, Wait};
 use millrace_policy::index::Calls;
+use millrace_policy::paths::Each;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
@@ -76,7 +77,7 @@ fn transfers_are_shown_by_what_they_could_count_on_and_their_waits_by_link() {
     let to_host = Counts { unpromised: 3, ..Counts::default() };
     let wait = Wait { transfers: 10, waited: Duration::from_millis(1500) };
     let waits = [((LinkId(3), Direction::FromGpu), wait)].into();
-    let transfers = fabric::Tally { from_host, to_host, waits };
+    let transfers = fabric::Tally { ended: Each { to_gpu: from_host, from_gpu: to_host }, waits };
     let seen = || Seen {
         snapshot: NodeSnapshot { transfers: transfers.clone(), ..<_>::default() },
         ..<_>::default()

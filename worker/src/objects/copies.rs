@@ -53,15 +53,11 @@ impl Copies {
         self.coming = Bytes(self.coming.get().saturating_sub(bytes.get()));
     }
 
-    /// Takes one for which room was set aside. Says whether it is new here.
-    pub(super) fn put(&mut self, id: DataId, contents: Contents, until: Timestamp) -> bool {
-        if self.copies.contains_key(&id) {
-            return false;
-        }
+    /// Takes one that is not here, for which room was set aside.
+    pub(super) fn put(&mut self, id: DataId, contents: Contents, until: Timestamp) {
         self.bytes += Bytes(contents.len());
         self.expiries.insert((until, id.clone()));
         self.copies.insert(id, Copy { contents, until });
-        true
     }
 
     /// Drops the one whose time is over first.

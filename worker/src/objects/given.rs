@@ -44,7 +44,7 @@ impl Contents {
         match self {
             Self::Memory { fd, bytes: all } if (offset, bytes) == (0, *all) => Ok(Given::Memory(sealed(fd)?)),
             // Below the length of a slice.
-            part if bytes <= INLINE_BYTES_MAX as u64 => Ok(Given::Inline(part.read(offset, bytes as usize)?)),
+            part if bytes <= AT_ONCE_MAX => Ok(Given::Inline(part.read(offset, bytes as usize)?)),
             part => Ok(Given::Memory(copy(part, offset, bytes)?)),
         }
     }

@@ -156,7 +156,8 @@ impl Shelf {
         }
         // It is back before anybody said that it went.
         self.gone.retain(|gone| *gone != id);
-        self.copies.put(id, contents, until)
+        self.copies.put(id, contents, until);
+        true
     }
 
     pub(super) fn copy(&self, id: &DataId) -> Option<&Contents> {

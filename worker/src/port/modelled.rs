@@ -141,7 +141,7 @@ impl Inside {
         let Some(links) = &mut self.links else { return };
         let place = &self.places[gpu.0 as usize];
         let mut news = false;
-        for direction in [Direction::ToGpu, Direction::FromGpu] {
+        for direction in Direction::BOTH {
             let copying = place.model.copying(direction).map(|copy| copy.from);
             news |= links.set((gpu, direction), copying);
         }

@@ -94,7 +94,7 @@ async fn an_object_that_is_read_elsewhere_crosses_its_gpus_link_under_grants() {
     assert_eq!((after.carried_to_host, after.carried), (Bytes(WHOLE), before.carried));
     assert!(after.measured_to_host.is_some());
     let transfers = worker.node().snapshot().await.transfers;
-    assert_eq!(transfers.to_host.unpromised, 1, "{transfers:?}");
+    assert_eq!(transfers.ended.from_gpu.unpromised, 1, "{transfers:?}");
     // A batch that fails is copied again.
     inject(&mut client(&worker), 0, Fault::FailNextCopy, "").await;
     assert_eq!(fetch(&worker, &made).await.unwrap(), expected);

@@ -50,7 +50,7 @@ fn tight_beside_loose(
         let tight = tight.await.unwrap().unwrap();
         let first = !loose.is_finished();
         loose.await.unwrap().unwrap();
-        (tight.split.total, first, world.node.snapshot().await.transfers.from_host)
+        (tight.split.total, first, world.node.snapshot().await.transfers.ended.to_gpu)
     })
 }
 
@@ -120,7 +120,7 @@ fn what_is_left_for_a_swap_goes_by_the_rows_of_the_run_behind_it() {
         world.ask(request(1)).await.unwrap().unwrap();
         let soon = Invocation { objective: Some(TIGHT), ..rows(0, 8) };
         world.ask(soon).await.unwrap().unwrap();
-        let counts = world.node.snapshot().await.transfers.from_host;
+        let counts = world.node.snapshot().await.transfers.ended.to_gpu;
         assert_eq!(counts, Counts { unpromised: 2, infeasible: 1, ..Counts::default() });
     });
 }

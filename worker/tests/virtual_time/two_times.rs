@@ -69,8 +69,8 @@ fn every_way_to_share_links_does_the_same_in_both() {
             let (actors, snapshot) = actors::run(&scenario);
             assert_eq!(first_difference(&bare, &actors), None, "{name}");
             assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
-            println!("{name}: {:?}", snapshot.transfers.from_host);
-            let promised = snapshot.transfers.from_host.admitted > 0;
+            println!("{name}: {:?}", snapshot.transfers.ended.to_gpu);
+            let promised = snapshot.transfers.ended.to_gpu.admitted > 0;
             assert_eq!(promised, sharing == Sharing::FaasTube, "{name}");
         }
     }

@@ -31,7 +31,7 @@ fn it_goes_batch_by_batch_and_each_batch_over_all_of_the_way() {
     assert_eq!(ended(&node.done(1, 1)), []);
     assert_eq!(ended(&node.done(1, 2)), [(1, Outcome::Complete)]);
     let tally = node.fabric.tally();
-    assert_eq!((tally.to_host.unpromised, tally.from_host), (1, Counts::default()));
+    assert_eq!((tally.ended.from_gpu.unpromised, tally.ended.to_gpu), (1, Counts::default()));
     assert_eq!(tally.waits[&(link, Direction::FromGpu)].transfers, 1);
 }
 
@@ -113,7 +113,7 @@ fn a_link_measures_its_directions_apart() {
         }
     }
     books.on_event(node.now, link::Event::Carried(Direction::FromGpu, Bytes(1)), &mut Vec::new());
-    let carried = [Direction::ToGpu, Direction::FromGpu].map(|direction| books.carried(direction));
+    let carried = Direction::BOTH.map(|direction| books.carried(direction));
     // The last chunk of each is half a chunk.
     assert_eq!(carried, [Bytes::mib(19), Bytes(Bytes::mib(9).0 + 1)]);
     let measured = |direction| books.measured(direction).unwrap().0 / (1 << 20);

@@ -76,7 +76,7 @@ impl Machine {
     }
 
     fn counts(&self) -> Counts {
-        self.node.fabric.tally().from_host
+        self.node.fabric.tally().ended.to_gpu
     }
 }
 
@@ -109,8 +109,8 @@ fn what_leaves_goes_by_rates_of_its_own() {
     machine.start_of(leaving, (3, 2, 5), None);
     while machine.copy() {}
     let tally = machine.node.fabric.tally();
-    assert_eq!(tally.from_host, Counts { admitted: 1, ..Counts::default() });
-    assert_eq!(tally.to_host, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
+    assert_eq!(tally.ended.to_gpu, Counts { admitted: 1, ..Counts::default() });
+    assert_eq!(tally.ended.from_gpu, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
     // Beside each other: in half the time that one way takes after the other.
     let took = machine.node.now.since(Timestamp(1 << 40));
     assert!(took < BATCH_TIME * 22, "{took:?}");
@@ -312,7 +312,7 @@ proptest! {
         prop_assert_eq!(&copied, &expected);
         prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == Outcome::Complete));
         prop_assert_eq!(machine.ended.len(), expected.len());
-        let counted: u64 = machine.node.fabric.tally().from_host.named().iter().map(|(_, count)| count).sum();
+        let counted: u64 = machine.node.fabric.tally().ended.to_gpu.named().iter().map(|(_, count)| count).sum();
         prop_assert_eq!(counted, expected.len() as u64);
     }
 }

@@ -14,7 +14,7 @@ fn host(paths: &mut Paths, gpu: u32, direction: Direction, hops_max: u32) -> Hos
 fn dgx_v100_has_three_pcie_links_within_one_nvlink_of_each_gpu_and_all_four_within_two() {
     let topology = dgx_v100();
     for gpu in 0..8 {
-        for direction in [Direction::ToGpu, Direction::FromGpu] {
+        for direction in Direction::BOTH {
             let mut paths = paths(&topology, Selection::FaasTube, None);
             let near = host(&mut paths, gpu, direction, 1).routes;
             assert!(near.len() >= 3, "{gpu}: {near:?}");

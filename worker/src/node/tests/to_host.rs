@@ -197,7 +197,7 @@ fn an_output_without_room_is_answered_when_all_of_it_has_crossed() {
         assert_eq!((link.carried, link.carried_to_host), (WEIGHTS, Bytes::mib(80)));
         let measured = link.measured_to_host.unwrap().0 as f64 / RATE.0 as f64;
         assert!((0.99..1.01).contains(&measured), "{measured}");
-        assert_eq!(now.transfers.to_host, Counts { unpromised: 2, ..Counts::default() });
+        assert_eq!(now.transfers.ended.from_gpu, Counts { unpromised: 2, ..Counts::default() });
         assert_eq!(now.transfers.waits[&(LinkId(0), Direction::FromGpu)].transfers, 2);
         drop(made);
         world.is_at_rest().await;
@@ -339,7 +339,7 @@ fn an_answer_that_is_wanted_soon_overtakes_one_that_is_not() {
             loose.await.unwrap().unwrap();
             let admitted = u64::from(tight_first);
             let counts = Counts { admitted, unpromised: 2 - admitted, ..Counts::default() };
-            assert_eq!(world.snapshot().await.transfers.to_host, counts);
+            assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts);
         });
     }
 }

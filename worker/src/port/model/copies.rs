@@ -1,6 +1,6 @@
-//! The copies of a modelled executor in one direction: one at a time, in order. They begin and end at moments of their
-//! own, not when the process wakes: what is copied back to back takes what its rate says, however
-//! coarse the grid of the wakes.
+//! The copies of a modelled executor in one direction: one at a time, in order. They begin and end at
+//! moments of their own, not when the process wakes: what is copied back to back takes what its rate
+//! says, however coarse the grid of the wakes.
 
 use std::collections::VecDeque;
 

@@ -11,7 +11,7 @@ mod protocol;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::{Direction, Each};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use self::copies::Copies;
@@ -125,8 +125,7 @@ pub struct Model {
     programs: BTreeMap<u64, Program>,
     objects: BTreeSet<u64>,
     copies_out: BTreeSet<u64>,
-    to_gpu: Copies,
-    to_host: Copies,
+    copies: Each<Copies>,
     /// When it notices that a copy began or ended, where it has not yet.
     notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
@@ -143,8 +142,10 @@ impl Model {
     pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
         let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
         Self {
-            to_gpu: Copies::new(behaviour.copy_rate),
-            to_host: Copies::new(behaviour.copy_rate),
+            copies: Each {
+                to_gpu: Copies::new(behaviour.copy_rate),
+                from_gpu: Copies::new(behaviour.copy_rate),
+            },
             notices: None,
             behaviour,
             sleeper,
@@ -177,8 +178,7 @@ impl Model {
             self.programs.clear();
             self.objects.clear();
             self.copies_out.clear();
-            self.to_gpu.clear();
-            self.to_host.clear();
+            Direction::BOTH.into_iter().for_each(|direction| self.copies[direction].clear());
             self.runs.clear();
             self.say(Word::Exited);
         }
@@ -223,7 +223,7 @@ impl Model {
                     self.say(Word::Relocated { program: id, generation });
                 }
             }
-            Order::Copy(order) => self.copies(order.direction()).push(now, order),
+            Order::Copy(order) => self.copies[order.direction()].push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
             Order::Run { run, program, generation, members, keeps } => {
                 let (begun, ends) = (None, None);
@@ -274,20 +274,10 @@ impl Model {
         Some(word)
     }
 
-    fn copies(&mut self, direction: Direction) -> &mut Copies {
-        match direction {
-            Direction::ToGpu => &mut self.to_gpu,
-            Direction::FromGpu => &mut self.to_host,
-        }
-    }
-
     /// The copy under way in a direction, if any.
     #[must_use]
     pub fn copying(&self, direction: Direction) -> Option<&CopyOrder> {
-        match direction {
-            Direction::ToGpu => self.to_gpu.under_way(),
-            Direction::FromGpu => self.to_host.under_way(),
-        }
+        self.copies[direction].under_way()
     }
 
     /// When a copy next begins or ends, as long as its rate stays: to the nanosecond, whenever the
@@ -299,15 +289,14 @@ impl Model {
 
     /// The same, and in which direction.
     fn next_one_way(&self) -> Option<(Timestamp, Direction)> {
-        let to_gpu = self.to_gpu.next().map(|at| (at, Direction::ToGpu));
-        let to_host = self.to_host.next().map(|at| (at, Direction::FromGpu));
-        to_gpu.into_iter().chain(to_host).min()
+        let next = |direction| Some((self.copies[direction].next()?, direction));
+        Direction::BOTH.into_iter().filter_map(next).min()
     }
 
     /// Lets the copy under way in a direction go on at another rate, at most its own.
     pub fn set_copy_rate(&mut self, now: Timestamp, direction: Direction, rate: BytesPerSec) {
         let rate = rate.min(self.behaviour.copy_rate);
-        self.copies(direction).set_rate(now, rate);
+        self.copies[direction].set_rate(now, rate);
     }
 
     /// Lets copies begin and end that do so by now, each at its own moment. What comes of it is said
@@ -316,7 +305,7 @@ impl Model {
         while let Some((at, direction)) = self.next_one_way().filter(|&(at, _)| at <= now) {
             let notices = self.own(at);
             self.notices = Some(self.notices.map_or(notices, |before| before.min(notices)));
-            match self.copies(direction).end() {
+            match self.copies[direction].end() {
                 Some((order, started)) => self.end_copy(at, order, started),
                 None => self.begin_copy(at, direction),
             }
@@ -324,7 +313,7 @@ impl Model {
     }
 
     fn begin_copy(&mut self, at: Timestamp, direction: Direction) {
-        let Some(order) = self.copies(direction).waiting() else { return };
+        let Some(order) = self.copies[direction].waiting() else { return };
         let CopyOrder { transfer, batch, of, not_after, .. } = *order;
         let mapped = match of {
             Of::Program { program, generation } => {
@@ -334,9 +323,9 @@ impl Model {
             Of::CopyOut(copy) => self.copies_out.contains(&copy),
         };
         if mapped && at <= not_after {
-            self.copies(direction).begin(at);
+            self.copies[direction].begin(at);
         } else {
-            self.copies(direction).refuse();
+            self.copies[direction].refuse();
             let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
             self.say_of(at, Word::CopyFailed { transfer, batch, why });
         }
@@ -391,7 +380,7 @@ impl Model {
     }
 
     fn revoke(&mut self, transfer: u64, batch: u64) {
-        if self.to_gpu.revoke(transfer, batch) || self.to_host.revoke(transfer, batch) {
+        if Direction::BOTH.into_iter().any(|direction| self.copies[direction].revoke(transfer, batch)) {
             self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
         }
     }

@@ -1,0 +1,59 @@
+//! States that their commands made, for tests.
+
+use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
+use millrace_types::workflow::{Output, Run, Step, WorkflowSpec};
+use millrace_types::{
+    Bytes, ClusterId, DataType, Digest, Dim, FunctionKey, FunctionName, FunctionSpec, TenantName, TensorSpec,
+};
+
+fn name(name: &str) -> FunctionName {
+    FunctionName::new(name).unwrap()
+}
+
+pub(crate) fn key(of: &str) -> FunctionKey {
+    FunctionKey { tenant: TenantName::default(), name: name(of) }
+}
+
+/// Workflow `w`: these steps one after the other, each with the function that it runs.
+pub(crate) fn chain(steps: &[(&str, &str)]) -> WorkflowSpec {
+    let mut from = "input.x".to_owned();
+    let step = |(step, function): &(&str, &str)| {
+        let inputs = [("x".to_owned(), from.parse().unwrap())].into();
+        from = format!("{step}.y");
+        let run = Run::Function(name(function));
+        Step { name: name(step), run, inputs, each: None, when: None, deadline: None }
+    };
+    let steps = steps.iter().map(step).collect();
+    let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
+    WorkflowSpec::new(key("w"), vec!["x".into()], steps, outputs)
+}
+
+/// A cluster that was told of nothing but these functions, which take `x` and give `y`.
+pub(crate) fn state(functions: &[&str]) -> State {
+    let tensor = |name: &str| TensorSpec {
+        name: name.into(),
+        datatype: DataType::Fp32,
+        shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(64)],
+    };
+    let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
+    let model = ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs, outputs };
+    let (digest, holder) = (Digest::of(b"model"), ControllerId(1));
+    let mut state = State::default();
+    apply(&mut state, Command::InitCluster { cluster_id: ClusterId("test".into()) });
+    apply(&mut state, Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
+    for function in functions {
+        let spec = FunctionSpec::new(key(function));
+        apply(&mut state, Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+    }
+    state
+}
+
+/// Has a state take a command.
+///
+/// # Panics
+/// It refuses it.
+pub(crate) fn apply(state: &mut State, command: Command) {
+    let caller = Caller("test".into());
+    let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };
+    state.apply(1, &proposal).unwrap();
+}
