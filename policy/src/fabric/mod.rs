@@ -22,6 +22,9 @@
 //! between included. Nobody else has their bytes: where the GPU is lost, a copy from it fails or no
 //! route leads there, the transfer fails.
 //!
+//! **Over others' links** (D05; `forwards`). What comes from the host may come over idle PCIe links of other
+//! GPUs as well, which forward it.
+//!
 //! **To the host** objects cross the GPU's way from there in the other direction, copied by its own
 //! executor. What fails is granted again, as from the host.
 //!
@@ -32,6 +35,7 @@
 //! Down ────────────────────────────────► └────────┘ ──► Grant, Revoke, Carried  to the Links
 //! ```
 
+mod forwards;
 mod grants;
 mod lanes;
 pub mod link;
@@ -60,7 +64,7 @@ use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
-use crate::paths::Paths;
+use crate::paths::{HostLinks, Paths};
 use crate::rates::{Objective, Sharing, Standing};
 
 /// Chunks in a batch (D13).
@@ -79,6 +83,8 @@ pub struct Fabric {
     paths: BTreeMap<Route, Path>,
     /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
     routes: Option<Paths>,
+    /// By GPU: the ways by which others may forward for it, the best first. None where each keeps to its own.
+    forwards: BTreeMap<GpuIndex, Vec<Route>>,
     /// How transfers from the host, and those to it, share their links.
     shares: Shares,
     transfers: BTreeMap<TransferId, Transfer>,
@@ -103,8 +109,18 @@ impl Fabric {
     pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
         let (lanes, paths) = lanes::lay(topology);
         let routes = routes_of(topology);
-        let shares = Shares::new(topology, sharing);
-        Self { lanes, paths, routes, shares, transfers: BTreeMap::new(), grants: 0 }
+        let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
+        Self { lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
+    }
+
+    /// The same where what comes from the host crosses these links.
+    #[must_use]
+    pub fn with_host_links(mut self, links: HostLinks) -> Self {
+        self.forwards = match links {
+            HostLinks::Own => BTreeMap::new(),
+            HostLinks::All => self.lay_forwards(),
+        };
+        self
     }
 
     /// What it has counted so far.
@@ -161,6 +177,7 @@ impl Fabric {
             ending: nowhere.then_some(Outcome::Failed),
             routes: Vec::new(),
             used: Vec::new(),
+            forwarded: true,
             wanted: objective.map(|objective| Wanted::new(now, objective)),
             standing: Standing::Unpromised,
             began: now,
@@ -267,6 +284,8 @@ impl Fabric {
             (BatchFailure::NotBegun, _) => {}
             // Whatever is wrong may be wrong with the peer alone.
             (BatchFailure::Faulty, Route::Over(_)) => self.lose_source(transfer, actions),
+            // Or with the neighbour.
+            (BatchFailure::Faulty, Route::Forwarded(_)) => state.forwarded = false,
             (BatchFailure::Faulty, Route::Host(..)) => {
                 state.failures += 1;
                 if state.failures >= FAILURES_MAX {
