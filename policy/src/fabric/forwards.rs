@@ -78,8 +78,21 @@ impl Fabric {
     }
 
     fn is_idle(&self, route: &Route) -> bool {
-        let mut lanes = self.paths[route].lanes.iter();
-        lanes.all(|&lane| self.lanes[lane].is_idle(self.shares.now)) && !self.is_wanted(route)
+        self.idle_from(route).is_some_and(|at| at <= self.shares.now) && !self.is_wanted(route)
+    }
+
+    /// From when on nothing crosses a way; `None` while something is out on it.
+    fn idle_from(&self, route: &Route) -> Option<Timestamp> {
+        let mut lanes = self.paths[route].lanes.iter().map(|&lane| self.lanes[lane].idle_from());
+        lanes.try_fold(Timestamp::ZERO, |latest, at| Some(latest.max(at?)))
+    }
+
+    /// When to look again: batches are told of before they would have crossed at their links' rate, where
+    /// copies are faster.
+    pub(super) fn next_idle(&self) -> Option<Timestamp> {
+        let waiting = self.transfers.values().filter(|state| state.may_be_forwarded());
+        let ways = waiting.filter_map(|state| self.forwards.get(&state.gpu)).flatten();
+        ways.filter_map(|route| self.idle_from(route)).filter(|&at| at > self.shares.now).min()
     }
 
     /// Whether somebody who wants a batch has a link of this on a route of its own.

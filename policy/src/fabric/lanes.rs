@@ -73,9 +73,10 @@ impl Lane {
         (self.tracks.len() + QUEUED_MAX).max(self.fed).max(self.routes * OUT_MAX)
     }
 
-    /// Whether nothing is to cross it, and what did would have at its rate.
-    pub(super) fn is_idle(&self, now: Timestamp) -> bool {
-        self.holds.is_empty() && self.tracks.iter().all(|&free| free <= now)
+    /// From when on nothing crosses it, what has being over by its rate; `None` while something is out.
+    pub(super) fn idle_from(&self) -> Option<Timestamp> {
+        let free = self.tracks.iter().copied().max();
+        free.filter(|_| self.holds.is_empty())
     }
 
     /// From when on a batch can cross it.

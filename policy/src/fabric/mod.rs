@@ -401,7 +401,7 @@ impl Core for Fabric {
 
     fn next_wake(&self) -> Option<Timestamp> {
         let out = self.transfers.values().flat_map(|state| &state.out);
-        out.map(|batch| batch.give_up).min()
+        out.map(|batch| batch.give_up).chain(self.next_idle()).min()
     }
 }
 

@@ -126,6 +126,22 @@ fn who_comes_to_a_link_that_forwards_waits_for_the_batch_that_crosses() {
     assert_eq!(forwarded(&actions), [], "it has more to send there");
 }
 
+/// Copies may be faster than the links that they count on.
+#[test]
+fn a_neighbours_link_is_free_for_the_next_when_the_last_would_have_crossed() {
+    let mut node = node();
+    let start = node.now;
+    node.start(1, 0, 100);
+    node.now = start + BATCH_TIME / 2;
+    assert_eq!(granted(&node.done(1, 2)), []);
+    assert_eq!(node.fabric.next_wake(), Some(start + BATCH_TIME));
+    node.now = start + BATCH_TIME;
+    let actions = node.step(Event::Tick);
+    assert_eq!(grants(&actions, start), [(1, 4, 20..25, BATCH_TIME)]);
+    assert_eq!(forwarded(&actions), [(20..25, LinkId(NVLINKS), hops(&[2, 0]))]);
+    assert!(node.fabric.next_wake().unwrap() > start + BATCH_TIME * 3, "when the first is overdue");
+}
+
 #[test]
 fn where_a_neighbour_fails_the_rest_comes_by_the_own_link() {
     let mut machine = Machine::of(node());
