@@ -175,7 +175,7 @@ fn a_promise_is_kept_beside_what_is_forwarded() {
     machine.start(reload, (2, 0, 100), Some(1_000));
     while machine.copy().unwrap() {}
     let counts = Counts { admitted: 2, ..Counts::default() };
-    assert_eq!((machine.ended.len(), machine.node.fabric.tally().from_host), (2, counts));
+    assert_eq!((machine.ended.len(), machine.node.fabric.tally().ended.to_gpu), (2, counts));
 }
 
 /// Executors that copy whatever they are granted, one batch after the other on each link, and have not begun

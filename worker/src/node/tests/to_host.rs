@@ -363,7 +363,7 @@ fn what_makes_room_for_an_answer_is_wanted_when_that_is() {
             let (first, second) = (world.make(60).await, world.make(60).await);
             let third = world.make(60).await;
             assert!(on_host(&first) && !on_host(&second) && !on_host(&third));
-            assert_eq!(world.snapshot().await.transfers.to_host, counts(1, ms));
+            assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts(1, ms));
             drop((first, second, third));
             world.is_at_rest().await;
         });
@@ -380,7 +380,7 @@ fn what_makes_room_for_a_model_is_wanted_when_its_run_is() {
             let (first, second) = (world.make(60).await, world.make(60).await);
             drop(world.ask(FILLS).await.unwrap().unwrap());
             assert!(on_host(&first) && on_host(&second));
-            assert_eq!(world.snapshot().await.transfers.to_host, counts(2, ms));
+            assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts(2, ms));
             drop((first, second));
             world.is_at_rest().await;
         });
@@ -406,7 +406,7 @@ fn what_is_read_outside_the_queue_is_wanted_when_the_answer_is() {
             fetch_for(Arc::clone(&object), reader).await.unwrap().unwrap();
         }
         let counts = Counts { admitted: 4, unpromised: 2, ..Counts::default() };
-        assert_eq!(world.snapshot().await.transfers.to_host, counts);
+        assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts);
         drop(object);
         world.is_at_rest().await;
     });
