@@ -1,5 +1,5 @@
 //! The copy threads, one for each direction: carry out grants, one batch after another, each within its
-//! window. That towards the GPU moves bytes within it in between; that towards the host has copies that
+//! window, and those of a transfer in their order. What is due goes before what is not. That towards the GPU moves bytes within it in between; that towards the host has copies that
 //! need no grant. Neither waits for the other's windows (D11).
 
 use std::ops::Range;

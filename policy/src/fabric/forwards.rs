@@ -28,11 +28,21 @@ use super::protocol::Action;
 use super::sharing::{Turn, Wanted};
 use super::transfer::Transfer;
 use crate::ids::TransferId;
-use crate::paths::Hops;
+use crate::paths::{Hops, HostLinks};
 
 impl Fabric {
+    /// The same fabric, where what comes from the host crosses these links.
+    #[must_use]
+    pub fn with_host_links(mut self, links: HostLinks) -> Self {
+        self.forwards = match links {
+            HostLinks::Own => BTreeMap::new(),
+            HostLinks::All => self.lay_forwards(),
+        };
+        self
+    }
+
     /// Finds the ways by which others may forward, and their paths.
-    pub(super) fn lay_forwards(&mut self) -> BTreeMap<GpuIndex, Vec<Route>> {
+    fn lay_forwards(&mut self) -> BTreeMap<GpuIndex, Vec<Route>> {
         let Some(routes) = &self.routes else { return BTreeMap::new() };
         let gpus = self.paths.keys().filter(|route| route.host_way().is_some()).map(Route::gpu);
         let ways: BTreeMap<_, _> = gpus.map(|gpu| (gpu, routes.forwards(gpu))).collect();

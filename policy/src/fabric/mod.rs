@@ -64,7 +64,7 @@ use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
-use crate::paths::{HostLinks, Paths};
+use crate::paths::Paths;
 use crate::rates::{Objective, Sharing, Standing};
 
 /// Chunks in a batch (D13).
@@ -111,16 +111,6 @@ impl Fabric {
         let routes = routes_of(topology);
         let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
         Self { lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
-    }
-
-    /// The same where what comes from the host crosses these links.
-    #[must_use]
-    pub fn with_host_links(mut self, links: HostLinks) -> Self {
-        self.forwards = match links {
-            HostLinks::Own => BTreeMap::new(),
-            HostLinks::All => self.lay_forwards(),
-        };
-        self
     }
 
     /// What it has counted so far.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::elastic::ObjectKey;
-use crate::paths::Hops;
+use crate::paths::{Hops, HostLinks};
 use crate::rates::SHARINGS;
 
 /// GPUs 0 and 1 share an uplink, the others have one each. GPU 1 has no NVLinks.
