@@ -167,6 +167,30 @@ fn three_ways_are_three_times_as_fast() {
     }
 }
 
+/// By chunk: how long after its beginning each of a transfer is there, which has its own link to itself.
+fn arrivals(links: HostLinks, chunks: u32) -> BTreeMap<u32, Duration> {
+    let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::Fair, links));
+    let (start, mut there) = (machine.node.now, BTreeMap::new());
+    machine.start(weights, (1, 0, chunks), None);
+    while let Some(grant) = machine.take_next() {
+        let now = machine.node.now.since(start);
+        there.extend(grant.chunks.clone().map(|chunk| (chunk, now)));
+        let actions = machine.node.done(1, grant.batch.0);
+        machine.take(actions).unwrap();
+    }
+    there
+}
+
+/// Runs wait for weights in their order.
+#[test]
+fn no_chunk_comes_later_for_what_is_forwarded() {
+    for chunks in [1, 5, 6, 10, 11, 19, 20, 41, 113] {
+        let (own, all) = (arrivals(HostLinks::Own, chunks), arrivals(HostLinks::All, chunks));
+        assert_eq!((own.len(), all.len()), (chunks as usize, chunks as usize));
+        assert!(own.iter().all(|(chunk, at)| all[chunk] <= *at), "{own:?} {all:?}");
+    }
+}
+
 /// What neighbours forward is said to have arrived of a flow with a rate, whose promise is kept.
 #[test]
 fn a_promise_is_kept_beside_what_is_forwarded() {
