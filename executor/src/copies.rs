@@ -1,6 +1,9 @@
 //! The copy threads, one for each direction: carry out grants, one batch after another, each within its
-//! window, and those of a transfer in their order. What is due goes before what is not. That towards the GPU moves bytes within it in between; that towards the host has copies that
+//! window. That towards the GPU moves bytes within it in between; that towards the host has copies that
 //! need no grant. Neither waits for the other's windows (D11).
+//!
+//! What is due goes before what is not. Batches that cross the same links have windows one after the other,
+//! so those of a transfer keep their order there; and none waits for a link that it does not cross.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -54,14 +57,6 @@ impl<D: Device> Work<D> {
         match self {
             Self::Batch(job) => job.wait(),
             Self::Relocation(_) | Self::Filling(_) | Self::Out(_) => Duration::ZERO,
-        }
-    }
-
-    /// Whose order among its like is kept: the batches of a transfer come in that of its bytes.
-    fn transfer(&self) -> Option<u64> {
-        match self {
-            Self::Batch(job) => Some(job.transfer),
-            Self::Relocation(_) | Self::Filling(_) | Self::Out(_) => None,
         }
     }
 }
@@ -200,7 +195,7 @@ fn within(ranges: &[Range<u64>], size: u64) -> Result<(), GrantError> {
 
 /// Copies until the queue is closed.
 pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut stream: D::Stream) {
-    while let Some(work) = queue.pop_when(Work::wait, Work::transfer) {
+    while let Some(work) = queue.pop_when(Work::wait) {
         match work {
             Work::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
             Work::Relocation(relocation) => shared.events.send(relocation.carry_out(shared)),

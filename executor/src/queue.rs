@@ -39,24 +39,19 @@ impl<T> Queue<T> {
 
     /// Waits for the next item; `None` once the queue is closed, whatever is still in it.
     pub(crate) fn pop(&self) -> Option<T> {
-        self.pop_when(|_| Duration::ZERO, |_| None::<()>)
+        self.pop_when(|_| Duration::ZERO)
     }
 
     /// Waits for the first item that is due, which it is after what `wait` says of it. Until then
-    /// it is in the queue, and can be removed. Items that `series` gives the same name leave in their order;
-    /// all others pass those that are not due.
-    pub(crate) fn pop_when<S: PartialEq>(
-        &self,
-        wait: impl Fn(&T) -> Duration,
-        series: impl Fn(&T) -> Option<S>,
-    ) -> Option<T> {
+    /// it is in the queue, can be removed, and is passed by what is due.
+    pub(crate) fn pop_when(&self, wait: impl Fn(&T) -> Duration) -> Option<T> {
         let mut state = self.state();
         state.busy = false;
         loop {
             if state.closed {
                 return None;
             }
-            state = match next(&state.waiting, &wait, &series) {
+            state = match next(&state.waiting, &wait) {
                 Some((place, Duration::ZERO)) => {
                     state.busy = true;
                     return state.waiting.remove(place);
@@ -104,26 +99,16 @@ impl<T> Queue<T> {
 }
 
 /// The item that leaves next, by its place, and how long that takes: the first of those that are due
-/// soonest, where none of its series is before it.
-fn next<T, S: PartialEq>(
-    waiting: &VecDeque<T>,
-    wait: impl Fn(&T) -> Duration,
-    series: impl Fn(&T) -> Option<S>,
-) -> Option<(usize, Duration)> {
+/// soonest.
+fn next<T>(waiting: &VecDeque<T>, wait: impl Fn(&T) -> Duration) -> Option<(usize, Duration)> {
     let mut soonest: Option<(usize, Duration)> = None;
-    let mut before = Vec::new();
     for (place, item) in waiting.iter().enumerate() {
-        let its = series(item);
-        if its.as_ref().is_some_and(|its| before.contains(its)) {
-            continue;
-        }
         let time = wait(item);
-        if time.is_zero() {
-            return Some((place, time));
-        }
-        before.extend(its);
         if soonest.is_none_or(|(_, least)| time < least) {
             soonest = Some((place, time));
+        }
+        if time.is_zero() {
+            break;
         }
     }
     soonest
@@ -168,42 +153,30 @@ mod tests {
         std::thread::scope(|scope| {
             queue.push(1).unwrap();
             queue.push(2).unwrap();
-            let popped = scope.spawn(|| queue.pop_when(wait, |_| Some(())));
+            let popped = scope.spawn(|| queue.pop_when(wait));
             assert_eq!(queue.remove(|&item| item == 1), Some(1));
             assert_eq!(popped.join().unwrap(), Some(2));
             queue.push(1).unwrap();
-            let popped = scope.spawn(|| queue.pop_when(wait, |_| Some(())));
+            let popped = scope.spawn(|| queue.pop_when(wait));
             *due.lock().unwrap() = true;
             queue.reconsider();
             assert_eq!(popped.join().unwrap(), Some(1));
         });
     }
 
-    /// Items are a series and how long they wait.
+    /// Items are a name and how many seconds they wait.
     #[test]
-    fn what_is_due_passes_what_is_not_and_a_series_keeps_its_order() {
+    fn what_is_due_passes_what_is_not_and_the_first_goes_first() {
         let wait = |item: &(char, u64)| Duration::from_secs(item.1);
-        let series = |item: &(char, u64)| item.0.is_alphabetic().then_some(item.0);
         let queue = Queue::new(5);
-        for item in [('a', 60), ('a', 0), ('b', 0), ('-', 0), ('b', 30)] {
+        for item in [('a', 60), ('b', 0), ('c', 30), ('d', 0), ('e', 30)] {
             queue.push(item).unwrap();
         }
-        let pop = || queue.pop_when(wait, series);
-        assert_eq!([pop(), pop()], [Some(('b', 0)), Some(('-', 0))]);
-        // The second waits for the first of its series, though it is due.
-        assert_eq!(next(&queue.state().waiting, wait, series), Some((2, Duration::from_secs(30))));
-        queue.remove(|&item| item == ('a', 60));
-        assert_eq!(pop(), Some(('a', 0)));
-    }
-
-    #[test]
-    fn of_what_is_due_the_first_goes_first() {
-        let queue = Queue::new(3);
-        for item in ['a', 'b', 'a'] {
-            queue.push(item).unwrap();
-        }
-        let pop = || queue.pop_when(|_| Duration::ZERO, |&item| Some(item));
-        assert_eq!([pop(), pop(), pop()], [Some('a'), Some('b'), Some('a')]);
+        let pop = || queue.pop_when(wait);
+        assert_eq!([pop(), pop()], [Some(('b', 0)), Some(('d', 0))]);
+        // The first of those that are due soonest.
+        assert_eq!(next(&queue.state().waiting, wait), Some((1, Duration::from_secs(30))));
+        assert_eq!(next(&VecDeque::new(), wait), None);
     }
 
     /// It is found by whoever waits for what comes later.
@@ -213,7 +186,7 @@ mod tests {
         let wait = |&item: &u32| if item == 1 { Duration::MAX } else { Duration::ZERO };
         queue.push(1).unwrap();
         std::thread::scope(|scope| {
-            let popped = scope.spawn(|| queue.pop_when(wait, |&item| Some(item)));
+            let popped = scope.spawn(|| queue.pop_when(wait));
             queue.push(2).unwrap();
             assert_eq!(popped.join().unwrap(), Some(2));
         });

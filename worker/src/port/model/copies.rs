@@ -1,7 +1,6 @@
-//! The copies of a modelled executor in one direction: one at a time, in the order in which they are due,
-//! and those of a transfer in the order in which they came. They begin and end at moments of their own, not
-//! when the process wakes: what is copied back to back takes what its rate says, however coarse the grid of
-//! the wakes.
+//! The copies of a modelled executor in one direction: one at a time, in the order in which they are due.
+//! They begin and end at moments of their own, not when the process wakes: what is copied back to back takes
+//! what its rate says, however coarse the grid of the wakes.
 
 use std::collections::VecDeque;
 
@@ -56,12 +55,7 @@ impl Copies {
 
     /// The one that begins next, by its place, and when.
     fn first(&self) -> Option<(usize, Timestamp)> {
-        let behind = |place: usize| {
-            let its = self.jobs[place].order.transfer;
-            self.jobs.iter().take(place).any(|before| before.order.transfer == its)
-        };
-        let free = (0..self.jobs.len()).filter(|&place| !behind(place));
-        let begins = free.map(|place| (place, self.jobs[place].ready.max(self.ended)));
+        let begins = self.jobs.iter().map(|job| job.ready.max(self.ended)).enumerate();
         begins.min_by_key(|&(place, at)| (at, place))
     }
 
@@ -133,26 +127,24 @@ mod tests {
     use crate::port::model::Of;
 
     #[test]
-    fn what_is_due_passes_what_is_not_and_a_transfer_keeps_its_order() {
+    fn what_is_due_passes_what_is_not_and_the_first_goes_first() {
         let rate = BytesPerSec::gb(1);
         let mut copies = Copies::new(rate);
         let at = |ms: u64| Timestamp(ms * 1_000_000);
-        // A transfer each, and when it may begin. Each takes a millisecond.
-        for (batch, (transfer, ms)) in (0..).zip([(1, 10), (1, 0), (2, 12), (3, 1), (4, 1)]) {
-            let (of, from, size) = (Of::Object(transfer), None, Bytes(1_000_000));
+        // When each may begin. It takes a millisecond.
+        for (batch, ms) in (0..).zip([10, 0, 12, 1, 1]) {
+            let (transfer, of, from, size) = (1, Of::Object(1), None, Bytes(1_000_000));
             let (not_before, not_after) = (at(ms), at(1_000));
             copies.push(at(0), CopyOrder { transfer, batch, of, from, size, not_before, not_after });
         }
         let mut begun = Vec::new();
         while let Some(begins) = copies.next() {
-            let order = copies.waiting().unwrap();
-            begun.push((order.transfer, order.batch, begins));
+            begun.push((copies.waiting().unwrap().batch, begins));
             copies.begin(begins);
             assert_eq!(copies.waiting(), None);
             assert_eq!(copies.next(), Some(begins + Duration::from_millis(1)));
             copies.end().unwrap();
         }
-        let expected = [(3, 3, at(1)), (4, 4, at(2)), (1, 0, at(10)), (1, 1, at(11)), (2, 2, at(12))];
-        assert_eq!(begun, expected);
+        assert_eq!(begun, [(1, at(0)), (3, at(1)), (4, at(2)), (0, at(10)), (2, at(12))]);
     }
 }
