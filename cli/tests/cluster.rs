@@ -5,6 +5,8 @@
 mod fake;
 #[path = "cluster/operators.rs"]
 mod operators;
+#[path = "cluster/rules.rs"]
+mod rules;
 mod support;
 
 use fake::Fake;
@@ -229,8 +231,10 @@ zeta   2           -          0.25        -
     assert_eq!(ok(sandbox.run("get tenants").await), table);
     let document = json_of(sandbox.run("get tenant acme -o json").await);
     let expected = json!({
-        "name": "acme", "functions": 2, "gpusMax": 2, "gpuShare": null, "memoryShare": 0.5,
-        "resourceVersion": null, "updatedAt": null, "updatedBy": "anonymous",
+        "apiVersion": "millrace/v1", "kind": "Tenant",
+        "metadata": {"name": "acme", "updatedBy": "anonymous"},
+        "spec": {"gpusMax": 2, "memoryShare": 0.5},
+        "status": {"functions": 2},
     });
     assert_eq!(document["items"], json!([expected]));
     assert_eq!(sandbox.run("get tenant nobody").await.code, 3);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_proto::fault::{self as api, fault_server};
 use millrace_proto::status::to_status;
 use millrace_raft_store::{LogDisk, Stall};
-use millrace_types::{Failure, Reason};
+use millrace_types::Failure;
 use tonic::{Request, Response, Status};
 
 use crate::clock::MovedClock;
@@ -66,7 +66,7 @@ fn stall(request: api::StallDiskRequest) -> Result<Stall, Failure> {
 }
 
 fn refused<T>(message: String) -> Result<T, Failure> {
-    Err(Failure::new(Reason::MalformedRequest, message))
+    Err(Failure::malformed(message))
 }
 
 #[tonic::async_trait]
@@ -100,6 +100,8 @@ impl fault_server::Fault for FaultService {
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::Reason;
+
     use super::*;
 
     #[test]

@@ -33,7 +33,7 @@ impl Traces {
     pub(crate) async fn find(&self, id: &str) -> Result<api::Trace, Failure> {
         if id.is_empty() || id.len() > ID_LEN_MAX {
             let message = format!("an id has 1 to {ID_LEN_MAX} characters: give a request's or a trace's");
-            return Err(Failure::new(Reason::MalformedRequest, message));
+            return Err(Failure::malformed(message));
         }
         let found = put_together(self.ask_all(id).await).map_err(|missing| not_found(id, &missing))?;
         if found.trace_id == id {

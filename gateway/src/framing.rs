@@ -237,10 +237,9 @@ where
     /// The client has sent everything. A plain message cut short is tonic's to notice.
     fn end(&self) -> Result<(), Status> {
         match self.state {
-            State::Inflating { .. } => Err(to_status(&Failure::new(
-                Reason::MalformedRequest,
-                "the call ended within a compressed message",
-            ))),
+            State::Inflating { .. } => {
+                Err(to_status(&Failure::malformed("the call ended within a compressed message")))
+            }
             _ => Ok(()),
         }
     }

@@ -19,7 +19,7 @@ use crate::call::Call;
 use crate::closing::Closing;
 use crate::config::{Limits, WallClock};
 use crate::meters::{Meters, Tally, Times};
-use crate::parameters::{Parameters, malformed};
+use crate::parameters::Parameters;
 use crate::request_id::RequestIds;
 
 /// What every handler shares.
@@ -140,7 +140,7 @@ fn revision(version: &str) -> Result<Option<Revision>, Failure> {
     let number = version.parse().ok().filter(|_| digits).and_then(Revision::new);
     let message =
         || format!("model version {version:?} is not a whole number from 1: leave it out for the latest");
-    number.map(Some).ok_or_else(|| malformed(message()))
+    number.map(Some).ok_or_else(|| Failure::malformed(message()))
 }
 
 /// One inference request under way. Whatever becomes of it is counted once; one that is dropped was

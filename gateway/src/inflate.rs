@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use bytes::BytesMut;
 use flate2::write::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
-use millrace_types::{Failure, Reason};
+use millrace_types::Failure;
 
 use crate::budget::{Charge, too_large};
 
@@ -131,9 +131,8 @@ impl Zlib {
 
 fn failure(encoding: Encoding, error: io::Error) -> Failure {
     let ours = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
-    ours.cloned().unwrap_or_else(|| {
-        Failure::new(Reason::MalformedRequest, format!("the body is not valid {}: {error}", encoding.name()))
-    })
+    ours.cloned()
+        .unwrap_or_else(|| Failure::malformed(format!("the body is not valid {}: {error}", encoding.name())))
 }
 
 impl io::Write for Sink {
@@ -155,7 +154,7 @@ impl io::Write for Sink {
 mod tests {
     use flate2::Compression;
     use flate2::write::{GzEncoder, ZlibEncoder};
-    use millrace_types::Bytes;
+    use millrace_types::{Bytes, Reason};
 
     use super::*;
     use crate::budget::Budget;

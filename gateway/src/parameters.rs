@@ -72,7 +72,7 @@ impl Parameters {
 fn count(name: &str, value: Value) -> Result<u64, Failure> {
     match value {
         Value::Count(n) => Ok(n),
-        _ => Err(malformed(format!("parameter {name:?} must be an integer, and not negative"))),
+        _ => Err(Failure::malformed(format!("parameter {name:?} must be an integer, and not negative"))),
     }
 }
 
@@ -80,7 +80,7 @@ fn count(name: &str, value: Value) -> Result<u64, Failure> {
 pub(crate) fn flag(name: &str, value: Value) -> Result<bool, Failure> {
     match value {
         Value::Bool(flag) => Ok(flag),
-        _ => Err(malformed(format!("parameter {name:?} must be true or false"))),
+        _ => Err(Failure::malformed(format!("parameter {name:?} must be true or false"))),
     }
 }
 
@@ -100,10 +100,6 @@ pub(crate) fn refuse_unserved<'a>(
         Some(why) => Err(Failure::new(Reason::Unimplemented, format!("tensor {tensor:?}: {why}"))),
         None => Ok(()),
     }
-}
-
-pub(crate) fn malformed(message: impl Into<String>) -> Failure {
-    Failure::new(Reason::MalformedRequest, message)
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ impl Domain {
     }
 
     fn bound(&self) -> u64 {
-        self.dispatch.stats().reserved
+        self.dispatch.reserved()
     }
 }
 

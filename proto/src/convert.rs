@@ -193,8 +193,7 @@ pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
 /// # Errors
 /// [`Reason::MalformedRequest`] when it names no node.
 pub fn data_id(wire: &worker::DataId) -> Result<DataId, Failure> {
-    let home = NodeName::new(&wire.home)
-        .map_err(|error| Failure::new(Reason::MalformedRequest, error.to_string()))?;
+    let home = NodeName::new(&wire.home).map_err(|error| Failure::malformed(error.to_string()))?;
     Ok(DataId { home, epoch: Epoch(wire.epoch), counter: wire.counter })
 }
 

@@ -28,7 +28,19 @@ const REQUESTS: [&str; 3] = ["request", "request_id", crate::trace::REQUEST_ID];
 
 static HERE: OnceLock<Ring> = OnceLock::new();
 
-/// Keeps the lines of this process from now on, once. `name` is what no other run has.
+/// The name of a process's ring: of a run that no other has. `began`: nanoseconds of the clock on the wall.
+#[must_use]
+pub fn ring_name(process: &str, pid: u32, began: u128) -> String {
+    format!("{process}.{pid}.{began:x}")
+}
+
+/// The process that a ring of such a name is of.
+#[must_use]
+pub fn process_of(ring: &str) -> Option<&str> {
+    ring.rsplitn(3, '.').nth(2)
+}
+
+/// Keeps the lines of this process from now on, once. `name` is the ring's, see [`ring_name`].
 pub fn keep_here(process: &str, name: String) -> &'static Ring {
     HERE.get_or_init(|| Ring::new(process, name))
 }
@@ -165,6 +177,14 @@ mod tests {
 
     fn texts(page: &Page) -> Vec<&str> {
         page.lines.iter().map(|line| line.message.as_str()).collect()
+    }
+
+    #[test]
+    fn a_ring_is_known_to_be_of_its_process() {
+        for process in ["worker-1", "rack.3.worker", "up"] {
+            assert_eq!(process_of(&ring_name(process, 4_711, 1 << 60)), Some(process));
+        }
+        assert_eq!(process_of("worker-1.7"), None);
     }
 
     #[test]

@@ -169,6 +169,12 @@ impl Failure {
         Self { reason, message: message.into(), retryable: reason.retryable(), may_have_executed: false }
     }
 
+    /// A request that says what no request may, or lacks what each has: [`Reason::MalformedRequest`].
+    #[must_use]
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(Reason::MalformedRequest, message)
+    }
+
     /// The same, of something that may have executed.
     #[must_use]
     pub fn after_execution(self) -> Self {

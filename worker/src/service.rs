@@ -227,6 +227,6 @@ fn kept_outputs(hold: &wire::Hold, asked: &[String], signature: &Signature) -> V
 fn revision_key(request: &wire::InvokeRequest) -> Result<RevisionKey, Failure> {
     let function = convert::function_key(&request.tenant, &request.function)?;
     let revision = Revision::new(request.revision)
-        .ok_or_else(|| Failure::new(Reason::MalformedRequest, "revision 0: revisions count from 1"))?;
+        .ok_or_else(|| Failure::malformed("revision 0: revisions count from 1"))?;
     Ok(RevisionKey { function, revision })
 }

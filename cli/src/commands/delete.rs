@@ -1,14 +1,16 @@
-//! `delete`: removes functions and workflows, by name or those of a file, and forgets lost nodes. One
-//! that cannot be deleted does not keep the others: each is told of, and the first gives the exit code.
+//! `delete`: removes functions and workflows, by name or those of a file, takes back the caps and the policy
+//! that a file sets, and forgets lost nodes. One that cannot be deleted does not keep the others: each is
+//! told of, and the first gives the exit code.
 
 use std::path::PathBuf;
 
 use futures::TryStreamExt as _;
 use millrace_client::messages::{self as wire, workflow_step::Run};
-use millrace_client::{DeleteOptions, Error};
+use millrace_client::{DeleteOptions, Error, Outcome};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
 use crate::commands::apply::manifests::{self, Items};
+use crate::commands::apply::rules::{self, Rule};
 use crate::commands::target::{Kind, ModelKind, Target};
 use crate::failure::{Exit, Failure};
 use crate::output::print;
@@ -24,7 +26,8 @@ pub(crate) struct Args {
     /// Names, where the type stands alone.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Delete the functions and workflows of these manifests, folders of them, or - for standard input.
+    /// Delete the functions and workflows of these manifests, folders of them, or - for standard input;
+    /// of tenants take all caps away, and of the policy every setting.
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
     /// Check everything, delete nothing.
@@ -33,6 +36,19 @@ pub(crate) struct Args {
     /// What is not there is no failure.
     #[arg(long)]
     ignore_not_found: bool,
+}
+
+/// How to go about it.
+#[derive(Debug, Clone, Copy)]
+struct Manner {
+    dry_run: bool,
+    ignore_not_found: bool,
+}
+
+impl Manner {
+    fn suffix(self) -> &'static str {
+        if self.dry_run { " (dry run)" } else { "" }
+    }
 }
 
 /// What is to be deleted.
@@ -44,6 +60,8 @@ struct Doomed {
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let Args { target, names, file, dry_run, ignore_not_found } = args;
+    let manner = Manner { dry_run, ignore_not_found };
+    let mut rules = Vec::new();
     let doomed = match target {
         Some(target) => {
             let kind = target.kind;
@@ -77,22 +95,65 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
                 }
             }
         }
-        None => in_order(manifests::read(&file, &session.config.tenant)?),
+        None => {
+            let mut items = manifests::read(&file, &session.config.tenant)?;
+            rules.extend(items.rules.drain(..).map(|item| item.rule.taken_back()));
+            in_order(items)
+        }
     };
-    let suffix = if dry_run { " (dry run)" } else { "" };
-    let (mut gone, mut failures) = (Vec::new(), Failures::default());
+    let mut failures = Failures::default();
+    models(doomed, manner, session, &mut failures).await?;
+    // What they ran under goes last, as it came first.
+    take_back(rules, manner, session, &mut failures).await?;
+    failures.end()
+}
+
+async fn models(
+    doomed: Vec<Doomed>,
+    manner: Manner,
+    session: &Session,
+    failures: &mut Failures,
+) -> Result<(), Failure> {
+    let mut gone = Vec::new();
     for doomed in doomed {
         let Doomed { kind, key } = &doomed;
-        match delete(&doomed, dry_run, &gone, session).await {
+        match delete(&doomed, manner.dry_run, &gone, session).await {
             Ok(()) => {
-                print(&format!("{kind}/{} deleted{suffix}", key.name))?;
+                print(&format!("{kind}/{} deleted{}", key.name, manner.suffix()))?;
                 gone.push(doomed);
             }
-            Err(error) if ignore_not_found && error.reason() == Some(kind.not_found()) => {}
+            Err(error) if manner.ignore_not_found && error.reason() == Some(kind.not_found()) => {}
             Err(error) => failures.add(Failure::from(error).about(format_args!("{kind}/{}", key.name)))?,
         }
     }
-    failures.end()
+    Ok(())
+}
+
+/// Sets nothing where something is set.
+async fn take_back(
+    rules: Vec<Rule>,
+    manner: Manner,
+    session: &Session,
+    failures: &mut Failures,
+) -> Result<(), Failure> {
+    for change in rules::compare(rules, &session.admin).await? {
+        let title = change.rule.title();
+        if change.outcome == Outcome::Unchanged {
+            if !manner.ignore_not_found {
+                failures.add(Failure::not_found(format!("{title}: nothing is set")))?;
+            }
+            continue;
+        }
+        let taken = match manner.dry_run {
+            true => rules::check(std::slice::from_ref(&change), &session.admin).await,
+            false => change.store(&session.admin).await.map(|_| ()),
+        };
+        match taken {
+            Ok(()) => print(&format!("{title} deleted{}{}", change.told(), manner.suffix()))?,
+            Err(failure) => failures.add(failure)?,
+        }
+    }
+    Ok(())
 }
 
 /// Those that were told of while the rest went on.

@@ -59,9 +59,9 @@ pub(crate) struct Machine {
     /// first request on (model) or while it is on the GPU (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     pub(crate) isolation: Isolation,
-    /// How transfers from host memory to GPUs share their links: each at the rate that has it there in
-    /// time for the request that waits for it (faastube), in turns (fair), or the first to come first
-    /// (fifo).
+    /// How transfers between host memory and GPUs share their links, each direction by itself: each
+    /// transfer at the rate that has it there in time for the request that waits for it (faastube), in
+    /// turns (fair), or the first to come first (fifo).
     #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = one_of(SHARINGS))]
     pub(crate) transfer_sharing: Sharing,
     /// Over whose PCIe links models and objects come from host memory: each GPU's own, or idle ones of other

@@ -26,6 +26,7 @@ Examples:
   millrace policy set --dispatch lalb-o3 --overtakes-max 50 --unset alpha --dry-run
   millrace policy set --unset dispatch,eviction          as each worker was started
   millrace get policies                                  what is wanted, and what each node does
+  millrace get policy -o yaml                            the same for 'millrace apply -f FILE'
   millrace policy history                                who changed what, and when";
 
 /// See and change how nodes schedule while they run.
@@ -165,10 +166,9 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
     match heard {
         Ok(heard) => {
             let heard = heard?;
-            let others =
-                heard.nodes.iter().filter(|node| !node.obeys && heard.generation == policy.generation);
-            for node in others {
-                eprintln!("warning: node {} keeps the policy that it was started with", node.node);
+            // What another set since is theirs to be warned of.
+            if heard.generation == policy.generation {
+                policies::warnings(&heard).for_each(|warning| eprintln!("warning: {warning}"));
             }
             Ok(())
         }

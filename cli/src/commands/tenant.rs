@@ -17,7 +17,8 @@ Examples:
   millrace tenant set acme --gpus-max 2                        at most two GPUs of a node at once
   millrace tenant set acme --gpu-share 0.5 --memory-share 0.5
   millrace tenant set acme --no-caps
-  millrace get tenants";
+  millrace get tenants
+  millrace get tenants -o yaml                                 the same for 'millrace apply -f FILE'";
 
 /// Set what a tenant may use.
 #[derive(Debug, clap::Args)]

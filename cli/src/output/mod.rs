@@ -51,6 +51,10 @@ struct List<'a, T> {
     items: &'a [T],
 }
 
+fn whole<T>(items: &[T]) -> List<'_, T> {
+    List { api_version: millrace_types::manifest::API_VERSION, kind: "List", items }
+}
+
 /// Prints text and a newline where it lacks one.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
@@ -80,8 +84,7 @@ pub(crate) fn list<T: Serialize>(
     table: &Table,
     empty: &str,
 ) -> Result<(), Failure> {
-    let whole = List { api_version: millrace_types::manifest::API_VERSION, kind: "List", items };
-    if let Some(text) = document(format, &whole)? {
+    if let Some(text) = document(format, &whole(items))? {
         return print(&text);
     }
     if table.is_empty() {

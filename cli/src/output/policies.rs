@@ -1,7 +1,9 @@
-//! How nodes schedule, as people and programs read it.
+//! How nodes schedule, as people and programs read it: in the shape of its manifest, with a `status`
+//! beside it.
 
 use millrace_client::messages as wire;
 use millrace_proto::policy::PolicySpec;
+use millrace_types::manifest::{API_VERSION, POLICY};
 use serde::Serialize;
 
 use crate::output::table::{Table, col, wide};
@@ -10,13 +12,27 @@ use crate::output::text::moment;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Policy {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Metadata,
     spec: Spec,
+    status: Status,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: &'static str,
     generation: u64,
     resource_version: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     updated_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     updated_by: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
     nodes: Vec<Node>,
 }
 
@@ -80,12 +96,17 @@ impl From<wire::Policy> for Policy {
             actual: it.actual.map(Spec::from),
         };
         Self {
+            api_version: API_VERSION,
+            kind: "Policy",
+            metadata: Metadata {
+                name: POLICY,
+                generation: policy.generation,
+                resource_version: policy.resource_version,
+                updated_at: policy.updated_at.and_then(moment),
+                updated_by: said(policy.updated_by),
+            },
             spec: policy.spec.unwrap_or_default().into(),
-            generation: policy.generation,
-            resource_version: policy.resource_version,
-            updated_at: policy.updated_at.and_then(moment),
-            updated_by: said(policy.updated_by),
-            nodes: policy.nodes.into_iter().map(node).collect(),
+            status: Status { nodes: policy.nodes.into_iter().map(node).collect() },
         }
     }
 }
@@ -134,6 +155,12 @@ pub(crate) fn table(policy: &wire::Policy) -> Table {
     table
 }
 
+/// Who says that it does something else than is wanted, where all have heard of it: it always will.
+pub(crate) fn warnings(policy: &wire::Policy) -> impl Iterator<Item = String> {
+    let others = policy.nodes.iter().filter(|node| node.actual.is_some() && !node.obeys);
+    others.map(|node| format!("node {} keeps the policy that it was started with", node.node))
+}
+
 /// The last changes.
 pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
     let mut table = Table::new([
@@ -158,7 +185,10 @@ pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Format;
+    use crate::output::{Format, document};
+    use millrace_proto::convert::policy_spec_wire;
+    use millrace_types::manifest::{self, Manifest};
+    use millrace_types::policy::{Batches, DispatchName, EvictionName};
 
     #[test]
     fn what_is_wanted_stands_above_what_each_node_does() {
@@ -178,8 +208,34 @@ a          torpor     -          -           -       -          2        yes
 b          -          -          -           -       -          2        no
 ";
         assert_eq!(table(&policy).render(Format::Table), expected);
+        assert_eq!(warnings(&policy).count(), 0, "node b has not said anything");
         let json = serde_json::to_value(Policy::from(policy)).unwrap();
         assert_eq!(json["spec"], serde_json::json!({ "dispatch": "torpor" }));
-        assert_eq!(json["nodes"][1]["obeys"], false);
+        assert_eq!(json["status"]["nodes"][1]["obeys"], false);
+        let nodes = vec![node("a", Some(spec("torpor")), true), node("b", Some(spec("native")), false)];
+        let said: Vec<_> = warnings(&wire::Policy { nodes, ..Default::default() }).collect();
+        assert_eq!(said, ["node b keeps the policy that it was started with"]);
+    }
+
+    #[test]
+    fn the_policy_is_printed_as_it_is_applied() {
+        let all = millrace_types::PolicySpec {
+            dispatch: Some(DispatchName::LalbO3),
+            eviction: Some(EvictionName::Lru),
+            overtakes_max: Some(9),
+            alpha: None,
+            batching: Some(Batches::Off),
+        };
+        for spec in [all, millrace_types::PolicySpec::NONE] {
+            let node = wire::NodePolicy { node: "a".into(), ..Default::default() };
+            let policy = wire::Policy {
+                spec: Some(policy_spec_wire(&spec)),
+                updated_by: "alice".into(),
+                nodes: vec![node],
+                ..Default::default()
+            };
+            let text = document(Format::Yaml, &Policy::from(policy)).unwrap().unwrap();
+            assert_eq!(manifest::parse(&text).unwrap(), [Manifest::Policy(spec)], "{text}");
+        }
     }
 }

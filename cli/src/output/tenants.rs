@@ -1,6 +1,7 @@
-//! Tenants as people and programs read them.
+//! Tenants as people and programs read them: in the shape of their manifest, with a `status` beside it.
 
 use millrace_client::messages as wire;
+use millrace_types::manifest::API_VERSION;
 use serde::Serialize;
 
 use crate::output::table::{Table, col, wide};
@@ -9,28 +10,59 @@ use crate::output::text::moment;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Tenant {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Metadata,
+    spec: Spec,
+    status: Status,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
     name: String,
-    functions: u32,
-    gpus_max: Option<u32>,
-    gpu_share: Option<f64>,
-    memory_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     resource_version: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     updated_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     updated_by: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpus_max: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_share: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    functions: u32,
 }
 
 impl From<wire::Tenant> for Tenant {
     fn from(tenant: wire::Tenant) -> Self {
         let quota = tenant.quota.unwrap_or_default();
         Self {
-            name: tenant.name,
-            functions: tenant.functions,
-            gpus_max: quota.gpus_max,
-            gpu_share: quota.gpu_share,
-            memory_share: quota.memory_share,
-            resource_version: Some(tenant.resource_version).filter(|&version| version > 0),
-            updated_at: tenant.updated_at.and_then(moment),
-            updated_by: Some(tenant.updated_by).filter(|by| !by.is_empty()),
+            api_version: API_VERSION,
+            kind: "Tenant",
+            metadata: Metadata {
+                name: tenant.name,
+                resource_version: Some(tenant.resource_version).filter(|&version| version > 0),
+                updated_at: tenant.updated_at.and_then(moment),
+                updated_by: Some(tenant.updated_by).filter(|by| !by.is_empty()),
+            },
+            spec: Spec {
+                gpus_max: quota.gpus_max,
+                gpu_share: quota.gpu_share,
+                memory_share: quota.memory_share,
+            },
+            status: Status { functions: tenant.functions },
         }
     }
 }
@@ -75,5 +107,51 @@ pub(crate) fn caps(tenant: &wire::Tenant) -> String {
         "has no caps".to_owned()
     } else {
         format!("may use {} of each node", caps.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{Format, document, whole};
+    use millrace_proto::convert::quota_wire;
+    use millrace_types::manifest::{self, Manifest, TenantManifest};
+    use millrace_types::{Quota, Share, TenantName};
+
+    #[test]
+    fn tenants_are_printed_as_they_are_applied() {
+        let quota = Quota { gpu_share: Share::from_ppm(333_333).ok(), ..Quota::NONE };
+        let tenant = |name: &str, quota| TenantManifest { name: TenantName::new(name).unwrap(), quota };
+        let tenants = [tenant("acme", quota), tenant("beta", Quota::NONE)];
+        let shown = tenants.clone().map(|it| {
+            let quota = Some(quota_wire(&it.quota));
+            let (name, updated_by) = (it.name.to_string(), "alice".to_owned());
+            Tenant::from(wire::Tenant {
+                name,
+                quota,
+                functions: 2,
+                resource_version: 7,
+                updated_by,
+                ..Default::default()
+            })
+        });
+        let applied = tenants.map(Manifest::Tenant);
+        for format in [Format::Yaml, Format::Json] {
+            let text = document(format, &whole(&shown)).unwrap().unwrap();
+            assert_eq!(manifest::parse(&text).unwrap(), applied, "{text}");
+        }
+        let yaml = document(Format::Yaml, &shown[1]).unwrap().unwrap();
+        let expected = "\
+apiVersion: millrace/v1
+kind: Tenant
+metadata:
+  name: beta
+  resourceVersion: 7
+  updatedBy: alice
+spec: {}
+status:
+  functions: 2
+";
+        assert_eq!(yaml, expected);
     }
 }

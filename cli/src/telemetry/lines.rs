@@ -27,7 +27,7 @@ const OF_SPANS: [&str; 2] = [REQUEST_ID, "millrace.function"];
 /// The layer that keeps what `filter` lets through. `traced`: spans are made for others.
 pub(super) fn kept(filter: EnvFilter, process: &str, traced: bool) -> Box<dyn Layer<Registry> + Send + Sync> {
     let began = clock::wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let name = format!("{process}.{}.{:x}", std::process::id(), began.as_nanos());
+    let name = logs::ring_name(process, std::process::id(), began.as_nanos());
     let keeper = Keeper { ring: logs::keep_here(process, name), dispatch: OnceLock::new() };
     let lines = filter.and(filter_fn(|about| about.is_event()));
     let spans = filter_fn(move |about| traced && about.is_span() && about.target().starts_with(SCOPE))

@@ -25,11 +25,27 @@ fn the_policy_operations_and_logs_of_a_group_are_shown_changed_and_waited_for() 
     up.ok(&["policy", "set", "--dispatch", "torpor", "--unset", "overtakes-max"]);
     let policy = up.json(&["get", "policies"]);
     let wanted = json!({"dispatch": "torpor"});
-    assert_eq!((&policy["spec"], &policy["generation"]), (&wanted, &json!(2)));
-    assert!(policy["nodes"].as_array().unwrap().iter().all(|node| node["obeys"] == true), "{policy}");
+    assert_eq!((&policy["spec"], &policy["metadata"]["generation"]), (&wanted, &json!(2)));
+    assert!(
+        policy["status"]["nodes"].as_array().unwrap().iter().all(|node| node["obeys"] == true),
+        "{policy}"
+    );
     let history = up.json(&["policy", "history"]);
     let changes: Vec<_> = history.as_array().unwrap().iter().map(|it| &it["spec"]).collect();
     assert_eq!(changes, [&wanted, &json!({"dispatch": "lalb-o3", "overtakesMax": 9})]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("policy.yaml");
+    let shown = up.ok(&["get", "policy", "-o", "yaml"]);
+    std::fs::write(&manifest, shown.replace("dispatch: torpor", "dispatch: lb")).unwrap();
+    let applied = up.ok(&["apply", "-f", manifest.to_str().unwrap()]);
+    assert_eq!(applied, "policy/cluster configured: dispatch lb (was torpor)\n");
+    let policy = up.json(&["get", "policies"]);
+    assert_eq!(policy["spec"], json!({"dispatch": "lb"}));
+    assert!(
+        policy["status"]["nodes"].as_array().unwrap().iter().all(|node| node["obeys"] == true),
+        "{policy}"
+    );
 
     // With the other cordoned, the function has nowhere to go.
     let nodes = up.json(&["get", "nodes"]);

@@ -101,7 +101,8 @@ fn a_tenant_with_caps_is_served_within_them_and_one_that_cannot_be_is_told() {
     up.ok(&["tenant", "set", "default", "--gpus-max", "1", "--gpu-share", "0.5"]);
     assert!(up.ok(&["invoke", "digits", "--image", &image]).contains("digit-3.png: 3 ("));
     let tenants = up.json(&["get", "tenants"]);
-    assert_eq!((&tenants[0]["gpusMax"], &tenants[0]["functions"]), (&1.into(), &1.into()), "{tenants}");
+    let shown = (&tenants[0]["spec"]["gpusMax"], &tenants[0]["status"]["functions"]);
+    assert_eq!(shown, (&1.into(), &1.into()), "{tenants}");
     // Less than any model takes: the worker says so as soon as it was told of the cap.
     up.ok(&["tenant", "set", "default", "--memory-share", "0.000001"]);
     eventually("the share of the memory holds", || {

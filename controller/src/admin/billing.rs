@@ -6,7 +6,7 @@ use std::ops::Bound;
 use millrace_cluster_state::{Account, State};
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
-use millrace_types::{Failure, FunctionName, Reason, TenantName, Usage};
+use millrace_types::{Failure, FunctionName, TenantName, Usage};
 
 use super::masks::Mask;
 use super::{AdminService, invalid_name, page_size, unknown_token};
@@ -95,11 +95,13 @@ fn page_token(token: &str) -> Result<Option<Account>, Failure> {
         let function = if function.is_empty() { None } else { Some(FunctionName::new(function).ok()?) };
         Some(Account { tenant, function })
     };
-    read(token).map(Some).ok_or_else(|| Failure::new(Reason::MalformedRequest, unknown_token(token)))
+    read(token).map(Some).ok_or_else(|| Failure::malformed(unknown_token(token)))
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::Reason;
+
     use super::*;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use millrace_cluster_state::Located;
 use millrace_proto::admin as api;
-use millrace_types::{DataId, Epoch, Failure, Reason};
+use millrace_types::{DataId, Epoch, Failure};
 
 use super::{AdminService, node_name};
 
@@ -12,9 +12,7 @@ impl AdminService {
         request: api::LookupDataRequest,
     ) -> Result<api::LookupDataResponse, Failure> {
         let consistency = request.consistency();
-        let id = request
-            .id
-            .ok_or_else(|| Failure::new(Reason::MalformedRequest, "no data is named: give its id"))?;
+        let id = request.id.ok_or_else(|| Failure::malformed("no data is named: give its id"))?;
         let id = DataId { home: node_name(&id.home)?, epoch: Epoch(id.epoch), counter: id.counter };
         Ok(located(self.read(consistency).await?.locate(&id)))
     }

@@ -3,7 +3,7 @@
 use millrace_proto::admin as api;
 use millrace_types::Failure;
 
-use super::{AdminService, malformed, page_size, wait};
+use super::{AdminService, page_size, wait};
 use crate::events::Token;
 
 impl AdminService {
@@ -14,7 +14,8 @@ impl AdminService {
         let token: Option<Token> = match request.after.as_str() {
             "" => None,
             text => Some(
-                text.parse().map_err(|()| malformed("`after` was not given by a server: leave it out"))?,
+                text.parse()
+                    .map_err(|()| Failure::malformed("`after` was not given by a server: leave it out"))?,
             ),
         };
         let wait = wait("wait", request.wait.as_ref())?;

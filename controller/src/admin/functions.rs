@@ -29,10 +29,8 @@ impl AdminService {
         let request = request.into_inner();
         let wanted = request.spec.ok_or_else(|| Failure::new(Reason::InvalidSpec, "there is no spec"))?;
         let spec = convert::function_spec(wanted)?;
-        let digest: Digest = request
-            .digest
-            .parse()
-            .map_err(|error| Failure::new(Reason::MalformedRequest, format!("{error}")))?;
+        let digest: Digest =
+            request.digest.parse().map_err(|error| Failure::malformed(format!("{error}")))?;
         self.check_runnable(spec.runtime)?;
         let key = spec.key.clone();
         let idempotency = idempotency(request.idempotency_key)?;

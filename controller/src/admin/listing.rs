@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use millrace_cluster_state::first_key;
 use millrace_proto::convert;
-use millrace_types::{Failure, FunctionKey, Reason, TenantName};
+use millrace_types::{Failure, FunctionKey, TenantName};
 
 use super::{invalid_name, page_size, unknown_token};
 
@@ -60,7 +60,7 @@ fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
     if token.is_empty() {
         return Ok(None);
     }
-    let bad = || Failure::new(Reason::MalformedRequest, unknown_token(token));
+    let bad = || Failure::malformed(unknown_token(token));
     let (tenant, name) = token.split_once('/').ok_or_else(bad)?;
     convert::function_key(tenant, name).map(Some).map_err(|_| bad())
 }

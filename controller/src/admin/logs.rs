@@ -6,29 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::NODES_MAX;
 use millrace_proto::admin as api;
-use millrace_proto::log::{Line, Page, Position, Query};
+use millrace_proto::log::{Line, Page, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
 use millrace_types::{Failure, NodeName, Reason};
 use prost::Message as _;
 
-use super::{AdminService, malformed, wait};
+use super::positions::{Positions, Told, read_token, token};
+use super::{AdminService, wait};
 use crate::everyone::{ASK_TIMEOUT, Given};
 use crate::fleet::Worker;
 use crate::raft::Peer;
 
 /// How often the others are asked while one waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Processes that gave no answer and that a token still tells of: most are gone for good.
-const SILENT_MAX: usize = 512;
-/// Processes that a token tells of. Of those that answered, each is told of.
-const POSITIONS_MAX: usize = NODES_MAX + CONTROLLERS_MAX + SILENT_MAX;
-/// Far more than a group has.
-const CONTROLLERS_MAX: usize = 64;
-
-/// How far a reader is, by process.
-type Positions = BTreeMap<String, u64>;
 
 impl AdminService {
     pub(super) async fn list_logs(
@@ -41,10 +32,11 @@ impl AdminService {
         self.check_names(&request.of)?;
         let until = tokio::time::Instant::now() + wait;
         let mut left_out = 0;
+        let query = Query { after: Vec::new(), filter: request.filter.clone(), lines_max: max };
         loop {
-            let after = positions.iter().map(|(ring, &seq)| Position { ring: ring.clone(), seq }).collect();
-            let query = Query { after, filter: request.filter.clone(), lines_max: max };
-            let mut found = put_together(self.ask(&request.of, &query).await, &mut positions, max as usize);
+            let told = Told::new(&positions, self.names());
+            let given = self.ask(&request.of, &told, &query).await;
+            let mut found = put_together(given, &mut positions, max as usize);
             found.missing.extend(self.away(&request.of));
             left_out += found.left_out;
             // A server that stops makes nobody wait.
@@ -60,10 +52,8 @@ impl AdminService {
 
     /// Refuses names that nobody has: their lines would never come. A node that is away may come back.
     fn check_names(&self, of: &[String]) -> Result<(), Failure> {
-        let state = self.replica.state();
-        let node = |name: &str| NodeName::new(name).is_ok_and(|name| state.node(&name).is_some());
-        let known = |name: &&String| self.is_attached(name) || self.is_controller(name) || node(name);
-        match of.iter().find(|name| !known(name)) {
+        let is_name = self.names();
+        match of.iter().find(|name| !is_name(name.as_str())) {
             None => Ok(()),
             Some(name) => {
                 let message = format!(
@@ -72,6 +62,15 @@ impl AdminService {
                 Err(Failure::new(Reason::NodeNotFound, message))
             }
         }
+    }
+
+    /// Whether a node or controller has a name.
+    fn names(&self) -> impl Fn(&str) -> bool {
+        let state = self.replica.state();
+        let node = move |name: &str| NodeName::new(name).is_ok_and(|name| state.node(&name).is_some());
+        let controllers: BTreeSet<_> =
+            self.replica.membership().nodes().map(|(&id, _)| controller(id)).collect();
+        move |name| node(name) || controllers.contains(name) || self.is_attached(name)
     }
 
     fn is_attached(&self, name: &str) -> bool {
@@ -88,34 +87,34 @@ impl AdminService {
         away.map(|name| format!("{name}: not attached")).collect()
     }
 
-    async fn ask(&self, of: &[String], query: &Query) -> Vec<Given<Option<Page>>> {
-        let wanted = |name: &str| of.is_empty() || of.iter().any(|it| it == name);
-        let encoded = query.encode_to_vec();
+    /// Asks those that are wanted, each for what is after where the reader is with it.
+    async fn ask(&self, of: &[String], told: &Told, query: &Query) -> Vec<Given<Option<Page>>> {
+        let asked = |name: &str| {
+            let is_wanted = of.is_empty() || of.iter().any(|it| it == name);
+            is_wanted.then(|| Query { after: told.to(name), ..query.clone() })
+        };
         let from_controller = |peer: Peer| {
-            let (wanted, encoded) = (wanted(&controller(peer.id())), encoded.clone());
+            let query = asked(&controller(peer.id()));
             async move {
-                if !wanted {
-                    return Ok(None);
-                }
+                let Some(query) = query else { return Ok(None) };
+                let query = query.encode_to_vec();
                 let page: Vec<u8> = peer
-                    .call(ASK_TIMEOUT, &encoded, async |mut it, message| it.get_logs(message).await)
+                    .call(ASK_TIMEOUT, &query, async |mut it, message| it.get_logs(message).await)
                     .await?;
                 let page = Page::decode(page.as_slice());
                 page.map(Some).map_err(|error| Failure::new(Reason::Internal, error.to_string()))
             }
         };
         let from_worker = |worker: Arc<Worker>| {
-            let (wanted, query) = (wanted(worker.name.as_str()), query.clone());
+            let query = asked(worker.name.as_str());
             async move {
-                if !wanted {
-                    return Ok(tonic::Response::new(None));
-                }
+                let Some(query) = query else { return Ok(tonic::Response::new(None)) };
                 Ok(worker.calls.get_logs(tonic::Request::new(query)).await?.map(Some))
             }
         };
         let mut given = self.traces.everyone.ask(from_controller, from_worker).await;
-        if wanted(&controller(self.replica.id().0)) {
-            given.push(Ok(Some(logs::here(query))));
+        if let Some(query) = asked(&controller(self.replica.id().0)) {
+            given.push(Ok(Some(logs::here(&query))));
         }
         given
     }
@@ -202,25 +201,9 @@ impl Read {
     }
 }
 
-/// A token is each process's name and number. Those that answered come before those that may be gone.
-fn token(positions: &Positions, answered: &BTreeSet<String>) -> String {
-    let (live, silent): (Vec<_>, Vec<_>) = positions.iter().partition(|(ring, _)| answered.contains(*ring));
-    let kept = live.into_iter().chain(silent.into_iter().take(SILENT_MAX)).take(POSITIONS_MAX);
-    kept.map(|(ring, seq)| format!("{ring}:{seq}")).collect::<Vec<_>>().join(",")
-}
-
-fn read_token(text: &str) -> Result<Positions, Failure> {
-    let position = |part: &str| {
-        let (ring, seq) = part.rsplit_once(':')?;
-        Some((ring.to_owned(), seq.parse().ok()?))
-    };
-    let parts = text.split(',').filter(|part| !part.is_empty()).take(POSITIONS_MAX);
-    let read: Option<_> = parts.map(position).collect();
-    read.ok_or_else(|| malformed("`after` was not given by a server: leave it out"))
-}
-
 #[cfg(test)]
 mod tests {
+    use millrace_proto::log::Position;
     use millrace_proto::logs::{LINES_MAX, Ring};
 
     use super::*;
@@ -286,23 +269,5 @@ mod tests {
         let all = write(LINES_MAX + 5);
         while look(1_000).0 > 0 {}
         assert_eq!(look(1_000), (0, all));
-    }
-
-    #[test]
-    fn processes_that_answer_stay_in_the_token_and_those_that_are_gone_leave_it() {
-        let gone = (0..2 * SILENT_MAX).map(|n| (format!("a{n}"), 1));
-        let positions: Positions = gone.chain((0..NODES_MAX).map(|n| (format!("z{n}"), 7))).collect();
-        let answered = (0..NODES_MAX).map(|n| format!("z{n}")).collect();
-        let read = read_token(&token(&positions, &answered)).unwrap();
-        assert_eq!(read.len(), NODES_MAX + SILENT_MAX);
-        assert!(answered.iter().all(|ring| read.contains_key(ring)));
-    }
-
-    #[test]
-    fn what_is_no_token_is_refused() {
-        assert_eq!(read_token("").unwrap(), Positions::new());
-        for bad in ["a", "a:", "a:x", "a:1,b"] {
-            assert!(read_token(bad).is_err(), "{bad}");
-        }
     }
 }

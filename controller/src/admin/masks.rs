@@ -17,8 +17,6 @@ use prost::encoding::{
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FieldMask, FileDescriptorSet};
 
-use super::malformed;
-
 /// Paths of one mask.
 const PATHS_MAX: usize = 100;
 
@@ -55,7 +53,10 @@ impl Mask {
     pub(super) fn read(mask: Option<FieldMask>, message: &str) -> Result<Self, Failure> {
         let paths = mask.map(|mask| mask.paths).unwrap_or_default();
         if paths.len() > PATHS_MAX {
-            return Err(malformed(format!("the mask has {} paths: at most {PATHS_MAX}", paths.len())));
+            return Err(Failure::malformed(format!(
+                "the mask has {} paths: at most {PATHS_MAX}",
+                paths.len()
+            )));
         }
         if paths.is_empty() || paths == ["*"] {
             return Ok(Self(Wanted::All));
@@ -63,8 +64,9 @@ impl Mask {
         let root = format!(".millrace.admin.v1.{message}");
         let mut wanted = Wanted::Some(BTreeMap::new());
         for path in &paths {
-            add(&mut wanted, &root, path)
-                .ok_or_else(|| malformed(format!("the mask's path {path:?} names no field of {message}")))?;
+            add(&mut wanted, &root, path).ok_or_else(|| {
+                Failure::malformed(format!("the mask's path {path:?} names no field of {message}"))
+            })?;
         }
         Ok(Self(wanted))
     }
@@ -140,7 +142,10 @@ pub(super) fn updated<'a>(mask: Option<FieldMask>, known: &[&'a str]) -> Result<
     let field = |path: &String| {
         let found = known.iter().copied().find(|name| name == path);
         found.ok_or_else(|| {
-            malformed(format!("the mask's path {path:?} names no field: there are {}", known.join(", ")))
+            Failure::malformed(format!(
+                "the mask's path {path:?} names no field: there are {}",
+                known.join(", ")
+            ))
         })
     };
     paths.iter().map(field).collect()

@@ -33,6 +33,7 @@ mod nodes;
 mod objective;
 mod operations;
 mod policy;
+mod positions;
 mod scaling;
 mod scheduling;
 mod tenants;
@@ -112,7 +113,7 @@ fn idempotency(key: String) -> Result<Option<IdempotencyKey>, Failure> {
         len => {
             let message =
                 format!("the idempotency key has {len} bytes: at most {IDEMPOTENCY_KEY_LEN_MAX} are taken");
-            Err(malformed(message))
+            Err(Failure::malformed(message))
         }
     }
 }
@@ -136,12 +137,8 @@ fn page_size(asked: u32) -> usize {
 /// How long a request waits, of what it asks for in a field of this name.
 fn wait(field: &str, asked: Option<&prost_types::Duration>) -> Result<Duration, Failure> {
     let asked = asked.map_or(Some(Duration::ZERO), convert::duration);
-    let asked = asked.ok_or_else(|| malformed(format!("`{field}` is negative")))?;
+    let asked = asked.ok_or_else(|| Failure::malformed(format!("`{field}` is negative")))?;
     Ok(asked.min(WAIT_MAX))
-}
-
-fn malformed(message: impl Into<String>) -> Failure {
-    Failure::new(Reason::MalformedRequest, message)
 }
 
 fn unknown_token(token: &str) -> String {
@@ -424,14 +421,14 @@ impl AdminService {
         request: api::FindArtifactsRequest,
     ) -> Result<api::FindArtifactsResponse, Failure> {
         if request.digests.len() > DIGESTS_MAX {
-            return Err(malformed(format!(
+            return Err(Failure::malformed(format!(
                 "{} digests: ask after {DIGESTS_MAX} at a time",
                 request.digests.len()
             )));
         }
         let digests = request.digests.iter().map(|text| text.parse()).collect::<Result<_, _>>();
-        let digests =
-            digests.map_err(|error: millrace_types::digest::ParseError| malformed(error.to_string()))?;
+        let digests = digests
+            .map_err(|error: millrace_types::digest::ParseError| Failure::malformed(error.to_string()))?;
         let found = self.artifacts.find(digests).await?;
         let found = found.into_iter().map(|(digest, bytes)| views::artifact(digest, bytes));
         Ok(api::FindArtifactsResponse { found: found.collect() })

@@ -68,7 +68,7 @@ impl AdminService {
         let fault = u32::try_from(request.fault).map_err(|_| {
             let message =
                 format!("there is no fault {}: name one of InjectFaultRequest.Fault", request.fault);
-            Failure::new(Reason::MalformedRequest, message)
+            Failure::malformed(message)
         })?;
         let fault = wire::InjectFaultRequest { gpu: request.gpu, fault, function: request.function };
         worker.calls.inject_fault(Request::new(fault)).await.map_err(|status| from_status(&status))?;

@@ -10,7 +10,7 @@ use millrace_types::Failure;
 use tonic::Request;
 
 use super::masks::Mask;
-use super::{AdminService, caller, idempotency, malformed, wait};
+use super::{AdminService, caller, idempotency, wait};
 use crate::leader::Shortages;
 use crate::raft::replica::refused;
 
@@ -80,8 +80,9 @@ impl AdminService {
 }
 
 fn read_id(id: &str) -> Result<u64, Failure> {
-    id.parse()
-        .map_err(|_| malformed(format!("operation {id:?} is none: list them with 'millrace get operations'")))
+    id.parse().map_err(|_| {
+        Failure::malformed(format!("operation {id:?} is none: list them with 'millrace get operations'"))
+    })
 }
 
 fn view(state: &State, shortages: &Shortages, operation: &Operation) -> api::Operation {

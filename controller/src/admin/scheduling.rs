@@ -45,9 +45,8 @@ fn scheduling(wanted: api::NodeScheduling) -> Result<Scheduling, Failure> {
         api::NodeScheduling::Schedulable => Ok(Scheduling::Schedulable),
         api::NodeScheduling::Cordoned => Ok(Scheduling::Cordoned),
         api::NodeScheduling::Draining => Ok(Scheduling::Draining),
-        api::NodeScheduling::Unspecified => Err(Failure::new(
-            Reason::MalformedRequest,
-            "say what is wished of the node: schedulable, cordoned or draining",
-        )),
+        api::NodeScheduling::Unspecified => {
+            Err(Failure::malformed("say what is wished of the node: schedulable, cordoned or draining"))
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use millrace_cluster_state::{Command, State};
 use millrace_proto::admin as api;
 use millrace_proto::convert::{quota, quota_wire, timestamp_wire};
-use millrace_types::{Failure, Reason, TenantName};
+use millrace_types::{Failure, TenantName};
 use tonic::Request;
 
 use super::masks::{Mask, updated};
@@ -94,5 +94,5 @@ fn view(state: &State, name: &TenantName, functions: usize) -> api::Tenant {
 /// A token is the name of the last tenant of the page before.
 fn page_token(token: &str) -> Result<Option<TenantName>, Failure> {
     let name = (!token.is_empty()).then(|| TenantName::new(token)).transpose();
-    name.map_err(|_| Failure::new(Reason::MalformedRequest, unknown_token(token)))
+    name.map_err(|_| Failure::malformed(unknown_token(token)))
 }

@@ -58,15 +58,12 @@ impl Artifacts {
             )),
         };
         let Some(Part::Header(header)) = next().await? else {
-            return Err(Failure::new(Reason::MalformedRequest, "an upload begins with its header"));
+            return Err(Failure::malformed("an upload begins with its header"));
         };
         let mut incoming = self.begin(&header).await?;
         while let Some(part) = next().await? {
             let Part::Data(chunk) = part else {
-                return Err(Failure::new(
-                    Reason::MalformedRequest,
-                    "an upload has one header, at its beginning",
-                ));
+                return Err(Failure::malformed("an upload has one header, at its beginning"));
             };
             incoming = blocking(move || incoming.write(&chunk).map(|()| incoming)).await?;
         }
@@ -74,10 +71,7 @@ impl Artifacts {
     }
 
     async fn begin(&self, header: &admin::Artifact) -> Result<Incoming, Failure> {
-        let digest: Digest = header
-            .digest
-            .parse()
-            .map_err(|error| Failure::new(Reason::MalformedRequest, format!("{error}")))?;
+        let digest: Digest = header.digest.parse().map_err(|error| Failure::malformed(format!("{error}")))?;
         let bytes = Bytes(header.bytes);
         if bytes > self.limits.artifact_bytes {
             let message =

@@ -8,7 +8,7 @@ use millrace_cluster_state::Located;
 use millrace_proto::status::to_status;
 use millrace_proto::worker::worker_control_server::WorkerControl;
 use millrace_proto::{convert, worker as wire};
-use millrace_types::{ClusterId, Failure, NodeName, Reason};
+use millrace_types::{ClusterId, Failure, NodeName};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -87,5 +87,5 @@ impl WorkerControl for Control {
 }
 
 fn malformed(message: String) -> Status {
-    to_status(&Failure::new(Reason::MalformedRequest, message))
+    to_status(&Failure::malformed(message))
 }

@@ -43,7 +43,7 @@ async fn enter(
     let transport = control
         .connector
         .connect(&name, &hello.address)
-        .map_err(|error| Failure::new(Reason::MalformedRequest, error.to_string()))?;
+        .map_err(|error| Failure::malformed(error.to_string()))?;
     let epoch = registration::register(&control.replica, &name, &hello, Epoch(hello.seen_epoch)).await?;
     let worker = Arc::new(Worker::new(name, hello, epoch, transport, control.fleet.now()));
     tracing::info!(worker = %worker.name, epoch = epoch.0, address = worker.hello.address, build = worker.hello.build, "worker attached");
@@ -56,14 +56,13 @@ async fn enter(
 }
 
 async fn greeting(incoming: &mut Streaming<wire::WorkerMessage>) -> Result<wire::WorkerHello, Failure> {
-    let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
     let first = tokio::time::timeout(HELLO_TIMEOUT, incoming.message())
         .await
         .map_err(|_| Failure::new(Reason::TimedOut, format!("no greeting came within {HELLO_TIMEOUT:?}")))?
         .map_err(|status| millrace_proto::status::from_status(&status))?;
     match first.and_then(|first| first.message) {
         Some(worker_message::Message::Hello(hello)) => Ok(hello),
-        _ => Err(malformed("a worker's first message is its greeting")),
+        _ => Err(Failure::malformed("a worker's first message is its greeting")),
     }
 }
 

@@ -76,7 +76,7 @@ async fn ask(world: &dyn World, address: &str, request: &JoinRequest) -> Result<
     let lost = |why: String| Failure::new(Reason::NoLeader, format!("{address} does not answer: {why}"));
     let channel = connect(world, address).map_err(|error| {
         let message = format!("{address:?} is no address ({error}): give host:port");
-        Failure::new(Reason::MalformedRequest, message)
+        Failure::malformed(message)
     })?;
     let mut client = limited(channel);
     let asked = tokio::time::timeout(JOIN_ANSWER_TIMEOUT, client.join(request.clone())).await;

@@ -93,9 +93,8 @@ pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure>
 /// Checks and decodes a message.
 pub(super) fn decode<T: DeserializeOwned>(own: &Identity, message: &Message) -> Result<T, Failure> {
     check(own, message)?;
-    rmp_serde::from_slice(&message.payload).map_err(|error| {
-        Failure::new(Reason::MalformedRequest, format!("a raft message cannot be read: {error}"))
-    })
+    rmp_serde::from_slice(&message.payload)
+        .map_err(|error| Failure::malformed(format!("a raft message cannot be read: {error}")))
 }
 
 /// A failure as an answer to a peer.

@@ -105,8 +105,8 @@ impl Service {
 }
 
 async fn header(messages: &mut Streaming<Message>) -> Result<Message, Status> {
-    let malformed = || Failure::new(Reason::MalformedRequest, "a stream begins with its header");
-    messages.message().await?.ok_or_else(|| codec::status(malformed()))
+    let missing = || codec::status(Failure::malformed("a stream begins with its header"));
+    messages.message().await?.ok_or_else(missing)
 }
 
 async fn blocking<E, F>(work: F) -> Result<Box<SnapshotFile>, Status>

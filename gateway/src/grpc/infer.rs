@@ -12,7 +12,7 @@ use super::{SERVER_TIMING, contents};
 use crate::backend::{Model, Tensor};
 use crate::call::Call;
 use crate::front::{Answer, Front, Named, Question, Run, check_named, check_requested, check_size};
-use crate::parameters::{Parameters, Value, malformed, refuse_unserved};
+use crate::parameters::{Parameters, Value, refuse_unserved};
 
 /// Answers a call of one request.
 pub(super) async fn infer(
@@ -97,7 +97,7 @@ fn raw_contents(inputs: &[InferInputTensor], raw: Vec<Bytes>) -> Result<Vec<Opti
     }
     if raw.len() != inputs.len() {
         let (found, expected) = (raw.len(), inputs.len());
-        return Err(malformed(format!(
+        return Err(Failure::malformed(format!(
             "{found} raw_input_contents for {expected} inputs: send one for each"
         )));
     }

@@ -14,7 +14,6 @@ use super::error::RestError;
 use crate::budget::{Charge, too_large};
 use crate::front::Front;
 use crate::inflate::{Encoding, Inflater, STEP};
-use crate::parameters::malformed;
 
 /// How long the rest of a refused body is read and dropped. A client that is still sending when the
 /// connection closes would see that, and not the refusal.
@@ -91,7 +90,7 @@ impl Arriving<'_> {
                 return Err(Failure::new(Reason::TimedOut, message));
             };
             let Some(frame) = frame else { return Ok(None) };
-            let frame = frame.map_err(|error| malformed(format!("the body broke off: {error}")))?;
+            let frame = frame.map_err(|error| Failure::malformed(format!("the body broke off: {error}")))?;
             // Trailers say nothing here.
             let Ok(data) = frame.into_data() else { continue };
             if self.announced.is_none() {

@@ -29,7 +29,6 @@ use crate::call::Call;
 use crate::describe as said;
 use crate::front::Front;
 use crate::grpc::SERVER_TIMING;
-use crate::parameters::malformed;
 
 const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
 
@@ -84,7 +83,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Wanted {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RestError> {
         let params = RawPathParams::from_request_parts(parts, state)
             .await
-            .map_err(|error| malformed(format!("the path cannot be read: {error}")))?;
+            .map_err(|error| Failure::malformed(format!("the path cannot be read: {error}")))?;
         let of = |wanted: &str| {
             let found = params.iter().find(|(name, _)| *name == wanted);
             found.map_or_else(String::new, |(_, value)| value.to_owned())
@@ -206,8 +205,9 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
     if body.is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(&body)
-        .map_err(|error| malformed(format!("the request is not what the protocol asks: {error}")).into())
+    serde_json::from_slice(&body).map_err(|error| {
+        Failure::malformed(format!("the request is not what the protocol asks: {error}")).into()
+    })
 }
 
 async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap, body: Body) -> Answered {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 use super::elements;
 use crate::backend::{Model, Tensor};
 use crate::front::{Named, Question, check_named, check_requested, check_size};
-use crate::parameters::{Parameters, Value, flag, malformed, refuse_unserved};
+use crate::parameters::{Parameters, Value, flag, refuse_unserved};
 
 /// The length of the JSON before binary tensors, in requests and responses.
 pub(crate) const HEADER_LENGTH: &str = "inference-header-content-length";
@@ -66,12 +66,12 @@ pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> 
     let text = String::from_utf8_lossy(length.as_bytes());
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let length: usize = text.parse().ok().filter(|_| digits).ok_or_else(|| {
-        malformed(format!("Inference-Header-Content-Length {text:?} is no length in bytes"))
+        Failure::malformed(format!("Inference-Header-Content-Length {text:?} is no length in bytes"))
     })?;
     if length > body.len() {
         let message =
             format!("Inference-Header-Content-Length is {length}, and the body has {} bytes", body.len());
-        return Err(malformed(message));
+        return Err(Failure::malformed(message));
     }
     let json = body.split_to(length);
     Ok(Cut { json, binary: Some(body) })
@@ -87,7 +87,7 @@ pub(crate) fn question(model: &Model, cut: Cut) -> Result<(Question, Form), Fail
 
 fn announced(model: &Model, json: &[u8], binary: Option<Bytes>) -> Result<(Question, Form), Failure> {
     let Request { id, parameters, inputs, outputs } = serde_json::from_slice(json)
-        .map_err(|error| malformed(format!("the request is not what the protocol asks: {error}")))?;
+        .map_err(|error| Failure::malformed(format!("the request is not what the protocol asks: {error}")))?;
     let outputs = outputs.unwrap_or_default();
     let parameters = Parameters::read(values(parameters.as_ref()))?;
     for input in &inputs {
@@ -131,20 +131,21 @@ struct Binary {
 impl Binary {
     fn take(&mut self, name: &str, announced: &Json, size: usize) -> Result<Bytes, Failure> {
         let announced = announced.as_u64().and_then(|size| usize::try_from(size).ok());
-        let announced = announced
-            .ok_or_else(|| malformed(format!("input {name:?}: binary_data_size is no size in bytes")))?;
+        let announced = announced.ok_or_else(|| {
+            Failure::malformed(format!("input {name:?}: binary_data_size is no size in bytes"))
+        })?;
         let Some(left) = &mut self.left else {
             let message = format!(
                 "input {name:?} is binary: send Inference-Header-Content-Length, the length of the JSON"
             );
-            return Err(malformed(message));
+            return Err(Failure::malformed(message));
         };
         if announced > left.len() {
             let message = format!(
                 "input {name:?} announces {announced} bytes, and {} are left of the body",
                 left.len()
             );
-            return Err(malformed(message));
+            return Err(Failure::malformed(message));
         }
         check_size(name, size, announced)?;
         Ok(left.split_to(announced))
@@ -152,9 +153,10 @@ impl Binary {
 
     fn finish(self) -> Result<(), Failure> {
         match self.left {
-            Some(left) if !left.is_empty() => {
-                Err(malformed(format!("the body has {} bytes after the last binary input", left.len())))
-            }
+            Some(left) if !left.is_empty() => Err(Failure::malformed(format!(
+                "the body has {} bytes after the last binary input",
+                left.len()
+            ))),
             _ => Ok(()),
         }
     }

@@ -41,6 +41,9 @@ struct Noted {
     /// Its place in `listed`, while it is idle.
     listed: usize,
     asked: usize,
+    /// Whether it is in `free_ahead`, and in `askable`.
+    free_ahead: bool,
+    askable: bool,
 }
 
 #[derive(Debug)]
@@ -172,12 +175,20 @@ impl Fleet {
         let gpu = &self.gpus[index.0 as usize];
         let asked = gpu.asked();
         self.asked = self.asked - noted.asked + asked;
-        (self.noted[index.0 as usize].idle, self.noted[index.0 as usize].asked) = (key, asked);
-        let put = |set: &mut BTreeSet<GpuIndex>, belongs| {
-            if belongs { set.insert(index) } else { set.remove(&index) }
+        let noted = &mut self.noted[index.0 as usize];
+        (noted.idle, noted.asked) = (key, asked);
+        let put = |set: &mut BTreeSet<GpuIndex>, is_in: &mut bool, belongs| {
+            if *is_in != belongs {
+                if belongs {
+                    set.insert(index)
+                } else {
+                    set.remove(&index)
+                };
+                *is_in = belongs;
+            }
         };
-        put(&mut self.free_ahead, gpu.takes_ahead() && gpu.ahead.is_empty());
-        put(&mut self.askable, gpu.askable().is_some());
+        put(&mut self.free_ahead, &mut noted.free_ahead, gpu.takes_ahead() && gpu.ahead.is_empty());
+        put(&mut self.askable, &mut noted.askable, gpu.askable().is_some());
     }
 
     fn idle_key(&self, index: GpuIndex, before: Option<u64>) -> u64 {

@@ -1,6 +1,6 @@
 //! What the dispatcher knows of one GPU: who is on it, which models it holds, and what it loads.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex, Incarnation, Timestamp};
@@ -75,6 +75,15 @@ pub(super) struct Held {
     pub(super) withdrawn: bool,
 }
 
+/// A model on a GPU, or on its way there.
+#[derive(Debug, Clone, Copy)]
+struct Resident {
+    model: Slot,
+    blocks: u32,
+    /// When it was last asked for.
+    used: Timestamp,
+}
+
 #[derive(Debug)]
 pub(super) struct Gpu {
     /// Its executor, while it is up.
@@ -88,8 +97,9 @@ pub(super) struct Gpu {
     pub(super) ahead: VecDeque<Held>,
     /// Requests it was given so far.
     pub(super) dispatched: u64,
-    /// The models on it or on their way to it, their blocks, and when each was last asked for.
-    resident: BTreeMap<Slot, (u32, Timestamp)>,
+    /// The models on it or on their way to it, in order: side by side, since whoever looks for a hit
+    /// looks at all of them.
+    resident: Vec<Resident>,
     /// Those of them of which it is not known that all is there.
     arriving: BTreeSet<Slot>,
     /// The same, longest ago first.
@@ -108,7 +118,7 @@ impl Gpu {
             running: None,
             ahead: VecDeque::new(),
             dispatched: 0,
-            resident: BTreeMap::new(),
+            resident: Vec::new(),
             arriving: BTreeSet::new(),
             by_use: BTreeSet::new(),
             resident_blocks: 0,
@@ -159,11 +169,16 @@ impl Gpu {
     }
 
     pub(super) fn holds(&self, model: Slot) -> bool {
-        self.resident.contains_key(&model)
+        self.place_of(model).is_ok()
     }
 
     pub(super) fn resident(&self) -> impl Iterator<Item = Slot> {
-        self.resident.keys().copied()
+        self.resident.iter().map(|it| it.model)
+    }
+
+    /// Its place in [`Self::resident`], or where it would be.
+    fn place_of(&self, model: Slot) -> Result<usize, usize> {
+        self.resident.binary_search_by_key(&model, |it| it.model)
     }
 
     pub(super) fn resident_blocks(&self) -> u64 {
@@ -172,31 +187,38 @@ impl Gpu {
 
     /// Blocks of the models on it that requests refer to.
     pub(super) fn wanted_blocks(&self, models: &Models) -> u64 {
-        let wanted = self.resident.iter().filter(|(model, _)| models.get(**model).users > 0);
-        wanted.map(|(_, &(blocks, _))| u64::from(blocks)).sum()
+        let wanted = self.resident.iter().filter(|it| models.get(it.model).users > 0);
+        wanted.map(|it| u64::from(it.blocks)).sum()
     }
 
     /// A model is asked for here: it is brought, unless it is here.
     pub(super) fn add_resident(&mut self, now: Timestamp, model: Slot, blocks: u32) {
-        if !self.holds(model) {
-            self.arriving.insert(model);
+        let asked = Resident { model, blocks, used: now };
+        match self.place_of(model) {
+            Ok(place) => {
+                let before = std::mem::replace(&mut self.resident[place], asked);
+                self.uncount(before);
+            }
+            Err(place) => {
+                self.arriving.insert(model);
+                self.resident.insert(place, asked);
+            }
         }
-        self.forget(model);
-        self.resident.insert(model, (blocks, now));
         self.by_use.insert((now, model));
         self.resident_blocks += u64::from(blocks);
     }
 
     pub(super) fn remove_resident(&mut self, model: Slot) {
         self.arriving.remove(&model);
-        self.forget(model);
+        if let Ok(place) = self.place_of(model) {
+            let before = self.resident.remove(place);
+            self.uncount(before);
+        }
     }
 
-    fn forget(&mut self, model: Slot) {
-        if let Some((blocks, used)) = self.resident.remove(&model) {
-            self.by_use.remove(&(used, model));
-            self.resident_blocks -= u64::from(blocks);
-        }
+    fn uncount(&mut self, before: Resident) {
+        self.by_use.remove(&(before.used, before.model));
+        self.resident_blocks -= u64::from(before.blocks);
     }
 
     /// Whether a quarter of its memory is free: most models fit.
@@ -216,7 +238,7 @@ impl Gpu {
         let mut lacking = u64::from(blocks).saturating_sub(free);
         self.by_use.iter().copied().take_while(move |(_, model)| {
             let lacked = lacking > 0;
-            let held = self.resident.get(model).map_or(0, |&(blocks, _)| blocks);
+            let held = self.place_of(*model).map_or(0, |place| self.resident[place].blocks);
             lacking = lacking.saturating_sub(held.into());
             lacked
         })

@@ -253,6 +253,14 @@ impl Dispatch {
         stats
     }
 
+    /// [`Stats::reserved`] alone, which does not look at every model.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        let mut stats = Stats::default();
+        self.policy.count(&mut stats);
+        stats.reserved
+    }
+
     fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
         let blocks = blocks_for(memory.max(weights));
         let rank = self.sizes.partition_point(|&size| size < blocks);

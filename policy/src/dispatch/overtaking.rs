@@ -54,8 +54,9 @@ impl Line {
         self.queued.insert(key, queued);
     }
 
-    /// Takes a request out, and says what the oldest's counts were, where it was that.
-    fn take(&mut self, key: RequestKey) -> Option<(Waiting, Option<Overtaken>)> {
+    /// Takes a request out, and says what the oldest's counts were, where it was that; and, of one that
+    /// `passes` those before it, whether there are any.
+    fn take(&mut self, key: RequestKey, passes: bool) -> Option<(Waiting, Option<Overtaken>, bool)> {
         let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
         let gone = self.queued.remove(&key)?;
         self.back.remove(&key);
@@ -63,11 +64,19 @@ impl Line {
             let first = self.queued.first_key_value();
             self.first = first.map(|(&key, queued)| (key, queued.limit, queued.looks));
         }
-        match self.before(key) {
-            Some(before) => before.marks += gone.marks,
-            None => self.marks -= gone.marks,
-        }
-        Some((gone.request, counts))
+        let mark = u64::from(passes);
+        let passed = match self.before(key) {
+            Some(before) => {
+                before.marks += gone.marks + mark;
+                self.marks += mark;
+                passes
+            }
+            None => {
+                self.marks -= gone.marks;
+                false
+            }
+        };
+        Some((gone.request, counts, passed))
     }
 
     /// A request of this age leaves for a GPU that all in this line fit.
@@ -129,20 +138,26 @@ impl Ages {
 
     /// Takes a request out that goes nowhere.
     pub(super) fn take(&mut self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
-        let (request, counts) = self.lines[rank.0].take(key)?;
+        let (request, counts, _) = self.lines[rank.0].take(key, false)?;
+        self.count_first(counts);
+        Some(request)
+    }
+
+    fn count_first(&mut self, counts: Option<Overtaken>) {
         if let Some(Overtaken { times, looks }) = counts {
             self.overtaken_max = self.overtaken_max.max(times);
             self.visits_max = self.visits_max.max(times + self.looks - looks);
         }
-        Some(request)
     }
 
     /// Takes a request that goes to a GPU of this rank, past all older ones that fit it too.
     pub(super) fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
-        let request = self.take(from, key)?;
-        let lines = self.lines.iter_mut().take(to.0 + 1);
-        let passed = lines.filter_map(|line| line.passed_by(key).then_some(())).count();
-        self.passed += u64::from(passed > 0);
+        let (request, counts, mut passed) = self.lines[from.0].take(key, from <= to)?;
+        self.count_first(counts);
+        for (rank, line) in self.lines.iter_mut().enumerate().take(to.0 + 1) {
+            passed |= rank != from.0 && line.passed_by(key);
+        }
+        self.passed += u64::from(passed);
         Some(request)
     }
 

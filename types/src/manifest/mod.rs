@@ -1,5 +1,7 @@
 //! The YAML a user writes. Reading is strict: an unknown key, a wrong kind or the same name twice
-//! is an error that says where, and nothing of the file is taken.
+//! is an error that says where, and nothing of the file is taken. What the server adds to what it shows
+//! (`status`, and in `metadata` versions and times) is read over, and a `List` is its items: so that what
+//! `millrace get -o yaml` prints of workflows, tenants and the policy can be applied again.
 //!
 //! ```yaml
 //! apiVersion: millrace/v1
@@ -48,29 +50,51 @@
 //!       when: detect.found     # optional: only if an element is not zero
 //!       deadline: 40ms         # optional: from when all that it takes is there to its answer
 //!   outputs: {people: people.scores}
+//! ---
+//! apiVersion: millrace/v1
+//! kind: Tenant                 # what it may use of each node: see [`crate::tenancy`]
+//! metadata: {name: acme}
+//! spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}   # each is optional: what is not named is no cap
+//! ---
+//! apiVersion: millrace/v1
+//! kind: Policy                 # how nodes schedule: see [`crate::policy`]
+//! metadata: {name: cluster}    # there is one
+//! spec:                        # each is optional: what is not named is as each worker was started
+//!   dispatch: lalb-o3
+//!   eviction: lru
+//!   overtakesMax: 50           # under lalb-o3 and unified; alpha: paper under torpor and random
+//!   batching: on
 //! ```
 
+mod document;
 mod function;
+mod policy;
 mod program;
+mod tenant;
 mod workflow;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
+pub use document::Place;
 pub use function::FunctionManifest;
+pub use policy::POLICY;
+pub use tenant::TenantManifest;
 
+use self::document::Document;
 use crate::function::{DEFAULT_PERCENTILE, DEFAULT_TIMEOUT, Slo};
 use crate::ids::{FunctionKey, FunctionName, NameError, TenantName};
+use crate::policy::PolicySpec;
 use crate::workflow::WorkflowSpec;
 
 /// The only `apiVersion` this build reads.
 pub const API_VERSION: &str = "millrace/v1";
 /// The kinds this build reads.
-pub const KINDS: &[&str] = &["Function", "Workflow"];
+pub const KINDS: &[&str] = &["Function", "Workflow", "Tenant", "Policy"];
 
 /// One document of a manifest, checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,24 +104,49 @@ pub enum Manifest {
     Function(FunctionManifest),
     /// A workflow.
     Workflow(WorkflowSpec),
+    /// What a tenant may use.
+    Tenant(TenantManifest),
+    /// How nodes schedule.
+    Policy(PolicySpec),
+}
+
+/// What a manifest is about: in one file, once.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A function or a workflow: they share their names.
+    Model(FunctionKey),
+    /// A tenant's caps.
+    Tenant(TenantName),
+    /// The policy.
+    Policy,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Model(key) => write!(f, "{key}"),
+            Self::Tenant(name) => write!(f, "tenant {name}"),
+            Self::Policy => f.write_str("the policy"),
+        }
+    }
 }
 
 impl Manifest {
-    /// The name asked for.
-    #[must_use]
-    pub fn key(&self) -> &FunctionKey {
-        match self {
-            Self::Function(function) => &function.spec.key,
-            Self::Workflow(workflow) => &workflow.key,
-        }
-    }
-
     /// The function, if it is one.
     #[must_use]
     pub fn function(self) -> Option<FunctionManifest> {
         match self {
             Self::Function(function) => Some(function),
-            Self::Workflow(_) => None,
+            Self::Workflow(_) | Self::Tenant(_) | Self::Policy(_) => None,
+        }
+    }
+
+    fn subject(&self) -> Subject {
+        match self {
+            Self::Function(function) => Subject::Model(function.spec.key.clone()),
+            Self::Workflow(workflow) => Subject::Model(workflow.key.clone()),
+            Self::Tenant(tenant) => Subject::Tenant(tenant.name.clone()),
+            Self::Policy(_) => Subject::Policy,
         }
     }
 }
@@ -115,55 +164,39 @@ pub enum ManifestError {
     #[error("{0}")]
     Yaml(String),
     /// Another `apiVersion`.
-    #[error("document {document}: apiVersion {found:?} is not known: write {API_VERSION:?}")]
+    #[error("{at}: apiVersion {found:?} is not known: write {API_VERSION:?}")]
     ApiVersion {
-        /// Which document of the file, from 1.
-        document: usize,
+        /// Where in the file.
+        at: Place,
         /// What it said.
         found: String,
     },
     /// Another `kind`.
-    #[error("document {document}: kind {found:?} is not known: this version has {}", KINDS.join(" and "))]
+    #[error("{at}: kind {found:?} is not known: this version has {}, and List", KINDS.join(", "))]
     Kind {
-        /// Which document of the file, from 1.
-        document: usize,
+        /// Where in the file.
+        at: Place,
         /// What it said.
         found: String,
     },
     /// A field out of its range.
-    #[error("document {document}, {field}: {problem}")]
+    #[error("{at}, {field}: {problem}")]
     Field {
-        /// Which document of the file, from 1.
-        document: usize,
+        /// Where in the file.
+        at: Place,
         /// The field's path.
         field: &'static str,
         /// What is wrong and what to write.
         problem: String,
     },
-    /// The same name twice.
-    #[error("document {document}: {key} is in this file already: rename one of the two")]
+    /// The same twice.
+    #[error("{at}: {subject} is in this file already: rename one of the two, or take it out")]
     Duplicate {
-        /// Which document of the file, from 1.
-        document: usize,
-        /// The name met again.
-        key: FunctionKey,
+        /// Where in the file.
+        at: Place,
+        /// What was met again.
+        subject: Subject,
     },
-}
-
-struct Document {
-    api_version: String,
-    kind: String,
-    metadata: Metadata,
-    body: Body,
-}
-
-/// What a document's kind asks for.
-#[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-enum Body {
-    Function(function::Spec),
-    Workflow(workflow::Spec),
-    /// Of a kind that is not known.
-    Unknown,
 }
 
 #[derive(Deserialize)]
@@ -173,6 +206,17 @@ struct Metadata {
     tenant: Option<String>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
+    // What the server adds.
+    #[serde(rename = "generation")]
+    _generation: Option<IgnoredAny>,
+    #[serde(rename = "resourceVersion")]
+    _resource_version: Option<IgnoredAny>,
+    #[serde(rename = "createdAt")]
+    _created_at: Option<IgnoredAny>,
+    #[serde(rename = "updatedAt")]
+    _updated_at: Option<IgnoredAny>,
+    #[serde(rename = "updatedBy")]
+    _updated_by: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -182,53 +226,6 @@ struct SloText {
     percentile: Option<f64>,
 }
 
-/// By hand, since what `spec` may hold depends on `kind`, and reading it twice would lose where in
-/// the file an error is.
-impl<'de> Deserialize<'de> for Document {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(DocumentVisitor)
-    }
-}
-
-struct DocumentVisitor;
-
-impl<'de> Visitor<'de> for DocumentVisitor {
-    type Value = Document;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a document with apiVersion, kind, metadata and spec")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Document, A::Error> {
-        const FIELDS: &[&str] = &["apiVersion", "kind", "metadata", "spec"];
-        let (mut api_version, mut kind, mut metadata, mut body) =
-            (None::<String>, None::<String>, None, None);
-        while let Some(key) = map.next_key::<String>()? {
-            match (key.as_str(), kind.as_deref()) {
-                ("apiVersion", _) => api_version = Some(map.next_value()?),
-                ("kind", _) => kind = Some(map.next_value()?),
-                ("metadata", _) => metadata = Some(map.next_value()?),
-                ("spec", None) => {
-                    return Err(A::Error::custom("kind is missing before spec: write it first"));
-                }
-                ("spec", Some("Function")) => body = Some(Body::Function(map.next_value()?)),
-                ("spec", Some("Workflow")) => body = Some(Body::Workflow(map.next_value()?)),
-                ("spec", Some(_)) => {
-                    map.next_value::<IgnoredAny>()?;
-                    body = Some(Body::Unknown);
-                }
-                (other, _) => return Err(A::Error::unknown_field(other, FIELDS)),
-            }
-        }
-        Ok(Document {
-            api_version: api_version.ok_or_else(|| A::Error::missing_field("apiVersion"))?,
-            kind: kind.ok_or_else(|| A::Error::missing_field("kind"))?,
-            metadata: metadata.ok_or_else(|| A::Error::missing_field("metadata"))?,
-            body: body.ok_or_else(|| A::Error::missing_field("spec"))?,
-        })
-    }
-}
-
 /// Reads a manifest of one or more documents.
 ///
 /// # Errors
@@ -236,34 +233,23 @@ impl<'de> Visitor<'de> for DocumentVisitor {
 pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Document> =
         serde_saphyr::from_multiple(text).map_err(|error| ManifestError::Yaml(error.to_string()))?;
-    if documents.is_empty() {
-        return Err(ManifestError::Empty);
-    }
     let mut seen = BTreeSet::new();
     let mut manifests = Vec::with_capacity(documents.len());
-    for (index, document) in documents.into_iter().enumerate() {
-        let number = index + 1;
-        let manifest = document.check(number)?;
-        if !seen.insert(manifest.key().clone()) {
-            return Err(ManifestError::Duplicate { document: number, key: manifest.key().clone() });
+    for (document, read) in (1..).zip(documents) {
+        for (at, item) in read.items(Place { document, item: None })? {
+            let manifest = item.check(at)?;
+            let subject = manifest.subject();
+            if seen.contains(&subject) {
+                return Err(ManifestError::Duplicate { at, subject });
+            }
+            seen.insert(subject);
+            manifests.push(manifest);
         }
-        manifests.push(manifest);
+    }
+    if manifests.is_empty() {
+        return Err(ManifestError::Empty);
     }
     Ok(manifests)
-}
-
-impl Document {
-    fn check(self, document: usize) -> Result<Manifest, ManifestError> {
-        if self.api_version != API_VERSION {
-            return Err(ManifestError::ApiVersion { document, found: self.api_version });
-        }
-        let checked = match self.body {
-            Body::Function(spec) => spec.check(self.metadata).map(Manifest::Function),
-            Body::Workflow(spec) => spec.check(self.metadata).map(Manifest::Workflow),
-            Body::Unknown => return Err(ManifestError::Kind { document, found: self.kind }),
-        };
-        checked.map_err(|(field, problem)| ManifestError::Field { document, field, problem })
-    }
 }
 
 impl Metadata {
@@ -274,6 +260,16 @@ impl Metadata {
             tenant: tenant.map_err(problem)?,
             name: FunctionName::new(&self.name).map_err(problem)?,
         })
+    }
+
+    /// Refuses what functions and workflows alone have.
+    fn check_bare(&self) -> Result<(), Problem> {
+        let problem = "functions and workflows alone have this: leave it out".to_owned();
+        match (&self.tenant, self.labels.is_empty()) {
+            (None, true) => Ok(()),
+            (Some(_), _) => Err(("metadata.tenant", problem)),
+            (None, false) => Err(("metadata.labels", problem)),
+        }
     }
 }
 

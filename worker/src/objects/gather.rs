@@ -225,9 +225,8 @@ impl Objects {
     }
 
     fn find_part(&self, HeldPart { object, offset, bytes }: HeldPart) -> Result<Piece, GatherError> {
-        let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
-        let object = object.ok_or_else(|| malformed("a part of a tensor names no object"))?;
-        let id = object.id.ok_or_else(|| malformed("an object has no id"))?;
+        let object = object.ok_or_else(|| Failure::malformed("a part of a tensor names no object"))?;
+        let id = object.id.ok_or_else(|| Failure::malformed("an object has no id"))?;
         let id = convert::data_id(&id)?;
         match self.find(&id) {
             Some(contents) if offset.saturating_add(bytes) > contents.len() => {
@@ -235,7 +234,7 @@ impl Objects {
                     "object {id} has {} bytes, and {bytes} from {offset} are asked for",
                     contents.len()
                 );
-                Err(Failure::new(Reason::MalformedRequest, message).into())
+                Err(Failure::malformed(message).into())
             }
             Some(contents) => Ok(Piece::Here { id: Some(id), contents, offset, bytes }),
             None if self.is_own(&id, &object.address) => Err(GatherError::Lost(vec![id])),
@@ -317,7 +316,7 @@ impl Objects {
         match error {
             PeerError::Sink(error) => return Err(no_memory(error)),
             PeerError::Refused(message) => {
-                return Err(Failure::new(Reason::MalformedRequest, message).into());
+                return Err(Failure::malformed(message).into());
             }
             PeerError::Gone => {}
             // Whatever else is there is not asked for: each would wait as long.

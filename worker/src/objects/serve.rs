@@ -23,16 +23,15 @@ pub(crate) type Chunks = BoxStream<'static, Result<ObjectChunk, Status>>;
 impl Objects {
     /// The bytes asked for, in order.
     pub(crate) fn serve(&self, request: FetchObjectRequest) -> Result<Chunks, Failure> {
-        let malformed = |message: String| Failure::new(Reason::MalformedRequest, message);
         let FetchObjectRequest { id, offset, bytes, whole } = request;
-        let id = convert::data_id(&id.ok_or_else(|| malformed("no object is named".to_owned()))?)?;
+        let id = convert::data_id(&id.ok_or_else(|| Failure::malformed("no object is named"))?)?;
         let contents = self.find(&id).ok_or_else(|| {
             Failure::new(Reason::DataLost, format!("object {id} is not held here (any more)"))
         })?;
         let (offset, bytes) = if whole { (0, contents.len()) } else { (offset, bytes) };
         let end = offset.checked_add(bytes).filter(|end| *end <= contents.len());
         end.ok_or_else(|| {
-            malformed(format!(
+            Failure::malformed(format!(
                 "object {id} has {} bytes, and {bytes} from {offset} are asked for",
                 contents.len()
             ))

@@ -23,21 +23,20 @@ impl WorkerService {
             let message = "faults are not allowed here: start the worker with --allow-faults";
             return Err(Failure::new(Reason::PermissionDenied, message));
         }
-        let malformed = |message: String| Failure::new(Reason::MalformedRequest, message);
         let fault = i32::try_from(request.fault).ok().and_then(|number| Fault::try_from(number).ok());
         let fault = fault.filter(|fault| *fault != Fault::Unspecified);
-        let fault = fault.ok_or_else(|| malformed(format!("fault {} is not known", request.fault)))?;
-        let function =
-            match request.function.as_str() {
-                "" => None,
-                text => Some(parse_revision(text).ok_or_else(|| {
-                    malformed(format!("{text:?} is no function: write tenant/name@revision"))
-                })?),
-            };
+        let fault =
+            fault.ok_or_else(|| Failure::malformed(format!("fault {} is not known", request.fault)))?;
+        let function = match request.function.as_str() {
+            "" => None,
+            text => Some(parse_revision(text).ok_or_else(|| {
+                Failure::malformed(format!("{text:?} is no function: write tenant/name@revision"))
+            })?),
+        };
         tracing::warn!(gpu = request.gpu, ?fault, ?function, "a fault is injected");
         self.node.inject_fault(GpuIndex(request.gpu), fault, function).await.map_err(|error| match &error {
             FaultError::NodeGone => Failure::new(Reason::ShuttingDown, error.to_string()),
-            FaultError::NoSuchGpu(_) => malformed(error.to_string()),
+            FaultError::NoSuchGpu(_) => Failure::malformed(error.to_string()),
             FaultError::NoSuchFunction(_) => Failure::new(Reason::FunctionNotFound, error.to_string()),
         })
     }

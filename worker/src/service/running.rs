@@ -71,12 +71,11 @@ impl WorkerService {
         revision: RevisionKey,
         reader: Reader,
     ) -> Result<(Invocation, Gathered), GatherError> {
-        let malformed = |message: &str| Failure::new(Reason::MalformedRequest, message);
         let request_id = RequestId::new(&request.request_id)
-            .ok_or_else(|| malformed("request_id must be 1 to 128 visible ASCII characters"))?;
+            .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
         let timeout = match &request.timeout {
             None => DEFAULT_TIMEOUT,
-            Some(wire) => convert::duration(wire).ok_or_else(|| malformed("timeout is negative"))?,
+            Some(wire) => convert::duration(wire).ok_or_else(|| Failure::malformed("timeout is negative"))?,
         };
         let objective = request.objective_micros.map(Duration::from_micros);
         let asker = self.objects.asker(revision.clone(), objective);

@@ -9,11 +9,14 @@ use millrace_types::workflow::Signature;
 use millrace_types::{FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
 
 use super::order::in_order;
+use super::rules::Rule;
 use crate::failure::Failure;
 
 /// What manifests look like, for those whose is refused.
 const FUNCTION: &str = "a function is: {apiVersion: millrace/v1, kind: Function, metadata: {name: NAME}, spec: {model: {file: FILE.onnx}}}";
 const WORKFLOW: &str = "a workflow is: {apiVersion: millrace/v1, kind: Workflow, metadata: {name: NAME}, spec: {inputs: [INPUT], steps: [{name: STEP, function: NAME, inputs: {INPUT: input.INPUT}}], outputs: {OUTPUT: STEP.OUTPUT}}}";
+const TENANT: &str = "a tenant is: {apiVersion: millrace/v1, kind: Tenant, metadata: {name: NAME}, spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}}";
+const POLICY: &str = "the policy is: {apiVersion: millrace/v1, kind: Policy, metadata: {name: cluster}, spec: {dispatch: lalb-o3, eviction: lru, overtakesMax: 9, batching: off}}";
 
 /// What is asked for.
 #[derive(Debug, Default, PartialEq)]
@@ -22,6 +25,16 @@ pub(crate) struct Items {
     pub(crate) functions: Vec<Item>,
     /// Each after those of them that it runs.
     pub(crate) workflows: Vec<WorkflowItem>,
+    /// Tenants before the policy.
+    pub(crate) rules: Vec<RuleItem>,
+}
+
+/// What an operator sets.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RuleItem {
+    pub(crate) rule: Rule,
+    /// The file that asks for it, for messages.
+    source: PathBuf,
 }
 
 /// A function asked for, and where its model is.
@@ -59,6 +72,7 @@ pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Fail
     }
     items.refuse_repeats()?;
     items.workflows = in_order(items.workflows)?;
+    items.rules.sort_by_key(|item| matches!(item.rule, Rule::Policy(_)));
     Ok(items)
 }
 
@@ -75,12 +89,32 @@ impl Items {
                 settle_tenant(&mut spec.key, source, tenant)?;
                 self.workflows.push(WorkflowItem { spec, source: source.to_owned() });
             }
+            Manifest::Tenant(tenant) => self.add_rule(Rule::Tenant(tenant), source),
+            Manifest::Policy(spec) => self.add_rule(Rule::Policy(spec), source),
+        }
+        Ok(())
+    }
+
+    /// What an operator sets is the cluster's, whosever functions are meant.
+    fn add_rule(&mut self, rule: Rule, source: &Path) {
+        self.rules.push(RuleItem { rule, source: source.to_owned() });
+    }
+
+    fn refuse_repeats(&self) -> Result<(), Failure> {
+        self.refuse_repeated_models()?;
+        let mut seen: BTreeMap<String, &Path> = BTreeMap::new();
+        for RuleItem { rule, source } in &self.rules {
+            if let Some(first) = seen.insert(rule.title(), source) {
+                let message = format!("{} is also in {}", rule.title(), first.display());
+                let failure = Failure::usage(message).about(source.display());
+                return Err(failure.hint("take one of the two out"));
+            }
         }
         Ok(())
     }
 
     /// Functions and workflows share their names.
-    fn refuse_repeats(&self) -> Result<(), Failure> {
+    fn refuse_repeated_models(&self) -> Result<(), Failure> {
         let functions = self.functions.iter().map(|item| (&item.spec.key, "function", item.source.as_path()));
         let workflows = self.workflows.iter().map(|item| (&item.spec.key, "workflow", item.source.as_path()));
         let mut seen: BTreeMap<&FunctionKey, (&str, &Path)> = BTreeMap::new();
@@ -98,7 +132,8 @@ impl Items {
 
 /// What a manifest of this kind looks like.
 fn shape(text: &str) -> &'static str {
-    if text.contains("kind: Workflow") { WORKFLOW } else { FUNCTION }
+    let kinds = [("kind: Workflow", WORKFLOW), ("kind: Tenant", TENANT), ("kind: Policy", POLICY)];
+    kinds.into_iter().find(|(kind, _)| text.contains(*kind)).map_or(FUNCTION, |(_, shape)| shape)
 }
 
 /// A path's manifests as text, each with the file it is from.
@@ -167,6 +202,16 @@ mod tests {
         )
     }
 
+    fn tenant(name: &str) -> String {
+        format!("apiVersion: millrace/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{gpusMax: 2}}\n")
+    }
+
+    fn policy(dispatch: &str) -> String {
+        format!(
+            "apiVersion: millrace/v1\nkind: Policy\nmetadata: {{name: cluster}}\nspec: {{dispatch: {dispatch}}}\n"
+        )
+    }
+
     fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -228,6 +273,28 @@ mod tests {
     }
 
     #[test]
+    fn tenants_go_before_the_policy_and_each_is_there_once() {
+        let all = folder(&[
+            ("a.yaml", &policy("lb")),
+            ("b.yaml", &tenant("zeta")),
+            ("c.yaml", &format!("{}---\n{}", tenant("acme"), manifest("one"))),
+        ]);
+        // They are of no tenant, whichever is meant.
+        let items = read_all(&all, "team").unwrap();
+        let titles: Vec<_> = items.rules.iter().map(|item| item.rule.title()).collect();
+        assert_eq!(titles, ["tenant/zeta", "tenant/acme", "policy/cluster"]);
+        assert_eq!(items.functions.len(), 1);
+        for (text, says) in [
+            (tenant("acme"), "b.yaml: tenant/acme is also in"),
+            (policy("lb"), "b.yaml: policy/cluster is also in"),
+        ] {
+            let twice = folder(&[("a.yaml", &text), ("b.yaml", &text)]);
+            let message = read_all(&twice, "default").unwrap_err().message.unwrap();
+            assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
     fn an_error_names_its_file() {
         let folder = folder(&[("a.yaml", &manifest("Bad"))]);
         let message = read_all(&folder, "default").unwrap_err().message.unwrap();
@@ -239,7 +306,9 @@ mod tests {
         let hint = |text: &str| read_all(&folder(&[("a.yaml", text)]), "default").unwrap_err().hint.unwrap();
         assert!(hint(&manifest("Bad")).starts_with("a function is: "));
         assert!(hint(&workflow("Bad", "function: one")).starts_with("a workflow is: "));
-        for (shown, is_function) in [(FUNCTION, true), (WORKFLOW, false)] {
+        assert!(hint(&tenant("Bad")).starts_with("a tenant is: "));
+        assert!(hint(&policy("native")).starts_with("the policy is: "));
+        for (shown, is_function) in [(FUNCTION, true), (WORKFLOW, false), (TENANT, false), (POLICY, false)] {
             let (_, example) = shown.split_once(": ").unwrap();
             let example = ["NAME", "STEP", "INPUT", "OUTPUT"]
                 .iter()

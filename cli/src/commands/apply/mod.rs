@@ -1,8 +1,8 @@
-//! `apply`: creates functions and workflows, or changes them.
+//! `apply`: creates functions and workflows, or changes them, and sets tenants' caps and the policy.
 //!
 //! Everything is checked before anything is stored. Before anything is sent: all manifests and models,
 //! workflows beside what they run, and that there is an [order](plan) in which a server that has what
-//! this one has takes the whole. Then the models that the cluster does not have are sent and, where
+//! this one has takes the whole. What operators [set](rules) goes before it. Then the models that the cluster does not have are sent and, where
 //! there are several items, the server is asked about each without storing, as far as it can tell
 //! what will be from what is. What others write meanwhile may still have an item refused after those
 //! before it were stored.
@@ -13,6 +13,7 @@ mod order;
 mod plan;
 mod ready;
 mod resource;
+pub(crate) mod rules;
 mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,12 +28,13 @@ use millrace_types::{Digest, FunctionKey, TenantName};
 use self::manifests::{Item, WorkflowItem};
 use self::plan::Step;
 use self::resource::Resource;
+use self::rules::{Change, Rule};
 use crate::failure::Failure;
 use crate::output::{Format, Output, print};
 use crate::progress;
 use crate::session::Session;
 
-/// Create functions and workflows from manifests, or change them.
+/// Create functions and workflows from manifests, or change them; set tenants' caps and the policy.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A manifest, a folder of them, or - for standard input. May be repeated.
@@ -101,19 +103,24 @@ impl Callee {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let wanted = read(&args.file, session)?;
+    let (wanted, rules) = read(&args.file, session)?;
     let order = check::check(&wanted, &session.admin).await?;
+    let changes = rules::compare(rules, &session.admin).await?;
     let missing = missing_models(&wanted.functions, session).await?;
     if args.dry_run {
-        return dry_run(&wanted, &order, &missing, session).await;
+        rules::check(&changes, &session.admin).await?;
+        let outcomes = trial::run(&wanted, &order, &missing, session).await?;
+        return tell(&changes, &wanted, &order, &outcomes);
     }
     for model in missing.values() {
         upload(model, session).await?;
     }
-    if wanted.functions.len() + wanted.workflows.len() > 1 {
+    if changes.len() + order.len() > 1 {
+        rules::check(&changes, &session.admin).await?;
         trial::run(&wanted, &order, &BTreeMap::new(), session).await?;
     }
-    let mut resources = store(&wanted, &order, session, args.output.output).await?;
+    let mut resources = set(&changes, session, args.output.output).await?;
+    resources.extend(store(&wanted, &order, session, args.output.output).await?);
     if !args.no_wait {
         resources = ready::wait(resources, session, args.wait).await?;
     }
@@ -121,7 +128,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 }
 
 /// Reads every manifest and model file there is a word of.
-fn read(paths: &[PathBuf], session: &Session) -> Result<Wanted, Failure> {
+fn read(paths: &[PathBuf], session: &Session) -> Result<(Wanted, Vec<Rule>), Failure> {
     let mut models: BTreeMap<PathBuf, Model> = BTreeMap::new();
     let mut functions = Vec::new();
     let items = manifests::read(paths, &session.config.tenant)?;
@@ -136,7 +143,8 @@ fn read(paths: &[PathBuf], session: &Session) -> Result<Wanted, Failure> {
         }
         functions.push(Function { item, model });
     }
-    Ok(Wanted { functions, workflows: items.workflows })
+    let rules = items.rules.into_iter().map(|item| item.rule).collect();
+    Ok((Wanted { functions, workflows: items.workflows }, rules))
 }
 
 /// Digests a model file and checks, as the server will, that it can be served.
@@ -197,7 +205,25 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Stores everything, saying what is done where that is printed.
+/// Says what is done, where no documents are printed.
+fn say(line: &str, format: Format) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Wide => print(line),
+        Format::Json | Format::Yaml => Ok(()),
+    }
+}
+
+/// Stores what operators set.
+async fn set(changes: &[Change], session: &Session, format: Format) -> Result<Vec<Resource>, Failure> {
+    let mut resources = Vec::with_capacity(changes.len());
+    for change in changes {
+        resources.push(change.store(&session.admin).await?);
+        say(&change_line(change, ""), format)?;
+    }
+    Ok(resources)
+}
+
+/// Stores all functions and workflows.
 async fn store(
     wanted: &Wanted,
     order: &[Step],
@@ -205,10 +231,6 @@ async fn store(
     format: Format,
 ) -> Result<Vec<Resource>, Failure> {
     let mut resources = Vec::with_capacity(order.len());
-    let say = |resource: &Resource, outcome| match format {
-        Format::Table | Format::Wide => print(&outcome_line(&resource.title(), outcome, "")),
-        Format::Json | Format::Yaml => Ok(()),
-    };
     for step in order {
         let (resource, outcome) = match *step {
             Step::Function(at) => {
@@ -220,7 +242,7 @@ async fn store(
                 (Resource::Workflow(applied.workflow), applied.outcome)
             }
         };
-        say(&resource, outcome)?;
+        say(&outcome_line(&resource.title(), outcome, ""), format)?;
         resources.push(resource);
     }
     Ok(resources)
@@ -241,15 +263,12 @@ async fn apply_workflow(
     applied.map_err(|error| Failure::from(error).about(format_args!("workflow/{}", item.spec.key.name)))
 }
 
-/// Says what would happen. The server cannot check what needs a model that it lacks.
-async fn dry_run(
-    wanted: &Wanted,
-    order: &[Step],
-    missing: &BTreeMap<Digest, ModelFile>,
-    session: &Session,
-) -> Result<(), Failure> {
-    let outcomes = trial::run(wanted, order, missing, session).await?;
-    for (step, outcome) in order.iter().zip(outcomes) {
+/// Says what would happen.
+fn tell(changes: &[Change], wanted: &Wanted, order: &[Step], outcomes: &[Outcome]) -> Result<(), Failure> {
+    for change in changes {
+        print(&change_line(change, " (dry run)"))?;
+    }
+    for (step, &outcome) in order.iter().zip(outcomes) {
         let title = match *step {
             Step::Function(at) => format!("function/{}", wanted.functions[at].item.spec.key.name),
             Step::Workflow(at) => format!("workflow/{}", wanted.workflows[at].spec.key.name),
@@ -257,6 +276,10 @@ async fn dry_run(
         print(&outcome_line(&title, outcome, " (dry run)"))?;
     }
     Ok(())
+}
+
+fn change_line(change: &Change, suffix: &str) -> String {
+    outcome_line(&change.rule.title(), change.outcome, &format!("{}{suffix}", change.told()))
 }
 
 fn outcome_line(title: &str, outcome: Outcome, suffix: &str) -> String {

@@ -8,6 +8,7 @@ use super::resource::Resource;
 use crate::clock;
 use crate::failure::Failure;
 use crate::output::documents::status_word;
+use crate::output::policies;
 use crate::progress;
 use crate::session::Session;
 
@@ -15,7 +16,7 @@ use crate::session::Session;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// What a Ready condition means for one who waits.
+/// What one who waits has to know.
 #[derive(Debug, PartialEq, Eq)]
 enum Readiness {
     Ready,
@@ -38,7 +39,7 @@ pub(super) async fn wait(
         let line = progress::waiting(format!("waiting for {name}"));
         let mut pause = FIRST_PAUSE;
         loop {
-            let waits_for = match readiness(resource.conditions()) {
+            let waits_for = match Readiness::of(&resource) {
                 Readiness::Ready => break,
                 Readiness::Hopeless(why) => {
                     return Err(Failure::failed(format!("{name} was applied but cannot serve: {why}")));
@@ -50,7 +51,8 @@ pub(super) async fn wait(
                 let waited = humantime::format_duration(timeout);
                 return Err(Failure::timed_out(format!("{name} is not ready after {waited}: {waits_for}"))
                     .hint(format!(
-                        "it goes on by itself: look with 'millrace describe {name}', or give --wait=TIME"
+                        "it goes on by itself: look with '{}', or give --wait=TIME",
+                        resource.look()
                     )));
             }
             tokio::time::sleep(pause).await;
@@ -58,9 +60,31 @@ pub(super) async fn wait(
             resource = resource.again(&session.admin).await?;
         }
         line.finish_and_clear();
+        if let Resource::Policy(policy) = &resource {
+            policies::warnings(policy).for_each(|warning| eprintln!("warning: {warning}"));
+        }
         ready.push(resource);
     }
     Ok(ready)
+}
+
+impl Readiness {
+    fn of(resource: &Resource) -> Self {
+        match resource {
+            Resource::Function(it) => readiness(&it.conditions),
+            Resource::Workflow(it) => readiness(&it.conditions),
+            // Nodes hear of caps with what they should serve, and do not say so.
+            Resource::Tenant(_) => Self::Ready,
+            Resource::Policy(policy) => heard(policy),
+        }
+    }
+}
+
+/// Whether every node has heard of the policy.
+fn heard(policy: &wire::Policy) -> Readiness {
+    let waits = policy.nodes.iter().find(|node| node.generation < policy.generation);
+    waits
+        .map_or(Readiness::Ready, |node| Readiness::NotYet(format!("node {} has not heard of it", node.node)))
 }
 
 fn readiness(conditions: &[wire::Condition]) -> Readiness {
@@ -101,5 +125,16 @@ mod tests {
         assert_eq!(check(False, "PrepareFailed", "x"), Readiness::Hopeless("PrepareFailed: x".into()));
         assert_eq!(check(False, "Disabled", ""), Readiness::Hopeless("Disabled".into()));
         assert!(matches!(readiness(&[]), Readiness::NotYet(_)));
+    }
+
+    #[test]
+    fn a_policy_is_waited_for_until_every_node_has_heard_of_it() {
+        let node =
+            |node: &str, generation| wire::NodePolicy { node: node.into(), generation, ..Default::default() };
+        let policy = |nodes| Resource::Policy(wire::Policy { generation: 3, nodes, ..Default::default() });
+        assert_eq!(Readiness::of(&policy(vec![node("a", 3), node("b", 4)])), Readiness::Ready);
+        let deaf = Readiness::of(&policy(vec![node("a", 3), node("b", 2)]));
+        assert_eq!(deaf, Readiness::NotYet("node b has not heard of it".into()));
+        assert_eq!(Readiness::of(&Resource::Tenant(wire::Tenant::default())), Readiness::Ready);
     }
 }

@@ -3,26 +3,31 @@
 use millrace_client::{Admin, messages as wire};
 use millrace_proto::convert::function_key;
 use millrace_types::FunctionKey;
+use millrace_types::manifest::POLICY;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::documents;
+use crate::output::{documents, policies, tenants};
 
-/// A function or workflow as the server has it.
+/// A function, a workflow or what an operator set, as the server has it.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-pub(super) enum Resource {
+pub(crate) enum Resource {
     Function(wire::Function),
     Workflow(wire::Workflow),
+    Tenant(wire::Tenant),
+    Policy(wire::Policy),
 }
 
-/// The document of either.
+/// The document of each.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
 pub(super) enum Document {
     Function(documents::Function),
     Workflow(documents::Workflow),
+    Tenant(tenants::Tenant),
+    Policy(policies::Policy),
 }
 
 impl Resource {
@@ -31,22 +36,35 @@ impl Resource {
         let (kind, name) = match self {
             Self::Function(it) => ("function", it.spec.as_ref().map(|spec| spec.name.as_str())),
             Self::Workflow(it) => ("workflow", it.spec.as_ref().map(|spec| spec.name.as_str())),
+            Self::Tenant(it) => ("tenant", Some(it.name.as_str())),
+            Self::Policy(_) => ("policy", Some(POLICY)),
         };
         format!("{kind}/{}", name.unwrap_or_default())
     }
 
-    pub(super) fn conditions(&self) -> &[wire::Condition] {
+    /// The command that shows what it waits for.
+    pub(super) fn look(&self) -> String {
         match self {
-            Self::Function(it) => &it.conditions,
-            Self::Workflow(it) => &it.conditions,
+            Self::Function(_) | Self::Workflow(_) => format!("millrace describe {}", self.title()),
+            Self::Tenant(_) => "millrace get tenants".to_owned(),
+            Self::Policy(_) => "millrace get policies".to_owned(),
         }
     }
 
     /// The same as it is now.
-    pub(super) async fn again(&self, admin: &Admin) -> Result<Self, Failure> {
+    pub(super) async fn again(self, admin: &Admin) -> Result<Self, Failure> {
         Ok(match self {
-            Self::Function(_) => Self::Function(admin.function(&self.key()?).await?),
-            Self::Workflow(_) => Self::Workflow(admin.workflow(&self.key()?).await?),
+            Self::Function(it) => {
+                let spec = it.spec.unwrap_or_default();
+                Self::Function(admin.function(&key(&spec.tenant, &spec.name)?).await?)
+            }
+            Self::Workflow(it) => {
+                let spec = it.spec.unwrap_or_default();
+                Self::Workflow(admin.workflow(&key(&spec.tenant, &spec.name)?).await?)
+            }
+            // Nobody waits for caps.
+            Self::Tenant(it) => Self::Tenant(it),
+            Self::Policy(_) => Self::Policy(admin.policy().await?),
         })
     }
 
@@ -54,17 +72,14 @@ impl Resource {
         match self {
             Self::Function(it) => Document::Function(it.into()),
             Self::Workflow(it) => Document::Workflow(it.into()),
+            Self::Tenant(it) => Document::Tenant(it.into()),
+            Self::Policy(it) => Document::Policy(it.into()),
         }
     }
+}
 
-    fn key(&self) -> Result<FunctionKey, Failure> {
-        let (tenant, name) = match self {
-            Self::Function(it) => it.spec.as_ref().map(|spec| (&*spec.tenant, &*spec.name)),
-            Self::Workflow(it) => it.spec.as_ref().map(|spec| (&*spec.tenant, &*spec.name)),
-        }
-        .unwrap_or_default();
-        function_key(tenant, name).map_err(|failure| {
-            Failure::failed(format!("the server's answer cannot be used: {}", failure.message))
-        })
-    }
+fn key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
+    function_key(tenant, name).map_err(|failure| {
+        Failure::failed(format!("the server's answer cannot be used: {}", failure.message))
+    })
 }

@@ -120,7 +120,7 @@ mod tests {
     fn read(manifest: &str) -> WorkflowSpec {
         match manifest::parse(manifest).unwrap().remove(0) {
             Manifest::Workflow(spec) => spec,
-            Manifest::Function(_) => panic!("not a workflow"),
+            _ => panic!("not a workflow"),
         }
     }
 

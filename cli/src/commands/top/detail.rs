@@ -4,8 +4,9 @@ use std::cmp::Reverse;
 
 use millrace_client::messages as wire;
 
+use super::link;
 use super::pane::Pane;
-use super::picture::{bar, gpu_name, latency_text, link_name, name, share};
+use super::picture::{bar, gpu_name, latency_text, name, share};
 use super::sample::{Events, History, Sample, Span, quantile, seconds};
 use super::sheet::Tone;
 use crate::output::events::Event;
@@ -174,7 +175,7 @@ fn counted(history: &History, now: &Sample, id: &str) -> Vec<Line> {
 }
 
 fn link(now: &Sample, id: &str) -> Vec<Line> {
-    let Some(link) = now.activity.links.iter().find(|it| link_name(it) == id) else { return gone(id) };
+    let Some(link) = now.activity.links.iter().find(|it| link::name(it) == id) else { return gone(id) };
     vec![
         plain(format!("Link {id}")),
         plain(format!("{}/s by the topology, in each direction", size(link.bytes_per_second))),
@@ -213,7 +214,7 @@ mod tests {
         assert!(workflow.contains("  say: function quiet"), "{workflow}");
         let link = text(Pane::Links, "worker-1/pcie 1");
         assert!(link.contains("1.0 GiB carried towards GPUs"), "{link}");
-        assert!(link.contains("3.0 MiB carried to the host, 512.0 MiB/s measured"), "{link}");
+        assert!(link.contains("512.0 MiB carried to the host, 512.0 MiB/s measured"), "{link}");
         assert_eq!(text(Pane::Gpus, "worker-1/7"), "worker-1/7 is gone");
     }
 }

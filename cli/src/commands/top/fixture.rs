@@ -47,7 +47,7 @@ fn digits(answered: u64, failed: u64) -> FunctionActivity {
 /// A cluster two seconds apart, in which one function's requests take 10 ms and half are late.
 pub(super) fn history() -> (History, Events) {
     let start = now();
-    let at = |second: u64, swaps, busy, function: FunctionActivity, carried_bytes| {
+    let at = |second: u64, swaps, busy, function: FunctionActivity, carried: (u64, u64)| {
         let mut it = sample(start + Duration::from_secs(second), &["w"]);
         it.status = wire::ClusterStatus {
             cluster_id: "c".into(),
@@ -96,17 +96,17 @@ pub(super) fn history() -> (History, Events) {
             name: "pcie 1".into(),
             bytes_per_second: 1 << 30,
             measured_bytes_per_second: 0,
-            carried_bytes,
+            carried_bytes: carried.0,
             outstanding: 1,
             measured_to_host_bytes_per_second: 1 << 29,
-            carried_to_host_bytes: 3 << 20,
+            carried_to_host_bytes: carried.1,
         }];
         it
     };
     let mut history = History::default();
     let window = Duration::from_secs(10);
-    history.add(at(0, 10, 5, digits(100, 0), 0), window);
-    history.add(at(2, 14, 6, digits(200, 4), 1 << 30), window);
+    history.add(at(0, 10, 5, digits(100, 0), (0, 0)), window);
+    history.add(at(2, 14, 6, digits(200, 4), (1 << 30, 1 << 29)), window);
     let event = |seconds, severity: wire::EventSeverity, reason: &str| wire::Event {
         time: Some(prost_types::Timestamp { seconds, nanos: 0 }),
         severity: severity.into(),

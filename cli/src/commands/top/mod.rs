@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`sample`] | what is asked, and how counts become rates |
-//! | [`picture`] | what is shown of it; [`objective`] of a function's objective, [`detail`] of one row |
+//! | [`picture`] | what is shown of it; [`objective`] of a function's objective, [`link`] of a link, [`detail`] of one row |
 //! | [`sheet`] | tables that can be sorted and filtered |
 //! | [`view`] | what whoever looks has chosen, and what keys do |
 //! | [`draw`] | the picture on a terminal |
@@ -12,6 +12,7 @@ mod detail;
 mod draw;
 #[cfg(test)]
 mod fixture;
+mod link;
 mod objective;
 mod pane;
 mod picture;
@@ -51,7 +52,8 @@ On a terminal: tab or 1-4 goes to another pane, s sorts by the next column, r th
 or with --batch, it prints the same as text.
 
 DUE is the required request count: how many requests have still to be in time for the objective to be
-met, or with a minus how many may be late. Latencies are within a tenth.
+met, or with a minus how many may be late. Latencies are within a tenth. A link's RATE and CARRIED are of
+both directions, OF and MEASURED of the busier and the faster one; a closer look has each.
 
 Examples:
   millrace top                          all of it, every 2 s

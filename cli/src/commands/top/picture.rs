@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_client::messages as wire;
-use millrace_proto::activity::{FunctionActivity, LinkActivity};
+use millrace_proto::activity::FunctionActivity;
 
+use super::link;
 use super::objective::Objective;
 use super::pane::{EVENTS, FUNCTIONS, GPUS, LINKS, Pane};
 use super::sample::{Events, History, Sample, Span, quantile};
@@ -255,32 +256,13 @@ impl<'a> Since<'a> {
     }
 
     fn links(&self) -> Vec<Row> {
-        self.now.activity.links.iter().map(|link| self.link(link)).collect()
-    }
-
-    fn link(&self, now: &LinkActivity) -> Row {
-        let before = self.before.and_then(|sample| {
-            sample.activity.links.iter().find(|it| it.node == now.node && it.link == now.link)
+        let rows = self.now.activity.links.iter().map(|now| {
+            let before = self.before.and_then(|sample| {
+                sample.activity.links.iter().find(|it| it.node == now.node && it.link == now.link)
+            });
+            link::row(before.zip(self.span()), now)
         });
-        let rate = before.and_then(|before| Some(self.span()?.rate(before.carried_bytes, now.carried_bytes)));
-        let per_second = |rate: f64| format!("{}/s", size(rate as u64));
-        let measured = Some(now.measured_bytes_per_second).filter(|&rate| rate > 0);
-        Row {
-            id: link_name(now),
-            cells: vec![
-                Cell::text(&now.node),
-                Cell::text(&now.name),
-                rate.map_or_else(Cell::unknown, |rate| Cell::number(rate, per_second(rate))),
-                rate.map_or_else(Cell::unknown, |rate| {
-                    let of = rate / now.bytes_per_second as f64;
-                    Cell::number(of, format!("{:.0}%", of * 100.0))
-                }),
-                measured
-                    .map_or_else(Cell::unknown, |rate| Cell::number(rate as f64, per_second(rate as f64))),
-                Cell::number(now.carried_bytes as f64, size(now.carried_bytes)),
-                Cell::number(f64::from(now.outstanding), now.outstanding.to_string()),
-            ],
-        }
+        rows.collect()
     }
 }
 
@@ -315,10 +297,6 @@ pub(super) fn name(tenant: &str, function: &str) -> String {
 
 pub(super) fn gpu_name(node: &str, gpu: &wire::Gpu) -> String {
     format!("{node}/{}", gpu.index)
-}
-
-pub(super) fn link_name(link: &LinkActivity) -> String {
-    format!("{}/{}", link.node, link.name)
 }
 
 pub(super) fn latency_text(took: Duration) -> String {
@@ -379,7 +357,8 @@ mod tests {
         assert_eq!(workflow[5..8], ["80.0 ms p98", "50.0%", "+4800"], "it has an objective of its own");
         assert_eq!(
             texts(&picture, Pane::Links),
-            [["worker-1", "pcie 1", "512.0 MiB/s", "50%", "-", "1.0 GiB", "1"]]
+            [["worker-1", "pcie 1", "768.0 MiB/s", "50%", "512.0 MiB/s", "1.5 GiB", "1"]],
+            "both directions of the link, and how much of it the busier one has"
         );
         let reasons: Vec<_> = texts(&picture, Pane::Events).iter().map(|row| row[1]).collect();
         assert_eq!(reasons, ["ExecutorRestarted", "GpuUp"], "the newest first");

@@ -1,5 +1,4 @@
-//! A workflow in the shape of its manifest, with a `status` beside it: with what `metadata` has
-//! beyond name, tenant and labels taken out, and `status`, it can be applied again.
+//! A workflow in the shape of its manifest, with a `status` beside it: it can be applied again as it is.
 
 use std::collections::BTreeMap;
 
@@ -175,5 +174,6 @@ spec:
         let written = added.iter().fold(spec.to_owned(), |text, line| text.replace(line, ""));
         assert_eq!(written, MANIFEST);
         assert!(status.contains("inputs:\n  - name: frame\n    datatype: FP32\n"), "{status}");
+        assert_eq!(manifest::parse(&printed).unwrap(), manifest::parse(MANIFEST).unwrap());
     }
 }

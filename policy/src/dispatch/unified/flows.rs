@@ -103,9 +103,14 @@ pub(super) struct Flows {
     due: Vec<[BTreeSet<(Timestamp, FlowId)>; CLASSES.len()]>,
     late: Vec<BTreeSet<(RequestKey, FlowId)>>,
     of_model: Vec<OfModel>,
-    /// The first of each model that can be in time, side by side: an idle GPU looks at one for each
-    /// model on it.
-    first_due: Vec<Option<(Class, Timestamp, FunctionIndex)>>,
+    /// The first of each of those, side by side: an idle GPU looks at one for each model on it.
+    first_of_model: Vec<First>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct First {
+    due: Option<(Class, Timestamp, FunctionIndex)>,
+    late: Option<(RequestKey, FunctionIndex)>,
 }
 
 impl Flows {
@@ -116,7 +121,7 @@ impl Flows {
             due: (0..ranks).map(|_| Default::default()).collect(),
             late: vec![BTreeSet::new(); ranks],
             of_model: Vec::new(),
-            first_due: Vec::new(),
+            first_of_model: Vec::new(),
         }
     }
 
@@ -199,7 +204,7 @@ impl Flows {
         let slot = model.0 as usize;
         if self.of_model.len() <= slot {
             self.of_model.resize_with(slot + 1, OfModel::default);
-            self.first_due.resize(slot + 1, None);
+            self.first_of_model.resize(slot + 1, First::default());
         }
         let of_model = &mut self.of_model[slot];
         if before.due != after.due {
@@ -211,7 +216,7 @@ impl Flows {
                 self.due[rank][class as usize].insert((latest, id));
                 of_model.due.insert((class, latest, function));
             }
-            self.first_due[slot] = of_model.due.first().copied();
+            self.first_of_model[slot].due = of_model.due.first().copied();
         }
         if before.late != after.late {
             if let Some(key) = before.late {
@@ -222,6 +227,7 @@ impl Flows {
                 self.late[rank].insert((key, id));
                 of_model.late.insert((key, function));
             }
+            self.first_of_model[slot].late = of_model.late.first().copied();
         }
     }
 
@@ -276,15 +282,15 @@ impl Flows {
         let in_time =
             |&(class, latest, _): &(Class, Timestamp, FunctionIndex)| class == Class::Free || latest >= now;
         let standing = |model: Slot| {
-            let first = *self.first_due.get(model.0 as usize)?;
-            let of_model = &self.of_model[model.0 as usize];
-            let others = || of_model.due.iter().take(SETTLED_MAX).copied().find(in_time);
+            let First { due, late } = *self.first_of_model.get(model.0 as usize)?;
+            let all = || &self.of_model[model.0 as usize].due;
+            let others = || all().iter().take(SETTLED_MAX).copied().find(in_time);
             if let Some((class, latest, function)) =
-                first.filter(in_time).or_else(|| first.and_then(|_| others()))
+                due.filter(in_time).or_else(|| due.and_then(|_| others()))
             {
                 return Some((false, class, latest.0, (function, model)));
             }
-            let &(RequestKey(key), function) = of_model.late.first()?;
+            let (RequestKey(key), function) = late?;
             Some((true, Class::Hopeless, key, (function, model)))
         };
         let (late, .., id) = models.filter_map(standing).min()?;
@@ -294,8 +300,8 @@ impl Flows {
     /// As [`Policy::check`](crate::dispatch::policy::Policy::check).
     #[cfg(test)]
     pub(super) fn check(&self, now: Timestamp, models: &[Slot]) {
-        let first: Vec<_> = self.of_model.iter().map(|it| it.due.first().copied()).collect();
-        assert_eq!(self.first_due, first);
+        let first = |it: &OfModel| First { due: it.due.first().copied(), late: it.late.first().copied() };
+        assert_eq!(self.first_of_model, self.of_model.iter().map(first).collect::<Vec<_>>());
         for &model in models {
             let Some(it) = self.of_model.get(model.0 as usize) else { continue };
             let in_time = |due: &&(Class, Timestamp, FunctionIndex)| due.0 == Class::Free || due.1 >= now;

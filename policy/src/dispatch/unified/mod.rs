@@ -82,9 +82,10 @@ impl Unified {
 
     fn classify(&mut self, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
-        function.class = class(function.objective, &function.tally);
-        let class = function.class;
-        self.flows.reclass(index, class);
+        let class = class(function.objective, &function.tally);
+        if std::mem::replace(&mut function.class, class) != class {
+            self.flows.reclass(index, class);
+        }
     }
 
     /// Takes a request that goes to a GPU.

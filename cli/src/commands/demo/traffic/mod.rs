@@ -92,7 +92,7 @@ fn workflow() -> Result<WorkflowSpec, Failure> {
         millrace_types::manifest::parse(MANIFEST).map_err(|error| Failure::failed(error.to_string()))?;
     let workflow = manifests.into_iter().find_map(|manifest| match manifest {
         Manifest::Workflow(workflow) => Some(workflow),
-        Manifest::Function(_) => None,
+        _ => None,
     });
     workflow.ok_or_else(|| Failure::failed("the example has no workflow"))
 }

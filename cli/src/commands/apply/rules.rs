@@ -1,0 +1,232 @@
+//! What operators set, beside what the cluster has: tenants' caps, and how nodes schedule. A manifest says
+//! all of one: what it does not name is taken away.
+
+use futures::TryStreamExt as _;
+use millrace_client::{Admin, Error, Outcome, PolicyChange, messages as wire};
+use millrace_proto::convert::{policy_spec_wire, quota_wire};
+use millrace_proto::policy::PolicySpec as WirePolicy;
+use millrace_types::manifest::{POLICY, TenantManifest};
+use millrace_types::{PolicySpec, Quota};
+
+use super::resource::Resource;
+use crate::failure::Failure;
+
+/// What an operator sets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Rule {
+    Tenant(TenantManifest),
+    Policy(PolicySpec),
+}
+
+impl Rule {
+    /// What people call it, such as `tenant/acme`.
+    pub(crate) fn title(&self) -> String {
+        match self {
+            Self::Tenant(tenant) => format!("tenant/{}", tenant.name),
+            Self::Policy(_) => format!("policy/{POLICY}"),
+        }
+    }
+
+    /// The same with nothing set.
+    pub(crate) fn taken_back(self) -> Self {
+        match self {
+            Self::Tenant(tenant) => Self::Tenant(TenantManifest { quota: Quota::NONE, ..tenant }),
+            Self::Policy(_) => Self::Policy(PolicySpec::NONE),
+        }
+    }
+}
+
+/// A rule, and what it changes.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) rule: Rule,
+    pub(crate) outcome: Outcome,
+    before: Resource,
+    /// What differs, by field.
+    differences: Vec<String>,
+}
+
+/// What is set, by the names that manifests have for it.
+type Fields<const N: usize> = [(&'static str, Option<String>); N];
+
+/// What each of them changes, in their order.
+pub(crate) async fn compare(rules: Vec<Rule>, admin: &Admin) -> Result<Vec<Change>, Failure> {
+    let tenants: Vec<wire::Tenant> = match rules.iter().any(|rule| matches!(rule, Rule::Tenant(_))) {
+        true => admin.tenants().try_collect().await?,
+        false => Vec::new(),
+    };
+    let mut changes = Vec::with_capacity(rules.len());
+    for rule in rules {
+        changes.push(match rule {
+            Rule::Tenant(tenant) => Change::of_tenant(tenant, &tenants),
+            Rule::Policy(spec) => Change::of_policy(spec, admin.policy().await?),
+        });
+    }
+    Ok(changes)
+}
+
+/// Has the server check them, and store nothing. Of caps it could say only that too many tenants have some.
+pub(crate) async fn check(changes: &[Change], admin: &Admin) -> Result<(), Failure> {
+    for change in changes {
+        if let Rule::Policy(spec) = change.rule
+            && change.outcome != Outcome::Unchanged
+        {
+            let tried = PolicyChange { dry_run: true, ..change.policy(spec) };
+            admin.update_policy(&tried).await.map_err(|error| change.failed(error))?;
+        }
+    }
+    Ok(())
+}
+
+impl Change {
+    fn of_tenant(tenant: TenantManifest, there: &[wire::Tenant]) -> Self {
+        let name = tenant.name.as_str();
+        let found = there.iter().find(|it| it.name == name).cloned();
+        let before = found.unwrap_or_else(|| wire::Tenant { name: name.to_owned(), ..Default::default() });
+        let (was, is) = (before.quota.unwrap_or_default(), quota_wire(&tenant.quota));
+        let differences = differences(caps(&was), caps(&is), "none");
+        let outcome = match differences.is_empty() {
+            true => Outcome::Unchanged,
+            false if was == wire::Quota::default() => Outcome::Created,
+            false => Outcome::Configured,
+        };
+        Self { rule: Rule::Tenant(tenant), outcome, before: Resource::Tenant(before), differences }
+    }
+
+    /// There is always a policy.
+    fn of_policy(spec: PolicySpec, before: wire::Policy) -> Self {
+        let was = before.spec.clone().unwrap_or_default();
+        let differences = differences(settings(&was), settings(&policy_spec_wire(&spec)), "as started");
+        let outcome = if differences.is_empty() { Outcome::Unchanged } else { Outcome::Configured };
+        Self { rule: Rule::Policy(spec), outcome, before: Resource::Policy(before), differences }
+    }
+
+    /// What is said of it behind its outcome, such as `: gpusMax 2 (was 4)`.
+    pub(crate) fn told(&self) -> String {
+        match self.differences.as_slice() {
+            [] => String::new(),
+            some => format!(": {}", some.join(", ")),
+        }
+    }
+
+    /// Has the server store it, unless it has it already.
+    pub(crate) async fn store(&self, admin: &Admin) -> Result<Resource, Failure> {
+        if self.outcome == Outcome::Unchanged {
+            return Ok(self.before.clone());
+        }
+        let stored = match &self.rule {
+            Rule::Tenant(tenant) => admin.set_tenant(&tenant.name, &tenant.quota).await.map(Resource::Tenant),
+            Rule::Policy(spec) => admin.update_policy(&self.policy(*spec)).await.map(Resource::Policy),
+        };
+        stored.map_err(|error| self.failed(error))
+    }
+
+    /// All settings of the policy; refused if somebody else changed it since it was looked at.
+    fn policy(&self, spec: PolicySpec) -> PolicyChange {
+        let resource_version = match &self.before {
+            Resource::Policy(before) => Some(before.resource_version),
+            _ => None,
+        };
+        PolicyChange { spec, fields: None, dry_run: false, resource_version }
+    }
+
+    fn failed(&self, error: Error) -> Failure {
+        Failure::from(error).about(self.rule.title())
+    }
+}
+
+fn caps(quota: &wire::Quota) -> Fields<3> {
+    [
+        ("gpusMax", quota.gpus_max.map(|it| it.to_string())),
+        ("gpuShare", quota.gpu_share.map(|it| it.to_string())),
+        ("memoryShare", quota.memory_share.map(|it| it.to_string())),
+    ]
+}
+
+fn settings(spec: &WirePolicy) -> Fields<5> {
+    let named = |name: &String| Some(name.clone()).filter(|name| !name.is_empty());
+    [
+        ("dispatch", named(&spec.dispatch)),
+        ("eviction", named(&spec.eviction)),
+        ("overtakesMax", spec.overtakes_max.map(|it| it.to_string())),
+        ("alpha", named(&spec.alpha)),
+        ("batching", named(&spec.batching)),
+    ]
+}
+
+/// What differs. `unset`: what a field is that is not set.
+fn differences<const N: usize>(was: Fields<N>, is: Fields<N>, unset: &str) -> Vec<String> {
+    let both = was.into_iter().zip(is).filter(|((_, was), (_, is))| was != is);
+    let told = both.map(|((field, was), (_, is))| {
+        let is = is.as_deref().unwrap_or(unset);
+        match was {
+            Some(was) => format!("{field} {is} (was {was})"),
+            None => format!("{field} {is}"),
+        }
+    });
+    told.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use millrace_types::policy::{DispatchName, EvictionName};
+    use millrace_types::{Share, TenantName};
+
+    use super::*;
+
+    fn tenant(quota: Quota) -> TenantManifest {
+        TenantManifest { name: TenantName::new("acme").unwrap(), quota }
+    }
+
+    #[test]
+    fn a_tenants_caps_are_compared_one_by_one() {
+        let gpus = |max| Quota { gpus_max: NonZeroU32::new(max), ..Quota::NONE };
+        let half = Quota { gpu_share: Share::from_ppm(500_000).ok(), ..gpus(2) };
+        let there = |quota: Quota| {
+            let name = "acme".to_owned();
+            vec![wire::Tenant { name, quota: Some(quota_wire(&quota)), functions: 1, ..Default::default() }]
+        };
+        for (there, wanted, outcome, told) in [
+            (vec![], gpus(2), Outcome::Created, ": gpusMax 2"),
+            (there(Quota::NONE), half, Outcome::Created, ": gpusMax 2, gpuShare 0.5"),
+            (there(gpus(4)), half, Outcome::Configured, ": gpusMax 2 (was 4), gpuShare 0.5"),
+            (there(half), gpus(2), Outcome::Configured, ": gpuShare none (was 0.5)"),
+            (there(half), half, Outcome::Unchanged, ""),
+            (vec![], Quota::NONE, Outcome::Unchanged, ""),
+        ] {
+            let change = Change::of_tenant(tenant(wanted), &there);
+            assert_eq!((change.outcome, change.told().as_str()), (outcome, told));
+        }
+    }
+
+    #[test]
+    fn what_the_policy_does_not_name_is_as_started_and_others_changes_are_not_undone() {
+        let torpor = PolicySpec {
+            dispatch: Some(DispatchName::Torpor),
+            eviction: Some(EvictionName::Torpor),
+            ..PolicySpec::NONE
+        };
+        let there =
+            wire::Policy { spec: Some(policy_spec_wire(&torpor)), resource_version: 7, ..Default::default() };
+        let lalb =
+            PolicySpec { dispatch: Some(DispatchName::LalbO3), overtakes_max: Some(9), ..PolicySpec::NONE };
+        let change = Change::of_policy(lalb, there.clone());
+        let told = ": dispatch lalb-o3 (was torpor), eviction as started (was torpor), overtakesMax 9";
+        assert_eq!((change.outcome, change.told().as_str()), (Outcome::Configured, told));
+        let expected = PolicyChange { spec: lalb, fields: None, dry_run: false, resource_version: Some(7) };
+        assert_eq!(change.policy(lalb), expected);
+        assert_eq!(Change::of_policy(torpor, there).outcome, Outcome::Unchanged);
+        let unset = Change::of_policy(PolicySpec::NONE, wire::Policy::default());
+        assert_eq!(unset.outcome, Outcome::Unchanged);
+    }
+
+    #[test]
+    fn what_is_taken_back_sets_nothing() {
+        let capped = tenant(Quota { gpus_max: NonZeroU32::new(2), ..Quota::NONE });
+        assert_eq!(Rule::Tenant(capped).taken_back(), Rule::Tenant(tenant(Quota::NONE)));
+        let lb = PolicySpec { dispatch: Some(DispatchName::Lb), ..PolicySpec::NONE };
+        assert_eq!(Rule::Policy(lb).taken_back(), Rule::Policy(PolicySpec::NONE));
+    }
+}

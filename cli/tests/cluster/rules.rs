@@ -1,0 +1,83 @@
+//! What operators set, by manifest.
+
+use super::{cluster, ok};
+
+const SETTINGS: &str = "\
+apiVersion: millrace/v1
+kind: Policy
+metadata: {name: cluster}
+spec: {dispatch: lalb-o3, overtakesMax: 9}
+---
+apiVersion: millrace/v1
+kind: Tenant
+metadata: {name: acme}
+spec: {gpusMax: 2, gpuShare: 0.5}
+";
+
+#[tokio::test]
+async fn what_operators_set_goes_before_functions_and_is_taken_back_after_them() {
+    let (server, sandbox) = cluster().await;
+    sandbox.write_function("digits");
+    sandbox.write("a-settings.yaml", SETTINGS);
+    let lines = |suffix: &str| {
+        [
+            "tenant/acme created: gpusMax 2, gpuShare 0.5",
+            "policy/cluster configured: dispatch lalb-o3, overtakesMax 9",
+            "function/digits created",
+        ]
+        .map(|line| format!("{line}{suffix}\n"))
+        .concat()
+    };
+    assert_eq!(ok(sandbox.run("apply -f . --dry-run").await), lines(" (dry run)"));
+    assert_eq!((server.uploads(), server.function_names().len()), (0, 0));
+    assert_eq!(ok(sandbox.run("apply -f .").await), lines(""), "the trial stored nothing");
+    let unchanged = "tenant/acme unchanged\npolicy/cluster unchanged\nfunction/digits unchanged\n";
+    assert_eq!(ok(sandbox.run("apply -f .").await), unchanged);
+
+    let again = async |shown: &str| ok(sandbox.run_with(&["apply", "-f", "-"], shown).await);
+    let tenants = ok(sandbox.run("get tenants -o yaml").await);
+    assert_eq!(again(&tenants).await, "tenant/acme unchanged\n");
+    let fewer = tenants.replace("gpusMax: 2", "gpusMax: null");
+    assert_eq!(again(&fewer).await, "tenant/acme configured: gpusMax none (was 2)\n");
+    let policy = ok(sandbox.run("get policy -o json").await);
+    assert_eq!(again(&policy).await, "policy/cluster unchanged\n");
+    let other = policy.replace("\"overtakesMax\": 9", "\"overtakesMax\": 5");
+    assert_eq!(again(&other).await, "policy/cluster configured: overtakesMax 5 (was 9)\n");
+
+    let gone = |suffix: &str| {
+        [
+            "function/digits deleted",
+            "tenant/acme deleted: gpuShare none (was 0.5)",
+            "policy/cluster deleted: dispatch as started (was lalb-o3), overtakesMax as started (was 5)",
+        ]
+        .map(|line| format!("{line}{suffix}\n"))
+        .concat()
+    };
+    assert_eq!(ok(sandbox.run("delete -f . --dry-run").await), gone(" (dry run)"));
+    assert_eq!(ok(sandbox.run("delete -f .").await), gone(""), "the trial deleted nothing");
+    let run = sandbox.run("delete -f a-settings.yaml").await;
+    assert_eq!((run.code, run.stdout.as_str()), (3, ""));
+    for nothing in ["tenant/acme: nothing is set", "policy/cluster: nothing is set"] {
+        assert!(run.stderr.contains(nothing), "{}", run.stderr);
+    }
+    assert_eq!(ok(sandbox.run("delete -f a-settings.yaml --ignore-not-found").await), "");
+}
+
+#[tokio::test]
+async fn what_is_no_rule_is_refused_with_its_file_and_field_before_anything_is_stored() {
+    let (server, sandbox) = cluster().await;
+    sandbox.write_function("digits");
+    for (from, to, says) in [
+        ("gpuShare: 0.5", "gpuShare: 50", "document 2, spec.gpuShare: 50 is none: a share is above 0"),
+        ("lalb-o3", "nonswap", "document 1, spec.dispatch: dispatch policy \"nonswap\" is none"),
+        ("name: acme", "name: acme, tenant: acme", "document 2, metadata.tenant: functions and workflows"),
+    ] {
+        assert!(SETTINGS.contains(from), "{from}");
+        sandbox.write("a-settings.yaml", SETTINGS.replace(from, to));
+        let run = sandbox.run("apply -f .").await;
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{run:?}");
+        assert!(run.stderr.contains(&format!("a-settings.yaml: {says}")), "{}", run.stderr);
+        assert!(run.stderr.contains("hint: a tenant is: {apiVersion"), "{}", run.stderr);
+    }
+    assert_eq!((server.uploads(), server.function_names().len()), (0, 0));
+}

@@ -1,0 +1,118 @@
+//! How far a reader is in the log lines of each process: the token that it comes back with, and what each
+//! process is told of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_cluster_state::NODES_MAX;
+use millrace_proto::log::Position;
+use millrace_proto::logs::process_of;
+use millrace_types::Failure;
+
+/// Processes that gave no answer and that a token still tells of: most are gone for good.
+const SILENT_MAX: usize = 512;
+/// Processes that a token tells of. Of those that answered, each is told of.
+const POSITIONS_MAX: usize = NODES_MAX + CONTROLLERS_MAX + SILENT_MAX;
+/// Far more than a group has.
+const CONTROLLERS_MAX: usize = 64;
+
+/// How far a reader is, by process.
+pub(super) type Positions = BTreeMap<String, u64>;
+
+/// A token is each process's name and number. Those that answered come before those that may be gone.
+pub(super) fn token(positions: &Positions, answered: &BTreeSet<String>) -> String {
+    let (live, silent): (Vec<_>, Vec<_>) = positions.iter().partition(|(ring, _)| answered.contains(*ring));
+    let kept = live.into_iter().chain(silent.into_iter().take(SILENT_MAX)).take(POSITIONS_MAX);
+    kept.map(|(ring, seq)| format!("{ring}:{seq}")).collect::<Vec<_>>().join(",")
+}
+
+pub(super) fn read_token(text: &str) -> Result<Positions, Failure> {
+    let position = |part: &str| {
+        let (ring, seq) = part.rsplit_once(':')?;
+        Some((ring.to_owned(), seq.parse().ok()?))
+    };
+    let parts = text.split(',').filter(|part| !part.is_empty()).take(POSITIONS_MAX);
+    let read: Option<_> = parts.map(position).collect();
+    read.ok_or_else(|| Failure::malformed("`after` was not given by a server: leave it out"))
+}
+
+/// The positions by whom they are of. Each process is told of its own: with every look all positions to all
+/// processes would be the square of them.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// By node or controller, those of its runs.
+    by_name: BTreeMap<String, Vec<Position>>,
+    /// Of processes that go by another name, such as the one of `millrace up`, in which a worker runs too;
+    /// and of nodes that were removed.
+    to_all: Vec<Position>,
+}
+
+impl Told {
+    /// `is_name`: whether a node or controller has this name.
+    pub(super) fn new(positions: &Positions, is_name: impl Fn(&str) -> bool) -> Self {
+        let mut told = Self::default();
+        for (ring, &seq) in positions {
+            let position = Position { ring: ring.clone(), seq };
+            match process_of(ring).filter(|name| is_name(name)) {
+                Some(name) => told.by_name.entry(name.to_owned()).or_default().push(position),
+                None => told.to_all.push(position),
+            }
+        }
+        told
+    }
+
+    /// What a node or controller of this name is told.
+    pub(super) fn to(&self, name: &str) -> Vec<Position> {
+        let own = self.by_name.get(name).into_iter().flatten();
+        own.chain(&self.to_all).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_proto::logs::ring_name;
+
+    use super::*;
+
+    #[test]
+    fn processes_that_answer_stay_in_the_token_and_those_that_are_gone_leave_it() {
+        let gone = (0..2 * SILENT_MAX).map(|n| (format!("a{n}"), 1));
+        let positions: Positions = gone.chain((0..NODES_MAX).map(|n| (format!("z{n}"), 7))).collect();
+        let answered = (0..NODES_MAX).map(|n| format!("z{n}")).collect();
+        let read = read_token(&token(&positions, &answered)).unwrap();
+        assert_eq!(read.len(), NODES_MAX + SILENT_MAX);
+        assert!(answered.iter().all(|ring| read.contains_key(ring)));
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused() {
+        assert_eq!(read_token("").unwrap(), Positions::new());
+        for bad in ["a", "a:", "a:x", "a:1,b"] {
+            assert!(read_token(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_all_processes_are_told_grows_with_their_number_and_not_with_its_square() {
+        let sent = |nodes: u32| {
+            let names: Vec<_> = (0..nodes).map(|node| format!("node.{node}")).collect();
+            let rings = names.iter().map(|name| (ring_name(name, 7, 9), 3));
+            let told = Told::new(&rings.collect(), |name| names.iter().any(|it| it == name));
+            names.iter().map(|name| told.to(name).len()).sum::<usize>()
+        };
+        assert_eq!((sent(10), sent(200)), (10, 200));
+    }
+
+    #[test]
+    fn a_process_is_told_of_all_its_runs_and_of_those_that_may_be_its_own() {
+        let [before, now, other] =
+            [("w", 1), ("w", 2), ("w.1", 3)].map(|(name, pid)| ring_name(name, pid, 5));
+        let (up, removed) = (ring_name("up", 4, 5), "of no process".to_owned());
+        let all = [&before, &now, &other, &up, &removed].map(|ring| (ring.clone(), 1));
+        let told = Told::new(&all.into(), |name| ["w", "w.1", "new"].contains(&name));
+        let rings = |name: &str| told.to(name).into_iter().map(|it| it.ring).collect::<BTreeSet<_>>();
+        let these = |rings: &[&String]| rings.iter().copied().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(rings("w"), these(&[&before, &now, &up, &removed]));
+        assert_eq!(rings("w.1"), these(&[&other, &up, &removed]));
+        assert_eq!(rings("new"), these(&[&up, &removed]));
+    }
+}

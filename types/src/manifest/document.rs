@@ -1,0 +1,147 @@
+//! One document of a file, as it is written: what its `spec` may hold depends on its `kind`.
+
+use std::fmt;
+
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::{API_VERSION, Manifest, ManifestError, Metadata, function, policy, tenant, workflow};
+
+/// The kind of a document that holds others, as the server prints them.
+const LIST: &str = "List";
+
+/// Where in a file something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Which document, from 1.
+    pub document: usize,
+    /// Which item of it, from 1, where it is a list.
+    pub item: Option<usize>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "document {}", self.document)?;
+        self.item.map_or(Ok(()), |item| write!(f, ", item {item}"))
+    }
+}
+
+pub(super) struct Document {
+    api_version: String,
+    kind: String,
+    content: Content,
+}
+
+enum Content {
+    One(Box<(Metadata, Body)>),
+    List(Vec<Document>),
+}
+
+/// What a document's kind asks for.
+#[allow(clippy::large_enum_variant, reason = "a handful at a time")]
+enum Body {
+    Function(function::Spec),
+    Workflow(workflow::Spec),
+    Tenant(tenant::Spec),
+    Policy(policy::Spec),
+    /// Of a kind that is not known.
+    Unknown,
+}
+
+impl Document {
+    /// What it holds: itself, or the items of a list.
+    pub(super) fn items(self, at: Place) -> Result<Vec<(Place, Self)>, ManifestError> {
+        self.check_version(at)?;
+        match self.content {
+            Content::One(_) => Ok(vec![(at, self)]),
+            Content::List(items) => {
+                let item = |(place, item)| (Place { item: Some(place), ..at }, item);
+                Ok((1..).zip(items).map(item).collect())
+            }
+        }
+    }
+
+    pub(super) fn check(self, at: Place) -> Result<Manifest, ManifestError> {
+        self.check_version(at)?;
+        let Content::One(one) = self.content else {
+            let problem = "is a list in a list: write its items here".to_owned();
+            return Err(ManifestError::Field { at, field: "items", problem });
+        };
+        let (metadata, body) = *one;
+        let checked = match body {
+            Body::Function(spec) => spec.check(metadata).map(Manifest::Function),
+            Body::Workflow(spec) => spec.check(metadata).map(Manifest::Workflow),
+            Body::Tenant(spec) => spec.check(&metadata).map(Manifest::Tenant),
+            Body::Policy(spec) => spec.check(&metadata).map(Manifest::Policy),
+            Body::Unknown => return Err(ManifestError::Kind { at, found: self.kind }),
+        };
+        checked.map_err(|(field, problem)| ManifestError::Field { at, field, problem })
+    }
+
+    fn check_version(&self, at: Place) -> Result<(), ManifestError> {
+        if self.api_version == API_VERSION {
+            return Ok(());
+        }
+        Err(ManifestError::ApiVersion { at, found: self.api_version.clone() })
+    }
+}
+
+/// By hand, since what `spec` may hold depends on `kind`, and reading it twice would lose where in
+/// the file an error is.
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(DocumentVisitor)
+    }
+}
+
+struct DocumentVisitor;
+
+impl<'de> Visitor<'de> for DocumentVisitor {
+    type Value = Document;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a document with apiVersion, kind, metadata and spec")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Document, A::Error> {
+        const FIELDS: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status", "items"];
+        let (mut api_version, mut kind) = (None::<String>, None::<String>);
+        let (mut metadata, mut body, mut items) = (None, None, None);
+        while let Some(key) = map.next_key::<String>()? {
+            match (key.as_str(), kind.as_deref()) {
+                ("apiVersion", _) => api_version = Some(map.next_value()?),
+                ("kind", _) => kind = Some(map.next_value()?),
+                ("spec" | "items", None) => {
+                    let problem = format!("kind is missing before {key}: write it first");
+                    return Err(A::Error::custom(problem));
+                }
+                ("items", Some(LIST)) => items = Some(map.next_value()?),
+                ("metadata", _) => metadata = Some(map.next_value()?),
+                ("spec", Some("Function")) => body = Some(Body::Function(map.next_value()?)),
+                ("spec", Some("Workflow")) => body = Some(Body::Workflow(map.next_value()?)),
+                ("spec", Some("Tenant")) => body = Some(Body::Tenant(map.next_value()?)),
+                ("spec", Some("Policy")) => body = Some(Body::Policy(map.next_value()?)),
+                ("spec", Some(other)) if other != LIST => {
+                    map.next_value::<IgnoredAny>()?;
+                    body = Some(Body::Unknown);
+                }
+                // What the server says of it: what it shows may be applied again.
+                ("status", _) => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+                (other, _) => return Err(A::Error::unknown_field(other, FIELDS)),
+            }
+        }
+        let kind = kind.ok_or_else(|| A::Error::missing_field("kind"))?;
+        let content = match items {
+            Some(items) => Content::List(items),
+            None if kind == LIST => return Err(A::Error::missing_field("items")),
+            None => Content::One(Box::new((
+                metadata.ok_or_else(|| A::Error::missing_field("metadata"))?,
+                body.ok_or_else(|| A::Error::missing_field("spec"))?,
+            ))),
+        };
+        let api_version = api_version.ok_or_else(|| A::Error::missing_field("apiVersion"))?;
+        Ok(Document { api_version, kind, content })
+    }
+}

@@ -1,0 +1,58 @@
+//! A manifest's `kind: Policy`: how the cluster's nodes schedule, all of it. What it does not name is as
+//! each worker was started.
+
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use super::{Metadata, Problem};
+use crate::policy::{PolicyError, PolicySpec, UnknownName};
+
+/// The name of the policy: a cluster has one.
+pub const POLICY: &str = "cluster";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Spec {
+    dispatch: Option<String>,
+    eviction: Option<String>,
+    overtakes_max: Option<u32>,
+    alpha: Option<String>,
+    batching: Option<String>,
+}
+
+impl Spec {
+    pub(super) fn check(self, metadata: &Metadata) -> Result<PolicySpec, Problem> {
+        metadata.check_bare()?;
+        if metadata.name != POLICY {
+            let problem =
+                format!("there is no policy {:?}: the cluster has one, named {POLICY}", metadata.name);
+            return Err(("metadata.name", problem));
+        }
+        let spec = PolicySpec {
+            dispatch: named("spec.dispatch", self.dispatch)?,
+            eviction: named("spec.eviction", self.eviction)?,
+            overtakes_max: self.overtakes_max,
+            alpha: named("spec.alpha", self.alpha)?,
+            batching: named("spec.batching", self.batching)?,
+        };
+        spec.check().map_err(|error| (about(&error), error.to_string()))?;
+        Ok(spec)
+    }
+}
+
+fn named<T: FromStr<Err = UnknownName>>(
+    field: &'static str,
+    name: Option<String>,
+) -> Result<Option<T>, Problem> {
+    let read = name.map(|name| name.parse::<T>()).transpose();
+    read.map_err(|error| (field, error.to_string()))
+}
+
+/// The field that nothing would read.
+fn about(error: &PolicyError) -> &'static str {
+    match error {
+        PolicyError::Overtakes | PolicyError::NoOvertakes => "spec.overtakesMax",
+        PolicyError::Alpha => "spec.alpha",
+    }
+}

@@ -1,0 +1,52 @@
+//! A manifest's `kind: Tenant`: what a tenant may use of each node, all of it. A cap that it does not name
+//! is none.
+
+use std::num::NonZeroU32;
+
+use serde::Deserialize;
+
+use super::{Metadata, Problem};
+use crate::ids::TenantName;
+use crate::tenancy::{Quota, Share};
+
+/// A tenant's caps asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantManifest {
+    /// Whose they are.
+    pub name: TenantName,
+    /// The caps.
+    pub quota: Quota,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Spec {
+    gpus_max: Option<u32>,
+    gpu_share: Option<f64>,
+    memory_share: Option<f64>,
+}
+
+impl Spec {
+    pub(super) fn check(self, metadata: &Metadata) -> Result<TenantManifest, Problem> {
+        metadata.check_bare()?;
+        let name = TenantName::new(&metadata.name).map_err(|error| ("metadata.name", error.to_string()))?;
+        let quota = Quota {
+            gpus_max: self.gpus_max.map(gpus).transpose()?,
+            gpu_share: share("spec.gpuShare", self.gpu_share)?,
+            memory_share: share("spec.memoryShare", self.memory_share)?,
+        };
+        Ok(TenantManifest { name, quota })
+    }
+}
+
+fn gpus(max: u32) -> Result<NonZeroU32, Problem> {
+    let problem = "0 is no cap: write a number from 1, or leave it out; to stop a tenant, delete or unload its functions";
+    NonZeroU32::new(max).ok_or_else(|| ("spec.gpusMax", problem.to_owned()))
+}
+
+fn share(field: &'static str, fraction: Option<f64>) -> Result<Option<Share>, Problem> {
+    let share = |fraction: f64| {
+        Share::from_fraction(fraction).map_err(|error| (field, format!("{fraction} is none: {error}")))
+    };
+    fraction.map(share).transpose()
+}
