@@ -1,6 +1,9 @@
 //! The copy threads, one for each direction: carry out grants, one batch after another, each within its
 //! window. That towards the GPU moves bytes within it in between; that towards the host has copies that
 //! need no grant. Neither waits for the other's windows (D11).
+//!
+//! What is due goes before what is not. Batches that cross the same links have windows one after the other,
+//! so those of a transfer keep their order there; and none waits for a link that it does not cross.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};

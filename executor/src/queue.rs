@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// First in, first out, at most `max` waiting. Closing it ends whoever pops.
+/// First in, first out of what is due, at most `max` waiting. Closing it ends whoever pops.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     max: usize,
@@ -42,8 +42,8 @@ impl<T> Queue<T> {
         self.pop_when(|_| Duration::ZERO)
     }
 
-    /// Waits for the next item until it is due, which is after what `wait` says of it. Until then
-    /// it is in the queue, and can be removed.
+    /// Waits for the first item that is due, which it is after what `wait` says of it. Until then
+    /// it is in the queue, can be removed, and is passed by what is due.
     pub(crate) fn pop_when(&self, wait: impl Fn(&T) -> Duration) -> Option<T> {
         let mut state = self.state();
         state.busy = false;
@@ -51,12 +51,12 @@ impl<T> Queue<T> {
             if state.closed {
                 return None;
             }
-            state = match state.waiting.front().map(&wait) {
-                Some(Duration::ZERO) => {
+            state = match next(&state.waiting, &wait) {
+                Some((place, Duration::ZERO)) => {
                     state.busy = true;
-                    return state.waiting.pop_front();
+                    return state.waiting.remove(place);
                 }
-                Some(time) => {
+                Some((_, time)) => {
                     let waited = self.changed.wait_timeout(state, time);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -96,6 +96,22 @@ impl<T> Queue<T> {
         // No code of others runs under the lock: it is whole whoever panicked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The item that leaves next, by its place, and how long that takes: the first of those that are due
+/// soonest.
+fn next<T>(waiting: &VecDeque<T>, wait: impl Fn(&T) -> Duration) -> Option<(usize, Duration)> {
+    let mut soonest: Option<(usize, Duration)> = None;
+    for (place, item) in waiting.iter().enumerate() {
+        let time = wait(item);
+        if soonest.is_none_or(|(_, least)| time < least) {
+            soonest = Some((place, time));
+        }
+        if time.is_zero() {
+            break;
+        }
+    }
+    soonest
 }
 
 #[cfg(test)]
@@ -145,6 +161,34 @@ mod tests {
             *due.lock().unwrap() = true;
             queue.reconsider();
             assert_eq!(popped.join().unwrap(), Some(1));
+        });
+    }
+
+    /// Items are a name and how many seconds they wait.
+    #[test]
+    fn what_is_due_passes_what_is_not_and_the_first_goes_first() {
+        let wait = |item: &(char, u64)| Duration::from_secs(item.1);
+        let queue = Queue::new(5);
+        for item in [('a', 60), ('b', 0), ('c', 30), ('d', 0), ('e', 30)] {
+            queue.push(item).unwrap();
+        }
+        let pop = || queue.pop_when(wait);
+        assert_eq!([pop(), pop()], [Some(('b', 0)), Some(('d', 0))]);
+        // The first of those that are due soonest.
+        assert_eq!(next(&queue.state().waiting, wait), Some((1, Duration::from_secs(30))));
+        assert_eq!(next(&VecDeque::new(), wait), None);
+    }
+
+    /// It is found by whoever waits for what comes later.
+    #[test]
+    fn what_comes_and_is_due_ends_the_wait_for_what_is_not() {
+        let queue = Queue::new(2);
+        let wait = |&item: &u32| if item == 1 { Duration::MAX } else { Duration::ZERO };
+        queue.push(1).unwrap();
+        std::thread::scope(|scope| {
+            let popped = scope.spawn(|| queue.pop_when(wait));
+            queue.push(2).unwrap();
+            assert_eq!(popped.join().unwrap(), Some(2));
         });
     }
 

@@ -8,6 +8,7 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_policy::gpu::{Eviction, Isolation};
 use millrace_policy::memory;
+use millrace_policy::paths::HostLinks;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::rates::Sharing;
 use millrace_types::Bytes;
@@ -87,6 +88,8 @@ pub struct NodeConfig {
     pub data: DataConfig,
     /// How transfers from the host share their links.
     pub sharing: Sharing,
+    /// Over whose links they come.
+    pub host_links: HostLinks,
     /// Whether models come before they are asked for, where that is likely.
     pub prewarm: Prewarm,
 }
@@ -100,6 +103,7 @@ impl NodeConfig {
         let (requests_max, in_flight_max) = (REQUESTS_MAX, IN_FLIGHT_MAX);
         let (memory, data) = (memory::Grid::default(), DataConfig::default());
         let (sharing, prewarm) = (TRANSFER_SHARING, Prewarm::default());
+        let host_links = HostLinks::default();
         Self {
             topology,
             requests_max,
@@ -110,6 +114,7 @@ impl NodeConfig {
             memory,
             data,
             sharing,
+            host_links,
             prewarm,
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_policy::dispatch::Inputs;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
-use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey};
+use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey, Timestamp};
 
 use crate::objects::{Kept, Place};
 use crate::port::Descriptor;
@@ -63,6 +63,18 @@ impl Invocation {
         };
         Inputs::of(self.inputs.iter().filter_map(on_gpu))
     }
+}
+
+/// A request that is not in the node's queue, as far as bytes are to cross for it: by when they are wanted
+/// depends on it all the same.
+#[derive(Debug)]
+pub(crate) struct Asker {
+    /// What it runs.
+    pub(crate) revision: RevisionKey,
+    /// When it came here.
+    pub(crate) came: Timestamp,
+    /// Within how long from then on its answer is wanted, where that is not its function's own objective.
+    pub(crate) objective: Option<Duration>,
 }
 
 /// What of a request's data is on GPUs, and may stay there. Nothing, by default.

@@ -15,6 +15,7 @@ pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
 pub use millrace_policy::memory;
+pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
 pub use millrace_policy::rates::{SHARINGS, Sharing};
 use millrace_proto::trace::Kept;
@@ -85,6 +86,8 @@ pub struct WorkerConfig {
     pub isolation: Isolation,
     /// How transfers from host memory to its GPUs share their links.
     pub transfer_sharing: Sharing,
+    /// Over whose PCIe links what comes from host memory reaches a GPU.
+    pub host_links: HostLinks,
     /// Whether it brings models before they are asked for, where a workflow is likely to.
     pub prewarm: Prewarm,
     /// Threads that one executor's launches may use.
@@ -403,10 +406,11 @@ impl ActorThread {
     async fn start(config: &WorkerConfig) -> Result<(Self, NodeHandle), StartError> {
         let (dispatch, eviction, isolation) = (config.dispatch, config.eviction, config.isolation);
         let (memory, data) = (config.gpu_memory.clone(), config.gpu_data);
-        let (sharing, prewarm) = (config.transfer_sharing, config.prewarm);
+        let (sharing, host_links) = (config.transfer_sharing, config.host_links);
+        let prewarm = config.prewarm;
         let base = NodeConfig::new(config.topology.clone());
         let node_config =
-            NodeConfig { dispatch, eviction, isolation, memory, data, sharing, prewarm, ..base };
+            NodeConfig { dispatch, eviction, isolation, memory, data, sharing, host_links, prewarm, ..base };
         let allow_faults = config.faults == Faults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

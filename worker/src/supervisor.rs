@@ -227,9 +227,10 @@ impl Supervisor {
             }
         }
         drop(registry);
+        let fabric = Fabric::with_sharing(topology, self.config.sharing);
         let node = Node::new(
             self.drive(dispatch, CoreId::Dispatch),
-            self.drive(Fabric::with_sharing(topology, self.config.sharing), CoreId::Fabric),
+            self.drive(fabric.with_host_links(self.config.host_links), CoreId::Fabric),
             Rc::clone(self),
         );
         let mailbox = self.spawn(node, Who::Node, Sleeper::NODE);

@@ -17,7 +17,8 @@ use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Prewarm, Sharing, Worker, WorkerConfig, memory,
+    DataConfig, Eviction, HostLinks, Isolation, Launcher, PolicyConfig, Prewarm, Sharing, Worker,
+    WorkerConfig, memory,
 };
 
 use crate::cluster::near::{Neighbours, Places};
@@ -61,6 +62,8 @@ pub(crate) struct Plan {
     pub(crate) isolation: Isolation,
     /// How transfers to its GPUs share their links.
     pub(crate) transfer_sharing: Sharing,
+    /// Over whose PCIe links they come.
+    pub(crate) host_links: HostLinks,
     /// Whether they bring models before they are asked for.
     pub(crate) prewarm: Prewarm,
     /// How its GPUs' memory is laid out.
@@ -178,6 +181,7 @@ async fn start_workers(
             eviction: plan.eviction,
             isolation: plan.isolation,
             transfer_sharing: plan.transfer_sharing,
+            host_links: plan.host_links,
             prewarm: plan.prewarm,
             gpu_memory: plan.gpu_memory.clone(),
             executor: ExecutorCommand::this_program()

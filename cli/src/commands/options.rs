@@ -17,8 +17,8 @@ use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{
-    EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS, PolicyConfig, Prewarm,
-    SHARINGS, Sharing, TRANSFER_SHARING,
+    EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS,
+    PolicyConfig, Prewarm, SHARINGS, Sharing, TRANSFER_SHARING,
 };
 
 use self::gpu_data::GpuData;
@@ -64,6 +64,10 @@ pub(crate) struct Machine {
     /// turns (fair), or the first to come first (fifo).
     #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = one_of(SHARINGS))]
     pub(crate) transfer_sharing: Sharing,
+    /// Over whose PCIe links models and objects come from host memory: each GPU's own, or idle ones of other
+    /// GPUs too, which forward over NVLinks (all).
+    #[arg(long, value_name = "WHOSE", default_value_t, value_parser = one_of(HOST_LINKS))]
+    pub(crate) host_links: HostLinks,
     /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
     #[arg(long, value_name = "WHEN", default_value_t, value_parser = one_of(PREWARMS))]
     pub(crate) prewarm: Prewarm,
@@ -151,6 +155,7 @@ impl Machine {
         words.extend(["--eviction".to_owned(), self.eviction.to_string()]);
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
         words.extend(["--transfer-sharing".to_owned(), self.transfer_sharing.to_string()]);
+        words.extend(["--host-links".to_owned(), self.host_links.to_string()]);
         words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
         words.extend(self.memory.words());
         words.extend(self.data.words());
@@ -284,6 +289,8 @@ mod tests {
                     "resident",
                     "--transfer-sharing",
                     "fair",
+                    "--host-links",
+                    "all",
                     "--prewarm",
                     "off",
                 ],
@@ -336,6 +343,7 @@ mod tests {
         takes_the_names("--eviction", &EVICTIONS, |line| line.machine.eviction);
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
         takes_the_names("--transfer-sharing", &SHARINGS, |line| line.machine.transfer_sharing);
+        takes_the_names("--host-links", &HOST_LINKS, |line| line.machine.host_links);
         takes_the_names("--prewarm", &PREWARMS, |line| line.machine.prewarm);
     }
 

@@ -124,6 +124,7 @@ impl Args {
             eviction: self.machine.eviction,
             isolation: self.machine.isolation,
             transfer_sharing: self.machine.transfer_sharing,
+            host_links: self.machine.host_links,
             prewarm: self.machine.prewarm,
             gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()

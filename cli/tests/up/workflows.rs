@@ -35,13 +35,21 @@ spec:
   outputs: {y: two.y}
 ";
     std::fs::write(folder.path().join("both.yaml"), &text).unwrap();
-    let rows: Vec<u8> = (0..ROWS * 64).flat_map(|at| ((at % 97) as f32 / 97.0 - 0.5).to_le_bytes()).collect();
-    std::fs::write(folder.path().join("x.bin"), rows).unwrap();
+    write_rows(folder.path(), ROWS);
     folder
 }
 
+fn write_rows(folder: &Path, rows: usize) {
+    let rows: Vec<u8> = (0..rows * 64).flat_map(|at| ((at % 97) as f32 / 97.0 - 0.5).to_le_bytes()).collect();
+    std::fs::write(folder.join("x.bin"), rows).unwrap();
+}
+
 fn invoke(up: &Up, name: &str, folder: &Path) -> Value {
-    let raw = format!("x={}:FP32:{ROWS}x64", folder.join("x.bin").display());
+    invoke_rows(up, name, folder, ROWS)
+}
+
+fn invoke_rows(up: &Up, name: &str, folder: &Path, rows: usize) -> Value {
+    let raw = format!("x={}:FP32:{rows}x64", folder.join("x.bin").display());
     up.json(&["invoke", name, "--raw", &raw])
 }
 
@@ -87,6 +95,38 @@ fn what_one_worker_made_goes_straight_to_the_other() {
     let [fetch] = &fetches[..] else { panic!("one fetch: {trace}") };
     assert_eq!(fetch["attributes"]["millrace.fetch.method"], "inter-node");
     assert_eq!(fetch["attributes"]["millrace.bytes"], (ROWS * 64 * 4).to_string());
+}
+
+/// What a step gives has no place on its GPU: its trace shows the way to host memory, batch by batch.
+#[test]
+fn an_output_that_leaves_its_gpu_is_told_of_as_its_request_keeps_it() {
+    // A block for all objects.
+    let up = Up::ephemeral(&["--gpus", "1", "--gpu-object-memory", "2MiB", "--keep-spans", "1000"]);
+    let folder = folder(1);
+    up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
+    let rows = 9_000;
+    let bytes = (rows * 64 * 4).to_string();
+    write_rows(folder.path(), rows);
+    let answer = invoke_rows(&up, "both", folder.path(), rows);
+    let trace = up.json(&["trace", answer["id"].as_str().unwrap()]);
+    let spans = trace["spans"].as_array().unwrap();
+    let of = |name: &str| spans.iter().filter(|span| span["name"] == name).collect::<Vec<_>>();
+    let [keep] = of("keep")[..] else { panic!("one of two outputs goes on to a step: {trace}") };
+    let attributes = |span: &Value| {
+        ["millrace.gpu", "millrace.link", "millrace.bytes"].map(|name| span["attributes"][name].clone())
+    };
+    assert_eq!(attributes(keep), [Value::from("0"), Value::Null, Value::from(bytes.as_str())]);
+    let parent = spans.iter().find(|span| span["id"] == keep["parent"]).unwrap();
+    assert_eq!(parent["name"], "worker.invoke");
+    assert_eq!(parent["attributes"]["millrace.function"], "default/first");
+    let copies: Vec<_> = of("copy").into_iter().filter(|copy| copy["parent"] == keep["id"]).collect();
+    let [copy] = copies[..] else { panic!("one batch: {trace}") };
+    assert_eq!(attributes(copy), [Value::Null, Value::from("0"), Value::from(bytes.as_str())]);
+    // The answer waits for it.
+    let times = |span: &Value| (span["startMs"].as_f64().unwrap(), span["durationMs"].as_f64().unwrap());
+    let ((kept, keeping), (began, took)) = (times(keep), times(parent));
+    assert!(kept >= began && kept + keeping <= began + took, "{trace}");
+    assert!(times(copy).1 <= keeping, "{trace}");
 }
 
 #[test]

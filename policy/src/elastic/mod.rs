@@ -193,6 +193,13 @@ impl Store {
         self.limit
     }
 
+    /// The object that has room next, of those that have none yet: what leaves makes it for this one,
+    /// unless the limit fell.
+    #[must_use]
+    pub fn waits_for_room(&self) -> Option<ObjectKey> {
+        self.orders.waiting.first().map(|&(_, object)| object)
+    }
+
     /// What became of objects.
     #[must_use]
     pub fn counts(&self) -> Counts {

@@ -197,6 +197,24 @@ fn what_can_never_fit_does_not_size_the_pool() {
 }
 
 #[test]
+fn who_waits_for_room_is_named_until_it_has_some() {
+    let mut bench = Bench::new(config(2));
+    bench.put(1, SIZE, Queued(3));
+    bench.put(2, SIZE, Queued(4));
+    assert_eq!(bench.store.waits_for_room(), None);
+    assert_eq!(bench.store(3, SIZE, Queued(2)), [Bench::migrate(2)]);
+    assert_eq!(bench.store.waits_for_room(), Some(key(3)));
+    assert_eq!(bench.store(4, SIZE, Queued(1)), []);
+    assert_eq!(bench.store.waits_for_room(), Some(key(4)), "it is nearer, and has the room");
+    let migrated = bench.migrated(2);
+    assert_eq!(migrated, [bench.place(4), Bench::migrate(1)]);
+    assert_eq!(bench.store.waits_for_room(), Some(key(3)));
+    let migrated = bench.migrated(1);
+    assert_eq!(migrated, [bench.place(3)]);
+    assert_eq!(bench.store.waits_for_room(), None);
+}
+
+#[test]
 fn what_is_claimed_or_written_never_moves() {
     let mut bench = Bench::new(config(3));
     bench.put(1, SIZE, Claimed);

@@ -31,6 +31,7 @@ impl Fabric {
             self.grant_longest(next, route, actions);
         }
         self.make_way(actions);
+        self.grant_forwarded(actions);
     }
 
     /// Routes over several lanes whose transfers have nothing out: all of these must have room at one
@@ -68,7 +69,7 @@ impl Fabric {
     }
 
     /// From when on a batch can take a route.
-    fn free_at(&self, now: Timestamp, route: &Route) -> Timestamp {
+    pub(super) fn free_at(&self, now: Timestamp, route: &Route) -> Timestamp {
         let lanes = self.paths[route].lanes.iter();
         lanes.map(|&lane| self.lanes[lane].free_at()).fold(now, Timestamp::max)
     }
@@ -112,7 +113,9 @@ impl Fabric {
         let give_up = not_after + path.time_for(size).saturating_mul(2) + REPORT_SLACK;
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
-        if route.host_way().is_none() || self.shares.sharing != Sharing::Fifo {
+        let in_turns = route.host_way().is_none() || self.shares.sharing != Sharing::Fifo;
+        // What neighbours forward costs nobody a turn.
+        if in_turns && route.forwarded().is_none() {
             state.served = (now, hold);
         }
         let (revoked, not_before) = (false, free);
@@ -122,10 +125,10 @@ impl Fabric {
             Source::Peer(peer) => Some(peer.of(&range)),
             Source::Host | Source::Asked(_) => None,
         };
-        let (gpu, cargo) = (state.gpu, state.cargo);
+        let (gpu, cargo, via) = (state.gpu, state.cargo, route.forwarded());
         let link = self.first_link(route);
         let chunks = range;
-        let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, not_before, not_after };
+        let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, via, not_before, not_after };
         actions.push(Action::Grant { grant });
     }
 
@@ -180,7 +183,7 @@ impl Fabric {
         }
     }
 
-    fn shares_a_lane(&self, a: &Route, b: &Route) -> bool {
+    pub(super) fn shares_a_lane(&self, a: &Route, b: &Route) -> bool {
         let (a_lanes, b_lanes) = (&self.paths[a].lanes, &self.paths[b].lanes);
         a_lanes.iter().any(|lane| b_lanes.contains(lane))
     }

@@ -73,6 +73,12 @@ impl Lane {
         (self.tracks.len() + QUEUED_MAX).max(self.fed).max(self.routes * OUT_MAX)
     }
 
+    /// From when on nothing crosses it, what has being over by its rate; `None` while something is out.
+    pub(super) fn idle_from(&self) -> Option<Timestamp> {
+        let free = self.tracks.iter().copied().max();
+        free.filter(|_| self.holds.is_empty())
+    }
+
     /// From when on a batch can cross it.
     pub(super) fn free_at(&self) -> Timestamp {
         let free = (0..self.tracks.len()).map(|track| self.track_free_at(track));
@@ -131,6 +137,8 @@ pub(super) enum Route {
     Host(Direction, GpuIndex),
     /// From GPU to GPU, over others or not; both ends included.
     Over(Hops),
+    /// From the host by the way of another GPU, and over NVLinks from there on; that GPU included.
+    Forwarded(Hops),
 }
 
 impl Route {
@@ -143,23 +151,31 @@ impl Route {
     pub(super) fn gpu(&self) -> GpuIndex {
         match self {
             Self::Host(_, gpu) => *gpu,
-            Self::Over(hops) => hops.last(),
+            Self::Over(hops) | Self::Forwarded(hops) => hops.last(),
         }
     }
 
     /// The GPUs that it leads over, where it does not lead to the host or from there.
     pub(super) fn hops(&self) -> Option<Hops> {
         match self {
-            Self::Host(..) => None,
+            Self::Host(..) | Self::Forwarded(_) => None,
             Self::Over(hops) => Some(*hops),
         }
     }
 
-    /// Which way it leads between the host and a GPU, where it does.
+    /// The GPUs that forward what comes from the host, and the one that it is for, where others do.
+    pub(super) fn forwarded(&self) -> Option<Hops> {
+        match self {
+            Self::Host(..) | Self::Over(_) => None,
+            Self::Forwarded(hops) => Some(*hops),
+        }
+    }
+
+    /// Which way it leads between the host and a GPU, where no other GPU has a part in it.
     pub(super) fn host_way(&self) -> Option<Direction> {
         match self {
             Self::Host(direction, _) => Some(*direction),
-            Self::Over(_) => None,
+            Self::Over(_) | Self::Forwarded(_) => None,
         }
     }
 }
@@ -235,6 +251,14 @@ pub(super) fn joined(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path>
     let steps: Vec<_> = steps.collect::<Option<_>>()?;
     let rate = steps.iter().map(|step| step.rate).min()?;
     Some(Path { lanes: steps.iter().rev().flat_map(|step| &step.lanes).copied().collect(), rate })
+}
+
+/// The path of a route by the way of the first of some GPUs, in the same order; `None` where two of them
+/// are not joined.
+pub(super) fn forwarded(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
+    let (nvlinks, own) = (joined(hops, paths)?, paths.get(&Route::Host(Direction::ToGpu, hops.first()))?);
+    let lanes = nvlinks.lanes.iter().chain(&own.lanes).copied().collect();
+    Some(Path { lanes, rate: nvlinks.rate.min(own.rate) })
 }
 
 /// The lanes that bytes of a route cross, narrowest rate included.

@@ -22,6 +22,9 @@
 //! between included. Nobody else has their bytes: where the GPU is lost, a copy from it fails or no
 //! route leads there, the transfer fails.
 //!
+//! **Over others' links** (D05; `forwards`). What comes from the host may come over idle PCIe links of other
+//! GPUs as well, which forward it.
+//!
 //! **To the host** objects cross the GPU's way from there in the other direction, copied by its own
 //! executor. What fails is granted again, as from the host.
 //!
@@ -32,6 +35,7 @@
 //! Down ────────────────────────────────► └────────┘ ──► Grant, Revoke, Carried  to the Links
 //! ```
 
+mod forwards;
 mod grants;
 mod lanes;
 pub mod link;
@@ -79,6 +83,8 @@ pub struct Fabric {
     paths: BTreeMap<Route, Path>,
     /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
     routes: Option<Paths>,
+    /// By GPU: the ways by which others may forward for it, the best first. None where each keeps to its own.
+    forwards: BTreeMap<GpuIndex, Vec<Route>>,
     /// How transfers from the host, and those to it, share their links.
     shares: Shares,
     transfers: BTreeMap<TransferId, Transfer>,
@@ -103,8 +109,8 @@ impl Fabric {
     pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
         let (lanes, paths) = lanes::lay(topology);
         let routes = routes_of(topology);
-        let shares = Shares::new(topology, sharing);
-        Self { lanes, paths, routes, shares, transfers: BTreeMap::new(), grants: 0 }
+        let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
+        Self { lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
     }
 
     /// What it has counted so far.
@@ -161,6 +167,7 @@ impl Fabric {
             ending: nowhere.then_some(Outcome::Failed),
             routes: Vec::new(),
             used: Vec::new(),
+            forwarded: true,
             wanted: objective.map(|objective| Wanted::new(now, objective)),
             standing: Standing::Unpromised,
             began: now,
@@ -267,6 +274,8 @@ impl Fabric {
             (BatchFailure::NotBegun, _) => {}
             // Whatever is wrong may be wrong with the peer alone.
             (BatchFailure::Faulty, Route::Over(_)) => self.lose_source(transfer, actions),
+            // Or with the neighbour.
+            (BatchFailure::Faulty, Route::Forwarded(_)) => state.forwarded = false,
             (BatchFailure::Faulty, Route::Host(..)) => {
                 state.failures += 1;
                 if state.failures >= FAILURES_MAX {
@@ -382,7 +391,7 @@ impl Core for Fabric {
 
     fn next_wake(&self) -> Option<Timestamp> {
         let out = self.transfers.values().flat_map(|state| &state.out);
-        out.map(|batch| batch.give_up).min()
+        out.map(|batch| batch.give_up).chain(self.next_idle()).min()
     }
 }
 

@@ -52,7 +52,7 @@ impl Wanted {
     }
 
     /// When the bytes have to be there.
-    fn there_by(self) -> Timestamp {
+    pub(super) fn there_by(self) -> Timestamp {
         Timestamp(self.by.0.saturating_sub(u64::try_from(self.infer.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
@@ -64,6 +64,8 @@ pub(super) enum Turn {
     Longest { passed: u32, spare: Option<rates::Batch> },
     /// It was due by its rate.
     Due(rates::Batch),
+    /// Its own way had no room, and that of a neighbour was idle.
+    Forwarded,
 }
 
 /// Transfers between the host and GPUs that are over, by what they could count on at last.
@@ -238,7 +240,7 @@ impl Fabric {
             wait.transfers += 1;
             wait.waited += batch.not_before.since(state.began);
         }
-        if let (Turn::Due(_) | Turn::Longest { spare: Some(_), .. }, Some(rates)) =
+        if let (Turn::Due(_) | Turn::Forwarded | Turn::Longest { spare: Some(_), .. }, Some(rates)) =
             (&batch.turn, &mut self.shares.ways[direction].rates)
         {
             let window = now.since(std::mem::replace(&mut state.measured, now));
@@ -259,6 +261,7 @@ impl Fabric {
                 *now = passed.max(*now);
                 spare
             }
+            Turn::Forwarded => None,
         };
         if let (Some(given), Some(rates)) = (given, &mut way.rates) {
             // Its flow may have ended before it.
@@ -393,6 +396,7 @@ impl Turn {
     pub(super) fn makes_way_for(&self, newcomer: &Transfer, other: &Transfer) -> bool {
         match self {
             Self::Longest { passed, .. } => *passed < SPARE_FIRM,
+            Self::Forwarded => true,
             Self::Due(_) => match (newcomer.wanted, other.wanted) {
                 (Some(newcomer), Some(other)) => newcomer.there_by() < other.there_by(),
                 _ => false,

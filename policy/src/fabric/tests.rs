@@ -7,6 +7,7 @@ use super::*;
 use crate::ids::Generation;
 use crate::paths::Direction;
 
+mod forwards;
 mod leaving;
 mod objects;
 mod peers;

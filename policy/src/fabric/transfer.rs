@@ -10,7 +10,7 @@ use super::lanes::Route;
 use super::protocol::{Cargo, Outcome, PeerBlocks};
 use super::sharing::{Turn, Wanted};
 use crate::ids::BatchId;
-use crate::paths::Hops;
+use crate::paths::{Direction, Hops};
 use crate::rates::Standing;
 
 /// Batches that a transfer has out on one route: one runs, one is queued.
@@ -74,6 +74,8 @@ pub(super) struct Transfer {
     pub(super) routes: Vec<Route>,
     /// Those by which some came.
     pub(super) used: Vec<Hops>,
+    /// Whether other GPUs may forward what comes from the host: until a batch of theirs fails.
+    pub(super) forwarded: bool,
     /// By when somebody wants it.
     pub(super) wanted: Option<Wanted>,
     /// What it could count on, once it comes from the host or goes there.
@@ -107,21 +109,34 @@ impl Transfer {
     /// Whether it may have another batch out on a route.
     pub(super) fn takes_more(&self, route: &Route) -> bool {
         match self.cargo {
-            Cargo::Weights(_) | Cargo::ToHost(_) => self.out.len() < OUT_MAX,
+            Cargo::Weights(_) | Cargo::ToHost(_) => self.out_unforwarded(self.out.len()) < OUT_MAX,
             Cargo::Object(_) => self.out.iter().filter(|batch| batch.route == *route).count() < OUT_MAX,
         }
     }
 
     /// The batches that are out behind others of its own, by place.
     pub(super) fn queued(&self) -> impl Iterator<Item = usize> {
-        let behind = |place: &usize| match self.cargo {
-            Cargo::Weights(_) | Cargo::ToHost(_) => true,
-            Cargo::Object(_) => {
-                let route = self.out[*place].route;
-                self.out[..*place].iter().any(|batch| batch.route == route)
+        let behind = |place: &usize| {
+            let route = self.out[*place].route;
+            match self.cargo {
+                Cargo::Weights(_) | Cargo::ToHost(_) => {
+                    route.forwarded().is_none() && self.out_unforwarded(*place) > 0
+                }
+                Cargo::Object(_) => self.out[..*place].iter().any(|batch| batch.route == route),
             }
         };
         (1..self.out.len()).filter(behind)
+    }
+
+    /// How many of the first batches that are out come by a way of its own.
+    fn out_unforwarded(&self, first: usize) -> usize {
+        self.out[..first].iter().filter(|batch| batch.route.forwarded().is_none()).count()
+    }
+
+    /// Whether other GPUs may forward its next batch.
+    pub(super) fn may_be_forwarded(&self) -> bool {
+        let from_host = matches!(self.source, Source::Host) && self.cargo.direction() == Direction::ToGpu;
+        self.forwarded && from_host && self.wants()
     }
 
     /// The size of its next batch.

@@ -22,6 +22,7 @@ use super::slots::Stage;
 use super::{Action, Gpu};
 use crate::core::Core as _;
 use crate::elastic::{self, Counts, Extent, ObjectKey, Place, Store};
+use crate::ids::RequestKey;
 use crate::memory::{BLOCK, Evicted, Run as BlockRun, Shortage};
 
 /// What becomes of an object on the GPU.
@@ -188,13 +189,24 @@ impl Gpu {
         }
     }
 
+    /// The request whose model has no room yet: what leaves makes it for this one, and by when it has to
+    /// have left is this one's to say.
+    #[must_use]
+    pub fn waits_for_room(&self) -> Option<RequestKey> {
+        self.roomless().map(|slot| slot.key)
+    }
+
+    fn roomless(&self) -> Option<&super::Slot> {
+        let waits =
+            |slot: &&super::Slot| slot.stage == Stage::Waiting && self.memory.region(slot.model).is_none();
+        self.slots.iter().find(waits)
+    }
+
     /// Blocks that no model in use has, and none that waits for room needs.
     fn spare_blocks(&self) -> u32 {
         let mut used: BTreeSet<ModelId> = self.in_use().into_iter().collect();
         used.extend(self.lent.values().chain(self.relocating.keys()));
-        let waits =
-            |slot: &&super::Slot| slot.stage == Stage::Waiting && self.memory.region(slot.model).is_none();
-        let waiting = self.slots.iter().find(waits).and_then(|slot| self.programs.shape(slot.model));
+        let waiting = self.roomless().and_then(|slot| self.programs.shape(slot.model));
         let taken = self.memory.blocks_of(&used) + waiting.map_or(0, |shape| shape.blocks);
         self.memory.total_blocks().saturating_sub(taken)
     }

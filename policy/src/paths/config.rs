@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::str::FromStr;
 
-use crate::names;
+use crate::names::{self, UnknownName};
 
 /// Links that a route crosses at most by default; three is also the longest that the paper shows (§3.2).
 /// Two leave a lone transfer on DGX-V100 with half of what its links could carry, three with 84%, four
@@ -52,6 +53,37 @@ pub const SELECTIONS: [(&str, Selection); 3] =
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(names::of(&SELECTIONS, self))
+    }
+}
+
+/// NVLinks between a GPU and the neighbour that forwards for it, at most: with two a GPU of DGX-V100
+/// reaches all four PCIe links (D05).
+pub const FORWARDS_MAX: NonZeroU32 = NonZeroU32::new(2).expect("not zero");
+
+/// Over whose PCIe links a GPU reaches the host (D05).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum HostLinks {
+    /// Its own.
+    #[default]
+    Own,
+    /// Its own and those of its neighbours, which forward over NVLinks.
+    All,
+}
+
+/// Every name, with what it stands for.
+pub const HOST_LINKS: [(&str, HostLinks); 2] = [("own", HostLinks::Own), ("all", HostLinks::All)];
+
+impl FromStr for HostLinks {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("choice of host links", &HOST_LINKS, text)
+    }
+}
+
+impl fmt::Display for HostLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(names::of(&HOST_LINKS, self))
     }
 }
 

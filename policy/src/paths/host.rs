@@ -10,7 +10,7 @@ use millrace_types::{BytesPerSec, GpuIndex};
 
 use super::matrix::Matrix;
 use super::running::{Flow, Part, Parts, Role, Running};
-use super::{Change, Direction, FlowId, Hops, ROUTES_MAX, Selection};
+use super::{Change, Direction, FORWARDS_MAX, FlowId, Hops, ROUTES_MAX, Selection};
 
 /// One way between host memory and a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,22 @@ pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
         rate: gpu.host_path.iter().map(rate).min().unwrap_or(0),
     };
     topology.gpus.iter().map(of).collect()
+}
+
+/// The ways to a GPU by which others may forward for it, the best first.
+pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], gpu: usize) -> Vec<Hops> {
+    let apart = |via: &usize| !hosts[*via].links.iter().any(|link| hosts[gpu].links.contains(link));
+    let ways =
+        (0..hosts.len()).filter(apart).flat_map(|via| matrix.paths_of(via, gpu).map(move |path| (via, path)));
+    let way = |(via, path): (usize, usize)| {
+        let (hops, width) = (matrix.path(path).hops, matrix.path(path).width);
+        let links = hops.links().count();
+        let order = (links, Reverse(width.min(hosts[via].rate)), path);
+        (links <= FORWARDS_MAX.get() as usize).then_some((order, hops))
+    };
+    let mut ways: Vec<_> = ways.filter_map(way).collect();
+    ways.sort_unstable_by_key(|&(order, _)| order);
+    ways.into_iter().map(|(_, hops)| hops).collect()
 }
 
 /// A GPU's ways to the host, and those of others that it may use.

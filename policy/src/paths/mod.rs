@@ -47,7 +47,9 @@ use std::num::NonZeroU32;
 use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
-pub use self::config::{Config, HOPS_DEFAULT, SELECTIONS, Selection, UCX_ROUTES};
+pub use self::config::{
+    Config, FORWARDS_MAX, HOPS_DEFAULT, HOST_LINKS, HostLinks, SELECTIONS, Selection, UCX_ROUTES,
+};
 pub use self::direction::{Direction, Each};
 pub use self::hops::{HOPS_MAX, Hops};
 pub use self::host::{HostPlan, HostRoute};
@@ -56,7 +58,7 @@ pub use self::split::split;
 pub use self::ways::{Way, ways};
 pub use crate::ids::FlowId;
 
-use self::host::{Ask, HostPath, host_paths};
+use self::host::{Ask, HostPath, forwards, host_paths};
 use self::matrix::Matrix;
 use self::running::{Flow, Role, Running};
 
@@ -260,6 +262,15 @@ impl Paths {
     pub fn lead(&self, from: GpuIndex, to: GpuIndex) -> bool {
         let known = self.check_gpu(from).and_then(|()| self.check_gpu(to)).is_ok();
         known && !self.running.matrix.paths_of(from.0 as usize, to.0 as usize).is_empty()
+    }
+
+    /// The ways to a GPU from the host by which neighbours may forward, whoever uses them: from the GPU whose
+    /// PCIe links they cross, none of which are its own, over at most [`FORWARDS_MAX`] NVLinks (D05). The
+    /// shortest first, then the fastest.
+    #[must_use]
+    pub fn forwards(&self, gpu: GpuIndex) -> Vec<Hops> {
+        let known = self.check_gpu(gpu).is_ok();
+        if known { forwards(&self.running.matrix, &self.hosts, gpu.0 as usize) } else { Vec::new() }
     }
 
     /// What is left between two GPUs over what joins them: the matrix of D21.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_policy::elastic::Event;
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::{Direction, HostLinks};
 use millrace_policy::rates::Objective;
 use millrace_types::{Bytes, BytesPerSec};
 
@@ -13,7 +13,7 @@ use super::instances::Tag;
 use super::requests::{Key, Object};
 use super::run::Sim;
 use super::stores::Wanted;
-use super::system::{HostLinks, Oriented, Pinning};
+use super::system::{Oriented, Pinning};
 
 impl Sim<'_> {
     fn call_cost(&self) -> Duration {

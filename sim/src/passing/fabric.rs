@@ -10,13 +10,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use millrace_policy::memory::BLOCK;
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::{Direction, HostLinks};
 use millrace_policy::rates::{BATCH, Objective};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use super::links::{HostCopy, LegId, Links, pipelines_through_host};
-use super::system::{Costs, HostLinks, System};
+use super::system::{Costs, System};
 use super::{Error, Methods};
 
 /// A GPU of a node.

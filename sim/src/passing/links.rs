@@ -2,19 +2,16 @@
 //! direction, and `policy::paths` for NVLink. A *leg* is what one transfer has of either.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
-use millrace_policy::paths::{self, Direction, Each, FlowId, Paths, Route, Selection};
+use millrace_policy::paths::{
+    self, Direction, Each, FORWARDS_MAX, FlowId, HostLinks, Paths, Route, Selection,
+};
 use millrace_policy::rates::{self, Objective, Rates, Sharing};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use super::Error;
-use super::system::{HostLinks, System};
-
-/// NVLinks between a GPU and the neighbour that forwards for it, at most: with two a GPU of DGX-V100
-/// reaches all four PCIe links (D05).
-const FORWARDS_MAX: NonZeroU32 = NonZeroU32::new(2).expect("not zero");
+use super::system::System;
 
 /// A leg's name, not given again.
 pub(super) type LegId = u64;

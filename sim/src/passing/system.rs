@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_policy::elastic::{MigrationPolicy, PoolPolicy};
-use millrace_policy::paths::Selection;
+use millrace_policy::paths::{HostLinks, Selection};
 use millrace_policy::rates::Sharing;
 use millrace_types::BytesPerSec;
 
@@ -14,15 +14,6 @@ pub enum Oriented {
     Host,
     /// Where it was made, in the GPU's store.
     Gpu,
-}
-
-/// Over how many PCIe links a GPU reaches the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HostLinks {
-    /// Its own.
-    Own,
-    /// Its own and those of its neighbours.
-    All,
 }
 
 /// What host memory copies go through.

@@ -13,6 +13,7 @@ use millrace_policy::fabric::{BatchFailure, Cargo, Grant, Leaving, Weights, link
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
+use millrace_policy::paths::Hops;
 use millrace_proto::executor::{
     AddPeer, ByteRange, Copy, CopyFailure, ForgetPeer, Ready, Revoke, RunFailure as WireRunFailure,
     command::Command, event,
@@ -73,8 +74,8 @@ pub(crate) struct Executor {
     /// Told of every incarnation that is started.
     started: Box<dyn Fn(Incarnation)>,
     peers: Peers,
-    /// The link that issued each batch that is out.
-    out: BTreeMap<(TransferId, BatchId), LinkId>,
+    /// The link that issued each batch that is out, and the GPUs that forward it, where others do.
+    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Hops>)>,
 }
 
 /// Where an Executor actor's words go.
@@ -166,7 +167,7 @@ impl Executor {
         if !self.up {
             return;
         }
-        self.out.insert((grant.transfer, grant.batch), grant.link);
+        self.out.insert((grant.transfer, grant.batch), (grant.link, grant.via));
         let (offset, size) = grant.cargo.span(&grant.chunks);
         let of = match grant.cargo {
             Cargo::Weights(Weights { model, generation, .. }) => {
@@ -242,8 +243,9 @@ impl Executor {
             Said::CopyDone(done) => {
                 let (transfer, batch) = (TransferId(done.transfer), BatchId(done.batch));
                 let (started, finished) = (Timestamp(done.started_ns), Timestamp(done.finished_ns));
-                if let Some(&link) = self.out.get(&(transfer, batch)) {
-                    let copied = Copied { transfer, link, started, finished, bytes: Bytes(done.bytes) };
+                if let Some(&(link, via)) = self.out.get(&(transfer, batch)) {
+                    let bytes = Bytes(done.bytes);
+                    let copied = Copied { transfer, link, via, started, finished, bytes };
                     self.peers.gpu.post(gpu::Message::Copied(copied));
                 }
                 let event = link_core::Event::Done { transfer, batch, started, finished };
@@ -333,7 +335,7 @@ impl Executor {
 
     fn tell_link(&mut self, transfer: TransferId, batch: BatchId, event: link_core::Event) {
         let issuer = self.out.remove(&(transfer, batch));
-        if let Some(link) = issuer.and_then(|link| self.peers.links.get(&link)) {
+        if let Some(link) = issuer.and_then(|(link, _)| self.peers.links.get(&link)) {
             link.post(link::Message::Event(event));
         }
     }

@@ -163,6 +163,7 @@ impl Gpu {
         self.core.done(actions);
         // What they waited behind may have left.
         self.send_ready();
+        self.hasten_what_leaves();
     }
 
     fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut Carried) {

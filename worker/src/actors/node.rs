@@ -37,6 +37,7 @@ use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::policy::Wanted;
 use crate::programs::Program;
+use crate::request::Asker;
 use crate::seams::Behaviour;
 use crate::snapshot::{Look, SnapshotPart};
 use crate::supervisor::Supervisor;
@@ -118,13 +119,19 @@ pub(crate) enum Message {
 }
 
 /// Who waits for bytes to cross.
+#[derive(Debug, Clone)]
 pub(crate) enum Reader {
     /// Nobody in particular.
     Nobody,
-    /// A request whose run reads them.
+    /// A request whose run reads them, or whose model has no room before they have left.
     Run(RequestKey),
     /// One that has run, and is answered when they are there.
     Answer(SharedWork),
+    /// One that is put into the queue when they are there, among its other inputs.
+    Inputs(Arc<Asker>),
+    /// One that has left the queue or takes no place there: a program reads them for it, or they are
+    /// answered.
+    Outside(Arc<Asker>),
 }
 
 impl Reader {
@@ -424,6 +431,8 @@ impl Behaviour for Node {
                     Reader::Nobody => None,
                     Reader::Run(key) => self.objective(now, key),
                     Reader::Answer(work) => self.answer_objective(now, &work),
+                    Reader::Inputs(asker) => self.inputs_objective(now, &asker),
+                    Reader::Outside(asker) => self.outside_objective(now, &asker),
                 };
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }

@@ -28,6 +28,8 @@ pub(crate) struct Spans {
 pub(crate) struct Copied {
     pub(crate) transfer: TransferId,
     pub(crate) link: LinkId,
+    /// The GPUs that forwarded it, and the one that it was for, where others did.
+    pub(crate) via: Option<Hops>,
     pub(crate) started: Timestamp,
     pub(crate) finished: Timestamp,
     pub(crate) bytes: Bytes,
@@ -159,7 +161,9 @@ pub(crate) fn copied(span: &Span, now: Timestamp, copied: &Copied) {
     trace::tell(span, "copy", past(now, copied.started, copied.finished), || {
         let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
         let link = KeyValue::new("millrace.link", i64::from(copied.link.0));
-        vec![link, KeyValue::new("millrace.bytes", bytes)]
+        let mut attributes = vec![link, KeyValue::new("millrace.bytes", bytes)];
+        attributes.extend(copied.via.map(|via| KeyValue::new("millrace.route", format!("host-{via}"))));
+        attributes
     });
 }
 

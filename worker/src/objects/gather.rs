@@ -12,11 +12,13 @@ use bytes::{Bytes, BytesMut};
 use millrace_proto::convert;
 use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, TensorPart};
-use millrace_types::{DataId, Failure, Reason};
+use millrace_types::{DataId, Failure, Reason, RevisionKey};
 
 use super::peers::PeerError;
 use super::{Contents, Kept, Objects, PIECE, Part as KeptPart, memory};
+use crate::actors::node;
 use crate::host_tier::Reader;
+use crate::request::Asker;
 use crate::service::tensors::{INLINE_BYTES_MAX, Input};
 
 /// A request's inputs, and how those that were objects came.
@@ -26,6 +28,8 @@ pub(crate) struct Gathered {
     pub(crate) fetched: Vec<Fetched>,
     /// Those that are on GPUs still, and their names.
     pub(crate) kept: Vec<(DataId, Arc<Kept>)>,
+    /// For whom.
+    pub(crate) asker: Arc<Asker>,
     /// How long it took.
     pub(crate) took: Duration,
 }
@@ -70,12 +74,18 @@ enum Piece {
 }
 
 impl Objects {
+    /// A request that comes now, and is wanted within so long.
+    pub(crate) fn asker(&self, revision: RevisionKey, objective: Option<Duration>) -> Arc<Asker> {
+        Arc::new(Asker { revision, came: self.0.clock.now(), objective })
+    }
+
     /// Finds or fetches everything that a request takes. Its declared sizes have been checked. Every
     /// object that is not to be had is named, so that all are made again at once.
     pub(crate) async fn gather(
         &self,
         tensors: Vec<InferTensor>,
         reader: Reader,
+        asker: Arc<Asker>,
     ) -> Result<Gathered, GatherError> {
         let clock = &self.0.clock;
         let started = clock.now();
@@ -93,7 +103,7 @@ impl Objects {
             } else {
                 let began = clock.now();
                 let (contents, method) =
-                    self.assemble(parts, total, reader, (&mut losses, &mut kept)).await?;
+                    self.assemble(parts, total, (reader, &asker), (&mut losses, &mut kept)).await?;
                 if let Some(method) = method.filter(|_| losses.ids.is_empty()) {
                     self.count(method, total as u64);
                     fetches.push(fetched(name.clone(), method, total as u64, clock.now().since(began)));
@@ -113,7 +123,7 @@ impl Objects {
         if !losses.ids.is_empty() {
             return Err(GatherError::Lost(losses.ids));
         }
-        Ok(Gathered { inputs, fetched: fetches, kept, took: clock.now().since(started) })
+        Ok(Gathered { inputs, fetched: fetches, kept, asker, took: clock.now().since(started) })
     }
 
     /// Objects that nobody can be asked for: they are this worker's own and not here.
@@ -156,7 +166,7 @@ impl Objects {
         &self,
         parts: Vec<TensorPart>,
         total: usize,
-        reader: Reader,
+        (reader, asker): (Reader, &Arc<Asker>),
         (losses, kept): (&mut Losses, &mut Vec<(DataId, Arc<Kept>)>),
     ) -> Result<(Contents, Option<FetchMethod>), GatherError> {
         let mut pieces = Vec::with_capacity(parts.len());
@@ -189,7 +199,8 @@ impl Objects {
                 }
                 // A process has it on the host.
                 (Contents::Kept(_), _) => {
-                    let Ok((here, at)) = contents.on_host(*offset, *bytes).await else {
+                    let waits = node::Reader::Inputs(Arc::clone(asker));
+                    let Ok((here, at)) = contents.on_host(*offset, *bytes, waits).await else {
                         losses.ids.extend(id.clone());
                         return Ok((Contents::Inline(Bytes::new()), None));
                     };
@@ -206,9 +217,9 @@ impl Objects {
             }
         }
         let contents = if total <= INLINE_BYTES_MAX {
-            self.small(pieces, total, losses).await
+            self.small(pieces, total, (losses, asker)).await
         } else {
-            self.large(pieces, losses).await
+            self.large(pieces, (losses, asker)).await
         };
         Ok((contents?, method))
     }
@@ -235,14 +246,15 @@ impl Objects {
         &self,
         pieces: Vec<Piece>,
         total: usize,
-        losses: &mut Losses,
+        (losses, asker): (&mut Losses, &Arc<Asker>),
     ) -> Result<Contents, GatherError> {
         let mut data = BytesMut::with_capacity(total);
         for piece in pieces {
             match piece {
                 // At most INLINE_BYTES_MAX.
                 Piece::Here { id, contents, offset, bytes } => {
-                    let Ok((contents, offset)) = contents.on_host(offset, bytes).await else {
+                    let waits = node::Reader::Inputs(Arc::clone(asker));
+                    let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
                         losses.ids.extend(id);
                         continue;
                     };
@@ -260,12 +272,17 @@ impl Objects {
         Ok(Contents::Inline(data.freeze()))
     }
 
-    async fn large(&self, pieces: Vec<Piece>, losses: &mut Losses) -> Result<Contents, GatherError> {
+    async fn large(
+        &self,
+        pieces: Vec<Piece>,
+        (losses, asker): (&mut Losses, &Arc<Asker>),
+    ) -> Result<Contents, GatherError> {
         let mut file = memory("millrace-input").map_err(no_memory)?;
         for piece in pieces {
             match piece {
                 Piece::Here { id, contents, offset, bytes } => {
-                    let Ok((contents, offset)) = contents.on_host(offset, bytes).await else {
+                    let waits = node::Reader::Inputs(Arc::clone(asker));
+                    let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
                         losses.ids.extend(id);
                         continue;
                     };

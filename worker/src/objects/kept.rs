@@ -9,11 +9,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_policy::elastic::ObjectKey;
-use millrace_policy::ids::RequestKey;
 use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;
 
+use crate::actors::node::Reader;
 use crate::actors::{gpu, node};
 use crate::handle::Directory;
 use crate::port::Descriptor;
@@ -161,9 +161,8 @@ impl Kept {
         self.home.post(gpu::Message::Queued { object: self.key, place, waits });
     }
 
-    /// Has bytes of it copied to host memory, unless they are there. Says for which request's run, where it
-    /// is for one.
-    pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: Option<RequestKey>, reply: Reply) {
+    /// Has bytes of it copied to host memory, unless they are there.
+    pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: Reader, reply: Reply) {
         match self.place() {
             Place::Host(fd) => reply.send(Ok((fd, offset))),
             Place::Lost => reply.send(Err(Lost)),
@@ -177,9 +176,9 @@ impl Kept {
 
 impl Part {
     /// Its bytes in host memory: where they are, and from which offset on.
-    pub(crate) async fn on_host(&self) -> OnHost {
+    pub(crate) async fn on_host(&self, reader: Reader) -> OnHost {
         let (answer, answered) = oneshot::channel();
-        self.object.ask(self.offset, self.bytes, None, Reply::awaited(answer));
+        self.object.ask(self.offset, self.bytes, reader, Reply::awaited(answer));
         answered.await.unwrap_or(Err(Lost))
     }
 }

@@ -54,6 +54,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Notify;
 
+use crate::actors::node::Reader;
 use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 use crate::port::Descriptor;
@@ -105,10 +106,10 @@ impl Contents {
     }
 
     /// Bytes of it in host memory, whatever it takes to have them there: where, and from which offset on.
-    pub(crate) async fn on_host(&self, offset: u64, bytes: u64) -> Result<(Self, u64), Lost> {
+    pub(crate) async fn on_host(&self, offset: u64, bytes: u64, reader: Reader) -> Result<(Self, u64), Lost> {
         let Self::Kept(part) = self else { return Ok((self.clone(), offset)) };
         let part = Part { object: Arc::clone(&part.object), offset: part.offset + offset, bytes };
-        let (fd, offset) = part.on_host().await?;
+        let (fd, offset) = part.on_host(reader).await?;
         let bytes = size_of_memory(&fd).map_err(|_unreadable| Lost)? as u64;
         Ok((Self::Memory { fd, bytes }, offset))
     }

@@ -12,6 +12,7 @@ use millrace_types::{DataId, Failure, Reason};
 use tonic::Status;
 
 use super::{Contents, Objects, PIECE};
+use crate::actors::node::Reader;
 
 /// What of a GPU's object is copied to the host at a time, for one receiver.
 const WINDOW: u64 = 16 << 20;
@@ -83,7 +84,8 @@ impl Serving {
         }
         if self.window.as_ref().is_none_or(|(.., end)| *end == self.at) {
             let bytes = (self.end - self.at).min(WINDOW);
-            let found = self.contents.on_host(self.at, bytes).await;
+            // By when the other worker wants it is not said.
+            let found = self.contents.on_host(self.at, bytes, Reader::Nobody).await;
             let (here, at) = found.map_err(|_lost| Stop::Lost)?;
             self.window = Some((here, at, self.at + bytes));
         }

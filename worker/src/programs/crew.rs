@@ -30,6 +30,7 @@ use crate::actors::work::SharedWork;
 use crate::objects::sealed;
 use crate::port::Descriptor;
 use crate::process_port::connection::Unsent;
+use crate::request::Asker;
 use crate::seams::{Behaviour, Slot};
 use crate::service::tensors::Packed;
 
@@ -232,7 +233,7 @@ impl Crew {
         entry.work.home.post(function::Message::Dispatched(key));
         let left = deadline(&entry.work).since(now);
         let sent = call(&entry.work, left).map_err(Unsent::Lacking);
-        match sent.and_then(|(call, descriptors)| process.call(call, descriptors)) {
+        match sent.and_then(|(call, descriptors)| process.call(call, descriptors, asker(&entry.work))) {
             Ok(()) => {}
             Err(error @ Unsent::Lacking(_)) => {
                 let heard = Heard::Unsent { call: key.0, why: error.to_string() };
@@ -333,6 +334,12 @@ impl Crew {
 /// When nobody waits for a request any more.
 fn deadline(work: &SharedWork) -> Timestamp {
     work.accepted + work.invocation.timeout
+}
+
+/// By when what it reads is wanted.
+fn asker(work: &SharedWork) -> Arc<Asker> {
+    let (revision, objective) = (work.invocation.revision.clone(), work.invocation.objective);
+    Arc::new(Asker { revision, came: work.accepted, objective })
 }
 
 /// A request as its process takes it.

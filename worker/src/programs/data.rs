@@ -1,6 +1,6 @@
 //! The data that one process names, stores and fetches (D02–D04), answered from this worker's objects.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,9 @@ use millrace_types::{DataId, Timestamp};
 use super::aside::Aside;
 use super::names::{IDS_PER_BLOCK, Name, Names};
 use super::outputs::{data_id, memory};
+use crate::actors::node::Reader;
 use crate::objects::{Contents, FetchError, Given, NotKept, Objects};
+use crate::request::Asker;
 
 /// How long what a process stored is kept, unless whoever takes its output wants it longer.
 const STORED_FOR: Duration = Duration::from_secs(60);
@@ -23,9 +25,17 @@ const STORED_FOR: Duration = Duration::from_secs(60);
 /// do without or to say why it cannot. In quarters.
 const FETCH_QUARTERS: u32 = 3;
 
-/// When the call that a process has is to be answered, while it has one. Shared by who gives it calls
-/// and who hears it.
-pub(super) type Until = Rc<Cell<Option<Timestamp>>>;
+/// A call that a process was given.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// When nobody waits for its answer any more.
+    pub(super) until: Timestamp,
+    /// Whose it is.
+    pub(super) asker: Arc<Asker>,
+}
+
+/// The last call that a process was given. Shared by who gives it calls and who hears it.
+pub(super) type LastCall = Rc<RefCell<Option<Call>>>;
 
 /// What one process does with data.
 #[derive(Debug)]
@@ -33,12 +43,12 @@ pub(super) struct Data {
     objects: Objects,
     aside: Aside,
     names: RefCell<Names>,
-    until: Until,
+    call: LastCall,
 }
 
 impl Data {
-    pub(super) fn new(objects: Objects, aside: Aside, until: Until) -> Self {
-        Self { objects, aside, names: RefCell::default(), until }
+    pub(super) fn new(objects: Objects, aside: Aside, call: LastCall) -> Self {
+        Self { objects, aside, names: RefCell::default(), call }
     }
 
     /// The next names.
@@ -107,14 +117,17 @@ impl Data {
         let id = fetch.id.as_ref().and_then(data_id);
         let id = id.ok_or_else(|| invalid("it asked for data by what is no name"))?;
         let now = self.objects.clock().now();
-        let left = self.until.get().map_or(Duration::ZERO, |until| until.since(now));
+        let (left, reader) = match &*self.call.borrow() {
+            Some(Call { until, asker }) => (until.since(now), Reader::Outside(Arc::clone(asker))),
+            None => (Duration::ZERO, Reader::Nobody),
+        };
         let found = match self.objects.fetch(&id, left * FETCH_QUARTERS / 4).await {
             Ok(contents) => contents,
             Err(error) => return Ok((refusal(&error), Vec::new())),
         };
         let bytes = found.len();
         // What a GPU has comes to the host: a process sees no device.
-        let given = match found.on_host(0, bytes).await {
+        let given = match found.on_host(0, bytes, reader).await {
             Ok((contents, offset)) => self.give(contents, offset, bytes).await,
             Err(lost) => {
                 let why = lost.to_string();
@@ -169,7 +182,7 @@ mod tests {
     #[tokio::test]
     async fn an_object_goes_with_the_first_answer_that_names_it() {
         let (objects, _told) = Objects::registered(Bytes::mib(1));
-        let data = Data::new(objects, Aside::default(), Until::default());
+        let data = Data::new(objects, Aside::default(), LastCall::default());
         let wire::IdBlock { home, epoch, first: counter, .. } = data.ids();
         let id = wire::DataId { home, epoch, counter };
         let contents = Some(store::Contents::Inline(bytes::Bytes::from_static(b"abcd")));
@@ -187,7 +200,7 @@ mod tests {
     async fn a_large_copy_waits_for_its_turn_and_small_and_sealed_data_does_not() {
         let (objects, _told) = Objects::registered(Bytes::mib(4));
         let (aside, minute) = (Aside::default(), Duration::from_secs(60));
-        let data = Data::new(objects.clone(), aside.clone(), Until::default());
+        let data = Data::new(objects.clone(), aside.clone(), LastCall::default());
         let fetch = |id: DataId| wire::Fetch {
             id: Some(wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }),
         };

@@ -25,11 +25,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::crew::{Answer, Heard, Message};
-use super::data::{Data, Until, invalid};
+use super::data::{Call, Data, LastCall, invalid};
 use super::launch::PROGRAM_VARIABLE;
 use super::{Program, log};
 use crate::clock::Clock;
 use crate::process_port::connection::{Connection, Unsent, is_lacking};
+use crate::request::Asker;
 use crate::seams::Mailbox;
 
 /// How long a process may take to exit after it closed its socket.
@@ -49,7 +50,7 @@ const FUNCTION_VARIABLES: &str = "FUNCTION_";
 pub(super) struct Process {
     pub(super) incarnation: Incarnation,
     connection: Rc<Connection>,
-    until: Until,
+    last_call: LastCall,
     clock: Arc<dyn Clock>,
     // Names this process and never another one, even after it was reaped.
     pidfd: OwnedFd,
@@ -83,11 +84,11 @@ impl Process {
     ) -> Result<Self, StartError> {
         let inner = &program.programs.0;
         let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
-        let (connection, until) = (Rc::new(connection), Until::default());
+        let (connection, last_call) = (Rc::new(connection), LastCall::default());
         let watch = Watch {
             name: name.clone(),
             connection: Rc::clone(&connection),
-            data: Data::new(inner.objects.clone(), inner.aside.clone(), Until::clone(&until)),
+            data: Data::new(inner.objects.clone(), inner.aside.clone(), LastCall::clone(&last_call)),
             ready: Cell::new(false),
             last_line: Rc::default(),
             crew,
@@ -133,7 +134,7 @@ impl Process {
             })
         });
         actix_rt::spawn(watch.run(leader, log, inner.closing.subscribe()));
-        Ok(Self { incarnation, connection, until, clock: Arc::clone(inner.objects.clock()), pidfd })
+        Ok(Self { incarnation, connection, last_call, clock: Arc::clone(inner.objects.clock()), pidfd })
     }
 
     /// Gives it a request.
@@ -141,8 +142,14 @@ impl Process {
     /// # Errors
     /// A request that fits no frame, or a process that does not read; [`Unsent::Lacking`], after which the
     /// process knows nothing of it.
-    pub(super) fn call(&self, call: wire::Call, descriptors: Vec<OwnedFd>) -> Result<(), Unsent> {
-        self.until.set(Some(self.clock.now() + Duration::from_nanos(call.timeout_ns)));
+    pub(super) fn call(
+        &self,
+        call: wire::Call,
+        descriptors: Vec<OwnedFd>,
+        asker: Arc<Asker>,
+    ) -> Result<(), Unsent> {
+        let until = self.clock.now() + Duration::from_nanos(call.timeout_ns);
+        *self.last_call.borrow_mut() = Some(Call { until, asker });
         self.connection.offer(frame(Told::Call(call), descriptors)?)
     }
 

@@ -13,7 +13,7 @@ use millrace_types::{DataId, Failure, Reason, RequestId, RevisionKey};
 use crate::actors::fetch_attributes;
 use crate::host_tier::Reader;
 use crate::objects::{self, GatherError, Gathered};
-use crate::request::{Brought, Completion, Invocation, OnGpus, Split};
+use crate::request::{Asker, Brought, Completion, Invocation, OnGpus, Split};
 
 use super::again::Again;
 use super::{WorkerService, tensors};
@@ -49,7 +49,7 @@ impl WorkerService {
                 fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
             }
             let (attempts, took) = (completion.attempts, completion.split.total);
-            let error = match self.response(completion, hold.clone()).await {
+            let error = match self.response(completion, hold.clone(), &gathered.asker).await {
                 Ok(response) => {
                     let attempts = before + response.attempts;
                     return Ok(wire::InvokeResponse { fetched, attempts, ..response });
@@ -78,7 +78,9 @@ impl WorkerService {
             Some(wire) => convert::duration(wire).ok_or_else(|| Failure::malformed("timeout is negative"))?,
         };
         let objective = request.objective_micros.map(Duration::from_micros);
-        let gathered = tokio::time::timeout(timeout, self.objects.gather(request.inputs, reader)).await;
+        let asker = self.objects.asker(revision.clone(), objective);
+        let gathered = self.objects.gather(request.inputs, reader, asker);
+        let gathered = tokio::time::timeout(timeout, gathered).await;
         let mut gathered = gathered.map_err(|_late| {
             Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
         })??;
@@ -108,6 +110,7 @@ impl WorkerService {
         &self,
         completion: Completion,
         hold: Option<wire::Hold>,
+        asker: &Arc<Asker>,
     ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
         let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
             completion;
@@ -124,7 +127,7 @@ impl WorkerService {
                 Ok(held) => held,
                 Err(output) => {
                     answered.extend(mark.object);
-                    match tensors::answer(output).await {
+                    match tensors::answer(output, asker).await {
                         Ok(answer) => answer,
                         Err(error) => {
                             // Nobody will ever hear of those that were kept.

@@ -13,10 +13,11 @@ use millrace_proto::worker::InferTensor;
 use millrace_types::tensor::element_count;
 use millrace_types::{DataType, Failure, Given, Reason, check_inputs};
 
+use crate::actors::node::Reader;
 use crate::host_tier::Signature;
 use crate::objects::{Contents as Held, Kept, Part, memory, size_of, size_of_memory};
 use crate::port::Descriptor;
-use crate::request::Share;
+use crate::request::{Asker, Share};
 
 /// The largest tensor that travels inline.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -248,10 +249,11 @@ fn memory_of(fd: &Descriptor, share: Option<Share>) -> io::Result<Held> {
 ///
 /// # Errors
 /// [`UnpackError::Read`], [`UnpackError::Lost`].
-pub(crate) async fn answer(output: Input) -> Result<InferTensor, UnpackError> {
+pub(crate) async fn answer(output: Input, asker: &Arc<Asker>) -> Result<InferTensor, UnpackError> {
     let Input { name, datatype, shape, contents } = output;
     let bytes = contents.len();
-    let Ok((contents, offset)) = contents.on_host(0, bytes).await else {
+    let reader = Reader::Outside(Arc::clone(asker));
+    let Ok((contents, offset)) = contents.on_host(0, bytes, reader).await else {
         return Err(UnpackError::Lost(name));
     };
     // What does not fit an address space was never in memory.

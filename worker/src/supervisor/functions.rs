@@ -160,6 +160,12 @@ impl Supervisor {
         self.registry.borrow().function(function)?.config.slo.map(|slo| slo.deadline)
     }
 
+    /// The same of a revision that takes requests.
+    pub(crate) fn deadline_of_revision(&self, key: &RevisionKey) -> Option<Duration> {
+        let function = self.registry.borrow().index_of(key)?;
+        self.deadline_of(function)
+    }
+
     pub(crate) fn model_of(&self, key: &RevisionKey) -> Option<ModelId> {
         let registry = self.registry.borrow();
         Some(registry.function(registry.index_of(key)?)?.model)

@@ -12,6 +12,7 @@ mod control;
 mod controller;
 mod elsewhere;
 mod failures;
+mod forwards;
 mod gpu_objects;
 mod isolation;
 mod ledger;

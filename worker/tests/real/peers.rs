@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::controller::Controller;
 use crate::support::{Client, all_up, client, config, inject, kill_9, request, values, within};
 
-type Answer = JoinHandle<Result<wire::InvokeResponse, Failure>>;
+pub(crate) type Answer = JoinHandle<Result<wire::InvokeResponse, Failure>>;
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// More than is there while any chunk of the model's 45,560,832 bytes is missing, the short last one
@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const ALMOST_ALL: u64 = 45_500_000;
 
 /// Most of its 46 MB are embeddings, so that it takes long to copy and not to run.
-fn model() -> Vec<u8> {
+pub(crate) fn model() -> Vec<u8> {
     let (layers, hidden, heads, inner) = (2, 256, 4, 1024);
     synth::bert_like(synth::Encoder { layers, hidden, heads, inner, vocabulary: 38_000, positions: 64 })
 }
@@ -63,7 +63,7 @@ async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
 }
 
 /// Sends a request of so many texts, all with the same four tokens.
-fn ask(client: &Client, id: u64, texts: usize) -> Answer {
+pub(crate) fn ask(client: &Client, id: u64, texts: usize) -> Answer {
     let tokens: Vec<u8> = [3i64, 37_999, 12, 20_000].iter().flat_map(|token| token.to_le_bytes()).collect();
     let mut request = request("bert", id, &[]);
     request.inputs = vec![wire::InferTensor {

@@ -6,6 +6,7 @@ mod actors;
 mod bare;
 mod batching;
 mod failures;
+mod forwards;
 mod links;
 mod panics;
 mod peers;

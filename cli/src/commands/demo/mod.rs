@@ -15,7 +15,8 @@ use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, TRANSFER_SHARING, memory,
+    DataConfig, Eviction, HostLinks, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, TRANSFER_SHARING,
+    memory,
 };
 
 use crate::clock;
@@ -149,6 +150,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         eviction: Eviction::default(),
         isolation: Isolation::default(),
         transfer_sharing: TRANSFER_SHARING,
+        host_links: HostLinks::default(),
         prewarm: Prewarm::default(),
         gpu_memory: memory::Grid::default(),
         programs: None,

@@ -56,6 +56,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         eviction: args.machine.eviction,
         isolation: args.machine.isolation,
         transfer_sharing: args.machine.transfer_sharing,
+        host_links: args.machine.host_links,
         prewarm: args.machine.prewarm,
         gpu_memory: args.machine.gpu_memory()?,
         programs: args.machine.programs()?,

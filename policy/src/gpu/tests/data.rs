@@ -81,9 +81,11 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
     let mut bench = data_bench();
     bench.step(store(1, 10));
     bench.step(filled(1));
+    assert_eq!(bench.gpu.waits_for_room(), None);
     // 28 of 32 blocks: the object has to leave first.
     let actions = bench.assign(1, LARGE);
     assert!(wants(&actions, DataAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
+    assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(1)), "by when it leaves depends on whom");
     assert!(!actions.iter().any(|action| matches!(action, Action::Map { .. })));
     let actions = bench.step(Event::Data(elastic::Event::Migrated { object: ObjectKey(1) }));
     // Who reads it knows that it has left before its blocks are the model's.
@@ -95,6 +97,19 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
         "{actions:?}"
     );
     assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(Place::Host));
+    assert_eq!(bench.gpu.waits_for_room(), None);
+}
+
+#[test]
+fn the_first_request_without_room_is_who_waits_for_it() {
+    let mut bench = data_bench();
+    bench.step(store(1, 10));
+    bench.step(filled(1));
+    bench.assign(1, LARGE);
+    bench.assign(2, A);
+    assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(1)));
+    bench.cancel(1);
+    assert_eq!(bench.gpu.waits_for_room(), None, "the other has room beside the object");
 }
 
 #[test]

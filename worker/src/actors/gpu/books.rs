@@ -80,6 +80,8 @@ pub(super) struct Data {
     pub(super) storing: BTreeMap<(RunId, RequestKey), Storing>,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) moves: Moves,
+    /// The run that waited for room when that was looked at last.
+    pub(super) roomless: Option<RequestKey>,
     /// What the core is to be told next.
     pub(super) todo: VecDeque<Event>,
     /// Objects of which it is to be told first how near their readers are: what is claimed stays, so
@@ -181,6 +183,7 @@ impl Data {
         self.outgoing.clear();
         self.waiting.clear();
         self.moves.clear();
+        self.roomless = None;
         self.todo.clear();
         self.restand.clear();
         std::mem::take(&mut self.storing).into_values().collect()

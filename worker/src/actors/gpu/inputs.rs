@@ -19,6 +19,7 @@ use millrace_types::Timestamp;
 
 use super::books::Waiting;
 use super::{Gpu, Message};
+use crate::actors::node::Reader;
 use crate::objects::{Contents as Held, Lost, OnHost, Place, Reply, memory, size_of_memory};
 use crate::port::Descriptor;
 use crate::request::Brought;
@@ -70,7 +71,7 @@ impl Gpu {
                     waiting.missing.push(place);
                     let (run, ObjectPart { offset, bytes, .. }) = (RunId(waiting.run.run), part);
                     let reply = Reply::new(move |found| bring(found, bytes, own, run, place));
-                    object.ask(offset, bytes, Some(waiting.key), reply);
+                    object.ask(offset, bytes, Reader::Run(waiting.key), reply);
                 }
             }
         }

@@ -13,6 +13,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
 use super::ModelUsers;
 use super::data::DataSaid;
 use crate::actors::function::Outputs;
+use crate::actors::node::Reader;
 use crate::actors::spans::Copied;
 use crate::actors::work::SharedWork;
 use crate::handle::Parts;
@@ -55,8 +56,8 @@ pub(crate) enum Message {
     Queued { object: ObjectKey, place: u64, waits: bool },
     /// The node began anew, and with it another actor for this GPU.
     Replaced,
-    /// Somebody wants bytes of an object in host memory, and where it is a request's run, which.
-    Fetch { part: ObjectPart, reader: Option<RequestKey>, reply: Reply },
+    /// Somebody wants bytes of an object in host memory.
+    Fetch { part: ObjectPart, reader: Reader, reply: Reply },
     /// Another GPU is to copy an object from here.
     LockObject { transfer: TransferId, piece: Piece },
     /// A transfer of an object to this GPU is over.

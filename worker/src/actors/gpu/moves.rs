@@ -72,6 +72,14 @@ impl Moves {
         TransferId(u64::from(gpu.0) << 40 | OF_OBJECTS | self.transfers)
     }
 
+    /// The run that is to read an object here once it has come.
+    pub(super) fn reader_of(&self, object: ObjectKey) -> Option<RunId> {
+        match self.coming.get(&object)?.errand {
+            Errand::Input { run, .. } => Some(run),
+            Errand::Reload | Errand::Nothing { .. } => None,
+        }
+    }
+
     /// Everything went with the executor.
     pub(super) fn clear(&mut self) {
         (self.coming, self.lent) = (BTreeMap::new(), BTreeMap::new());
@@ -168,7 +176,7 @@ impl Gpu {
         };
         let waiting = self.data.waiting.iter().find(|waiting| waiting.run.run == run.0);
         let reply = Reply::new(move |found| bring(found, bytes, own, run, place));
-        source.ask(offset, bytes, waiting.map(|waiting| waiting.key), reply);
+        source.ask(offset, bytes, Reader::run(waiting.map(|waiting| waiting.key)), reply);
     }
 
     /// A run does not read what is on its way for it any more.

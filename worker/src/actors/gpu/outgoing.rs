@@ -18,9 +18,9 @@
 
 use std::sync::Arc;
 
-use millrace_policy::elastic::{self, ObjectKey};
+use millrace_policy::elastic::{self, ObjectKey, Store};
 use millrace_policy::fabric::{Cargo, Leaving, Outcome};
-use millrace_policy::ids::{RequestKey, TransferId};
+use millrace_policy::ids::TransferId;
 use millrace_policy::memory::blocks_for;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::copy_out::Source;
@@ -74,9 +74,45 @@ impl Gpu {
                 let span = spans::leaves(&storing.work.span, self.index(), bytes);
                 (Reader::Answer(Arc::clone(&storing.work)), span)
             }
+            None if matches!(purpose, Purpose::Migrate(_)) => (self.waits_for_room(), Span::none()),
             None => (Reader::Nobody, Span::none()),
         };
         self.copy_out((source, bytes), purpose, reader, span);
+    }
+
+    /// For whom what leaves makes room: the run whose model has none, or else whoever waits for the next
+    /// object that has none.
+    fn waits_for_room(&self) -> Reader {
+        let core = &self.core.core;
+        let object = || core.store().and_then(Store::waits_for_room);
+        match core.waits_for_room() {
+            Some(key) => Reader::Run(key),
+            None => object().map_or(Reader::Nobody, |object| self.waits_for(object)),
+        }
+    }
+
+    /// Who waits for an object that has no place yet: the answer that it is of, or the run that it comes for.
+    fn waits_for(&self, object: ObjectKey) -> Reader {
+        if let Some(storing) = self.data.storing.values().find(|storing| storing.left.contains(&object)) {
+            return Reader::Answer(Arc::clone(&storing.work));
+        }
+        let run = self.data.moves.reader_of(object);
+        let waiting =
+            self.data.waiting.iter().find(|waiting| run.is_some_and(|run| waiting.run.run == run.0));
+        Reader::run(waiting.map(|waiting| waiting.key))
+    }
+
+    /// A run waits for room from now on, perhaps for what began to leave when nobody did.
+    pub(super) fn hasten_what_leaves(&mut self) {
+        let roomless = self.core.core.waits_for_room();
+        let before = std::mem::replace(&mut self.data.roomless, roomless);
+        let Some(reader) = roomless.filter(|_| roomless != before) else { return };
+        let migrates = |outgoing: &Outgoing| matches!(outgoing.purpose, Purpose::Migrate(_));
+        let leaving =
+            self.data.outgoing.iter().filter(|(_, outgoing)| outgoing.granted && migrates(outgoing));
+        for (&transfer, _) in leaving {
+            self.peers.node.post(node::Message::Hasten { transfer, reader });
+        }
     }
 
     fn copy_out(&mut self, (source, bytes): (Source, u64), purpose: Purpose, reader: Reader, span: Span) {
@@ -102,7 +138,7 @@ impl Gpu {
     }
 
     /// Copies a part of an object for somebody.
-    pub(super) fn fetch(&mut self, part: ObjectPart, reader: Option<RequestKey>, reply: Reply) {
+    pub(super) fn fetch(&mut self, part: ObjectPart, reader: Reader, reply: Reply) {
         let object = ObjectKey(part.object);
         let kept = self.data.books.get(&object).and_then(|book| book.kept.upgrade());
         match kept.map(|kept| (kept.place(), kept)) {
@@ -110,7 +146,7 @@ impl Gpu {
             Some((Place::Gpu(_), kept)) => {
                 self.data.claim(object);
                 let (bytes, purpose) = (part.bytes, Purpose::Fetch(kept, reply));
-                self.copy_out((Source::Object(part), bytes), purpose, Reader::run(reader), Span::none());
+                self.copy_out((Source::Object(part), bytes), purpose, reader, Span::none());
             }
             // Nobody has the name of one that is still coming.
             Some((Place::Coming | Place::Lost, _)) | None => reply.send(Err(Lost)),

@@ -358,7 +358,7 @@ fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<boo
     let (sender, found) = mpsc::unbounded_channel();
     let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
     let part = ObjectPart { object: object.0, offset: 0, bytes };
-    (Message::Fetch { part, reader: None, reply }, found)
+    (Message::Fetch { part, reader: Reader::Nobody, reply }, found)
 }
 
 impl Bench {
@@ -415,7 +415,7 @@ fn a_copy_to_the_host_is_given_up_once_nobody_else_holds_what_is_copied() {
         let [(transfer, _)] = bench.leaving().await[..] else { panic!("not one transfer") };
         let crossed = || {
             let (link, bytes) = (LinkId(0), Bytes(1));
-            Message::Copied(Copied { transfer, link, started: NOW, finished: NOW, bytes })
+            Message::Copied(Copied { transfer, link, via: None, started: NOW, finished: NOW, bytes })
         };
         let cancelled =
             |message: &node::Message| matches!(message, node::Message::CancelTransfer(it) if *it == transfer);

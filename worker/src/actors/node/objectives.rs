@@ -9,6 +9,7 @@ use millrace_types::Timestamp;
 
 use super::Node;
 use crate::actors::work::Work;
+use crate::request::Asker;
 
 impl Node {
     /// The objective of bytes that a request waits for, or the most pressing one of those that run with it.
@@ -28,6 +29,27 @@ impl Node {
     pub(super) fn answer_objective(&self, now: Timestamp, work: &Work) -> Option<Objective> {
         let by = self.wanted_by(work)?;
         Some(Objective { slo: by.since(now), infer: Duration::ZERO })
+    }
+
+    /// The objective of inputs that are put together before a request is in the queue: alone, as far as can
+    /// be known.
+    pub(super) fn inputs_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
+        let by = self.asked_by(asker)?;
+        let model = self.supervisor.model_of(&asker.revision);
+        let run = model.and_then(|model| self.dispatch.core.dispatch().predicted_run(model, 1));
+        Some(Objective { slo: by.since(now), infer: run.unwrap_or_default() })
+    }
+
+    /// The objective of bytes that a program reads, or that are answered: what a program does with them
+    /// nobody can say.
+    pub(super) fn outside_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
+        Some(Objective { slo: self.asked_by(asker)?.since(now), infer: Duration::ZERO })
+    }
+
+    fn asked_by(&self, asker: &Asker) -> Option<Timestamp> {
+        let own = asker.objective;
+        let objective = own.or_else(|| self.supervisor.deadline_of_revision(&asker.revision))?;
+        Some(asker.came + objective)
     }
 
     fn wanted_by(&self, work: &Work) -> Option<Timestamp> {

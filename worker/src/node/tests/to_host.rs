@@ -1,5 +1,7 @@
 //! Copies of what is on GPUs to host memory, which cross their links under grants as others do (D11 to D16).
 
+mod objectives;
+
 use millrace_policy::elastic::MigrationPolicy;
 use millrace_policy::fabric::Counts;
 use millrace_policy::paths::Direction;
@@ -8,6 +10,7 @@ use millrace_types::{Failure, Slo};
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::actors::node::Reader;
 use crate::node::DataConfig;
 use crate::objects::{Kept, OnHost, Part, Place, size_of_memory};
 use crate::request::Completion;
@@ -18,6 +21,8 @@ const RATE: BytesPerSec = BytesPerSec::gb(10);
 const RUN: Duration = Duration::from_millis(5);
 /// Of each model.
 const WEIGHTS: Bytes = Bytes::mib(4);
+/// The function whose model leaves little of a GPU to anybody else.
+const FILLS: u64 = 1;
 /// More than messages take: in virtual time each actor has microseconds of its own.
 const LITTLE: Duration = Duration::from_micros(700);
 
@@ -91,7 +96,8 @@ impl Plan {
                 weights_bytes: WEIGHTS,
                 ..Arc::into_inner(prepared()).unwrap()
             };
-            let function = FunctionConfig { key: key(mib), slo, ..function() };
+            let gpu_memory = (mib == FILLS).then(|| Bytes(self.memory.get() - Bytes::mib(32).get()));
+            let function = FunctionConfig { key: key(mib), slo, gpu_memory, ..function() };
             node.install(function, Arc::new(model)).await.unwrap();
         }
         let world = World { node, machine, clock };
@@ -164,9 +170,13 @@ impl World {
 
 /// Has all of an object copied to the host. Who waits for it holds it.
 fn fetch(object: Arc<Kept>) -> JoinHandle<OnHost> {
+    fetch_for(object, Reader::Nobody)
+}
+
+fn fetch_for(object: Arc<Kept>, reader: Reader) -> JoinHandle<OnHost> {
     actix_rt::spawn(async move {
         let bytes = object.bytes;
-        Part { object, offset: 0, bytes }.on_host().await
+        Part { object, offset: 0, bytes }.on_host(reader).await
     })
 }
 

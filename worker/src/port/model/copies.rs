@@ -1,6 +1,6 @@
-//! The copies of a modelled executor in one direction: one at a time, in order. They begin and end at
-//! moments of their own, not when the process wakes: what is copied back to back takes what its rate
-//! says, however coarse the grid of the wakes.
+//! The copies of a modelled executor in one direction: one at a time, in the order in which they are due.
+//! They begin and end at moments of their own, not when the process wakes: what is copied back to back takes
+//! what its rate says, however coarse the grid of the wakes.
 
 use std::collections::VecDeque;
 
@@ -9,8 +9,9 @@ use millrace_types::{Bytes, BytesPerSec, Timestamp};
 use super::CopyOrder;
 
 /// A copy under way, at a rate that may change.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Copying {
+    order: CopyOrder,
     started: Timestamp,
     /// When its rate was set, and what was left then.
     since: Timestamp,
@@ -28,7 +29,7 @@ struct Job {
 
 #[derive(Debug)]
 pub(super) struct Copies {
-    /// The first is under way where `copying` says so.
+    /// Those that are not under way.
     jobs: VecDeque<Job>,
     copying: Option<Copying>,
     /// When the last one ended.
@@ -52,48 +53,59 @@ impl Copies {
         self.copying = None;
     }
 
-    /// When the first one begins, or ends where it is under way.
+    /// The one that begins next, by its place, and when.
+    fn first(&self) -> Option<(usize, Timestamp)> {
+        let begins = self.jobs.iter().map(|job| job.ready.max(self.ended)).enumerate();
+        begins.min_by_key(|&(place, at)| (at, place))
+    }
+
+    /// When the next one begins, or the one under way ends.
     pub(super) fn next(&self) -> Option<Timestamp> {
-        let first = self.jobs.front()?;
-        Some(self.copying.map_or(first.ready.max(self.ended), |copying| copying.ends))
+        match &self.copying {
+            Some(copying) => Some(copying.ends),
+            None => self.first().map(|(_, at)| at),
+        }
     }
 
     pub(super) fn under_way(&self) -> Option<&CopyOrder> {
-        self.jobs.front().filter(|_| self.copying.is_some()).map(|job| &job.order)
+        self.copying.as_ref().map(|copying| &copying.order)
     }
 
-    /// The first one, where it is not under way.
+    /// The next one, where none is under way.
     pub(super) fn waiting(&self) -> Option<&CopyOrder> {
-        self.jobs.front().filter(|_| self.copying.is_none()).map(|job| &job.order)
+        let (place, _) = self.first().filter(|_| self.copying.is_none())?;
+        Some(&self.jobs[place].order)
+    }
+
+    fn take_waiting(&mut self) -> Option<CopyOrder> {
+        let (place, _) = self.first().filter(|_| self.copying.is_none())?;
+        self.jobs.remove(place).map(|job| job.order)
     }
 
     pub(super) fn begin(&mut self, at: Timestamp) {
-        let Some(order) = self.waiting() else { return };
+        let Some(order) = self.take_waiting() else { return };
         let (rate, left) = (self.rate, order.size);
         let ends = at + rate.time_for(left);
-        self.copying = Some(Copying { started: at, since: at, left, rate, ends });
+        self.copying = Some(Copying { order, started: at, since: at, left, rate, ends });
     }
 
-    /// Drops the first one, which cannot begin.
+    /// Drops the next one, which cannot begin.
     pub(super) fn refuse(&mut self) {
-        if self.copying.is_none() {
-            self.jobs.pop_front();
-        }
+        drop(self.take_waiting());
     }
 
     /// Ends the one under way; gives it and when it began.
     pub(super) fn end(&mut self) -> Option<(CopyOrder, Timestamp)> {
-        let Copying { started, ends, .. } = self.copying.take()?;
+        let Copying { order, started, ends, .. } = self.copying.take()?;
         self.ended = ends;
-        self.jobs.pop_front().map(|job| (job.order, started))
+        Some((order, started))
     }
 
     /// Drops a batch that has not begun. False where there is none.
     pub(super) fn revoke(&mut self, transfer: u64, batch: u64) -> bool {
-        let first = usize::from(self.copying.is_some());
         let its = |job: &Job| job.order.transfer == transfer && job.order.batch == batch;
-        let place = self.jobs.iter().skip(first).position(its);
-        place.is_some_and(|place| self.jobs.remove(first + place).is_some())
+        let place = self.jobs.iter().position(its);
+        place.is_some_and(|place| self.jobs.remove(place).is_some())
     }
 
     /// Lets the one under way, and those after it, go on at another rate.
@@ -104,5 +116,35 @@ impl Copies {
         copying.left = Bytes(copying.left.0.saturating_sub(u64::try_from(moved).unwrap_or(u64::MAX)));
         (copying.since, copying.rate) = (now, rate);
         copying.ends = now + rate.time_for(copying.left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::port::model::Of;
+
+    #[test]
+    fn what_is_due_passes_what_is_not_and_the_first_goes_first() {
+        let rate = BytesPerSec::gb(1);
+        let mut copies = Copies::new(rate);
+        let at = |ms: u64| Timestamp(ms * 1_000_000);
+        // When each may begin. It takes a millisecond.
+        for (batch, ms) in (0..).zip([10, 0, 12, 1, 1]) {
+            let (transfer, of, from, size) = (1, Of::Object(1), None, Bytes(1_000_000));
+            let (not_before, not_after) = (at(ms), at(1_000));
+            copies.push(at(0), CopyOrder { transfer, batch, of, from, size, not_before, not_after });
+        }
+        let mut begun = Vec::new();
+        while let Some(begins) = copies.next() {
+            begun.push((copies.waiting().unwrap().batch, begins));
+            copies.begin(begins);
+            assert_eq!(copies.waiting(), None);
+            assert_eq!(copies.next(), Some(begins + Duration::from_millis(1)));
+            copies.end().unwrap();
+        }
+        assert_eq!(begun, [(1, at(0)), (3, at(1)), (4, at(2)), (0, at(10)), (2, at(12))]);
     }
 }

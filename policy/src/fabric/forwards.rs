@@ -1,0 +1,113 @@
+//! What comes from the host over the PCIe links of other GPUs (D05, `FaaSTube` §5.1): a GPU under another
+//! PCIe switch takes part of the bytes and forwards them over NVLinks. So do weights come, and objects that
+//! come back.
+//!
+//! A batch goes by a neighbour's way where
+//! - its GPU's own way has as much out as it may have,
+//! - it is there no later than by that way: runs read weights in the order in which they are granted, and
+//!   none of them waits longer for any,
+//! - and all of the neighbour's way is idle: nothing is out on its links, and nobody who wants a batch has
+//!   any of them on a route of its own.
+//!
+//! So neighbours forward what is left over, batch by batch, and each way carries as much as it is fast. It is
+//! no transfer's turn, and no rate is promised for it. Who comes to a link that forwards waits for the batch
+//! that crosses it and no longer, and while there is more to send nothing is forwarded there: nobody starves.
+//! Of those that could be forwarded the one that is wanted first goes first.
+//!
+//! Where a copy fails, what is wrong may be wrong with the neighbour alone: the rest comes by the GPU's own
+//! way. In emulation the executor where the bytes go reads the host's memory itself, and the batch counts on
+//! each link of its route; a real device would stage it in the GPUs between.
+
+use std::collections::BTreeMap;
+
+use millrace_types::{GpuIndex, Timestamp};
+
+use super::Fabric;
+use super::lanes::{Route, forwarded};
+use super::protocol::Action;
+use super::sharing::{Turn, Wanted};
+use super::transfer::Transfer;
+use crate::ids::TransferId;
+use crate::paths::{Hops, HostLinks};
+
+impl Fabric {
+    /// The same fabric, where what comes from the host crosses these links.
+    #[must_use]
+    pub fn with_host_links(mut self, links: HostLinks) -> Self {
+        self.forwards = match links {
+            HostLinks::Own => BTreeMap::new(),
+            HostLinks::All => self.lay_forwards(),
+        };
+        self
+    }
+
+    /// Finds the ways by which others may forward, and their paths.
+    fn lay_forwards(&mut self) -> BTreeMap<GpuIndex, Vec<Route>> {
+        let Some(routes) = &self.routes else { return BTreeMap::new() };
+        let gpus = self.paths.keys().filter(|route| route.host_way().is_some()).map(Route::gpu);
+        let ways: BTreeMap<_, _> = gpus.map(|gpu| (gpu, routes.forwards(gpu))).collect();
+        let mut lay = |hops: Hops| {
+            let path = forwarded(&hops, &self.paths)?;
+            self.paths.insert(Route::Forwarded(hops), path);
+            Some(Route::Forwarded(hops))
+        };
+        ways.into_iter().map(|(gpu, ways)| (gpu, ways.into_iter().filter_map(&mut lay).collect())).collect()
+    }
+
+    /// Grants what neighbours may forward now.
+    pub(super) fn grant_forwarded(&mut self, actions: &mut Vec<Action>) {
+        while let Some((transfer, route)) = self.next_forwarded() {
+            self.grant(transfer, route, Turn::Forwarded, actions);
+        }
+    }
+
+    /// The transfer that is wanted first of those that neighbours may forward a batch of, and by which way.
+    fn next_forwarded(&self) -> Option<(TransferId, Route)> {
+        if self.forwards.is_empty() {
+            return None;
+        }
+        let waiting = self.transfers.iter().filter(|(_, state)| state.may_be_forwarded());
+        let ways = waiting.filter_map(|(&transfer, state)| {
+            let there_by = state.wanted.map_or(Timestamp::MAX, Wanted::there_by);
+            Some(((there_by, state.served, transfer), self.idle_way(state)?))
+        });
+        ways.min_by_key(|&(order, _)| order).map(|((_, _, transfer), route)| (transfer, route))
+    }
+
+    /// The best way by which a transfer's next batch is there no later than by its own.
+    fn idle_way(&self, state: &Transfer) -> Option<Route> {
+        let own = state.host_route()?;
+        if state.takes_more(&own) && self.path_takes_more(own) {
+            return None;
+        }
+        let (now, size) = (self.shares.now, state.next_size());
+        let by_own = self.free_at(now, &own) + self.paths[&own].time_for(size);
+        let in_time = |route: &&Route| now + self.paths[*route].time_for(size) <= by_own;
+        let ways = self.forwards.get(&state.gpu)?.iter();
+        ways.filter(in_time).find(|route| self.is_idle(route)).copied()
+    }
+
+    fn is_idle(&self, route: &Route) -> bool {
+        self.idle_from(route).is_some_and(|at| at <= self.shares.now) && !self.is_wanted(route)
+    }
+
+    /// From when on nothing crosses a way; `None` while something is out on it.
+    fn idle_from(&self, route: &Route) -> Option<Timestamp> {
+        let mut lanes = self.paths[route].lanes.iter().map(|&lane| self.lanes[lane].idle_from());
+        lanes.try_fold(Timestamp::ZERO, |latest, at| Some(latest.max(at?)))
+    }
+
+    /// When to look again: batches are told of before they would have crossed at their links' rate, where
+    /// copies are faster.
+    pub(super) fn next_idle(&self) -> Option<Timestamp> {
+        let waiting = self.transfers.values().filter(|state| state.may_be_forwarded());
+        let ways = waiting.filter_map(|state| self.forwards.get(&state.gpu)).flatten();
+        ways.filter_map(|route| self.idle_from(route)).filter(|&at| at > self.shares.now).min()
+    }
+
+    /// Whether somebody who wants a batch has a link of this on a route of its own.
+    fn is_wanted(&self, route: &Route) -> bool {
+        let mut wanting = self.transfers.values().filter(|state| state.wants());
+        wanting.any(|state| state.routes().any(|other| self.shares_a_lane(&other, route)))
+    }
+}

@@ -1,0 +1,374 @@
+//! What neighbours forward from the host (D05).
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::elastic::ObjectKey;
+use crate::paths::{Hops, HostLinks};
+use crate::rates::SHARINGS;
+
+/// GPUs 0 and 1 share an uplink, the others have one each. GPU 1 has no NVLinks.
+const GPUS: u32 = 5;
+const JOINED: [(u32, u32); 4] = [(0, 2), (0, 3), (2, 3), (3, 4)];
+/// The first NVLink, after the PCIe links and the uplink.
+const NVLINKS: u32 = GPUS + 1;
+
+fn machine(nvlink: u64) -> Topology {
+    let link = |kind, rate| Link { kind, rate: BytesPerSec(rate) };
+    let gpu = |index: u32| Gpu {
+        index: GpuIndex(index),
+        gpu_type: "test".to_owned(),
+        memory: Bytes::gib(1),
+        host_path: [index, GPUS].into_iter().map(LinkId).take(if index < 2 { 2 } else { 1 }).collect(),
+    };
+    let mut links = vec![link(LinkKind::Pcie, RATE.0); GPUS as usize];
+    links.push(link(LinkKind::PcieUplink, RATE.0));
+    let join = |&(a, b): &(u32, u32)| link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, nvlink);
+    links.extend(JOINED.iter().map(join));
+    Topology { name: "forwards".to_owned(), gpus: (0..GPUS).map(gpu).collect(), links }
+}
+
+fn node_of(nvlink: u64, sharing: Sharing, links: HostLinks) -> Node {
+    let fabric = Fabric::with_sharing(&machine(nvlink), sharing).with_host_links(links);
+    Node { fabric, now: Timestamp(1 << 40), actions: Vec::new() }
+}
+
+fn node() -> Node {
+    node_of(2 * RATE.0, Sharing::Fair, HostLinks::All)
+}
+
+fn hops(gpus: &[u32]) -> Hops {
+    Hops::of(gpus.iter().map(|&gpu| GpuIndex(gpu)))
+}
+
+/// The object that is named after a transfer.
+fn reload(transfer: u64, bytes: Bytes) -> Cargo {
+    let object = ObjectKey(transfer);
+    Cargo::Object(Piece { object, of: object, offset: Bytes::ZERO, bytes })
+}
+
+fn granted(actions: &[Action]) -> Vec<Grant> {
+    let grant =
+        |action: &Action| if let Action::Grant { grant } = action { Some(grant.clone()) } else { None };
+    actions.iter().filter_map(grant).collect()
+}
+
+/// What neighbours forward of it: which chunks, issued by which link, by whom.
+fn forwarded(actions: &[Action]) -> Vec<(Range<u32>, LinkId, Hops)> {
+    let via = |grant: Grant| Some((grant.chunks, grant.link, grant.via?));
+    granted(actions).into_iter().filter_map(via).collect()
+}
+
+#[test]
+fn what_the_own_link_has_no_room_for_comes_by_idle_neighbours() {
+    for cargo in [weights, reload] {
+        let mut node = node();
+        let start = node.now;
+        let actions = node.start_of(cargo, (1, 0, 100), None);
+        let own = [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..10, BATCH_TIME)];
+        let others = [(1, 2, 10..15, Duration::ZERO), (1, 3, 15..20, Duration::ZERO)];
+        assert_eq!(grants(&actions, start), [own, others].concat());
+        let by_2 = (10..15, LinkId(NVLINKS), hops(&[2, 0]));
+        let by_3 = (15..20, LinkId(NVLINKS + 1), hops(&[3, 0]));
+        // GPU 4's link is idle, and the NVLink on from GPU 3 is not.
+        assert_eq!(forwarded(&actions), [by_2, by_3]);
+        node.now = start + BATCH_TIME;
+        let actions = node.done(1, 2);
+        let (direction, size) = (Direction::ToGpu, Bytes(BLOCK.0 * 5));
+        assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
+        assert_eq!(forwarded(&actions), [(20..25, LinkId(NVLINKS), hops(&[2, 0]))]);
+        assert_eq!(grants(&actions, start), [(1, 4, 20..25, BATCH_TIME)]);
+    }
+}
+
+#[test]
+fn nothing_is_forwarded_unless_it_is_asked_for_and_none_of_what_leaves() {
+    let mut node = node_of(2 * RATE.0, Sharing::Fair, HostLinks::Own);
+    assert_eq!(granted(&node.start(1, 0, 100)).len(), 2);
+    let mut node = self::node();
+    assert_eq!(granted(&node.leave(1, 0, 100)).len(), 2);
+    // GPU 1 has its own link alone.
+    assert_eq!(forwarded(&node.start(2, 1, 100)), []);
+}
+
+#[test]
+fn a_neighbour_that_would_be_later_forwards_nothing() {
+    for (nvlink, ways) in [(RATE.0 / 3 + 1, 2), (RATE.0 / 4, 0)] {
+        let mut node = node_of(nvlink, Sharing::Fair, HostLinks::All);
+        assert_eq!(forwarded(&node.start(1, 0, 100)).len(), ways);
+    }
+}
+
+#[test]
+fn a_neighbour_under_an_uplink_in_use_forwards_nothing() {
+    let mut node = node();
+    node.start(1, 1, 100);
+    let forwarded = forwarded(&node.start(2, 2, 100));
+    assert_eq!(forwarded.iter().map(|(_, _, way)| *way).collect::<Vec<_>>(), [hops(&[3, 2])]);
+}
+
+/// D13, at the neighbour's own link.
+#[test]
+fn who_comes_to_a_link_that_forwards_waits_for_the_batch_that_crosses() {
+    let mut node = node();
+    let start = node.now;
+    node.start(1, 0, 100);
+    node.now = start + BATCH_TIME / 4;
+    let actions = node.start(2, 2, 20);
+    // Beside what GPU 4 forwards for it.
+    assert_eq!(grants(&actions, start), [(2, 0, 0..5, BATCH_TIME), (2, 1, 5..10, BATCH_TIME / 4)]);
+    assert_eq!(forwarded(&actions), [(5..10, LinkId(NVLINKS + 2), hops(&[4, 3, 2]))]);
+    node.now = start + BATCH_TIME;
+    let actions = node.done(1, 2);
+    assert_eq!(grants(&actions, start), [(2, 2, 10..15, BATCH_TIME * 2)]);
+    assert_eq!(forwarded(&actions), [], "it has more to send there");
+}
+
+/// Copies may be faster than the links that they count on.
+#[test]
+fn a_neighbours_link_is_free_for_the_next_when_the_last_would_have_crossed() {
+    let mut node = node();
+    let start = node.now;
+    node.start(1, 0, 100);
+    node.now = start + BATCH_TIME / 2;
+    assert_eq!(granted(&node.done(1, 2)), []);
+    assert_eq!(node.fabric.next_wake(), Some(start + BATCH_TIME));
+    node.now = start + BATCH_TIME;
+    let actions = node.step(Event::Tick);
+    assert_eq!(grants(&actions, start), [(1, 4, 20..25, BATCH_TIME)]);
+    assert_eq!(forwarded(&actions), [(20..25, LinkId(NVLINKS), hops(&[2, 0]))]);
+    assert!(node.fabric.next_wake().unwrap() > start + BATCH_TIME * 3, "when the first is overdue");
+}
+
+#[test]
+fn where_a_neighbour_fails_the_rest_comes_by_the_own_link() {
+    let mut machine = Machine::of(node());
+    machine.start(weights, (1, 0, 60), None);
+    let actions = machine.node.failed(1, 2, BatchFailure::Faulty);
+    assert_eq!(forwarded(&actions), []);
+    machine.out.retain(|grant| grant.batch != BatchId(2));
+    machine.take(actions).unwrap();
+    while machine.copy().unwrap() {}
+    assert_eq!(machine.ended, [(1, Outcome::Complete)]);
+    assert_eq!(machine.forwarded, 2, "those that were out");
+}
+
+#[test]
+fn three_ways_are_three_times_as_fast() {
+    for sharing in SHARINGS.map(|(_, sharing)| sharing) {
+        let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
+        let start = machine.node.now;
+        machine.start(weights, (1, 0, 300), Some(5_000));
+        while machine.copy().unwrap() {}
+        let batches = machine.node.now.since(start).as_secs_f64() / BATCH_TIME.as_secs_f64();
+        assert!((19.5..22.0).contains(&batches), "{sharing:?}: {batches} of 60");
+    }
+}
+
+/// By chunk: how long after its beginning each of a transfer is there, which has its own link to itself.
+fn arrivals(links: HostLinks, chunks: u32) -> BTreeMap<u32, Duration> {
+    let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::Fair, links));
+    let (start, mut there) = (machine.node.now, BTreeMap::new());
+    machine.start(weights, (1, 0, chunks), None);
+    while let Some(grant) = machine.take_next() {
+        let now = machine.node.now.since(start);
+        there.extend(grant.chunks.clone().map(|chunk| (chunk, now)));
+        let actions = machine.node.done(1, grant.batch.0);
+        machine.take(actions).unwrap();
+    }
+    there
+}
+
+/// Runs wait for weights in their order.
+#[test]
+fn no_chunk_comes_later_for_what_is_forwarded() {
+    for chunks in [1, 5, 6, 10, 11, 19, 20, 41, 113] {
+        let (own, all) = (arrivals(HostLinks::Own, chunks), arrivals(HostLinks::All, chunks));
+        assert_eq!((own.len(), all.len()), (chunks as usize, chunks as usize));
+        assert!(own.iter().all(|(chunk, at)| all[chunk] <= *at), "{own:?} {all:?}");
+    }
+}
+
+/// What neighbours forward is said to have arrived of a flow with a rate, whose promise is kept.
+#[test]
+fn a_promise_is_kept_beside_what_is_forwarded() {
+    let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::FaasTube, HostLinks::All));
+    machine.start(weights, (1, 0, 200), Some(1_500));
+    machine.start(reload, (2, 0, 100), Some(1_000));
+    while machine.copy().unwrap() {}
+    let counts = Counts { admitted: 2, ..Counts::default() };
+    assert_eq!((machine.ended.len(), machine.node.fabric.tally().ended.to_gpu), (2, counts));
+}
+
+/// Executors that copy whatever they are granted, one batch after the other on each link, and have not begun
+/// what is taken back in time.
+struct Machine {
+    node: Node,
+    out: Vec<Grant>,
+    /// By transfer: the chunks that have come.
+    come: BTreeMap<u64, BTreeSet<u32>>,
+    ended: Vec<(u64, Outcome)>,
+    /// Batches that neighbours forwarded.
+    forwarded: usize,
+}
+
+/// Which GPUs share an uplink.
+fn switch(gpu: GpuIndex) -> u32 {
+    if gpu.0 < 2 { 0 } else { gpu.0 }
+}
+
+impl Machine {
+    fn of(node: Node) -> Self {
+        Self { node, out: Vec::new(), come: BTreeMap::new(), ended: Vec::new(), forwarded: 0 }
+    }
+
+    fn start(&mut self, cargo: fn(u64, Bytes) -> Cargo, what: (u64, u32, u32), ms: Option<u64>) {
+        let actions = self.node.start_of(cargo, what, ms);
+        self.take(actions).unwrap();
+    }
+
+    fn take(&mut self, actions: Vec<Action>) -> Result<(), TestCaseError> {
+        self.ended.extend(ended(&actions));
+        let mut revoked = Vec::new();
+        for action in actions {
+            match action {
+                Action::Grant { grant } => {
+                    if let Some(via) = grant.via {
+                        self.forwarded += 1;
+                        let comes = |other: &&Grant| other.cargo.direction() == Direction::ToGpu;
+                        let crosses = |other: &Grant| match other.via {
+                            Some(other) => switch(other.first()) == switch(via.first()),
+                            None => switch(other.gpu) == switch(via.first()),
+                        };
+                        let busy = self.out.iter().filter(comes).any(crosses);
+                        prop_assert!(!busy, "{grant:?} over a link in use: {:?}", self.out);
+                        prop_assert_ne!(switch(via.first()), switch(grant.gpu));
+                    }
+                    self.out.push(grant);
+                }
+                Action::Revoke { transfer, batch, .. } => revoked.push((transfer, batch)),
+                Action::Arrived { cargo, chunks, .. } => {
+                    let transfer = match cargo {
+                        Cargo::Weights(weights) => u64::from(weights.model.0),
+                        Cargo::Object(piece) => piece.object.0,
+                        Cargo::ToHost(leaving) => leaving.copy,
+                    };
+                    for chunk in chunks {
+                        prop_assert!(self.come.entry(transfer).or_default().insert(chunk), "{chunk} twice");
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (transfer, batch) in revoked {
+            let now = self.node.now;
+            let its =
+                |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch) && grant.not_before > now;
+            if let Some(place) = self.out.iter().position(its) {
+                self.out.remove(place);
+                let actions = self.node.failed(transfer.0, batch.0, BatchFailure::NotBegun);
+                self.take(actions)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the batch that ends first off those that are out, at its end.
+    fn take_next(&mut self) -> Option<Grant> {
+        let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
+        let place = (0..self.out.len()).min_by_key(|&place| (end(&self.out[place]), place))?;
+        let grant = self.out.remove(place);
+        self.node.now = self.node.now.max(end(&grant));
+        Some(grant)
+    }
+
+    /// The batch that ends first does. False where none is out.
+    fn copy(&mut self) -> Result<bool, TestCaseError> {
+        let Some(grant) = self.take_next() else { return Ok(false) };
+        let actions = self.node.done(grant.transfer.0, grant.batch.0);
+        self.take(actions)?;
+        Ok(true)
+    }
+}
+
+/// What begins: which cargo, at which GPU, how many chunks, wanted within how long.
+type Begins = (fn(u64, Bytes) -> Cargo, u32, u32, Option<u64>);
+
+fn begins(gpus: Range<u32>) -> impl Strategy<Value = Begins> {
+    let cargo = prop_oneof![
+        Just(weights as fn(u64, Bytes) -> Cargo),
+        Just(reload as fn(u64, Bytes) -> Cargo),
+        Just(leaving as fn(u64, Bytes) -> Cargo),
+    ];
+    (cargo, gpus, 1..60u32, prop::option::of(0..800u64))
+}
+
+fn sharings() -> impl Strategy<Value = Sharing> {
+    (0..SHARINGS.len()).prop_map(|at| SHARINGS[at].1)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever comes and goes when, and whichever neighbour fails.
+    #[test]
+    fn every_chunk_comes_once_and_no_link_stays_taken(
+        sharing in sharings(),
+        all in prop::collection::vec((begins(0..GPUS), 0..6u32), 1..25),
+        fails in 2..9usize,
+    ) {
+        let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
+        let mut expected = BTreeMap::new();
+        for (transfer, ((cargo, gpu, chunks, ms), copies)) in (1..).zip(all) {
+            machine.start(cargo, (transfer, gpu, chunks), ms);
+            expected.insert(transfer, (0..chunks).collect::<BTreeSet<_>>());
+            for _ in 0..copies {
+                machine.copy()?;
+            }
+        }
+        let mut forwards = 0;
+        while let Some(grant) = machine.take_next() {
+            forwards += usize::from(grant.via.is_some());
+            let (transfer, batch) = (grant.transfer.0, grant.batch.0);
+            let actions = if grant.via.is_some() && forwards % fails == 0 {
+                machine.node.failed(transfer, batch, BatchFailure::Faulty)
+            } else {
+                machine.node.done(transfer, batch)
+            };
+            machine.take(actions)?;
+        }
+        prop_assert_eq!(&machine.come, &expected);
+        prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == Outcome::Complete));
+        prop_assert_eq!(machine.ended.len(), expected.len());
+        prop_assert_eq!(machine.node.fabric.in_flight(), 0);
+        prop_assert!(machine.node.fabric.lanes.iter().all(|lane| lane.outstanding() == 0));
+        prop_assert_eq!(machine.node.fabric.next_wake(), None);
+    }
+
+    /// Who has its links to itself is at most a batch later for what they forward.
+    #[test]
+    fn a_newcomer_waits_for_one_batch_at_most_whatever_is_forwarded(
+        sharing in sharings(),
+        others in prop::collection::vec(begins(0..2), 1..8),
+        before in 0..40usize,
+        (gpu, chunks, ms) in (2..GPUS, 1..60u32, prop::option::of(100..900u64)),
+    ) {
+        let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
+        for (transfer, (cargo, gpu, chunks, ms)) in (1..).zip(others) {
+            machine.start(cargo, (transfer, gpu, chunks), ms);
+        }
+        for _ in 0..before {
+            machine.copy()?;
+        }
+        let start = machine.node.now;
+        machine.start(weights, (100, gpu, chunks), ms);
+        while machine.ended.iter().all(|(transfer, _)| *transfer != 100) {
+            prop_assert!(machine.copy()?);
+        }
+        let took = machine.node.now.since(start);
+        let alone = BATCH_TIME * chunks.div_ceil(BATCH_CHUNKS.get());
+        prop_assert!(took <= alone + BATCH_TIME, "{:?} instead of {:?}", took, alone);
+    }
+}

@@ -1,0 +1,85 @@
+//! Swaps over the links of other GPUs (D05).
+
+use std::time::Duration;
+
+use millrace_policy::paths::HostLinks;
+use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+use millrace_worker::node::NodeConfig;
+use millrace_worker::port::model::Behaviour;
+
+use crate::world::{World, behaviour, gpus, in_virtual_time, request};
+
+const LARGE: Bytes = Bytes::mib(400);
+const SMALL: Bytes = Bytes::mib(100);
+/// What a batch takes on a GPU's own link.
+const BATCH: Duration = Duration::from_nanos(1_048_576);
+/// More than messages take: in virtual time each actor has microseconds of its own.
+const LITTLE: Duration = Duration::from_micros(700);
+const NVLINK: LinkId = LinkId(2);
+
+/// Two GPUs behind links of their own of 10 GB/s, and twice as fast an NVLink between them.
+fn joined() -> Topology {
+    let mut topology = gpus(2);
+    topology.gpus.iter_mut().for_each(|gpu| gpu.memory = Bytes::gib(1));
+    let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
+    topology.links.push(Link { kind, rate: BytesPerSec::gb(20) });
+    topology
+}
+
+async fn start(host_links: HostLinks) -> World {
+    let config = NodeConfig { host_links, ..NodeConfig::new(joined()) };
+    // Not what limits the links.
+    let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour(&[1, 1]) };
+    let world = World::start_with(config, &behaviour, 1, |machine| Box::new(machine));
+    world.install(0, LARGE).await;
+    world.install(1, SMALL).await;
+    world.pass_ms(20).await;
+    world
+}
+
+/// How long the large model takes to an idle node, and what of it crosses each link: the GPU's own, the
+/// neighbour's and the NVLink.
+fn swap(host_links: HostLinks) -> (Duration, [Bytes; 3]) {
+    in_virtual_time(async move {
+        let world = start(host_links).await;
+        let done = world.node.invoke(request(0)).await.unwrap();
+        let own = done.gpu.unwrap().0;
+        let links = world.node.snapshot().await.links;
+        let carried = [LinkId(own), LinkId(1 - own), NVLINK].map(|link| links[link.0 as usize].carried);
+        assert!(links.iter().all(|link| link.outstanding == 0));
+        (done.split.swap, carried)
+    })
+}
+
+#[test]
+fn a_model_comes_over_an_idle_neighbours_link_as_well() {
+    let (alone, carried) = swap(HostLinks::Own);
+    // The model computes while it comes.
+    assert!(alone >= BATCH * 39, "{alone:?}");
+    assert_eq!(carried, [LARGE, Bytes::ZERO, Bytes::ZERO]);
+    let (took, [own, neighbour, nvlink]) = swap(HostLinks::All);
+    assert!(took >= BATCH * 19 && took < BATCH * 23, "{took:?} instead of {alone:?}");
+    assert_eq!((own + neighbour, nvlink), (LARGE, neighbour), "each byte once");
+}
+
+/// D13, for a neighbour whose own link is wanted.
+#[test]
+fn a_neighbour_s_own_model_waits_for_one_batch_at_most() {
+    let beside = |host_links| {
+        in_virtual_time(async move {
+            let world = start(host_links).await;
+            let large = world.ask(request(0));
+            world.pass(BATCH * 9 / 2).await;
+            let small = world.node.invoke(request(1)).await.unwrap();
+            let large = large.await.unwrap().unwrap();
+            assert_ne!(large.gpu, small.gpu);
+            (small.split.swap, large.split.swap)
+        })
+    };
+    let (alone, slow) = beside(HostLinks::Own);
+    let (small, large) = beside(HostLinks::All);
+    assert!(small <= alone + BATCH + LITTLE, "{small:?} instead of {alone:?}");
+    // The link is free for the large one before and after.
+    assert!(large < slow * 3 / 4, "{large:?} instead of {slow:?}");
+}
