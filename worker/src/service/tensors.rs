@@ -265,7 +265,9 @@ pub(crate) async fn answer(output: Input, asker: &Arc<Asker>) -> Result<InferTen
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{Digest, Dim, TensorSpec};
+    use millrace_types::{
+        Digest, Dim, FunctionKey, FunctionName, Revision, RevisionKey, TenantName, TensorSpec, Timestamp,
+    };
 
     use super::*;
     use crate::host_tier::Reader;
@@ -291,7 +293,10 @@ mod tests {
         descriptors: &[Descriptor],
         share: Option<Share>,
     ) -> Result<Vec<InferTensor>, UnpackError> {
-        let answers = take(outputs, (descriptors, &[]), share)?.into_iter().map(answer);
+        let function = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("f").unwrap() };
+        let revision = RevisionKey { function, revision: Revision::FIRST };
+        let asker = Arc::new(Asker { revision, came: Timestamp::ZERO, objective: None });
+        let answers = take(outputs, (descriptors, &[]), share)?.into_iter().map(|it| answer(it, &asker));
         futures::executor::block_on(futures::future::try_join_all(answers))
     }
 
