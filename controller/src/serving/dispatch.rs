@@ -253,6 +253,7 @@ impl<'a> Dispatch<'a> {
                 u64::try_from(left.as_micros()).unwrap_or(u64::MAX)
             }),
             next: self.call.next.clone(),
+            sequence: None,
         }
     }
 
