@@ -24,9 +24,11 @@
 //! | [`elsewhere`] | the same where nothing is known but the name |
 //! | [`whereabouts`] | what controllers say of where things are |
 //! | [`copies`] | objects of other workers that came by name, kept for a while |
+//! | [`claimed`] | room that functions' state takes beside them |
 //! | [`given`] | data as programs are given it |
 //! | [`serve`] | this worker's objects for them |
 
+mod claimed;
 mod copies;
 mod elsewhere;
 mod gather;
@@ -58,6 +60,7 @@ use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 use crate::port::Descriptor;
 
+pub(crate) use claimed::Claim;
 pub(crate) use elsewhere::FetchError;
 pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
 pub(crate) use given::{Given, seal, sealed};
@@ -102,6 +105,11 @@ impl Contents {
             Self::Memory { bytes, .. } => *bytes,
             Self::Kept(part) => part.bytes,
         }
+    }
+
+    /// Whether it is nowhere any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self, Self::Kept(part) if part.object.is_lost())
     }
 
     /// Bytes of it in host memory, whatever it takes to have them there: where, and from which offset on.
@@ -258,6 +266,11 @@ impl Objects {
             whereabouts,
             threads: tokio::runtime::Handle::current(),
         }))
+    }
+
+    /// What time it is for them.
+    pub(crate) fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.0.clock)
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {

@@ -302,6 +302,7 @@ mod tests {
             inputs: vec![spec("x")],
             outputs: vec![spec("y")],
             reader: Reader::Gpu,
+            state: None,
         }
     }
 
