@@ -21,6 +21,8 @@
 //! takes its size.
 
 mod table;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 use std::collections::BTreeMap;
