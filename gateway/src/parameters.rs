@@ -89,7 +89,7 @@ fn count(name: &str, value: Value<'_>) -> Result<u64, Failure> {
 }
 
 /// 0 and an empty text are Triton's way to say none.
-fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failure> {
+pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failure> {
     match value {
         Value::Count(n) => Ok(NonZeroU64::new(n).map(SequenceId::Number)),
         Value::Text("") => Ok(None),
