@@ -50,7 +50,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millrace_policy::index::Calls;
 use millrace_proto::worker::FetchMethod;
-use millrace_types::DataId;
+use millrace_types::{DataId, Epoch};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -268,6 +268,11 @@ impl Objects {
         }))
     }
 
+    /// The registration under which this worker is known; `None` before the first.
+    pub(crate) fn registration(&self) -> Option<Epoch> {
+        self.0.feed.registration.borrow().current
+    }
+
     /// What time it is for them.
     pub(crate) fn clock(&self) -> Arc<dyn Clock> {
         Arc::clone(&self.0.clock)
@@ -280,7 +285,7 @@ impl Objects {
     /// Keeps an object for so long, and names it. Gives it back where there is no room, or no
     /// controller has named this worker yet.
     pub(crate) async fn keep(&self, contents: Contents, time: Duration) -> Result<DataId, Contents> {
-        let Some(epoch) = self.0.feed.registration.borrow().current else { return Err(contents) };
+        let Some(epoch) = self.registration() else { return Err(contents) };
         // First, so that nothing is between putting it there and saying so.
         let Some(place) = self.0.feed.place().await else { return Err(contents) };
         let bytes = millrace_types::Bytes(contents.len());

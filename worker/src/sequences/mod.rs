@@ -14,7 +14,8 @@
 //! neither expires nor is in the index: it goes with its last handle, which is here or with a request.
 //!
 //! With an executor what it has of state is lost, and so are the sequences that it is of: whoever asks for
-//! them is told to begin anew. A function that is placed on another worker has none there.
+//! them is told to begin anew. A function that is placed on another worker has none there; and a worker
+//! that was taken for lost has none left once it is back, for other sequences may have had their names.
 //!
 //! Shared by requests on any thread: a lock, held for as long as the core decides, never across a wait.
 //! Bounded as the core is, and by the memory of objects, of which each state that is held or may come
@@ -32,7 +33,7 @@ use std::time::Duration;
 
 use millrace_policy::ids::RequestKey;
 use millrace_policy::sequences::{Counts, Event, Refusal};
-use millrace_types::{Bytes, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId};
+use millrace_types::{Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId};
 use tokio::sync::{oneshot, watch};
 
 pub(crate) use self::turn::Turn;
@@ -64,6 +65,46 @@ struct Tables {
     /// What revisions counted that are gone, by function.
     before: BTreeMap<FunctionKey, Tally>,
     requests: u64,
+    /// The worker's registration when it was last looked at.
+    epoch: Option<Epoch>,
+}
+
+/// Tables that are over, to be dropped without the lock.
+type Over = Vec<(RevisionKey, Table)>;
+
+impl Tables {
+    /// Under another registration all that there was is over.
+    fn registered(&mut self, epoch: Option<Epoch>) -> Over {
+        let before = std::mem::replace(&mut self.epoch, epoch);
+        if before.is_none() || before == epoch {
+            return Over::new();
+        }
+        let over: Over = std::mem::take(&mut self.revisions).into_iter().collect();
+        for (revision, table) in &over {
+            self.count(revision, Counts { idle: 0, lost: table.live() as u64 });
+            self.count(revision, table.counts());
+        }
+        over
+    }
+
+    /// Functions that are not served here any more are over.
+    fn served(&mut self, served: &Signatures) -> Over {
+        let gone = self.revisions.extract_if(.., |revision, _| !served.contains_key(revision));
+        let gone: Over = gone.collect();
+        gone.iter().for_each(|(revision, table)| self.count(revision, table.counts()));
+        gone
+    }
+
+    /// The table that a request is of, if it is here still: not another that came after it.
+    fn of(&mut self, place: &Place) -> Option<&mut Table> {
+        self.revisions.get_mut(&place.revision).filter(|table| table.first == place.first)
+    }
+
+    /// Remembers what a revision counted.
+    fn count(&mut self, revision: &RevisionKey, ended: Counts) {
+        let tally = self.before.entry(revision.function.clone()).or_default();
+        *tally = tally.plus(Tally { live: 0, ended });
+    }
 }
 
 impl fmt::Debug for Sequences {
@@ -151,20 +192,22 @@ impl Sequences {
         let (told, turn) = oneshot::channel();
         let now = self.0.clock.now();
         let mut tables = self.tables();
+        let over = tables.registered(self.0.objects.registration());
         tables.requests += 1;
         let key = RequestKey(tables.requests);
-        let table = tables.revisions.entry(revision.clone()).or_insert_with(|| Table::new(state));
+        let table = tables.revisions.entry(revision.clone()).or_insert_with(|| Table::new(state, key));
+        let first = table.first;
         let released = table.arrive(now, key, asked, told);
         drop(tables);
-        drop(released);
-        (Place { sequences: self.clone(), revision: revision.clone(), key }, turn)
+        drop((over, released));
+        (Place { sequences: self.clone(), revision: revision.clone(), first, key }, turn)
     }
 
-    /// Tells a revision's table something, if it is here still.
-    fn tell(&self, revision: &RevisionKey, event: Event) {
+    /// Tells a request's table something, if it is here still.
+    fn tell(&self, place: &Place, event: Event) {
         let now = self.0.clock.now();
         let mut tables = self.tables();
-        let released = tables.revisions.get_mut(revision).map(|table| table.tell(now, event));
+        let released = tables.of(place).map(|table| table.tell(now, event));
         drop(tables);
         // With the lock given back: the last handle of an object tells its GPU.
         drop(released);
@@ -188,15 +231,11 @@ impl Sequences {
     fn sweep_once(&self, served: &Signatures) {
         let now = self.0.clock.now();
         let mut tables = self.tables();
-        let Tables { revisions, before, .. } = &mut *tables;
-        let gone: Vec<_> = revisions.extract_if(.., |revision, _| !served.contains_key(revision)).collect();
-        for (revision, table) in &gone {
-            let tally = before.entry(revision.function.clone()).or_default();
-            *tally = tally.plus(Tally { live: 0, ended: table.counts() });
-        }
-        let released: Vec<_> = revisions.values_mut().map(|table| table.sweep(now)).collect();
+        let over = tables.registered(self.0.objects.registration());
+        let gone = tables.served(served);
+        let released: Vec<_> = tables.revisions.values_mut().map(|table| table.sweep(now)).collect();
         drop(tables);
-        drop((gone, released));
+        drop((over, gone, released));
     }
 
     /// What there is of each function that keeps state, and was.

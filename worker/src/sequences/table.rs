@@ -31,15 +31,17 @@ pub(super) struct Given {
 type Told = oneshot::Sender<Result<Given, Refusal>>;
 
 pub(super) struct Table {
+    /// The request that it was made for: no other table has had it.
+    pub(super) first: RequestKey,
     core: Sequences,
     held: BTreeMap<StateId, Held>,
     waiting: BTreeMap<RequestKey, Told>,
 }
 
 impl Table {
-    pub(super) fn new(state: &State) -> Self {
+    pub(super) fn new(state: &State, first: RequestKey) -> Self {
         let core = Sequences::new(state.max as usize, state.idle);
-        Self { core, held: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self { first, core, held: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     /// A request came, and waits there. Gives what is let go of, as the others do: to be dropped without

@@ -162,3 +162,22 @@ async fn sequences_go_with_their_function_and_what_they_came_to_stays() {
     let lost = Counts { idle: 0, lost: 1 };
     assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
 }
+
+/// Its functions may have been served elsewhere meanwhile, and other sequences may have had their names.
+#[tokio::test]
+async fn a_worker_that_was_taken_for_lost_has_no_sequences_once_it_is_back() {
+    let (sequences, state) = sequences(MINUTE, 8);
+    write(sequences.next(&state, 7, true).await, 1);
+    let running = sequences.next(&state, 8, true).await;
+    let over = sequences.tables().registered(Some(Epoch(2)));
+    drop(over);
+    let lost = Counts { idle: 0, lost: 2 };
+    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+    let other = sequences.next(&state, 9, true).await;
+    write(running, 5);
+    write(other, 2);
+    assert_eq!(reads(&sequences.next(&state, 9, false).await), [2; 16], "what is over changes nothing");
+    let refused = sequences.refused(&state, 7, false, MINUTE).await;
+    assert_eq!(refused.reason, Reason::SequenceNotFound);
+    assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
+}

@@ -19,12 +19,14 @@ use crate::service::tensors::{INLINE_BYTES_MAX, Input, UnpackError};
 pub(super) struct Place {
     pub(super) sequences: Sequences,
     pub(super) revision: RevisionKey,
+    /// Of which of its tables.
+    pub(super) first: RequestKey,
     pub(super) key: RequestKey,
 }
 
 impl Place {
     fn tell(&self, event: Event) {
-        self.sequences.tell(&self.revision, event);
+        self.sequences.tell(self, event);
     }
 }
 
@@ -117,8 +119,7 @@ impl Turn {
         let Sequences(inner) = &place.sequences;
         let now = inner.clock.now();
         let mut tables = place.sequences.tables();
-        let table = tables.revisions.get_mut(&place.revision);
-        let released = table.map(|table| table.succeeded(now, place.key, (writes, state)));
+        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, (writes, state)));
         drop(tables);
         drop(released);
         Ok(())
