@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -219,6 +220,23 @@ impl fmt::Display for SequenceId {
     }
 }
 
+/// A text that names no sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a sequence is a number from 1, or a text of 1 to {SEQUENCE_NAME_MAX} bytes")]
+pub struct NoSequenceId;
+
+/// As people write it: what is only digits is a number.
+impl FromStr for SequenceId {
+    type Err = NoSequenceId;
+
+    fn from_str(text: &str) -> Result<Self, NoSequenceId> {
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return text.parse().map(Self::Number).map_err(|_| NoSequenceId);
+        }
+        if text.len() > SEQUENCE_NAME_MAX { Err(NoSequenceId) } else { Ok(Self::Name(text.to_owned())) }
+    }
+}
+
 /// A request's place in a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InSequence {
@@ -270,6 +288,16 @@ mod tests {
         let shown = sequences().shown((&model).into());
         let names = |specs: &[TensorSpec]| specs.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
         assert_eq!((names(&shown.inputs), names(&shown.outputs)), (vec!["x".into()], vec!["y".into()]));
+    }
+
+    #[test]
+    fn people_write_a_sequence_as_a_number_or_a_text() {
+        assert_eq!("7".parse(), Ok(SequenceId::Number(NonZeroU64::new(7).unwrap())));
+        assert_eq!("7a".parse(), Ok(SequenceId::Name("7a".into())));
+        let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
+        for none in ["", "0", "99999999999999999999", long.as_str()] {
+            assert_eq!(none.parse::<SequenceId>(), Err(NoSequenceId), "{none}");
+        }
     }
 
     #[test]

@@ -38,14 +38,33 @@ fn tritonclient_and_kserve_work_unmodified() {
     pass(&up, "digits", &scripts);
 }
 
-#[test]
-fn tritonclient_keeps_state_in_sequences() {
-    let up = Up::ephemeral(&[]);
+/// Publishes the counter.
+fn apply_counter(up: &Up) {
     let dir = tempdir().unwrap();
     let (model, manifest) = (dir.path().join("counter.onnx"), dir.path().join("counter.yaml"));
     let written = up.ok(&["synth", "counter", "--function", "--out", model.to_str().unwrap()]);
     std::fs::write(&manifest, written).unwrap();
     up.ok(&["apply", "-f", manifest.to_str().unwrap()]);
+}
+
+#[test]
+fn invoke_keeps_state_in_sequences() {
+    let up = Up::ephemeral(&[]);
+    apply_counter(&up);
+    let counted = |more: &[&str]| {
+        let words = ["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"];
+        up.json(&[words.as_slice(), more].concat())["outputs"][0]["data"][0].as_f64()
+    };
+    assert_eq!(counted(&["--sequence-start"]), Some(2.0));
+    assert_eq!((counted(&[]), counted(&["--sequence-end"])), (Some(3.0), Some(3.5)));
+    let over = up.run(&["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"]);
+    assert!(String::from_utf8_lossy(&over.stderr).contains("SEQUENCE_NOT_FOUND"), "{over:?}");
+}
+
+#[test]
+fn tritonclient_keeps_state_in_sequences() {
+    let up = Up::ephemeral(&[]);
+    apply_counter(&up);
     let shown = up.ok(&["describe", "function", "counter"]);
     assert!(shown.contains("Sequences:   h_out -> h_in kept, for up to 64 at once"), "{shown}");
     assert_eq!(up.json(&["describe", "function", "counter"])["spec"]["sequences"]["max"], 64);
