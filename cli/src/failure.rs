@@ -121,7 +121,8 @@ impl From<Error> for Failure {
                     | Reason::ArtifactNotFound
                     | Reason::NodeNotFound
                     | Reason::OperationNotFound
-                    | Reason::TraceNotFound,
+                    | Reason::TraceNotFound
+                    | Reason::SequenceNotFound,
                 ) => Exit::NotFound,
                 Some(Reason::TimedOut) => Exit::TimedOut,
                 _ => Exit::Failed,
@@ -148,6 +149,7 @@ fn next_step(error: &Error) -> Option<String> {
             Reason::NameTaken => "functions and workflows share their names: choose another",
             Reason::InUse => "see what runs it, and delete that first: millrace get workflows -o wide",
             Reason::RevisionNotFound => "see its revisions: millrace describe function NAME",
+            Reason::SequenceNotFound => "begin it anew: --sequence-start, or the parameter sequence_start",
             Reason::FunctionDisabled => "it was unloaded: load it through the repository API",
             Reason::FunctionNotReady => "see what it waits for: millrace describe function NAME",
             Reason::InvalidInput | Reason::InvalidOutput => {

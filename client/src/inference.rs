@@ -12,7 +12,7 @@ use millrace_proto::inference::{
 };
 use millrace_proto::trace;
 use millrace_types::function::DEFAULT_TIMEOUT;
-use millrace_types::{DataType, TenantName};
+use millrace_types::{DataType, InSequence, SequenceId, TenantName};
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
@@ -55,6 +55,8 @@ pub struct InferRequest {
     pub timeout: Duration,
     /// 0 for none given.
     pub priority: u64,
+    /// The sequence that it is of, where the function keeps state.
+    pub sequence: Option<InSequence>,
     /// The model's inputs.
     pub inputs: Vec<Tensor>,
     /// The outputs wanted; empty for all.
@@ -73,6 +75,7 @@ impl InferRequest {
             id: None,
             timeout: DEFAULT_TIMEOUT,
             priority: 0,
+            sequence: None,
             inputs,
             outputs: Vec::new(),
             repeat: Repeat::default(),
@@ -264,6 +267,7 @@ fn message(request: &InferRequest, id: &str) -> ModelInferRequest {
     if request.priority > 0 {
         parameters.extend([parameter("priority", ParameterChoice::Uint64Param(request.priority))]);
     }
+    parameters.extend(request.sequence.iter().flat_map(sequence));
     let input = |tensor: &Tensor| InferInputTensor {
         name: tensor.name().to_owned(),
         datatype: tensor.datatype().to_string(),
@@ -280,6 +284,16 @@ fn message(request: &InferRequest, id: &str) -> ModelInferRequest {
         outputs: request.outputs.iter().map(output).collect(),
         raw_input_contents: request.inputs.iter().map(|tensor| tensor.data().clone()).collect(),
     }
+}
+
+/// A place in a sequence, as Triton's clients write it.
+fn sequence(InSequence { id, start, end }: &InSequence) -> [(String, InferParameter); 3] {
+    let id = match id {
+        SequenceId::Number(number) => ParameterChoice::Uint64Param(number.get()),
+        SequenceId::Name(name) => ParameterChoice::StringParam(name.clone()),
+    };
+    let flag = |name, flag: &bool| parameter(name, ParameterChoice::BoolParam(*flag));
+    [parameter("sequence_id", id), flag("sequence_start", start), flag("sequence_end", end)]
 }
 
 fn parameter(name: &str, choice: ParameterChoice) -> (String, InferParameter) {

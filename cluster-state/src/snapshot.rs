@@ -19,7 +19,8 @@ use crate::state::State;
 /// | 6 | 0.2.0 | how nodes schedule, and operations; a build that reads 5 only would lose them |
 /// | 7 | 0.2.0 | deadlines of workflows' steps; a build that reads 6 only would lose them |
 /// | 8 | 0.2.0 | what a function's name was billed before it; a build that reads 7 only would lose it |
-pub const FORMAT: u16 = 8;
+/// | 9 | 0.2.0 | functions that keep state; a build that reads 8 only would lose that they do |
+pub const FORMAT: u16 = 9;
 /// The oldest format this build reads. What it lacks is empty.
 pub const FORMAT_READ_MIN: u16 = 1;
 
@@ -105,8 +106,8 @@ mod tests {
         assert!(matches!(State::decode(b"PNG\0\0\0\0"), Err(DecodeError::NotASnapshot)));
         assert!(matches!(State::decode(&good[..good.len() - 1]), Err(DecodeError::Damaged(_))));
         let mut newer = good.clone();
-        newer[4] = 9;
-        assert!(matches!(State::decode(&newer), Err(DecodeError::Format { found: 9 })));
+        newer[4] = 10;
+        assert!(matches!(State::decode(&newer), Err(DecodeError::Format { found: 10 })));
         let mut longer = good;
         longer.push(0);
         assert!(matches!(State::decode(&longer), Err(DecodeError::Trailing(1))));
@@ -191,6 +192,7 @@ mod tests {
         assert_eq!((old.placements_len(), old.checkpoints().count()), (1, 1));
         // Nor did functions say how they are served.
         assert!(old.functions().all(|function| function.latest().spec.serving == Serving::default()));
+        assert!(old.functions().all(|function| function.latest().spec.sequences.is_none()));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
 }

@@ -29,13 +29,13 @@ pub(crate) type Fits = BTreeMap<Run, Fit>;
 
 impl From<&Workflow> for Fit {
     fn from(workflow: &Workflow) -> Self {
-        Self { signature: workflow.signature.clone(), nesting: workflow.nesting }
+        Self { signature: workflow.signature.clone(), nesting: workflow.nesting, keeps_state: false }
     }
 }
 
 impl<'a> From<&'a Workflow> for FitRef<'a> {
     fn from(workflow: &'a Workflow) -> Self {
-        Self { ports: (&workflow.signature).into(), nesting: workflow.nesting }
+        Self { ports: (&workflow.signature).into(), nesting: workflow.nesting, keeps_state: false }
     }
 }
 
@@ -125,8 +125,10 @@ impl State {
         match run {
             Run::Function(name) => {
                 let function = self.functions.get(&key(name))?;
-                let artifact = self.artifacts.get(&function.latest().digest)?;
-                Some(FitRef { ports: artifact.model.ports(), nesting: 0 })
+                let latest = function.latest();
+                let artifact = self.artifacts.get(&latest.digest)?;
+                let keeps_state = latest.spec.sequences.is_some();
+                Some(FitRef { ports: artifact.model.ports(), nesting: 0, keeps_state })
             }
             Run::Workflow(name) => self.workflows.get(&key(name)).map(|workflow| FitRef::from(&**workflow)),
         }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_types::{
-    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, Slo, TenantName, TensorSpec,
+    DataType, Failure, FunctionKey, InSequence, Reason, RequestId, Revision, Runtime, Sequences, Slo,
+    TenantName, TensorSpec,
 };
 
 use crate::auth::Caller;
@@ -70,17 +71,19 @@ pub struct Model {
     pub revisions: Vec<Revision>,
     /// What it is.
     pub kind: Kind,
-    /// What it takes.
+    /// What it takes; its state left out.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives.
+    /// What it gives; its state left out.
     pub outputs: Vec<TensorSpec>,
     /// How long a request that names no timeout may take.
     pub timeout: Duration,
     /// The objective that the front door scores its requests by. `None` of a function, which its
     /// workers score.
     pub objective: Option<Slo>,
-    /// Whether running a request twice does no harm.
+    /// Whether running a request twice does no harm; it does where state is kept.
     pub idempotent: bool,
+    /// The state that it keeps from one request of a sequence to the next, if it keeps any.
+    pub sequences: Option<Sequences>,
     /// Its weights' size.
     pub weights: millrace_types::Bytes,
     /// Whether it can be invoked now.
@@ -180,6 +183,8 @@ pub struct Invocation {
     pub timeout: Duration,
     /// The protocol's priority: 1 is the highest, 0 leaves it to the server.
     pub priority: u64,
+    /// The sequence that it is of, where it says so.
+    pub sequence: Option<InSequence>,
 }
 
 /// A tensor with its contents.

@@ -3,14 +3,15 @@
 
 use millrace_proto::inference::{
     self as wire, InferBatchStatistics, InferStatistics, ModelConfig, ModelInput, ModelMetadataResponse,
-    ModelOutput, ModelParameter, ModelStatistics, ModelTransactionPolicy, ModelVersionPolicy,
-    ServerMetadataResponse, StatisticDuration,
+    ModelOutput, ModelParameter, ModelSequenceBatching, ModelStatistics, ModelTransactionPolicy,
+    ModelVersionPolicy, ServerMetadataResponse, StatisticDuration,
     model_config::SchedulingChoice,
     model_metadata_response::TensorMetadata,
+    model_sequence_batching::State,
     model_version_policy::{PolicyChoice, Specific},
     repository_index_response::ModelIndex,
 };
-use millrace_types::{DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, TensorSpec};
+use millrace_types::{DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, Sequences, TensorSpec};
 
 use crate::backend::{Availability, Kind, Model};
 use crate::call::Call;
@@ -20,7 +21,8 @@ use crate::meters::{Cumulative, Tally};
 /// The server's name in its metadata.
 const SERVER: &str = "millrace";
 /// The protocol's extensions that are served as their documents say.
-const EXTENSIONS: [&str; 4] = ["model_repository", "model_configuration", "statistics", "binary_tensor_data"];
+const EXTENSIONS: [&str; 5] =
+    ["model_repository", "model_configuration", "statistics", "binary_tensor_data", "sequence"];
 
 pub(crate) fn server() -> ServerMetadataResponse {
     ServerMetadataResponse {
@@ -107,9 +109,24 @@ pub(crate) fn config(model: &Model) -> ModelConfig {
         ]
         .into(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: false }),
-        scheduling_choice: None::<SchedulingChoice>,
+        scheduling_choice: model.sequences.as_ref().map(sequence_batching),
         ..ModelConfig::default()
     }
+}
+
+/// How a model keeps state, as clients of the protocol look for it. What the state's tensors are is
+/// theirs neither to send nor to read.
+fn sequence_batching(sequences: &Sequences) -> SchedulingChoice {
+    let state = sequences.state.iter().map(|pair| State {
+        input_name: pair.input.clone(),
+        output_name: pair.output.clone(),
+        ..State::default()
+    });
+    SchedulingChoice::SequenceBatching(ModelSequenceBatching {
+        max_sequence_idle_microseconds: u64::try_from(sequences.idle.as_micros()).unwrap_or(u64::MAX),
+        state: state.collect(),
+        ..ModelSequenceBatching::default()
+    })
 }
 
 /// The state of every model of the caller's tenant, or only of those that are ready.

@@ -180,6 +180,7 @@ impl Run<'_> {
             outputs: question.outputs.clone(),
             timeout: deadline.saturating_duration_since(Instant::now()),
             priority: question.parameters.priority,
+            sequence: question.parameters.sequence,
         };
         if invocation.timeout.is_zero() {
             return Err(Failure::new(Reason::TimedOut, "the request's timeout passed before it could begin"));

@@ -288,6 +288,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             objective: None,
             idempotent: true,
+            sequences: None,
             weights: Bytes(1),
             availability: Availability::Ready,
         }

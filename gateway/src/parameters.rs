@@ -2,36 +2,41 @@
 //! ignored, as Triton does; those that would change the answer are refused, so that nobody takes an
 //! answer for another.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use millrace_proto::inference::InferParameter;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_types::function::TIMEOUT_MAX;
-use millrace_types::{Failure, Reason};
+use millrace_types::sequences::SEQUENCE_NAME_MAX;
+use millrace_types::{Failure, InSequence, Reason, SequenceId};
 
 /// A parameter's value, as either protocol writes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum Value<'a> {
     Bool(bool),
     Count(u64),
+    Text(&'a str),
     Other,
 }
 
-impl From<&InferParameter> for Value {
-    fn from(wire: &InferParameter) -> Self {
-        match wire.parameter_choice {
-            Some(ParameterChoice::BoolParam(flag)) => Self::Bool(flag),
-            Some(ParameterChoice::Uint64Param(n)) => Self::Count(n),
-            Some(ParameterChoice::Int64Param(n)) => u64::try_from(n).map_or(Self::Other, Self::Count),
+impl<'a> From<&'a InferParameter> for Value<'a> {
+    fn from(wire: &'a InferParameter) -> Self {
+        match &wire.parameter_choice {
+            Some(ParameterChoice::BoolParam(flag)) => Self::Bool(*flag),
+            Some(ParameterChoice::Uint64Param(n)) => Self::Count(*n),
+            Some(ParameterChoice::Int64Param(n)) => u64::try_from(*n).map_or(Self::Other, Self::Count),
+            Some(ParameterChoice::StringParam(text)) => Self::Text(text),
             _ => Self::Other,
         }
     }
 }
 
-impl From<&serde_json::Value> for Value {
-    fn from(json: &serde_json::Value) -> Self {
+impl<'a> From<&'a serde_json::Value> for Value<'a> {
+    fn from(json: &'a serde_json::Value) -> Self {
         match json {
             serde_json::Value::Bool(flag) => Self::Bool(*flag),
+            serde_json::Value::String(text) => Self::Text(text),
             serde_json::Value::Number(n) => n.as_u64().map_or(Self::Other, Self::Count),
             _ => Self::Other,
         }
@@ -47,12 +52,15 @@ pub(crate) struct Parameters {
     pub(crate) timeout: Option<Duration>,
     /// REST: outputs that do not say otherwise are wanted in binary.
     pub(crate) binary_output: bool,
+    /// The sequence that the request is of, as Triton's sequence extension names it.
+    pub(crate) sequence: Option<InSequence>,
 }
 
 impl Parameters {
     /// Reads a request's parameters.
-    pub(crate) fn read<'a>(given: impl Iterator<Item = (&'a str, Value)>) -> Result<Self, Failure> {
+    pub(crate) fn read<'a>(given: impl Iterator<Item = (&'a str, Value<'a>)>) -> Result<Self, Failure> {
         let mut read = Self::default();
+        let (mut sequence, mut start, mut end) = (None, false, false);
         for (name, value) in given {
             match name {
                 "priority" => read.priority = count(name, value)?,
@@ -62,22 +70,38 @@ impl Parameters {
                     read.timeout = (!timeout.is_zero()).then_some(timeout);
                 }
                 "binary_data_output" => read.binary_output = flag(name, value)?,
+                "sequence_id" => sequence = sequence_id(value)?,
+                "sequence_start" => start = flag(name, value)?,
+                "sequence_end" => end = flag(name, value)?,
                 _ => {}
             }
         }
+        read.sequence = sequence.map(|id| InSequence { id, start, end });
         Ok(read)
     }
 }
 
-fn count(name: &str, value: Value) -> Result<u64, Failure> {
+fn count(name: &str, value: Value<'_>) -> Result<u64, Failure> {
     match value {
         Value::Count(n) => Ok(n),
         _ => Err(Failure::malformed(format!("parameter {name:?} must be an integer, and not negative"))),
     }
 }
 
+/// 0 and an empty text are Triton's way to say none.
+pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failure> {
+    match value {
+        Value::Count(n) => Ok(NonZeroU64::new(n).map(SequenceId::Number)),
+        Value::Text("") => Ok(None),
+        Value::Text(text) if text.len() <= SEQUENCE_NAME_MAX => Ok(Some(SequenceId::Name(text.to_owned()))),
+        _ => Err(Failure::malformed(format!(
+            "parameter \"sequence_id\" must be an integer from 1, or a text of up to {SEQUENCE_NAME_MAX} bytes"
+        ))),
+    }
+}
+
 /// A boolean parameter.
-pub(crate) fn flag(name: &str, value: Value) -> Result<bool, Failure> {
+pub(crate) fn flag(name: &str, value: Value<'_>) -> Result<bool, Failure> {
     match value {
         Value::Bool(flag) => Ok(flag),
         _ => Err(Failure::malformed(format!("parameter {name:?} must be true or false"))),
@@ -87,7 +111,7 @@ pub(crate) fn flag(name: &str, value: Value) -> Result<bool, Failure> {
 /// Refuses parameters of an input or output that ask for what is not there.
 pub(crate) fn refuse_unserved<'a>(
     tensor: &str,
-    mut given: impl Iterator<Item = (&'a str, Value)>,
+    mut given: impl Iterator<Item = (&'a str, Value<'a>)>,
 ) -> Result<(), Failure> {
     let unserved = given.find_map(|(name, value)| match name {
         "shared_memory_region" => Some("shared memory is not served: send the contents in the request"),
@@ -106,7 +130,7 @@ pub(crate) fn refuse_unserved<'a>(
 mod tests {
     use super::*;
 
-    fn read(given: &[(&str, Value)]) -> Result<Parameters, Failure> {
+    fn read<'a>(given: &[(&'a str, Value<'a>)]) -> Result<Parameters, Failure> {
         Parameters::read(given.iter().copied())
     }
 
@@ -115,11 +139,30 @@ mod tests {
         let given = [
             ("priority", Value::Count(2)),
             ("timeout", Value::Count(1500)),
-            ("sequence_id", Value::Other),
+            ("colour", Value::Text("blue")),
             ("binary_data_output", Value::Bool(true)),
         ];
         let timeout = Some(Duration::from_micros(1500));
-        assert_eq!(read(&given), Ok(Parameters { priority: 2, timeout, binary_output: true }));
+        let expected = Parameters { priority: 2, timeout, binary_output: true, sequence: None };
+        assert_eq!(read(&given), Ok(expected));
+    }
+
+    #[test]
+    fn a_request_names_its_sequence_by_number_or_text() {
+        let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
+        let id = |value| {
+            let given = [("sequence_start", Value::Bool(true)), ("sequence_id", value)];
+            read(&given).map(|it| it.sequence)
+        };
+        let begins = |id| Ok(Some(InSequence { id, start: true, end: false }));
+        assert_eq!(id(Value::Count(1)), begins(SequenceId::Number(NonZeroU64::MIN)));
+        assert_eq!(id(Value::Text("1")), begins(SequenceId::Name("1".into())), "another than the number");
+        assert_eq!((id(Value::Count(0)), id(Value::Text(""))), (Ok(None), Ok(None)));
+        let ends = read(&[("sequence_id", Value::Count(1)), ("sequence_end", Value::Bool(true))]);
+        assert!(ends.unwrap().sequence.is_some_and(|it| it.end && !it.start));
+        for wrong in [Value::Text(&long), Value::Bool(true), Value::Other] {
+            assert_eq!(id(wrong).unwrap_err().reason, Reason::MalformedRequest);
+        }
     }
 
     #[test]
@@ -134,6 +177,8 @@ mod tests {
             ("priority", Value::Other),
             ("timeout", Value::Bool(true)),
             ("binary_data_output", Value::Count(1)),
+            ("sequence_start", Value::Count(1)),
+            ("sequence_end", Value::Text("true")),
         ] {
             assert_eq!(read(&[wrong]).unwrap_err().reason, Reason::MalformedRequest);
         }

@@ -241,6 +241,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         gpu: size(number),
         load: placement::GpuLoad(u64::from(number % 200)),
         ran: true,
+        keeps_state: false,
     };
     let node = |number: u32| placement::Node {
         name: NodeName::new(&format!("n{number}")).expect("a node's name"),

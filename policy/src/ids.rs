@@ -53,6 +53,11 @@ local_id!(
     "b"
 );
 local_id!(
+    /// A sequence's state as one run of its function left it.
+    StateId(u64),
+    "state"
+);
+local_id!(
     /// An object on its way between memories of one node, over however many links, as the caller
     /// numbers it.
     FlowId(u64),

@@ -18,6 +18,7 @@
 //! | [`rates`] | how fast each flow may go to be in time, and whose batch is next |
 //! | [`index`] | where data is, whom to ask for it, and how to fetch it |
 //! | [`paths`] | which NVLinks bytes take from one GPU to another |
+//! | [`sequences`] | which request of a sequence runs when, on which state, and when a sequence ends |
 //! | [`lifecycle`], [`backoff`] | when an executor process is started again |
 //! | [`crew`] | which process of a program gets which request, and when one is killed or started again |
 //! | [`lease`] | which silent nodes are still believed alive |
@@ -56,6 +57,7 @@ pub mod rates;
 pub mod residence;
 pub mod router;
 pub mod scaling;
+pub mod sequences;
 pub mod tenancy;
 pub mod trace;
 pub mod workflow;

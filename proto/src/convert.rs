@@ -1,6 +1,7 @@
 //! Wire shapes to domain shapes and back, checked. The only place that does it.
 
 mod policy;
+mod sequences;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use millrace_types::{
 };
 
 pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
+pub use self::sequences::{in_sequence, in_sequence_wire, placed_sequences, placed_sequences_wire};
 
 use crate::{admin, worker};
 
@@ -80,6 +82,7 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
         replicas: if wire.replicas == 0 { DEFAULT_REPLICAS } else { wire.replicas },
         serving: serving(wire.priority, wire.residency, wire.batching)?,
         processes: if wire.processes == 0 { DEFAULT_PROCESSES } else { wire.processes },
+        sequences: wire.sequences.map(sequences::of_spec).transpose()?,
     };
     spec.validate().map_err(|error| invalid_spec(error.to_string()))?;
     Ok(spec)
@@ -112,6 +115,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
             max_wait: Some(duration_wire(batching.max_wait)),
         }),
         processes: spec.processes,
+        sequences: spec.sequences.as_ref().map(sequences::spec_wire),
     }
 }
 

@@ -76,7 +76,7 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 
 /// The version of every internal protocol but that of users' programs. A peer with another is refused at
 /// its handshake.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// The version of what a worker and the processes of its users' functions say to each other
 /// ([`function`]): programs are built apart from workers, and need not change with what workers say to

@@ -23,6 +23,7 @@ pub const fn code(reason: Reason) -> Code {
         | Reason::ArtifactNotFound
         | Reason::NodeNotFound
         | Reason::TraceNotFound
+        | Reason::SequenceNotFound
         | Reason::OperationNotFound => Code::NotFound,
         Reason::FunctionDisabled
         | Reason::FunctionNotReady

@@ -179,6 +179,7 @@ fn view(state: &State) -> View {
             gpu: spec.resources.gpu_memory.unwrap_or(Bytes::ZERO),
             load: GpuLoad::default(),
             ran: true,
+            keeps_state: false,
         }
     });
     let nodes = state.nodes().map(|node| placement::Node {

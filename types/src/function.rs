@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::FunctionKey;
+use crate::sequences::{Sequences, SequencesError};
 use crate::serving::{Residency, Serving, ServingError};
 use crate::units::Bytes;
 
@@ -111,6 +112,9 @@ pub struct FunctionSpec {
     /// How many copies of its program each node runs at one time; 1 for a model, which has none.
     #[serde(default = "default_processes")]
     pub processes: u32,
+    /// What of its model is state that is kept from one request to the next; `None`: nothing.
+    #[serde(default)]
+    pub sequences: Option<Sequences>,
 }
 
 /// What a function had that was published before there were replicas.
@@ -174,6 +178,9 @@ pub enum SpecError {
     /// How it is to be served.
     #[error(transparent)]
     Serving(#[from] ServingError),
+    /// The state that it keeps.
+    #[error(transparent)]
+    Sequences(#[from] SequencesError),
 }
 
 /// Checks how many labels there are, and how long each is.
@@ -209,6 +216,7 @@ impl FunctionSpec {
             replicas: DEFAULT_REPLICAS,
             serving: Serving::default(),
             processes: DEFAULT_PROCESSES,
+            sequences: None,
         }
     }
 
@@ -229,17 +237,21 @@ impl FunctionSpec {
             return Err(SpecError::Processes(self.processes));
         }
         self.validate_runtime()?;
+        if let Some(sequences) = &self.sequences {
+            sequences.validate(self.replicas, self.serving.batching.is_some())?;
+        }
         Ok(self.serving.validate(self.idempotent)?)
     }
 
     /// A program takes no place on a GPU, and a model has no processes of its own.
     fn validate_runtime(&self) -> Result<(), SpecError> {
         let misplaced = match self.runtime {
-            Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 3],
+            Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 4],
             Runtime::Process => [
                 ("resources.gpuMemory", self.resources.gpu_memory.is_some()),
                 ("residency", self.serving.residency != Residency::default()),
                 ("batching", self.serving.batching.is_some()),
+                ("sequences", self.sequences.is_some()),
             ],
         };
         let of = if self.runtime == Runtime::Onnx { Runtime::Process } else { Runtime::Onnx };

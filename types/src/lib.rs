@@ -13,6 +13,7 @@
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tenancy`] | what a tenant may use at most |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
+//! | [`sequences`] | what of a model is state, and which sequence of requests it is of |
 //! | [`serving`] | whose requests go first, what stays on a GPU, what runs as one |
 //! | [`function`] | what a function is, and the checks a spec must pass |
 //! | [`workflow`] | functions joined into a graph, and the checks it must pass |
@@ -29,6 +30,7 @@ pub mod manifest;
 pub mod node;
 pub mod policy;
 pub mod reason;
+pub mod sequences;
 pub mod serving;
 pub mod tenancy;
 pub mod tensor;
@@ -48,6 +50,7 @@ pub use ids::{
 pub use node::NodeState;
 pub use policy::PolicySpec;
 pub use reason::{Failure, Reason};
+pub use sequences::{InSequence, SequenceId, Sequences};
 pub use serving::{Batching, Priority, Residency, Serving};
 pub use tenancy::{Quota, Share};
 pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};

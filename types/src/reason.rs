@@ -102,6 +102,8 @@ reasons! {
     Quarantined = "QUARANTINED", retryable: false;
     /// A piece of intermediate data is gone, and could not be made again.
     DataLost = "DATA_LOST", retryable: true;
+    /// No such sequence: it never began, ended, was idle for too long, or its state was lost. Begin it anew.
+    SequenceNotFound = "SEQUENCE_NOT_FOUND", retryable: false;
     /// Every attempt failed.
     AttemptsExhausted = "ATTEMPTS_EXHAUSTED", retryable: true;
     /// The executor died while running a request that must not run twice.

@@ -161,7 +161,7 @@ mod tests {
             let digest = Digest::of(name.as_bytes());
             gate.arrived(digest);
             let (inputs, outputs) = (Vec::new(), Vec::new());
-            let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu };
+            let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: None };
             let key = key(&tenant, &likely(name, wire::WarmTo::Gpu)).unwrap();
             signatures.insert(key, Arc::new(signature));
         }

@@ -16,6 +16,7 @@
 //! | [`control`] | the streams to the controllers |
 //! | `hints` | what workflows are likely to ask for next |
 //! | `objects` | intermediate data of workflows: what is held here, and what comes from other workers |
+//! | `sequences` | the state of functions that keep some from one request to the next |
 //! | [`service`] | the gRPC service for gateways |
 //! | `activity`, `meters` | what is counted, for whoever asks and for Prometheus |
 //! | [`policy`] | how the node schedules now |
@@ -41,6 +42,7 @@ pub mod programs;
 mod registry;
 pub mod request;
 mod seams;
+mod sequences;
 pub mod service;
 pub mod snapshot;
 pub mod start;

@@ -23,6 +23,7 @@ use crate::host_tier::gate::Gate;
 use crate::host_tier::{Signature, Signatures};
 use crate::objects::{Chunks, GatherError, Objects};
 use crate::request::Invocation;
+use crate::sequences::{Sequences, Turn};
 
 pub use self::faults::Faults;
 
@@ -32,6 +33,7 @@ mod again;
 mod budget;
 mod faults;
 mod running;
+mod sequence;
 pub mod tensors;
 
 /// What a worker takes at most.
@@ -62,6 +64,7 @@ pub struct WorkerService {
     kept: Option<Kept>,
     objects: Objects,
     hints: Option<Hints>,
+    sequences: Sequences,
 }
 
 impl WorkerService {
@@ -77,7 +80,8 @@ impl WorkerService {
     ) -> Self {
         let budget = Arc::new(Budget::new(limits.in_flight));
         let (draining, kept, hints) = (Arc::default(), None, None);
-        Self { node, signatures, gate, budget, faults, draining, place, kept, objects, hints }
+        let sequences = Sequences::new(signatures.clone(), objects.clone());
+        Self { node, signatures, gate, budget, faults, draining, place, kept, objects, hints, sequences }
     }
 
     /// The same, showing the spans that are kept here.
@@ -91,6 +95,11 @@ impl WorkerService {
         Self { hints: Some(hints), ..self }
     }
 
+    /// The sequences of the functions that it serves.
+    pub(crate) fn sequences(&self) -> &Sequences {
+        &self.sequences
+    }
+
     /// Returns once no object is held here any more.
     pub(crate) async fn emptied(&self) {
         self.objects.emptied().await;
@@ -102,7 +111,7 @@ impl WorkerService {
         self.gate.close();
     }
 
-    async fn run(&self, mut request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
+    async fn run(&self, request: wire::InvokeRequest) -> Result<wire::InvokeResponse, Failure> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(Failure::new(Reason::ShuttingDown, "the worker is shutting down: ask another"));
         }
@@ -110,15 +119,34 @@ impl WorkerService {
         let revision = revision_key(&request)?;
         let signature = self.signature(&revision)?;
         tensors::check(&request.inputs, &request.outputs, &signature)?;
+        match &signature.state {
+            None => self.run_on(request, revision, &signature, None).await,
+            Some(state) => self.run_in_sequence(request, revision, &signature, state).await,
+        }
+    }
+
+    /// Runs a request that was checked; of a sequence, on that's state.
+    async fn run_on(
+        &self,
+        mut request: wire::InvokeRequest,
+        revision: RevisionKey,
+        signature: &Signature,
+        turn: Option<&mut Turn>,
+    ) -> Result<wire::InvokeResponse, Failure> {
         let hold = request.hold.take();
         let hints = std::mem::take(&mut request.next);
-        let keep = hold.as_ref().map(|hold| kept_outputs(hold, &request.outputs, &signature));
-        let (mut invocation, gathered) = match self.invocation(request, revision, signature.reader).await {
+        let (keep, state) = match (&turn, &hold) {
+            (Some(turn), _) => (turn.outputs(), turn.inputs()),
+            (None, Some(hold)) => (kept_outputs(hold, &request.outputs, signature), Vec::new()),
+            (None, None) => (Vec::new(), Vec::new()),
+        };
+        let ready = self.invocation(request, revision, (signature.reader, state)).await;
+        let (mut invocation, gathered) = match ready {
             Ok(ready) => ready,
             Err(GatherError::Failed(failure)) => return Err(failure),
             Err(GatherError::Lost(ids)) => return Ok(running::lost(&ids)),
         };
-        invocation.on_gpus.keep = keep.unwrap_or_default();
+        invocation.on_gpus.keep = keep;
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;
         // Not before: what comes for the next request must neither push this one's model out nor come
         // ahead of it, nor come at all for one that is refused.
@@ -130,7 +158,7 @@ impl WorkerService {
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
         }
         let invocation = Invocation { cold: held.waited(), ..invocation };
-        self.answered(invocation, gathered, hold).await
+        self.answered(invocation, gathered, (hold, turn)).await
     }
 
     fn signature(&self, revision: &RevisionKey) -> Result<Arc<Signature>, Failure> {

@@ -246,19 +246,22 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
     let hints = Hints::new(config.prewarm, view.signatures.clone(), gate.clone(), hints_clock);
+    let models = (view.signatures.clone(), gate);
+    let service =
+        WorkerService::new(node.clone(), place, models, objects.clone(), config.limits, config.faults);
+    let service = service.showing(config.kept).following(hints.clone());
+    sweep.spawn(service.sequences().clone().sweep());
     let shown = Shown {
         node: node.clone(),
         host: host.clone(),
-        objects: objects.clone(),
+        objects,
+        sequences: service.sequences().clone(),
         desired: desired_shown,
-        hints: hints.clone(),
+        hints,
         programs: programs.clone(),
     };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
     let passing = passing::start(control.scores(), quotas_now, &node);
-    let models = (view.signatures.clone(), gate);
-    let service = WorkerService::new(node.clone(), place, models, objects, config.limits, config.faults);
-    let service = service.showing(config.kept).following(hints);
     // Serving from now on, until it is told to stop.
     let (server, health) = server::serve(&service, config.limits, shown, incoming);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.dispatch, eviction = %config.eviction, isolation = %config.isolation, "worker started");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_client::{InferRequest, InferResponse, Inference, ModelMetadata, Tensor};
 use millrace_types::function::DEFAULT_TIMEOUT;
-use millrace_types::{FunctionName, RequestId};
+use millrace_types::{FunctionName, InSequence, RequestId, SequenceId};
 
 use crate::commands::target::{ModelKind, model_name};
 use crate::failure::Failure;
@@ -20,6 +20,7 @@ Examples:
   millrace invoke mlp --json '[[0.1, 0.2, 0.3]]'
   millrace invoke bert --json '{\"input_ids\": [[101, 7592, 102]], \"attention_mask\": [[1, 1, 1]]}'
   millrace invoke workflow/traffic --json @frame.json
+  millrace invoke counter --json '[[1, 1, 1, 1]]' --sequence 42 --sequence-start
   millrace invoke resnet --raw x=picture.bin:FP32:1x3x224x224 -o json";
 
 /// Run a function or workflow once.
@@ -61,6 +62,15 @@ pub(crate) struct Args {
     /// A revision other than the latest.
     #[arg(long, value_name = "N", default_value = "", hide_default_value = true)]
     revision: String,
+    /// The sequence that it is of, where the function keeps state: a number from 1, or a text.
+    #[arg(long, value_name = "ID")]
+    sequence: Option<SequenceId>,
+    /// It begins the sequence, anew where there is one.
+    #[arg(long, requires = "sequence")]
+    sequence_start: bool,
+    /// It ends the sequence.
+    #[arg(long, requires = "sequence")]
+    sequence_end: bool,
     /// The request's id; one is made up otherwise.
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
@@ -91,6 +101,11 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         id: args.request_id.clone().or(asked.id),
         timeout: args.timeout,
         priority: asked.priority,
+        sequence: args.sequence.clone().map(|id| InSequence {
+            id,
+            start: args.sequence_start,
+            end: args.sequence_end,
+        }),
         outputs: asked.outputs,
         ..InferRequest::new(name, asked.inputs)
     };

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use tempfile::tempdir;
+
 use crate::running::{Up, repository};
 
 /// The interpreter that `OIP_CLIENTS_PYTHON` names, or the machine's own.
@@ -9,23 +11,62 @@ fn python() -> String {
     std::env::var("OIP_CLIENTS_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
-#[test]
-fn tritonclient_and_kserve_work_unmodified() {
-    let up = Up::ephemeral(&[]);
-    up.apply_digits();
-    for (script, module) in [
-        ("tritonclient_grpc", "tritonclient.grpc"),
-        ("tritonclient_http", "tritonclient.http"),
-        ("kserve_sdk", "kserve"),
-    ] {
+/// Runs scripts that need modules, as far as there are those.
+fn pass(up: &Up, model: &str, scripts: &[(&str, &str)]) {
+    for (script, module) in scripts {
         let has = Command::new(python()).args(["-c", &format!("import {module}")]).output();
         if !has.is_ok_and(|output| output.status.success()) {
             eprintln!("SKIPPED {script}: {} cannot import {module}; see tests/python/setup.sh", python());
             continue;
         }
         let file = repository(&format!("gateway/tests/python/{script}.py"));
-        let output = Command::new(python()).args([&file, &up.client, "--model", "digits"]).output().unwrap();
+        let output = Command::new(python()).args([&file, &up.client, "--model", model]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script}: {said}");
     }
+}
+
+#[test]
+fn tritonclient_and_kserve_work_unmodified() {
+    let up = Up::ephemeral(&[]);
+    up.apply_digits();
+    let scripts = [
+        ("tritonclient_grpc", "tritonclient.grpc"),
+        ("tritonclient_http", "tritonclient.http"),
+        ("kserve_sdk", "kserve"),
+    ];
+    pass(&up, "digits", &scripts);
+}
+
+/// Publishes the counter.
+fn apply_counter(up: &Up) {
+    let dir = tempdir().unwrap();
+    let (model, manifest) = (dir.path().join("counter.onnx"), dir.path().join("counter.yaml"));
+    let written = up.ok(&["synth", "counter", "--function", "--out", model.to_str().unwrap()]);
+    std::fs::write(&manifest, written).unwrap();
+    up.ok(&["apply", "-f", manifest.to_str().unwrap()]);
+}
+
+#[test]
+fn invoke_keeps_state_in_sequences() {
+    let up = Up::ephemeral(&[]);
+    apply_counter(&up);
+    let counted = |more: &[&str]| {
+        let words = ["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"];
+        up.json(&[words.as_slice(), more].concat())["outputs"][0]["data"][0].as_f64()
+    };
+    assert_eq!(counted(&["--sequence-start"]), Some(2.0));
+    assert_eq!((counted(&[]), counted(&["--sequence-end"])), (Some(3.0), Some(3.5)));
+    let over = up.run(&["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"]);
+    assert!(String::from_utf8_lossy(&over.stderr).contains("SEQUENCE_NOT_FOUND"), "{over:?}");
+}
+
+#[test]
+fn tritonclient_keeps_state_in_sequences() {
+    let up = Up::ephemeral(&[]);
+    apply_counter(&up);
+    let shown = up.ok(&["describe", "function", "counter"]);
+    assert!(shown.contains("Sequences:   h_out -> h_in kept, for up to 64 at once"), "{shown}");
+    assert_eq!(up.json(&["describe", "function", "counter"])["spec"]["sequences"]["max"], 64);
+    pass(&up, "counter", &[("tritonclient_sequences", "tritonclient.grpc, tritonclient.http")]);
 }

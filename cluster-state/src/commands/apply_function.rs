@@ -41,7 +41,8 @@ pub(crate) fn apply_function(
     });
     let model = check_model(state, &revision)?;
     check_held(state, digest, voters)?;
-    let fit = Fit::of_function(model.signature());
+    let keeps_state = spec.sequences.is_some();
+    let fit = Fit { keeps_state, ..Fit::of_function(model.signature()) };
     let fits = state.fits_after(&spec.key, function_run(&spec.key), fit)?;
 
     state.take_fits(&spec.key.tenant, fits);
@@ -79,6 +80,10 @@ fn check_model<'a>(state: &'a State, revision: &RevisionRecord) -> Result<&'a Mo
             tensor.name
         );
         return Err(Refusal::InvalidSpec { problem });
+    }
+    if let Some(sequences) = &revision.spec.sequences {
+        let states = sequences.states(artifact.model.ports());
+        states.map_err(|problem| Refusal::InvalidSpec { problem: problem.to_string() })?;
     }
     let needed = revision.gpu_memory(&artifact.model);
     match state.largest_gpu() {
@@ -150,7 +155,8 @@ fn add_revision(
 mod tests {
     use std::time::Duration;
 
-    use millrace_types::{Batching, Bytes, Dim, NodeDelta, Runtime, Slo, Usage};
+    use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
+    use millrace_types::{Batching, Bytes, Dim, NodeDelta, Runtime, Sequences, Slo, Usage};
 
     use super::*;
     use crate::Command;
@@ -211,6 +217,29 @@ mod tests {
         let refused = log.refused(batched("fixed")).to_string();
         assert!(refused.contains("\"y\" has none: leave batching out"), "{refused}");
         assert!(matches!(log.apply(batched("free")), Ok(Applied::Created { .. })));
+    }
+
+    #[test]
+    fn a_function_keeps_the_state_that_its_model_has_and_nothing_else() {
+        let mut log = Log::with_artifacts(&["free"]);
+        let mut fixed = model();
+        fixed.inputs[0].shape[0] = Dim::Fixed(1);
+        fixed.outputs[0].shape[0] = Dim::Fixed(1);
+        log.add_model("fixed", fixed);
+        let keeping = |input: &str, model: &str| {
+            let state = vec![StatePair { input: input.into(), output: "y".into() }];
+            let sequences = Some(Sequences { state, idle: IDLE_DEFAULT, max: 4 });
+            let spec = FunctionSpec { sequences, ..spec("f") };
+            Command::ApplyFunction { spec, digest: digest(model), expected: None, voters: Vec::new() }
+        };
+        for (input, model, says) in
+            [("x", "free", "without free dimensions"), ("h", "fixed", "which the model has not")]
+        {
+            let refused = log.refused(keeping(input, model)).to_string();
+            assert!(refused.contains(says), "{refused}");
+        }
+        assert!(matches!(log.apply(keeping("x", "fixed")), Ok(Applied::Created { .. })));
+        assert_eq!(State::decode(&log.state.encode()).unwrap(), log.state);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use millrace_cluster_state::{Function, Node, NodeStatus, RevisionRecord, Scheduling, State, Tenant};
 use millrace_policy::lease::Member;
-use millrace_proto::convert::{duration_wire, policy_spec_wire, serving_wire};
+use millrace_proto::convert::{duration_wire, placed_sequences_wire, policy_spec_wire, serving_wire};
 use millrace_proto::worker as wire;
 use millrace_types::{Epoch, NodeName, Runtime, Share, SloBase};
 
@@ -111,6 +111,7 @@ fn desired_function(
             Runtime::Onnx => 0,
             Runtime::Process => revision.spec.processes,
         },
+        sequences: revision.spec.sequences.as_ref().map(placed_sequences_wire),
         ..Default::default()
     };
     serving_wire(&revision.spec.serving, &mut wire);

@@ -84,6 +84,7 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
         load: loads.of_function(&function.key),
         ran: state.ran(function),
+        keeps_state: function.latest().spec.sequences.is_some(),
     }
 }
 

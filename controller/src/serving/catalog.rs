@@ -8,7 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use millrace_cluster_state::{FUNCTIONS_MAX, Function, RevisionRecord, State};
 use millrace_gateway::backend::{Availability, Kind, Model};
-use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
+use millrace_types::workflow::Signature;
+use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, Sequences, TenantName};
 
 use crate::fleet::readiness::{self, Readiness, revision_key};
 use crate::fleet::{Fleet, Worker, Workers};
@@ -138,16 +139,22 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
         // Known: a function refers only to artifacts that are.
         let artifact = state.artifact(&revision.digest)?;
         let readiness = readiness::of_revision(state, function, revision, workers, shortages);
+        let ports = artifact.model.ports();
+        let shown = |sequences: &Sequences| sequences.shown(ports);
+        let Signature { inputs, outputs } =
+            revision.spec.sequences.as_ref().map_or_else(|| artifact.model.signature(), shown);
         let model = Model {
             key: function.key.clone(),
             revision: revision.number,
             revisions: revisions.clone(),
             kind: Kind::Function(revision.spec.runtime),
-            inputs: artifact.model.inputs.clone(),
-            outputs: artifact.model.outputs.clone(),
+            inputs,
+            outputs,
             timeout: revision.spec.timeout,
             objective: None,
-            idempotent: revision.spec.idempotent,
+            // Of what keeps state a worker may run a request again, which knows whether it took effect.
+            idempotent: revision.spec.idempotent && revision.spec.sequences.is_none(),
+            sequences: revision.spec.sequences.clone(),
             weights: artifact.model.weights,
             availability: availability(readiness),
         };

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use millrace_gateway::backend::Model;
 use millrace_policy::router;
-use millrace_proto::convert::duration_wire;
+use millrace_proto::convert::{duration_wire, in_sequence_wire};
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};
-use millrace_types::{Bytes, Failure, Reason, RequestId, RevisionKey};
+use millrace_types::{Bytes, Failure, InSequence, Reason, RequestId, RevisionKey};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 use tracing::Instrument as _;
@@ -51,6 +51,8 @@ pub(super) struct Call {
     pub(super) outputs: Vec<String>,
     pub(super) timeout: Duration,
     pub(super) priority: u64,
+    /// The sequence that it is of.
+    pub(super) sequence: Option<InSequence>,
     /// What the worker is to keep of the outputs.
     pub(super) hold: Option<wire::Hold>,
     /// Bytes of the inputs that workers hold.
@@ -253,6 +255,7 @@ impl<'a> Dispatch<'a> {
                 u64::try_from(left.as_micros()).unwrap_or(u64::MAX)
             }),
             next: self.call.next.clone(),
+            sequence: self.call.sequence.clone().map(in_sequence_wire),
         }
     }
 

@@ -219,6 +219,7 @@ impl Backend for Serving {
             outputs: invocation.outputs,
             timeout: invocation.timeout,
             priority: invocation.priority,
+            sequence: invocation.sequence,
             hold: None,
             target: None,
             held: Vec::new(),

@@ -17,6 +17,7 @@ mod object_store;
 mod placement;
 mod readiness;
 mod routing;
+mod sequences;
 mod stub;
 mod support;
 mod workflows;

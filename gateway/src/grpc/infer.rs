@@ -106,7 +106,7 @@ fn raw_contents(inputs: &[InferInputTensor], raw: Vec<Bytes>) -> Result<Vec<Opti
 
 fn values<'a>(
     parameters: impl IntoIterator<Item = (&'a String, &'a InferParameter)>,
-) -> impl Iterator<Item = (&'a str, Value)> {
+) -> impl Iterator<Item = (&'a str, Value<'a>)> {
     parameters.into_iter().map(|(name, value)| (name.as_str(), Value::from(value)))
 }
 

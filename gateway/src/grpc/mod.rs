@@ -6,6 +6,7 @@
 mod contents;
 pub(crate) mod health;
 mod infer;
+mod sequences;
 mod stream;
 
 use std::sync::Arc;

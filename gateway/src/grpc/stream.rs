@@ -1,5 +1,6 @@
-//! The bidirectional stream: requests run beside each other, up to a bound, and are answered in the
-//! order they came. One that fails is answered with its error, and the stream lives on.
+//! The bidirectional stream: requests run beside each other, up to a bound, those of one sequence one
+//! after the other, and are answered in the order they came. One that fails is answered with its error,
+//! and the stream lives on.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -17,6 +18,7 @@ use millrace_types::{Failure, Reason, RequestId};
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
+use super::sequences::Sequences;
 use super::{SERVER_TIMING, infer};
 use crate::budget::Charge;
 use crate::call::Call;
@@ -58,9 +60,13 @@ pub(super) fn answers(
     let closing = front.closing.clone().begun();
     let asked = asked.take_until(closing.map(move |()| cut_off.store(true, Ordering::Relaxed)));
     let call = Arc::new(call);
+    let mut sequences = Sequences::new(concurrency);
     let answers = asked.map(move |asked| {
         let (front, call) = (Arc::clone(&front), Arc::clone(&call));
+        let place = asked.as_ref().map(|asked| sequences.follow(&asked.request));
+        let mut place = place.unwrap_or_default();
         async move {
+            place.first().await;
             match asked {
                 Ok(asked) => Ok(answer(&front, &call, asked).await),
                 Err(status) => Err(status),

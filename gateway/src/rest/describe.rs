@@ -1,9 +1,11 @@
 //! What a server says of itself and its models, as the protocol's JSON.
 
+use millrace_proto::inference::model_config::SchedulingChoice;
+use millrace_proto::inference::model_sequence_batching::State;
 use millrace_proto::inference::model_version_policy::PolicyChoice;
 use millrace_proto::inference::{
-    DataType, InferStatistics, ModelConfig, ModelMetadataResponse, ModelStatistics, ModelVersionPolicy,
-    ServerMetadataResponse, StatisticDuration, model_metadata_response::TensorMetadata,
+    DataType, InferStatistics, ModelConfig, ModelMetadataResponse, ModelSequenceBatching, ModelStatistics,
+    ModelVersionPolicy, ServerMetadataResponse, StatisticDuration, model_metadata_response::TensorMetadata,
     repository_index_response::ModelIndex,
 };
 use serde_json::{Map, Value as Json, json};
@@ -47,7 +49,7 @@ pub(super) fn config(said: &ModelConfig) -> Json {
         .iter()
         .map(|(name, value)| (name.clone(), json!({ "string_value": value.string_value })));
     let decoupled = said.model_transaction_policy.is_some_and(|policy| policy.decoupled);
-    json!({
+    let mut config = json!({
         "name": said.name,
         "platform": said.platform,
         "backend": said.backend,
@@ -58,6 +60,18 @@ pub(super) fn config(said: &ModelConfig) -> Json {
         "output": outputs.collect::<Vec<_>>(),
         "parameters": parameters.collect::<Map<_, _>>(),
         "model_transaction_policy": { "decoupled": decoupled },
+    });
+    if let Some(SchedulingChoice::SequenceBatching(sequences)) = &said.scheduling_choice {
+        config["sequence_batching"] = sequence_batching(sequences);
+    }
+    config
+}
+
+fn sequence_batching(said: &ModelSequenceBatching) -> Json {
+    let state = |state: &State| json!({ "input_name": state.input_name, "output_name": state.output_name });
+    json!({
+        "max_sequence_idle_microseconds": said.max_sequence_idle_microseconds,
+        "state": said.state.iter().map(state).collect::<Vec<_>>(),
     })
 }
 
@@ -113,4 +127,27 @@ fn inference_stats(stats: &InferStatistics) -> Json {
         "cache_hit": duration(stats.cache_hit.as_ref()),
         "cache_miss": duration(stats.cache_miss.as_ref()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_says_what_state_is_kept() {
+        let state = State { input_name: "h_in".into(), output_name: "h_out".into(), ..State::default() };
+        let sequences = ModelSequenceBatching {
+            max_sequence_idle_microseconds: 5_000_000,
+            state: vec![state],
+            ..ModelSequenceBatching::default()
+        };
+        let scheduling_choice = Some(SchedulingChoice::SequenceBatching(sequences));
+        let said = config(&ModelConfig { scheduling_choice, ..ModelConfig::default() });
+        let expected = json!({
+            "max_sequence_idle_microseconds": 5_000_000,
+            "state": [{ "input_name": "h_in", "output_name": "h_out" }],
+        });
+        assert_eq!(said["sequence_batching"], expected);
+        assert_eq!(config(&ModelConfig::default()).get("sequence_batching"), None);
+    }
 }

@@ -228,6 +228,6 @@ fn lone_shape(input: &TensorSpec, len: usize) -> Option<Vec<i64>> {
     )
 }
 
-fn values(parameters: Option<&Map<String, Json>>) -> impl Iterator<Item = (&str, Value)> {
+fn values(parameters: Option<&Map<String, Json>>) -> impl Iterator<Item = (&str, Value<'_>)> {
     parameters.into_iter().flatten().map(|(name, value)| (name.as_str(), Value::from(value)))
 }

@@ -137,6 +137,7 @@ impl Echo {
                 timeout: Duration::from_secs(60),
                 objective: None,
                 idempotent: true,
+                sequences: None,
                 weights: millrace_types::Bytes::mib(1),
                 availability: Availability::Ready,
             })

@@ -1,12 +1,13 @@
 //! One inference over gRPC.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::model_infer_request::InferRequestedOutputTensor;
 use millrace_proto::inference::{InferTensorContents, ModelInferRequest};
-use millrace_types::{DataType, Reason};
+use millrace_types::{DataType, InSequence, Reason, SequenceId};
 use tonic::{Code, Request};
 
 use crate::harness::{Server, fp32, input, parameter, refuses, row, wait};
@@ -246,6 +247,7 @@ async fn unknown_parameters_are_ignored_and_known_ones_reach_the_backend() {
         ("priority", ParameterChoice::Uint64Param(2)),
         ("timeout", ParameterChoice::Int64Param(5_000_000)),
         ("sequence_id", ParameterChoice::Int64Param(9)),
+        ("sequence_start", ParameterChoice::BoolParam(true)),
         ("colour", ParameterChoice::StringParam("blue".into())),
     ]
     .map(|(name, choice)| (name.to_owned(), parameter(choice)))
@@ -253,6 +255,8 @@ async fn unknown_parameters_are_ignored_and_known_ones_reach_the_backend() {
     server.grpc().await.model_infer(request).await.unwrap();
     let seen = server.echo.last();
     assert_eq!(seen.priority, 2);
+    let id = SequenceId::Number(NonZeroU64::new(9).unwrap());
+    assert_eq!(seen.sequence, Some(InSequence { id, start: true, end: false }));
     assert!(
         seen.timeout <= Duration::from_secs(5) && seen.timeout > Duration::from_secs(1),
         "{:?}",

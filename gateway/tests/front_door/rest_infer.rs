@@ -5,7 +5,7 @@ use http::{Method, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use millrace_types::Reason;
+use millrace_types::{InSequence, Reason, SequenceId};
 use serde_json::{Value as Json, json};
 use tokio::net::TcpStream;
 
@@ -52,6 +52,22 @@ async fn nested_and_flat_json_are_answered_in_flat_json() {
         });
         assert_eq!(reply.json(), expected);
     }
+}
+
+#[tokio::test]
+async fn a_request_says_which_sequence_it_is_of() {
+    let server = Server::start().await;
+    let mut body = row();
+    body["parameters"] = json!({ "sequence_id": "talk", "sequence_start": false, "sequence_end": true });
+    assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
+    let place = InSequence { id: SequenceId::Name("talk".into()), start: false, end: true };
+    assert_eq!(server.echo.last().sequence, Some(place));
+    body["parameters"] = json!({ "sequence_id": -4 });
+    let reply = server.post("/v2/models/mlp/infer", body.to_string()).await;
+    reply.refuses(400, Reason::MalformedRequest, "sequence_id");
+    body["parameters"] = json!({ "sequence_id": 0 });
+    assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
+    assert_eq!(server.echo.last().sequence, None);
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@
 //! | [`resnet152_like`] | `x` FP32 [N, 3, 224, 224] | `y` [N, 1000] | 60.2 million |
 //! | [`bert_like`] with [`Encoder::BASE`] | `input_ids` INT64 [N, S] | `y` [N, 768] | 109.5 million |
 //! | [`bert_like`] with [`Encoder::LARGE`] | `input_ids` INT64 [N, S] | `y` [N, 1024] | 335 million |
+//! | [`counter`] | `x` and `h_in` FP32 [1, width] | `y` and `h_out` [1, width] | width + 1 |
 //! | [`detector`] | `frame` FP32 [1, 3, 512, 512] | `people` [P, 3, 32, 32], `vehicles` [V, 3, 32, 32], `any_people` and `any_vehicles` INT64 [1] | 6,144 |
 //!
 //! And those of the example workflows, each with its shapes at its function: [`camera`], [`chunks`],
@@ -19,6 +20,7 @@
 //! [`Seeded::alexnet_like`], [`Seeded::residual`], [`Seeded::bert_classifier`] and
 //! [`Seeded::bert_reply`].
 
+mod counter;
 mod language;
 mod network;
 mod pixels;
@@ -27,6 +29,7 @@ mod scene;
 mod traffic;
 mod vision;
 
+pub use counter::{GAIN, KEPT, counter};
 pub use language::{COLUMN, Encoder, LINE, States, grey_line};
 pub use scene::{
     CELL_SIDE, CELLS, CHUNK, CROP_SIDE, Darknet, PHOTO_SIDE, PICTURE, VIEW, camera, chunks, crops, denoiser,

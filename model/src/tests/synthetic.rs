@@ -104,3 +104,20 @@ fn resnet50_like() {
     );
     assert_eq!(last.writes, ["y"]);
 }
+
+#[test]
+fn a_counter_adds_to_its_state() {
+    let onnx = Bytes::from(synth::counter(4));
+    let compiled = compile(&onnx).unwrap();
+    let row = |values: [f32; 4]| Value::from(Tensor::from_data(&[1, 4], values.to_vec()));
+    let (x, before) = (row([1.0, 2.0, 3.0, 4.0]), row([8.0, 0.0, -8.0, 2.0]));
+    let given = [("x", &x), ("h_in", &before)];
+    let outputs = ["y".to_owned(), "h_out".to_owned()];
+    let expected = [("y", [10.0, 4.0, -2.0, 10.0]), ("h_out", [5.0_f32, 2.0, -1.0, 5.0])];
+    let expected = expected.map(|(name, row)| (name.to_owned(), vec![1, 4], row.map(f32::to_bits).to_vec()));
+    let model = load_compiled(&compiled, &onnx);
+    assert_eq!(bits(run(&load_original(&onnx), &given, &outputs)), expected);
+    assert_eq!(bits(run(&model, &given, &outputs)), expected);
+    assert_eq!(bits(run_in_launches(&model, &compiled, &given)), expected);
+    check_layout(&compiled);
+}

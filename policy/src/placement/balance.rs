@@ -67,7 +67,7 @@ fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize,
 fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
     let mut on = vec![Vec::new(); table.nodes.len()];
     for (function, row) in table.functions.iter().enumerate() {
-        if row.copies.iter().all(|copy| copy.fate != Fate::Gone) {
+        if !row.of.keeps_state && row.copies.iter().all(|copy| copy.fate != Fate::Gone) {
             row.staying_on().for_each(|node| on[node].push(function));
         }
     }

@@ -1,5 +1,5 @@
 //! Lets copies go: those on draining, lost and overfull nodes, and those that are too many. Each
-//! only once others are ready.
+//! only once others are ready; or placed, where two must not serve.
 
 use std::cmp::Reverse;
 
@@ -23,7 +23,7 @@ pub(super) fn let_go(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) 
 /// Copies that others have replaced.
 fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut Draft) {
     let row = &table.functions[function];
-    let ready = row.ready();
+    let ready = if row.of.keeps_state { row.staying() } else { row.ready() };
     let all = ready >= row.wanted;
     // Where no more copies can be had, those that could be are enough to end a drain. One has to
     // serve in any case.

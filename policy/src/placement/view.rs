@@ -53,6 +53,9 @@ pub struct Function {
     pub load: GpuLoad,
     /// Whether it ever answered a request. What did not may move for its group's sake.
     pub ran: bool,
+    /// Whether its copy has what no other has: the state of sequences. It goes only from where it must, and
+    /// as soon as another is placed: two that serve would each have state of their own.
+    pub keeps_state: bool,
 }
 
 /// Data that two functions pass to each other when a workflow runs.

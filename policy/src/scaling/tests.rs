@@ -20,6 +20,7 @@ fn functions(number: usize) -> Vec<Function> {
         models: vec![Model { digest: Digest::of(&number.to_be_bytes()), host: Bytes::mib(100) }],
         gpu: Bytes::mib(100),
         load: GpuLoad::default(),
+        keeps_state: false,
         ran: true,
     };
     (0..number).map(function).collect()

@@ -37,14 +37,15 @@ fn any_node() -> impl Strategy<Value = Node> {
 fn any_function() -> impl Strategy<Value = Function> {
     // Few models, so that functions share some.
     let models = prop::collection::btree_set(0..14u64, 1..3);
-    let any = (0..3u8, 0..16u8, 0..4u32, models, 0..3000u64, any::<bool>());
-    any.prop_map(|(tenant, number, replicas, models, load, ran)| {
+    let any = (0..3u8, 0..16u8, 0..4u32, models, 0..3000u64, any::<bool>(), prop::bool::weighted(0.2));
+    any.prop_map(|(tenant, number, replicas, models, load, ran, keeps_state)| {
         let mut any = function(&format!("t{tenant}/f{number}"), replicas, 0);
         let sizes = |number: u64| 10 + number * 37 % 90;
         any.models = models.iter().map(|&number| model(&format!("m{number}"), sizes(number))).collect();
         any.gpu = models.iter().map(|&number| Bytes::mib(sizes(number))).max().unwrap_or_default();
         any.load = GpuLoad(load);
         any.ran = ran;
+        any.keeps_state = keeps_state;
         any
     })
 }

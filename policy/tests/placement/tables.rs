@@ -101,6 +101,32 @@ fn a_drain_moves_first_and_lets_go_once_the_new_copy_is_ready() {
 }
 
 #[test]
+fn what_keeps_state_is_never_served_by_two() {
+    let mut world = one_of_two();
+    world.view.functions[0].keeps_state = true;
+    world.node_mut("a").state = NodeState::Draining;
+    assert_eq!(world.round().steps, [place("f", "b"), unplace("f", "a")]);
+    assert_eq!(world.settle(), []);
+    assert_eq!((world.on("a"), world.on("b")), (vec![], vec!["f".to_owned()]));
+    world.node_mut("b").state = NodeState::Draining;
+    assert_eq!(world.settle(), [], "it stays where it is until it can be elsewhere");
+    assert_eq!(world.on("b"), ["f"]);
+}
+
+#[test]
+fn what_keeps_state_is_not_moved_for_balance() {
+    let names = ["f", "g", "h", "i"];
+    let functions = || names.map(|name| function(name, 1, 20)).to_vec();
+    let mut world = World::new(functions(), vec![node("a", 100)]);
+    world.settle();
+    world.view.functions.iter_mut().for_each(|function| function.keeps_state = true);
+    world.view.nodes.push(node("b", 100));
+    assert_eq!(world.settle(), []);
+    world.view.functions.iter_mut().for_each(|function| function.keeps_state = false);
+    assert!(!world.settle().is_empty());
+}
+
+#[test]
 fn a_drain_with_nowhere_to_go_keeps_the_last_copy_and_says_why() {
     let mut world = World::new(vec![function("f", 1, 10)], vec![node("a", 100)]);
     world.settle();

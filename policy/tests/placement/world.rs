@@ -36,6 +36,7 @@ pub(crate) fn function(text: &str, replicas: u32, mib: u64) -> Function {
         gpu: Bytes::mib(mib),
         load: GpuLoad::default(),
         ran: true,
+        keeps_state: false,
     }
 }
 
@@ -85,7 +86,7 @@ impl World {
             self.apply(step);
         }
         let still = self.serving();
-        for key in serving.keys().filter(|key| self.wanted(key) > 0) {
+        for key in serving.keys().filter(|key| self.wanted(key) > 0 && !self.keeps_state(key)) {
             assert!(still.contains_key(key), "the last ready copy of {key} went: {:?}", plan.steps);
         }
         plan
@@ -134,6 +135,10 @@ impl World {
     pub(crate) fn wanted(&self, key: &FunctionKey) -> u32 {
         let function = self.view.functions.iter().find(|function| function.key == *key);
         function.map_or(0, |function| if function.enabled { function.replicas } else { 0 })
+    }
+
+    fn keeps_state(&self, key: &FunctionKey) -> bool {
+        self.view.functions.iter().any(|function| function.key == *key && function.keeps_state)
     }
 
     /// Ready copies on nodes that are not lost.

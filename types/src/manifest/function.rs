@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::program::ProgramText;
 use super::{Metadata, Problem, SloText, duration, timeout};
 use crate::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, FunctionSpec, Resources, Runtime, SpecError};
+use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, Sequences, StatePair};
 use crate::serving::{Batching, Priority, Residency, Serving};
 use crate::units::{Bytes, ParseBytesError};
 use crate::workflow::Signature;
@@ -38,6 +39,7 @@ pub(super) struct Spec {
     #[serde(default)]
     residency: ResidencyText,
     batching: Option<BatchingText>,
+    sequences: Option<SequencesText>,
 }
 
 #[derive(Deserialize)]
@@ -69,6 +71,21 @@ struct BatchingText {
     max_wait: Option<String>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SequencesText {
+    state: Vec<StateText>,
+    idle: Option<String>,
+    max: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StateText {
+    input: String,
+    output: String,
+}
+
 impl Spec {
     pub(super) fn check(self, metadata: Metadata) -> Result<FunctionManifest, Problem> {
         let runtime = runtime(self.runtime.as_deref())?;
@@ -88,6 +105,7 @@ impl Spec {
                 batching: self.batching.map(BatchingText::check).transpose()?,
             },
             processes: file.processes.unwrap_or(DEFAULT_PROCESSES),
+            sequences: self.sequences.map(SequencesText::check).transpose()?,
         };
         spec.validate().map_err(|e: SpecError| ("spec", e.to_string()))?;
         Ok(FunctionManifest { spec, model_file: file.name, declared: file.declared })
@@ -146,6 +164,18 @@ impl BatchingText {
     fn check(self) -> Result<Batching, Problem> {
         let wait = self.max_wait.map(|text| duration("spec.batching.maxWait", &text));
         Ok(Batching { max_size: self.max_size, max_wait: wait.unwrap_or(Ok(Duration::ZERO))? })
+    }
+}
+
+impl SequencesText {
+    fn check(self) -> Result<Sequences, Problem> {
+        let idle = self.idle.map(|text| duration("spec.sequences.idle", &text));
+        let pair = |StateText { input, output }| StatePair { input, output };
+        Ok(Sequences {
+            state: self.state.into_iter().map(pair).collect(),
+            idle: idle.unwrap_or(Ok(IDLE_DEFAULT))?,
+            max: self.max.unwrap_or(SEQUENCES_DEFAULT),
+        })
     }
 }
 

@@ -23,6 +23,16 @@
 //!   batching: {maxSize: 8, maxWait: 2ms}   # optional
 //! ---
 //! apiVersion: millrace/v1
+//! kind: Function               # keeps state from one request of a sequence to the next
+//! metadata: {name: counter}
+//! spec:
+//!   model: {file: counter.onnx}
+//!   sequences:
+//!     state: [{input: h_in, output: h_out}]
+//!     idle: 60s                # optional: a sequence that nobody asks for that long ends
+//!     max: 64                  # optional: how many at once
+//! ---
+//! apiVersion: millrace/v1
 //! kind: Function               # a program of one's own, beside the GPUs
 //! metadata: {name: decode}
 //! spec:

@@ -3,6 +3,7 @@ use std::num::NonZeroU32;
 use super::*;
 use crate::function::{FunctionSpec, Runtime};
 use crate::policy::{Batches, DispatchName, EvictionName};
+use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, Sequences, StatePair};
 use crate::serving::{Batching, Priority, Residency, Serving};
 use crate::tenancy::{Quota, Share};
 use crate::tensor::{DataType, Dim, TensorSpec};
@@ -77,6 +78,49 @@ fn each_refusal_says_what_to_do() {
         let message = refusal(from, to);
         assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
     }
+}
+
+const COUNTER: &str = "\
+apiVersion: millrace/v1
+kind: Function
+metadata: {name: counter}
+spec:
+  model: {file: counter.onnx}
+  sequences:
+    state:
+      - {input: h_in, output: h_out}
+    idle: 5s
+    max: 3
+";
+
+#[test]
+fn a_function_says_what_its_state_is() {
+    let read = |text: &str| parse(text).unwrap().remove(0).function().unwrap().spec.sequences;
+    let state = vec![StatePair { input: "h_in".into(), output: "h_out".into() }];
+    let told = Sequences { state, idle: Duration::from_secs(5), max: 3 };
+    assert_eq!(read(COUNTER), Some(told.clone()));
+    let short = COUNTER.replace("    idle: 5s\n    max: 3\n", "");
+    assert_eq!(read(&short), Some(Sequences { idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT, ..told }));
+    assert_eq!(read(GOOD), None);
+}
+
+#[test]
+fn each_refusal_of_state_says_what_to_do() {
+    for (from, to, says) in [
+        ("      - {input: h_in, output: h_out}\n", "      []\n", "name 1 to 16"),
+        ("output: h_out", "outptu: h_out", "outptu"),
+        ("idle: 5s", "idle: 0s", "above zero"),
+        ("idle: 5s", "idle: soon", "such as 50ms or 2s"),
+        ("max: 3", "max: 1025", "a number from 1 to 1024"),
+        ("  sequences:", "  replicas: 2\n  sequences:", "on one worker"),
+        ("  sequences:", "  batching: {maxSize: 8}\n  sequences:", "exclude each other"),
+    ] {
+        assert!(COUNTER.contains(from), "{from}");
+        let message = parse(&COUNTER.replace(from, to)).unwrap_err().to_string();
+        assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
+    }
+    let program = PROGRAM.replace("  program:", "  sequences: {state: [{input: a, output: b}]}\n  program:");
+    assert!(parse(&program).unwrap_err().to_string().contains("of functions with runtime onnx"));
 }
 
 const PROGRAM: &str = "\

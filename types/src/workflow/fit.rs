@@ -21,6 +21,14 @@ pub enum FitError {
         /// How deep workflows lie in that.
         nesting: u32,
     },
+    /// A function whose requests belong to sequences.
+    #[error(
+        "{run} has sequences, and a step belongs to none: run a function without state, or ask for this one by itself"
+    )]
+    KeepsState {
+        /// What it runs that keeps state.
+        run: Run,
+    },
 }
 
 /// What a function or workflow is to a workflow that runs it.
@@ -30,6 +38,8 @@ pub struct Fit {
     pub signature: Signature,
     /// How deep workflows lie in it: 0 in a function.
     pub nesting: u32,
+    /// Whether it is a function that keeps state from one request to the next.
+    pub keeps_state: bool,
 }
 
 /// The same, wherever it is kept.
@@ -39,19 +49,21 @@ pub struct FitRef<'a> {
     pub ports: Ports<'a>,
     /// How deep workflows lie in it: 0 in a function.
     pub nesting: u32,
+    /// Whether it is a function that keeps state from one request to the next.
+    pub keeps_state: bool,
 }
 
 impl Fit {
-    /// What a function is.
+    /// What a function without state is.
     #[must_use]
     pub fn of_function(signature: Signature) -> Self {
-        Self { signature, nesting: 0 }
+        Self { signature, nesting: 0, keeps_state: false }
     }
 
     /// A look at it.
     #[must_use]
     pub fn by_ref(&self) -> FitRef<'_> {
-        FitRef { ports: (&self.signature).into(), nesting: self.nesting }
+        FitRef { ports: (&self.signature).into(), nesting: self.nesting, keeps_state: self.keeps_state }
     }
 }
 
@@ -67,6 +79,9 @@ impl WorkflowSpec {
         for run in self.runs() {
             // What is not there is for the check to name, with its step.
             let Some(fit) = of(run) else { continue };
+            if fit.keeps_state {
+                return Err(FitError::KeepsState { run: run.clone() });
+            }
             if matches!(run, Run::Workflow(_)) {
                 if u64::from(fit.nesting) >= NESTING_MAX as u64 {
                     return Err(FitError::TooDeep { run: run.clone(), nesting: fit.nesting });
@@ -76,6 +91,6 @@ impl WorkflowSpec {
             known.insert(run, fit.ports);
         }
         let signature = self.check(|run| known.get(run).copied()).map_err(Box::new)?;
-        Ok(Fit { signature, nesting })
+        Ok(Fit { signature, nesting, keeps_state: false })
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Serving, Share, Slo, SloBase, TenantName,
+    Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Sequences, Serving, Share, Slo, SloBase,
+    TenantName,
 };
 use tokio::sync::watch;
 
@@ -46,6 +47,8 @@ pub struct Function {
     pub created_at_ms: u64,
     /// How many processes run its program; 0 for a model.
     pub processes: u32,
+    /// What of its model is state; `None`: nothing.
+    pub sequences: Option<Sequences>,
 }
 
 /// What the operator wants of this node. It obeys nothing of it itself: the leader places functions
@@ -151,6 +154,7 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         Ok(Slo { deadline, percentile: wire.slo_percentile })
     });
     let serving = millrace_proto::convert::placed_serving(&wire)?;
+    let sequences = wire.sequences.map(millrace_proto::convert::placed_sequences).transpose()?;
     Ok(Function {
         key: RevisionKey { function, revision },
         serving,
@@ -162,6 +166,7 @@ fn function(wire: wire::DesiredFunction) -> Result<Function, Failure> {
         slo_base: SloBase { m: wire.slo_base_m, n: wire.slo_base_n },
         created_at_ms: wire.created_at_ms,
         processes: wire.processes,
+        sequences,
     })
 }
 

@@ -9,6 +9,7 @@ use millrace_proto::executor as wire;
 use millrace_types::{Bytes, Digest, TensorSpec};
 
 use super::plan::Failure;
+use super::state::State;
 use crate::install::PreparedModel;
 use crate::programs::{Program, Programs};
 
@@ -70,12 +71,12 @@ pub(super) fn make_ready(
         .map_err(|error| Failure::Transient(format!("the program's file: {error}")))?;
     Ok(HostModel {
         artifact: Ready::Program(Arc::new(program)),
-        signature: Arc::new(Signature { digest, inputs, outputs, reader: Reader::Process }),
+        signature: Arc::new(Signature { digest, inputs, outputs, reader: Reader::Process, state: None }),
         bytes: Bytes::ZERO,
     })
 }
 
-/// What a model takes and gives, for checking requests.
+/// What a model takes and gives, or a function of it, for checking requests.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Signature {
     /// Of which model.
@@ -86,6 +87,8 @@ pub struct Signature {
     pub outputs: Vec<TensorSpec>,
     /// Who reads the inputs.
     pub reader: Reader,
+    /// The state that the function keeps, which is none of those.
+    pub state: Option<State>,
 }
 
 /// Who reads a function's inputs.
@@ -124,7 +127,7 @@ pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Resu
         outputs: summary.outputs.iter().map(spec).collect(),
     };
     let (inputs, outputs) = (summary.inputs, summary.outputs);
-    let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu };
+    let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: None };
     Ok(HostModel {
         artifact: Ready::Model { prepared: Arc::new(prepared), weights: Arc::new(weights) },
         signature: Arc::new(signature),

@@ -40,9 +40,11 @@ pub mod plan;
 mod prepare;
 mod programs;
 mod room;
+mod state;
 pub mod store;
 
 pub use compile::{Reader, Signature};
+pub use state::State;
 
 /// What the functions installed here take and give.
 pub type Signatures = BTreeMap<RevisionKey, Arc<Signature>>;
@@ -386,11 +388,8 @@ impl HostTier {
                 }
             }
         }
-        let ready = |(key, phase): &(RevisionKey, Phase)| {
-            let signature = self.known.get(&self.functions.get(key)?.digest)?;
-            (*phase == Phase::Ready).then(|| (key.clone(), signature.clone()))
-        };
-        set(&self.signatures_now, phases.iter().filter_map(ready).collect());
+        let ready = state::signatures(&mut phases, &self.functions, &self.known);
+        set(&self.signatures_now, ready);
         set(&self.statuses_now, phases.into_iter().map(status).collect());
         let model = |(digest, bytes): (Digest, Bytes)| wire::HostModel {
             digest: digest.to_string(),

@@ -5,6 +5,7 @@
 //! Bounded: [`FUNCTIONS_MAX`] functions have labels of their own, the first by name; the others are
 //! `_other` together.
 
+mod counted;
 mod objects;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
+use self::counted::Counted;
 use self::writer::{Labels, Writer};
 use crate::control::desired::{Desired, Function};
 use crate::control::telemetry;
@@ -37,6 +39,7 @@ use crate::hints::{Followed, Hints};
 use crate::host_tier::Counts;
 use crate::objects::{Objects, Tally};
 use crate::programs::Programs;
+use crate::sequences::{self, Sequences};
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
 /// Functions with labels of their own.
@@ -50,6 +53,7 @@ pub(crate) struct Shown {
     pub(crate) node: NodeHandle,
     pub(crate) host: telemetry::Host,
     pub(crate) objects: Objects,
+    pub(crate) sequences: Sequences,
     pub(crate) desired: watch::Receiver<Desired>,
     pub(crate) hints: Hints,
     pub(crate) programs: Option<Programs>,
@@ -68,7 +72,9 @@ impl Shown {
         let objects = self.objects.tally();
         let followed = self.hints.followed();
         let restarts = self.programs.as_ref().map(Programs::restarts).unwrap_or_default();
-        let seen = Seen { snapshot, host_models, host_counts, objects, objectives, followed, restarts };
+        let sequences = self.sequences.tallies();
+        let seen =
+            Seen { snapshot, host_models, host_counts, objects, objectives, followed, restarts, sequences };
         match text(seen) {
             Ok(text) => {
                 let (kind, text) = negotiated(&headers, text);
@@ -98,6 +104,8 @@ pub(crate) struct Seen {
     pub(crate) followed: Followed,
     /// How often processes were started again, of functions that are programs.
     pub(crate) restarts: BTreeMap<FunctionKey, u64>,
+    /// The sequences of functions that keep state.
+    pub(crate) sequences: BTreeMap<FunctionKey, sequences::Tally>,
 }
 
 /// The metrics as OpenMetrics text.
@@ -339,6 +347,20 @@ impl Seen {
         let help = "Processes of a program started after the first at their place";
         writer
             .counters(("millrace_function_process_restarts", help, None), functions().filter_map(restarts))?;
+        let kept = || functions().filter_map(|(labels, it)| Some((labels, it.sequences?)));
+        writer.gauges(
+            ("millrace_function_sequences", "Sequences whose state is kept", None),
+            kept().map(|(labels, it)| (labels, it.live as f64)),
+        )?;
+        writer.counters(
+            ("millrace_function_sequences_ended", "Sequences that their clients did not end, by why", None),
+            kept().flat_map(|(labels, it)| {
+                let ended = |reason: &str, count: u64| {
+                    ([labels.clone(), vec![("reason", reason.to_owned())]].concat(), count as f64)
+                };
+                [ended("idle", it.ended.idle), ended("lost", it.ended.lost)]
+            }),
+        )?;
         let required = |(labels, it): (Labels, &Counted)| Some((labels, it.required?));
         let help = "Requests still to be answered in time to meet the objective; negative: to spare";
         writer.gauges(("millrace_function_required_requests", help, None), functions().filter_map(required))
@@ -351,7 +373,8 @@ impl Seen {
         let mut all: Vec<_> = all
             .map(|(key, (score, in_flight))| {
                 let restarts = self.restarts.get(key).copied();
-                (key, Counted { score, in_flight, restarts, required: None })
+                let sequences = self.sequences.get(key).copied();
+                (key, Counted { score, in_flight, restarts, sequences, required: None })
             })
             .collect();
         let rest = all.split_off(all.len().min(FUNCTIONS_MAX));
@@ -371,29 +394,5 @@ impl Seen {
             shown.push((labels(OTHER, OTHER), other));
         }
         shown
-    }
-}
-
-/// What is shown of a function.
-#[derive(Debug, Default, Clone, Copy)]
-struct Counted {
-    score: Score,
-    in_flight: u32,
-    /// Of programs alone.
-    restarts: Option<u64>,
-    required: Option<f64>,
-}
-
-impl Counted {
-    fn add(&mut self, Self { score, in_flight, restarts, .. }: Self) {
-        self.score = self.score.plus(score);
-        self.in_flight += in_flight;
-        self.restarts = self.restarts.into_iter().chain(restarts).reduce(|a, b| a + b);
-    }
-
-    /// The required request count (T17), `(pn - m) / (1 - p)`, of what was counted on this node.
-    fn required(&self, slo: &Slo) -> f64 {
-        let (m, n) = (self.score.in_time as f64, self.score.scored as f64);
-        (slo.percentile * n - m) / (1.0 - slo.percentile)
     }
 }

@@ -185,6 +185,25 @@ fn restarts_of_functions_beyond_the_bound_are_shown_as_one() {
 }
 
 #[test]
+fn sequences_are_shown_of_functions_that_keep_state_alone() {
+    let snapshot = NodeSnapshot {
+        functions: vec![scored("model", 1, 0), scored("counter", 1, 0)],
+        ..NodeSnapshot::default()
+    };
+    let ended = millrace_policy::sequences::Counts { idle: 2, lost: 1 };
+    let sequences = [(function("counter"), crate::sequences::Tally { live: 3, ended })].into();
+    let expected = [
+        r#"millrace_function_sequences{tenant="default",function="counter"} 3.0"#,
+        r#"millrace_function_sequences_ended_total{tenant="default",function="counter",reason="idle"} 2.0"#,
+        r#"millrace_function_sequences_ended_total{tenant="default",function="counter",reason="lost"} 1.0"#,
+    ];
+    assert_eq!(
+        lines(Seen { snapshot, sequences, ..Seen::default() }, "millrace_function_sequences"),
+        expected
+    );
+}
+
+#[test]
 fn alpha_is_shown_where_there_is_one() {
     let with = |alpha| {
         let dispatch = Stats { alpha, ..Stats::default() };

@@ -206,7 +206,7 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
             let gathered =
                 objects.gather(Vec::new(), Reader::Gpu, objects.asker(revision(), None)).await.unwrap();
             let hold = Some(wire::Hold::default());
-            let answer = service.answered(request(MINUTE), gathered, hold).await;
+            let answer = service.answered(request(MINUTE), gathered, (hold, None)).await;
             if idempotent {
                 let answer = answer.unwrap();
                 assert_eq!((answer.outputs[0].data.len() as u64, answer.attempts), (OUTPUT.get(), 2));
@@ -227,7 +227,7 @@ fn what_a_request_hints_at_comes_after_its_own_model() {
         let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint64, shape: Vec::new() };
         let signature = |digest| {
             let (inputs, outputs, reader) = (Vec::new(), vec![output.clone()], Reader::Gpu);
-            Arc::new(host_tier::Signature { digest, inputs, outputs, reader })
+            Arc::new(host_tier::Signature { digest, inputs, outputs, reader, state: None })
         };
         let [own, next] = [b"model", b"other"].map(|model| Digest::of(model));
         let known = [(revision(), signature(own)), (revision_of("next"), signature(next))];

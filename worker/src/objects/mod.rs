@@ -24,9 +24,11 @@
 //! | [`elsewhere`] | the same where nothing is known but the name |
 //! | [`whereabouts`] | what controllers say of where things are |
 //! | [`copies`] | objects of other workers that came by name, kept for a while |
+//! | [`claimed`] | room that functions' state takes beside them |
 //! | [`given`] | data as programs are given it |
 //! | [`serve`] | this worker's objects for them |
 
+mod claimed;
 mod copies;
 mod elsewhere;
 mod gather;
@@ -48,7 +50,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millrace_policy::index::Calls;
 use millrace_proto::worker::FetchMethod;
-use millrace_types::DataId;
+use millrace_types::{DataId, Epoch};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -59,6 +61,7 @@ use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 use crate::port::Descriptor;
 
+pub(crate) use claimed::Claim;
 pub(crate) use elsewhere::FetchError;
 pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
 pub(crate) use given::{Given, seal, sealed};
@@ -103,6 +106,11 @@ impl Contents {
             Self::Memory { bytes, .. } => *bytes,
             Self::Kept(part) => part.bytes,
         }
+    }
+
+    /// Whether it is nowhere any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self, Self::Kept(part) if part.object.is_lost())
     }
 
     /// Bytes of it in host memory, whatever it takes to have them there: where, and from which offset on.
@@ -261,6 +269,11 @@ impl Objects {
         }))
     }
 
+    /// The registration under which this worker is known; `None` before the first.
+    pub(crate) fn registration(&self) -> Option<Epoch> {
+        self.0.feed.registration.borrow().current
+    }
+
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
         self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -268,7 +281,7 @@ impl Objects {
     /// Keeps an object for so long, and names it. Gives it back where there is no room, or no
     /// controller has named this worker yet.
     pub(crate) async fn keep(&self, contents: Contents, time: Duration) -> Result<DataId, Contents> {
-        let Some(epoch) = self.0.feed.registration.borrow().current else { return Err(contents) };
+        let Some(epoch) = self.registration() else { return Err(contents) };
         // First, so that nothing is between putting it there and saying so.
         let Some(place) = self.0.feed.place().await else { return Err(contents) };
         let bytes = millrace_types::Bytes(contents.len());

@@ -15,6 +15,8 @@ pub(super) struct Shelf {
     expiries: BTreeSet<(Timestamp, u64)>,
     usage: Usage,
     limit: Limit,
+    /// What functions' state takes of it, which is held elsewhere.
+    claimed: Limit,
     next: u64,
     copies: Copies,
     /// What went, until somebody says so.
@@ -22,7 +24,7 @@ pub(super) struct Shelf {
 }
 
 /// How much there may be of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Limit {
     pub(super) bytes: Bytes,
     /// Each may take a descriptor.
@@ -65,8 +67,8 @@ pub(super) enum Refused {
 impl Shelf {
     pub(super) fn new(limit: Limit) -> Self {
         let (objects, expiries, usage) = (HashMap::new(), BTreeSet::new(), Usage::default());
-        let (copies, gone) = (Copies::default(), Vec::new());
-        Self { objects, expiries, usage, limit, next: 1, copies, gone }
+        let (copies, gone, claimed) = (Copies::default(), Vec::new(), Limit::default());
+        Self { objects, expiries, usage, limit, claimed, next: 1, copies, gone }
     }
 
     /// Takes an object and numbers it, or gives it back where it does not fit.
@@ -103,7 +105,7 @@ impl Shelf {
             return Err((Refused::Taken, contents));
         }
         let bytes = Bytes(contents.len());
-        if !self.make_room(bytes) {
+        if !self.make_room(Limit { bytes, objects: 1 }) {
             self.usage.refused += 1;
             return Err((Refused::NoRoom, contents));
         }
@@ -115,16 +117,17 @@ impl Shelf {
         Ok(())
     }
 
-    /// Has copies give way until there is room. Says whether there is.
-    fn make_room(&mut self, bytes: Bytes) -> bool {
-        let (limit, objects) = (self.limit, self.usage.objects);
-        let own = self.usage.bytes.get().saturating_add(bytes.get());
-        if own.saturating_add(self.copies.coming().get()) > limit.bytes.get() || objects >= limit.objects {
+    /// Has copies give way until there is room for so much. Says whether there is.
+    fn make_room(&mut self, more: Limit) -> bool {
+        let (limit, claimed) = (self.limit, self.claimed);
+        let objects = self.usage.objects + claimed.objects + more.objects;
+        let own = self.usage.bytes.get().saturating_add(claimed.bytes.get()).saturating_add(more.bytes.get());
+        if own.saturating_add(self.copies.coming().get()) > limit.bytes.get() || objects > limit.objects {
             return false;
         }
         let full = |copies: &Copies| {
             own.saturating_add(copies.bytes().get()) > limit.bytes.get()
-                || objects + copies.len() >= limit.objects
+                || objects + copies.len() > limit.objects
         };
         while full(&self.copies) {
             match self.copies.drop_first() {
@@ -137,11 +140,27 @@ impl Shelf {
 
     /// Sets room aside for a copy on its way, and says whether there is.
     pub(super) fn set_aside(&mut self, bytes: Bytes) -> bool {
-        let room = self.make_room(bytes);
+        let room = self.make_room(Limit { bytes, objects: 1 });
         if room {
             self.copies.set_aside(bytes);
         }
         room
+    }
+
+    /// Takes room for what is held elsewhere, and says whether there is.
+    pub(super) fn claim(&mut self, more: Limit) -> bool {
+        let room = self.make_room(more);
+        if room {
+            self.claimed.bytes += more.bytes;
+            self.claimed.objects += more.objects;
+        }
+        room
+    }
+
+    /// That is gone.
+    pub(super) fn unclaim(&mut self, less: Limit) {
+        self.claimed.bytes = Bytes(self.claimed.bytes.get().saturating_sub(less.bytes.get()));
+        self.claimed.objects = self.claimed.objects.saturating_sub(less.objects);
     }
 
     pub(super) fn give_back(&mut self, bytes: Bytes) {
@@ -151,7 +170,8 @@ impl Shelf {
     /// Takes a copy for which room was set aside, which is given back first. Says whether it is new.
     pub(super) fn put_copy(&mut self, id: DataId, contents: Contents, until: Timestamp) -> bool {
         // Room would be made by others, or by itself, for what is here.
-        if self.copies.get(&id).is_some() || !self.make_room(Bytes(contents.len())) {
+        let more = Limit { bytes: Bytes(contents.len()), objects: 1 };
+        if self.copies.get(&id).is_some() || !self.make_room(more) {
             return false;
         }
         // It is back before anybody said that it went.
@@ -277,6 +297,20 @@ mod tests {
         assert_eq!(shelf.usage().bytes, Bytes(100));
         shelf.put(Epoch(1), contents(0), Timestamp(10)).unwrap();
         assert!(shelf.put(Epoch(1), contents(0), Timestamp(10)).is_err(), "three of them");
+    }
+
+    #[test]
+    fn state_that_is_held_elsewhere_takes_room_until_it_is_gone() {
+        let mut shelf = Shelf::new(LIMIT);
+        let state = Limit { bytes: Bytes(50), objects: 2 };
+        assert!(shelf.put_copy(id(1), contents(60), Timestamp(10)));
+        assert!(shelf.claim(state), "copies give way");
+        assert!(shelf.copy(&id(1)).is_none());
+        assert!(!shelf.claim(state), "one more object, and not two");
+        assert!(shelf.put(Epoch(1), contents(51), Timestamp(10)).is_err());
+        shelf.put(Epoch(1), contents(50), Timestamp(10)).unwrap();
+        shelf.unclaim(state);
+        assert!(shelf.claim(state));
     }
 
     #[test]

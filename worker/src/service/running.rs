@@ -1,6 +1,6 @@
 //! Running a request that was let in, and putting its answer together: its inputs are gathered and
 //! packed for the actors, and what they completed is held here as objects or answered with its bytes.
-//! The request was checked before ([`super`]).
+//! The request was checked before ([`super`]). What it writes of a sequence's state is that's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use crate::actors::fetch_attributes;
 use crate::host_tier::Reader;
 use crate::objects::{self, GatherError, Gathered};
 use crate::request::{Asker, Brought, Completion, Invocation, OnGpus, Split};
+use crate::sequences::Turn;
 
 use super::again::Again;
 use super::{WorkerService, tensors};
@@ -25,13 +26,14 @@ impl WorkerService {
         &self,
         mut invocation: Invocation,
         gathered: Gathered,
-        hold: Option<wire::Hold>,
+        (hold, mut turn): (Option<wire::Hold>, Option<&mut Turn>),
     ) -> Result<wire::InvokeResponse, Failure> {
         let mut before = 0;
         loop {
             let again = Again::of(&invocation, &self.node);
             let completion = match self.node.invoke(invocation).await {
-                Err(failure) if failure.reason == Reason::DataLost => {
+                // Of a sequence it is the state.
+                Err(failure) if failure.reason == Reason::DataLost && turn.is_none() => {
                     let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
                         let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
                         gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
@@ -49,13 +51,14 @@ impl WorkerService {
                 fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
             }
             let (attempts, took) = (completion.attempts, completion.split.total);
-            let error = match self.response(completion, hold.clone(), &gathered.asker).await {
-                Ok(response) => {
-                    let attempts = before + response.attempts;
-                    return Ok(wire::InvokeResponse { fetched, attempts, ..response });
-                }
-                Err(error) => error,
-            };
+            let error =
+                match self.response(completion, hold.clone(), &gathered.asker, turn.as_deref_mut()).await {
+                    Ok(response) => {
+                        let attempts = before + response.attempts;
+                        return Ok(wire::InvokeResponse { fetched, attempts, ..response });
+                    }
+                    Err(error) => error,
+                };
             let again = again.filter(|_| matches!(error, tensors::UnpackError::Lost(_)));
             invocation =
                 again.and_then(|again| again.after(attempts, took)).ok_or_else(|| unreadable(&error))?;
@@ -69,14 +72,11 @@ impl WorkerService {
         &self,
         request: wire::InvokeRequest,
         revision: RevisionKey,
-        reader: Reader,
+        (reader, state): (Reader, Vec<tensors::Input>),
     ) -> Result<(Invocation, Gathered), GatherError> {
         let request_id = RequestId::new(&request.request_id)
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
-        let timeout = match &request.timeout {
-            None => DEFAULT_TIMEOUT,
-            Some(wire) => convert::duration(wire).ok_or_else(|| Failure::malformed("timeout is negative"))?,
-        };
+        let timeout = timeout_of(&request)?;
         let objective = request.objective_micros.map(Duration::from_micros);
         let asker = self.objects.asker(revision.clone(), objective);
         let gathered = self.objects.gather(request.inputs, reader, asker);
@@ -85,6 +85,7 @@ impl WorkerService {
             Failure::new(Reason::TimedOut, "the timeout passed while inputs came from other workers")
         })??;
         tell_fetches(&gathered.fetched);
+        gathered.inputs.extend(state);
         let packed = tensors::pack(std::mem::take(&mut gathered.inputs))?;
         let invocation = Invocation {
             request_id,
@@ -111,6 +112,7 @@ impl WorkerService {
         completion: Completion,
         hold: Option<wire::Hold>,
         asker: &Arc<Asker>,
+        mut turn: Option<&mut Turn>,
     ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
         let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
             completion;
@@ -118,6 +120,12 @@ impl WorkerService {
         let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
         let mut answered = Vec::new();
         for output in taken {
+            let output = match turn.as_deref_mut() {
+                None => Some(output),
+                Some(turn) => turn.take(output)?,
+            };
+            // What is state is its sequence's.
+            let Some(output) = output else { continue };
             let mark = marks.remove(&output.name).unwrap_or_default();
             let held = match &hold {
                 Some(hold) if !mark.response => self.hold(output, hold, mark.object.as_ref()).await,
@@ -175,6 +183,13 @@ impl WorkerService {
             Err(contents) => Err(tensors::Input { name, datatype, shape, contents }),
         }
     }
+}
+
+/// What is left of a request's timeout, as its sender says.
+pub(super) fn timeout_of(request: &wire::InvokeRequest) -> Result<Duration, Failure> {
+    let negative = || Failure::malformed("timeout is negative");
+    let timeout = request.timeout.as_ref();
+    timeout.map_or(Ok(DEFAULT_TIMEOUT), |wire| convert::duration(wire).ok_or_else(negative))
 }
 
 /// What came of objects, on the request's trace. Inputs are fetched one after the other, the last until

@@ -309,6 +309,7 @@ mod tests {
             inputs: vec![spec("x")],
             outputs: vec![spec("y")],
             reader: Reader::Gpu,
+            state: None,
         }
     }
 

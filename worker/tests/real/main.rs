@@ -28,6 +28,7 @@ mod program_child;
 mod program_ends;
 mod programs;
 mod recovery;
+mod sequences;
 mod serving;
 mod support;
 mod to_host;

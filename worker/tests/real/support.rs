@@ -184,6 +184,7 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
         hold: None,
         objective_micros: None,
         next: Vec::new(),
+        sequence: None,
     }
 }
 

@@ -138,6 +138,7 @@ fn read(paths: &[PathBuf], session: &Session) -> Result<(Wanted, Vec<Rule>), Fai
             (None, Some(model)) => model.clone(),
             (None, None) => open(&item)?,
         };
+        check_state(&item, &model.signature)?;
         if item.declared.is_none() {
             models.insert(item.model.clone(), model.clone());
         }
@@ -145,6 +146,14 @@ fn read(paths: &[PathBuf], session: &Session) -> Result<(Wanted, Vec<Rule>), Fai
     }
     let rules = items.rules.into_iter().map(|item| item.rule).collect();
     Ok((Wanted { functions, workflows: items.workflows }, rules))
+}
+
+/// Checks, as the server will, that the model can keep the state that its function names.
+fn check_state(item: &Item, signature: &Signature) -> Result<(), Failure> {
+    let Some(sequences) = &item.spec.sequences else { return Ok(()) };
+    let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
+    let states = sequences.states(signature.into());
+    states.map(drop).map_err(|error| Failure::usage(error.to_string()).about(subject()))
 }
 
 /// Digests a model file and checks, as the server will, that it can be served.

@@ -69,6 +69,7 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
         field("Priority", &priority(spec.priority)),
         field("Residency", &residency(spec.residency.unwrap_or_default())),
         field("Batching", &spec.batching.as_ref().map_or_else(|| "each request alone".to_owned(), batching)),
+        field("Sequences", &spec.sequences.as_ref().map_or_else(|| "keeps no state".to_owned(), sequences)),
         field("Enabled", if function.enabled { "yes" } else { "no" }),
         field("Ready", readiness(&function.conditions)),
         field("Created", &moment(function.created_at, now)),
@@ -117,6 +118,12 @@ fn residency(wire: wire::Residency) -> String {
 fn batching(wire: &wire::Batching) -> String {
     let wait = wire.max_wait.and_then(documents::span).unwrap_or_else(|| "0s".to_owned());
     format!("up to {} rows in one run, held back {wait} at most", wire.max_size)
+}
+
+fn sequences(wire: &wire::Sequences) -> String {
+    let pairs: Vec<_> = wire.state.iter().map(|pair| format!("{} -> {}", pair.output, pair.input)).collect();
+    let idle = wire.idle.and_then(documents::span).unwrap_or_default();
+    format!("{} kept, for up to {} at once, each until it is idle for {idle}", pairs.join(", "), wire.max)
 }
 
 fn model_lines(function: &wire::Function) -> Vec<String> {
@@ -270,6 +277,7 @@ Replicas:    1
 Priority:    4 of 8 (1 goes first)
 Residency:   makes room when others need it
 Batching:    each request alone
+Sequences:   keeps no state
 Enabled:     yes
 Ready:       True
 Created:     2023-11-14T22:13:20Z (60s ago)

@@ -6,7 +6,7 @@ mod workflow;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use millrace_model::synth::{Encoder, Seeded, detector};
+use millrace_model::synth::{Encoder, Seeded, counter, detector};
 use millrace_types::manifest::API_VERSION;
 
 use crate::failure::Failure;
@@ -18,8 +18,12 @@ Examples:
   millrace synth bert --layers 4 --out small.onnx --function > small.yaml
   millrace synth mlp --function | millrace apply -f -
   millrace synth tiny-cnn --seed 7 --out seventh.onnx
+  millrace synth counter --function | millrace apply -f -
   millrace synth detector --out examples/traffic/detector.onnx
   millrace synth workflow yelp --out examples/workflows/models";
+
+/// What a manifest says of the counter's state.
+const COUNTER_STATE: &str = "  sequences:\n    state: [{input: h_in, output: h_out}]\n";
 
 /// Write an ONNX network that nobody trained: always the same for the same options.
 #[derive(Debug, clap::Args)]
@@ -31,7 +35,7 @@ pub(crate) struct Args {
     #[arg(short, long, global = true, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Where its random weights begin: another number gives another file, which answers otherwise.
-    /// The detector has none.
+    /// The counter and the detector have none.
     #[arg(long, global = true, value_name = "N", default_value_t = Seeded::default().0)]
     seed: u64,
     /// Also print a manifest of a function with it.
@@ -57,10 +61,19 @@ enum Network {
     Transformer,
     /// As ResNet-50: 25.6 million parameters.
     Resnet50,
+    /// Keeps state from one request of a sequence to the next: half of it, and what it is given is added.
+    Counter(Width),
     /// Finds red and blue squares in a frame of 512×512 pixels: fixed weights, for examples/traffic.
     Detector,
     /// As BERT-base: 109.5 million parameters, unless its dimensions are changed.
     Bert(Dimensions),
+}
+
+#[derive(Debug, clap::Args)]
+struct Width {
+    /// How many numbers it counts side by side.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    width: usize,
 }
 
 #[derive(Debug, clap::Args)]
@@ -99,7 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.onnx")));
     write(&out, &onnx)?;
-    if args.function { print(&manifest(name, &out)) } else { Ok(()) }
+    let state = if let Kind::One(Network::Counter(_)) = &args.network { COUNTER_STATE } else { "" };
+    if args.function { print(&manifest(name, &out, state)) } else { Ok(()) }
 }
 
 impl Network {
@@ -110,6 +124,7 @@ impl Network {
             Self::TinyCnn => ("tiny-cnn", seeded.tiny_cnn()),
             Self::Transformer => ("transformer", seeded.transformer_block()),
             Self::Resnet50 => ("resnet50", seeded.resnet50_like()),
+            Self::Counter(Width { width }) => ("counter", counter(*width)),
             Self::Detector => ("detector", detector()),
             Self::Bert(dimensions) => ("bert", seeded.bert_like(dimensions.encoder()?)),
         })
@@ -134,11 +149,12 @@ fn write(out: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn manifest(name: &str, file: &Path) -> String {
+/// A function's manifest, with what is to be said of its state.
+fn manifest(name: &str, file: &Path, state: &str) -> String {
     // As a JSON string, which is a YAML one too, whatever is in the path.
     let file = serde_json::Value::from(file.to_string_lossy());
     format!(
-        "apiVersion: {API_VERSION}\nkind: Function\nmetadata:\n  name: {name}\nspec:\n  runtime: onnx\n  model: {{file: {file}}}\n"
+        "apiVersion: {API_VERSION}\nkind: Function\nmetadata:\n  name: {name}\nspec:\n  runtime: onnx\n  model: {{file: {file}}}\n{state}"
     )
 }
 
@@ -153,12 +169,22 @@ mod tests {
     #[test]
     fn a_manifest_is_read_back_whatever_the_path() {
         let path = "some where/it's: a \"file\".onnx";
-        let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path)))
+        let read = millrace_types::manifest::parse(&manifest("tiny-cnn", Path::new(path), ""))
             .unwrap()
             .remove(0)
             .function()
             .unwrap();
         assert_eq!((read.spec.key.name.as_str(), read.model_file.as_str()), ("tiny-cnn", path));
+    }
+
+    #[test]
+    fn the_counters_manifest_names_state_that_it_has() {
+        let text = manifest("counter", Path::new("counter.onnx"), COUNTER_STATE);
+        let read = millrace_types::manifest::parse(&text).unwrap().remove(0).function().unwrap();
+        let summary = millrace_model::compile(&counter(4).into()).unwrap().summary;
+        let model = millrace_types::workflow::Ports { inputs: &summary.inputs, outputs: &summary.outputs };
+        let states = read.spec.sequences.unwrap().states(model).unwrap();
+        assert_eq!(states.iter().map(|state| state.bytes).collect::<Vec<_>>(), [16]);
     }
 
     #[test]

@@ -52,6 +52,8 @@ struct Spec {
     residency: Residency,
     #[serde(skip_serializing_if = "Option::is_none")]
     batching: Option<Batching>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequences: Option<Sequences>,
 }
 
 #[derive(Debug, Serialize)]
@@ -68,6 +70,19 @@ struct Residency {
 struct Batching {
     max_size: u32,
     max_wait: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Sequences {
+    state: Vec<StatePair>,
+    idle: Option<String>,
+    max: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct StatePair {
+    input: String,
+    output: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -169,6 +184,7 @@ impl From<wire::Function> for Function {
                     max_size: batching.max_size,
                     max_wait: batching.max_wait.and_then(span),
                 }),
+                sequences: spec.sequences.map(Sequences::from),
             },
             status: Status {
                 enabled: function.enabled,
@@ -182,6 +198,14 @@ impl From<wire::Function> for Function {
 fn residency(wire: wire::Residency) -> Residency {
     let wire::Residency { pin, min_warm, evict_after } = wire;
     Residency { pin, min_warm, evict_after: evict_after.and_then(span) }
+}
+
+impl From<wire::Sequences> for Sequences {
+    fn from(wire: wire::Sequences) -> Self {
+        let pair = |wire::SequenceState { input, output }| StatePair { input, output };
+        let state = wire.state.into_iter().map(pair).collect();
+        Self { state, idle: wire.idle.and_then(span), max: wire.max }
+    }
 }
 
 impl From<wire::Slo> for Slo {

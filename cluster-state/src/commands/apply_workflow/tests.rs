@@ -1,5 +1,6 @@
+use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
 use millrace_types::workflow::{NESTING_MAX, Signature};
-use millrace_types::{Dim, NodeDelta, TenantName, TensorSpec, Usage};
+use millrace_types::{Dim, FunctionSpec, NodeDelta, Sequences, TenantName, TensorSpec, Usage};
 
 use super::*;
 use crate::Command;
@@ -326,4 +327,28 @@ fn listings_keep_to_their_tenant_and_go_on_where_they_stopped() {
     // Theirs runs a function of their own, so ours has three users.
     let Refusal::InUse { by, .. } = log.refused(delete("f")) else { panic!() };
     assert_eq!(by.len(), 3);
+}
+
+#[test]
+fn no_step_keeps_state() {
+    let mut log = log();
+    let mut fixed = model_of(tensor("x", 64), tensor("y", 64));
+    fixed.inputs[0].shape[0] = Dim::Fixed(1);
+    fixed.outputs[0].shape[0] = Dim::Fixed(1);
+    log.add_model("fixed", fixed);
+    let keeping = |name: &str| {
+        let state = vec![StatePair { input: "x".into(), output: "y".into() }];
+        let sequences = Some(Sequences { state, idle: IDLE_DEFAULT, max: 4 });
+        let spec = FunctionSpec { sequences, ..spec(name) };
+        Command::ApplyFunction { spec, digest: digest("fixed"), expected: None, voters: Vec::new() }
+    };
+    log.apply(keeping("counter")).unwrap();
+    let step = said(&mut log, apply_workflow(chain("w", &[run_function("counter")])));
+    assert!(step.contains("a step belongs to none"), "{step}");
+    log.apply(apply("plain", "fixed")).unwrap();
+    log.apply(apply_workflow(chain("w", &[run_function("plain")]))).unwrap();
+    let becoming = said(&mut log, keeping("plain"));
+    assert!(becoming.contains("workflow default/w runs default/plain"), "{becoming}");
+    assert!(becoming.contains("a step belongs to none"), "{becoming}");
+    log.state.check_invariants().unwrap();
 }

@@ -127,6 +127,8 @@ impl Ask<'_> {
             outputs: self.wanted.iter().map(|it| it.name.clone()).collect(),
             timeout,
             priority: self.request.priority,
+            // What keeps state is no step.
+            sequence: None,
             hold: Some(wire::Hold {
                 time: Some(duration_wire(timeout + HOLD_GRACE)),
                 answered: answered.collect(),

@@ -170,6 +170,7 @@ fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
         objective: workflow.spec.slo,
         // What it runs, where that is not.
         idempotent: true,
+        sequences: None,
         weights: Bytes::ZERO,
         availability,
     }

@@ -1,0 +1,68 @@
+//! Requests of functions that keep state: to the worker that has it, and to no other.
+
+use millrace_model::synth::counter;
+use millrace_proto::admin as api;
+use millrace_proto::inference as oip;
+use millrace_proto::inference::infer_parameter::ParameterChoice;
+use millrace_proto::worker as wire;
+use millrace_types::Reason;
+
+use crate::routing::{answer_of, infer_with, request, until_ready};
+use crate::stub::Stub;
+use crate::support::{Cluster, apply_request, reason, upload};
+
+fn keeping(name: &str, input: &str) -> api::ApplyFunctionRequest {
+    let mut request = apply_request(name, &counter(64));
+    let state = vec![api::SequenceState { input: input.into(), output: "h_out".into() }];
+    let spec = request.spec.as_mut().unwrap();
+    spec.sequences = Some(api::Sequences { state, ..api::Sequences::default() });
+    request
+}
+
+/// A request that begins sequence 9.
+fn beginning() -> oip::ModelInferRequest {
+    let mut request = request("f");
+    for (name, choice) in [
+        ("sequence_id", ParameterChoice::Int64Param(9)),
+        ("sequence_start", ParameterChoice::BoolParam(true)),
+    ] {
+        request.parameters.insert(name.into(), oip::InferParameter { parameter_choice: Some(choice) });
+    }
+    request
+}
+
+#[tokio::test]
+async fn a_request_of_a_sequence_reaches_its_worker_with_it_and_no_other() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &counter(64)).await.unwrap();
+    let refused = admin.apply_function(keeping("f", "h")).await.unwrap_err();
+    assert_eq!(reason(&refused), Reason::InvalidSpec);
+    assert!(refused.message().contains("\"h\", which the model has not"), "{refused:?}");
+    admin.apply_function(keeping("f", "h_in")).await.unwrap();
+    let mut a = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let told = a.desired.borrow().functions[0].sequences.clone().unwrap();
+    assert_eq!((told.state[0].input.as_str(), told.max), ("h_in", 64));
+
+    let metadata = oip::ModelMetadataRequest { name: "f".into(), ..Default::default() };
+    let metadata = cluster.inference().model_metadata(metadata).await.unwrap().into_inner();
+    let names = |tensors: &[oip::model_metadata_response::TensorMetadata]| {
+        tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&metadata.inputs), names(&metadata.outputs)), (vec!["x".into()], vec!["y".into()]));
+
+    let answering = infer_with(&cluster, beginning());
+    let call = a.call().await;
+    let id = Some(wire::in_sequence::Id::Number(9));
+    assert_eq!(call.request.sequence, Some(wire::InSequence { id, start: true, end: false }));
+    call.answer();
+    answer_of(answering).await.unwrap();
+
+    // It may have run, and no other worker has the sequence: nobody waits for one.
+    let answering = infer_with(&cluster, beginning());
+    let _held = a.call().await;
+    a.kill();
+    let failure = answer_of(answering).await.unwrap_err();
+    assert_eq!((failure.reason, failure.may_have_executed), (Reason::NoWorker, true), "{failure:?}");
+}

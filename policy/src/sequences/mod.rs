@@ -1,0 +1,241 @@
+//! The sequences of a function that keeps state from one request to the next (T11): whose turn it is, on
+//! which state, and when a sequence ends. One core for each function revision on its worker.
+//!
+//! ```text
+//! Arrive ─► waiting ──Run──► running ──Succeeded──► what it wrote is the state, what it read is Released
+//!              │                 ├─────Failed─────► the state is as it was
+//!           Refuse               └─────Lost───────► the sequence is over: Refuse to those who wait
+//! ```
+//!
+//! A request takes effect on its sequence if and only if it succeeds: until the state that it wrote is
+//! held, the one that it read is, so that it can run again on the same. Requests of a sequence run one at
+//! a time, in order of arrival. One that begins a sequence lets go of what there was of it when its turn
+//! comes: where it then fails, the sequence is not there, and those behind it do not run on a state that
+//! their client believes to be over.
+//!
+//! A sequence whose state was lost is remembered for as long as an idle one would be, so that who asks for
+//! it is told.
+//!
+//! Bounds: as many sequences as the function may have, and as many lost ones remembered;
+//! [`WAITING_MAX`] requests wait for each.
+//!
+//! Not here: what the state is and where. Whoever carries this out holds it by its [`StateId`].
+
+mod protocol;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use millrace_types::{InSequence, SequenceId, Timestamp};
+
+pub use self::protocol::{Action, Counts, Event, Refusal};
+
+use crate::core::Core;
+use crate::ids::{RequestKey, StateId};
+
+/// The most requests of a sequence that wait behind the one that runs.
+pub const WAITING_MAX: usize = 64;
+
+/// The sequences of a function.
+#[derive(Debug)]
+pub struct Sequences {
+    max: usize,
+    idle: Duration,
+    live: BTreeMap<SequenceId, Sequence>,
+    /// Requests that run or wait.
+    requests: BTreeMap<RequestKey, SequenceId>,
+    /// Those that nobody asks for, by when their last request ended.
+    quiet: BTreeSet<(Timestamp, SequenceId)>,
+    /// Those whose state was lost, in that order.
+    lost: VecDeque<(Timestamp, SequenceId)>,
+    next: u64,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Sequence {
+    /// `None` before its first request succeeded.
+    state: Option<StateId>,
+    running: Option<Running>,
+    /// Nobody waits where nothing runs.
+    waiting: VecDeque<Waiting>,
+    /// When its last request ended.
+    used: Timestamp,
+}
+
+#[derive(Debug)]
+struct Running {
+    key: RequestKey,
+    writes: StateId,
+    end: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    key: RequestKey,
+    start: bool,
+    end: bool,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Succeeded,
+    Failed,
+    Lost,
+}
+
+impl Sequences {
+    /// None yet: at most `max` at one time, each until nobody asked for it for `idle`.
+    #[must_use]
+    pub fn new(max: usize, idle: Duration) -> Self {
+        let (live, requests, quiet) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (lost, counts) = (VecDeque::new(), Counts::default());
+        Self { max, idle, live, requests, quiet, lost, next: 1, counts }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// What became of others.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Ends those that nobody asked for, and forgets those that were lost as long ago.
+    fn expire(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        while self.quiet.first().is_some_and(|(used, _)| *used + self.idle <= now) {
+            let Some((_, id)) = self.quiet.pop_first() else { return };
+            let state = self.live.remove(&id).and_then(|sequence| sequence.state);
+            actions.extend(state.map(|state| Action::Release { state }));
+            self.counts.idle += 1;
+        }
+        while self.lost.front().is_some_and(|(when, _)| *when + self.idle <= now) {
+            self.lost.pop_front();
+        }
+    }
+
+    fn arrive(&mut self, now: Timestamp, key: RequestKey, place: InSequence, actions: &mut Vec<Action>) {
+        let InSequence { id, start, end } = place;
+        let refusal = match self.live.get(&id) {
+            None if !start && self.lost.iter().any(|(_, lost)| *lost == id) => Some(Refusal::Lost),
+            None if !start => Some(Refusal::Unknown),
+            None if self.live.len() >= self.max => Some(Refusal::TableFull),
+            Some(sequence) if sequence.waiting.len() >= WAITING_MAX => Some(Refusal::QueueFull),
+            None | Some(_) => None,
+        };
+        if let Some(why) = refusal {
+            actions.push(Action::Refuse { key, why });
+            return;
+        }
+        self.lost.retain(|(_, lost)| *lost != id);
+        self.requests.insert(key, id.clone());
+        let sequence = self.live.entry(id.clone()).or_default();
+        sequence.waiting.push_back(Waiting { key, start, end });
+        self.quiet.remove(&(sequence.used, id.clone()));
+        self.advance(now, id, Refusal::Unknown, actions);
+    }
+
+    /// Lets the next that can run, if nothing does. Those that cannot are told why.
+    fn advance(&mut self, now: Timestamp, id: SequenceId, why: Refusal, actions: &mut Vec<Action>) {
+        let Some(sequence) = self.live.get_mut(&id) else { return };
+        while sequence.running.is_none()
+            && let Some(Waiting { key, start, end }) = sequence.waiting.pop_front()
+        {
+            if start {
+                actions.extend(sequence.state.take().map(|state| Action::Release { state }));
+            } else if sequence.state.is_none() {
+                self.requests.remove(&key);
+                actions.push(Action::Refuse { key, why });
+                continue;
+            }
+            let writes = StateId(self.next);
+            self.next += 1;
+            sequence.running = Some(Running { key, writes, end });
+            actions.push(Action::Run { key, reads: sequence.state, writes });
+        }
+        match (sequence.running.is_some(), sequence.state) {
+            (true, _) => {}
+            (false, Some(_)) => {
+                sequence.used = now;
+                self.quiet.insert((now, id));
+            }
+            (false, None) => {
+                self.live.remove(&id);
+                if why == Refusal::Lost {
+                    self.lost.push_back((now, id));
+                    if self.lost.len() > self.max {
+                        self.lost.pop_front();
+                    }
+                }
+            }
+        }
+    }
+
+    fn ended(&mut self, now: Timestamp, key: RequestKey, end: End, actions: &mut Vec<Action>) {
+        let Some(id) = self.requests.remove(&key) else { return };
+        let Some(sequence) = self.live.get_mut(&id) else { return };
+        let Some(running) = sequence.running.take_if(|running| running.key == key) else {
+            // It waited.
+            sequence.waiting.retain(|waiting| waiting.key != key);
+            return;
+        };
+        let release = |state: Option<StateId>| state.map(|state| Action::Release { state });
+        let mut why = Refusal::Unknown;
+        match end {
+            End::Succeeded => {
+                actions.extend(release(sequence.state.replace(running.writes)));
+                if running.end {
+                    actions.extend(release(sequence.state.take()));
+                }
+            }
+            End::Failed => {}
+            End::Lost => {
+                actions.extend(release(sequence.state.take()));
+                self.counts.lost += 1;
+                why = Refusal::Lost;
+            }
+        }
+        self.advance(now, id, why, actions);
+    }
+
+    /// State went that no request was reading. What one reads, it misses itself.
+    fn state_lost(&mut self, now: Timestamp, state: StateId, actions: &mut Vec<Action>) {
+        let has = |sequence: &Sequence| sequence.state == Some(state) && sequence.running.is_none();
+        let Some((id, sequence)) = self.live.iter_mut().find(|(_, sequence)| has(sequence)) else { return };
+        let id = id.clone();
+        sequence.state = None;
+        self.quiet.remove(&(sequence.used, id.clone()));
+        actions.push(Action::Release { state });
+        self.counts.lost += 1;
+        self.advance(now, id, Refusal::Lost, actions);
+    }
+}
+
+impl Core for Sequences {
+    type Event = Event;
+    type Action = Action;
+
+    fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        self.expire(now, actions);
+        match event {
+            Event::Arrive { key, place } => self.arrive(now, key, place, actions),
+            Event::Succeeded { key } => self.ended(now, key, End::Succeeded, actions),
+            Event::Failed { key } => self.ended(now, key, End::Failed, actions),
+            Event::Lost { key } => self.ended(now, key, End::Lost, actions),
+            Event::StateLost { state } => self.state_lost(now, state, actions),
+            Event::Tick => {}
+        }
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        self.quiet.first().map(|(used, _)| *used + self.idle)
+    }
+}
+
+#[cfg(test)]
+mod tests;

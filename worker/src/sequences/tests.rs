@@ -1,0 +1,183 @@
+use std::num::NonZeroU64;
+
+use millrace_types::sequences::StateTensor;
+use millrace_types::{DataType, Digest, Dim, FunctionName, Revision, TenantName, TensorSpec};
+
+use super::*;
+use crate::host_tier::{Reader, Signature};
+use crate::objects::Contents;
+use crate::service::tensors::Input;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// What one state takes.
+const BYTES: u64 = 16;
+
+fn revision() -> RevisionKey {
+    let name = FunctionName::new("counter").unwrap();
+    let function = FunctionKey { tenant: TenantName::default(), name };
+    RevisionKey { function, revision: Revision::FIRST }
+}
+
+fn state(idle: Duration) -> State {
+    let shape = vec![Dim::Fixed(4)];
+    let input = TensorSpec { name: "h_in".into(), datatype: DataType::Fp32, shape };
+    let tensor = StateTensor { input, output: "h_out".into(), bytes: BYTES as usize };
+    State { tensors: [tensor].into(), idle, max: 4 }
+}
+
+fn signatures(state: State) -> Signatures {
+    let (inputs, outputs, digest) = (Vec::new(), Vec::new(), Digest::of(b"counter"));
+    let signature = Signature { digest, inputs, outputs, reader: Reader::Gpu, state: Some(state) };
+    [(revision(), Arc::new(signature))].into()
+}
+
+/// The sequences of one function, with room for so many states.
+fn sequences(idle: Duration, states: u64) -> (Sequences, State) {
+    let state = state(idle);
+    let told = watch::Sender::new(Arc::new(signatures(state.clone()))).subscribe();
+    let (objects, _told) = Objects::registered(Bytes(states * BYTES));
+    (Sequences::new(told, objects), state)
+}
+
+fn asked(sequence: u64, start: bool) -> InSequence {
+    let id = SequenceId::Number(NonZeroU64::new(sequence).unwrap());
+    InSequence { id, start, end: false }
+}
+
+/// An output of a run.
+fn output(name: &str, byte: u8) -> Input {
+    let contents = Contents::Inline(vec![byte; BYTES as usize].into());
+    Input { name: name.into(), datatype: "FP32".into(), shape: vec![4], contents }
+}
+
+/// What a turn reads.
+fn reads(turn: &Turn) -> Vec<u8> {
+    let inputs = turn.inputs();
+    let [Input { name, shape, contents: Contents::Inline(data), .. }] = &inputs[..] else {
+        panic!("{inputs:?}")
+    };
+    assert_eq!((name.as_str(), shape.as_slice()), ("h_in", &[4_i64][..]));
+    data.to_vec()
+}
+
+impl Sequences {
+    async fn next(&self, state: &State, sequence: u64, start: bool) -> Turn {
+        let turn = self.turn(&revision(), state, asked(sequence, start), MINUTE).await;
+        turn.unwrap_or_else(|failure| panic!("{failure:?}"))
+    }
+
+    async fn refused(&self, state: &State, sequence: u64, start: bool, timeout: Duration) -> Failure {
+        let turn = self.turn(&revision(), state, asked(sequence, start), timeout).await;
+        turn.err().expect("a refusal")
+    }
+
+    fn tally(&self) -> Tally {
+        self.tallies()[&revision().function]
+    }
+}
+
+/// Has a run write its state.
+fn write(mut turn: Turn, byte: u8) {
+    assert!(turn.take(output("h_out", byte)).unwrap().is_none());
+    assert!(turn.take(output("y", 0)).unwrap().is_some(), "that is the client's");
+    turn.succeed().unwrap();
+}
+
+#[tokio::test]
+async fn a_turn_reads_what_the_last_one_wrote_that_succeeded() {
+    let (sequences, state) = sequences(MINUTE, 8);
+    let first = sequences.next(&state, 7, true).await;
+    assert_eq!(reads(&first), [0; 16]);
+    write(first, 1);
+    let mut failed = sequences.next(&state, 7, false).await;
+    assert!(failed.take(output("h_out", 2)).unwrap().is_none());
+    drop(failed);
+    let third = sequences.next(&state, 7, false).await;
+    assert_eq!(reads(&third), [1; 16]);
+    // Nothing of its state came out of the run.
+    assert_eq!(third.succeed().unwrap_err().reason, Reason::Internal);
+    assert_eq!(reads(&sequences.next(&state, 7, false).await), [1; 16]);
+    assert_eq!(sequences.tally().live, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_sequence_wait_for_each_other_no_longer_than_they_may() {
+    let (sequences, state) = sequences(MINUTE, 8);
+    let first = sequences.next(&state, 7, true).await;
+    let other = sequences.next(&state, 8, true).await;
+    let late = sequences.refused(&state, 7, false, Duration::from_millis(5)).await;
+    assert_eq!(late.reason, Reason::TimedOut);
+    let mut second = Box::pin(sequences.next(&state, 7, false));
+    assert!(futures::poll!(&mut second).is_pending());
+    write(first, 1);
+    assert_eq!(reads(&second.await), [1; 16]);
+    drop(other);
+    let unknown = sequences.refused(&state, 8, false, MINUTE).await;
+    assert_eq!(unknown.reason, Reason::SequenceNotFound, "it never began");
+}
+
+#[tokio::test]
+async fn state_takes_room_among_objects_and_gives_it_back() {
+    let (sequences, state) = sequences(MINUTE, 2);
+    write(sequences.next(&state, 7, true).await, 1);
+    let second = sequences.next(&state, 7, false).await;
+    let refused = sequences.refused(&state, 8, true, MINUTE).await;
+    assert_eq!(refused.reason, Reason::QueueFull);
+    assert!(refused.message.contains("--object-memory"), "{refused:?}");
+    write(second, 2);
+    write(sequences.next(&state, 8, true).await, 3);
+    assert_eq!(sequences.tally().live, 2);
+}
+
+#[tokio::test]
+async fn what_is_idle_ends_and_what_is_lost_is_told() {
+    let (sequences, state) = sequences(Duration::from_nanos(1), 8);
+    write(sequences.next(&state, 7, true).await, 1);
+    sequences.sweep_once(&signatures(state.clone()));
+    let idle = Counts { idle: 1, lost: 0 };
+    assert_eq!(sequences.tally(), Tally { live: 0, ended: idle });
+
+    let (sequences, state) = self::sequences(MINUTE, 8);
+    write(sequences.next(&state, 7, true).await, 1);
+    let failure = sequences.next(&state, 7, false).await.lost();
+    assert_eq!((failure.reason, failure.retryable), (Reason::SequenceNotFound, false));
+    assert_eq!(sequences.refused(&state, 7, false, MINUTE).await, failure);
+    let lost = Counts { idle: 0, lost: 1 };
+    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+    assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
+}
+
+#[tokio::test]
+async fn sequences_go_with_their_function_and_what_they_came_to_stays() {
+    let (sequences, state) = sequences(MINUTE, 8);
+    write(sequences.next(&state, 7, true).await, 1);
+    drop(sequences.next(&state, 7, false).await.lost());
+    let running = sequences.next(&state, 8, true).await;
+    let mut waiting = Box::pin(sequences.refused(&state, 8, false, MINUTE));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    sequences.sweep_once(&Signatures::new());
+    assert_eq!(waiting.await.reason, Reason::FunctionNotReady);
+    // It is answered all the same.
+    write(running, 2);
+    let lost = Counts { idle: 0, lost: 1 };
+    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+}
+
+/// Its functions may have been served elsewhere meanwhile, and other sequences may have had their names.
+#[tokio::test]
+async fn a_worker_that_was_taken_for_lost_has_no_sequences_once_it_is_back() {
+    let (sequences, state) = sequences(MINUTE, 8);
+    write(sequences.next(&state, 7, true).await, 1);
+    let running = sequences.next(&state, 8, true).await;
+    let over = sequences.tables().registered(Some(Epoch(2)));
+    drop(over);
+    let lost = Counts { idle: 0, lost: 2 };
+    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+    let other = sequences.next(&state, 9, true).await;
+    write(running, 5);
+    write(other, 2);
+    assert_eq!(reads(&sequences.next(&state, 9, false).await), [2; 16], "what is over changes nothing");
+    let refused = sequences.refused(&state, 7, false, MINUTE).await;
+    assert_eq!(refused.reason, Reason::SequenceNotFound);
+    assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
+}

@@ -1,0 +1,67 @@
+//! A request of a function that keeps state: it waits for its turn in its sequence, runs on that's state,
+//! and leaves it another. What it takes and gives besides was checked before ([`super`]).
+
+use std::time::Duration;
+
+use millrace_proto::{convert, worker as wire};
+use millrace_types::{Failure, Reason, RevisionKey};
+
+use super::WorkerService;
+use super::running::timeout_of;
+use crate::host_tier::{Signature, State};
+
+impl WorkerService {
+    /// Runs a request in its turn. It takes effect on its sequence if and only if it is answered: any
+    /// failure leaves the state as it was, but for what is lost.
+    pub(super) async fn run_in_sequence(
+        &self,
+        mut request: wire::InvokeRequest,
+        revision: RevisionKey,
+        signature: &Signature,
+        state: &State,
+    ) -> Result<wire::InvokeResponse, Failure> {
+        if request.hold.is_some() {
+            return Err(Failure::malformed(format!("{revision} keeps state, and is no step of a workflow")));
+        }
+        let place = request.sequence.take().ok_or_else(|| {
+            Failure::malformed(format!(
+                "{revision} keeps state from one request of a sequence to the next: send the parameter sequence_id, \
+                 a number from 1 or a text, and with the first of a sequence sequence_start"
+            ))
+        })?;
+        let (place, timeout) = (convert::in_sequence(place)?, timeout_of(&request)?);
+        let clock = self.objects.clock();
+        let began = clock.now();
+        let mut turn = self.sequences.turn(&revision, state, place, timeout).await?;
+        let waited = clock.now().since(began);
+        request.timeout = Some(convert::duration_wire(timeout.saturating_sub(waited)));
+        request.objective_micros = request.objective_micros.map(|left| left.saturating_sub(micros(waited)));
+        if !request.outputs.is_empty() {
+            request.outputs.extend(turn.outputs());
+        }
+        let ran = self.run_on(request, revision, signature, Some(&mut turn)).await;
+        match ran {
+            Ok(mut response) => {
+                turn.succeed()?;
+                // Behind the others of its sequence, it waited for a GPU as they did.
+                if let Some(split) = &mut response.split {
+                    split.queue_ns += nanos(waited);
+                    split.total_ns += nanos(waited);
+                }
+                Ok(response)
+            }
+            Err(Failure { reason: Reason::DataLost, may_have_executed, .. }) => {
+                Err(Failure { may_have_executed, ..turn.lost() })
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
