@@ -83,9 +83,7 @@ pub fn in_sequence_wire(place: InSequence) -> worker::InSequence {
 mod tests {
     use std::time::Duration;
 
-    use millrace_types::FunctionSpec;
-
-    use millrace_types::Reason;
+    use millrace_types::{FunctionSpec, Reason};
 
     use super::*;
     use crate::convert::{function_key, function_spec, function_spec_wire};
