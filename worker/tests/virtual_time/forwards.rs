@@ -38,7 +38,7 @@ async fn start(host_links: HostLinks) -> World {
     world
 }
 
-/// How long the large model takes to an idle node, and what of it crosses each link: the GPU's own, the
+/// How long a request for the large model takes on an idle node, and what of it crosses each link: the GPU's own, the
 /// neighbour's and the NVLink.
 fn swap(host_links: HostLinks) -> (Duration, [Bytes; 3]) {
     in_virtual_time(async move {
@@ -48,18 +48,18 @@ fn swap(host_links: HostLinks) -> (Duration, [Bytes; 3]) {
         let links = world.node.snapshot().await.links;
         let carried = [LinkId(own), LinkId(1 - own), NVLINK].map(|link| links[link.0 as usize].carried);
         assert!(links.iter().all(|link| link.outstanding == 0));
-        (done.split.swap, carried)
+        (done.split.total, carried)
     })
 }
 
 #[test]
 fn a_model_comes_over_an_idle_neighbours_link_as_well() {
     let (alone, carried) = swap(HostLinks::Own);
-    // The model computes while it comes.
-    assert!(alone >= BATCH * 39, "{alone:?}");
+    // The model computes while it comes. The last of forty batches is copied as soon as it may be.
+    assert!(alone >= BATCH * 39 && alone < BATCH * 41, "{alone:?}");
     assert_eq!(carried, [LARGE, Bytes::ZERO, Bytes::ZERO]);
     let (took, [own, neighbour, nvlink]) = swap(HostLinks::All);
-    assert!(took >= BATCH * 19 && took < BATCH * 23, "{took:?} instead of {alone:?}");
+    assert!(took >= BATCH * 19 && took < BATCH * 22, "{took:?} instead of {alone:?}");
     assert_eq!((own + neighbour, nvlink), (LARGE, neighbour), "each byte once");
 }
 
