@@ -17,7 +17,8 @@ use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, Launcher, PolicyConfig, Prewarm, Sharing, Worker, WorkerConfig, memory,
+    DataConfig, Eviction, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm, Sharing, Worker,
+    WorkerConfig, memory,
 };
 
 use crate::cluster::near::{Neighbours, Places};
@@ -63,6 +64,8 @@ pub(crate) struct Plan {
     pub(crate) transfer_sharing: Sharing,
     /// Whether they bring models before they are asked for.
     pub(crate) prewarm: Prewarm,
+    /// Whom they ask first where data is.
+    pub(crate) lookup: LookupOrder,
     /// How its GPUs' memory is laid out.
     pub(crate) gpu_memory: memory::Grid,
     /// What becomes a program of a user's, where such are run.
@@ -179,6 +182,7 @@ async fn start_workers(
             isolation: plan.isolation,
             transfer_sharing: plan.transfer_sharing,
             prewarm: plan.prewarm,
+            lookup: plan.lookup,
             gpu_memory: plan.gpu_memory.clone(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,

@@ -17,8 +17,8 @@ use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{
-    EVICTIONS, Eviction, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS, PolicyConfig, Prewarm,
-    SHARINGS, Sharing, TRANSFER_SHARING,
+    EVICTIONS, Eviction, ISOLATIONS, Isolation, LOOKUP_ORDERS, Launcher, LookupOrder, POLICIES, PREWARMS,
+    PolicyConfig, Prewarm, SHARINGS, Sharing, TRANSFER_SHARING,
 };
 
 use self::gpu_data::GpuData;
@@ -67,6 +67,10 @@ pub(crate) struct Machine {
     /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
     #[arg(long, value_name = "WHEN", default_value_t, value_parser = one_of(PREWARMS))]
     pub(crate) prewarm: Prewarm,
+    /// Whom workers ask first where data is that a program names and that is not on them: the worker that
+    /// made it (home), or the controllers (paper).
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(LOOKUP_ORDERS))]
+    pub(crate) lookup: LookupOrder,
     #[command(flatten)]
     memory: GpuMemory,
     #[command(flatten)]
@@ -152,6 +156,7 @@ impl Machine {
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
         words.extend(["--transfer-sharing".to_owned(), self.transfer_sharing.to_string()]);
         words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
+        words.extend(["--lookup".to_owned(), self.lookup.to_string()]);
         words.extend(self.memory.words());
         words.extend(self.data.words());
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
@@ -286,6 +291,8 @@ mod tests {
                     "fair",
                     "--prewarm",
                     "off",
+                    "--lookup",
+                    "paper",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -337,6 +344,7 @@ mod tests {
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
         takes_the_names("--transfer-sharing", &SHARINGS, |line| line.machine.transfer_sharing);
         takes_the_names("--prewarm", &PREWARMS, |line| line.machine.prewarm);
+        takes_the_names("--lookup", &LOOKUP_ORDERS, |line| line.machine.lookup);
     }
 
     #[test]

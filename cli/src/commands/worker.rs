@@ -125,6 +125,7 @@ impl Args {
             isolation: self.machine.isolation,
             transfer_sharing: self.machine.transfer_sharing,
             prewarm: self.machine.prewarm,
+            lookup: self.machine.lookup,
             gpu_memory: self.machine.gpu_memory()?,
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,

@@ -15,7 +15,8 @@ use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
 use millrace_worker::start::{
-    DataConfig, Eviction, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, TRANSFER_SHARING, memory,
+    DataConfig, Eviction, Isolation, LookupOrder, OBJECT_MEMORY, PolicyConfig, Prewarm, TRANSFER_SHARING,
+    memory,
 };
 
 use crate::clock;
@@ -150,6 +151,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         isolation: Isolation::default(),
         transfer_sharing: TRANSFER_SHARING,
         prewarm: Prewarm::default(),
+        lookup: LookupOrder::default(),
         gpu_memory: memory::Grid::default(),
         programs: None,
         faults: Faults::Refuse,

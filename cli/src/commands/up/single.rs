@@ -57,6 +57,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         isolation: args.machine.isolation,
         transfer_sharing: args.machine.transfer_sharing,
         prewarm: args.machine.prewarm,
+        lookup: args.machine.lookup,
         gpu_memory: args.machine.gpu_memory()?,
         programs: args.machine.programs()?,
         faults: args.manners.faults(),
