@@ -1,10 +1,12 @@
-//! What the index of a node costs with a million live objects, in time and in memory, and what it
-//! costs to share links among flows, up to as many as are taken. Prints each figure beside its target.
+//! What the index of a node costs with a million live objects, in time and in memory, what checkpoints
+//! remember of them included; and what it costs to share links among flows, up to as many as are taken.
+//! Prints each figure beside its target.
 //!
-//! Lookups are timed in batches of 1000 in an order that no cache can guess: a percentile is one of
-//! batches, divided by their size, so that on a machine with other work the highest one shows the
-//! scheduler's slices. Memory is what the process's resident set grew by
-//! (`/proc/self/statm`): the workspace forbids the unsafe code that an allocator which counts takes.
+//! The index is the one that workers run, with as much kept of each object as they keep. Lookups are timed
+//! in batches of 1000 in an order that no cache can guess: a percentile is one of batches, divided by their
+//! size, so that on a machine with other work the highest one shows the scheduler's slices. Memory is what
+//! the process's resident set grew by (`/proc/self/statm`): the workspace forbids the unsafe code that an
+//! allocator which counts takes.
 
 #![allow(clippy::disallowed_methods, reason = "it measures")]
 
@@ -18,16 +20,20 @@ mod seeded;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use millrace_policy::index::{Entry, Index, Place};
+use millrace_policy::checkpoint::{Action, Checkpoint, Config as Checkpoints, Event};
+use millrace_policy::core::Core;
+use millrace_policy::index::{Held, Index, Limit, OBJECTS_MAX};
 use millrace_policy::rates::{Config, FLOWS_MAX, Flow, FlowId, Objective, Rates, SHARINGS, Sharing};
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, GpuIndex, NodeName, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, NodeName, Timestamp};
 
 use fixtures::dgx_v100;
 use percentiles::percentiles;
 use seeded::Seeded;
 
-const OBJECTS: usize = 1_000_000;
+const OBJECTS: usize = OBJECTS_MAX as usize;
+/// How many are stored in a second: those are young together.
+const A_SECOND: usize = 50_000;
 const BATCH: usize = 1_000;
 const BATCHES: usize = 2_000;
 const LOOKUP_TARGET: Duration = Duration::from_nanos(200);
@@ -37,6 +43,20 @@ const PAGE: usize = 4096;
 const FLOWS: [u64; 2] = [64, FLOWS_MAX as u64];
 const EPOCH: Epoch = Epoch(3);
 const DECISIONS: usize = 2_000;
+
+/// What workers keep of an object: their `Contents` are asserted to take no more.
+#[derive(Clone, Copy)]
+struct Kept([u64; 5]);
+
+impl Held for Kept {
+    fn bytes(&self) -> Bytes {
+        Bytes(self.0[0])
+    }
+
+    fn files(&self) -> u64 {
+        0
+    }
+}
 
 /// The bytes of memory this process has.
 fn resident() -> usize {
@@ -54,7 +74,7 @@ fn name(number: usize) -> NodeName {
 fn names(others: usize) -> Vec<DataId> {
     let homes: Vec<_> = (0..=others).map(name).collect();
     let mut seeded = Seeded(7);
-    let made = (0..).filter(|_| seeded.below(3) > 0).take(OBJECTS);
+    let made = (1..).filter(|_| seeded.below(3) > 0).take(OBJECTS);
     let mut names = Vec::with_capacity(OBJECTS);
     let id = |counter: usize| {
         let home = counter % homes.len();
@@ -65,18 +85,57 @@ fn names(others: usize) -> Vec<DataId> {
     names
 }
 
-/// Gives what it filled, so that the next does not take over its memory uncounted.
-fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index) {
+/// A node that holds them all, each for as long as it was given after the one before.
+fn filled(names: &[DataId]) -> Index<Kept> {
+    let limit = Limit { bytes: Bytes(u64::MAX), files: 0, objects: OBJECTS_MAX };
+    let node = name(0);
+    let mut index = Index::new(node.clone(), limit);
+    for id in names {
+        let (kept, until) = (Kept([id.counter; 5]), Timestamp(id.counter));
+        let taken = if id.home == node {
+            index.put_as(id.epoch, id.counter, kept, until).is_ok()
+        } else {
+            index.put_copy(id, kept, until)
+        };
+        assert!(taken, "{id} is new, and there is room");
+    }
+    index
+}
+
+/// A checkpoint of a node that stored them at this pace, and told the leader what it may.
+fn told(names: &[DataId]) -> Checkpoint {
+    let mut checkpoint = Checkpoint::new(Checkpoints::default());
+    let (mut now, mut actions) = (Timestamp::ZERO, Vec::new());
+    checkpoint.on_event(now, Event::Registered { epoch: EPOCH }, &mut actions);
+    // In the last second nothing is stored: what the one before it ended with is acknowledged.
+    for stored in names.chunks(A_SECOND).chain([&names[..0]]) {
+        for id in stored {
+            let stored = Event::DataStored { id: id.clone(), bytes: Bytes(id.counter) };
+            checkpoint.on_event(now, stored, &mut actions);
+        }
+        // One batch is in flight at a time.
+        while let Some(Action::Send(batch)) = actions.pop() {
+            let acknowledged = Event::Acknowledged { epoch: batch.epoch, seq: batch.seq };
+            checkpoint.on_event(now, acknowledged, &mut actions);
+        }
+        now = now + Duration::from_secs(1);
+        checkpoint.on_event(now, Event::Tick, &mut actions);
+    }
+    checkpoint
+}
+
+/// What making something of these takes, for each, and what was made: kept, so that the next does not
+/// take over its memory uncounted.
+fn grown<T>(names: &[DataId], make: impl FnOnce(&[DataId]) -> T) -> (usize, T) {
+    let before = resident();
+    let made = make(names);
+    (resident().saturating_sub(before) / names.len(), made)
+}
+
+fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) {
     // They are made before, so that what they take is not counted.
     let names = names(others);
-    let before = resident();
-    let mut index = Index::new(name(0), EPOCH);
-    for id in &names {
-        while index.unique_id().counter < id.counter {}
-        let place = Place::Gpu(GpuIndex((id.counter % 8) as u32));
-        index.store(id, Entry { place, bytes: Bytes(id.counter) }).expect("a new name");
-    }
-    let grown = resident().saturating_sub(before);
+    let (index_bytes, index) = grown(&names, filled);
     let mut seeded = Seeded(11);
     let mut took = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
@@ -85,18 +144,20 @@ fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index) {
             (0..BATCH).map(|_| names[seeded.below(names.len() as u32) as usize].clone()).collect();
         let start = Instant::now();
         for id in &asked {
-            black_box(index.lookup(id)).expect("it is here");
+            black_box(index.get(id).copied()).expect("it is here");
         }
         took.push(start.elapsed() / BATCH as u32);
     }
+    let (told_bytes, checkpoint) = grown(&names, told);
     let [p50, p90, p99] = percentiles(took, [50, 90, 99]);
-    let bytes = grown / OBJECTS;
+    let bytes = index_bytes + told_bytes;
+    let usage = index.usage();
     println!(
         "index/{what}: {} objects, lookup p50 {p50:?}, p90 {p90:?}, p99 {p99:?} (target {LOOKUP_TARGET:?}), \
-         {bytes} bytes an object (target {BYTES_TARGET})",
-        index.len()
+         {bytes} bytes an object, of which {told_bytes} for checkpoints (target {BYTES_TARGET})",
+        usage.objects + usage.copies
     );
-    (names, index)
+    (names, index, checkpoint)
 }
 
 /// A flow that may use four of eight links, with 1 to 200 MB; one in eight is best effort. In all

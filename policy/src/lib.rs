@@ -16,7 +16,7 @@
 //! | [`elastic`] | which intermediate data a GPU holds, and how much memory stays allocated for it |
 //! | [`fabric`] | which bytes cross which link when |
 //! | [`rates`] | how fast each flow may go to be in time, and whose batch is next |
-//! | [`index`] | where data is, whom to ask for it, and how to fetch it |
+//! | [`index`] | what data a node holds, and whom to ask for what it does not |
 //! | [`paths`] | which NVLinks bytes take from one GPU to another |
 //! | [`sequences`] | which request of a sequence runs when, on which state, and when a sequence ends |
 //! | [`lifecycle`], [`backoff`] | when an executor process is started again |

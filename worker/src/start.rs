@@ -14,6 +14,7 @@ pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 pub use millrace_policy::elastic::{MIGRATIONS, MigrationPolicy, PoolPolicy};
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
 pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
+pub use millrace_policy::index::{LOOKUP_ORDERS, LookupOrder};
 pub use millrace_policy::memory;
 pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::prewarm::{PREWARMS, Prewarm};
@@ -90,6 +91,8 @@ pub struct WorkerConfig {
     pub host_links: HostLinks,
     /// Whether it brings models before they are asked for, where a workflow is likely to.
     pub prewarm: Prewarm,
+    /// Who is asked first where data is that a program names and that is not here.
+    pub lookup: LookupOrder,
     /// Threads that one executor's launches may use.
     pub executor_threads: u32,
     /// Whether faults may be injected.
@@ -226,7 +229,8 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         models: view.models.clone(),
         counts: view.counts.clone(),
     };
-    let objects = Objects::new(config.object_memory, control.index(), whereabouts, clock.clone());
+    let objects =
+        Objects::new(config.object_memory, control.index(), whereabouts, config.lookup, clock.clone());
     let open = |launcher| Programs::open(&programs_dir, launcher, objects.clone(), config.limits.message);
     let programs = config.programs.map(open).transpose().map_err(StartError::Programs)?;
     let host_tier = host_tier::start(

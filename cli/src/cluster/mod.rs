@@ -17,8 +17,8 @@ use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits};
 use millrace_worker::start::{
-    DataConfig, Eviction, HostLinks, Isolation, Launcher, PolicyConfig, Prewarm, Sharing, Worker,
-    WorkerConfig, memory,
+    DataConfig, Eviction, HostLinks, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm, Sharing,
+    Worker, WorkerConfig, memory,
 };
 
 use crate::cluster::near::{Neighbours, Places};
@@ -66,6 +66,8 @@ pub(crate) struct Plan {
     pub(crate) host_links: HostLinks,
     /// Whether they bring models before they are asked for.
     pub(crate) prewarm: Prewarm,
+    /// Whom they ask first where data is.
+    pub(crate) lookup: LookupOrder,
     /// How its GPUs' memory is laid out.
     pub(crate) gpu_memory: memory::Grid,
     /// What becomes a program of a user's, where such are run.
@@ -183,6 +185,7 @@ async fn start_workers(
             transfer_sharing: plan.transfer_sharing,
             host_links: plan.host_links,
             prewarm: plan.prewarm,
+            lookup: plan.lookup,
             gpu_memory: plan.gpu_memory.clone(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,

@@ -17,8 +17,8 @@ use millrace_worker::service::Faults;
 use millrace_worker::start::DataConfig;
 use millrace_worker::start::memory::Grid;
 use millrace_worker::start::{
-    EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, Launcher, POLICIES, PREWARMS,
-    PolicyConfig, Prewarm, SHARINGS, Sharing, TRANSFER_SHARING,
+    EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, LOOKUP_ORDERS, Launcher, LookupOrder,
+    POLICIES, PREWARMS, PolicyConfig, Prewarm, SHARINGS, Sharing, TRANSFER_SHARING,
 };
 
 use self::gpu_data::GpuData;
@@ -71,6 +71,10 @@ pub(crate) struct Machine {
     /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.
     #[arg(long, value_name = "WHEN", default_value_t, value_parser = one_of(PREWARMS))]
     pub(crate) prewarm: Prewarm,
+    /// Whom workers ask first where data is that a program names and that is not on them: the worker that
+    /// made it (home), or the controllers (paper).
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(LOOKUP_ORDERS))]
+    pub(crate) lookup: LookupOrder,
     #[command(flatten)]
     memory: GpuMemory,
     #[command(flatten)]
@@ -157,6 +161,7 @@ impl Machine {
         words.extend(["--transfer-sharing".to_owned(), self.transfer_sharing.to_string()]);
         words.extend(["--host-links".to_owned(), self.host_links.to_string()]);
         words.extend(["--prewarm".to_owned(), self.prewarm.to_string()]);
+        words.extend(["--lookup".to_owned(), self.lookup.to_string()]);
         words.extend(self.memory.words());
         words.extend(self.data.words());
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
@@ -293,6 +298,8 @@ mod tests {
                     "all",
                     "--prewarm",
                     "off",
+                    "--lookup",
+                    "paper",
                 ],
             ] {
                 let first = Line::parse_from(typed.iter().chain(more));
@@ -345,6 +352,7 @@ mod tests {
         takes_the_names("--transfer-sharing", &SHARINGS, |line| line.machine.transfer_sharing);
         takes_the_names("--host-links", &HOST_LINKS, |line| line.machine.host_links);
         takes_the_names("--prewarm", &PREWARMS, |line| line.machine.prewarm);
+        takes_the_names("--lookup", &LOOKUP_ORDERS, |line| line.machine.lookup);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The data a node holds, and which of it the leader is told: what has outlived a sync period, up
 //! to a bound. Most data does not live that long, and then costs no command.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Bytes, DataId, Timestamp};
+use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
 use super::ledger::Ledger;
 
@@ -13,51 +13,36 @@ pub(super) struct Holdings {
     /// Told, or to be told.
     pub(super) named: Ledger<DataId, Bytes>,
     named_max: usize,
-    young: BTreeMap<DataId, (Timestamp, Bytes)>,
-    by_age: BTreeSet<(Timestamp, DataId)>,
+    /// Not seen to be old enough, each with when it was stored. All of it is looked at in each period:
+    /// it is what a period brings.
+    young: ByHome<(Timestamp, Bytes)>,
     /// Old enough, and beyond the bound.
-    beyond: BTreeMap<DataId, Bytes>,
+    beyond: ByHome<Bytes>,
 }
 
 impl Holdings {
     pub(super) fn new(named_max: usize) -> Self {
-        Self {
-            named: Ledger::new(),
-            named_max,
-            young: BTreeMap::new(),
-            by_age: BTreeSet::new(),
-            beyond: BTreeMap::new(),
-        }
+        Self { named: Ledger::new(), named_max, young: ByHome::new(), beyond: ByHome::new() }
     }
 
     /// Data is immutable: what is held already is the same.
     pub(super) fn store(&mut self, now: Timestamp, id: DataId, bytes: Bytes) {
-        let held =
-            self.named.get(&id).is_some() || self.young.contains_key(&id) || self.beyond.contains_key(&id);
+        let held = self.named.get(&id).is_some() || self.young.contains(&id) || self.beyond.contains(&id);
         if !held {
-            self.by_age.insert((now, id.clone()));
             self.young.insert(id, (now, bytes));
         }
     }
 
     pub(super) fn drop(&mut self, id: &DataId) {
-        if let Some((stored, _)) = self.young.remove(id) {
-            self.by_age.remove(&(stored, id.clone()));
-        } else if !self.named.unset(id) {
+        if !self.young.remove(id) && !self.named.unset(id) {
             self.beyond.remove(id);
         }
     }
 
     /// Names what is older than `age`, as far as the bound allows.
     pub(super) fn mature(&mut self, now: Timestamp, age: Duration) {
-        while let Some((stored, _)) = self.by_age.first()
-            && *stored + age <= now
-            && let Some((_, id)) = self.by_age.pop_first()
-        {
-            if let Some((_, bytes)) = self.young.remove(&id) {
-                self.beyond.insert(id, bytes);
-            }
-        }
+        let Self { young, beyond, .. } = self;
+        young.take_if(|(stored, _)| *stored + age <= now, |id, (_, bytes)| beyond.insert(id, bytes));
         while self.named.len() < self.named_max
             && let Some((id, bytes)) = self.beyond.pop_first()
         {
@@ -67,11 +52,108 @@ impl Holdings {
 
     /// How much is old enough and not named.
     pub(super) fn overflow(&self) -> u64 {
-        self.beyond.len() as u64
+        self.beyond.len as u64
     }
 
     /// Whether something may be named later.
     pub(super) fn is_growing(&self) -> bool {
-        !self.young.is_empty() || (!self.beyond.is_empty() && self.named.len() < self.named_max)
+        self.young.len > 0 || (self.beyond.len > 0 && self.named.len() < self.named_max)
+    }
+}
+
+/// Something of each piece of data, in the order of their names. There may be a million of one home and
+/// registration, which are not kept a million times.
+#[derive(Debug, Clone)]
+struct ByHome<T> {
+    /// By counter. None is empty.
+    homes: BTreeMap<(NodeName, Epoch), BTreeMap<u64, T>>,
+    len: usize,
+}
+
+impl<T: Copy> ByHome<T> {
+    fn new() -> Self {
+        Self { homes: BTreeMap::new(), len: 0 }
+    }
+
+    fn contains(&self, id: &DataId) -> bool {
+        let made = self.homes.get(&(id.home.clone(), id.epoch));
+        made.is_some_and(|made| made.contains_key(&id.counter))
+    }
+
+    /// Takes what is of data that nothing is here of.
+    fn insert(&mut self, id: DataId, it: T) {
+        self.homes.entry((id.home, id.epoch)).or_default().insert(id.counter, it);
+        self.len += 1;
+    }
+
+    /// Says whether there was something.
+    fn remove(&mut self, id: &DataId) -> bool {
+        let home = (id.home.clone(), id.epoch);
+        let Some(made) = self.homes.get_mut(&home) else { return false };
+        let removed = made.remove(&id.counter).is_some();
+        if made.is_empty() {
+            self.homes.remove(&home);
+        }
+        self.len -= usize::from(removed);
+        removed
+    }
+
+    fn pop_first(&mut self) -> Option<(DataId, T)> {
+        let mut first = self.homes.first_entry()?;
+        let (home, epoch) = first.key().clone();
+        let (counter, it) = first.get_mut().pop_first()?;
+        if first.get().is_empty() {
+            first.remove();
+        }
+        self.len -= 1;
+        Some((DataId { home, epoch, counter }, it))
+    }
+
+    /// Hands over all of which this is so.
+    fn take_if(&mut self, is_so: impl Fn(&T) -> bool, mut take: impl FnMut(DataId, T)) {
+        self.homes.retain(|(home, epoch), made| {
+            made.retain(|&counter, it| {
+                let taken = is_so(it);
+                if taken {
+                    self.len -= 1;
+                    take(DataId { home: home.clone(), epoch: *epoch, counter }, *it);
+                }
+                !taken
+            });
+            !made.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(home: &str, counter: u64) -> DataId {
+        DataId { home: NodeName::new(home).unwrap(), epoch: Epoch(1), counter }
+    }
+
+    #[test]
+    fn what_is_old_enough_is_named_in_the_order_of_names_and_nothing_is_left_of_what_went() {
+        let mut holdings = Holdings::new(2);
+        for (stored, home, counter) in [(0, "b", 1), (0, "a", 2), (0, "a", 1), (5, "a", 3)] {
+            holdings.store(Timestamp(stored), id(home, counter), Bytes(counter));
+        }
+        let age = Duration::from_nanos(10);
+        holdings.mature(Timestamp(10), age);
+        let named = |holdings: &Holdings| holdings.named.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+        assert_eq!(named(&holdings), [id("a", 1), id("a", 2)]);
+        assert_eq!((holdings.overflow(), holdings.is_growing()), (1, true));
+        // It is held already, each in its own way.
+        for (home, counter) in [("a", 1), ("a", 3), ("b", 1)] {
+            holdings.store(Timestamp(11), id(home, counter), Bytes(9));
+        }
+        assert_eq!((holdings.overflow(), holdings.young.len), (1, 1));
+        holdings.drop(&id("a", 1));
+        holdings.mature(Timestamp(11), age);
+        assert_eq!(named(&holdings), [id("a", 2), id("b", 1)]);
+        holdings.drop(&id("a", 3));
+        assert_eq!((holdings.overflow(), holdings.is_growing()), (0, false));
+        assert!(holdings.young.homes.is_empty() && holdings.beyond.homes.is_empty());
     }
 }

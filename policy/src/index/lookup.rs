@@ -1,43 +1,51 @@
-//! Where to fetch an object from: whom to ask, in which order, and when to give up (D09).
+//! Whom to ask for an object that is not here, in which order, and when to give up (D09).
 //!
 //! ```text
-//! home-first:  here ─► home ─┬─ held ──────────────────────────► fetch
-//!                            ├─ moved to n ─► fetch ─ not held ─┐
-//!                            └─ unknown ───► tier 2 ◄───────────┘
-//! paper:       here ─► tier 2 ─┬─ held by n ─► fetch ─ not held ─► tier 2 once more ─► fetch, or home
-//!                              └─ by nobody ─► home
+//! home:   home ─ not held ─► tier 2 ─┬─ held by n ─► n ─ not held ─► tier 2 once more ─► n, or nowhere
+//!                                    └─ by nobody ─► nowhere
+//! paper:  tier 2 ─┬─ held by n ─► n ─ not held ─► tier 2 once more ─► n, or home, or nowhere
+//!                 └─ by nobody ─► home ─ not held ─► tier 2 once more ─► n, or nowhere
 //! ```
 //!
-//! Names are never given twice and a holder looks for the whole name, so an answer that is out of
-//! date costs a step and never yields other data. Tier 2 is asked again once; what is then not where
-//! it says is lost (`DATA_LOSS`). With either order the home is asked once before that: tier 2 has not
-//! heard yet of what was stored, or came home, within the last sync period.
+//! Names are never given twice and a holder looks for the whole name, so an answer that is out of date
+//! costs a step and never yields other data. No node is asked twice. Tier 2 is asked again once; what is
+//! then not where it says is given up. With either order the home is asked before that: tier 2 has not
+//! heard yet of what was stored within the last sync period. It may also be that no controller answers:
+//! that counts as nobody.
 
 use std::fmt;
+use std::str::FromStr;
 
-use millrace_types::{DataId, Epoch, NodeName};
+use millrace_types::NodeName;
 
-use super::{Entry, HomeAnswer, Index};
-use crate::names;
+use crate::names::{self, UnknownName};
 
-/// The most steps of a lookup, the last included: home, fetch, and twice tier 2 and fetch.
-pub const STEPS_MAX: u32 = 7;
+/// The most steps of a lookup, the last included: home, and twice tier 2 and a holder.
+pub const STEPS_MAX: u32 = 6;
 /// How often tier 2 is asked at most.
 const TIER2_MAX: u32 = 2;
 
 /// Who is asked first where something is that is not here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum LookupOrder {
-    /// The node that made it. Ours: a central table is not asked for what has stayed where it was.
+    /// The node that made it. Ours: a central table is not asked for what its maker still has.
     #[default]
-    HomeFirst,
+    Home,
     /// The global table, as in `FaaSTube` §5.2.
     Paper,
 }
 
 /// Every name, with what it stands for.
 pub const LOOKUP_ORDERS: [(&str, LookupOrder); 2] =
-    [("home-first", LookupOrder::HomeFirst), ("paper", LookupOrder::Paper)];
+    [("home", LookupOrder::Home), ("paper", LookupOrder::Paper)];
+
+impl FromStr for LookupOrder {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        names::read("lookup", &LOOKUP_ORDERS, text)
+    }
+}
 
 impl fmt::Display for LookupOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,211 +56,94 @@ impl fmt::Display for LookupOrder {
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Take it: it is on this node.
-    Here(Entry),
-    /// Ask its home, which sends it if it holds it.
+    /// Have it sent by its home, which may have it.
     AskHome(NodeName),
     /// Ask the controllers who holds it.
     AskTier2,
-    /// Have it sent from a node. What the home held comes with its answer.
+    /// Have it sent by a node that holds it by tier 2.
     Fetch(NodeName),
-    /// Give up: whoever was said to hold it does not.
-    Lost,
-    /// Give up: nobody knows of it, nor its home since it registered.
-    Gone {
-        /// Under this epoch.
-        since: Epoch,
-    },
+    /// Give up: whoever was asked does not have it.
+    Nowhere,
 }
 
-/// What came of a step.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Answer {
-    /// The home said so.
-    Home(HomeAnswer),
-    /// The home could not be asked.
-    HomeUnreachable,
-    /// Tier 2 said that these nodes hold it.
-    Tier2(Vec<NodeName>),
-    /// The node that it was to be fetched from does not hold it, or could not be reached.
-    NotFetched,
-}
-
-/// Whom a lookup has asked so far.
+/// Whom lookups have asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Calls {
     /// The home.
-    pub home: u32,
+    pub home: u64,
     /// Tier 2.
-    pub tier2: u32,
-    /// Nodes that were said to hold it; the home is counted as such only if it was not asked before.
-    pub holders: u32,
+    pub tier2: u64,
+    /// Nodes that hold it by tier 2.
+    pub holders: u64,
 }
 
 impl Calls {
-    /// All of them.
-    #[must_use]
-    pub fn total(&self) -> u32 {
-        self.home + self.tier2 + self.holders
+    /// Counts a step.
+    pub fn count(&mut self, step: &Step) {
+        match step {
+            Step::AskHome(_) => self.home += 1,
+            Step::AskTier2 => self.tier2 += 1,
+            Step::Fetch(_) => self.holders += 1,
+            Step::Nowhere => {}
+        }
     }
 }
 
-/// What the last step waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waiting {
-    Home,
-    Tier2,
-    Fetch,
-    Nothing,
-}
-
-/// One object being looked for, from one node.
+/// One object being looked for, from one node that does not hold it.
 #[derive(Debug)]
 pub struct Lookup {
-    id: DataId,
-    node: NodeName,
-    waiting: Waiting,
-    calls: Calls,
-    steps: u32,
-    home_asked: bool,
-    /// The home's epoch, where it did not know of it.
-    since: Option<Epoch>,
-    /// Whether somebody was said to hold it and did not.
-    misled: bool,
-    /// Who does not hold it, or is being asked for it. At most one a step.
+    home: NodeName,
+    /// How often tier 2 was asked.
+    tier2_asked: u32,
+    /// Who does not hold it, or is being asked for it. At most one a step, and the node itself.
     tried: Vec<NodeName>,
 }
 
 impl Lookup {
-    /// Looks on this node, and says what to do next. What this node made and gave away it knows
-    /// without asking.
+    /// Says what to do first, from this node, for what `home` made.
     #[must_use]
-    pub fn begin(order: LookupOrder, index: &Index, id: DataId) -> (Self, Step) {
-        match index.lookup(&id) {
-            Some(entry) => {
-                let mut lookup = Self::of(index.node(), id);
-                let step = lookup.step(Waiting::Nothing, Step::Here(entry));
-                (lookup, step)
-            }
-            None => Self::elsewhere(order, index.node(), index.answer(&id), id),
-        }
-    }
-
-    /// The same of what is known not to be on this node, by whatever it keeps. `own` is what it says as
-    /// the home, of what it made itself.
-    #[must_use]
-    pub fn elsewhere(order: LookupOrder, node: &NodeName, own: HomeAnswer, id: DataId) -> (Self, Step) {
-        let mut lookup = Self::of(node, id);
-        let step = if lookup.id.home == lookup.node {
-            lookup.home_asked = true;
-            lookup.home_says(own)
-        } else {
-            match order {
-                LookupOrder::HomeFirst => lookup.ask_home(),
-                LookupOrder::Paper => lookup.ask_tier2(),
-            }
+    pub fn begin(order: LookupOrder, node: &NodeName, home: &NodeName) -> (Self, Step) {
+        let mut lookup = Self { home: home.clone(), tier2_asked: 0, tried: vec![node.clone()] };
+        let step = match order {
+            LookupOrder::Home if node != home => lookup.ask_home(),
+            LookupOrder::Home | LookupOrder::Paper => lookup.ask_tier2(),
         };
         (lookup, step)
     }
 
-    fn of(node: &NodeName, id: DataId) -> Self {
-        Self {
-            node: node.clone(),
-            waiting: Waiting::Nothing,
-            calls: Calls::default(),
-            steps: 0,
-            home_asked: false,
-            since: None,
-            misled: false,
-            tried: Vec::new(),
-            id,
-        }
-    }
-
-    /// Takes what came of the last step, and says what to do next. An answer to another question
-    /// than the last is ours to avoid; it ends the lookup as lost.
-    pub fn on(&mut self, answer: Answer) -> Step {
-        match (self.waiting, answer) {
-            (Waiting::Home, Answer::Home(answer)) => self.home_says(answer),
-            (Waiting::Home, Answer::HomeUnreachable) => self.ask_tier2(),
-            (Waiting::Tier2, Answer::Tier2(holders)) => self.tier2_says(&holders),
-            (Waiting::Fetch, Answer::NotFetched) => {
-                self.misled = true;
-                self.ask_tier2()
-            }
-            (waiting, answer) => {
-                debug_assert!(false, "{answer:?} while waiting for {waiting:?}");
-                self.step(Waiting::Nothing, Step::Lost)
-            }
-        }
-    }
-
-    /// Whom it has asked so far.
+    /// Says what to do next where the node that was to send it does not hold it, or cannot be asked.
     #[must_use]
-    pub fn calls(&self) -> Calls {
-        self.calls
+    pub fn not_held(&mut self) -> Step {
+        self.ask_tier2()
     }
 
-    fn home_says(&mut self, answer: HomeAnswer) -> Step {
-        match answer {
-            HomeAnswer::Held => self.fetch(self.id.home.clone()),
-            HomeAnswer::Moved { to } if self.may_hold(&to) => self.fetch(to),
-            // A note that is out of date.
-            HomeAnswer::Moved { .. } => self.ask_tier2(),
-            HomeAnswer::UnknownSince(epoch) => {
-                self.since = Some(epoch);
-                self.tried.push(self.id.home.clone());
-                self.ask_tier2()
+    /// Says what to do next where these nodes hold it by tier 2.
+    #[must_use]
+    pub fn held_by(&mut self, holders: &[NodeName]) -> Step {
+        match holders.iter().find(|holder| !self.tried.contains(holder)) {
+            Some(holder) => {
+                self.tried.push(holder.clone());
+                Step::Fetch(holder.clone())
             }
-        }
-    }
-
-    fn tier2_says(&mut self, holders: &[NodeName]) -> Step {
-        match holders.iter().find(|holder| self.may_hold(holder)) {
-            Some(holder) => self.fetch(holder.clone()),
+            None if holders.is_empty() => self.ask_home(),
             // It named this node, or one that has just been asked.
-            None if !holders.is_empty() => self.ask_tier2(),
-            None if !self.home_asked => self.ask_home(),
-            None => self.give_up(),
+            None => self.ask_tier2(),
         }
-    }
-
-    /// Whether a node has not said, or shown, that it does not hold it.
-    fn may_hold(&self, node: &NodeName) -> bool {
-        *node != self.node && !self.tried.contains(node)
     }
 
     fn ask_home(&mut self) -> Step {
-        self.home_asked = true;
-        self.calls.home += 1;
-        self.step(Waiting::Home, Step::AskHome(self.id.home.clone()))
+        if self.tried.contains(&self.home) {
+            return Step::Nowhere;
+        }
+        self.tried.push(self.home.clone());
+        Step::AskHome(self.home.clone())
     }
 
     fn ask_tier2(&mut self) -> Step {
-        if self.calls.tier2 >= TIER2_MAX {
-            return if self.home_asked { self.step(Waiting::Nothing, Step::Lost) } else { self.ask_home() };
+        if self.tier2_asked == TIER2_MAX {
+            return self.ask_home();
         }
-        self.calls.tier2 += 1;
-        self.step(Waiting::Tier2, Step::AskTier2)
-    }
-
-    fn fetch(&mut self, from: NodeName) -> Step {
-        let sent_with_its_answer = self.waiting == Waiting::Home && from == self.id.home;
-        self.calls.holders += u32::from(!sent_with_its_answer);
-        self.tried.push(from.clone());
-        self.step(Waiting::Fetch, Step::Fetch(from))
-    }
-
-    fn give_up(&mut self) -> Step {
-        let unknown = self.since.filter(|_| !self.misled);
-        let step = unknown.map_or(Step::Lost, |since| Step::Gone { since });
-        self.step(Waiting::Nothing, step)
-    }
-
-    fn step(&mut self, waiting: Waiting, step: Step) -> Step {
-        self.waiting = waiting;
-        self.steps += 1;
-        debug_assert!(self.steps <= STEPS_MAX, "a lookup of too many steps");
-        step
+        self.tier2_asked += 1;
+        Step::AskTier2
     }
 }

@@ -1,333 +1,286 @@
-//! Which data this node holds, and where: tier 1 of the index, and the truth about it (`FaaSTube`
-//! §5.2; D02, D03, D09). Absent: the bytes, the messages, and tier 2, which learns of what outlives
-//! a sync period by the node's checkpoints.
+//! What data a node holds, under which names and until when: tier 1 of the index, and the truth about
+//! it (`FaaSTube` §5.2; D02, D03, D09). And whom to ask for what is not here: [`Lookup`]. No clock: callers
+//! pass what time it is. Absent: the bytes, the messages, and tier 2, which learns of what outlives a sync
+//! period by the node's checkpoints ([`crate::checkpoint`]).
 //!
-//! Of this, workers run [`Lookup`]. The rest runs in tests and a bench only: what a worker holds is in
-//! its own tables, and nothing moves off its home as yet; it is copied.
-//!
-//! The node that makes an object is its **home**, for as long as it is registered: it knows whether
-//! it still holds it, and else where it went. Nobody else needs to be told when an object moves.
+//! The node that makes an object is its **home**, which its name says. Objects do not move off it: others
+//! have copies, and go on having them when the home lets go of it. Nobody changes an object, so a copy is
+//! never out of date. Copies give way to what the node made itself, and to newer ones.
 //!
 //! ```text
-//!                                     ┌───────┐
-//! unique_id, store, moved, drop ────► │ index │ ──► entries: what is here
-//! note (from where it went on) ─────► │       │ ──► Forward: what tier 2 has to know from now on
-//! lookup (for here), answer ────────► └───────┘
-//!   (for others)
+//! put, put_copy, keep_on ─► ┌───────┐ ─► get: what is here
+//! remove, let_go          ─► │ index │ ─► expire: its own that nobody came for
+//! set_aside, give_back    ─► └───────┘ ─► take_gone: what else went
+//! claim, unclaim          ─►     room for what is held elsewhere, without a name
 //! ```
-//!
-//! Notes of where objects went are bounded: the oldest is handed over to tier 2.
 
 mod lookup;
-mod method;
+mod table;
 
-use std::collections::hash_map::{DefaultHasher, HashMap};
-use std::collections::{BTreeMap, hash_map};
-use std::hash::BuildHasherDefault;
+use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
-use millrace_types::{Bytes, DataId, Epoch, NodeName};
+pub use self::lookup::{Calls, LOOKUP_ORDERS, Lookup, LookupOrder, STEPS_MAX, Step};
+use self::table::Table;
 
-pub use self::lookup::{Answer, Calls, LOOKUP_ORDERS, Lookup, LookupOrder, STEPS_MAX, Step};
-pub use self::method::{Location, Method, Place, method};
+/// The most objects of a node, copies included: what the index itself takes is bounded too. How much that
+/// is, `cargo bench -p millrace-policy --bench index` says.
+pub const OBJECTS_MAX: u64 = 1_000_000;
 
-/// The most objects of a node.
-pub const OBJECTS_MAX: usize = 4_000_000;
-/// The most notes of where objects went.
-pub const NOTES_MAX: usize = 65_536;
+/// What is kept of an object.
+pub trait Held {
+    /// How many bytes it counts for. Always the same.
+    fn bytes(&self) -> Bytes;
 
-/// A map that is only looked into. Its hasher has no seed: it is the same everywhere.
-type Table<K, T> = HashMap<K, T, BuildHasherDefault<DefaultHasher>>;
-/// By counter, under one home and epoch.
-type Counters<T> = Table<u64, T>;
+    /// How many files it may have open. Always the same.
+    fn files(&self) -> u64;
+}
 
-/// An object that is here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Entry {
-    /// Where on the node.
-    pub place: Place,
-    /// Its size.
+/// How much there may be, or is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limit {
+    /// Of bytes.
     pub bytes: Bytes,
+    /// Of open files.
+    pub files: u64,
+    /// Of objects, copies included.
+    pub objects: u64,
 }
 
-/// There may be millions of them, each beside its counter in a table.
-const _: () = assert!(size_of::<(u64, Entry)>() <= 32);
-
-/// Where an object goes.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Destination {
-    /// Elsewhere on this node.
-    Here(Place),
-    /// To another node, which holds it by now.
-    Node(NodeName),
+fn one(held: &impl Held) -> Limit {
+    Limit { bytes: held.bytes(), files: held.files(), objects: 1 }
 }
 
-/// An object whose home does not know any more where it went: tier 2 has to.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Forward {
-    /// Which.
-    pub id: DataId,
-    /// Where it went.
-    pub to: NodeName,
+/// What of objects a node holds, and has held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Objects held.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// Objects kept since the node began.
+    pub kept: u64,
+    /// Of those, how many nobody let go of in their time.
+    pub expired: u64,
+    /// Objects that there was no room for.
+    pub refused: u64,
+    /// Copies of other nodes' objects.
+    pub copies: u64,
+    /// Their bytes.
+    pub copied: Bytes,
 }
 
-/// Who has to learn that an object moved.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Tell {
-    /// Nobody.
-    Nobody,
-    /// Its home: it notes where it went.
-    Home(NodeName),
-    /// Tier 2, of one that had moved longer ago.
-    Tier2(Forward),
+/// Why an object was not taken under a name of its maker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no room.
+    NoRoom,
+    /// Something here has the name.
+    Taken,
 }
 
-/// What a home says of an object that it made.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum HomeAnswer {
-    /// It holds it.
-    Held,
-    /// It gave it away.
-    Moved {
-        /// To this node.
-        to: NodeName,
-    },
-    /// It knows nothing of it: it was dropped, or forwarded to tier 2, or made before this epoch.
-    UnknownSince(Epoch),
-}
-
-/// Why nothing was done.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// A name stands for one object, which is here.
-    #[error("{0} is stored already")]
-    Stored(DataId),
-    /// This node never gave that name.
-    #[error("{0} was never given as a name")]
-    NeverGiven(DataId),
-    /// It is not here.
-    #[error("{0} is not on this node")]
-    NotHere(DataId),
-    /// This node did not make it under this epoch.
-    #[error("{0} has another home")]
-    NotHome(DataId),
-    /// There are as many objects as can be.
-    #[error("the node holds {max} objects, no more are taken", max = OBJECTS_MAX)]
-    Full,
-}
-
-/// Where an object of this home went.
+/// All objects of a node, each with what is kept of it.
 #[derive(Debug)]
-struct Note {
-    to: NodeName,
-    /// Its place in the order of notes.
-    turn: u64,
-}
-
-/// All objects of a node.
-#[derive(Debug)]
-pub struct Index {
+pub struct Index<T> {
     node: NodeName,
-    epoch: Epoch,
-    /// The counter of the next name.
+    own: Table<T>,
+    copies: Table<T>,
+    /// What is set aside for copies on their way, which gives way to nobody.
+    coming: Bytes,
+    /// What is held elsewhere takes of it.
+    claimed: Limit,
+    limit: Limit,
+    /// The count of the next name, which is never given twice by one process.
     next: u64,
-    own: Counters<Entry>,
-    /// Objects that other nodes made, or this one under another epoch. No map is empty.
-    foreign: Table<NodeName, BTreeMap<Epoch, Counters<Entry>>>,
-    objects: usize,
-    notes: Counters<Note>,
-    /// How many of them are kept.
-    notes_max: usize,
-    /// The counters of notes, the oldest first.
-    turns: BTreeMap<u64, u64>,
-    next_turn: u64,
+    kept: u64,
+    expired: u64,
+    refused: u64,
+    /// What went, until somebody says so.
+    gone: Vec<DataId>,
 }
 
-impl Index {
-    /// A node that holds nothing, as it is after it registered.
+impl<T: Held> Index<T> {
+    /// A node that holds nothing.
     #[must_use]
-    pub fn new(node: NodeName, epoch: Epoch) -> Self {
+    pub fn new(node: NodeName, limit: Limit) -> Self {
         Self {
             node,
-            epoch,
-            next: 0,
-            own: Counters::default(),
-            foreign: Table::default(),
-            objects: 0,
-            notes: Counters::default(),
-            notes_max: NOTES_MAX,
-            turns: BTreeMap::new(),
-            next_turn: 0,
+            own: Table::new(),
+            copies: Table::new(),
+            coming: Bytes::ZERO,
+            claimed: Limit::default(),
+            limit,
+            next: 1,
+            kept: 0,
+            expired: 0,
+            refused: 0,
+            gone: Vec::new(),
         }
     }
 
-    /// Whose index it is.
-    #[must_use]
-    pub fn node(&self) -> &NodeName {
-        &self.node
+    /// Counts that nothing else is given: so many, from the one returned on (D02).
+    pub fn reserve(&mut self, count: u64) -> u64 {
+        let first = self.next;
+        self.next += count;
+        first
     }
 
-    /// Objects that are here.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.objects
-    }
-
-    /// Whether none is.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.objects == 0
-    }
-
-    /// A name that no node ever gave (D02): an epoch is one registration's alone.
-    pub fn unique_id(&mut self) -> DataId {
-        let counter = self.next;
-        self.next += 1;
-        DataId { home: self.node.clone(), epoch: self.epoch, counter }
-    }
-
-    /// Takes an object: one that was made here, or that came from another node.
+    /// Takes an object that was made here and names it.
     ///
     /// # Errors
-    /// [`Error::NeverGiven`], [`Error::Stored`] and [`Error::Full`]; nothing has changed then.
-    pub fn store(&mut self, id: &DataId, entry: Entry) -> Result<(), Error> {
-        let full = self.objects >= OBJECTS_MAX;
-        let own = self.is_own(id);
-        if own && id.counter >= self.next {
-            return Err(Error::NeverGiven(id.clone()));
-        }
-        if self.lookup(id).is_some() {
-            return Err(Error::Stored(id.clone()));
-        }
-        if full {
-            return Err(Error::Full);
-        }
-        if own {
-            self.own.insert(id.counter, entry);
-            self.forget(id.counter);
-        } else {
-            let epochs = self.foreign.entry(id.home.clone()).or_default();
-            epochs.entry(id.epoch).or_default().insert(id.counter, entry);
-        }
-        self.objects += 1;
-        Ok(())
+    /// Gives it back where it does not fit.
+    pub fn put(&mut self, epoch: Epoch, held: T, until: Timestamp) -> Result<DataId, T> {
+        let counter = self.reserve(1);
+        self.put_as(epoch, counter, held, until).map_err(|(_, held)| held)
     }
 
-    /// Where an object is on this node; `None` when it is not here.
-    #[must_use]
-    pub fn lookup(&self, id: &DataId) -> Option<Entry> {
-        let counters =
-            if self.is_own(id) { &self.own } else { self.foreign.get(&id.home)?.get(&id.epoch)? };
-        counters.get(&id.counter).copied()
-    }
-
-    /// Notes that an object that is here went elsewhere, and says who has to learn of it.
+    /// The same under a reserved count.
     ///
     /// # Errors
-    /// [`Error::NotHere`].
-    pub fn moved(&mut self, id: &DataId, to: Destination) -> Result<Tell, Error> {
-        match to {
-            Destination::Here(place) => {
-                let entry = self.entry(id).ok_or_else(|| Error::NotHere(id.clone()))?;
-                entry.place = place;
-                Ok(Tell::Nobody)
+    /// Gives it back where it does not fit, or something has the name.
+    pub fn put_as(
+        &mut self,
+        epoch: Epoch,
+        counter: u64,
+        held: T,
+        until: Timestamp,
+    ) -> Result<DataId, (Refused, T)> {
+        let id = DataId { home: self.node.clone(), epoch, counter };
+        if self.get(&id).is_some() {
+            return Err((Refused::Taken, held));
+        }
+        if !self.make_room(one(&held)) {
+            self.refused += 1;
+            return Err((Refused::NoRoom, held));
+        }
+        self.own.put(&id, held, until);
+        self.kept += 1;
+        Ok(id)
+    }
+
+    /// Has copies give way until there is room for so much. Says whether there is.
+    fn make_room(&mut self, more: Limit) -> bool {
+        loop {
+            let Usage { objects, bytes: own, copies, copied, .. } = self.usage();
+            let claimed = self.claimed;
+            let own = own.get().saturating_add(claimed.bytes.get()).saturating_add(more.bytes.get());
+            let files = self.own.files() + claimed.files + more.files;
+            let objects = objects + claimed.objects + more.objects;
+            let full = |copies: u64, copied: Bytes, open: u64| {
+                own.saturating_add(copied.get()) > self.limit.bytes.get()
+                    || files + open > self.limit.files
+                    || objects + copies > self.limit.objects
+            };
+            if !full(copies, copied, self.copies.files()) {
+                return true;
             }
-            Destination::Node(to) => {
-                self.take(id).ok_or_else(|| Error::NotHere(id.clone()))?;
-                if !self.is_own(id) {
-                    return Ok(Tell::Home(id.home.clone()));
-                }
-                Ok(self.keep_note(id.counter, to).map_or(Tell::Nobody, Tell::Tier2))
+            // It would not do if all of them went: none does.
+            if full(0, self.coming, 0) {
+                return false;
+            }
+            match self.copies.pop_first() {
+                Some(id) => self.gone.push(id),
+                None => return false,
             }
         }
     }
 
-    /// As its home, notes where an object went on to from where it was. Gives the oldest note when
-    /// there are too many.
-    ///
-    /// # Errors
-    /// [`Error::NotHome`], and [`Error::Stored`] when it is here again: the news is old.
-    pub fn note(&mut self, id: &DataId, to: NodeName) -> Result<Option<Forward>, Error> {
-        if !self.is_own(id) || id.counter >= self.next {
-            return Err(Error::NotHome(id.clone()));
+    /// Sets room aside for bytes of a copy on its way, and says whether there is.
+    pub fn set_aside(&mut self, bytes: Bytes) -> bool {
+        let room = self.make_room(Limit { bytes, files: 0, objects: 1 });
+        if room {
+            self.coming += bytes;
         }
-        if self.own.contains_key(&id.counter) {
-            return Err(Error::Stored(id.clone()));
-        }
-        Ok(self.keep_note(id.counter, to))
+        room
     }
 
-    /// Forgets an object, and as its home where it went: whoever drops it elsewhere tells its home.
-    /// Gives what was here.
-    pub fn drop(&mut self, id: &DataId) -> Option<Entry> {
-        if self.is_own(id) {
-            self.forget(id.counter);
-        }
-        self.take(id)
+    /// Gives back what was set aside.
+    pub fn give_back(&mut self, bytes: Bytes) {
+        self.coming = self.coming.saturating_sub(bytes);
     }
 
-    /// As its home, says to another node where an object is.
+    /// Takes room for what is held elsewhere, and says whether there is.
+    pub fn claim(&mut self, more: Limit) -> bool {
+        let room = self.make_room(more);
+        if room {
+            let Limit { bytes, files, objects } = &mut self.claimed;
+            *bytes += more.bytes;
+            *files += more.files;
+            *objects += more.objects;
+        }
+        room
+    }
+
+    /// That is gone.
+    pub fn unclaim(&mut self, less: Limit) {
+        let Limit { bytes, files, objects } = &mut self.claimed;
+        *bytes = bytes.saturating_sub(less.bytes);
+        *files = files.saturating_sub(less.files);
+        *objects = objects.saturating_sub(less.objects);
+    }
+
+    /// Takes a copy for which room was set aside, which is given back first. Says whether it is new, and has
+    /// room.
+    pub fn put_copy(&mut self, id: &DataId, held: T, until: Timestamp) -> bool {
+        // Room would be made by others, or by itself, for what is here.
+        if self.get(id).is_some() || !self.make_room(one(&held)) {
+            return false;
+        }
+        // It is back before anybody said that it went.
+        self.gone.retain(|gone| gone != id);
+        self.copies.put(id, held, until);
+        true
+    }
+
+    /// An object that is here, the node's own or a copy. Of its own it may have let go, and have a copy back.
     #[must_use]
-    pub fn answer(&self, id: &DataId) -> HomeAnswer {
-        if self.lookup(id).is_some() {
-            return HomeAnswer::Held;
+    pub fn get(&self, id: &DataId) -> Option<&T> {
+        let own = if id.home == self.node { self.own.get(id) } else { None };
+        own.or_else(|| self.copies.get(id))
+    }
+
+    /// Drops an object, whichever it is, and says whether it was here. Whoever reads it has it to the end.
+    pub fn remove(&mut self, id: &DataId) -> bool {
+        self.own.remove(id) || self.copies.remove(id)
+    }
+
+    /// Drops an object of its own, which is named with what else went.
+    pub fn let_go(&mut self, id: &DataId) {
+        if self.own.remove(id) {
+            self.gone.push(id.clone());
         }
-        match self.notes.get(&id.counter).filter(|_| self.is_own(id)) {
-            Some(note) => HomeAnswer::Moved { to: note.to.clone() },
-            None => HomeAnswer::UnknownSince(self.epoch),
-        }
     }
 
-    fn is_own(&self, id: &DataId) -> bool {
-        id.epoch == self.epoch && id.home == self.node
+    /// Keeps an object of its own until another time. Says whether it is here.
+    pub fn keep_on(&mut self, id: &DataId, until: Timestamp) -> bool {
+        self.own.keep_on(id, until)
     }
 
-    fn entry(&mut self, id: &DataId) -> Option<&mut Entry> {
-        let counters = if self.is_own(id) {
-            &mut self.own
-        } else {
-            self.foreign.get_mut(&id.home)?.get_mut(&id.epoch)?
-        };
-        counters.get_mut(&id.counter)
+    /// Drops its own whose time is over, and names them.
+    pub fn expire(&mut self, now: Timestamp) -> Vec<DataId> {
+        let expired: Vec<_> = std::iter::from_fn(|| self.own.expire(now)).collect();
+        self.expired += expired.len() as u64;
+        expired
     }
 
-    fn take(&mut self, id: &DataId) -> Option<Entry> {
-        let taken = if self.is_own(id) {
-            self.own.remove(&id.counter)?
-        } else {
-            let epochs = self.foreign.get_mut(&id.home)?;
-            let counters = epochs.get_mut(&id.epoch)?;
-            let taken = counters.remove(&id.counter)?;
-            if counters.is_empty() {
-                epochs.remove(&id.epoch);
-            }
-            if epochs.is_empty() {
-                self.foreign.remove(&id.home);
-            }
-            taken
-        };
-        self.objects -= 1;
-        Some(taken)
+    /// Drops copies whose time is over, and names all that went since the last time, but for what was
+    /// removed or expired.
+    pub fn take_gone(&mut self, now: Timestamp) -> Vec<DataId> {
+        self.gone.extend(std::iter::from_fn(|| self.copies.expire(now)));
+        std::mem::take(&mut self.gone)
     }
 
-    /// Notes where an object of this home went; gives the oldest note when there are too many.
-    fn keep_note(&mut self, counter: u64, to: NodeName) -> Option<Forward> {
-        self.forget(counter);
-        let turn = self.next_turn;
-        self.next_turn += 1;
-        self.notes.insert(counter, Note { to, turn });
-        self.turns.insert(turn, counter);
-        if self.notes.len() <= self.notes_max {
-            return None;
-        }
-        let (_, counter) = self.turns.pop_first()?;
-        let note = self.notes.remove(&counter)?;
-        let id = DataId { home: self.node.clone(), epoch: self.epoch, counter };
-        Some(Forward { id, to: note.to })
-    }
-
-    fn forget(&mut self, counter: u64) {
-        if let hash_map::Entry::Occupied(note) = self.notes.entry(counter) {
-            self.turns.remove(&note.remove().turn);
+    /// How much it holds, and has held.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            objects: self.own.len(),
+            bytes: self.own.bytes(),
+            kept: self.kept,
+            expired: self.expired,
+            refused: self.refused,
+            copies: self.copies.len(),
+            // What is on its way counts as there.
+            copied: self.copies.bytes() + self.coming,
         }
     }
 }

@@ -1,26 +1,42 @@
-//! Names, entries and notes, and every path of a lookup with what it costs.
+//! Names, room and time, and every path of a lookup with what it costs.
 
 use std::collections::BTreeSet;
-
-use millrace_types::GpuIndex;
 
 use super::*;
 
 mod cluster;
 
+const LIMIT: Limit = Limit { bytes: Bytes(100), files: 100, objects: 3 };
+
+/// So many bytes, and files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Thing(u64, u64);
+
+impl Held for Thing {
+    fn bytes(&self) -> Bytes {
+        Bytes(self.0)
+    }
+
+    fn files(&self) -> u64 {
+        self.1
+    }
+}
+
+fn bytes(bytes: u64) -> Thing {
+    Thing(bytes, 0)
+}
+
 fn node(number: u64) -> NodeName {
     NodeName::new(&format!("n{number}")).unwrap()
 }
 
-fn index(number: u64) -> Index {
-    Index::new(node(number), Epoch(1))
+fn index(limit: Limit) -> Index<Thing> {
+    Index::new(node(1), limit)
 }
 
-const ENTRY: Entry = Entry { place: Place::Gpu(GpuIndex(3)), bytes: Bytes(7) };
-
-/// A name that a node gave, of something it does not hold.
-fn id_of(home: u64) -> DataId {
-    DataId { home: node(home), epoch: Epoch(1), counter: 5 }
+/// A name that another node gave.
+fn id(counter: u64) -> DataId {
+    DataId { home: node(2), epoch: Epoch(7), counter }
 }
 
 #[test]
@@ -28,232 +44,252 @@ fn names_are_never_given_twice() {
     let registrations = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2)];
     let mut given = BTreeSet::new();
     for (number, epoch) in registrations {
-        let mut index = Index::new(node(number), Epoch(epoch));
-        given.extend((0..200_000).map(|_| index.unique_id()));
+        let mut index = Index::new(node(number), Limit { objects: u64::MAX, ..LIMIT });
+        given.extend((0..20_000).map(|_| index.put(Epoch(epoch), bytes(0), Timestamp(1)).unwrap()));
     }
-    assert_eq!(given.len(), 1_000_000);
+    assert_eq!(given.len(), 100_000);
 }
 
 #[test]
-fn an_object_is_where_it_was_stored_until_it_moves_or_is_dropped() {
-    let mut index = index(1);
-    let own = index.unique_id();
-    let earlier = DataId { epoch: Epoch(0), ..own.clone() };
-    for id in [own, id_of(2), earlier] {
-        assert_eq!(index.lookup(&id), None);
-        assert_eq!(index.store(&id, ENTRY), Ok(()));
-        assert_eq!((index.lookup(&id), index.len()), (Some(ENTRY), 1));
-        assert_eq!(index.store(&id, ENTRY), Err(Error::Stored(id.clone())));
-        assert_eq!(index.moved(&id, Destination::Here(Place::Host)), Ok(Tell::Nobody));
-        let in_host = Entry { place: Place::Host, ..ENTRY };
-        assert_eq!(index.drop(&id), Some(in_host));
-        assert_eq!((index.lookup(&id), index.drop(&id), index.is_empty()), (None, None, true));
-        assert_eq!(index.moved(&id, Destination::Here(Place::Host)), Err(Error::NotHere(id.clone())));
-        assert_eq!(index.moved(&id, Destination::Node(node(2))), Err(Error::NotHere(id)));
+fn an_object_is_found_under_its_own_name_until_it_is_let_go() {
+    let mut index = index(LIMIT);
+    let id = index.put(Epoch(2), bytes(60), Timestamp(10)).unwrap();
+    assert_eq!((&id.home, id.epoch, index.get(&id)), (&node(1), Epoch(2), Some(&bytes(60))));
+    for other in [
+        DataId { epoch: Epoch(1), ..id.clone() },
+        DataId { home: node(2), ..id.clone() },
+        DataId { counter: id.counter + 1, ..id.clone() },
+    ] {
+        assert!(index.get(&other).is_none() && !index.remove(&other), "{other}");
     }
-    assert!(index.foreign.is_empty(), "homes of nothing are forgotten");
+    assert!(index.remove(&id) && !index.remove(&id));
+    assert_eq!(index.usage(), Usage { kept: 1, ..Usage::default() });
 }
 
 #[test]
-fn takes_no_name_that_it_never_gave() {
-    let mut index = index(1);
-    let id = id_of(1);
-    assert_eq!(index.store(&id, ENTRY), Err(Error::NeverGiven(id.clone())));
-    assert_eq!(index.note(&id, node(2)), Err(Error::NotHome(id)));
-    assert_eq!(index.note(&id_of(2), node(2)), Err(Error::NotHome(id_of(2))));
+fn a_reserved_count_is_nobody_elses_and_takes_one_object() {
+    let mut index = index(LIMIT);
+    let first = index.reserve(10);
+    let other = index.put(Epoch(1), bytes(1), Timestamp(10)).unwrap();
+    assert!(other.counter >= first + 10);
+    let id = index.put_as(Epoch(1), first, bytes(1), Timestamp(10)).unwrap();
+    let twice = index.put_as(Epoch(1), first, bytes(2), Timestamp(10));
+    assert_eq!(twice, Err((Refused::Taken, bytes(2))));
+    assert!(index.keep_on(&id, Timestamp(30)));
+    assert!(!index.keep_on(&DataId { epoch: Epoch(2), ..id.clone() }, Timestamp(40)));
+    assert_eq!(index.expire(Timestamp(20)), [other]);
+    assert_eq!(index.expire(Timestamp(30)), [id]);
 }
 
 #[test]
-fn a_home_says_where_its_objects_went() {
-    let mut home = index(1);
-    let id = home.unique_id();
-    assert_eq!(home.answer(&id), HomeAnswer::UnknownSince(Epoch(1)));
-    home.store(&id, ENTRY).unwrap();
-    assert_eq!(home.answer(&id), HomeAnswer::Held);
-    assert_eq!(home.moved(&id, Destination::Node(node(2))), Ok(Tell::Nobody));
-    assert_eq!(home.answer(&id), HomeAnswer::Moved { to: node(2) });
-    // From there it goes on: its holder says so.
-    let mut holder = index(2);
-    holder.store(&id, ENTRY).unwrap();
-    assert_eq!(holder.moved(&id, Destination::Node(node(3))), Ok(Tell::Home(node(1))));
-    assert_eq!(home.note(&id, node(3)), Ok(None));
-    assert_eq!(home.answer(&id), HomeAnswer::Moved { to: node(3) });
-    // And comes back: older news is refused, and the note is gone with the object.
-    home.store(&id, ENTRY).unwrap();
-    assert_eq!(home.note(&id, node(2)), Err(Error::Stored(id.clone())));
-    home.drop(&id);
-    assert_eq!(home.answer(&id), HomeAnswer::UnknownSince(Epoch(1)));
-    assert_eq!(home.note(&id, node(2)), Ok(None));
-    home.drop(&id);
-    assert_eq!(home.answer(&id), HomeAnswer::UnknownSince(Epoch(1)));
-    assert!(home.notes.is_empty() && home.turns.is_empty());
-    // A later registration of the node knows nothing of the earlier one's.
-    let again = Index::new(node(1), Epoch(4));
-    assert_eq!(again.answer(&id), HomeAnswer::UnknownSince(Epoch(4)));
+fn what_does_not_fit_is_given_back() {
+    let mut index = index(LIMIT);
+    index.put(Epoch(1), bytes(60), Timestamp(10)).unwrap();
+    assert_eq!(index.put(Epoch(1), bytes(41), Timestamp(10)), Err(bytes(41)));
+    assert_eq!(index.usage().refused, 1);
+    assert!(index.put(Epoch(1), bytes(40), Timestamp(10)).is_ok());
+    assert_eq!(index.usage().bytes, Bytes(100));
+    index.put(Epoch(1), bytes(0), Timestamp(10)).unwrap();
+    assert!(index.put(Epoch(1), bytes(0), Timestamp(10)).is_err(), "three of them");
 }
 
 #[test]
-fn the_oldest_notes_are_handed_to_tier_2() {
-    let mut home = index(1);
-    let mut ids = Vec::new();
-    for _ in 0..NOTES_MAX {
-        let id = home.unique_id();
-        home.store(&id, ENTRY).unwrap();
-        assert_eq!(home.moved(&id, Destination::Node(node(2))), Ok(Tell::Nobody));
-        ids.push(id);
+fn what_opens_no_file_needs_none() {
+    let mut index = index(Limit { files: 1, ..LIMIT });
+    assert!(index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
+    let own = index.put(Epoch(1), Thing(1, 1), Timestamp(10)).unwrap();
+    assert_eq!(index.take_gone(Timestamp(0)), [id(1)], "copies give way");
+    assert_eq!(index.put(Epoch(1), Thing(1, 1), Timestamp(10)), Err(Thing(1, 1)));
+    assert!(!index.put_copy(&id(1), Thing(1, 1), Timestamp(10)));
+    assert!(index.put(Epoch(1), bytes(1), Timestamp(10)).is_ok());
+    assert!(index.put_copy(&id(2), bytes(1), Timestamp(10)));
+    assert!(index.remove(&own));
+    assert!(index.put(Epoch(1), Thing(1, 1), Timestamp(10)).is_ok());
+}
+
+#[test]
+fn what_nobody_came_for_goes_in_its_time_and_names_never_return() {
+    let mut index = index(LIMIT);
+    let ids = [10, 30, 20].map(|until| index.put(Epoch(1), bytes(10), Timestamp(until)).unwrap());
+    assert_eq!(index.expire(Timestamp(9)), []);
+    assert_eq!(index.expire(Timestamp(20)), [ids[0].clone(), ids[2].clone()]);
+    let usage = Usage { objects: 1, bytes: Bytes(10), kept: 3, expired: 2, ..Usage::default() };
+    assert_eq!(index.usage(), usage);
+    assert!(index.put(Epoch(1), bytes(1), Timestamp(5)).unwrap().counter > ids[2].counter);
+}
+
+#[test]
+fn copies_give_way_to_the_nodes_own_and_to_newer_ones() {
+    let mut index = index(LIMIT);
+    for (counter, until) in [(1, 20), (2, 10)] {
+        assert!(index.set_aside(Bytes(40)));
+        index.give_back(Bytes(40));
+        assert!(index.put_copy(&id(counter), bytes(40), Timestamp(until)));
     }
-    // The first is told of again, so that the second is the oldest.
-    assert_eq!(home.note(&ids[0], node(3)), Ok(None));
-    let id = home.unique_id();
-    home.store(&id, ENTRY).unwrap();
-    let oldest = Forward { id: ids[1].clone(), to: node(2) };
-    assert_eq!(home.moved(&id, Destination::Node(node(2))), Ok(Tell::Tier2(oldest)));
-    assert_eq!(home.answer(&ids[1]), HomeAnswer::UnknownSince(Epoch(1)));
-    assert_eq!(home.answer(&ids[0]), HomeAnswer::Moved { to: node(3) });
-    assert_eq!((home.notes.len(), home.turns.len()), (NOTES_MAX, NOTES_MAX));
+    assert!(!index.put_copy(&id(1), bytes(10), Timestamp(20)), "it is here");
+    let usage = index.usage();
+    assert_eq!((usage.copies, usage.copied, usage.objects), (2, Bytes(80), 0));
+    // The one that would go first makes room for a third.
+    assert!(index.set_aside(Bytes(50)));
+    assert!(index.get(&id(2)).is_none() && index.get(&id(1)).is_some());
+    // What is on its way is not taken from.
+    assert!(index.put(Epoch(1), bytes(60), Timestamp(30)).is_err());
+    assert!(index.get(&id(1)).is_some(), "nothing goes in vain");
+    index.give_back(Bytes(50));
+    index.put(Epoch(1), bytes(100), Timestamp(30)).unwrap();
+    assert_eq!(index.take_gone(Timestamp(0)), [id(2), id(1)]);
+    assert!(!index.set_aside(Bytes(1)), "its own give way to none");
+    assert_eq!(index.take_gone(Timestamp(50)), []);
 }
 
 #[test]
-fn chooses_exactly_one_method() {
-    let (here, there) = (node(1), node(2));
-    let gpu = |index| Place::Gpu(GpuIndex(index));
-    let places = [Place::Host, gpu(0), gpu(1)];
-    let expected = [
-        [Method::SharedHost, Method::HostGpu, Method::HostGpu],
-        [Method::HostGpu, Method::IntraGpu, Method::InterGpu],
-        [Method::HostGpu, Method::InterGpu, Method::IntraGpu],
-    ];
-    for (data, expected) in places.into_iter().zip(expected) {
-        for (requester, expected) in places.into_iter().zip(expected) {
-            let requester = Location { node: &here, place: requester };
-            assert_eq!(method(Location { node: &here, place: data }, requester), expected);
-            assert_eq!(method(Location { node: &there, place: data }, requester), Method::InterNode);
-        }
-    }
-    assert_eq!(Method::IntraGpu.to_string(), "intra-gpu");
+fn a_copy_that_is_here_or_back_has_not_gone() {
+    let mut index = index(LIMIT);
+    assert!(index.put_copy(&id(1), bytes(60), Timestamp(10)));
+    assert!(!index.put_copy(&id(1), bytes(60), Timestamp(20)), "it is here, and stays");
+    assert_eq!(index.take_gone(Timestamp(0)), []);
+    assert!(index.put_copy(&id(2), bytes(60), Timestamp(30)), "the first makes room");
+    assert!(index.get(&id(1)).is_none());
+    assert!(index.put_copy(&id(1), bytes(60), Timestamp(40)));
+    assert_eq!(index.take_gone(Timestamp(0)), [id(2)]);
 }
 
 #[test]
-fn lookup_orders_have_names() {
-    let names = [LookupOrder::HomeFirst, LookupOrder::Paper].map(|order| order.to_string());
-    assert_eq!(names, ["home-first", "paper"]);
-}
-
-/// Looks from node 9 for what node 1 made, and compares every step after the answer before it, and
-/// what it cost: calls of the home, of tier 2, of other holders.
-fn check(order: LookupOrder, first: Step, then: &[(Answer, Step)], calls: [u32; 3]) {
-    let (mut lookup, step) = Lookup::begin(order, &index(9), id_of(1));
-    assert_eq!(step, first);
-    for (answer, expected) in then {
-        assert_eq!(lookup.on(answer.clone()), *expected, "after {answer:?} of {then:?}");
+fn a_copy_goes_in_its_time_whoever_made_it() {
+    let mut index = index(LIMIT);
+    let other = DataId { home: node(3), ..id(1) };
+    for (id, until) in [(id(1), 10), (id(2), 20), (other.clone(), 15)] {
+        assert!(index.put_copy(&id, bytes(1), Timestamp(until)));
     }
-    let [home, tier2, holders] = calls;
-    assert_eq!(lookup.calls(), Calls { home, tier2, holders });
-    assert_eq!(lookup.calls().total(), calls.iter().sum::<u32>());
+    assert_eq!(index.take_gone(Timestamp(9)), []);
+    assert_eq!(index.take_gone(Timestamp(15)), [id(1), other]);
+    assert!(index.remove(&id(2)) && !index.remove(&id(2)));
+    assert_eq!((index.take_gone(Timestamp(30)), index.usage()), (vec![], Usage::default()));
+    let own = index.put(Epoch(7), bytes(1), Timestamp(90)).unwrap();
+    index.let_go(&own);
+    assert_eq!((index.take_gone(Timestamp(40)), index.usage().objects), (vec![own], 0));
 }
 
-const HELD: Answer = Answer::Home(HomeAnswer::Held);
-const UNKNOWN: Answer = Answer::Home(HomeAnswer::UnknownSince(Epoch(8)));
-const GONE: Step = Step::Gone { since: Epoch(8) };
-
-fn moved(to: u64) -> Answer {
-    Answer::Home(HomeAnswer::Moved { to: node(to) })
+#[test]
+fn its_own_is_found_again_as_a_copy() {
+    let mut index = index(LIMIT);
+    let own = index.put(Epoch(1), bytes(1), Timestamp(10)).unwrap();
+    assert!(!index.put_copy(&own, bytes(1), Timestamp(20)), "it has it");
+    assert!(index.remove(&own) && index.put_copy(&own, bytes(1), Timestamp(20)));
+    assert!(index.get(&own).is_some() && !index.keep_on(&own, Timestamp(30)));
+    assert_eq!((index.expire(Timestamp(20)), index.take_gone(Timestamp(20))), (vec![], vec![own]));
 }
 
-fn tier2(holders: &[u64]) -> Answer {
-    Answer::Tier2(holders.iter().copied().map(node).collect())
+#[test]
+fn lookup_orders_are_read_by_their_names() {
+    for (name, order) in LOOKUP_ORDERS {
+        assert_eq!((name.parse::<LookupOrder>(), order.to_string()), (Ok(order), name.to_owned()));
+    }
+    let refused = "home-first".parse::<LookupOrder>().unwrap_err().to_string();
+    assert!(refused.contains("use one of home, paper"), "{refused}");
+}
+
+/// What comes of a step, that does not end the lookup.
+#[derive(Debug, Clone)]
+enum Answer {
+    NotHeld,
+    HeldBy(Vec<NodeName>),
+}
+
+use Answer::NotHeld;
+
+fn held_by(holders: &[u64]) -> Answer {
+    Answer::HeldBy(holders.iter().copied().map(node).collect())
 }
 
 fn fetch(from: u64) -> Step {
     Step::Fetch(node(from))
 }
 
-#[test]
-fn home_first_asks_nobody_for_what_is_here_and_the_home_alone_for_what_stayed() {
-    let mut here = index(9);
-    let id = id_of(1);
-    here.store(&id, ENTRY).unwrap();
-    for (_, order) in LOOKUP_ORDERS {
-        let (lookup, step) = Lookup::begin(order, &here, id.clone());
-        assert_eq!((step, lookup.calls().total()), (Step::Here(ENTRY), 0));
+/// Looks from node 9 for what node 1 made, and compares every step after the answer before it, and
+/// what it cost: calls of the home, of tier 2, of other holders.
+fn check(order: LookupOrder, first: &Step, then: &[(Answer, Step)], [home, tier2, holders]: [u64; 3]) {
+    let (mut lookup, step) = Lookup::begin(order, &node(9), &node(1));
+    assert_eq!(step, *first);
+    let mut calls = Calls::default();
+    calls.count(&step);
+    for (answer, expected) in then {
+        let step = match answer {
+            NotHeld => lookup.not_held(),
+            Answer::HeldBy(holders) => lookup.held_by(holders),
+        };
+        assert_eq!(step, *expected, "after {answer:?} of {then:?}");
+        calls.count(&step);
     }
-    let ask = || Step::AskHome(node(1));
-    check(LookupOrder::HomeFirst, ask(), &[(HELD, fetch(1))], [1, 0, 0]);
-    check(LookupOrder::HomeFirst, ask(), &[(moved(2), fetch(2))], [1, 0, 1]);
+    assert_eq!(calls, Calls { home, tier2, holders });
 }
 
 #[test]
-fn home_first_asks_tier_2_for_what_its_home_does_not_know() {
-    let check = |then: &[_], calls| check(LookupOrder::HomeFirst, Step::AskHome(node(1)), then, calls);
-    check(&[(UNKNOWN, Step::AskTier2), (tier2(&[4]), fetch(4))], [1, 1, 1]);
-    check(&[(UNKNOWN, Step::AskTier2), (tier2(&[]), GONE)], [1, 1, 0]);
-    // Tier 2 has not heard yet that the home registered again: it is not asked for what it forgot.
-    check(&[(UNKNOWN, Step::AskTier2), (tier2(&[1, 4]), fetch(4))], [1, 1, 1]);
-    let unreachable = || (Answer::HomeUnreachable, Step::AskTier2);
-    check(&[unreachable(), (tier2(&[4]), fetch(4))], [1, 1, 1]);
-    check(&[unreachable(), (tier2(&[]), Step::Lost)], [1, 1, 0]);
-    // Notes that are out of date: whoever it names does not hold it, or is who asks.
-    let stale = || (Answer::NotFetched, Step::AskTier2);
-    check(&[(moved(2), fetch(2)), stale(), (tier2(&[2, 4]), fetch(4))], [1, 1, 2]);
-    check(&[(moved(9), Step::AskTier2), (tier2(&[9, 4]), fetch(4))], [1, 1, 1]);
-    check(&[(HELD, fetch(1)), stale(), (tier2(&[]), Step::Lost)], [1, 1, 0]);
+fn home_asks_the_home_alone_for_what_it_has_and_tier_2_for_what_it_let_go_of() {
+    let ask = Step::AskHome(node(1));
+    let check = |then: &[_], calls| check(LookupOrder::Home, &ask, then, calls);
+    check(&[], [1, 0, 0]);
+    check(&[(NotHeld, Step::AskTier2), (held_by(&[4]), fetch(4))], [1, 1, 1]);
+    check(&[(NotHeld, Step::AskTier2), (held_by(&[]), Step::Nowhere)], [1, 1, 0]);
+    // Tier 2 has not heard yet that the home has it no more: the home is not asked again.
+    check(&[(NotHeld, Step::AskTier2), (held_by(&[1, 4]), fetch(4))], [1, 1, 1]);
+    // Nor is who looks for it.
+    check(&[(NotHeld, Step::AskTier2), (held_by(&[9, 4]), fetch(4))], [1, 1, 1]);
 }
 
 #[test]
-fn what_tier_2_names_wrongly_twice_is_lost() {
-    let stale = || (Answer::NotFetched, Step::AskTier2);
-    let lost = || (Answer::NotFetched, Step::Lost);
+fn what_tier_2_names_wrongly_twice_is_nowhere() {
+    let ask = Step::AskHome(node(1));
+    let stale = || (NotHeld, Step::AskTier2);
     // The longest there is.
     let steps =
-        [(moved(2), fetch(2)), stale(), (tier2(&[3]), fetch(3)), stale(), (tier2(&[4]), fetch(4)), lost()];
+        [stale(), (held_by(&[3]), fetch(3)), stale(), (held_by(&[4]), fetch(4)), (NotHeld, Step::Nowhere)];
     assert_eq!(steps.len() + 1, STEPS_MAX as usize);
-    check(LookupOrder::HomeFirst, Step::AskHome(node(1)), &steps, [1, 2, 3]);
+    check(LookupOrder::Home, &ask, &steps, [1, 2, 2]);
     // A node that did not hold it is not asked again.
-    let steps = [(moved(2), fetch(2)), stale(), (tier2(&[2]), Step::AskTier2), (tier2(&[2]), Step::Lost)];
-    check(LookupOrder::HomeFirst, Step::AskHome(node(1)), &steps, [1, 2, 1]);
-    // What came home meanwhile is not lost.
-    let ask = || (tier2(&[3]), Step::AskHome(node(1)));
-    let paper = [(tier2(&[3]), fetch(3)), stale(), ask()];
-    let then = |last: &[_]| [&paper, last].concat();
-    check(LookupOrder::Paper, Step::AskTier2, &then(&[(HELD, fetch(1)), lost()]), [1, 2, 1]);
-    check(LookupOrder::Paper, Step::AskTier2, &then(&[(UNKNOWN, Step::Lost)]), [1, 2, 1]);
+    let steps = [stale(), (held_by(&[1]), Step::AskTier2), (held_by(&[1]), Step::Nowhere)];
+    check(LookupOrder::Home, &ask, &steps, [1, 2, 0]);
+    // What tier 2 has not heard of yet is at home.
+    let to_home = (NotHeld, Step::AskHome(node(1)));
+    let steps = [(held_by(&[3]), fetch(3)), stale(), (held_by(&[4]), fetch(4)), to_home];
+    check(LookupOrder::Paper, &Step::AskTier2, &steps, [1, 2, 2]);
+    let steps = [&steps[..], &[(NotHeld, Step::Nowhere)]].concat();
+    assert_eq!(steps.len() + 1, STEPS_MAX as usize);
+    check(LookupOrder::Paper, &Step::AskTier2, &steps, [1, 2, 2]);
 }
 
 #[test]
 fn paper_asks_tier_2_and_the_home_only_for_what_tier_2_has_not_heard_of() {
-    let check = |then: &[_], calls| check(LookupOrder::Paper, Step::AskTier2, then, calls);
-    check(&[(tier2(&[1]), fetch(1))], [0, 1, 1]);
-    let ask = || (tier2(&[]), Step::AskHome(node(1)));
-    check(&[ask(), (HELD, fetch(1))], [1, 1, 0]);
-    check(&[ask(), (UNKNOWN, Step::AskTier2), (tier2(&[]), GONE)], [1, 2, 0]);
-    let stale = || (Answer::NotFetched, Step::AskTier2);
-    check(&[(tier2(&[2]), fetch(2)), stale(), ask(), (moved(3), fetch(3))], [1, 2, 2]);
+    let check = |then: &[_], calls| check(LookupOrder::Paper, &Step::AskTier2, then, calls);
+    check(&[(held_by(&[1]), fetch(1))], [0, 1, 1]);
+    let ask = || (held_by(&[]), Step::AskHome(node(1)));
+    check(&[ask()], [1, 1, 0]);
+    check(&[ask(), (NotHeld, Step::AskTier2), (held_by(&[]), Step::Nowhere)], [1, 2, 0]);
+    // A home that tier 2 named wrongly has been asked.
+    let stale = (NotHeld, Step::AskTier2);
+    check(&[(held_by(&[1]), fetch(1)), stale, (held_by(&[]), Step::Nowhere)], [0, 2, 1]);
 }
 
 #[test]
-fn what_is_not_here_is_looked_for_without_a_table() {
-    let (mut lookup, step) =
-        Lookup::elsewhere(LookupOrder::HomeFirst, &node(9), HomeAnswer::UnknownSince(Epoch(1)), id_of(1));
-    assert_eq!((step, lookup.on(HELD)), (Step::AskHome(node(1)), fetch(1)));
-    assert_eq!(lookup.calls(), Calls { home: 1, ..Calls::default() });
-    // Its own, gone from here: nobody is asked what it knows itself.
-    let own = HomeAnswer::UnknownSince(Epoch(1));
-    let (mut lookup, step) = Lookup::elsewhere(LookupOrder::HomeFirst, &node(1), own, id_of(1));
-    assert_eq!((step, lookup.on(tier2(&[4]))), (Step::AskTier2, fetch(4)));
-    assert_eq!(lookup.calls(), Calls { tier2: 1, holders: 1, ..Calls::default() });
-}
-
-#[test]
-fn a_node_knows_without_asking_where_its_own_went() {
-    let mut home = index(1);
-    let (moved, gone) = (home.unique_id(), home.unique_id());
-    home.store(&moved, ENTRY).unwrap();
-    home.moved(&moved, Destination::Node(node(2))).unwrap();
+fn a_node_does_not_ask_itself_for_its_own() {
     for (_, order) in LOOKUP_ORDERS {
-        let (lookup, step) = Lookup::begin(order, &home, moved.clone());
-        assert_eq!((step, lookup.calls()), (fetch(2), Calls { holders: 1, ..Calls::default() }));
-        let (mut lookup, step) = Lookup::begin(order, &home, gone.clone());
-        assert_eq!(step, Step::AskTier2);
-        assert_eq!(lookup.on(tier2(&[])), Step::Gone { since: Epoch(1) });
+        let (mut lookup, step) = Lookup::begin(order, &node(1), &node(1));
+        assert_eq!((step, lookup.held_by(&[node(1), node(4)])), (Step::AskTier2, fetch(4)));
+        let (mut lookup, _) = Lookup::begin(order, &node(1), &node(1));
+        assert_eq!(lookup.held_by(&[]), Step::Nowhere);
     }
+}
+
+#[test]
+fn what_is_held_elsewhere_takes_room_until_it_is_gone() {
+    let mut index = index(LIMIT);
+    let state = Limit { bytes: Bytes(50), files: 2, objects: 2 };
+    assert!(index.put_copy(&id(1), bytes(60), Timestamp(10)));
+    assert!(index.claim(state), "copies give way");
+    assert_eq!(index.get(&id(1)), None);
+    assert!(!index.claim(state), "one more object, and not two");
+    assert!(index.put(Epoch(1), bytes(51), Timestamp(10)).is_err());
+    index.put(Epoch(1), bytes(50), Timestamp(10)).unwrap();
+    index.unclaim(state);
+    assert!(index.claim(state));
 }

@@ -32,9 +32,9 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
     let of = |whom: &str, calls: u64| (vec![("asked", whom.to_owned())], calls as f64);
     let calls = [
         of("address", *addresses),
-        of("home", asked.home.into()),
-        of("tier2", asked.tier2.into()),
-        of("holder", asked.holders.into()),
+        of("home", asked.home),
+        of("tier2", asked.tier2),
+        of("holder", asked.holders),
     ];
     writer.counters(
         ("millrace_objects_lookups", "Calls to find data that a process named, by who was asked", None),

@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::Stats;
 use millrace_policy::fabric::{Counts, Wait};
-use millrace_policy::index::Calls;
+use millrace_policy::index::{Calls, Usage};
 use millrace_policy::paths::Each;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
-use crate::objects::{Fetched, Tally, Usage};
+use crate::objects::{Fetched, Tally};
 use crate::snapshot::{FunctionSnapshot, GpuData, GpuSnapshot, LinkSnapshot};
 
 fn function(name: &str) -> FunctionKey {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use millrace_policy::index::LookupOrder;
 use millrace_policy::prewarm::Prewarm;
 use millrace_proto::executor::command::Command;
 use millrace_proto::worker as wire;
@@ -199,7 +200,8 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
             let node = node_that(Arc::new(AtomicBool::new(true)));
             node.install(FunctionConfig { idempotent, ..function() }, prepared()).await.unwrap();
             let signatures = watch::Sender::new(Arc::default()).subscribe();
-            let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), clock());
+            let objects =
+                Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
             let known = (signatures, Gate::new(clock()));
             let service =
                 WorkerService::new(node, place(), known, objects.clone(), Limits::default(), Faults::Refuse);
@@ -235,7 +237,8 @@ fn what_a_request_hints_at_comes_after_its_own_model() {
         let gate = Gate::new(clock());
         gate.arrived(next);
         let hints = Hints::new(Prewarm::On, signatures.clone(), gate.clone(), clock());
-        let objects = Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), clock());
+        let objects =
+            Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
         let (known, limits) = ((signatures, gate.clone()), Limits::default());
         let service = WorkerService::new(node, place(), known, objects, limits, Faults::Refuse);
         let service = service.following(hints.clone());
@@ -305,7 +308,8 @@ impl tracing::Subscriber for Bug {
 /// A program that cannot be started.
 fn program(dir: &Path) -> Arc<Program> {
     let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
-    let objects = Objects::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), clock());
+    let objects =
+        Objects::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
     let programs = Programs::open(dir, launcher, objects, Bytes::mib(1)).unwrap();
     let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
     Arc::new(programs.put(Digest::of(b"program"), declared, b"program").unwrap())

@@ -1,4 +1,4 @@
-//! Objects by name alone, wherever they are (D04, D09): here, at their home, or at whoever holds a copy
+//! Objects by name alone, wherever they are (D04, D09): here, at their home, or at whoever holds them
 //! by tier 2 of the index. [`Lookup`] decides whom to ask; what came is kept as a copy, as long as there
 //! is room, so that the next one finds it here and others find it here when its home is gone.
 
@@ -8,13 +8,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use millrace_policy::index::{Answer, Calls, HomeAnswer, Lookup, LookupOrder, Step};
+use millrace_policy::index::{Lookup, Step};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes as Size, DataId, NodeName};
 use tokio::task::JoinSet;
 
 use super::given::seal;
 use super::peers::PeerError;
+use super::whereabouts::{Holders, NoAnswer};
 use super::{Contents, Objects, memory};
 use crate::service::tensors::INLINE_BYTES_MAX;
 
@@ -65,69 +66,37 @@ impl Objects {
     }
 
     async fn look_elsewhere(&self, id: &DataId) -> Result<Contents, FetchError> {
-        let own = HomeAnswer::UnknownSince(self.0.feed.registration.borrow().current.unwrap_or_default());
-        let (mut lookup, mut step) = Lookup::elsewhere(LookupOrder::HomeFirst, self.node(), own, id.clone());
-        let found = self.follow(id, &mut lookup, &mut step).await;
-        let Calls { home, tier2, holders } = lookup.calls();
-        let mut asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        (asked.home, asked.tier2) = (asked.home + home, asked.tier2 + tier2);
-        asked.holders += holders;
-        drop(asked);
+        let found = self.ask_around(id).await;
         if let Err(error) = &found {
             tracing::warn!(object = %id, %error, "an object is not to be had");
         }
         found
     }
 
-    async fn follow(
-        &self,
-        id: &DataId,
-        lookup: &mut Lookup,
-        step: &mut Step,
-    ) -> Result<Contents, FetchError> {
-        let lost = |why: &str| FetchError::Lost { id: id.clone(), why: why.to_owned() };
-        let unavailable = |why: String| FetchError::Unavailable { id: id.clone(), why };
-        // Who could not be asked, and may have it.
-        let mut doubt = None;
+    async fn ask_around(&self, id: &DataId) -> Result<Contents, FetchError> {
+        let (mut lookup, mut step) = Lookup::begin(self.0.order, self.node(), &id.home);
+        let mut findings = Findings::default();
         loop {
-            let answer = match &*step {
-                Step::AskHome(node) => match self.pull_whole(id, node).await {
-                    // It sends what it holds with its answer.
+            // Before it is taken: whoever waits may give up meanwhile.
+            self.0.asked.lock().unwrap_or_else(PoisonError::into_inner).count(&step);
+            step = match &step {
+                Step::AskHome(node) | Step::Fetch(node) => match self.pull_whole(id, node).await {
                     Ok(contents) => return Ok(contents),
-                    Err(Refused::NoRoom(why)) => return Err(unavailable(why)),
-                    Err(Refused::Gone) => Answer::Home(HomeAnswer::UnknownSince(id.epoch)),
+                    Err(Refused::NoRoom(why)) => {
+                        return Err(FetchError::Unavailable { id: id.clone(), why });
+                    }
+                    Err(Refused::Gone) => lookup.not_held(),
                     Err(Refused::Unreachable(why)) => {
-                        doubt = Some(unreached(id, node, &why));
-                        Answer::HomeUnreachable
+                        findings.unreached = Some(unreached(id, node, &why));
+                        lookup.not_held()
                     }
                 },
-                Step::Fetch(node) => match self.pull_whole(id, node).await {
-                    Ok(contents) => return Ok(contents),
-                    Err(Refused::NoRoom(why)) => return Err(unavailable(why)),
-                    Err(Refused::Gone) => Answer::NotFetched,
-                    Err(Refused::Unreachable(why)) => {
-                        doubt = Some(unreached(id, node, &why));
-                        Answer::NotFetched
-                    }
-                },
-                Step::AskTier2 => match self.0.whereabouts.holders(id).await {
-                    Ok(holders) if holders.lost => {
-                        return Err(lost("it went with the last worker that held it"));
-                    }
-                    Ok(holders) => Answer::Tier2(holders.nodes),
-                    Err(error) => {
-                        let home = doubt.unwrap_or_else(|| "its home does not hold it any more".to_owned());
-                        return Err(unavailable(format!("{home}, and {error}")));
-                    }
-                },
-                Step::Here(_) | Step::Lost | Step::Gone { .. } => {
-                    return Err(match doubt {
-                        Some(why) => unavailable(why),
-                        None => lost("no worker holds it: it was let go of, or never stored"),
-                    });
+                Step::AskTier2 => {
+                    let answer = self.0.whereabouts.holders(id).await;
+                    lookup.held_by(&findings.take(answer))
                 }
+                Step::Nowhere => return Err(findings.error(id)),
             };
-            *step = lookup.on(answer);
         }
     }
 
@@ -173,9 +142,52 @@ impl Objects {
         let Some(place) = self.0.feed.place().await else { return };
         let until = self.0.clock.now() + COPY_FOR;
         // Said before anybody else can have it go, and say so.
-        let mut shelf = self.shelf();
-        if shelf.put_copy(id.clone(), contents.clone(), until) {
+        let mut index = self.index();
+        if index.put_copy(id, contents.clone(), until) {
             place.stored(id.clone(), Size(contents.len()));
+        }
+    }
+}
+
+/// What a lookup has heard that is not where an object is.
+#[derive(Debug, Default)]
+struct Findings {
+    /// Tier 2 knows that nobody holds it any more.
+    lost: bool,
+    /// Why tier 2 could not be asked the last time.
+    no_answer: Option<NoAnswer>,
+    /// Who could not be reached the last time, and may have it.
+    unreached: Option<String>,
+}
+
+impl Findings {
+    /// Who holds it by what tier 2 says, if it says anything. One that is lost by it may be at home all the
+    /// same: a worker that the controllers took for dead may be reached by others.
+    fn take(&mut self, answer: Result<Holders, NoAnswer>) -> Vec<NodeName> {
+        match answer {
+            Ok(Holders { nodes, lost }) => {
+                (self.lost, self.no_answer) = (self.lost || lost, None);
+                nodes
+            }
+            Err(why) => {
+                self.no_answer = Some(why);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Why an object is not to be had that was found nowhere.
+    fn error(self, id: &DataId) -> FetchError {
+        let lost = |why: &str| FetchError::Lost { id: id.clone(), why: why.to_owned() };
+        let unavailable = |why: String| FetchError::Unavailable { id: id.clone(), why };
+        match self {
+            Self { lost: true, .. } => lost("it went with the last worker that held it"),
+            Self { no_answer: Some(error), unreached, .. } => {
+                let home = unreached.unwrap_or_else(|| "its home does not hold it any more".to_owned());
+                unavailable(format!("{home}, and {error}"))
+            }
+            Self { unreached: Some(why), .. } => unavailable(why),
+            Self { .. } => lost("no worker holds it: it was let go of, or never stored"),
         }
     }
 }
@@ -201,7 +213,7 @@ impl Landing {
 
     fn take(&mut self, chunk: &[u8]) -> io::Result<()> {
         let more = chunk.len() as u64;
-        if !self.objects.shelf().set_aside(Size(more)) {
+        if !self.objects.index().set_aside(Size(more)) {
             return Err(io::Error::other("this worker has no room for it: give it more --object-memory"));
         }
         self.bytes += more;
@@ -233,6 +245,6 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.objects.shelf().give_back(Size(self.bytes));
+        self.objects.index().give_back(Size(self.bytes));
     }
 }

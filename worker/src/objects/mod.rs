@@ -1,5 +1,5 @@
 //! Intermediate data of workflows that this worker holds, and what it takes from others: tier 1 of
-//! the index (DESIGN §5), the truth about what the node has.
+//! the index (DESIGN §5; [`millrace_policy::index`]), the truth about what the node has.
 //!
 //! An answer that its caller wants kept stays here as an *object* and only its name travels; a
 //! request that takes it as input finds it by that name. It stays in the memory of the GPU that made
@@ -16,20 +16,17 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`shelf`] | which objects are here, how much of them, until when |
 //! | [`named`] | objects that functions' processes name themselves |
 //! | [`gather`] | a request's inputs put together from objects |
 //! | [`kept`] | objects that stay in the memory of the GPU that made them |
 //! | [`peers`] | objects of other workers |
 //! | [`elsewhere`] | the same where nothing is known but the name |
 //! | [`whereabouts`] | what controllers say of where things are |
-//! | [`copies`] | objects of other workers that came by name, kept for a while |
 //! | [`claimed`] | room that functions' state takes beside them |
 //! | [`given`] | data as programs are given it |
 //! | [`serve`] | this worker's objects for them |
 
 mod claimed;
-mod copies;
 mod elsewhere;
 mod gather;
 mod given;
@@ -37,7 +34,6 @@ mod kept;
 mod named;
 mod peers;
 mod serve;
-mod shelf;
 mod whereabouts;
 
 use std::fs::File;
@@ -48,7 +44,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_policy::index::Calls;
+use millrace_policy::index::{Calls, Held, Index, Limit, LookupOrder, OBJECTS_MAX, Usage};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{DataId, Epoch};
 use rustix::buffer::spare_capacity;
@@ -69,8 +65,6 @@ pub(crate) use kept::{Kept, Lost, OnHost, Part, Place, Reply};
 pub(crate) use named::NotKept;
 pub(crate) use peers::Peers;
 pub(crate) use serve::Chunks;
-pub(crate) use shelf::Usage;
-use shelf::{Limit, Shelf};
 pub(crate) use whereabouts::Whereabouts;
 
 /// The most bytes of objects a worker holds when it is not told.
@@ -96,6 +90,23 @@ pub(crate) enum Contents {
     },
     /// In a GPU's memory, or in that of the host by now.
     Kept(Part),
+}
+
+/// There may be a million of them. The index's bench counts on it.
+const _: () = assert!(std::mem::size_of::<Contents>() <= 40);
+
+impl Held for Contents {
+    fn bytes(&self) -> millrace_types::Bytes {
+        millrace_types::Bytes(self.len())
+    }
+
+    fn files(&self) -> u64 {
+        match self {
+            Self::Inline(_) => 0,
+            // What a GPU has may come to the host.
+            Self::Memory { .. } | Self::Kept(_) => 1,
+        }
+    }
 }
 
 impl Contents {
@@ -150,8 +161,8 @@ impl Contents {
     }
 }
 
-/// How many descriptors this process may have, which is as many as the system lets it: each object
-/// that an executor wrote takes one.
+/// How many descriptors this process may have, which is as many as the system lets it: each object that
+/// is not small takes one.
 fn descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -222,7 +233,9 @@ pub(crate) struct Objects(Arc<Inner>);
 struct Inner {
     /// Looked at by whichever thread serves a request, for as long as a map's lookup takes: a message
     /// to an actor would cost a wake-up on the way of each.
-    shelf: Mutex<Shelf>,
+    index: Mutex<Index<Contents>>,
+    /// Who is asked first for what is not here.
+    order: LookupOrder,
     feed: IndexFeed,
     clock: Arc<dyn Clock>,
     peers: Peers,
@@ -247,16 +260,19 @@ impl std::fmt::Debug for Objects {
 
 impl Objects {
     /// None yet, and room for so many bytes. Their names are those of the registration that `feed`
-    /// knows, and what lives long is told to it. On the runtime that is to fetch what is elsewhere.
+    /// knows, and what lives long is told to it. On the runtime that is to fetch what is elsewhere, which
+    /// is looked for in this order.
     pub(crate) fn new(
-        limit: millrace_types::Bytes,
+        bytes: millrace_types::Bytes,
         feed: IndexFeed,
         whereabouts: Whereabouts,
+        order: LookupOrder,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let objects = descriptors() / 2;
+        let limit = Limit { bytes, files: descriptors() / 2, objects: OBJECTS_MAX };
         Self(Arc::new(Inner {
-            shelf: Mutex::new(Shelf::new(Limit { bytes: limit, objects })),
+            index: Mutex::new(Index::new(feed.node.clone(), limit)),
+            order,
             feed,
             clock,
             peers: Peers::default(),
@@ -274,8 +290,8 @@ impl Objects {
         self.0.feed.registration.borrow().current
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.0.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn index(&self) -> MutexGuard<'_, Index<Contents>> {
+        self.0.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps an object for so long, and names it. Gives it back where there is no room, or no
@@ -286,32 +302,27 @@ impl Objects {
         let Some(place) = self.0.feed.place().await else { return Err(contents) };
         let bytes = millrace_types::Bytes(contents.len());
         let until = self.0.clock.now() + time.min(KEEP_MAX);
-        let counter = self.shelf().put(epoch, contents, until)?;
-        let id = DataId { home: self.0.feed.node.clone(), epoch, counter };
+        let id = self.index().put(epoch, contents, until)?;
         place.stored(id.clone(), bytes);
         Ok(id)
     }
 
     /// An object that is here, its own or a copy.
     pub(crate) fn find(&self, id: &DataId) -> Option<Contents> {
-        let shelf = self.shelf();
-        let own = if id.home == self.0.feed.node { shelf.get(id.epoch, id.counter) } else { None };
-        // Of its own it may have let go, and have a copy back.
-        own.or_else(|| shelf.copy(id)).cloned()
+        self.index().get(id).cloned()
     }
 
     /// Lets go of objects.
     pub(crate) async fn release(&self, ids: &[DataId]) {
         for id in ids {
             let Some(place) = self.0.feed.place().await else { return };
-            let is_own = id.home == self.0.feed.node;
-            let mut shelf = self.shelf();
-            let was_here = (is_own && shelf.remove(id.epoch, id.counter)) | shelf.remove_copy(id);
+            let mut index = self.index();
+            let was_here = index.remove(id);
             if was_here {
                 // Before it can be back, and that be said.
                 place.dropped(id.clone());
             }
-            drop(shelf);
+            drop(index);
             if was_here {
                 self.0.dropped.notify_waiters();
             }
@@ -323,7 +334,7 @@ impl Objects {
         loop {
             // Before it is looked at, so that what comes between is noticed.
             let dropped = self.0.dropped.notified();
-            if self.shelf().usage().objects == 0 {
+            if self.index().usage().objects == 0 {
                 return;
             }
             dropped.await;
@@ -337,7 +348,7 @@ impl Objects {
             bytes: counted.bytes.load(Ordering::Relaxed),
         };
         let asked = *self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let (usage, fetched) = (self.shelf().usage(), self.0.fetched.each_ref().map(read));
+        let (usage, fetched) = (self.index().usage(), self.0.fetched.each_ref().map(read));
         Tally { usage, fetched, asked, addresses: self.0.whereabouts.asked_for() }
     }
 
@@ -354,20 +365,19 @@ impl Objects {
         loop {
             // Whichever it is.
             drop(tokio::time::timeout(SWEEP_EVERY, self.0.over.notified()).await);
-            let expired = self.shelf().expire(self.0.clock.now());
-            for (epoch, counter) in expired {
-                let id = DataId { home: self.0.feed.node.clone(), epoch, counter };
+            let expired = self.index().expire(self.0.clock.now());
+            for id in expired {
                 tracing::debug!(%id, "nobody came for an object in its time");
                 self.0.dropped.notify_waiters();
                 self.0.feed.dropped(id).await;
             }
-            let gone = self.shelf().take_gone(self.0.clock.now());
+            let gone = self.index().take_gone(self.0.clock.now());
             for id in gone {
                 self.0.dropped.notify_waiters();
                 let place = self.0.feed.place().await;
-                let shelf = self.shelf();
+                let index = self.index();
                 // It may be back, which is said already.
-                if let Some(place) = place.filter(|_| shelf.copy(&id).is_none()) {
+                if let Some(place) = place.filter(|_| index.get(&id).is_none()) {
                     place.dropped(id);
                 }
             }
@@ -385,6 +395,7 @@ impl Objects {
         let (feed, told) = IndexFeed::heard(millrace_types::Epoch(1));
         let attached = tokio::sync::watch::Sender::default().subscribe();
         let whereabouts = Whereabouts::new(Vec::new(), attached);
-        (Self::new(limit, feed, whereabouts, Arc::new(crate::clock::MonotonicClock)), told)
+        let clock = Arc::new(crate::clock::MonotonicClock);
+        (Self::new(limit, feed, whereabouts, LookupOrder::default(), clock), told)
     }
 }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_policy::index::Refused;
 use millrace_types::{Bytes, DataId, Epoch, NodeName};
 
-use super::shelf::Refused;
 use super::{Contents, KEEP_MAX, Objects};
 use crate::clock::Clock;
 
@@ -36,7 +36,7 @@ impl Objects {
     /// first. `None` before any controller has named this worker.
     pub(crate) fn reserve(&self, count: u64) -> Option<(Epoch, u64)> {
         let epoch = self.0.feed.registration.borrow().current?;
-        Some((epoch, self.shelf().reserve(count)))
+        Some((epoch, self.index().reserve(count)))
     }
 
     /// Keeps an object under a reserved name.
@@ -52,8 +52,8 @@ impl Objects {
         let Some(place) = self.0.feed.place().await else { return Err(NotKept::Over) };
         let bytes = Bytes(contents.len());
         let until = self.0.clock.now() + time.min(KEEP_MAX);
-        let put = self.shelf().put_as(id.epoch, id.counter, contents, until);
-        put.map_err(|(refused, _)| match refused {
+        let put = self.index().put_as(id.epoch, id.counter, contents, until);
+        let id = put.map_err(|(refused, _)| match refused {
             Refused::NoRoom => NotKept::NoRoom,
             Refused::Taken => NotKept::Taken,
         })?;
@@ -64,14 +64,14 @@ impl Objects {
     /// Keeps an object for so long from now on. Says whether it is here.
     pub(crate) fn keep_on(&self, id: &DataId, time: Duration) -> bool {
         let until = self.0.clock.now() + time.min(KEEP_MAX);
-        id.home == *self.node() && self.shelf().keep_on(id.epoch, id.counter, until)
+        self.index().keep_on(id, until)
     }
 
     /// Lets go of objects that nobody takes. The cluster hears of it with the next look at what is over.
     pub(crate) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a DataId>) {
-        let mut shelf = self.shelf();
-        ids.into_iter().filter(|id| id.home == *self.node()).for_each(|id| shelf.let_go(id));
-        drop(shelf);
+        let mut index = self.index();
+        ids.into_iter().for_each(|id| index.let_go(id));
+        drop(index);
         self.0.over.notify_one();
     }
 }

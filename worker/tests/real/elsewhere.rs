@@ -5,7 +5,7 @@ use std::path::Path;
 
 use millrace_proto::{convert, worker as wire};
 use millrace_types::{DataId, Epoch, Failure, NodeName, Reason};
-use millrace_worker::start::{Worker, WorkerConfig, start};
+use millrace_worker::start::{LookupOrder, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
@@ -20,13 +20,18 @@ struct Node {
 
 /// Workers of one cluster: `w1`, `w2`, …
 async fn cluster(dir: &Path, workers: usize) -> Vec<Node> {
+    cluster_of(dir, &vec![LookupOrder::default(); workers]).await
+}
+
+/// The same, each with the order in which it asks where data is.
+async fn cluster_of(dir: &Path, orders: &[LookupOrder]) -> Vec<Node> {
     let mut nodes: Vec<Node> = Vec::new();
-    for number in 1..=workers {
+    for (number, &lookup) in (1..).zip(orders) {
         let name = format!("w{number}");
         let controller = Controller::start("test-cluster", 1).await;
         let base = config(&dir.join(&name), &[controller.addr], 1);
         let (node, programs) = (NodeName::new(&name).unwrap(), Some(launcher()));
-        let worker = start(WorkerConfig { node, programs, ..base }).await.unwrap();
+        let worker = start(WorkerConfig { node, programs, lookup, ..base }).await.unwrap();
         controller.lead(1);
         for other in &nodes {
             other.controller.meet(&controller);
@@ -67,6 +72,12 @@ impl Node {
             Some((name.to_owned(), count.parse::<f64>().unwrap() as u64))
         });
         counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Lets go of data that it made.
+    async fn release(&self, name: &str) {
+        let ids = vec![convert::data_id_wire(&data_id(name))];
+        client(&self.worker).release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
     }
 
     /// Waits until the cluster knows that it holds data.
@@ -121,8 +132,7 @@ async fn data_that_its_home_let_go_of_is_found_where_a_copy_is() {
     let name = home.name(&large()).await;
     holder.find(&name).await.unwrap();
     holder.told_of(&name).await;
-    let ids = vec![convert::data_id_wire(&data_id(&name))];
-    client(&home.worker).release_objects(wire::ReleaseObjectsRequest { ids }).await.unwrap();
+    home.release(&name).await;
     assert!(other.find(&name).await.unwrap() == large());
     let asked = [("inter-node", 1), ("home", 1), ("tier2", 1), ("holder", 1), ("address", 2)];
     assert_eq!(other.counted().await, counts(asked));
@@ -133,6 +143,82 @@ async fn data_that_its_home_let_go_of_is_found_where_a_copy_is() {
     for Node { worker, .. } in nodes {
         worker.shutdown().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_order_costs_the_calls_that_it_says_and_stale_entries_yield_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (by_home, by_paper) = (LookupOrder::Home, LookupOrder::Paper);
+    let nodes = cluster_of(dir.path(), &[by_home, by_home, by_home, by_paper]).await;
+    let [home, holder, by_home, by_paper] = &nodes[..] else { unreachable!() };
+    // Twice each: from where it is, then from here.
+    let at_home = home.name(b"at home").await;
+    home.told_of(&at_home).await;
+    for node in [home, by_home, by_home, by_paper, by_paper] {
+        assert_eq!(node.find(&at_home).await.unwrap(), &b"at home"[..]);
+    }
+    assert_eq!(home.counted().await, counts([("host", 1)]), "nobody is asked for what is here");
+    let asked = [("host", 1), ("inter-node", 1), ("home", 1), ("address", 1)];
+    assert_eq!(by_home.counted().await, counts(asked), "nobody but its home");
+    let asked = [("host", 1), ("inter-node", 1), ("tier2", 1), ("holder", 1), ("address", 1)];
+    assert_eq!(by_paper.counted().await, counts(asked), "tier 2, and whom it named");
+
+    // Its home lets go of it, and tier 2 goes on naming it.
+    let moved = home.name(b"moved").await;
+    holder.find(&moved).await.unwrap();
+    holder.told_of(&moved).await;
+    home.told_of(&moved).await;
+    home.controller.commit(false);
+    home.release(&moved).await;
+    for node in [by_home, by_paper] {
+        assert_eq!(node.find(&moved).await.unwrap(), &b"moved"[..]);
+    }
+    // Once more where the home is: it might be another worker's address by now.
+    let asked = [("host", 1), ("inter-node", 2), ("home", 2), ("tier2", 1), ("holder", 1), ("address", 3)];
+    assert_eq!(by_home.counted().await, counts(asked), "tier 2 once, and who has it");
+    let asked = [("host", 1), ("inter-node", 2), ("tier2", 3), ("holder", 3), ("address", 3)];
+    assert_eq!(by_paper.counted().await, counts(asked), "tier 2 and whom it named, each once more");
+
+    // Tier 2 has not heard of it yet.
+    let young = home.name(b"young").await;
+    assert_eq!(by_paper.find(&young).await.unwrap(), &b"young"[..]);
+    let asked = [("host", 1), ("inter-node", 3), ("tier2", 4), ("home", 1), ("holder", 3), ("address", 3)];
+    assert_eq!(by_paper.counted().await, counts(asked), "its home in the end");
+    for Node { worker, .. } in nodes {
+        worker.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_tier_2_names_and_nobody_has_is_lost_by_either_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster_of(dir.path(), &[LookupOrder::Home, LookupOrder::Home, LookupOrder::Paper]).await;
+    let name = nodes[0].name(&large()).await;
+    nodes[0].told_of(&name).await;
+    nodes[0].controller.commit(false);
+    nodes[0].release(&name).await;
+    for other in &nodes[1..] {
+        let failure = other.find(&name).await.unwrap_err();
+        assert!(failure.message.contains("DATA_LOST"), "{}", failure.message);
+    }
+    for Node { worker, .. } in nodes {
+        worker.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_is_had_from_its_home_while_no_controller_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster_of(dir.path(), &[LookupOrder::Home, LookupOrder::Paper]).await;
+    let (known, unknown) = (nodes[0].name(b"known").await, nodes[0].name(b"unknown").await);
+    // Where its home is, it knows from here on.
+    nodes[1].find(&known).await.unwrap();
+    let Node { worker, controller } = nodes.remove(1);
+    drop(controller);
+    let found = ask(&mut client(&worker), asking(1, "find", unknown.as_bytes())).await.unwrap();
+    assert_eq!(found.outputs[0].data, &b"unknown"[..]);
+    worker.shutdown().await;
+    nodes.remove(0).worker.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

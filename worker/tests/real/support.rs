@@ -16,8 +16,8 @@ use millrace_types::{Bytes, BytesPerSec, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{Faults, Limits, WorkerService};
 use millrace_worker::start::{
-    DataConfig, Eviction, HostLinks, Isolation, Launcher, PolicyConfig, Prewarm, TRANSFER_SHARING, Worker,
-    WorkerConfig, memory, start,
+    DataConfig, Eviction, HostLinks, Isolation, Launcher, LookupOrder, PolicyConfig, Prewarm,
+    TRANSFER_SHARING, Worker, WorkerConfig, memory, start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -114,6 +114,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         transfer_sharing: TRANSFER_SHARING,
         host_links: HostLinks::default(),
         prewarm: Prewarm::default(),
+        lookup: LookupOrder::default(),
         gpu_memory: memory::Grid::default(),
         executor_threads: 1,
         faults: Faults::Obey,

@@ -59,7 +59,8 @@ fn a_model_comes_over_an_idle_neighbours_link_as_well() {
     assert!(alone >= BATCH * 39 && alone < BATCH * 41, "{alone:?}");
     assert_eq!(carried, [LARGE, Bytes::ZERO, Bytes::ZERO]);
     let (took, [own, neighbour, nvlink]) = swap(HostLinks::All);
-    assert!(took >= BATCH * 19 && took < BATCH * 22, "{took:?} instead of {alone:?}");
+    // The last few come one after the other: no way has them there sooner than the one they are on.
+    assert!(took >= BATCH * 19 && took < BATCH * 24, "{took:?} instead of {alone:?}");
     assert_eq!((own + neighbour, nvlink), (LARGE, neighbour), "each byte once");
 }
 

@@ -15,8 +15,8 @@ use millrace_proto::trace::Kept;
 use millrace_types::Bytes;
 use millrace_worker::service::Faults;
 use millrace_worker::start::{
-    DataConfig, Eviction, HostLinks, Isolation, OBJECT_MEMORY, PolicyConfig, Prewarm, TRANSFER_SHARING,
-    memory,
+    DataConfig, Eviction, HostLinks, Isolation, LookupOrder, OBJECT_MEMORY, PolicyConfig, Prewarm,
+    TRANSFER_SHARING, memory,
 };
 
 use crate::clock;
@@ -152,6 +152,7 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         transfer_sharing: TRANSFER_SHARING,
         host_links: HostLinks::default(),
         prewarm: Prewarm::default(),
+        lookup: LookupOrder::default(),
         gpu_memory: memory::Grid::default(),
         programs: None,
         faults: Faults::Refuse,

@@ -58,6 +58,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
         transfer_sharing: args.machine.transfer_sharing,
         host_links: args.machine.host_links,
         prewarm: args.machine.prewarm,
+        lookup: args.machine.lookup,
         gpu_memory: args.machine.gpu_memory()?,
         programs: args.machine.programs()?,
         faults: args.manners.faults(),

@@ -1,0 +1,196 @@
+//! Objects by name, and until when each is kept. What a node made under one registration has a table of
+//! its own, by its count: of a million objects no name is kept a million times.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
+
+use super::Held;
+
+type Hashed<K, T> = HashMap<K, T, BuildHasherDefault<Spread>>;
+
+/// Objects, each under its name.
+#[derive(Debug)]
+pub(super) struct Table<T> {
+    /// By home and registration. Nothing in it is empty.
+    homes: Hashed<NodeName, BTreeMap<Epoch, Made<T>>>,
+    /// When the first of each registration's objects goes.
+    firsts: BTreeSet<(Timestamp, NodeName, Epoch)>,
+    len: u64,
+    bytes: Bytes,
+    files: u64,
+}
+
+/// What one node made under one registration, by its count.
+#[derive(Debug)]
+struct Made<T> {
+    /// Boxed: a table that has just doubled is half empty, and then of pointers.
+    objects: Hashed<u64, Box<Object<T>>>,
+    expiries: BTreeSet<(Timestamp, u64)>,
+}
+
+#[derive(Debug)]
+struct Object<T> {
+    held: T,
+    until: Timestamp,
+}
+
+impl<T: Held> Table<T> {
+    pub(super) fn new() -> Self {
+        Self { homes: Hashed::default(), firsts: BTreeSet::new(), len: 0, bytes: Bytes::ZERO, files: 0 }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// How many files they may have open.
+    pub(super) fn files(&self) -> u64 {
+        self.files
+    }
+
+    pub(super) fn get(&self, id: &DataId) -> Option<&T> {
+        let made = self.homes.get(&id.home)?.get(&id.epoch)?;
+        made.objects.get(&id.counter).map(|object| &object.held)
+    }
+
+    /// Takes one whose name is not here.
+    pub(super) fn put(&mut self, id: &DataId, held: T, until: Timestamp) {
+        self.len += 1;
+        self.bytes += held.bytes();
+        self.files += held.files();
+        let made = self.homes.entry(id.home.clone()).or_default().entry(id.epoch).or_default();
+        let before = made.first();
+        made.objects.insert(id.counter, Box::new(Object { held, until }));
+        made.expiries.insert((until, id.counter));
+        let after = made.first();
+        self.note(id, before, after);
+    }
+
+    /// Drops one, and says whether it was here.
+    pub(super) fn remove(&mut self, id: &DataId) -> bool {
+        let Some(epochs) = self.homes.get_mut(&id.home) else { return false };
+        let Some(made) = epochs.get_mut(&id.epoch) else { return false };
+        let before = made.first();
+        let Some(object) = made.objects.remove(&id.counter) else { return false };
+        made.expiries.remove(&(object.until, id.counter));
+        let after = made.first();
+        if after.is_none() {
+            epochs.remove(&id.epoch);
+            if epochs.is_empty() {
+                self.homes.remove(&id.home);
+            }
+        }
+        self.note(id, before, after);
+        self.len -= 1;
+        self.bytes = self.bytes - object.held.bytes();
+        self.files -= object.held.files();
+        true
+    }
+
+    /// Keeps one until another time. Says whether it is here.
+    pub(super) fn keep_on(&mut self, id: &DataId, until: Timestamp) -> bool {
+        let made = self.homes.get_mut(&id.home).and_then(|epochs| epochs.get_mut(&id.epoch));
+        let Some(made) = made else { return false };
+        let before = made.first();
+        let Some(object) = made.objects.get_mut(&id.counter) else { return false };
+        made.expiries.remove(&(object.until, id.counter));
+        made.expiries.insert((until, id.counter));
+        object.until = until;
+        let after = made.first();
+        self.note(id, before, after);
+        true
+    }
+
+    /// Drops the one whose time is over first.
+    pub(super) fn pop_first(&mut self) -> Option<DataId> {
+        let (_, id) = self.first()?;
+        self.remove(&id);
+        Some(id)
+    }
+
+    /// Drops one whose time is over.
+    pub(super) fn expire(&mut self, now: Timestamp) -> Option<DataId> {
+        let (until, id) = self.first()?;
+        (until <= now && self.remove(&id)).then_some(id)
+    }
+
+    fn first(&self) -> Option<(Timestamp, DataId)> {
+        let (until, home, epoch) = self.firsts.first()?;
+        let &(_, counter) = self.homes.get(home)?.get(epoch)?.expiries.first()?;
+        Some((*until, DataId { home: home.clone(), epoch: *epoch, counter }))
+    }
+
+    /// Notes when the first of what was made with this one goes, and went before.
+    fn note(&mut self, id: &DataId, before: Option<Timestamp>, after: Option<Timestamp>) {
+        if before == after {
+            return;
+        }
+        let of = |until| (until, id.home.clone(), id.epoch);
+        if let Some(before) = before {
+            self.firsts.remove(&of(before));
+        }
+        self.firsts.extend(after.map(of));
+    }
+}
+
+impl<T> Made<T> {
+    /// When the first of them goes.
+    fn first(&self) -> Option<Timestamp> {
+        self.expiries.first().map(|&(until, _)| until)
+    }
+}
+
+impl<T> Default for Made<T> {
+    fn default() -> Self {
+        Self { objects: Hashed::default(), expiries: BTreeSet::new() }
+    }
+}
+
+/// Spreads counts, and nodes' names, over a table: a multiplication for each eight bytes. `HashMap`'s own
+/// hasher is slower, to withstand those who choose keys that collide; here workers give out the counts,
+/// each once, and operators the names.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // 2^64 by the golden ratio: neighbours come far apart.
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        // The table takes the lowest bits, which so far depend on the lowest alone.
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher as _;
+
+    use super::*;
+
+    #[test]
+    fn counts_with_the_same_lowest_bits_come_apart() {
+        let spread = BuildHasherDefault::<Spread>::default();
+        for step in [1, 1 << 10, 1 << 20, 1 << 32] {
+            let places: BTreeSet<u64> = (0..1024).map(|n: u64| spread.hash_one(n * step) % 4096).collect();
+            // As many as draws would leave apart: 4096 (1 - e^(-1/4)).
+            assert!(places.len() > 800, "{} of 1024 places, {step} apart", places.len());
+        }
+    }
+}
