@@ -290,14 +290,18 @@ async fn a_policy_is_changed_by_the_fields_that_are_named() {
     let dry = PolicyChange { dry_run: true, ..change.clone() };
     assert_eq!(admin.update_policy(&dry).await.unwrap().generation, 1);
     assert_eq!(admin.policy().await.unwrap().generation, 0, "it was only tried");
-    let changed = admin.update_policy(&change).await.unwrap();
+    let first = PolicyChange { resource_version: Some(0), ..change.clone() };
+    let changed = admin.update_policy(&first).await.unwrap();
     assert_eq!(
         (changed.spec.unwrap().dispatch.as_str(), changed.updated_by.as_str()),
         ("torpor", "dispatch")
     );
-    let stale = PolicyChange { resource_version: Some(7), ..change };
-    let refused = admin.update_policy(&stale).await.unwrap_err();
-    assert_eq!(refused.reason(), Some(Reason::Conflict));
+    // 0: as nobody had changed it yet.
+    for stale in [7, 0] {
+        let stale = PolicyChange { resource_version: Some(stale), ..change.clone() };
+        let refused = admin.update_policy(&stale).await.unwrap_err();
+        assert_eq!(refused.reason(), Some(Reason::Conflict));
+    }
 }
 
 #[tokio::test]

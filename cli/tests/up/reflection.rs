@@ -300,15 +300,18 @@ fn policies(admin: &Stock) {
     let torpor = json!({ "dispatch": "torpor", "eviction": "torpor" });
     admin.ok("UpdatePolicy", update(torpor.clone(), json!({ "dryRun": true })));
     assert_eq!(admin.ok("ListPolicyChanges", json!({})), json!({}), "it was only tried");
-    let first = admin.ok("UpdatePolicy", update(torpor.clone(), json!({})));
+    let unchanged = json!({ "resourceVersion": 0 });
+    let first = admin.ok("UpdatePolicy", update(torpor.clone(), unchanged.clone()));
     assert_eq!((&first["generation"], &first["updatedBy"]), (&json!("1"), &json!("anonymous")));
     eventually("the node obeys", || {
         let node = admin.ok("GetPolicy", json!({}))["nodes"][0].clone();
         (&node["obeys"], &node["actual"]["dispatch"]) == (&json!(true), &json!("torpor"))
     });
     let lalb = json!({ "dispatch": "lalb-o3", "overtakesMax": 7 });
-    let stale = update(lalb.clone(), json!({ "resourceVersion": 1 }));
-    assert_eq!(admin.refused("UpdatePolicy", stale), Reason::Conflict);
+    for stale in [json!({ "resourceVersion": 1 }), unchanged] {
+        let stale = update(lalb.clone(), stale);
+        assert_eq!(admin.refused("UpdatePolicy", stale), Reason::Conflict);
+    }
     let masked =
         json!({ "updateMask": "dispatch,overtakesMax", "resourceVersion": first["resourceVersion"] });
     let second = admin.ok("UpdatePolicy", update(lalb, masked));

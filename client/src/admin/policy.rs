@@ -18,7 +18,8 @@ pub struct PolicyChange {
     pub fields: Option<Vec<String>>,
     /// Every check, nothing stored.
     pub dry_run: bool,
-    /// Refuses with `CONFLICT` unless the policy is at this resource version.
+    /// Refuses with `CONFLICT` unless the policy is at this resource version: at 0 until somebody changed
+    /// it. `None` takes whatever is there.
     pub resource_version: Option<u64>,
 }
 
@@ -53,7 +54,7 @@ impl Admin {
             spec: Some(policy_spec_wire(&change.spec)),
             update_mask: change.fields.clone().map(|paths| FieldMask { paths }),
             dry_run: change.dry_run,
-            resource_version: change.resource_version.unwrap_or(0),
+            resource_version: change.resource_version,
             idempotency_key: self.endpoints.next_id(),
         };
         self.ask(request, async |mut client, request| client.update_policy(request).await).await

@@ -19,7 +19,7 @@ impl Service {
     ) -> Result<Response<admin::Policy>, Status> {
         self.0.enter(&request.idempotency_key).await?;
         let mut policy = self.0.policy.lock().unwrap();
-        if request.resource_version > 0 && request.resource_version != policy.resource_version {
+        if request.resource_version.is_some_and(|expected| expected != policy.resource_version) {
             return refused(Reason::Conflict, "the policy changed");
         }
         let mut after = policy.clone();

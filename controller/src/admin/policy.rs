@@ -45,8 +45,7 @@ impl AdminService {
         let given = request.spec.unwrap_or_default();
         let idempotency = idempotency(request.idempotency_key)?;
         let (spec, settings) = meant(&given, &masks::updated(request.update_mask, &names())?)?;
-        let expected = Some(request.resource_version).filter(|&version| version > 0);
-        let command = Command::SetPolicy { spec, settings, expected };
+        let command = Command::SetPolicy { spec, settings, expected: request.resource_version };
         let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(view(&state, &self.fleet.workers()))
     }
