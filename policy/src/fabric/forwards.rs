@@ -57,7 +57,8 @@ impl Fabric {
     /// Grants what neighbours may forward now.
     pub(super) fn grant_forwarded(&mut self, actions: &mut Vec<Action>) {
         while let Some((transfer, route)) = self.next_forwarded() {
-            self.grant(transfer, route, Turn::Forwarded, actions);
+            let promised = self.is_promised(transfer);
+            self.grant(transfer, route, Turn::Forwarded { promised }, actions);
         }
     }
 

@@ -64,8 +64,9 @@ pub(super) enum Turn {
     Longest { passed: u32, spare: Option<rates::Batch> },
     /// It was due by its rate.
     Due(rates::Batch),
-    /// Its own way had no room, and that of a neighbour was idle.
-    Forwarded,
+    /// Its own way had no room, and that of a neighbour was idle. One that was granted before its transfer
+    /// was promised anything is no part of what that is.
+    Forwarded { promised: bool },
 }
 
 /// Transfers between the host and GPUs that are over, by what they could count on at last.
@@ -181,6 +182,12 @@ impl Fabric {
         Direction::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))
     }
 
+    /// Whether what is granted of a transfer now is part of what it was promised.
+    pub(super) fn is_promised(&self, transfer: TransferId) -> bool {
+        let promised = |rates: &Rates| rates.standing(FlowId(transfer.0)).is_some();
+        Direction::BOTH.into_iter().any(|way| self.shares.ways[way].rates.as_ref().is_some_and(promised))
+    }
+
     /// Takes a transfer that comes from the host from now on, or goes there. One that could not be in time
     /// alone has no rate, and says so at its end.
     pub(super) fn promise(&mut self, transfer: TransferId) {
@@ -240,9 +247,12 @@ impl Fabric {
             wait.transfers += 1;
             wait.waited += batch.not_before.since(state.began);
         }
-        if let (Turn::Due(_) | Turn::Forwarded | Turn::Longest { spare: Some(_), .. }, Some(rates)) =
-            (&batch.turn, &mut self.shares.ways[direction].rates)
-        {
+        let promised = match &batch.turn {
+            Turn::Due(_) => true,
+            Turn::Longest { spare, .. } => spare.is_some(),
+            Turn::Forwarded { promised } => *promised,
+        };
+        if let Some(rates) = self.shares.ways[direction].rates.as_mut().filter(|_| promised) {
             let window = now.since(std::mem::replace(&mut state.measured, now));
             // Its flow may have ended before it.
             drop(rates.measured(now, FlowId(transfer.0), size, window));
@@ -261,7 +271,7 @@ impl Fabric {
                 *now = passed.max(*now);
                 spare
             }
-            Turn::Forwarded => None,
+            Turn::Forwarded { .. } => None,
         };
         if let (Some(given), Some(rates)) = (given, &mut way.rates) {
             // Its flow may have ended before it.
@@ -396,7 +406,7 @@ impl Turn {
     pub(super) fn makes_way_for(&self, newcomer: &Transfer, other: &Transfer) -> bool {
         match self {
             Self::Longest { passed, .. } => *passed < SPARE_FIRM,
-            Self::Forwarded => true,
+            Self::Forwarded { .. } => true,
             Self::Due(_) => match (newcomer.wanted, other.wanted) {
                 (Some(newcomer), Some(other)) => newcomer.there_by() < other.there_by(),
                 _ => false,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::super::sharing::Turn;
 use super::*;
 use crate::elastic::ObjectKey;
 use crate::paths::{Hops, HostLinks};
@@ -200,6 +201,24 @@ fn a_promise_is_kept_beside_what_is_forwarded() {
     while machine.copy().unwrap() {}
     let counts = Counts { admitted: 2, ..Counts::default() };
     assert_eq!((machine.ended.len(), machine.node.fabric.tally().ended.to_gpu), (2, counts));
+}
+
+/// What is promised to one that comes to be waited for is what was not granted by then.
+#[test]
+fn what_was_forwarded_before_anybody_waited_is_no_part_of_a_promise() {
+    let mut node = node_of(2 * RATE.0, Sharing::FaasTube, HostLinks::All);
+    let promised = |node: &Node| -> Vec<bool> {
+        let out = node.fabric.transfers[&TransferId(1)].out.iter();
+        let forwarded =
+            |turn: &Turn| if let Turn::Forwarded { promised } = turn { Some(*promised) } else { None };
+        out.filter_map(|batch| forwarded(&batch.turn)).collect()
+    };
+    node.start(1, 0, 100);
+    node.step(Event::Hasten { transfer: TransferId(1), objective: within(2_000) });
+    assert_eq!(promised(&node), [false, false]);
+    node.now = node.now + BATCH_TIME;
+    node.done(1, 2);
+    assert_eq!(promised(&node), [false, true]);
 }
 
 /// Executors that copy whatever they are granted, one batch after the other on each link, and have not begun
