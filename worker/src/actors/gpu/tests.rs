@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use millrace_policy::elastic;
 use millrace_policy::fabric::{Cargo, Outcome};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{FunctionIndex, RequestKey, RunId, TransferId};
@@ -431,5 +432,36 @@ fn a_copy_to_the_host_is_given_up_once_nobody_else_holds_what_is_copied() {
         assert_eq!(bench.gpu.data_report().used, Bytes::ZERO);
         let told = bench.commands().await;
         assert!(matches!(told[..], [.., Command::EndCopyOut(_), Command::FreeObject(_)]), "{told:?}");
+    });
+}
+
+/// D14: by when it has to be there may turn out after it began to leave.
+#[test]
+fn what_leaves_for_nobody_is_hastened_once_a_run_waits_for_its_room() {
+    in_actors(async {
+        let mut bench = Bench::new();
+        let object = keep(&mut bench, 1).await;
+        let (model, memory) = (ModelId(2), Bytes::mib(64));
+        bench.tell(Message::Install { model, memory, prepared: prepared(Bytes::mib(4)) });
+        // As if models that are in use left it no room, and nobody waited for any.
+        bench.tell(Message::Event(Event::Data(elastic::Event::Limit { limit: Bytes::ZERO })));
+        let for_nobody = |message| match message {
+            node::Message::Transfer { transfer, cargo: Cargo::ToHost(_), reader: Reader::Nobody, .. } => {
+                Some(transfer)
+            }
+            _ => None,
+        };
+        let leaving: Vec<_> = bench.node.told().await.into_iter().filter_map(for_nobody).collect();
+        let [transfer] = leaving[..] else { panic!("not one transfer: {leaving:?}") };
+        let hastened = |message| match message {
+            node::Message::Hasten { transfer, reader } => Some((transfer, reader)),
+            _ => None,
+        };
+        // It takes all of the GPU; the one behind it is not who waits first.
+        bench.assign(2, model.0, Vec::new());
+        bench.assign(3, 1, Vec::new());
+        let hastened: Vec<_> = bench.node.told().await.into_iter().filter_map(hastened).collect();
+        assert_eq!(hastened, [(transfer, RequestKey(2))], "once");
+        drop(object);
     });
 }
