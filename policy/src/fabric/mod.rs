@@ -42,6 +42,7 @@ pub mod link;
 mod protocol;
 mod routes;
 mod sharing;
+mod tally;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -56,7 +57,8 @@ pub use self::protocol::{
     Action, BatchFailure, Cargo, Event, Grant, Leaving, Outcome, PeerBlocks, Piece, Weights,
 };
 pub use self::routes::routes_of;
-pub use self::sharing::{Counts, SPARE_EVERY, Tally, Wait};
+pub use self::sharing::SPARE_EVERY;
+pub use self::tally::{Counts, Tally, Wait};
 
 use self::lanes::{Lane, Path, Route};
 use self::sharing::{Shares, Wanted};
@@ -247,8 +249,7 @@ impl Fabric {
     fn done(&mut self, transfer: TransferId, batch: BatchId, actions: &mut Vec<Action>) {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.failures = 0;
-        let size = state.cargo.span(&batch.chunks).1;
-        let cargo = state.cargo;
+        let (cargo, size) = (state.cargo, state.cargo.span(&batch.chunks).1);
         if let Some(hops) = batch.route.hops().filter(|hops| !state.used.contains(hops))
             && matches!(cargo, Cargo::Object(_))
         {
@@ -262,8 +263,7 @@ impl Fabric {
                 actions.push(Action::Carried { link, direction, size });
             }
         }
-        let gpu = batch.route.gpu();
-        actions.push(Action::Arrived { gpu, cargo, chunks: batch.chunks });
+        actions.push(Action::Arrived { gpu: batch.route.gpu(), cargo, chunks: batch.chunks });
         self.end_if_over(transfer, actions);
     }
 
