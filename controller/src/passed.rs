@@ -10,8 +10,8 @@ use millrace_policy::placement::{PAIRS_MAX, Pair, Tally};
 use millrace_types::{FunctionKey, FunctionName, Revision};
 use serde::{Deserialize, Serialize};
 
-/// Pairs of functions that are counted here, of all workflows. Of a workflow that comes to have no room
-/// what is declared counts, until others are gone.
+/// Pairs of functions that are counted here, of all workflows. One that comes to have no room is told of
+/// again once a run of it fits: until then what the leader learned of it stays, or what is declared counts.
 const ALL_PAIRS_MAX: usize = 8192;
 /// Workflows that are counted.
 const WORKFLOWS_MAX: usize = 1024;
