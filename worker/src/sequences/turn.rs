@@ -38,6 +38,8 @@ impl Drop for Place {
 
 /// A request that may run. Dropped, it leaves the state as it was.
 pub(crate) struct Turn {
+    /// Goes before its place, which lets the next one take room.
+    claim: Claim,
     place: Place,
     id: SequenceId,
     tensors: Arc<[StateTensor]>,
@@ -45,7 +47,6 @@ pub(crate) struct Turn {
     reads: Vec<Contents>,
     made: Vec<Option<Contents>>,
     writes: StateId,
-    claim: Claim,
 }
 
 impl Turn {
@@ -65,7 +66,7 @@ impl Turn {
             )?,
         };
         let made = vec![None; tensors.len()];
-        Ok(Self { place, id, tensors, reads, made, writes, claim })
+        Ok(Self { claim, place, id, tensors, reads, made, writes })
     }
 
     /// The state, as inputs of the run.
@@ -115,7 +116,7 @@ impl Turn {
                 Failure::new(Reason::Internal, message).after_execution()
             })
         });
-        let state = Held { tensors: given.collect::<Result<_, _>>()?, _claim: claim };
+        let state = Held { tensors: given.collect::<Result<_, _>>()?, claim };
         let Sequences(inner) = &place.sequences;
         let now = inner.clock.now();
         let mut tables = place.sequences.tables();
@@ -127,8 +128,10 @@ impl Turn {
 
     /// What it reads is nowhere any more: the sequence is over, and why the client is told.
     pub(crate) fn lost(self) -> Failure {
-        self.place.tell(Event::Lost { key: self.place.key });
-        lost(&self.id)
+        let Self { claim, place, id, .. } = self;
+        drop(claim);
+        place.tell(Event::Lost { key: place.key });
+        lost(&id)
     }
 }
 
