@@ -60,14 +60,14 @@ impl Table {
         self.tell(now, Event::Arrive { key, place })
     }
 
-    /// A request ran, and wrote this.
+    /// A request ran, and wrote this; nothing, where it ends its sequence.
     pub(super) fn succeeded(
         &mut self,
         now: Timestamp,
         key: RequestKey,
-        (id, state): (StateId, Held),
+        wrote: Option<(StateId, Held)>,
     ) -> Released {
-        self.held.insert(id, state);
+        self.held.extend(wrote);
         self.tell(now, Event::Succeeded { key })
     }
 

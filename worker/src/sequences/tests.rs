@@ -130,6 +130,22 @@ async fn state_takes_room_among_objects_and_gives_it_back() {
     assert_eq!(sequences.tally().live, 2);
 }
 
+#[tokio::test]
+async fn a_sequence_can_be_ended_where_there_is_no_room_for_another_state() {
+    let (sequences, state) = sequences(MINUTE, 2);
+    write(sequences.next(&state, 7, true).await, 1);
+    write(sequences.next(&state, 8, true).await, 2);
+    let refused = sequences.refused(&state, 7, false, MINUTE).await;
+    assert_eq!(refused.reason, Reason::QueueFull);
+    let end = InSequence { end: true, ..asked(7, false) };
+    let last = sequences.turn(&revision(), &state, end, MINUTE).await.unwrap();
+    assert_eq!((reads(&last), last.outputs()), (vec![1; 16], vec![]));
+    last.succeed().unwrap();
+    assert_eq!(sequences.tally().live, 1);
+    let next = sequences.next(&state, 8, false).await;
+    assert_eq!((reads(&next), next.outputs()), (vec![2; 16], vec!["h_out".to_owned()]));
+}
+
 /// Whether there was room for a state as somebody was woken.
 struct Room {
     objects: Objects,

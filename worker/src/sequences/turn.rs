@@ -38,8 +38,9 @@ impl Drop for Place {
 
 /// A request that may run. Dropped, it leaves the state as it was.
 pub(crate) struct Turn {
-    /// Goes before its place, which lets the next one take room.
-    claim: Claim,
+    /// The room of what it writes; `None`: it ends its sequence, and leaves nothing. Goes before its place,
+    /// which lets the next one take room.
+    claim: Option<Claim>,
     place: Place,
     id: SequenceId,
     tensors: Arc<[StateTensor]>,
@@ -54,7 +55,7 @@ impl Turn {
         (place, id): (Place, SequenceId),
         Given { reads, writes }: Given,
         tensors: Arc<[StateTensor]>,
-        claim: Claim,
+        claim: Option<Claim>,
     ) -> Result<Self, Failure> {
         let reads = match reads {
             Some(reads) => reads,
@@ -80,8 +81,16 @@ impl Turn {
         self.tensors.iter().zip(&self.reads).map(input).collect()
     }
 
-    /// The outputs that are state, and no part of the answer.
+    /// Whether it ends its sequence: nobody reads what it would write.
+    pub(crate) fn ends(&self) -> bool {
+        self.claim.is_none()
+    }
+
+    /// The outputs that are kept as state, and no part of the answer.
     pub(crate) fn outputs(&self) -> Vec<String> {
+        if self.ends() {
+            return Vec::new();
+        }
         self.tensors.iter().map(|tensor| tensor.output.clone()).collect()
     }
 
@@ -104,7 +113,7 @@ impl Turn {
         Ok(None)
     }
 
-    /// The request has its answer, and what it wrote is what the next one reads.
+    /// The request has its answer, and what it wrote is what the next one reads, where there is one.
     ///
     /// # Errors
     /// [`Reason::Internal`] where the run did not give all of its state.
@@ -116,11 +125,14 @@ impl Turn {
                 Failure::new(Reason::Internal, message).after_execution()
             })
         });
-        let state = Held { tensors: given.collect::<Result<_, _>>()?, claim };
+        let wrote = match claim {
+            Some(claim) => Some((writes, Held { tensors: given.collect::<Result<_, _>>()?, claim })),
+            None => None,
+        };
         let Sequences(inner) = &place.sequences;
         let now = inner.clock.now();
         let mut tables = place.sequences.tables();
-        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, (writes, state)));
+        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, wrote));
         drop(tables);
         drop(released);
         Ok(())

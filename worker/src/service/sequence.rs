@@ -38,6 +38,9 @@ impl WorkerService {
         request.objective_micros = request.objective_micros.map(|left| left.saturating_sub(micros(waited)));
         if !request.outputs.is_empty() {
             request.outputs.extend(turn.outputs());
+        } else if turn.ends() {
+            // All but the state, which nobody reads.
+            request.outputs.extend(signature.outputs.iter().map(|output| output.name.clone()));
         }
         let ran = self.run_on(request, revision, signature, Some(&mut turn)).await;
         match ran {
