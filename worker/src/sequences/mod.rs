@@ -155,7 +155,7 @@ impl Sequences {
         asked: InSequence,
         timeout: Duration,
     ) -> Result<Turn, Failure> {
-        let (id, ends) = (asked.id.clone(), asked.end);
+        let (id, ends, came) = (asked.id.clone(), asked.end, self.0.clock.now());
         let (place, turn) = self.arrive(revision, state, asked);
         let given = match tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await {
             Ok(Ok(Ok(given))) => given,
@@ -174,7 +174,8 @@ impl Sequences {
         };
         // What ends its sequence leaves no state: where there is no room for any, that makes some.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
-        Turn::new((place, id), given, Arc::clone(&state.tensors), claim)
+        let waited = self.0.clock.now().since(came);
+        Turn::new((place, id, waited), given, Arc::clone(&state.tensors), claim)
     }
 
     /// Takes room for another state.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_policy::ids::{RequestKey, StateId};
@@ -43,6 +44,7 @@ pub(crate) struct Turn {
     claim: Option<Claim>,
     place: Place,
     id: SequenceId,
+    waited: Duration,
     tensors: Arc<[StateTensor]>,
     /// By the tensors' order, as are those made.
     reads: Vec<Contents>,
@@ -52,7 +54,7 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(super) fn new(
-        (place, id): (Place, SequenceId),
+        (place, id, waited): (Place, SequenceId, Duration),
         Given { reads, writes }: Given,
         tensors: Arc<[StateTensor]>,
         claim: Option<Claim>,
@@ -67,7 +69,7 @@ impl Turn {
             )?,
         };
         let made = vec![None; tensors.len()];
-        Ok(Self { claim, place, id, tensors, reads, made, writes })
+        Ok(Self { claim, place, id, waited, tensors, reads, made, writes })
     }
 
     /// The state, as inputs of the run.
@@ -79,6 +81,11 @@ impl Turn {
             contents: contents.clone(),
         };
         self.tensors.iter().zip(&self.reads).map(input).collect()
+    }
+
+    /// How long it has waited behind others of its sequence.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Whether it ends its sequence: nobody reads what it would write.
