@@ -21,8 +21,14 @@ use crate::meters::{Cumulative, Tally};
 /// The server's name in its metadata.
 const SERVER: &str = "millrace";
 /// The protocol's extensions that are served as their documents say.
-const EXTENSIONS: [&str; 5] =
-    ["model_repository", "model_configuration", "statistics", "binary_tensor_data", "sequence"];
+const EXTENSIONS: [&str; 6] = [
+    "model_repository",
+    "model_configuration",
+    "statistics",
+    "binary_tensor_data",
+    "sequence",
+    "sequence(string_id)",
+];
 
 pub(crate) fn server() -> ServerMetadataResponse {
     ServerMetadataResponse {

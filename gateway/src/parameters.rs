@@ -16,6 +16,8 @@ use millrace_types::{Failure, InSequence, Reason, SequenceId};
 pub(crate) enum Value<'a> {
     Bool(bool),
     Count(u64),
+    /// Below zero: of gRPC alone.
+    Negative(i64),
     Text(&'a str),
     Other,
 }
@@ -25,7 +27,7 @@ impl<'a> From<&'a InferParameter> for Value<'a> {
         match &wire.parameter_choice {
             Some(ParameterChoice::BoolParam(flag)) => Self::Bool(*flag),
             Some(ParameterChoice::Uint64Param(n)) => Self::Count(*n),
-            Some(ParameterChoice::Int64Param(n)) => u64::try_from(*n).map_or(Self::Other, Self::Count),
+            Some(ParameterChoice::Int64Param(n)) => u64::try_from(*n).map_or(Self::Negative(*n), Self::Count),
             Some(ParameterChoice::StringParam(text)) => Self::Text(text),
             _ => Self::Other,
         }
@@ -88,10 +90,12 @@ fn count(name: &str, value: Value<'_>) -> Result<u64, Failure> {
     }
 }
 
-/// 0 and an empty text are Triton's way to say none.
+/// 0 and an empty text are Triton's way to say none. Its client for C++ writes numbers from 2^63 on into a
+/// field with a sign, out of which its server takes them as they were.
 pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failure> {
     match value {
         Value::Count(n) => Ok(NonZeroU64::new(n).map(SequenceId::Number)),
+        Value::Negative(n) => Ok(NonZeroU64::new(n.cast_unsigned()).map(SequenceId::Number)),
         Value::Text("") => Ok(None),
         Value::Text(text) if text.len() <= SEQUENCE_NAME_MAX => Ok(Some(SequenceId::Name(text.to_owned()))),
         _ => Err(Failure::malformed(format!(
@@ -150,6 +154,7 @@ mod tests {
     #[test]
     fn a_request_names_its_sequence_by_number_or_text() {
         let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
+        let largest = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(-1)) };
         let id = |value| {
             let given = [("sequence_start", Value::Bool(true)), ("sequence_id", value)];
             read(&given).map(|it| it.sequence)
@@ -157,6 +162,7 @@ mod tests {
         let begins = |id| Ok(Some(InSequence { id, start: true, end: false }));
         assert_eq!(id(Value::Count(1)), begins(SequenceId::Number(NonZeroU64::MIN)));
         assert_eq!(id(Value::Text("1")), begins(SequenceId::Name("1".into())), "another than the number");
+        assert_eq!(id(Value::from(&largest)), begins(SequenceId::Number(NonZeroU64::MAX)));
         assert_eq!((id(Value::Count(0)), id(Value::Text(""))), (Ok(None), Ok(None)));
         let ends = read(&[("sequence_id", Value::Count(1)), ("sequence_end", Value::Bool(true))]);
         assert!(ends.unwrap().sequence.is_some_and(|it| it.end && !it.start));

@@ -313,6 +313,7 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
     };
     let invocation = Invocation {
         cold: Duration::ZERO,
+        behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new(&format!("r{request}")).unwrap_or_else(|| unreachable!("r and a number")),
         attempt: 1,

@@ -140,6 +140,7 @@ fn invocation() -> Invocation {
     };
     Invocation {
         cold: Duration::ZERO,
+        behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new("bench").expect("a good id"),
         attempt: 1,

@@ -60,6 +60,7 @@ fn invocation(id: usize) -> Invocation {
     let data: Vec<u8> = row(1).iter().flat_map(|value| value.to_le_bytes()).collect();
     Invocation {
         cold: Duration::ZERO,
+        behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new(&format!("r{id}")).unwrap(),
         attempt: 1,

@@ -148,8 +148,9 @@ impl NodeHandle {
         };
         let key = RequestKey(self.directory.keys.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
-        let cold = u64::try_from(invocation.cold.as_nanos()).unwrap_or(u64::MAX);
-        let accepted = Timestamp(self.clock.now().as_nanos().saturating_sub(cold));
+        let waited = (invocation.cold + invocation.behind).as_nanos();
+        let waited = u64::try_from(waited).unwrap_or(u64::MAX);
+        let accepted = Timestamp(self.clock.now().as_nanos().saturating_sub(waited));
         let work = Arc::new(Work {
             key,
             function: entry.index,

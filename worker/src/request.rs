@@ -44,6 +44,8 @@ pub struct Invocation {
     pub next: Vec<RevisionKey>,
     /// How long it has waited here for its model to come into host memory: that counts as well.
     pub cold: Duration,
+    /// How long it has waited here behind others of its sequence: that counts too.
+    pub behind: Duration,
     /// Whether it completed before and is counted and charged; what it gave was lost then.
     pub counted: bool,
 }
@@ -152,7 +154,7 @@ pub struct Split {
     /// Waiting for the model to come into host memory from the disk: a cold start. Zero where it was
     /// there.
     pub cold: Duration,
-    /// Accepted until its turn on a GPU, but for that.
+    /// Accepted until its turn on a GPU, but for that; behind others of its sequence too.
     pub queue: Duration,
     /// Its turn until done, without computing: waiting for the model. Zero where it was resident.
     pub swap: Duration,

@@ -135,6 +135,7 @@ impl WorkerService {
     ) -> Result<wire::InvokeResponse, Failure> {
         let hold = request.hold.take();
         let hints = std::mem::take(&mut request.next);
+        let behind = turn.as_deref().map_or(Duration::ZERO, Turn::waited);
         let (keep, state) = match (&turn, &hold) {
             (Some(turn), _) => (turn.outputs(), turn.inputs()),
             (None, Some(hold)) => (kept_outputs(hold, &request.outputs, signature), Vec::new()),
@@ -157,7 +158,10 @@ impl WorkerService {
             let past = Past { ago: Duration::ZERO, took: held.waited() };
             trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
         }
-        let invocation = Invocation { cold: held.waited(), ..invocation };
+        // What it waited counts from when it came.
+        let timeout = invocation.timeout + behind;
+        let objective = invocation.objective.map(|left| left + behind);
+        let invocation = Invocation { timeout, objective, cold: held.waited(), behind, ..invocation };
         self.answered(invocation, gathered, (hold, turn)).await
     }
 

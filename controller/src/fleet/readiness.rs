@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millrace_cluster_state::{Function, RevisionRecord, State, Workflow};
 use millrace_types::{FunctionKey, FunctionName, RevisionKey};
 
-use super::{Phase, Workers};
+use super::{Phase, Worker, Workers};
 use crate::leader::Shortages;
 
 /// Whether one revision can be invoked.
@@ -28,8 +28,26 @@ pub(crate) enum Readiness {
     Disabled,
 }
 
-/// How far a revision is. Any worker that says so serves it; what the others say counts where the
-/// function is placed.
+/// The workers that serve a revision: any that says so. Of a function that keeps state the one where it was
+/// placed last: another may have yet to hear that it is to let go of it, or be lost to all but this
+/// controller, and has other sequences under the same names.
+pub(crate) fn serving<'a>(
+    state: &State,
+    revision: &RevisionRecord,
+    workers: &'a Workers,
+) -> Vec<&'a Arc<Worker>> {
+    let key = revision_key(&revision.spec.key, revision);
+    let ready = workers.values().filter(|worker| worker.is_ready(&key));
+    if revision.spec.sequences.is_none() {
+        return ready.collect();
+    }
+    let placed = |worker: &'a Arc<Worker>| Some((state.placement(&key.function, &worker.name)?, worker));
+    let last = ready.filter_map(placed).max_by_key(|(placement, _)| placement.resource_version);
+    last.map(|(_, worker)| worker).into_iter().collect()
+}
+
+/// How far a revision is. Who serves it counts, and of the others what they say where the function is
+/// placed.
 pub(crate) fn of_revision(
     state: &State,
     function: &Function,
@@ -41,7 +59,7 @@ pub(crate) fn of_revision(
         return Readiness::Disabled;
     }
     let key = revision_key(&function.key, revision);
-    match workers.values().filter(|worker| worker.is_ready(&key)).count() {
+    match serving(state, revision, workers).len() {
         0 if workers.is_empty() && state.placements_of(&key.function).next().is_none() => Readiness::NoWorker,
         0 => on_its_way(state, &key, workers, shortages),
         ready => Readiness::Prepared(ready),

@@ -1,7 +1,7 @@
 //! The models as the protocol shows them, and the workers that are ready for each. A function's are
-//! made when first asked for and made again after the function changed or a worker's readiness did,
-//! so that what is resolved is never behind the state, and a request finds its candidates without a
-//! look at every worker.
+//! made when first asked for and made again after the function changed or a worker's readiness did, or
+//! where it is placed, if it keeps state, so that what is resolved is never behind the state, and a
+//! request finds its candidates without a look at every worker.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,7 +11,7 @@ use millrace_gateway::backend::{Availability, Kind, Model};
 use millrace_types::workflow::Signature;
 use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, Sequences, TenantName};
 
-use crate::fleet::readiness::{self, Readiness, revision_key};
+use crate::fleet::readiness::{self, Readiness};
 use crate::fleet::{Fleet, Worker, Workers};
 use crate::leader::{Outlook, Shortages};
 
@@ -21,6 +21,8 @@ struct Entry {
     /// The record they were made from: another record is another pointer.
     function: Arc<Function>,
     fleet_version: u64,
+    /// Of one that keeps state also the placements, which say who serves it.
+    placed: Option<Vec<u64>>,
     /// Those that can be named, oldest first.
     served: Vec<Served>,
 }
@@ -93,15 +95,18 @@ impl Catalog {
             // What is not ready is made each time: why not depends on placements, too.
             Arc::ptr_eq(&entry.function, function)
                 && entry.fleet_version == fleet_version
+                && entry.placed.as_ref().is_none_or(|placed| *placed == versions(state, &function.key))
                 && entry.default().is_some_and(Served::is_settled)
         });
         if let Some(entry) = current {
             return entry.clone();
         }
         drop(entries);
+        let keeps_state = function.served().iter().any(|revision| revision.spec.sequences.is_some());
         let entry = Arc::new(Entry {
             function: function.clone(),
             fleet_version,
+            placed: keeps_state.then(|| versions(state, &function.key)),
             served: served(state, function, &fleet.workers(), &outlook.shortages()),
         });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
@@ -132,6 +137,11 @@ impl Served {
     }
 }
 
+/// A function's placements, as the versions that they came with.
+fn versions(state: &State, key: &FunctionKey) -> Vec<u64> {
+    state.placements_of(key).map(|placement| placement.resource_version).collect()
+}
+
 fn served(state: &State, function: &Function, workers: &Workers, shortages: &Shortages) -> Vec<Served> {
     let served = function.served();
     let revisions: Vec<Revision> = served.iter().map(|revision| revision.number).collect();
@@ -158,9 +168,9 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
             weights: artifact.model.weights,
             availability: availability(readiness),
         };
-        let key = revision_key(&function.key, revision);
-        let ready = workers.values().filter(|worker| worker.is_ready(&key)).cloned();
-        let candidates = Candidates { digest: revision.digest, workers: ready.collect() };
+        let ready = readiness::serving(state, revision, workers);
+        let workers = ready.into_iter().cloned().collect();
+        let candidates = Candidates { digest: revision.digest, workers };
         Some(Served { model: Arc::new(model), candidates })
     };
     served.iter().filter_map(|revision| one(revision)).collect()

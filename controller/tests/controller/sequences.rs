@@ -5,11 +5,12 @@ use millrace_proto::admin as api;
 use millrace_proto::inference as oip;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::worker as wire;
+use millrace_proto::worker::worker_message::Message;
 use millrace_types::Reason;
 
 use crate::routing::{answer_of, infer_with, request, until_ready};
-use crate::stub::Stub;
-use crate::support::{Cluster, apply_request, reason, upload};
+use crate::stub::{Prepares, Stub, ready};
+use crate::support::{Cluster, apply_request, mlp, reason, upload};
 
 fn keeping(name: &str, input: &str) -> api::ApplyFunctionRequest {
     let mut request = apply_request(name, &counter(64));
@@ -65,4 +66,34 @@ async fn a_request_of_a_sequence_reaches_its_worker_with_it_and_no_other() {
     a.kill();
     let failure = answer_of(answering).await.unwrap_err();
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::NoWorker, true), "{failure:?}");
+}
+
+/// The other has yet to hear that it is to let go of it, or is lost to all but this controller: it has other
+/// sequences under the same names.
+#[tokio::test]
+async fn of_two_workers_that_serve_it_only_that_is_asked_where_it_is_placed() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &counter(64)).await.unwrap();
+    admin.apply_function(keeping("f", "h_in")).await.unwrap();
+    let mut placed = Stub::start_as(&cluster, "n1", "first", Prepares::Never).await.unwrap();
+    placed.told(&["f@1"]).await;
+    let f = ready(&placed.desired.borrow().functions[0]);
+    let says = |functions| Message::FunctionStatuses(wire::FunctionStatuses { functions });
+    placed.send(says(vec![f.clone()])).await;
+    until_ready(&cluster, "f").await;
+    let other = Stub::start_as(&cluster, "n2", "first", Prepares::Never).await.unwrap();
+    cluster.deploy("g", &mlp()).await;
+    let g = wire::FunctionStatus { name: "g".into(), ..f.clone() };
+    other.send(says(vec![f, g])).await;
+    // What it says has been heard.
+    until_ready(&cluster, "g").await;
+    let first = infer_with(&cluster, beginning());
+    let held = placed.call().await;
+    // The other has less to do.
+    let second = infer_with(&cluster, beginning());
+    placed.call().await.answer();
+    held.answer();
+    answer_of(first).await.unwrap();
+    answer_of(second).await.unwrap();
 }

@@ -12,6 +12,9 @@ use tokio::sync::oneshot;
 
 use crate::parameters::{Value, sequence_id};
 
+/// The parameter that names a request's sequence.
+pub(super) const SEQUENCE_ID: &str = "sequence_id";
+
 /// Tells whoever waits that a request is over, by being dropped.
 type Over = oneshot::Receiver<()>;
 
@@ -37,7 +40,7 @@ impl Sequences {
 
     /// Takes the next request's place. One whose sequence cannot be read is refused when it runs.
     pub(super) fn follow(&mut self, request: &ModelInferRequest) -> Place {
-        let id = request.parameters.get("sequence_id").map(|given| sequence_id(Value::from(given)));
+        let id = request.parameters.get(SEQUENCE_ID).map(|given| sequence_id(Value::from(given)));
         let Some(Ok(Some(id))) = id else { return Place::default() };
         if self.last.len() >= self.under_way_max {
             self.last.retain(|_, last| last.try_recv() == Err(oneshot::error::TryRecvError::Empty));

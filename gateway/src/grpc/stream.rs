@@ -1,6 +1,6 @@
-//! The bidirectional stream: requests run beside each other, up to a bound, those of one sequence one
-//! after the other, and are answered in the order they came. One that fails is answered with its error,
-//! and the stream lives on.
+//! The bidirectional stream: requests run beside each other, up to a bound, those of one sequence of a
+//! model that keeps state one after the other, and are answered in the order they came. One that fails is
+//! answered with its error, and the stream lives on.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use millrace_types::{Failure, Reason, RequestId};
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
-use super::sequences::Sequences;
+use super::sequences::{SEQUENCE_ID, Sequences};
 use super::{SERVER_TIMING, infer};
 use crate::budget::Charge;
 use crate::call::Call;
@@ -63,8 +63,8 @@ pub(super) fn answers(
     let mut sequences = Sequences::new(concurrency);
     let answers = asked.map(move |asked| {
         let (front, call) = (Arc::clone(&front), Arc::clone(&call));
-        let place = asked.as_ref().map(|asked| sequences.follow(&asked.request));
-        let mut place = place.unwrap_or_default();
+        let in_order = asked.as_ref().ok().filter(|asked| keeps_state(&front, &call, &asked.request));
+        let mut place = in_order.map(|asked| sequences.follow(&asked.request)).unwrap_or_default();
         async move {
             place.first().await;
             match asked {
@@ -74,6 +74,13 @@ pub(super) fn answers(
         }
     });
     Box::pin(answers.buffered(concurrency).chain(end))
+}
+
+/// Whether the order of a request's sequence matters: to a model that keeps none of its state, it is of no
+/// sequence.
+fn keeps_state(front: &Front, call: &Call, request: &ModelInferRequest) -> bool {
+    let model = || front.find(call, &request.model_name, &request.model_version);
+    request.parameters.contains_key(SEQUENCE_ID) && model().is_ok_and(|model| model.sequences.is_some())
 }
 
 /// What follows a stream's last answer: nothing, unless the server cut it off.

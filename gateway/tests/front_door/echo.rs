@@ -12,8 +12,10 @@ use millrace_gateway::Caller;
 use millrace_gateway::backend::{
     Availability, Backend, Completion, Intent, Invocation, Kind, Model, Split, Tensor,
 };
+use millrace_types::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, StatePair};
 use millrace_types::{
-    DataType, Dim, Failure, FunctionKey, FunctionName, Reason, Revision, Runtime, TenantName, TensorSpec,
+    DataType, Dim, Failure, FunctionKey, FunctionName, Reason, Revision, Runtime, Sequences, TenantName,
+    TensorSpec,
 };
 use tokio::sync::watch;
 
@@ -173,6 +175,18 @@ impl Echo {
     pub fn add_moving(&self, name: &str) {
         self.add("default", name, Does::Move, 1, &[("x", DataType::Fp32, &["N", "64"])]);
         self.make(name, &Availability::Away("it is placed on w1".to_owned()));
+    }
+
+    /// Adds a model as "held" that keeps state from one request of a sequence to the next.
+    pub fn add_keeping(&self, name: &str) {
+        self.add("default", name, Does::Hold, 1, &[("x", DataType::Fp32, &["N", "64"])]);
+        let state = vec![StatePair { input: "h_in".to_owned(), output: "h_out".to_owned() }];
+        let sequences = Sequences { state, idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT };
+        if let Some(entry) = self.entries().get_mut(&key("default", name)) {
+            for model in &mut entry.revisions {
+                *model = Arc::new(Model { sequences: Some(sequences.clone()), ..Model::clone(model) });
+            }
+        }
     }
 
     /// Ends once models have been waited for so often.

@@ -21,7 +21,9 @@ async fn says_that_it_lives_and_whether_it_is_ready() {
     assert!(!client.server_ready(wire::ServerReadyRequest {}).await.unwrap().into_inner().ready);
     let metadata = client.server_metadata(wire::ServerMetadataRequest {}).await.unwrap().into_inner();
     assert_eq!((metadata.name.as_str(), metadata.version.as_str()), ("millrace", millrace_proto::BUILD));
-    assert!(metadata.extensions.contains(&"binary_tensor_data".to_owned()));
+    for extension in ["binary_tensor_data", "sequence", "sequence(string_id)"] {
+        assert!(metadata.extensions.contains(&extension.to_owned()), "{extension}");
+    }
 }
 
 #[tokio::test]

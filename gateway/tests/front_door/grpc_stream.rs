@@ -129,6 +129,28 @@ async fn a_stream_runs_a_bounded_number_at_a_time() {
 }
 
 #[tokio::test]
+async fn requests_of_one_sequence_follow_each_other_where_state_is_kept() {
+    let server = Server::start().await;
+    server.echo.add_keeping("talk");
+    let (requests, mut answers) = open(&server).await;
+    for (model, sequence) in [("talk", 7), ("talk", 7), ("talk", 8), ("held", 7), ("held", 7)] {
+        let mut request = row(model);
+        let id = parameter(ParameterChoice::Int64Param(sequence));
+        request.parameters.insert("sequence_id".into(), id);
+        requests.send(request).await.unwrap();
+    }
+    drop(requests);
+    // All but the second.
+    tokio::time::timeout(Duration::from_secs(30), server.echo.running(4)).await.unwrap();
+    assert_eq!(server.echo.calls(), 4);
+    server.echo.release();
+    for _ in 0..5 {
+        assert_eq!(next_id(&mut answers).await.1, "");
+    }
+    assert_eq!(server.echo.calls(), 5);
+}
+
+#[tokio::test]
 async fn messages_of_a_stream_wait_for_the_budget() {
     let limits = Limits { message_max: Bytes::mib(1), in_flight_max: Bytes::mib(1), ..Limits::default() };
     let server = Server::with(limits).await;

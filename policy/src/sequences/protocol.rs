@@ -14,7 +14,7 @@ pub enum Event {
         /// The sequence that it is of.
         place: InSequence,
     },
-    /// It ran, and the state that it wrote is held.
+    /// It ran, and the state that it wrote is held, unless it ends its sequence.
     Succeeded {
         /// Which.
         key: RequestKey,

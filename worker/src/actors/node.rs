@@ -177,7 +177,8 @@ impl Node {
         let request = dispatch::Request { key, function, model, attempts, priority, inputs };
         let batched = self.dispatch.core.batches(function);
         let item = batched.then(|| batch::item(&work.invocation)).flatten();
-        let took = now.since(work.accepted).saturating_sub(work.invocation.cold);
+        let waited = work.invocation.cold + work.invocation.behind;
+        let took = now.since(work.accepted).saturating_sub(waited);
         trace::tell(&work.span, "admission", Past { ago: Duration::ZERO, took }, Vec::new);
         let entry = Entry::new(work, &self.dispatch.core, self.supervisor.directory());
         self.entries.insert(key, entry);

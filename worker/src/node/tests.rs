@@ -188,6 +188,7 @@ fn request(timeout: Duration) -> Invocation {
         on_gpus: OnGpus { objects: Vec::new(), keep: vec!["run".to_owned()] },
         outputs: Vec::new(),
         cold: Duration::ZERO,
+        behind: Duration::ZERO,
         counted: false,
     }
 }

@@ -19,7 +19,7 @@
 //!
 //! Shared by requests on any thread: a lock, held for as long as the core decides, never across a wait.
 //! Bounded as the core is, and by the memory of objects, of which each state that is held or may come
-//! takes its size.
+//! takes its size: none comes of a request that ends its sequence.
 
 mod table;
 #[cfg(test)]
@@ -42,7 +42,7 @@ use self::table::{Given, Table};
 use self::turn::Place;
 use crate::clock::Clock;
 use crate::host_tier::{Signatures, State};
-use crate::objects::Objects;
+use crate::objects::{Claim, Objects};
 
 /// How often idle sequences and lost state are looked for. A sequence that a request asks for is known to
 /// be idle or lost at once.
@@ -155,7 +155,7 @@ impl Sequences {
         asked: InSequence,
         timeout: Duration,
     ) -> Result<Turn, Failure> {
-        let id = asked.id.clone();
+        let (id, ends, came) = (asked.id.clone(), asked.end, self.0.clock.now());
         let (place, turn) = self.arrive(revision, state, asked);
         let given = match tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await {
             Ok(Ok(Ok(given))) => given,
@@ -172,15 +172,22 @@ impl Sequences {
                 return Err(Failure::new(Reason::TimedOut, message));
             }
         };
+        // What ends its sequence leaves no state: where there is no room for any, that makes some.
+        let claim = if ends { None } else { Some(self.claim(revision, state)?) };
+        let waited = self.0.clock.now().since(came);
+        Turn::new((place, id, waited), given, Arc::clone(&state.tensors), claim)
+    }
+
+    /// Takes room for another state.
+    fn claim(&self, revision: &RevisionKey, state: &State) -> Result<Claim, Failure> {
         let bytes = Bytes(state.tensors.iter().map(|tensor| tensor.bytes as u64).sum());
-        let claim = self.0.objects.claim(bytes, state.tensors.len() as u64).ok_or_else(|| {
+        self.0.objects.claim(bytes, state.tensors.len() as u64).ok_or_else(|| {
             let message = format!(
                 "what objects may take of the worker's memory has no room for {bytes} of state of {revision}: \
                  end sequences, or start the worker with more --object-memory"
             );
             Failure::new(Reason::QueueFull, message)
-        })?;
-        Turn::new((place, id), given, Arc::clone(&state.tensors), claim)
+        })
     }
 
     fn arrive(

@@ -15,8 +15,12 @@ use crate::objects::{Claim, Contents};
 /// State that is held: its tensors in their order, and their room.
 pub(super) struct Held {
     pub(super) tensors: Vec<Contents>,
-    pub(super) _claim: Claim,
+    pub(super) claim: Claim,
 }
+
+/// Tensors of state that nobody reads again, to be dropped without a lock held: the last handle of an
+/// object tells its GPU.
+pub(super) type Released = Vec<Contents>;
 
 /// What a request is given with its turn.
 #[derive(Debug)]
@@ -44,31 +48,30 @@ impl Table {
         Self { first, core, held: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
-    /// A request came, and waits there. Gives what is let go of, as the others do: to be dropped without
-    /// a lock held.
+    /// A request came, and waits there. Gives what is let go of, as the others do.
     pub(super) fn arrive(
         &mut self,
         now: Timestamp,
         key: RequestKey,
         place: InSequence,
         told: Told,
-    ) -> Vec<Held> {
+    ) -> Released {
         self.waiting.insert(key, told);
         self.tell(now, Event::Arrive { key, place })
     }
 
-    /// A request ran, and wrote this.
+    /// A request ran, and wrote this; nothing, where it ends its sequence.
     pub(super) fn succeeded(
         &mut self,
         now: Timestamp,
         key: RequestKey,
-        (id, state): (StateId, Held),
-    ) -> Vec<Held> {
-        self.held.insert(id, state);
+        wrote: Option<(StateId, Held)>,
+    ) -> Released {
+        self.held.extend(wrote);
         self.tell(now, Event::Succeeded { key })
     }
 
-    pub(super) fn tell(&mut self, now: Timestamp, event: Event) -> Vec<Held> {
+    pub(super) fn tell(&mut self, now: Timestamp, event: Event) -> Released {
         if let Event::Failed { key } = event {
             // Where it waits, nobody does any more.
             self.waiting.remove(&key);
@@ -84,7 +87,12 @@ impl Table {
                     self.answer(key, Ok(Given { reads, writes }));
                 }
                 Action::Refuse { key, why } => self.answer(key, Err(why)),
-                Action::Release { state } => released.extend(self.held.remove(&state)),
+                Action::Release { state } => {
+                    let Some(Held { tensors, claim }) = self.held.remove(&state) else { continue };
+                    // At once: whoever is told next that it is its turn takes room for what it writes.
+                    drop(claim);
+                    released.extend(tensors);
+                }
             }
         }
         released
@@ -98,7 +106,7 @@ impl Table {
     }
 
     /// Ends what is idle, and what has lost its state.
-    pub(super) fn sweep(&mut self, now: Timestamp) -> Vec<Held> {
+    pub(super) fn sweep(&mut self, now: Timestamp) -> Released {
         let mut released = self.tell(now, Event::Tick);
         let is_lost =
             |(id, held): (&StateId, &Held)| held.tensors.iter().any(Contents::is_lost).then_some(*id);

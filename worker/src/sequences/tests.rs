@@ -1,4 +1,5 @@
 use std::num::NonZeroU64;
+use std::task::{Context, Wake, Waker};
 
 use millrace_types::sequences::StateTensor;
 use millrace_types::{DataType, Digest, Dim, FunctionName, Revision, TenantName, TensorSpec};
@@ -127,6 +128,53 @@ async fn state_takes_room_among_objects_and_gives_it_back() {
     write(second, 2);
     write(sequences.next(&state, 8, true).await, 3);
     assert_eq!(sequences.tally().live, 2);
+}
+
+#[tokio::test]
+async fn a_sequence_can_be_ended_where_there_is_no_room_for_another_state() {
+    let (sequences, state) = sequences(MINUTE, 2);
+    write(sequences.next(&state, 7, true).await, 1);
+    write(sequences.next(&state, 8, true).await, 2);
+    let refused = sequences.refused(&state, 7, false, MINUTE).await;
+    assert_eq!(refused.reason, Reason::QueueFull);
+    let end = InSequence { end: true, ..asked(7, false) };
+    let last = sequences.turn(&revision(), &state, end, MINUTE).await.unwrap();
+    assert_eq!((reads(&last), last.outputs()), (vec![1; 16], vec![]));
+    last.succeed().unwrap();
+    assert_eq!(sequences.tally().live, 1);
+    let next = sequences.next(&state, 8, false).await;
+    assert_eq!((reads(&next), next.outputs()), (vec![2; 16], vec!["h_out".to_owned()]));
+}
+
+/// Whether there was room for a state as somebody was woken.
+struct Room {
+    objects: Objects,
+    found: Mutex<Vec<bool>>,
+}
+
+impl Wake for Room {
+    fn wake(self: Arc<Self>) {
+        let found = self.objects.claim(Bytes(BYTES), 1).is_some();
+        self.found.lock().unwrap().push(found);
+    }
+}
+
+#[tokio::test]
+async fn who_is_told_that_it_is_its_turn_finds_the_room_of_what_is_over() {
+    let ends: [(fn(Turn), bool); 3] =
+        [(|turn| write(turn, 2), false), (drop, false), (|turn| drop(turn.lost()), true)];
+    for (end, start) in ends {
+        let (sequences, state) = sequences(MINUTE, 2);
+        write(sequences.next(&state, 7, true).await, 1);
+        let running = sequences.next(&state, 7, false).await;
+        let room = Arc::new(Room { objects: sequences.0.objects.clone(), found: Mutex::default() });
+        let waker = Waker::from(Arc::clone(&room));
+        let mut waiting = Box::pin(sequences.next(&state, 7, start));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        end(running);
+        assert_eq!(*room.found.lock().unwrap(), [true]);
+        drop(waiting.await);
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_policy::ids::{RequestKey, StateId};
@@ -38,22 +39,25 @@ impl Drop for Place {
 
 /// A request that may run. Dropped, it leaves the state as it was.
 pub(crate) struct Turn {
+    /// The room of what it writes; `None`: it ends its sequence, and leaves nothing. Goes before its place,
+    /// which lets the next one take room.
+    claim: Option<Claim>,
     place: Place,
     id: SequenceId,
+    waited: Duration,
     tensors: Arc<[StateTensor]>,
     /// By the tensors' order, as are those made.
     reads: Vec<Contents>,
     made: Vec<Option<Contents>>,
     writes: StateId,
-    claim: Claim,
 }
 
 impl Turn {
     pub(super) fn new(
-        (place, id): (Place, SequenceId),
+        (place, id, waited): (Place, SequenceId, Duration),
         Given { reads, writes }: Given,
         tensors: Arc<[StateTensor]>,
-        claim: Claim,
+        claim: Option<Claim>,
     ) -> Result<Self, Failure> {
         let reads = match reads {
             Some(reads) => reads,
@@ -65,7 +69,7 @@ impl Turn {
             )?,
         };
         let made = vec![None; tensors.len()];
-        Ok(Self { place, id, tensors, reads, made, writes, claim })
+        Ok(Self { claim, place, id, waited, tensors, reads, made, writes })
     }
 
     /// The state, as inputs of the run.
@@ -79,8 +83,21 @@ impl Turn {
         self.tensors.iter().zip(&self.reads).map(input).collect()
     }
 
-    /// The outputs that are state, and no part of the answer.
+    /// How long it has waited behind others of its sequence.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Whether it ends its sequence: nobody reads what it would write.
+    pub(crate) fn ends(&self) -> bool {
+        self.claim.is_none()
+    }
+
+    /// The outputs that are kept as state, and no part of the answer.
     pub(crate) fn outputs(&self) -> Vec<String> {
+        if self.ends() {
+            return Vec::new();
+        }
         self.tensors.iter().map(|tensor| tensor.output.clone()).collect()
     }
 
@@ -103,7 +120,7 @@ impl Turn {
         Ok(None)
     }
 
-    /// The request has its answer, and what it wrote is what the next one reads.
+    /// The request has its answer, and what it wrote is what the next one reads, where there is one.
     ///
     /// # Errors
     /// [`Reason::Internal`] where the run did not give all of its state.
@@ -115,11 +132,14 @@ impl Turn {
                 Failure::new(Reason::Internal, message).after_execution()
             })
         });
-        let state = Held { tensors: given.collect::<Result<_, _>>()?, _claim: claim };
+        let wrote = match claim {
+            Some(claim) => Some((writes, Held { tensors: given.collect::<Result<_, _>>()?, claim })),
+            None => None,
+        };
         let Sequences(inner) = &place.sequences;
         let now = inner.clock.now();
         let mut tables = place.sequences.tables();
-        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, (writes, state)));
+        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, wrote));
         drop(tables);
         drop(released);
         Ok(())
@@ -127,8 +147,10 @@ impl Turn {
 
     /// What it reads is nowhere any more: the sequence is over, and why the client is told.
     pub(crate) fn lost(self) -> Failure {
-        self.place.tell(Event::Lost { key: self.place.key });
-        lost(&self.id)
+        let Self { claim, place, id, .. } = self;
+        drop(claim);
+        place.tell(Event::Lost { key: place.key });
+        lost(&id)
     }
 }
 

@@ -26,8 +26,9 @@ impl Again {
         let timeout = self.0.timeout.saturating_sub(took);
         let left = attempts_left > 0 && !timeout.is_zero();
         let objective = self.0.objective.map(|objective| objective.saturating_sub(took));
-        let cold = Duration::ZERO;
-        left.then_some(Invocation { attempts_left, timeout, objective, cold, counted: true, ..self.0 })
+        let (cold, behind) = (Duration::ZERO, Duration::ZERO);
+        let counted = true;
+        left.then_some(Invocation { attempts_left, timeout, objective, cold, behind, counted, ..self.0 })
     }
 }
 
@@ -59,12 +60,13 @@ mod tests {
             outputs: Vec::new(),
             next: Vec::new(),
             cold: millis(7),
+            behind: millis(8),
             counted: false,
         };
         let again = |attempts, took| Again(invocation.clone()).after(attempts, millis(took));
         let next = again(1, 30).unwrap();
         assert_eq!((next.attempts_left, next.timeout, next.objective), (2, millis(70), Some(millis(20))));
-        assert!(next.counted && next.cold.is_zero());
+        assert!(next.counted && (next.cold + next.behind).is_zero());
         assert_eq!(again(1, 60).unwrap().objective, Some(Duration::ZERO), "late already");
         assert!(again(3, 30).is_none() && again(1, 100).is_none());
     }

@@ -101,6 +101,7 @@ impl WorkerService {
             outputs: request.outputs,
             next: Vec::new(),
             cold: Duration::ZERO,
+            behind: Duration::ZERO,
             counted: false,
         };
         Ok((invocation, gathered))

@@ -30,24 +30,20 @@ impl WorkerService {
             ))
         })?;
         let (place, timeout) = (convert::in_sequence(place)?, timeout_of(&request)?);
-        let clock = self.objects.clock();
-        let began = clock.now();
         let mut turn = self.sequences.turn(&revision, state, place, timeout).await?;
-        let waited = clock.now().since(began);
+        let waited = turn.waited();
         request.timeout = Some(convert::duration_wire(timeout.saturating_sub(waited)));
         request.objective_micros = request.objective_micros.map(|left| left.saturating_sub(micros(waited)));
         if !request.outputs.is_empty() {
             request.outputs.extend(turn.outputs());
+        } else if turn.ends() {
+            // All but the state, which nobody reads.
+            request.outputs.extend(signature.outputs.iter().map(|output| output.name.clone()));
         }
         let ran = self.run_on(request, revision, signature, Some(&mut turn)).await;
         match ran {
-            Ok(mut response) => {
+            Ok(response) => {
                 turn.succeed()?;
-                // Behind the others of its sequence, it waited for a GPU as they did.
-                if let Some(split) = &mut response.split {
-                    split.queue_ns += nanos(waited);
-                    split.total_ns += nanos(waited);
-                }
                 Ok(response)
             }
             Err(Failure { reason: Reason::DataLost, may_have_executed, .. }) => {
@@ -60,8 +56,4 @@ impl WorkerService {
 
 fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

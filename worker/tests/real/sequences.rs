@@ -170,6 +170,25 @@ async fn state_is_written_back_where_its_room_is_needed() {
     worker.shutdown().await;
 }
 
+/// There is room for two states and none for what a request may leave beside them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_can_be_ended_where_state_has_all_the_room_that_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = |config| WorkerConfig { object_memory: Bytes(2 * WIDE_BYTES), ..config };
+    let (worker, _controller) = serving(dir.path(), 1, WIDE, small, |_| {}).await;
+    let (mut client, mut states) = (client(&worker), vec![vec![0.0; WIDE]; 2]);
+    for (sequence, state) in (1..).zip(&mut states) {
+        count(&mut client, sequence, sequence, "b", state).await;
+    }
+    let full = ask(&mut client, asking(3, 1, "-", &given(1, 3, WIDE))).await.unwrap_err();
+    assert_eq!((full.reason, full.may_have_executed), (Reason::QueueFull, false), "{full:?}");
+    assert!(full.message.contains("end sequences"), "{full:?}");
+    let answer = count(&mut client, 4, 1, "e", &mut states[0]).await;
+    assert_eq!((answer.outputs.len(), methods(&answer)), (1, vec![(FetchMethod::IntraGpu, WIDE_BYTES)]));
+    count(&mut client, 5, 2, "-", &mut states[1]).await;
+    worker.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn state_is_lost_with_its_executor_and_its_client_is_told_to_begin_anew() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use millrace_types::{Bytes, GpuIndex, Quota, Reason};
 use millrace_worker::install::{FunctionConfig, InstallError};
 use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
-use millrace_worker::request::Invocation;
+use millrace_worker::request::{Invocation, Split};
 use tokio::task::JoinHandle;
 
 use crate::world::{
@@ -47,6 +47,29 @@ fn the_first_request_swaps_and_the_second_finds_the_model_there() {
         let score = snapshot.functions[0].score;
         assert_eq!((score.completed, score.in_time, score.scored), (2, 2, 2));
         assert_eq!(score.billed_ms, 10, "two runs of 5 ms");
+    });
+}
+
+#[test]
+fn what_a_request_waited_behind_its_sequence_counts_from_when_it_came() {
+    in_virtual_time(async {
+        let world = World::start(gpus(1), &behaviour(&[5]));
+        world.install(0, Bytes::mib(20)).await;
+        world.pass_ms(100).await;
+        let behind = |ms| Invocation { behind: Duration::from_millis(ms), ..request(0) };
+        // Each takes less than its objective's 25 ms here.
+        for ms in [0, 10, 30] {
+            let Split { queue, total, .. } = world.node.invoke(behind(ms)).await.unwrap().split;
+            let waited = Duration::from_millis(ms);
+            assert!(
+                queue >= waited && total >= waited + Duration::from_millis(5),
+                "{ms}: {queue:?}, {total:?}"
+            );
+        }
+        let late = world.ask(within(20, behind(30)));
+        assert_eq!(reason(late).await, (Reason::TimedOut, false));
+        let score = world.node.snapshot().await.functions[0].score;
+        assert_eq!((score.completed, score.in_time, score.expired, score.scored), (3, 2, 1, 4));
     });
 }
 

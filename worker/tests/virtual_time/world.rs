@@ -155,6 +155,7 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
 pub(crate) fn request(function: usize) -> Invocation {
     Invocation {
         cold: Duration::ZERO,
+        behind: Duration::ZERO,
         counted: false,
         request_id: RequestId::new("request").unwrap(),
         attempt: 1,

@@ -163,6 +163,7 @@ impl Bench {
             on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },
             outputs: Vec::new(),
             cold: Duration::ZERO,
+            behind: Duration::ZERO,
             counted: false,
         };
         let (key, model) = (RequestKey(key), ModelId(model));
