@@ -119,7 +119,7 @@ impl<D: Device> Mapping<D> {
             &Of::Program(program) => {
                 self.shared.events.send(Event::Unmapped(Unmapped { program, generation }));
             }
-            Of::Object(object, fate) => fate.events(*object).for_each(|event| self.shared.events.send(event)),
+            Of::Object(object, fate) => fate.tell(*object, &self.shared.events),
         }
     }
 

@@ -10,15 +10,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_device::{Device, Error as DeviceError, Extent, RangeSet, Stream as _};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ObjectFreed, ObjectPart, ObjectPlaced, PlaceFailed, PlaceObject};
 use millrace_types::Bytes;
 
-use crate::events::clip;
+use crate::events::{Events, clip};
 use crate::kept::{self, OutputBytes};
 use crate::mapping::{MapError, Mapping, OBJECT_GENERATION, Of, Use};
 use crate::process::Shared;
@@ -170,7 +169,7 @@ impl<D: Device> Objects<D> {
         let Some(object) = self.0.get(&id) else {
             return shared.events.send(Event::ObjectFreed(ObjectFreed { object: id }));
         };
-        object.fate.freed.store(true, Ordering::Relaxed);
+        object.fate.ends().freed = true;
         object.mapping.unmap(OBJECT_GENERATION);
         if object.is_gone() {
             self.0.remove(&id);
@@ -192,18 +191,30 @@ fn covered(extents: &[(u64, Extent)], bytes: u64) -> Result<(), PlaceError> {
 
 /// What is said of an object when its memory is taken away.
 #[derive(Debug, Default)]
-pub(crate) struct Fate {
+pub(crate) struct Fate(Mutex<Ends>);
+
+#[derive(Debug, Default)]
+struct Ends {
     /// It was not placed, and why.
-    failed: Mutex<Option<String>>,
-    freed: AtomicBool,
+    failed: Option<String>,
+    freed: bool,
 }
 
 impl Fate {
-    pub(crate) fn events(&self, object: u64) -> impl Iterator<Item = Event> {
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let failed = failed.map(|message| refused(object, message));
-        let freed = self.freed.load(Ordering::Relaxed);
-        failed.into_iter().chain(freed.then_some(Event::ObjectFreed(ObjectFreed { object })))
+    fn ends(&self) -> MutexGuard<'_, Ends> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what was not said yet. Under the lock: its filling may fail while it is freed, and that it is
+    /// free comes last, and once.
+    pub(crate) fn tell(&self, object: u64, events: &Events) {
+        let mut ends = self.ends();
+        if let Some(message) = ends.failed.take() {
+            events.send(refused(object, message));
+        }
+        if std::mem::take(&mut ends.freed) {
+            events.send(Event::ObjectFreed(ObjectFreed { object }));
+        }
     }
 }
 
@@ -243,7 +254,7 @@ impl<D: Device> Filling<D> {
     /// It is not filled: its memory is taken away, and then that is said.
     pub(crate) fn fail(self, why: impl ToString) {
         let Self { object, using, .. } = self;
-        *object.fate.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_string());
+        object.fate.ends().failed = Some(why.to_string());
         object.mapping.unmap(OBJECT_GENERATION);
         drop(using);
     }
