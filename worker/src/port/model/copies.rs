@@ -73,17 +73,18 @@ impl Copies {
 
     /// The next one, where none is under way.
     pub(super) fn waiting(&self) -> Option<&CopyOrder> {
-        let (place, _) = self.first().filter(|_| self.copying.is_none())?;
-        Some(&self.jobs[place].order)
+        self.waits_at().map(|place| &self.jobs[place].order)
     }
 
-    fn take_waiting(&mut self) -> Option<CopyOrder> {
+    fn waits_at(&self) -> Option<usize> {
         let (place, _) = self.first().filter(|_| self.copying.is_none())?;
-        self.jobs.remove(place).map(|job| job.order)
+        Some(place)
     }
 
     pub(super) fn begin(&mut self, at: Timestamp) {
-        let Some(order) = self.take_waiting() else { return };
+        let Some(Job { order, .. }) = self.waits_at().and_then(|place| self.jobs.remove(place)) else {
+            return;
+        };
         let (rate, left) = (self.rate, order.size);
         let ends = at + rate.time_for(left);
         self.copying = Some(Copying { order, started: at, since: at, left, rate, ends });
@@ -91,7 +92,9 @@ impl Copies {
 
     /// Drops the next one, which cannot begin.
     pub(super) fn refuse(&mut self) {
-        drop(self.take_waiting());
+        if let Some(place) = self.waits_at() {
+            self.jobs.remove(place);
+        }
     }
 
     /// Ends the one under way; gives it and when it began.
