@@ -142,9 +142,16 @@ fn model_lines(function: &wire::Function) -> Vec<String> {
         ),
         "Inputs:".to_owned(),
     ];
-    lines.extend(model.inputs.iter().map(tensor_line));
+    let state = function.spec.as_ref().and_then(|spec| spec.sequences.as_ref()).map(|kept| &kept.state[..]);
+    let state = state.unwrap_or_default();
+    let line = |tensor: &wire::TensorSpec, is_state: bool| {
+        tensor_line(tensor) + if is_state { "  (state: clients do not see it)" } else { "" }
+    };
+    let is_read = |name: &str| state.iter().any(|pair| pair.input == name);
+    lines.extend(model.inputs.iter().map(|tensor| line(tensor, is_read(&tensor.name))));
     lines.push("Outputs:".to_owned());
-    lines.extend(model.outputs.iter().map(tensor_line));
+    let is_kept = |name: &str| state.iter().any(|pair| pair.output == name);
+    lines.extend(model.outputs.iter().map(|tensor| line(tensor, is_kept(&tensor.name))));
     lines
 }
 
@@ -216,6 +223,23 @@ mod tests {
         assert!(waits(vec![digest], true).contains("swapped in"));
         assert!(waits(vec![], false).contains("swapped in"), "nothing was heard");
         assert!(waits(vec!["sha256:00".into()], true).contains("a cold start"));
+    }
+
+    #[test]
+    fn a_report_says_which_tensors_clients_do_not_see() {
+        let tensor = |name: &str| wire::TensorSpec { name: name.into(), ..Default::default() };
+        let (inputs, outputs) = (vec![tensor("x"), tensor("h")], vec![tensor("y"), tensor("g")]);
+        let model = Some(wire::ModelSummary { inputs, outputs, ..Default::default() });
+        let pair = wire::SequenceState { input: "h".into(), output: "g".into() };
+        let sequences = Some(wire::Sequences { state: vec![pair], ..Default::default() });
+        let function = wire::Function {
+            spec: Some(wire::FunctionSpec { sequences, ..Default::default() }),
+            revisions: vec![wire::Revision { model, ..Default::default() }],
+            ..Default::default()
+        };
+        let lines = model_lines(&function);
+        let hidden: Vec<_> = lines.iter().filter(|line| line.contains("(state")).collect();
+        assert!(matches!(hidden[..], [h, g] if h.starts_with("  h ") && g.starts_with("  g ")), "{lines:?}");
     }
 
     #[test]
