@@ -62,6 +62,7 @@ mod bound;
 mod change;
 mod config;
 mod cost;
+mod departures;
 mod fleet;
 mod glance;
 mod gpus;
@@ -103,6 +104,7 @@ pub use self::protocol::{Action, Event, Objective, Request, Return};
 pub use self::warm::WARM_RETRY;
 
 use self::cost::Errors;
+use self::departures::Turn;
 use self::fleet::Fleet;
 use self::gpus::Held;
 use self::likely::Hint;
@@ -110,7 +112,7 @@ use self::models::{Models, Slot};
 use self::policy::{Decision, Entry, Policy, View};
 use self::queue::{SizeRank, Waiting};
 use self::warm::Warm;
-use crate::attempts::{Loss, Progress, Verdict};
+use crate::attempts::Progress;
 use crate::core::Core;
 use crate::gpu::{Eviction, SLOTS_MAX};
 use crate::ids::RequestKey;
@@ -120,12 +122,6 @@ use crate::memory::blocks_for;
 pub const RECALL_COST: Duration = Duration::from_micros(200);
 /// Requests a GPU has been handed ahead, at most.
 pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
-
-#[derive(Debug, Clone, Copy)]
-enum Turn {
-    Running,
-    Next,
-}
 
 #[derive(Debug, Clone, Copy)]
 enum Place {
@@ -294,106 +290,6 @@ impl Dispatch {
         self.places.insert(request.key, Place::Queued { request, reserved: None });
         self.queued += 1;
         self.policy.push(request, entry);
-    }
-
-    fn withdraw(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
-        match self.places.get(&key).copied() {
-            Some(Place::Queued { request, reserved }) => {
-                self.policy.remove(&request);
-                self.unpin(&request, reserved, actions);
-                self.gone(&request);
-                self.queued -= 1;
-            }
-            Some(Place::On(gpu)) => {
-                let withdraw = |held: &mut Held| held.withdrawn = true;
-                if self.fleet.change(gpu, |it| it.held_mut(key).map(withdraw)).is_some() {
-                    actions.push(Action::Cancel { gpu, key });
-                }
-            }
-            None => {}
-        }
-    }
-
-    /// A request is not this node's any more.
-    fn gone(&mut self, request: &Waiting) {
-        self.places.remove(&request.key);
-        self.rows.remove(&request.key);
-        self.inputs.remove(&request.key);
-        self.models.unused(request.model);
-    }
-
-    /// Takes a request off a GPU.
-    fn take_off(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Held> {
-        let held = self.fleet.change(gpu, |it| it.remove(now, key))?;
-        self.policy.freed(gpu);
-        Some(held)
-    }
-
-    fn ended(
-        &mut self,
-        now: Timestamp,
-        gpu: GpuIndex,
-        key: RequestKey,
-        ran: Option<Duration>,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(held) = self.take_off(now, gpu, key) else { return };
-        if let Some(ran) = ran {
-            self.fleet.change(gpu, |it| it.ran(held.request.model));
-            self.learn(&held, gpu, now.since(held.since), ran, actions);
-        }
-        self.gone(&held.request);
-    }
-
-    fn returned(
-        &mut self,
-        now: Timestamp,
-        gpu: GpuIndex,
-        key: RequestKey,
-        why: Return,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(held) = self.take_off(now, gpu, key) else { return };
-        match why {
-            Return::Recalled if held.withdrawn => self.gone(&held.request),
-            Return::Recalled => self.queue_up(held.request, Entry::Back),
-            Return::Failed(progress) => self.lost(&held, Loss::Failed(progress), actions),
-            Return::Died(progress) => self.lost(&held, Loss::Died(progress), actions),
-        }
-    }
-
-    fn lost(&mut self, held: &Held, loss: Loss, actions: &mut Vec<Action>) {
-        let request = held.request;
-        if held.withdrawn {
-            return self.gone(&request);
-        }
-        match request.attempts.after(loss) {
-            Verdict::Again(attempts) => self.queue_up(Waiting { attempts, ..request }, Entry::Back),
-            Verdict::Refuse { reason, may_have_executed } => {
-                self.gone(&request);
-                actions.push(Action::Fail { key: request.key, reason, may_have_executed });
-            }
-        }
-    }
-
-    fn down(&mut self, gpu: GpuIndex, progress: impl Fn(&Held, Turn) -> Progress, actions: &mut Vec<Action>) {
-        let (running, ahead, resident) = self.fleet.change(gpu, |gone| {
-            gone.executor = None;
-            let resident: Vec<Slot> = gone.resident().collect();
-            resident.iter().for_each(|&model| gone.remove_resident(model));
-            (gone.running.take(), std::mem::take(&mut gone.ahead), resident)
-        });
-        resident.into_iter().for_each(|model| self.left(model, gpu, actions));
-        let running = running.map(|held| (held, Turn::Running));
-        let ahead = ahead.into_iter().map(|held| (held, Turn::Next));
-        for (held, turn) in running.into_iter().chain(ahead) {
-            self.lost(&held, Loss::Died(progress(&held, turn)), actions);
-        }
-        for request in self.policy.lost(gpu) {
-            self.places.insert(request.key, Place::Queued { request, reserved: None });
-        }
-        self.unpin_all(gpu, actions);
-        self.none_kept(gpu, actions);
     }
 
     /// Gives out what can be given out.

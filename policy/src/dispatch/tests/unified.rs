@@ -1,4 +1,5 @@
 use super::*;
+use crate::attempts::{Loss, Verdict};
 use crate::dispatch::gpus::Gpu;
 
 fn unified(overtakes_max: u32) -> PolicyConfig {
