@@ -203,3 +203,24 @@ impl<B: Behaviour> Shell<B> {
         }
     }
 }
+
+/// An actor that passes on what it is told.
+#[cfg(test)]
+pub(crate) fn heard<M: Send + 'static>() -> (Mailbox<M>, tokio::sync::mpsc::UnboundedReceiver<M>) {
+    struct Heard<M>(tokio::sync::mpsc::UnboundedSender<M>);
+
+    impl<M: Send + 'static> Behaviour for Heard<M> {
+        type Message = M;
+        fn handle(&mut self, _: Timestamp, message: M) {
+            // The test may have ended.
+            self.0.send(message).unwrap_or_default();
+        }
+        fn tick(&mut self, _: Timestamp) {}
+        fn next_wake(&self) -> Option<Timestamp> {
+            None
+        }
+    }
+
+    let (sender, told) = tokio::sync::mpsc::unbounded_channel();
+    (spawn(Heard(sender), Arc::new(crate::clock::MonotonicClock), Sleeper::OUTSIDE, |_| {}), told)
+}

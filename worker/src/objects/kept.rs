@@ -203,32 +203,8 @@ impl Drop for Kept {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::Timestamp;
-    use tokio::sync::mpsc;
-
     use super::*;
-    use crate::clock::{MonotonicClock, Sleeper};
-    use crate::seams::{self, Behaviour};
-
-    /// Passes on what an actor is told.
-    struct Heard<M>(mpsc::UnboundedSender<M>);
-
-    impl<M: Send + 'static> Behaviour for Heard<M> {
-        type Message = M;
-        fn handle(&mut self, _: Timestamp, message: M) {
-            // The test may have ended.
-            self.0.send(message).unwrap_or_default();
-        }
-        fn tick(&mut self, _: Timestamp) {}
-        fn next_wake(&self) -> Option<Timestamp> {
-            None
-        }
-    }
-
-    fn heard<M: Send + 'static>() -> (Mailbox<M>, mpsc::UnboundedReceiver<M>) {
-        let (sender, told) = mpsc::unbounded_channel();
-        (seams::spawn(Heard(sender), Arc::new(MonotonicClock), Sleeper::OUTSIDE, |_| {}), told)
-    }
+    use crate::seams::heard;
 
     #[test]
     fn the_queue_hears_for_each_reader_when_it_comes_to_a_gpu_or_leaves_it() {

@@ -22,7 +22,6 @@ use tracing::Span;
 use super::*;
 use crate::actors::spans::Copied;
 use crate::actors::work::Work;
-use crate::clock::{MonotonicClock, Sleeper};
 use crate::node::DataConfig;
 use crate::objects::{Kept, Place, Reply, memory};
 use crate::request::{Invocation, OnGpus};
@@ -35,21 +34,6 @@ const INCARNATION: Incarnation = Incarnation(2);
 const NOW: Timestamp = Timestamp(1_000);
 const OBJECT_BYTES: u64 = 100_000;
 
-/// Passes on what an actor's peer is told.
-struct Heard<M>(mpsc::UnboundedSender<M>);
-
-impl<M: Send + 'static> Behaviour for Heard<M> {
-    type Message = M;
-    fn handle(&mut self, _: Timestamp, message: M) {
-        // The test may have ended.
-        self.0.send(message).unwrap_or_default();
-    }
-    fn tick(&mut self, _: Timestamp) {}
-    fn next_wake(&self) -> Option<Timestamp> {
-        None
-    }
-}
-
 /// A peer of the actor.
 struct Peer<M: Send + 'static> {
     slot: Slot<M>,
@@ -61,9 +45,9 @@ struct Peer<M: Send + 'static> {
 
 impl<M: Send + 'static> Peer<M> {
     fn new(mark: fn() -> M, is_mark: fn(&M) -> bool) -> Self {
-        let (sender, told) = mpsc::unbounded_channel();
+        let (mailbox, told) = seams::heard();
         let slot = Slot::empty();
-        slot.publish(seams::spawn(Heard(sender), Arc::new(MonotonicClock), Sleeper::OUTSIDE, |_| {}));
+        slot.publish(mailbox);
         Self { slot, told, mark, is_mark }
     }
 
