@@ -132,6 +132,28 @@ fn grown<T>(names: &[DataId], make: impl FnOnce(&[DataId]) -> T) -> (usize, T) {
     (resident().saturating_sub(before) / names.len(), made)
 }
 
+/// What it takes to read one of as many values as the index holds, by its place in an array, where no read
+/// begins before the last has ended: nothing that has to look finds any of them sooner.
+fn reads() {
+    let values: Vec<(Kept, Timestamp)> =
+        (0..OBJECTS as u64).map(|number| (Kept([number; 5]), Timestamp(number))).collect();
+    let mut seeded = Seeded(11);
+    let mut took = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        let places: Vec<usize> = (0..BATCH).map(|_| seeded.below(OBJECTS as u32) as usize).collect();
+        let (start, mut last) = (Instant::now(), 0);
+        for &place in &places {
+            let Kept([number, ..]) = values[place ^ last].0;
+            // Zero: each is at its place. But that is not known before the value is.
+            last = black_box(number as usize) ^ place;
+        }
+        black_box(last);
+        took.push(start.elapsed() / BATCH as u32);
+    }
+    let [p50, p90, p99] = percentiles(took, [50, 90, 99]);
+    println!("index/limit: a read of an array of {OBJECTS}: p50 {p50:?}, p90 {p90:?}, p99 {p99:?}");
+}
+
 fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) {
     // They are made before, so that what they take is not counted.
     let names = names(others);
@@ -202,6 +224,7 @@ fn main() {
     let homes = [("all made here", 0), ("half made on another node", 1), ("nine in ten made on 9 others", 9)];
     let kept = homes.map(|(what, others)| lookups(what, others));
     drop(kept);
+    reads();
     for (_, sharing) in SHARINGS {
         for flows in FLOWS {
             for load_percent in [50, 200] {

@@ -15,6 +15,7 @@
 //! ```
 
 mod lookup;
+mod pages;
 mod table;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};

@@ -1,14 +1,12 @@
 //! Objects by name, and until when each is kept. What a node made under one registration has a table of
 //! its own, by its count: of a million objects no name is kept a million times.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
 use super::Held;
-
-type Hashed<K, T> = HashMap<K, T, BuildHasherDefault<Spread>>;
+use super::pages::{Hashed, Pages};
 
 /// Objects, each under its name.
 #[derive(Debug)]
@@ -25,8 +23,7 @@ pub(super) struct Table<T> {
 /// What one node made under one registration, by its count.
 #[derive(Debug)]
 struct Made<T> {
-    /// Boxed: a table that has just doubled is half empty, and then of pointers.
-    objects: Hashed<u64, Box<Object<T>>>,
+    objects: Pages<Object<T>>,
     expiries: BTreeSet<(Timestamp, u64)>,
 }
 
@@ -56,7 +53,7 @@ impl<T: Held> Table<T> {
 
     pub(super) fn get(&self, id: &DataId) -> Option<&T> {
         let made = self.homes.get(&id.home)?.get(&id.epoch)?;
-        made.objects.get(&id.counter).map(|object| &object.held)
+        made.objects.get(id.counter).map(|object| &object.held)
     }
 
     /// Takes one whose name is not here.
@@ -66,7 +63,7 @@ impl<T: Held> Table<T> {
         self.files += held.files();
         let made = self.homes.entry(id.home.clone()).or_default().entry(id.epoch).or_default();
         let before = made.first();
-        made.objects.insert(id.counter, Box::new(Object { held, until }));
+        made.objects.insert(id.counter, Object { held, until });
         made.expiries.insert((until, id.counter));
         let after = made.first();
         self.note(id, before, after);
@@ -77,7 +74,7 @@ impl<T: Held> Table<T> {
         let Some(epochs) = self.homes.get_mut(&id.home) else { return false };
         let Some(made) = epochs.get_mut(&id.epoch) else { return false };
         let before = made.first();
-        let Some(object) = made.objects.remove(&id.counter) else { return false };
+        let Some(object) = made.objects.remove(id.counter) else { return false };
         made.expiries.remove(&(object.until, id.counter));
         let after = made.first();
         if after.is_none() {
@@ -98,7 +95,7 @@ impl<T: Held> Table<T> {
         let made = self.homes.get_mut(&id.home).and_then(|epochs| epochs.get_mut(&id.epoch));
         let Some(made) = made else { return false };
         let before = made.first();
-        let Some(object) = made.objects.get_mut(&id.counter) else { return false };
+        let Some(object) = made.objects.get_mut(id.counter) else { return false };
         made.expiries.remove(&(object.until, id.counter));
         made.expiries.insert((until, id.counter));
         object.until = until;
@@ -148,49 +145,6 @@ impl<T> Made<T> {
 
 impl<T> Default for Made<T> {
     fn default() -> Self {
-        Self { objects: Hashed::default(), expiries: BTreeSet::new() }
-    }
-}
-
-/// Spreads counts, and nodes' names, over a table: a multiplication for each eight bytes. `HashMap`'s own
-/// hasher is slower, to withstand those who choose keys that collide; here workers give out the counts,
-/// each once, and operators the names.
-#[derive(Debug, Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        // 2^64 by the golden ratio: neighbours come far apart.
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    fn finish(&self) -> u64 {
-        // The table takes the lowest bits, which so far depend on the lowest alone.
-        self.0 ^ (self.0 >> 32)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::hash::BuildHasher as _;
-
-    use super::*;
-
-    #[test]
-    fn counts_with_the_same_lowest_bits_come_apart() {
-        let spread = BuildHasherDefault::<Spread>::default();
-        for step in [1, 1 << 10, 1 << 20, 1 << 32] {
-            let places: BTreeSet<u64> = (0..1024).map(|n: u64| spread.hash_one(n * step) % 4096).collect();
-            // As many as draws would leave apart: 4096 (1 - e^(-1/4)).
-            assert!(places.len() > 800, "{} of 1024 places, {step} apart", places.len());
-        }
+        Self { objects: Pages::default(), expiries: BTreeSet::new() }
     }
 }

@@ -1,0 +1,190 @@
+//! Values by counts that are mostly given out one after the other, side by side: a lookup among a million
+//! reads far memory once, for the value, where a hash table of boxes does three times, for the table, its
+//! slot and the box.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Counts of one page: as many as its mask has bits.
+const PAGE: u64 = u64::BITS as u64;
+/// How many more values a page that is full has room for next, at most.
+const GROWS_MAX: usize = 8;
+
+pub(super) type Hashed<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// A map from counts.
+#[derive(Debug)]
+pub(super) struct Pages<V> {
+    /// By their first counts, divided by [`PAGE`]. None is empty.
+    pages: Hashed<u64, Page<V>>,
+}
+
+/// The values of [`PAGE`] counts.
+#[derive(Debug)]
+struct Page<V> {
+    /// Which of them are here, the first in the lowest bit.
+    mask: u64,
+    /// Theirs, in order. At most twice as many fit as are here, and never [`GROWS_MAX`] more than there
+    /// were at most.
+    values: Vec<V>,
+}
+
+/// A count's page, and its bit there.
+fn split(count: u64) -> (u64, u64) {
+    (count / PAGE, 1 << (count % PAGE))
+}
+
+impl<V> Page<V> {
+    /// Where the value of a bit is among the others, or would be.
+    fn place(&self, bit: u64) -> usize {
+        (self.mask & (bit - 1)).count_ones() as usize
+    }
+
+    fn has(&self, bit: u64) -> bool {
+        self.mask & bit != 0
+    }
+}
+
+impl<V> Pages<V> {
+    pub(super) fn get(&self, count: u64) -> Option<&V> {
+        let (page, bit) = split(count);
+        let page = self.pages.get(&page)?;
+        page.values.get(page.place(bit)).filter(|_| page.has(bit))
+    }
+
+    pub(super) fn get_mut(&mut self, count: u64) -> Option<&mut V> {
+        let (page, bit) = split(count);
+        let page = self.pages.get_mut(&page)?;
+        let (place, has) = (page.place(bit), page.has(bit));
+        page.values.get_mut(place).filter(|_| has)
+    }
+
+    /// Has a count stand for a value, instead of any that it stood for.
+    pub(super) fn insert(&mut self, count: u64, value: V) {
+        let (page, bit) = split(count);
+        let page = self.pages.entry(page).or_insert_with(|| Page { mask: 0, values: Vec::new() });
+        let place = page.place(bit);
+        if page.has(bit) {
+            page.values[place] = value;
+            return;
+        }
+        if page.values.len() == page.values.capacity() {
+            page.values.reserve_exact(page.values.len().clamp(1, GROWS_MAX));
+        }
+        page.values.insert(place, value);
+        page.mask |= bit;
+    }
+
+    pub(super) fn remove(&mut self, count: u64) -> Option<V> {
+        let (number, bit) = split(count);
+        let page = self.pages.get_mut(&number).filter(|page| page.has(bit))?;
+        let value = page.values.remove(page.place(bit));
+        page.mask &= !bit;
+        if page.values.is_empty() {
+            self.pages.remove(&number);
+        } else if page.values.len() <= page.values.capacity() / 2 {
+            page.values.shrink_to_fit();
+        }
+        Some(value)
+    }
+}
+
+impl<V> Default for Pages<V> {
+    fn default() -> Self {
+        Self { pages: Hashed::default() }
+    }
+}
+
+/// Spreads pages' numbers, and nodes' names, over a table: a multiplication for each eight bytes.
+/// `HashMap`'s own hasher is slower, to withstand those who choose keys that collide; here workers give out
+/// the counts, each once, and operators the names.
+#[derive(Debug, Default)]
+pub(super) struct Spread(u64);
+
+impl Hasher for Spread {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks();
+        words.iter().for_each(|&word| self.write_u64(u64::from_le_bytes(word)));
+        if !rest.is_empty() {
+            self.write_u64(rest.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        // 2^64 by the golden ratio: neighbours come far apart.
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        // The table takes the lowest bits, which so far depend on the lowest alone.
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::hash::BuildHasher as _;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn counts_with_the_same_lowest_bits_come_apart() {
+        let spread = BuildHasherDefault::<Spread>::default();
+        for step in [1, 1 << 10, 1 << 20, 1 << 32] {
+            let places: BTreeSet<u64> = (0..1024).map(|n: u64| spread.hash_one(n * step) % 4096).collect();
+            // As many as draws would leave apart: 4096 (1 - e^(-1/4)).
+            assert!(places.len() > 800, "{} of 1024 places, {step} apart", places.len());
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Change {
+        Insert(u64),
+        Remove(u64),
+        Double(u64),
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        let count = prop_oneof![0..200_u64, Just(u64::MAX - 1), Just(u64::MAX)];
+        (count, 0..3).prop_map(|(count, what)| match what {
+            0 => Change::Insert(count),
+            1 => Change::Remove(count),
+            _ => Change::Double(count),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_map_that_takes_at_most_twice_its_values(changes in vec(change(), 0..400)) {
+            let (mut pages, mut map) = (Pages::default(), BTreeMap::new());
+            for (turn, change) in changes.into_iter().enumerate() {
+                match change {
+                    Change::Insert(count) => {
+                        pages.insert(count, turn);
+                        map.insert(count, turn);
+                    }
+                    Change::Remove(count) => prop_assert_eq!(pages.remove(count), map.remove(&count)),
+                    Change::Double(count) => {
+                        let (ours, wanted) = (pages.get_mut(count), map.get_mut(&count));
+                        prop_assert_eq!(&ours, &wanted);
+                        ours.into_iter().chain(wanted).for_each(|value| *value *= 2);
+                    }
+                }
+                for count in (0..200).chain([u64::MAX - 1, u64::MAX]) {
+                    prop_assert_eq!(pages.get(count), map.get(&count));
+                }
+                for page in pages.pages.values() {
+                    prop_assert_eq!(page.values.len() as u32, page.mask.count_ones());
+                    prop_assert!(!page.values.is_empty());
+                    prop_assert!(page.values.capacity() <= 2 * page.values.len());
+                }
+            }
+        }
+    }
+}
