@@ -11,7 +11,8 @@
 //! are evicted as they would be, so that each GPU holds [`HELD`] of them.
 //!
 //! `cargo bench -p millrace-policy --bench dispatch`; GPUS and FUNCTIONS in the environment change
-//! their number, DATA says of how many in a hundred requests the data is on a GPU (none unless said), to
+//! their number, DEADLINE gives every function one of so many milliseconds (none unless said: nobody is
+//! ever late), DATA says of how many in a hundred requests the data is on a GPU (none unless said), to
 //! which ways lead from every other, and POLICY picks one.
 
 #[path = "support/percentiles.rs"]
@@ -72,6 +73,7 @@ impl Domain {
             rate: BytesPerSec::gb(48),
         };
         let data = count("DATA", 0);
+        let deadline = Some(count("DEADLINE", 0)).filter(|&millis| millis > 0);
         let ends = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (GpuIndex(from), GpuIndex(to))));
         let ways = ends.filter(|(from, to)| data > 0 && from != to);
         let config = Config {
@@ -99,7 +101,9 @@ impl Domain {
             let load = BytesPerSec::gb(12).time_for(size);
             let run = Duration::from_millis(5 + u64::from(index % 40));
             domain.tell(Event::Profile { model, kind: 0, load, run });
-            let objective = Objective::from_billionths(980_000_000);
+            let share = Objective::from_billionths(980_000_000);
+            let within = |millis: u32| share.map(|it| it.within(Duration::from_millis(millis.into())));
+            let objective = deadline.map_or(share, within);
             domain.tell(Event::Objective { function, objective });
         }
         for gpu in (0..gpus).map(GpuIndex) {
