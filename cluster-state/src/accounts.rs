@@ -85,13 +85,6 @@ impl Bills {
         self.by_function.get(function).copied().unwrap_or_default()
     }
 
-    pub(crate) fn of_tenant(&self, tenant: &TenantName) -> Usage {
-        let functions =
-            self.by_function.range(first_key(tenant)..).take_while(|(key, _)| key.tenant == *tenant);
-        let forgotten = self.forgotten.get(tenant).copied().unwrap_or_default();
-        functions.fold(forgotten, |sum, (_, usage)| sum.plus(*usage))
-    }
-
     pub(crate) fn functions(&self) -> impl Iterator<Item = (&FunctionKey, &Usage)> {
         self.by_function.iter()
     }
@@ -199,8 +192,10 @@ mod tests {
         bills.charge(&key("f"), usage(5, 1));
         bills.charge(&key("g"), usage(7, 2));
         bills.forget(&key("f"));
-        let all = usage(12, 3);
         assert_eq!((bills.of(&key("f")), bills.of(&key("g")).requests), (Usage::NONE, 2));
-        assert_eq!((bills.of_tenant(&TenantName::default()), bills.total()), (all, all));
+        let forgotten = (Account::of_tenant(&TenantName::default()), usage(5, 1));
+        let owed: Vec<_> = bills.list(Bound::Unbounded).collect();
+        assert_eq!(owed, [forgotten, (Account::of(&key("g")), usage(7, 2))]);
+        assert_eq!(bills.total(), usage(12, 3));
     }
 }

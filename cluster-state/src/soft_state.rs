@@ -4,7 +4,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use millrace_types::{DataId, Epoch, FunctionKey, NodeName, SloBase, SloCounts, TenantName, Usage};
+use millrace_types::{DataId, Epoch, FunctionKey, NodeName, SloBase, SloCounts, Usage};
 
 use crate::accounts::{Account, FunctionScore};
 use crate::checkpoint::{Checkpoint, Score};
@@ -114,12 +114,6 @@ impl State {
     #[must_use]
     pub fn ran(&self, function: &Function) -> bool {
         self.usage(&function.key).requests > function.requests_before
-    }
-
-    /// What a tenant's functions used, deleted ones included.
-    #[must_use]
-    pub fn usage_of_tenant(&self, tenant: &TenantName) -> Usage {
-        self.bills.of_tenant(tenant)
     }
 
     /// What each function used, by key.

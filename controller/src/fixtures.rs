@@ -1,4 +1,4 @@
-//! States that their commands made, for tests.
+//! Commands, and states that they made, for tests.
 
 use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
 use millrace_types::workflow::{Output, Run, Step, WorkflowSpec};
@@ -28,8 +28,8 @@ pub(crate) fn chain(steps: &[(&str, &str)]) -> WorkflowSpec {
     WorkflowSpec::new(key("w"), vec!["x".into()], steps, outputs)
 }
 
-/// A cluster that was told of nothing but these functions, which take `x` and give `y`.
-pub(crate) fn state(functions: &[&str]) -> State {
+/// What makes these functions, which take `x` and give `y`.
+pub(crate) fn functions(names: &[&str]) -> Vec<Command> {
     let tensor = |name: &str| TensorSpec {
         name: name.into(),
         datatype: DataType::Fp32,
@@ -38,13 +38,19 @@ pub(crate) fn state(functions: &[&str]) -> State {
     let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
     let model = ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs, outputs };
     let (digest, holder) = (Digest::of(b"model"), ControllerId(1));
+    let artifact = Command::AddArtifact { digest, bytes: Bytes(1), model, holder };
+    let function = |name: &&str| {
+        let spec = FunctionSpec::new(key(name));
+        Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() }
+    };
+    std::iter::once(artifact).chain(names.iter().map(function)).collect()
+}
+
+/// A cluster that was told of nothing but these functions.
+pub(crate) fn state(names: &[&str]) -> State {
     let mut state = State::default();
     apply(&mut state, Command::InitCluster { cluster_id: ClusterId("test".into()) });
-    apply(&mut state, Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
-    for function in functions {
-        let spec = FunctionSpec::new(key(function));
-        apply(&mut state, Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
-    }
+    functions(names).into_iter().for_each(|command| apply(&mut state, command));
     state
 }
 

@@ -10,8 +10,8 @@ use millrace_policy::placement::{PAIRS_MAX, Pair, Tally};
 use millrace_types::{FunctionKey, FunctionName, Revision};
 use serde::{Deserialize, Serialize};
 
-/// Pairs of functions that are counted here, of all workflows. One that comes to have no room is told of
-/// again once a run of it fits: until then what the leader learned of it stays, or what is declared counts.
+/// Pairs of functions that are counted here, of all workflows. Of one whose pairs find no room none is
+/// counted any more, until it has another version: what is declared counts.
 const ALL_PAIRS_MAX: usize = 8192;
 /// Workflows that are counted.
 const WORKFLOWS_MAX: usize = 1024;
@@ -39,37 +39,42 @@ pub(crate) struct Told {
     workflow: FunctionKey,
     generation: Revision,
     runs: u64,
-    pairs: Vec<(FunctionName, FunctionName, u64)>,
+    /// `None` where there was no room for all of them.
+    pairs: Option<Vec<(FunctionName, FunctionName, u64)>>,
 }
 
 impl From<Told> for Tally {
     fn from(Told { workflow, generation, runs, pairs }: Told) -> Self {
-        let pairs = pairs.into_iter().map(|(from, to, bytes)| ((from, to), bytes));
-        Self { workflow, generation, runs, pairs: pairs.collect() }
+        let pair = |(from, to, bytes)| ((from, to), bytes);
+        let pairs = pairs.map(|pairs| pairs.into_iter().map(pair).collect());
+        Self { workflow, generation, runs, pairs }
     }
 }
 
 impl From<&Tally> for Told {
     fn from(tally: &Tally) -> Self {
-        let pairs = tally.pairs.iter().map(|((from, to), bytes)| (from.clone(), to.clone(), *bytes));
-        let Tally { workflow, generation, runs, .. } = tally;
-        Self { workflow: workflow.clone(), generation: *generation, runs: *runs, pairs: pairs.collect() }
+        let Tally { workflow, generation, runs, pairs } = tally;
+        let pair = |((from, to), bytes): (&Pair, &u64)| (from.clone(), to.clone(), *bytes);
+        let pairs = pairs.as_ref().map(|pairs| pairs.iter().map(pair).collect());
+        Self { workflow: workflow.clone(), generation: *generation, runs: *runs, pairs }
     }
 }
 
-/// Adds to what a pair passed, if it is one of those that are counted.
+/// Adds to what a pair passed.
 fn add(pairs: &mut BTreeMap<Pair, u64>, pair: Pair, bytes: u64) {
-    if pairs.len() < PAIRS_MAX || pairs.contains_key(&pair) {
-        let sum = pairs.entry(pair).or_default();
-        *sum = sum.saturating_add(bytes);
-    }
+    let sum = pairs.entry(pair).or_default();
+    *sum = sum.saturating_add(bytes);
 }
 
 impl Passing {
     /// A call took so much of what another function made.
     pub(crate) fn took(&self, from: FunctionName, to: &FunctionName, bytes: u64) {
         let mut pairs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        add(&mut pairs, (from, to.clone()), bytes);
+        let pair = (from, to.clone());
+        // One more than are counted, by which it shows that they are too many.
+        if pairs.len() <= PAIRS_MAX || pairs.contains_key(&pair) {
+            add(&mut pairs, pair, bytes);
+        }
     }
 }
 
@@ -99,38 +104,43 @@ impl Counted {
         if self.workflows.get(workflow).is_some_and(|tally| tally.generation != generation) {
             self.forget(workflow);
         }
-        let known = self.workflows.get(workflow);
-        let is_new = |pair: &&Pair| known.is_none_or(|tally| !tally.pairs.contains_key(*pair));
-        let left = PAIRS_MAX - known.map_or(0, |tally| tally.pairs.len());
-        let new = pairs.keys().filter(is_new).count().min(left);
-        let is_full = known.is_none() && self.workflows.len() >= WORKFLOWS_MAX;
-        if is_full || self.pairs + new > ALL_PAIRS_MAX {
-            // All of it or nothing: who is not told of is taken to pass nothing.
-            return self.forget(workflow);
+        if self.workflows.len() >= WORKFLOWS_MAX && !self.workflows.contains_key(workflow) {
+            return;
         }
-        self.pairs += new;
         let tally = self.workflows.entry(workflow.clone()).or_insert_with(|| Tally {
             workflow: workflow.clone(),
             generation,
             runs: 0,
-            pairs: BTreeMap::new(),
+            pairs: Some(BTreeMap::new()),
         });
-        tally.runs += 1;
-        for (pair, bytes) in pairs {
-            add(&mut tally.pairs, pair, bytes);
+        let Some(counted) = &mut tally.pairs else { return };
+        let new = pairs.keys().filter(|pair| !counted.contains_key(*pair)).count();
+        if counted.len() + new > PAIRS_MAX || self.pairs + new > ALL_PAIRS_MAX {
+            // All of it or nothing, from now on: who is not among those told of is taken to pass nothing, and
+            // the runs that fit are those without it.
+            self.pairs -= counted.len();
+            tally.pairs = None;
+            return;
         }
+        self.pairs += new;
+        tally.runs += 1;
+        pairs.into_iter().for_each(|(pair, bytes)| add(counted, pair, bytes));
     }
 
     fn forget(&mut self, workflow: &FunctionKey) {
         if let Some(tally) = self.workflows.remove(workflow) {
-            self.pairs -= tally.pairs.len();
+            self.pairs -= pairs_of(&tally);
         }
     }
 
     fn retain(&mut self, keep: impl Fn(&Tally) -> bool) {
         self.workflows.retain(|_, tally| keep(tally));
-        self.pairs = self.workflows.values().map(|tally| tally.pairs.len()).sum();
+        self.pairs = self.workflows.values().map(pairs_of).sum();
     }
+}
+
+fn pairs_of(tally: &Tally) -> usize {
+    tally.pairs.as_ref().map_or(0, BTreeMap::len)
 }
 
 #[cfg(test)]
@@ -164,13 +174,13 @@ mod tests {
         let passed = Passed::default();
         passed.ran(&key("w"), FIRST, passing(&[("a", "b", 4), ("a", "b", 5), ("b", "c", 1)]));
         passed.ran(&key("w"), FIRST, passing(&[("a", "b", 1)]));
-        let pairs = vec![(name("a"), name("b"), 10), (name("b"), name("c"), 1)];
+        let pairs = Some(vec![(name("a"), name("b"), 10), (name("b"), name("c"), 1)]);
         let expected = Told { workflow: key("w"), generation: FIRST, runs: 2, pairs };
         assert_eq!(told(&passed), std::slice::from_ref(&expected));
         assert_eq!(Told::from(&Tally::from(expected.clone())), expected);
         // Another version begins anew.
         passed.ran(&key("w"), FIRST.next(), passing(&[("a", "c", 7)]));
-        let pairs = vec![(name("a"), name("c"), 7)];
+        let pairs = Some(vec![(name("a"), name("c"), 7)]);
         assert_eq!(told(&passed), [Told { workflow: key("w"), generation: FIRST.next(), runs: 1, pairs }]);
         assert_eq!(passed.lock().pairs, 1);
         assert_eq!(passed.told(&State::default()), [], "there is no such workflow");
@@ -179,17 +189,27 @@ mod tests {
 
     #[test]
     fn what_has_no_room_is_not_counted_in_part() {
-        let (passed, many) = (Passed::default(), PAIRS_MAX + 3);
-        let names: Vec<_> = (0..many).map(|at| format!("f{at}")).collect();
+        let passed = Passed::default();
+        let names: Vec<_> = (0..=PAIRS_MAX).map(|at| format!("f{at}")).collect();
         let taken: Vec<_> = names.iter().map(|to| ("a", to.as_str(), 1)).collect();
+        let (fits, rare) = taken.split_at(PAIRS_MAX);
+        let ran = |workflow: &str, taken: &[_]| passed.ran(&key(workflow), FIRST, passing(taken));
+        // Too many in one run, or in several: the next ones fit, and are not what all runs pass.
+        for runs in [[&taken[..], fits], [fits, rare]] {
+            runs.into_iter().chain([fits]).for_each(|taken| ran("many", taken));
+            let of_none = Told { workflow: key("many"), generation: FIRST, runs: 0, pairs: None };
+            let told = told(&passed).remove(0);
+            assert_eq!((passed.lock().pairs, Told { runs: 0, ..told }), (0, of_none));
+            passed.lock().forget(&key("many"));
+        }
+        // Too many workflows.
         let full = ALL_PAIRS_MAX / PAIRS_MAX;
         for workflow in 0..=full {
-            passed.ran(&key(&format!("w{workflow}")), FIRST, passing(&taken));
-            passed.ran(&key(&format!("w{workflow}")), FIRST, passing(&taken));
+            let workflow = format!("w{workflow}");
+            [fits, fits, &[]].into_iter().for_each(|taken| ran(&workflow, taken));
         }
-        assert_eq!((told(&passed).len(), passed.lock().pairs), (full, ALL_PAIRS_MAX));
-        assert!(told(&passed).iter().all(|it| it.runs == 2 && it.pairs.len() == PAIRS_MAX));
-        passed.ran(&key("none"), FIRST, Passing::default());
-        assert_eq!(told(&passed).len(), full + 1, "it takes no room");
+        let (whole, others): (Vec<_>, Vec<_>) = told(&passed).into_iter().partition(|it| it.pairs.is_some());
+        assert_eq!((whole.len(), others.len(), passed.lock().pairs), (full, 1, ALL_PAIRS_MAX));
+        assert!(whole.iter().all(|it| it.runs == 3));
     }
 }

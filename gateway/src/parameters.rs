@@ -11,6 +11,9 @@ use millrace_types::function::TIMEOUT_MAX;
 use millrace_types::sequences::SEQUENCE_NAME_MAX;
 use millrace_types::{Failure, InSequence, Reason, SequenceId};
 
+/// The parameter that names a request's sequence.
+pub(crate) const SEQUENCE_ID: &str = "sequence_id";
+
 /// A parameter's value, as either protocol writes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Value<'a> {
@@ -72,7 +75,7 @@ impl Parameters {
                     read.timeout = (!timeout.is_zero()).then_some(timeout);
                 }
                 "binary_data_output" => read.binary_output = flag(name, value)?,
-                "sequence_id" => sequence = sequence_id(value)?,
+                SEQUENCE_ID => sequence = sequence_id(value)?,
                 "sequence_start" => start = flag(name, value)?,
                 "sequence_end" => end = flag(name, value)?,
                 _ => {}
@@ -99,7 +102,7 @@ pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failur
         Value::Text("") => Ok(None),
         Value::Text(text) if text.len() <= SEQUENCE_NAME_MAX => Ok(Some(SequenceId::Name(text.to_owned()))),
         _ => Err(Failure::malformed(format!(
-            "parameter \"sequence_id\" must be an integer from 1, or a text of up to {SEQUENCE_NAME_MAX} bytes"
+            "parameter {SEQUENCE_ID:?} must be an integer from 1, or a text of up to {SEQUENCE_NAME_MAX} bytes"
         ))),
     }
 }

@@ -153,7 +153,7 @@ mod tests {
         let (from, to) = (key("f"), key("g"));
         let generation = state.workflow(&key("w")).unwrap().generation;
         for (runs, bytes) in [(RUNS_MIN - 1, 256), (RUNS_MIN, 1 << 20)] {
-            let pairs = [((from.name.clone(), to.name.clone()), runs << 20)].into();
+            let pairs = Some([((from.name.clone(), to.name.clone()), runs << 20)].into());
             measured.take(1, vec![Tally { workflow: key("w"), generation, runs, pairs }]);
             let flow = Flow { from: from.clone(), to: to.clone(), bytes: Bytes(bytes), is_critical: true };
             assert_eq!(flows.of(&state, &measured), [flow], "{runs}");

@@ -13,11 +13,7 @@ use millrace_proto::raft::raft_server::Raft as _;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
 use millrace_raft_store::Identity;
-use millrace_types::workflow::{Output, Run, Step, WorkflowSpec};
-use millrace_types::{
-    Bytes, ClusterId, DataType, Digest, Dim, FunctionKey, FunctionName, FunctionSpec, Reason, Revision,
-    TenantName, TensorSpec,
-};
+use millrace_types::{Bytes, ClusterId, Digest, Reason, Revision};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +29,7 @@ use super::{Change, Lane, Replica, elections};
 use crate::artifacts::{Artifacts, Store};
 use crate::clock::WallClock;
 use crate::config::{JoinAs, Limits, Start};
+use crate::fixtures::{chain, functions, key};
 use crate::passed::{Passed, Passing, Told};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
@@ -270,35 +267,15 @@ async fn without_a_majority_reads_and_writes_are_refused_and_stale_reads_are_not
 async fn a_controller_is_told_what_the_runs_that_another_drives_passed() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
-    let name = |name: &str| FunctionName::new(name).unwrap();
-    let key = |of: &str| FunctionKey { tenant: TenantName::default(), name: name(of) };
-    let tensor =
-        |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: vec![Dim::Fixed(64)] };
-    let model = millrace_cluster_state::ModelSummary {
-        weights: Bytes(1),
-        parameters: 1,
-        launches: 1,
-        inputs: vec![tensor("x")],
-        outputs: vec![tensor("y")],
-    };
-    let inputs = [("x".to_owned(), "input.x".parse().unwrap())].into();
-    let run = Run::Function(name("f"));
-    let step = Step { name: name("s"), run, inputs, each: None, when: None, deadline: None };
-    let outputs = vec![Output { name: "y".into(), from: "s.y".parse().unwrap() }];
-    let workflow = WorkflowSpec::new(key("w"), vec!["x".into()], vec![step], outputs);
-    let (digest, holder, spec) = (Digest::of(b"f"), ControllerId(1), FunctionSpec::new(key("f")));
-    for command in [
-        Command::AddArtifact { digest, bytes: Bytes(1), model, holder },
-        Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
-        Command::ApplyWorkflow { spec: workflow, expected: None },
-    ] {
+    let workflow = Command::ApplyWorkflow { spec: chain(&[("s", "f")]), expected: None };
+    for command in functions(&["f"]).into_iter().chain([workflow]) {
         a.replica.propose(Caller("test".into()), None, command).await.unwrap();
     }
     until(&b, |state| state.workflow(&key("w")).is_some()).await;
 
     for workflow in ["w", "gone"] {
         let passing = Passing::default();
-        passing.took(name("f"), &name("g"), 7);
+        passing.took(key("f").name, &key("g").name, 7);
         b.passed.ran(&key(workflow), Revision::FIRST, passing);
     }
     let others = a.replica.others(Lane::Requests);

@@ -182,12 +182,18 @@ impl<'a> Dispatch<'a> {
 
     /// A worker that was not tried yet, as soon as there is one.
     async fn another(&self) -> Arc<Worker> {
-        let mut changes = self.serving.fleet.changes();
+        let (mut fleet, mut state) = (self.serving.fleet.changes(), self.serving.replica.changes());
+        // Who serves such a function also its placements say. All others need not look at every commit.
+        let keeps_state = self.model.sequences.is_some();
         loop {
             if let Some(worker) = self.choose() {
                 return worker;
             }
-            if changes.changed().await.is_err() {
+            let changed = tokio::select! {
+                changed = fleet.changed() => changed,
+                changed = state.changed(), if keeps_state => changed,
+            };
+            if changed.is_err() {
                 std::future::pending::<Infallible>().await;
             }
         }

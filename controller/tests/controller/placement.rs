@@ -11,7 +11,7 @@ use crate::support::{
 };
 use crate::workflows::{apply_workflow, chain};
 
-async fn schedule(cluster: &Cluster, name: &str, scheduling: api::NodeScheduling) -> api::Node {
+pub(crate) async fn schedule(cluster: &Cluster, name: &str, scheduling: api::NodeScheduling) -> api::Node {
     let request = api::SetNodeSchedulingRequest {
         name: name.into(),
         scheduling: scheduling.into(),

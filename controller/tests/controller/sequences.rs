@@ -8,6 +8,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_types::Reason;
 
+use crate::placement::schedule;
 use crate::routing::{answer_of, infer_with, request, until_ready};
 use crate::stub::{Prepares, Stub, ready};
 use crate::support::{Cluster, apply_request, mlp, reason, upload};
@@ -68,26 +69,32 @@ async fn a_request_of_a_sequence_reaches_its_worker_with_it_and_no_other() {
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::NoWorker, true), "{failure:?}");
 }
 
+/// The worker where `f` is placed, and another that has said that it serves it too.
+async fn placed_and_another(cluster: &Cluster) -> (Stub, Stub) {
+    let mut admin = cluster.admin();
+    upload(&mut admin, &counter(64)).await.unwrap();
+    admin.apply_function(keeping("f", "h_in")).await.unwrap();
+    let mut placed = Stub::start_as(cluster, "n1", "first", Prepares::Never).await.unwrap();
+    placed.told(&["f@1"]).await;
+    let f = ready(&placed.desired.borrow().functions[0]);
+    let says = |functions| Message::FunctionStatuses(wire::FunctionStatuses { functions });
+    placed.send(says(vec![f.clone()])).await;
+    until_ready(cluster, "f").await;
+    let other = Stub::start_as(cluster, "n2", "first", Prepares::Never).await.unwrap();
+    cluster.deploy("g", &mlp()).await;
+    let g = wire::FunctionStatus { name: "g".into(), ..f.clone() };
+    other.send(says(vec![f, g])).await;
+    // What it says has been heard.
+    until_ready(cluster, "g").await;
+    (placed, other)
+}
+
 /// The other has yet to hear that it is to let go of it, or is lost to all but this controller: it has other
 /// sequences under the same names.
 #[tokio::test]
 async fn of_two_workers_that_serve_it_only_that_is_asked_where_it_is_placed() {
     let cluster = Cluster::start().await;
-    let mut admin = cluster.admin();
-    upload(&mut admin, &counter(64)).await.unwrap();
-    admin.apply_function(keeping("f", "h_in")).await.unwrap();
-    let mut placed = Stub::start_as(&cluster, "n1", "first", Prepares::Never).await.unwrap();
-    placed.told(&["f@1"]).await;
-    let f = ready(&placed.desired.borrow().functions[0]);
-    let says = |functions| Message::FunctionStatuses(wire::FunctionStatuses { functions });
-    placed.send(says(vec![f.clone()])).await;
-    until_ready(&cluster, "f").await;
-    let other = Stub::start_as(&cluster, "n2", "first", Prepares::Never).await.unwrap();
-    cluster.deploy("g", &mlp()).await;
-    let g = wire::FunctionStatus { name: "g".into(), ..f.clone() };
-    other.send(says(vec![f, g])).await;
-    // What it says has been heard.
-    until_ready(&cluster, "g").await;
+    let (mut placed, _other) = placed_and_another(&cluster).await;
     let first = infer_with(&cluster, beginning());
     let held = placed.call().await;
     // The other has less to do.
@@ -96,4 +103,16 @@ async fn of_two_workers_that_serve_it_only_that_is_asked_where_it_is_placed() {
     held.answer();
     answer_of(first).await.unwrap();
     answer_of(second).await.unwrap();
+}
+
+/// All that is new is the placement: it has said before that it is ready.
+#[tokio::test]
+async fn a_request_that_waits_for_another_worker_goes_where_its_function_comes_to_be_placed() {
+    let cluster = Cluster::start().await;
+    let (mut placed, mut other) = placed_and_another(&cluster).await;
+    let answering = infer_with(&cluster, beginning());
+    placed.call().await.refuse(Reason::ShuttingDown);
+    schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
+    other.call().await.answer();
+    answer_of(answering).await.unwrap();
 }

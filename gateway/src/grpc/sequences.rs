@@ -10,10 +10,7 @@ use millrace_proto::inference::ModelInferRequest;
 use millrace_types::SequenceId;
 use tokio::sync::oneshot;
 
-use crate::parameters::{Value, sequence_id};
-
-/// The parameter that names a request's sequence.
-pub(super) const SEQUENCE_ID: &str = "sequence_id";
+use crate::parameters::{SEQUENCE_ID, Value, sequence_id};
 
 /// Tells whoever waits that a request is over, by being dropped.
 type Over = oneshot::Receiver<()>;
@@ -71,7 +68,7 @@ mod tests {
 
     fn request(model: &str, id: ParameterChoice) -> ModelInferRequest {
         let parameter = InferParameter { parameter_choice: Some(id) };
-        let parameters = [("sequence_id".to_owned(), parameter)].into();
+        let parameters = [(SEQUENCE_ID.to_owned(), parameter)].into();
         ModelInferRequest { model_name: model.into(), parameters, ..ModelInferRequest::default() }
     }
 

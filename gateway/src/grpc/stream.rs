@@ -18,12 +18,13 @@ use millrace_types::{Failure, Reason, RequestId};
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
-use super::sequences::{SEQUENCE_ID, Sequences};
+use super::sequences::Sequences;
 use super::{SERVER_TIMING, infer};
 use crate::budget::Charge;
 use crate::call::Call;
 use crate::framing::Ledger;
 use crate::front::Front;
+use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 
 /// Triton's mark of a request's last response; here each is.

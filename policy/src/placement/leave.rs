@@ -32,8 +32,10 @@ fn replaced(table: &mut Table<'_>, function: usize, is_short: bool, draft: &mut 
     let goes = |copy: &&Copy| match copy.fate {
         Fate::Leave => enough,
         Fate::Lost => all,
-        // Forgotten, the node would be the emptiest and be tried again.
-        Fate::Failed | Fate::Stay | Fate::Gone => false,
+        // Forgotten, the node would be the emptiest and be tried again. But where it gets better it must not
+        // come to serve beside the one that has the state.
+        Fate::Failed => row.of.keeps_state && row.ready() >= row.wanted,
+        Fate::Stay | Fate::Gone => false,
     };
     let gone: Vec<_> = row.copies.iter().filter(goes).map(|copy| copy.node).collect();
     for node in gone {

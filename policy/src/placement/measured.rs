@@ -14,7 +14,7 @@ use millrace_types::{Bytes, FunctionKey, FunctionName, Revision};
 pub const RUNS_MIN: u64 = 32;
 /// Runs that a mean is of, at most.
 pub const RUNS_WINDOW: u64 = 256;
-/// Pairs of functions that are counted of one workflow.
+/// Pairs of functions that are counted of one workflow. Of one with more of them nothing is known.
 pub const PAIRS_MAX: usize = 256;
 /// What is told stays while the mean is nearer to it than one part of it in so many,
 const APART: u64 = 4;
@@ -33,9 +33,9 @@ pub struct Tally {
     pub generation: Revision,
     /// Runs that were answered.
     pub runs: u64,
-    /// Bytes that were passed in all of them, at most [`PAIRS_MAX`] pairs. Who is not among fewer passed
-    /// nothing.
-    pub pairs: BTreeMap<Pair, u64>,
+    /// Bytes that were passed in all of them: who is not among these passed nothing. `None` where the
+    /// controller had no room for all, or there are more than [`PAIRS_MAX`].
+    pub pairs: Option<BTreeMap<Pair, u64>>,
 }
 
 /// What is known of all workflows. Bounded by the workflows that there are.
@@ -52,7 +52,8 @@ struct Mean {
     generation: Revision,
     /// Runs that it is of.
     runs: u64,
-    pairs: BTreeMap<Pair, Passed>,
+    /// `None` once a controller could not count all of them: what went between the others nobody knows.
+    pairs: Option<BTreeMap<Pair, Passed>>,
 }
 
 #[derive(Debug, Default)]
@@ -70,14 +71,13 @@ impl Measured {
         self.version
     }
 
-    /// What two functions pass in one run of a version of a workflow; `None` before enough runs were seen.
+    /// What two functions pass in one run of a version of a workflow; `None` before enough runs were seen,
+    /// and where not all pairs could be counted.
     #[must_use]
     pub fn passed(&self, workflow: &FunctionKey, generation: Revision, pair: &Pair) -> Option<Bytes> {
-        let mean = self.means.get(workflow).filter(|it| it.generation == generation)?;
-        match mean.pairs.get(pair).filter(|_| mean.is_known()) {
-            Some(passed) => passed.told.map(Bytes),
-            None => (mean.is_known() && mean.pairs.len() < PAIRS_MAX).then_some(Bytes::ZERO),
-        }
+        let mean = self.means.get(workflow).filter(|it| it.generation == generation && it.is_known())?;
+        let passed = mean.pairs.as_ref()?.get(pair);
+        passed.map_or(Some(Bytes::ZERO), |passed| passed.told.map(Bytes))
     }
 
     /// Takes in all that a controller counted. What it names no more it has forgotten.
@@ -118,41 +118,46 @@ impl Measured {
 
 impl Mean {
     fn new(generation: Revision) -> Self {
-        Self { generation, runs: 0, pairs: BTreeMap::new() }
+        Self { generation, runs: 0, pairs: Some(BTreeMap::new()) }
     }
 
     fn is_known(&self) -> bool {
-        self.runs >= RUNS_MIN
+        self.runs >= RUNS_MIN && self.pairs.is_some()
     }
 
     /// Adds what was counted since the last look. Says whether the planner is told something else now.
     fn add(&mut self, tally: &Tally, last: Option<&Tally>) -> bool {
+        let was_known = self.is_known();
+        let (Some(pairs), Some(counted)) = (&mut self.pairs, &tally.pairs) else {
+            self.pairs = None;
+            return was_known;
+        };
         let runs = tally.runs - last.map_or(0, |last| last.runs);
         if runs == 0 {
             return false;
         }
-        let was_known = self.is_known();
         self.runs = self.runs.saturating_add(runs);
-        for (pair, bytes) in &tally.pairs {
-            let before = last.and_then(|last| last.pairs.get(pair)).copied().unwrap_or(0);
-            if !self.pairs.contains_key(pair) && self.pairs.len() == PAIRS_MAX {
-                continue;
-            }
-            let passed = self.pairs.entry(pair.clone()).or_default();
+        for (pair, bytes) in counted {
+            let before = last.and_then(|last| last.pairs.as_ref()?.get(pair)).copied().unwrap_or(0);
+            let passed = pairs.entry(pair.clone()).or_default();
             passed.bytes = passed.bytes.saturating_add(bytes.saturating_sub(before));
         }
+        if pairs.len() > PAIRS_MAX {
+            self.pairs = None;
+            return was_known;
+        }
         if self.runs > RUNS_WINDOW {
-            for passed in self.pairs.values_mut() {
+            for passed in pairs.values_mut() {
                 let kept = u128::from(passed.bytes) * u128::from(RUNS_WINDOW) / u128::from(self.runs);
                 passed.bytes = u64::try_from(kept).unwrap_or(u64::MAX);
             }
             self.runs = RUNS_WINDOW;
         }
-        if !self.is_known() {
+        if self.runs < RUNS_MIN {
             return false;
         }
         let mut news = !was_known;
-        for passed in self.pairs.values_mut() {
+        for passed in pairs.values_mut() {
             news |= passed.settle(self.runs);
         }
         news
@@ -191,7 +196,7 @@ mod tests {
     /// So many runs, of each of which so many KiB went from `a` to `b`.
     fn tally(generation: Revision, runs: u64, kib: u64) -> Tally {
         let pairs = BTreeMap::from([((name("a"), name("b")), runs * kib * KIB)]);
-        Tally { workflow: key(), generation, runs, pairs }
+        Tally { workflow: key(), generation, runs, pairs: Some(pairs) }
     }
 
     /// KiB in one run.
@@ -224,7 +229,7 @@ mod tests {
         let (mut runs, mut bytes) = (0, 0);
         let mut run = |measured: &mut Measured, count: u64, kib: u64| {
             (runs, bytes) = (runs + count, bytes + count * kib * KIB);
-            let pairs = BTreeMap::from([((name("a"), name("b")), bytes)]);
+            let pairs = Some(BTreeMap::from([((name("a"), name("b")), bytes)]));
             measured.take(1, vec![Tally { workflow: key(), generation: FIRST, runs, pairs }]);
             (passed(measured, FIRST), measured.version())
         };
@@ -269,16 +274,26 @@ mod tests {
         assert!(measured.means.is_empty() && measured.counted.keys().eq([&2]));
     }
 
+    /// A pair that the full table of one controller has no room for would be told as nothing.
     #[test]
-    fn of_more_pairs_than_are_counted_the_rest_is_not_known() {
+    fn where_not_all_pairs_are_counted_nothing_is_known() {
         let to = |at: usize| (name("a"), name(&format!("f{at}")));
-        let pairs = |count: usize| (0..count).map(|at| (to(at), 64 * KIB)).collect::<BTreeMap<_, _>>();
-        let tally = |count| Tally { workflow: key(), generation: FIRST, runs: RUNS_MIN, pairs: pairs(count) };
-        let mut measured = Measured::default();
-        measured.take(1, vec![tally(PAIRS_MAX - 1)]);
-        assert_eq!(measured.passed(&key(), FIRST, &to(PAIRS_MAX)), Some(Bytes::ZERO));
-        measured.take(2, vec![tally(PAIRS_MAX)]);
-        assert_eq!(measured.passed(&key(), FIRST, &to(0)), Some(Bytes(2 * KIB)));
-        assert_eq!(measured.passed(&key(), FIRST, &to(PAIRS_MAX)), None);
+        // As many as are counted, from one on.
+        let tally = |first: Option<usize>, runs: u64| {
+            let pairs =
+                |first: usize| (first..).take(PAIRS_MAX).map(|at| (to(at), runs * 64 * KIB)).collect();
+            Tally { workflow: key(), generation: FIRST, runs, pairs: first.map(pairs) }
+        };
+        let known = |measured: &Measured| [0, PAIRS_MAX].map(|at| measured.passed(&key(), FIRST, &to(at)));
+        for other in [Some(1), None] {
+            let mut measured = Measured::default();
+            measured.take(1, vec![tally(Some(0), RUNS_MIN)]);
+            assert_eq!(known(&measured), [Some(Bytes(64 * KIB)), Some(Bytes::ZERO)]);
+            measured.take(2, vec![tally(other, 1)]);
+            assert_eq!((known(&measured), measured.version()), ([None, None], 2));
+            // However many runs there are of those that fit.
+            measured.take(1, vec![tally(Some(0), 2 * RUNS_MIN)]);
+            assert_eq!((known(&measured), measured.version()), ([None, None], 2));
+        }
     }
 }

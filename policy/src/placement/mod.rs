@@ -21,8 +21,8 @@
 //!    are ready. The last ready copy of a function that is wanted never goes, but for one that keeps state,
 //!    which goes once another is placed ([`leave`]).
 //! 5. When nothing else is under way, functions that never ran move to their groups ([`together`]);
-//!    and then a few copies from the fullest nodes to the emptiest, if those are far apart, but for those
-//!    with state ([`balance`]).
+//!    and then a few copies from the fullest nodes to the emptiest, if those are far apart ([`balance`]).
+//!    Neither moves what keeps state.
 //!
 //! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one node,
 //! as FaasFlow places them, so that the data need not leave it. A copy that has to be placed goes where

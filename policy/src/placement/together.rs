@@ -1,6 +1,6 @@
 //! Moves functions to their groups that were placed before anybody knew of the workflow: where a
 //! workflow comes with its functions, these come first. Only such as never ran: what serves stays where
-//! it is.
+//! it is, and of what keeps state no two may serve.
 
 use super::Draft;
 use super::rows::Fate;
@@ -34,7 +34,7 @@ pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
 /// that is with most of it, if that is more.
 fn best_move(table: &Table<'_>, function: usize) -> Option<(usize, usize)> {
     let row = &table.functions[function];
-    table.groups.row_of(function).filter(|_| !row.of.ran)?;
+    table.groups.row_of(function).filter(|_| !row.of.ran && !row.of.keeps_state)?;
     if row.copies.iter().any(|copy| copy.fate == Fate::Gone) {
         return None;
     }

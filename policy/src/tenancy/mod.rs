@@ -162,6 +162,11 @@ impl Tenancy {
                     self.forward(now, event, actions);
                 }
             }
+            // Dispatch knows of one that waits outside while it stands for several, and no longer.
+            dispatch::Event::Rows { key, inputs, .. } => {
+                self.gate.reads(key, inputs);
+                self.forward(now, event, actions);
+            }
             dispatch::Event::Ended { gpu, key, .. } | dispatch::Event::Returned { gpu, key, .. } => {
                 self.left(now, gpu, key);
                 self.forward(now, event, actions);

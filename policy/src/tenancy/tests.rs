@@ -125,6 +125,21 @@ fn what_waits_outside_comes_in_with_its_data_where_it_is_by_then() {
     assert_eq!(known(&node), dispatch::Inputs::NONE);
 }
 
+#[test]
+fn what_waits_outside_for_others_too_comes_in_with_the_data_of_those_that_are_left() {
+    let mut node = Node::new(PolicyConfig::Lb, 1);
+    node.cap(A, quota(1, 0.0, 0.0));
+    node.enqueue(1, 0, 0);
+    node.enqueue(2, 0, 0);
+    let on_gpu = |mib| dispatch::Inputs::of([(GpuIndex(0), Bytes::mib(mib))]);
+    for (rows, mib) in [(2, 5), (1, 4)] {
+        let stands_for = dispatch::Event::Rows { key: RequestKey(2), rows, inputs: on_gpu(mib) };
+        assert_eq!(node.tell(stands_for), []);
+    }
+    node.ended(0, 1);
+    assert_eq!(node.core.dispatch().inputs_of(RequestKey(2)), on_gpu(4));
+}
+
 /// What that waits for may be on a GPU, and make room.
 #[test]
 fn no_hint_is_followed_while_a_request_waits_outside() {

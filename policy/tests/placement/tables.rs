@@ -197,6 +197,18 @@ fn a_failure_is_remembered_until_the_node_gets_better() {
 }
 
 #[test]
+fn what_keeps_state_stays_where_it_serves_as_a_node_gets_better_that_could_not_prepare_it() {
+    let mut world = one_of_two();
+    world.view.functions.push(function("g", 1, 10));
+    world.view.functions[1].keeps_state = true;
+    world.failing.insert((key("g"), name("b")));
+    assert_eq!(world.settle(), [place("g", "b"), place("g", "a"), unplace("g", "b")]);
+    world.failing.clear();
+    assert_eq!(world.settle(), []);
+    assert_eq!(world.on("a"), ["f", "g"]);
+}
+
+#[test]
 fn what_nobody_wants_goes() {
     let mut world = one_of_two();
     world.view.functions[0].enabled = false;
