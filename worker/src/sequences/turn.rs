@@ -145,8 +145,21 @@ impl Turn {
         Ok(())
     }
 
-    /// What it reads is nowhere any more: the sequence is over, and why the client is told.
-    pub(crate) fn lost(self) -> Failure {
+    /// What it reads could not be had: what the client is told. Where it is nowhere any more, the sequence is
+    /// over; where it could only not be copied to where it was to be read, the next one finds it as it was.
+    pub(crate) fn unread(self) -> Failure {
+        if self.reads.iter().any(Contents::is_lost) {
+            return self.lost();
+        }
+        let message = format!(
+            "the state of sequence {} could not be brought to where it is read, and is as it was: try again",
+            self.id
+        );
+        Failure::new(Reason::AttemptsExhausted, message)
+    }
+
+    /// Ends the sequence, whose state is nowhere any more.
+    pub(super) fn lost(self) -> Failure {
         let Self { claim, place, id, .. } = self;
         drop(claim);
         place.tell(Event::Lost { key: place.key });

@@ -47,7 +47,7 @@ impl WorkerService {
                 Ok(response)
             }
             Err(Failure { reason: Reason::DataLost, may_have_executed, .. }) => {
-                Err(Failure { may_have_executed, ..turn.lost() })
+                Err(Failure { may_have_executed, ..turn.unread() })
             }
             Err(failure) => Err(failure),
         }
