@@ -20,7 +20,8 @@ impl WorkerService {
         signature: &Signature,
         state: &State,
     ) -> Result<wire::InvokeResponse, Failure> {
-        if request.hold.is_some() {
+        // Nor could it be told of an object that is lost: that is answered, and an answer takes effect.
+        if request.hold.is_some() || request.inputs.iter().any(names_object) {
             return Err(Failure::malformed(format!("{revision} keeps state, and is no step of a workflow")));
         }
         let place = request.sequence.take().ok_or_else(|| {
@@ -52,6 +53,10 @@ impl WorkerService {
             Err(failure) => Err(failure),
         }
     }
+}
+
+fn names_object(input: &wire::InferTensor) -> bool {
+    input.parts.iter().any(|part| matches!(part.part, Some(wire::tensor_part::Part::Held(_))))
 }
 
 fn micros(span: Duration) -> u64 {
