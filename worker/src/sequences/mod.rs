@@ -80,30 +80,30 @@ impl Tables {
             return Over::new();
         }
         let over: Over = std::mem::take(&mut self.revisions).into_iter().collect();
-        for (revision, table) in &over {
-            self.count(revision, Counts { idle: 0, lost: table.live() as u64 });
-            self.count(revision, table.counts());
-        }
-        over
+        self.end(over)
     }
 
     /// Functions that are not served here any more are over.
     fn served(&mut self, served: &Signatures) -> Over {
         let gone = self.revisions.extract_if(.., |revision, _| !served.contains_key(revision));
         let gone: Over = gone.collect();
-        gone.iter().for_each(|(revision, table)| self.count(revision, table.counts()));
-        gone
+        self.end(gone)
+    }
+
+    /// Remembers what they counted, and that what is in them is lost.
+    fn end(&mut self, over: Over) -> Over {
+        for (revision, table) in &over {
+            let Counts { idle, lost } = table.counts();
+            let ended = Counts { idle, lost: lost + table.live() as u64 };
+            let tally = self.before.entry(revision.function.clone()).or_default();
+            *tally = tally.plus(Tally { live: 0, ended });
+        }
+        over
     }
 
     /// The table that a request is of, if it is here still: not another that came after it.
     fn of(&mut self, place: &Place) -> Option<&mut Table> {
         self.revisions.get_mut(&place.revision).filter(|table| table.first == place.first)
-    }
-
-    /// Remembers what a revision counted.
-    fn count(&mut self, revision: &RevisionKey, ended: Counts) {
-        let tally = self.before.entry(revision.function.clone()).or_default();
-        *tally = tally.plus(Tally { live: 0, ended });
     }
 }
 
