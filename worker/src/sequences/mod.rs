@@ -33,8 +33,10 @@ use std::time::Duration;
 
 use millrace_policy::ids::RequestKey;
 use millrace_policy::sequences::{Counts, Event, Refusal};
+use millrace_proto::trace::{self, Past};
 use millrace_types::{Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId};
 use tokio::sync::{oneshot, watch};
+use tracing::Span;
 
 pub(crate) use self::turn::Turn;
 
@@ -157,7 +159,10 @@ impl Sequences {
     ) -> Result<Turn, Failure> {
         let (id, ends, came) = (asked.id.clone(), asked.end, self.0.clock.now());
         let (place, turn) = self.arrive(revision, state, asked);
-        let given = match tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await {
+        let given = tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await;
+        let waited = self.0.clock.now().since(came);
+        trace::tell(&Span::current(), "turn", Past { ago: Duration::ZERO, took: waited }, Vec::new);
+        let given = match given {
             Ok(Ok(Ok(given))) => given,
             Ok(Ok(Err(why))) => return Err(refused(why, revision, &id, state)),
             // The table went with its function.
@@ -174,7 +179,6 @@ impl Sequences {
         };
         // What ends its sequence leaves no state: where there is no room for any, that makes some.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
-        let waited = self.0.clock.now().since(came);
         Turn::new((place, id, waited), given, Arc::clone(&state.tensors), claim)
     }
 
