@@ -32,15 +32,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millrace_policy::ids::RequestKey;
-use millrace_policy::sequences::{Counts, Event, Refusal};
+use millrace_policy::sequences::{Counts, Refusal};
 use millrace_proto::trace::{self, Past};
-use millrace_types::{Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId};
+use millrace_types::{
+    Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId, Timestamp,
+};
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
 pub(crate) use self::turn::Turn;
 
-use self::table::{Given, Table};
+use self::table::{Given, Released, Table};
 use self::turn::Place;
 use crate::clock::Clock;
 use crate::host_tier::{Signatures, State};
@@ -214,11 +216,11 @@ impl Sequences {
         (Place { sequences: self.clone(), revision: revision.clone(), first, key }, turn)
     }
 
-    /// Tells a request's table something, if it is here still.
-    fn tell(&self, place: &Place, event: Event) {
+    /// Changes a request's table, if that is here still.
+    fn change(&self, place: &Place, change: impl FnOnce(&mut Table, Timestamp) -> Released) {
         let now = self.0.clock.now();
         let mut tables = self.tables();
-        let released = tables.of(place).map(|table| table.tell(now, event));
+        let released = tables.of(place).map(|table| change(table, now));
         drop(tables);
         // With the lock given back: the last handle of an object tells its GPU.
         drop(released);

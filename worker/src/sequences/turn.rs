@@ -27,7 +27,7 @@ pub(super) struct Place {
 
 impl Place {
     fn tell(&self, event: Event) {
-        self.sequences.tell(self, event);
+        self.sequences.change(self, |table, now| table.tell(now, event));
     }
 }
 
@@ -136,12 +136,7 @@ impl Turn {
             Some(claim) => Some((writes, Held { tensors: given.collect::<Result<_, _>>()?, claim })),
             None => None,
         };
-        let Sequences(inner) = &place.sequences;
-        let now = inner.clock.now();
-        let mut tables = place.sequences.tables();
-        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, wrote));
-        drop(tables);
-        drop(released);
+        place.sequences.change(&place, |table, now| table.succeeded(now, place.key, wrote));
         Ok(())
     }
 
