@@ -181,7 +181,7 @@ impl Sequences {
         };
         // What ends its sequence leaves no state: where there is no room for any, that makes some.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
-        Turn::new((place, id, waited), given, Arc::clone(&state.tensors), claim)
+        Turn::new((place, id), (came, waited), given, Arc::clone(&state.tensors), claim)
     }
 
     /// Takes room for another state.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use millrace_policy::ids::{RequestKey, StateId};
 use millrace_policy::sequences::Event;
 use millrace_types::sequences::StateTensor;
-use millrace_types::{Failure, Reason, RevisionKey, SequenceId};
+use millrace_types::{Failure, Reason, RevisionKey, SequenceId, Timestamp};
 
 use super::table::{Given, Held};
 use super::{Sequences, lost};
@@ -44,6 +44,7 @@ pub(crate) struct Turn {
     claim: Option<Claim>,
     place: Place,
     id: SequenceId,
+    came: Timestamp,
     waited: Duration,
     tensors: Arc<[StateTensor]>,
     /// By the tensors' order, as are those made.
@@ -54,7 +55,8 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(super) fn new(
-        (place, id, waited): (Place, SequenceId, Duration),
+        (place, id): (Place, SequenceId),
+        (came, waited): (Timestamp, Duration),
         Given { reads, writes }: Given,
         tensors: Arc<[StateTensor]>,
         claim: Option<Claim>,
@@ -69,7 +71,7 @@ impl Turn {
             )?,
         };
         let made = vec![None; tensors.len()];
-        Ok(Self { claim, place, id, waited, tensors, reads, made, writes })
+        Ok(Self { claim, place, id, came, waited, tensors, reads, made, writes })
     }
 
     /// The state, as inputs of the run.
@@ -81,6 +83,11 @@ impl Turn {
             contents: contents.clone(),
         };
         self.tensors.iter().zip(&self.reads).map(input).collect()
+    }
+
+    /// When the request came here.
+    pub(crate) fn came(&self) -> Timestamp {
+        self.came
     }
 
     /// How long it has waited behind others of its sequence.

@@ -1,8 +1,6 @@
 //! A request of a function that keeps state: it waits for its turn in its sequence, runs on that's state,
 //! and leaves it another. What it takes and gives besides was checked before ([`super`]).
 
-use std::time::Duration;
-
 use millrace_proto::{convert, worker as wire};
 use millrace_types::{Failure, Reason, RevisionKey};
 
@@ -34,7 +32,6 @@ impl WorkerService {
         let mut turn = self.sequences.turn(&revision, state, place, timeout).await?;
         let waited = turn.waited();
         request.timeout = Some(convert::duration_wire(timeout.saturating_sub(waited)));
-        request.objective_micros = request.objective_micros.map(|left| left.saturating_sub(micros(waited)));
         if !request.outputs.is_empty() {
             request.outputs.extend(turn.outputs());
         } else if turn.ends() {
@@ -57,8 +54,4 @@ impl WorkerService {
 
 fn names_object(input: &wire::InferTensor) -> bool {
     input.parts.iter().any(|part| matches!(part.part, Some(wire::tensor_part::Part::Held(_))))
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
