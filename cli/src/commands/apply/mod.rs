@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Error, ModelFile, Outcome};
 use millrace_model::program::Program;
-use millrace_types::workflow::{Run, Signature};
+use millrace_types::workflow::{Fit, Run, Signature};
 use millrace_types::{Digest, FunctionKey, TenantName};
 
 use self::manifests::{Item, WorkflowItem};
@@ -72,6 +72,14 @@ struct Wanted {
 struct Function {
     item: Item,
     model: Model,
+}
+
+impl Function {
+    /// What it is to a workflow that runs it.
+    fn fit(&self) -> Fit {
+        let keeps_state = self.item.spec.sequences.is_some();
+        Fit { keeps_state, ..Fit::of_function(self.model.signature.clone()) }
+    }
 }
 
 /// A model's file, and what it takes and gives.
