@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_client::Address;
+use millrace_proto::logs::{DEMO, UP};
 use millrace_types::TenantName;
 use serde::{Deserialize, Serialize};
 
@@ -124,8 +125,8 @@ impl Command {
     /// What the process is to those who read its spans.
     pub(crate) fn process(&self) -> Process {
         let (service, name, serves) = match self {
-            Self::Up(args) => ("millrace", "up".to_owned(), args.serves()),
-            Self::Demo(args) => ("millrace", "demo".to_owned(), args.reads_traces()),
+            Self::Up(args) => ("millrace", UP.to_owned(), args.serves()),
+            Self::Demo(args) => ("millrace", DEMO.to_owned(), args.reads_traces()),
             Self::Controller(args) => ("millrace-controller", args.process_name(), true),
             Self::Worker(args) => ("millrace-worker", args.process_name(), true),
             _ => ("millrace-client", "client".to_owned(), false),

@@ -109,7 +109,10 @@ impl<D: Device> Mapping<D> {
     fn release(&self, generation: u64) {
         // The residency saw no user, and the device sees the same ones.
         match self.shared.device.unmap(&self.region) {
-            Ok(()) => self.say_unmapped(generation),
+            Ok(()) => match &self.of {
+                Of::Program(_) => self.say_unmapped(generation),
+                Of::Object(object, fate) => fate.went(*object, |event| self.shared.events.send(event)),
+            },
             Err(error) => self.shared.events.device_failed(&format!("memory cannot be unmapped: {error}")),
         }
     }
@@ -119,7 +122,7 @@ impl<D: Device> Mapping<D> {
             &Of::Program(program) => {
                 self.shared.events.send(Event::Unmapped(Unmapped { program, generation }));
             }
-            Of::Object(object, fate) => fate.tell(*object, &self.shared.events),
+            Of::Object(object, fate) => fate.tell(*object, |event| self.shared.events.send(event)),
         }
     }
 
@@ -174,10 +177,6 @@ impl<D: Device> Mapping<D> {
             (&Of::Object(object, _), Refusal::NotMapped(_)) => Refusal::Freed(object),
             (_, refusal) => refusal,
         })
-    }
-
-    pub(crate) fn is_unmapped(&self) -> bool {
-        self.residency().is_unmapped()
     }
 
     /// A copy of these bytes was accepted.

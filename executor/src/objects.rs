@@ -17,7 +17,7 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ObjectFreed, ObjectPart, ObjectPlaced, PlaceFailed, PlaceObject};
 use millrace_types::Bytes;
 
-use crate::events::{Events, clip};
+use crate::events::clip;
 use crate::kept::{self, OutputBytes};
 use crate::mapping::{MapError, Mapping, OBJECT_GENERATION, Of, Use};
 use crate::process::Shared;
@@ -89,9 +89,9 @@ impl<D: Device> Object<D> {
         self.mapping.missing(std::slice::from_ref(&(0..self.bytes)))
     }
 
-    /// Whether it was freed, or not placed after all, and nothing uses it.
+    /// Whether it was freed, or not placed after all, and nothing is under it any more.
     fn is_gone(&self) -> bool {
-        self.mapping.is_unmapped()
+        self.fate.ends().away
     }
 }
 
@@ -198,6 +198,8 @@ struct Ends {
     /// It was not placed, and why.
     failed: Option<String>,
     freed: bool,
+    /// Whether its memory is.
+    away: bool,
 }
 
 impl Fate {
@@ -205,15 +207,30 @@ impl Fate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what was not said yet. Under the lock: its filling may fail while it is freed, and that it is
-    /// free comes last, and once.
-    pub(crate) fn tell(&self, object: u64, events: &Events) {
+    /// Its memory is away. Says what was not said yet: under the lock, for its filling may fail while it is
+    /// freed, and that it is free comes last, and once.
+    pub(crate) fn went(&self, object: u64, say: impl FnMut(Event)) {
         let mut ends = self.ends();
-        if let Some(message) = ends.failed.take() {
-            events.send(refused(object, message));
+        ends.away = true;
+        ends.tell(object, say);
+    }
+
+    /// Says what was not said yet, unless its memory is just being taken away: whoever does that says so.
+    pub(crate) fn tell(&self, object: u64, say: impl FnMut(Event)) {
+        let mut ends = self.ends();
+        if ends.away {
+            ends.tell(object, say);
         }
-        if std::mem::take(&mut ends.freed) {
-            events.send(Event::ObjectFreed(ObjectFreed { object }));
+    }
+}
+
+impl Ends {
+    fn tell(&mut self, object: u64, mut say: impl FnMut(Event)) {
+        if let Some(message) = self.failed.take() {
+            say(refused(object, message));
+        }
+        if std::mem::take(&mut self.freed) {
+            say(Event::ObjectFreed(ObjectFreed { object }));
         }
     }
 }
@@ -275,5 +292,18 @@ mod tests {
         assert_eq!(gap(&[]), Some(0..10));
         assert_eq!(gap(&[extent(0, 4), extent(5, 8)]), Some(4..5));
         assert_eq!(gap(&[extent(0, 9)]), Some(9..10));
+    }
+
+    #[test]
+    fn what_became_of_an_object_is_said_once_and_not_before_its_memory_is_away() {
+        let (fate, mut told) = (Fate::default(), Vec::new());
+        fate.ends().failed = Some("no room".into());
+        // It is freed while the copy thread takes its memory away.
+        fate.ends().freed = true;
+        fate.tell(5, |event| told.push(event));
+        assert!(told.is_empty(), "{told:?}");
+        fate.went(5, |event| told.push(event));
+        fate.tell(5, |event| told.push(event));
+        assert_eq!(told, [refused(5, "no room"), Event::ObjectFreed(ObjectFreed { object: 5 })]);
     }
 }

@@ -143,10 +143,6 @@ impl Residency {
         Ok(())
     }
 
-    pub(crate) fn is_unmapped(&self) -> bool {
-        self.phase == Phase::Unmapped
-    }
-
     /// Whether a launch may go on waiting for these bytes, which are not loaded.
     pub(crate) fn may_come(&self, missing: Range<u64>) -> Result<(), Refusal> {
         if self.failed.intersects(missing.clone()) { Err(Refusal::CopyFailed(missing)) } else { Ok(()) }

@@ -22,6 +22,14 @@ pub const TEXT_BYTES_MAX: usize = 2_048;
 /// Fields of a line that are kept.
 pub const FIELDS_MAX: usize = 32;
 
+/// The processes that are controllers and workers at once and are called neither: of `millrace up` and of
+/// `millrace demo`. A worker may have such a name too.
+pub const SHARED: [&str; 2] = [UP, DEMO];
+/// The process of `millrace up`.
+pub const UP: &str = "up";
+/// The process of `millrace demo`.
+pub const DEMO: &str = "demo";
+
 /// What lines, and the spans around them, call a function and a request.
 const FUNCTIONS: [&str; 2] = ["function", "millrace.function"];
 const REQUESTS: [&str; 3] = ["request", "request_id", crate::trace::REQUEST_ID];

@@ -136,12 +136,13 @@ impl WorkerService {
         let hold = request.hold.take();
         let hints = std::mem::take(&mut request.next);
         let behind = turn.as_deref().map_or(Duration::ZERO, Turn::waited);
+        let came = turn.as_deref().map(Turn::came);
         let (keep, state) = match (&turn, &hold) {
             (Some(turn), _) => (turn.outputs(), turn.inputs()),
             (None, Some(hold)) => (kept_outputs(hold, &request.outputs, signature), Vec::new()),
             (None, None) => (Vec::new(), Vec::new()),
         };
-        let ready = self.invocation(request, revision, (signature.reader, state)).await;
+        let ready = self.invocation((request, came), revision, (signature.reader, state)).await;
         let (mut invocation, gathered) = match ready {
             Ok(ready) => ready,
             Err(GatherError::Failed(failure)) => return Err(failure),
@@ -160,8 +161,7 @@ impl WorkerService {
         }
         // What it waited counts from when it came.
         let timeout = invocation.timeout + behind;
-        let objective = invocation.objective.map(|left| left + behind);
-        let invocation = Invocation { timeout, objective, cold: held.waited(), behind, ..invocation };
+        let invocation = Invocation { timeout, cold: held.waited(), behind, ..invocation };
         self.answered(invocation, gathered, (hold, turn)).await
     }
 

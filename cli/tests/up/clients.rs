@@ -49,13 +49,17 @@ fn apply_counter(up: &Up) {
 
 #[test]
 fn invoke_keeps_state_in_sequences() {
-    let up = Up::ephemeral(&[]);
+    let up = Up::ephemeral(&["--keep-spans", "1000"]);
     apply_counter(&up);
     let counted = |more: &[&str]| {
         let words = ["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"];
         up.json(&[words.as_slice(), more].concat())["outputs"][0]["data"][0].as_f64()
     };
-    assert_eq!(counted(&["--sequence-start"]), Some(2.0));
+    assert_eq!(counted(&["--sequence-start", "--request-id", "first"]), Some(2.0));
+    let trace = up.json(&["trace", "first"]);
+    let spans = trace["spans"].as_array().unwrap();
+    let named = |name: &str| spans.iter().find(|span| span["name"] == name);
+    assert_eq!(named("turn").unwrap()["parent"], named("worker.invoke").unwrap()["id"], "{trace}");
     assert_eq!((counted(&[]), counted(&["--sequence-end"])), (Some(3.0), Some(3.5)));
     let over = up.run(&["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"]);
     assert!(String::from_utf8_lossy(&over.stderr).contains("SEQUENCE_NOT_FOUND"), "{over:?}");

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_cluster_state::NODES_MAX;
 use millrace_proto::log::Position;
-use millrace_proto::logs::process_of;
+use millrace_proto::logs::{SHARED, process_of};
 use millrace_types::Failure;
 
 /// Processes that gave no answer and that a token still tells of: most are gone for good.
@@ -41,8 +41,8 @@ pub(super) fn read_token(text: &str) -> Result<Positions, Failure> {
 pub(super) struct Told {
     /// By node or controller, those of its runs.
     by_name: BTreeMap<String, Vec<Position>>,
-    /// Of processes that go by another name, such as the one of `millrace up`, in which a worker runs too;
-    /// and of nodes that were removed.
+    /// Of processes that go by another name, or that a node has by chance, such as the one of `millrace up`,
+    /// in which a worker runs too; and of nodes that were removed.
     to_all: Vec<Position>,
 }
 
@@ -52,7 +52,7 @@ impl Told {
         let mut told = Self::default();
         for (ring, &seq) in positions {
             let position = Position { ring: ring.clone(), seq };
-            match process_of(ring).filter(|name| is_name(name)) {
+            match process_of(ring).filter(|name| is_name(name) && !SHARED.contains(name)) {
                 Some(name) => told.by_name.entry(name.to_owned()).or_default().push(position),
                 None => told.to_all.push(position),
             }
@@ -69,7 +69,7 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
-    use millrace_proto::logs::ring_name;
+    use millrace_proto::logs::{UP, ring_name};
 
     use super::*;
 
@@ -114,5 +114,16 @@ mod tests {
         assert_eq!(rings("w"), these(&[&before, &now, &up, &removed]));
         assert_eq!(rings("w.1"), these(&[&other, &up, &removed]));
         assert_eq!(rings("new"), these(&[&up, &removed]));
+    }
+
+    #[test]
+    fn a_worker_may_be_called_as_the_process_of_others_is() {
+        let [of_all, of_worker] = [4, 5].map(|pid| ring_name(UP, pid, 5));
+        let all = [&of_all, &of_worker].map(|ring| (ring.clone(), 1));
+        let told = Told::new(&all.into(), |name| ["worker-1", "controller-1", UP].contains(&name));
+        for name in ["worker-1", "controller-1", UP] {
+            let rings: Vec<_> = told.to(name).into_iter().map(|it| it.ring).collect();
+            assert_eq!(rings, [of_all.clone(), of_worker.clone()], "{name}");
+        }
     }
 }

@@ -12,6 +12,7 @@ mod message;
 mod moves;
 mod outgoing;
 mod report;
+mod requests;
 #[cfg(test)]
 mod tests;
 
@@ -19,66 +20,35 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_policy::dispatch::Return;
-use millrace_policy::elastic::ObjectKey;
 use millrace_policy::fabric::{self, Cargo};
 use millrace_policy::gpu::{Action, Event, Gpu as Core};
-use millrace_policy::ids::{Generation, RequestKey, RunId};
+use millrace_policy::ids::{RequestKey, RunId};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents as TensorContents;
-use millrace_proto::executor::{Cancel, InjectFault, LoadProgram, Map, Relocate, Run, UnloadProgram, Unmap};
+use millrace_proto::executor::{Cancel, InjectFault, LoadProgram, Map, Relocate, UnloadProgram, Unmap};
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, RevisionKey, Timestamp, topology};
 use tracing::Span;
 
-use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::function::{self, Outputs};
 use crate::actors::node::Reader;
 use crate::actors::spans::Spans;
-use crate::actors::work::SharedWork;
 use crate::actors::{executor, extents, node};
 use crate::handle::Directory;
 use crate::install::PreparedModel;
 use crate::port::Descriptor;
-use crate::request::Brought;
 use crate::seams::{Behaviour, Slot};
 
 use self::books::Data;
 pub(crate) use self::data::DataSaid;
 pub(crate) use self::message::Message;
+use self::requests::Entry;
 
 /// What a fault names that is meant for no program in particular.
 const NO_PROGRAM: u64 = u64::MAX;
 
 /// Which functions of the node use a model.
 pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
-
-/// A request here, or several that run as one.
-struct Entry {
-    key: RequestKey,
-    /// At least one.
-    works: Vec<SharedWork>,
-    attempt: u32,
-    spans: Spans,
-    /// Objects here that its run reads.
-    claimed: Vec<ObjectKey>,
-    /// Its run's own copies of objects elsewhere.
-    copies: Vec<ObjectKey>,
-    /// How whose inputs came that are objects.
-    brought: Vec<(RequestKey, Brought)>,
-}
-
-impl Entry {
-    /// Lets go of what its run read.
-    fn let_go(&mut self, data: &mut Data) {
-        self.claimed.drain(..).for_each(|object| data.unclaim(object));
-        self.copies.drain(..).for_each(|object| data.discard(object));
-    }
-
-    /// The one whose trace shows what happens to all.
-    fn work(&self) -> &SharedWork {
-        &self.works[0]
-    }
-}
 
 /// What came with the event that is handled.
 enum Carried {
@@ -127,16 +97,6 @@ impl Gpu {
 
     fn index(&self) -> GpuIndex {
         self.hardware.index
-    }
-
-    fn assign(&mut self, now: Timestamp, entry: Entry, incarnation: Incarnation, from: Option<GpuIndex>) {
-        let (key, model) = (entry.key, entry.work().model);
-        self.entries.insert(key, entry);
-        self.step(now, Event::Assign { key, model, incarnation, from }, Carried::Nothing);
-        // The core does not take what was meant for an executor that is gone.
-        if !self.core.core.has(key) {
-            self.entries.remove(&key);
-        }
     }
 
     /// Lets the core handle an event, and what follows from it for the data here.
@@ -315,56 +275,6 @@ impl Gpu {
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
         self.send(Command::LoadProgram(load), descriptors);
-    }
-
-    fn run(&mut self, now: Timestamp, run: RunId, key: RequestKey, model: ModelId, generation: Generation) {
-        let Some(entry) = self.entries.get_mut(&key) else { return };
-        let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
-        // Of a run that is sent again it is counted again.
-        entry.brought.clear();
-        entry.let_go(&mut self.data);
-        let (inputs, descriptors) = batch::inputs(&entry.works);
-        let (outputs, members) = (entry.work().invocation.outputs.clone(), entry.works.len());
-        let kept = self.entries.get(&key).map(|entry| self.kept_outputs(entry)).unwrap_or_default();
-        let run = Run {
-            run: run.0,
-            program: model.0.into(),
-            generation: generation.0,
-            inputs,
-            outputs,
-            kept,
-            reads: Vec::new(),
-            times,
-            members: u32::try_from(members).unwrap_or(u32::MAX),
-        };
-        self.start_run(now, key, run, descriptors);
-    }
-
-    /// Ends the swap spans of models that are all there.
-    fn end_swaps(&mut self) {
-        let memory = self.core.core.memory();
-        for entry in self.entries.values_mut().filter(|entry| entry.spans.swapping()) {
-            if memory.region(entry.work().model).is_some_and(|region| region.loaded().complete()) {
-                entry.spans.swap_ends();
-            }
-        }
-    }
-
-    fn completed(&mut self, key: RequestKey, spent: millrace_policy::gpu::Spent, carried: &mut Carried) {
-        let (Some(entry), Carried::Outputs(run, outputs)) =
-            (self.entries.get_mut(&key), std::mem::replace(carried, Carried::Nothing))
-        else {
-            return;
-        };
-        let (attempts, brought) = (entry.attempt, std::mem::take(&mut entry.brought));
-        let (works, mut little) = (entry.works.clone(), Vec::new());
-        for (work, share) in works.iter().zip(batch::shares(&works)) {
-            let mine = brought.iter().filter(|(key, _)| *key == work.key);
-            let brought = mine.map(|(_, brought)| brought.clone()).collect();
-            let outputs = Outputs { share, brought, ..outputs.clone() };
-            little.extend(self.store_outputs(run, work, outputs, (spent, attempts)));
-        }
-        self.copy_little(little);
     }
 }
 

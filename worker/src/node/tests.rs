@@ -207,7 +207,7 @@ fn a_request_whose_outputs_are_lost_before_they_are_answered_is_run_again_if_it_
             let service =
                 WorkerService::new(node, place(), known, objects.clone(), Limits::default(), Faults::Refuse);
             let gathered =
-                objects.gather(Vec::new(), Reader::Gpu, objects.asker(revision(), None)).await.unwrap();
+                objects.gather(Vec::new(), Reader::Gpu, objects.asker(revision(), None, None)).await.unwrap();
             let hold = Some(wire::Hold::default());
             let answer = service.answered(request(MINUTE), gathered, (hold, None)).await;
             if idempotent {

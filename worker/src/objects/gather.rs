@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use millrace_proto::convert;
 use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, TensorPart};
-use millrace_types::{DataId, Failure, Reason, RevisionKey};
+use millrace_types::{DataId, Failure, Reason, RevisionKey, Timestamp};
 
 use super::peers::PeerError;
 use super::{Contents, Kept, Objects, PIECE, Part as KeptPart, memory};
@@ -74,9 +74,15 @@ enum Piece {
 }
 
 impl Objects {
-    /// A request that comes now, and is wanted within so long.
-    pub(crate) fn asker(&self, revision: RevisionKey, objective: Option<Duration>) -> Arc<Asker> {
-        Arc::new(Asker { revision, came: self.0.clock.now(), objective })
+    /// A request that came then, or comes now, and is wanted within so long of that.
+    pub(crate) fn asker(
+        &self,
+        revision: RevisionKey,
+        objective: Option<Duration>,
+        came: Option<Timestamp>,
+    ) -> Arc<Asker> {
+        let came = came.unwrap_or_else(|| self.0.clock.now());
+        Arc::new(Asker { revision, came, objective })
     }
 
     /// Finds or fetches everything that a request takes. Its declared sizes have been checked. Every

@@ -16,6 +16,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`contents`] | a tensor's bytes, wherever they are |
 //! | [`named`] | objects that functions' processes name themselves |
 //! | [`gather`] | a request's inputs put together from objects |
 //! | [`kept`] | objects that stay in the memory of the GPU that made them |
@@ -27,6 +28,7 @@
 //! | [`serve`] | this worker's objects for them |
 
 mod claimed;
+mod contents;
 mod elsewhere;
 mod gather;
 mod given;
@@ -36,28 +38,21 @@ mod peers;
 mod serve;
 mod whereabouts;
 
-use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use millrace_policy::index::{Calls, Held, Index, Limit, LookupOrder, OBJECTS_MAX, Usage};
+use millrace_policy::index::{Calls, Index, Limit, LookupOrder, OBJECTS_MAX, Usage};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{DataId, Epoch};
-use rustix::buffer::spare_capacity;
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Notify;
 
-use crate::actors::node::Reader;
 use crate::clock::Clock;
 use crate::control::index::IndexFeed;
-use crate::port::Descriptor;
 
 pub(crate) use claimed::Claim;
+pub(crate) use contents::{Contents, memory, size_of_memory};
 pub(crate) use elsewhere::FetchError;
 pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
 pub(crate) use given::{Given, seal, sealed};
@@ -76,91 +71,6 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// How much is copied at a time.
 const PIECE: usize = 1 << 20;
 
-/// A tensor's bytes, as the worker has them.
-#[derive(Debug, Clone)]
-pub(crate) enum Contents {
-    /// Small ones, or a part of others'.
-    Inline(Bytes),
-    /// In memory that an executor maps.
-    Memory {
-        /// That memory.
-        fd: Descriptor,
-        /// Its size.
-        bytes: u64,
-    },
-    /// In a GPU's memory, or in that of the host by now.
-    Kept(Part),
-}
-
-/// There may be a million of them. The index's bench counts on it.
-const _: () = assert!(std::mem::size_of::<Contents>() <= 40);
-
-impl Held for Contents {
-    fn bytes(&self) -> millrace_types::Bytes {
-        millrace_types::Bytes(self.len())
-    }
-
-    fn files(&self) -> u64 {
-        match self {
-            Self::Inline(_) => 0,
-            // What a GPU has may come to the host.
-            Self::Memory { .. } | Self::Kept(_) => 1,
-        }
-    }
-}
-
-impl Contents {
-    /// How many bytes there are.
-    pub(crate) fn len(&self) -> u64 {
-        match self {
-            Self::Inline(data) => data.len() as u64,
-            Self::Memory { bytes, .. } => *bytes,
-            Self::Kept(part) => part.bytes,
-        }
-    }
-
-    /// Whether it is nowhere any more.
-    pub(crate) fn is_lost(&self) -> bool {
-        matches!(self, Self::Kept(part) if part.object.is_lost())
-    }
-
-    /// Bytes of it in host memory, whatever it takes to have them there: where, and from which offset on.
-    pub(crate) async fn on_host(&self, offset: u64, bytes: u64, reader: Reader) -> Result<(Self, u64), Lost> {
-        let Self::Kept(part) = self else { return Ok((self.clone(), offset)) };
-        let part = Part { object: Arc::clone(&part.object), offset: part.offset + offset, bytes };
-        let (fd, offset) = part.on_host(reader).await?;
-        let bytes = size_of_memory(&fd).map_err(|_unreadable| Lost)? as u64;
-        Ok((Self::Memory { fd, bytes }, offset))
-    }
-
-    /// Bytes of it, which are on the host; copied, where they are in an executor's memory.
-    pub(crate) fn read(&self, offset: u64, len: usize) -> io::Result<Bytes> {
-        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len());
-        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        match self {
-            // Below the length of a slice.
-            Self::Inline(data) => Ok(data.slice(offset as usize..end as usize)),
-            Self::Memory { fd, .. } => {
-                let mut data = Vec::new();
-                // Its size is another process's word: too large a one is an error, and no abort.
-                data.try_reserve_exact(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-                // Into memory that nobody has to clear first.
-                while data.len() < len {
-                    let at = offset + data.len() as u64;
-                    if rustix::io::pread(fd, spare_capacity(&mut data), at)? == 0 {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
-                data.truncate(len);
-                Ok(data.into())
-            }
-            Self::Kept(_) => {
-                Err(io::Error::other("it is in a GPU's memory: have it copied to the host first"))
-            }
-        }
-    }
-}
-
 /// How many descriptors this process may have, which is as many as the system lets it: each object that
 /// is not small takes one.
 fn descriptors() -> u64 {
@@ -172,16 +82,6 @@ fn descriptors() -> u64 {
         Err(_refused) => limit.current,
     }
     .unwrap_or(u64::MAX)
-}
-
-/// How many bytes memory has.
-pub(crate) fn size_of_memory(fd: &OwnedFd) -> io::Result<usize> {
-    Ok(usize::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0))
-}
-
-/// Memory that executors and programs can map, with nothing in it yet. It can be sealed.
-pub(crate) fn memory(name: &str) -> io::Result<File> {
-    Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?))
 }
 
 /// The ways by which objects come to requests (D04).

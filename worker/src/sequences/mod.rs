@@ -32,13 +32,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millrace_policy::ids::RequestKey;
-use millrace_policy::sequences::{Counts, Event, Refusal};
-use millrace_types::{Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId};
+use millrace_policy::sequences::{Counts, Refusal};
+use millrace_proto::trace::{self, Past};
+use millrace_types::{
+    Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId, Timestamp,
+};
 use tokio::sync::{oneshot, watch};
+use tracing::Span;
 
 pub(crate) use self::turn::Turn;
 
-use self::table::{Given, Table};
+use self::table::{Given, Released, Table};
 use self::turn::Place;
 use crate::clock::Clock;
 use crate::host_tier::{Signatures, State};
@@ -80,30 +84,30 @@ impl Tables {
             return Over::new();
         }
         let over: Over = std::mem::take(&mut self.revisions).into_iter().collect();
-        for (revision, table) in &over {
-            self.count(revision, Counts { idle: 0, lost: table.live() as u64 });
-            self.count(revision, table.counts());
-        }
-        over
+        self.end(over)
     }
 
     /// Functions that are not served here any more are over.
     fn served(&mut self, served: &Signatures) -> Over {
         let gone = self.revisions.extract_if(.., |revision, _| !served.contains_key(revision));
         let gone: Over = gone.collect();
-        gone.iter().for_each(|(revision, table)| self.count(revision, table.counts()));
-        gone
+        self.end(gone)
+    }
+
+    /// Remembers what they counted, and that what is in them is lost.
+    fn end(&mut self, over: Over) -> Over {
+        for (revision, table) in &over {
+            let Counts { idle, lost } = table.counts();
+            let ended = Counts { idle, lost: lost + table.live() as u64 };
+            let tally = self.before.entry(revision.function.clone()).or_default();
+            *tally = tally.plus(Tally { live: 0, ended });
+        }
+        over
     }
 
     /// The table that a request is of, if it is here still: not another that came after it.
     fn of(&mut self, place: &Place) -> Option<&mut Table> {
         self.revisions.get_mut(&place.revision).filter(|table| table.first == place.first)
-    }
-
-    /// Remembers what a revision counted.
-    fn count(&mut self, revision: &RevisionKey, ended: Counts) {
-        let tally = self.before.entry(revision.function.clone()).or_default();
-        *tally = tally.plus(Tally { live: 0, ended });
     }
 }
 
@@ -157,7 +161,10 @@ impl Sequences {
     ) -> Result<Turn, Failure> {
         let (id, ends, came) = (asked.id.clone(), asked.end, self.0.clock.now());
         let (place, turn) = self.arrive(revision, state, asked);
-        let given = match tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await {
+        let given = tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await;
+        let waited = self.0.clock.now().since(came);
+        trace::tell(&Span::current(), "turn", Past { ago: Duration::ZERO, took: waited }, Vec::new);
+        let given = match given {
             Ok(Ok(Ok(given))) => given,
             Ok(Ok(Err(why))) => return Err(refused(why, revision, &id, state)),
             // The table went with its function.
@@ -174,8 +181,7 @@ impl Sequences {
         };
         // What ends its sequence leaves no state: where there is no room for any, that makes some.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
-        let waited = self.0.clock.now().since(came);
-        Turn::new((place, id, waited), given, Arc::clone(&state.tensors), claim)
+        Turn::new((place, id), (came, waited), given, Arc::clone(&state.tensors), claim)
     }
 
     /// Takes room for another state.
@@ -210,11 +216,11 @@ impl Sequences {
         (Place { sequences: self.clone(), revision: revision.clone(), first, key }, turn)
     }
 
-    /// Tells a request's table something, if it is here still.
-    fn tell(&self, place: &Place, event: Event) {
+    /// Changes a request's table, if that is here still.
+    fn change(&self, place: &Place, change: impl FnOnce(&mut Table, Timestamp) -> Released) {
         let now = self.0.clock.now();
         let mut tables = self.tables();
-        let released = tables.of(place).map(|table| table.tell(now, event));
+        let released = tables.of(place).map(|table| change(table, now));
         drop(tables);
         // With the lock given back: the last handle of an object tells its GPU.
         drop(released);

@@ -1,12 +1,16 @@
 use std::num::NonZeroU64;
 use std::task::{Context, Wake, Waker};
 
+use millrace_policy::elastic::ObjectKey;
 use millrace_types::sequences::StateTensor;
-use millrace_types::{DataType, Digest, Dim, FunctionName, Revision, TenantName, TensorSpec};
+use millrace_types::{
+    DataType, Digest, Dim, FunctionName, GpuIndex, Incarnation, Revision, TenantName, TensorSpec,
+};
 
 use super::*;
 use crate::host_tier::{Reader, Signature};
-use crate::objects::Contents;
+use crate::objects::{Contents, Kept, Part, Place};
+use crate::seams::heard;
 use crate::service::tensors::Input;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -195,6 +199,31 @@ async fn what_is_idle_ends_and_what_is_lost_is_told() {
     assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
 }
 
+/// A state that a GPU has may be lost with its executor, or be there and fail to be copied.
+#[test]
+fn a_sequence_is_over_where_its_state_is_lost_and_not_where_a_copy_of_it_failed() {
+    actix::System::new().block_on(async {
+        let (sequences, state) = sequences(MINUTE, 8);
+        let (home, _told) = heard();
+        let object = Arc::new(Kept::new(GpuIndex(0), ObjectKey(1), BYTES, home));
+        object.moves_to(Place::Gpu(Incarnation(1)));
+        let part = Part { object: Arc::clone(&object), offset: 0, bytes: BYTES };
+        let contents = Contents::Kept(part);
+        let mut first = sequences.next(&state, 7, true).await;
+        assert!(first.take(Input { contents, ..output("h_out", 0) }).unwrap().is_none());
+        first.succeed().unwrap();
+
+        let failure = sequences.next(&state, 7, false).await.unread();
+        assert_eq!((failure.reason, failure.retryable), (Reason::AttemptsExhausted, true), "{failure:?}");
+        assert_eq!(sequences.tally(), Tally { live: 1, ended: Counts::default() });
+
+        let turn = sequences.next(&state, 7, false).await;
+        object.moves_to(Place::Lost);
+        assert_eq!(turn.unread().reason, Reason::SequenceNotFound);
+        assert_eq!(sequences.tally(), Tally { live: 0, ended: Counts { idle: 0, lost: 1 } });
+    });
+}
+
 #[tokio::test]
 async fn sequences_go_with_their_function_and_what_they_came_to_stays() {
     let (sequences, state) = sequences(MINUTE, 8);
@@ -205,9 +234,9 @@ async fn sequences_go_with_their_function_and_what_they_came_to_stays() {
     assert!(futures::poll!(&mut waiting).is_pending());
     sequences.sweep_once(&Signatures::new());
     assert_eq!(waiting.await.reason, Reason::FunctionNotReady);
-    // It is answered all the same.
+    // It is answered all the same, and its sequence is over.
     write(running, 2);
-    let lost = Counts { idle: 0, lost: 1 };
+    let lost = Counts { idle: 0, lost: 2 };
     assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
 }
 

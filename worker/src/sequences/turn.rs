@@ -8,7 +8,7 @@ use bytes::Bytes;
 use millrace_policy::ids::{RequestKey, StateId};
 use millrace_policy::sequences::Event;
 use millrace_types::sequences::StateTensor;
-use millrace_types::{Failure, Reason, RevisionKey, SequenceId};
+use millrace_types::{Failure, Reason, RevisionKey, SequenceId, Timestamp};
 
 use super::table::{Given, Held};
 use super::{Sequences, lost};
@@ -27,7 +27,7 @@ pub(super) struct Place {
 
 impl Place {
     fn tell(&self, event: Event) {
-        self.sequences.tell(self, event);
+        self.sequences.change(self, |table, now| table.tell(now, event));
     }
 }
 
@@ -44,6 +44,7 @@ pub(crate) struct Turn {
     claim: Option<Claim>,
     place: Place,
     id: SequenceId,
+    came: Timestamp,
     waited: Duration,
     tensors: Arc<[StateTensor]>,
     /// By the tensors' order, as are those made.
@@ -54,7 +55,8 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(super) fn new(
-        (place, id, waited): (Place, SequenceId, Duration),
+        (place, id): (Place, SequenceId),
+        (came, waited): (Timestamp, Duration),
         Given { reads, writes }: Given,
         tensors: Arc<[StateTensor]>,
         claim: Option<Claim>,
@@ -69,7 +71,7 @@ impl Turn {
             )?,
         };
         let made = vec![None; tensors.len()];
-        Ok(Self { claim, place, id, waited, tensors, reads, made, writes })
+        Ok(Self { claim, place, id, came, waited, tensors, reads, made, writes })
     }
 
     /// The state, as inputs of the run.
@@ -81,6 +83,11 @@ impl Turn {
             contents: contents.clone(),
         };
         self.tensors.iter().zip(&self.reads).map(input).collect()
+    }
+
+    /// When the request came here.
+    pub(crate) fn came(&self) -> Timestamp {
+        self.came
     }
 
     /// How long it has waited behind others of its sequence.
@@ -136,17 +143,25 @@ impl Turn {
             Some(claim) => Some((writes, Held { tensors: given.collect::<Result<_, _>>()?, claim })),
             None => None,
         };
-        let Sequences(inner) = &place.sequences;
-        let now = inner.clock.now();
-        let mut tables = place.sequences.tables();
-        let released = tables.of(&place).map(|table| table.succeeded(now, place.key, wrote));
-        drop(tables);
-        drop(released);
+        place.sequences.change(&place, |table, now| table.succeeded(now, place.key, wrote));
         Ok(())
     }
 
-    /// What it reads is nowhere any more: the sequence is over, and why the client is told.
-    pub(crate) fn lost(self) -> Failure {
+    /// What it reads could not be had: what the client is told. Where it is nowhere any more, the sequence is
+    /// over; where it could only not be copied to where it was to be read, the next one finds it as it was.
+    pub(crate) fn unread(self) -> Failure {
+        if self.reads.iter().any(Contents::is_lost) {
+            return self.lost();
+        }
+        let message = format!(
+            "the state of sequence {} could not be brought to where it is read, and is as it was: try again",
+            self.id
+        );
+        Failure::new(Reason::AttemptsExhausted, message)
+    }
+
+    /// Ends the sequence, whose state is nowhere any more.
+    pub(super) fn lost(self) -> Failure {
         let Self { claim, place, id, .. } = self;
         drop(claim);
         place.tell(Event::Lost { key: place.key });

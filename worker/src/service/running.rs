@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_proto::trace::{self, Past};
 use millrace_proto::{convert, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
-use millrace_types::{DataId, Failure, Reason, RequestId, RevisionKey};
+use millrace_types::{DataId, Failure, Reason, RequestId, RevisionKey, Timestamp};
 
 use crate::actors::fetch_attributes;
 use crate::host_tier::Reader;
@@ -67,10 +67,11 @@ impl WorkerService {
         }
     }
 
-    /// The request as the actors take it, with everything it takes at hand.
+    /// The request as the actors take it, with everything it takes at hand. It came then, where that is not
+    /// now.
     pub(super) async fn invocation(
         &self,
-        request: wire::InvokeRequest,
+        (request, came): (wire::InvokeRequest, Option<Timestamp>),
         revision: RevisionKey,
         (reader, state): (Reader, Vec<tensors::Input>),
     ) -> Result<(Invocation, Gathered), GatherError> {
@@ -78,7 +79,7 @@ impl WorkerService {
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
         let timeout = timeout_of(&request)?;
         let objective = request.objective_micros.map(Duration::from_micros);
-        let asker = self.objects.asker(revision.clone(), objective);
+        let asker = self.objects.asker(revision.clone(), objective, came);
         let gathered = self.objects.gather(request.inputs, reader, asker);
         let gathered = tokio::time::timeout(timeout, gathered).await;
         let mut gathered = gathered.map_err(|_late| {

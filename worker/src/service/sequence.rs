@@ -1,8 +1,6 @@
 //! A request of a function that keeps state: it waits for its turn in its sequence, runs on that's state,
 //! and leaves it another. What it takes and gives besides was checked before ([`super`]).
 
-use std::time::Duration;
-
 use millrace_proto::{convert, worker as wire};
 use millrace_types::{Failure, Reason, RevisionKey};
 
@@ -20,7 +18,8 @@ impl WorkerService {
         signature: &Signature,
         state: &State,
     ) -> Result<wire::InvokeResponse, Failure> {
-        if request.hold.is_some() {
+        // Nor could it be told of an object that is lost: that is answered, and an answer takes effect.
+        if request.hold.is_some() || request.inputs.iter().any(names_object) {
             return Err(Failure::malformed(format!("{revision} keeps state, and is no step of a workflow")));
         }
         let place = request.sequence.take().ok_or_else(|| {
@@ -33,7 +32,6 @@ impl WorkerService {
         let mut turn = self.sequences.turn(&revision, state, place, timeout).await?;
         let waited = turn.waited();
         request.timeout = Some(convert::duration_wire(timeout.saturating_sub(waited)));
-        request.objective_micros = request.objective_micros.map(|left| left.saturating_sub(micros(waited)));
         if !request.outputs.is_empty() {
             request.outputs.extend(turn.outputs());
         } else if turn.ends() {
@@ -47,13 +45,13 @@ impl WorkerService {
                 Ok(response)
             }
             Err(Failure { reason: Reason::DataLost, may_have_executed, .. }) => {
-                Err(Failure { may_have_executed, ..turn.lost() })
+                Err(Failure { may_have_executed, ..turn.unread() })
             }
             Err(failure) => Err(failure),
         }
     }
 }
 
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+fn names_object(input: &wire::InferTensor) -> bool {
+    input.parts.iter().any(|part| matches!(part.part, Some(wire::tensor_part::Part::Held(_))))
 }

@@ -293,10 +293,16 @@ async fn each_refusal_says_what_to_do() {
     let zero = wire::InvokeRequest { sequence: number(0), ..asking(2, 1, "b", &x) };
     let mut its_state = asking(3, 1, "b", &x);
     its_state.inputs.push(wire::InferTensor { name: "h_in".into(), ..its_state.inputs[0].clone() });
+    let (offset, bytes) = (0, NARROW as u64 * 4);
+    let held = wire::tensor_part::Part::Held(wire::HeldPart { object: None, offset, bytes });
+    let mut of_a_workflow = asking(7, 1, "b", &x);
+    of_a_workflow.inputs[0].data.clear();
+    of_a_workflow.inputs[0].parts = vec![wire::TensorPart { part: Some(held) }];
     let its_output = wire::InvokeRequest { outputs: vec!["h_out".into()], ..asking(4, 1, "b", &x) };
     for (request, reason, says) in [
         (none, Reason::MalformedRequest, "sequence_start"),
         (zero, Reason::MalformedRequest, "0"),
+        (of_a_workflow, Reason::MalformedRequest, "no step of a workflow"),
         (its_state, Reason::InvalidInput, "\"h_in\" is unknown"),
         (its_output, Reason::InvalidOutput, "\"h_out\" is unknown"),
         (asking(5, 1, "-", &x), Reason::SequenceNotFound, "begin anew with sequence_start"),

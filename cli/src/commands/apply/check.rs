@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, messages as wire};
 use millrace_proto::convert::workflow_spec;
-use millrace_types::workflow::{Run, Signature};
+use millrace_types::workflow::{Fit, Run, Signature};
 use millrace_types::{Dim, FunctionKey, Reason, TensorSpec};
 
 use super::manifests::WorkflowItem;
@@ -17,20 +17,20 @@ use crate::failure::Failure;
 /// Checks every workflow, and finds the order to store everything in. A failure names its manifest.
 pub(super) async fn check(wanted: &Wanted, admin: &Admin) -> Result<Vec<Step>, Failure> {
     let functions = wanted.functions.iter();
-    let mut known: BTreeMap<Callee, Signature> =
-        functions.map(|it| (Callee::function(&it.item.spec.key), it.model.signature.clone())).collect();
+    let mut known: BTreeMap<Callee, Fit> =
+        functions.map(|it| (Callee::function(&it.item.spec.key), it.fit())).collect();
     // In their order: what a workflow runs of the same apply is known before it.
     for item in &wanted.workflows {
         for run in item.spec.runs() {
             let callee = Callee::of(item, run);
             if !known.contains_key(&callee)
-                && let Some(signature) = ask(&callee, admin).await?
+                && let Some(fit) = ask(&callee, admin).await?
             {
-                known.insert(callee, signature);
+                known.insert(callee, fit);
             }
         }
-        let signature = beside(item, &known)?;
-        known.insert(Callee::workflow(&item.spec.key), signature);
+        let fit = beside(item, &known)?;
+        known.insert(Callee::workflow(&item.spec.key), fit);
     }
     plan(wanted, world(wanted, admin).await?)
 }
@@ -50,40 +50,48 @@ async fn world(wanted: &Wanted, admin: &Admin) -> Result<World, Failure> {
         }
     }
     for callee in world.functions_of(wanted) {
-        if let Some(signature) = ask(&callee, admin).await? {
-            world.insert(callee, Known::Function(signature));
+        if let Some(fit) = ask(&callee, admin).await? {
+            world.insert(callee, Known::Function(fit));
         }
     }
     Ok(world)
 }
 
-/// What a workflow takes and gives, if it goes with what it runs.
-fn beside(item: &WorkflowItem, known: &BTreeMap<Callee, Signature>) -> Result<Signature, Failure> {
-    item.spec.check(|run| known.get(&Callee::of(item, run))).map_err(|error| {
+/// What a workflow is to others, if it goes with what it runs.
+fn beside(item: &WorkflowItem, known: &BTreeMap<Callee, Fit>) -> Result<Fit, Failure> {
+    item.spec.fit(|run| known.get(&Callee::of(item, run)).map(Fit::by_ref)).map_err(|error| {
         let subject = format!("{}: workflow {}", item.source.display(), item.spec.key.name);
         Failure::usage(error.to_string()).about(subject)
     })
 }
 
-/// What the server says that one takes and gives; `None` where there is none.
-async fn ask(callee: &Callee, admin: &Admin) -> Result<Option<Signature>, Failure> {
+/// What the server says that one is to a workflow that runs it, but for how deep workflows lie in it: that
+/// is for the [`plan`] to see. `None` where there is none.
+async fn ask(callee: &Callee, admin: &Admin) -> Result<Option<Fit>, Failure> {
     let name = callee.run.name().clone();
     let key = FunctionKey { tenant: callee.tenant.clone(), name };
     let (found, none) = match callee.run {
-        Run::Function(_) => (admin.function(&key).await.map(ports_of_function), Reason::FunctionNotFound),
+        Run::Function(_) => {
+            let found = admin.function(&key).await.map(|it| {
+                let keeps_state = it.spec.as_ref().is_some_and(|spec| spec.sequences.is_some());
+                (ports_of_function(it), keeps_state)
+            });
+            (found, Reason::FunctionNotFound)
+        }
         Run::Workflow(_) => {
             let found = admin.workflow(&key).await;
-            (found.map(|it| Some((it.inputs, it.outputs))), Reason::WorkflowNotFound)
+            (found.map(|it| (Some((it.inputs, it.outputs)), false)), Reason::WorkflowNotFound)
         }
     };
     match found {
-        Ok(Some((inputs, outputs))) => {
+        Ok((Some((inputs, outputs)), keeps_state)) => {
             let tensors = |wire: Vec<wire::TensorSpec>| {
                 wire.into_iter().map(tensor).collect::<Result<Vec<_>, Failure>>()
             };
-            Ok(Some(Signature { inputs: tensors(inputs)?, outputs: tensors(outputs)? }))
+            let signature = Signature { inputs: tensors(inputs)?, outputs: tensors(outputs)? };
+            Ok(Some(Fit { keeps_state, ..Fit::of_function(signature) }))
         }
-        Ok(None) => Err(unusable(&format!("{} has no model", callee.run))),
+        Ok((None, _)) => Err(unusable(&format!("{} has no model", callee.run))),
         Err(error) if error.reason() == Some(none) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -132,7 +140,7 @@ mod tests {
         WorkflowItem { spec, source: "chain.yaml".into() }
     }
 
-    fn known() -> BTreeMap<Callee, Signature> {
+    fn known() -> BTreeMap<Callee, Fit> {
         let tensors =
             |specs: &[wire::TensorSpec]| specs.iter().cloned().map(|it| tensor(it).unwrap()).collect();
         let of = |name: &str, x: &[i64], y: &[i64]| {
@@ -141,14 +149,18 @@ mod tests {
                 inputs: tensors(&[spec("x", "FP32", x)]),
                 outputs: tensors(&[spec("y", "FP32", y)]),
             };
-            (Callee { tenant: TenantName::new("team").unwrap(), run: Run::Function(name) }, signature)
+            let callee = Callee { tenant: TenantName::new("team").unwrap(), run: Run::Function(name) };
+            (callee, Fit::of_function(signature))
         };
-        [of("first", &[-1, 64], &[-1, 10]), of("second", &[1, 10], &[1]), of("wide", &[1, 20], &[1])].into()
+        let (callee, fit) = of("counter", &[1, 10], &[1]);
+        let counter = (callee, Fit { keeps_state: true, ..fit });
+        let (first, second) = (of("first", &[-1, 64], &[-1, 10]), of("second", &[1, 10], &[1]));
+        [first, second, of("wide", &[1, 20], &[1]), counter].into()
     }
 
     #[test]
     fn what_fits_says_what_the_whole_takes_and_gives() {
-        let signature = beside(&item("second"), &known()).unwrap();
+        let signature = beside(&item("second"), &known()).unwrap().signature;
         assert_eq!(signature.inputs[0].shape[1], Dim::Fixed(64));
         assert_eq!(signature.outputs[0].shape, [Dim::Fixed(1)]);
     }
@@ -157,6 +169,7 @@ mod tests {
     fn what_does_not_fit_is_refused_with_its_manifest_and_edge() {
         for (second, says) in [
             ("wide", "chain.yaml: workflow chain: a.y has shape [a.N, 10]"),
+            ("counter", "chain.yaml: workflow chain: function \"counter\" has sequences"),
             ("none", "chain.yaml: workflow chain: step \"b\" runs function \"none\", which does not exist"),
         ] {
             let message = beside(&item(second), &known()).unwrap_err().message.unwrap();

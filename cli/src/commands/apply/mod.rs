@@ -2,10 +2,11 @@
 //!
 //! Everything is checked before anything is stored. Before anything is sent: all manifests and models,
 //! workflows beside what they run, and that there is an [order](plan) in which a server that has what
-//! this one has takes the whole. What operators [set](rules) goes before it. Then the models that the cluster does not have are sent and, where
-//! there are several items, the server is asked about each without storing, as far as it can tell
-//! what will be from what is. What others write meanwhile may still have an item refused after those
-//! before it were stored.
+//! this one has takes the whole. What operators [set](rules) goes before it, and is asked about before
+//! any model is sent. Then the models that the cluster does not have are sent and, where there are
+//! several items, the server is asked about each without storing, as far as it can tell what will be
+//! from what is. What others write meanwhile may still have an item refused after those before it were
+//! stored.
 
 mod check;
 pub(crate) mod manifests;
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Error, ModelFile, Outcome};
 use millrace_model::program::Program;
-use millrace_types::workflow::{Run, Signature};
+use millrace_types::workflow::{Fit, Run, Signature};
 use millrace_types::{Digest, FunctionKey, TenantName};
 
 use self::manifests::{Item, WorkflowItem};
@@ -73,6 +74,14 @@ struct Function {
     model: Model,
 }
 
+impl Function {
+    /// What it is to a workflow that runs it.
+    fn fit(&self) -> Fit {
+        let keeps_state = self.item.spec.sequences.is_some();
+        Fit { keeps_state, ..Fit::of_function(self.model.signature.clone()) }
+    }
+}
+
 /// A model's file, and what it takes and gives.
 #[derive(Clone)]
 struct Model {
@@ -106,17 +115,19 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let (wanted, rules) = read(&args.file, session)?;
     let order = check::check(&wanted, &session.admin).await?;
     let changes = rules::compare(rules, &session.admin).await?;
+    let several = changes.len() + order.len() > 1;
+    if args.dry_run || several {
+        rules::check(&changes, &session.admin).await?;
+    }
     let missing = missing_models(&wanted.functions, session).await?;
     if args.dry_run {
-        rules::check(&changes, &session.admin).await?;
         let outcomes = trial::run(&wanted, &order, &missing, session).await?;
         return tell(&changes, &wanted, &order, &outcomes);
     }
     for model in missing.values() {
         upload(model, session).await?;
     }
-    if changes.len() + order.len() > 1 {
-        rules::check(&changes, &session.admin).await?;
+    if several {
         trial::run(&wanted, &order, &BTreeMap::new(), session).await?;
     }
     let mut resources = set(&changes, session, args.output.output).await?;

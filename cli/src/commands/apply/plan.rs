@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::WorkflowSpec;
-use millrace_types::workflow::{Fit, NESTING_MAX, Run, Signature};
+use millrace_types::workflow::{Fit, NESTING_MAX, Run};
 
 use super::{Callee, Wanted};
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ pub(super) enum Step {
 /// What something that can be run is.
 #[derive(Debug, Clone)]
 pub(super) enum Known {
-    Function(Signature),
+    Function(Fit),
     Workflow(WorkflowSpec),
 }
 
@@ -73,7 +73,7 @@ impl Step {
         match self {
             Self::Function(at) => {
                 let function = &wanted.functions[at];
-                let known = Known::Function(function.model.signature.clone());
+                let known = Known::Function(function.fit());
                 (Callee::function(&function.item.spec.key), known)
             }
             Self::Workflow(at) => {
@@ -184,9 +184,7 @@ impl World {
         }
         let spec = match self.known.get(callee) {
             None => return Ok(None),
-            Some(Known::Function(signature)) => {
-                return Ok(Some(Fit::of_function(signature.clone())));
-            }
+            Some(Known::Function(fit)) => return Ok(Some(fit.clone())),
             Some(Known::Workflow(spec)) => spec,
         };
         let unfit = |problem| Unfit { workflow: callee.clone(), problem };
@@ -221,7 +219,11 @@ mod tests {
     use crate::commands::apply::manifests::{Item, WorkflowItem};
     use millrace_client::ModelFile;
     use millrace_types::manifest::{self, Manifest};
-    use millrace_types::{DataType, Dim, FunctionKey, FunctionName, FunctionSpec, TenantName, TensorSpec};
+    use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
+    use millrace_types::workflow::Signature;
+    use millrace_types::{
+        DataType, Dim, FunctionKey, FunctionName, FunctionSpec, Sequences, TenantName, TensorSpec,
+    };
 
     /// Rows of 4, out of rows of 4.
     fn signature(output: &str) -> Signature {
@@ -257,7 +259,7 @@ mod tests {
         let mut world = World::default();
         for name in ["f", "g"] {
             let key = function(name, "y").item.spec.key;
-            world.insert(Callee::function(&key), Known::Function(signature("y")));
+            world.insert(Callee::function(&key), Known::Function(Fit::of_function(signature("y"))));
         }
         for item in workflows {
             world.insert(Callee::workflow(&item.spec.key), Known::Workflow(item.spec.clone()));
@@ -300,6 +302,25 @@ mod tests {
                 "f.yaml: function f: workflow w, as the server has it, runs this and could not run it so";
             assert!(message.starts_with(says), "{message}");
             assert!(failure.hint.unwrap().ends_with("millrace delete workflow w"));
+        }
+    }
+
+    /// No step keeps state.
+    #[test]
+    fn what_comes_to_keep_state_is_run_by_no_workflow() {
+        let keeping = |name: &str| {
+            let mut it = function(name, "y");
+            let state = vec![StatePair { input: "x".into(), output: "y".into() }];
+            it.item.spec.sequences = Some(Sequences { state, idle: IDLE_DEFAULT, max: 1 });
+            vec![it]
+        };
+        let runs = |name: &str| workflow("w", &format!("function: {name}"), "y");
+        assert_eq!(order(keeping("f"), vec![runs("g")], world(&[runs("f")])), Ok("w f".into()));
+        for (functions, workflows, there) in
+            [(keeping("f"), vec![], world(&[runs("f")])), (keeping("h"), vec![runs("h")], world(&[]))]
+        {
+            let refused = order(functions, workflows, there).unwrap_err().message.unwrap();
+            assert!(refused.contains("has sequences, and a step belongs to none"), "{refused}");
         }
     }
 

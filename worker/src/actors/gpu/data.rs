@@ -25,9 +25,10 @@ use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};
 use millrace_types::Bytes;
 
+use super::Gpu;
 use super::books::{Book, Storing};
 use super::outgoing::Purpose;
-use super::{Entry, Gpu};
+use super::requests::Entry;
 use crate::actors::extents;
 use crate::actors::function::Outputs;
 use crate::actors::work::SharedWork;

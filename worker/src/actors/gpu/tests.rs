@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use millrace_policy::elastic;
+use millrace_policy::elastic::{self, ObjectKey};
 use millrace_policy::fabric::{Cargo, Outcome};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{FunctionIndex, RequestKey, RunId, TransferId};

@@ -1,0 +1,119 @@
+//! Requests on the GPU, from being given to it to the end of their run. How their inputs come is in `inputs`,
+//! what becomes of their outputs in `data`.
+
+use millrace_policy::elastic::ObjectKey;
+use millrace_policy::gpu::{Event, Spent};
+use millrace_policy::ids::{Generation, RequestKey, RunId};
+use millrace_proto::executor::Run;
+use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
+
+use super::books::Data;
+use super::{Carried, Gpu};
+use crate::actors::batch;
+use crate::actors::function::Outputs;
+use crate::actors::spans::Spans;
+use crate::actors::work::SharedWork;
+use crate::request::Brought;
+
+/// A request here, or several that run as one.
+pub(super) struct Entry {
+    pub(super) key: RequestKey,
+    /// At least one.
+    pub(super) works: Vec<SharedWork>,
+    pub(super) attempt: u32,
+    pub(super) spans: Spans,
+    /// Objects here that its run reads.
+    pub(super) claimed: Vec<ObjectKey>,
+    /// Its run's own copies of objects elsewhere.
+    pub(super) copies: Vec<ObjectKey>,
+    /// How whose inputs came that are objects.
+    pub(super) brought: Vec<(RequestKey, Brought)>,
+}
+
+impl Entry {
+    /// Lets go of what its run read.
+    pub(super) fn let_go(&mut self, data: &mut Data) {
+        self.claimed.drain(..).for_each(|object| data.unclaim(object));
+        self.copies.drain(..).for_each(|object| data.discard(object));
+    }
+
+    /// The one whose trace shows what happens to all.
+    pub(super) fn work(&self) -> &SharedWork {
+        &self.works[0]
+    }
+}
+
+impl Gpu {
+    pub(super) fn assign(
+        &mut self,
+        now: Timestamp,
+        entry: Entry,
+        incarnation: Incarnation,
+        from: Option<GpuIndex>,
+    ) {
+        let (key, model) = (entry.key, entry.work().model);
+        self.entries.insert(key, entry);
+        self.step(now, Event::Assign { key, model, incarnation, from }, Carried::Nothing);
+        // The core does not take what was meant for an executor that is gone.
+        if !self.core.core.has(key) {
+            self.entries.remove(&key);
+        }
+    }
+
+    pub(super) fn run(
+        &mut self,
+        now: Timestamp,
+        run: RunId,
+        key: RequestKey,
+        model: ModelId,
+        generation: Generation,
+    ) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
+        // Of a run that is sent again it is counted again.
+        entry.brought.clear();
+        entry.let_go(&mut self.data);
+        let (inputs, descriptors) = batch::inputs(&entry.works);
+        let (outputs, members) = (entry.work().invocation.outputs.clone(), entry.works.len());
+        let kept = self.entries.get(&key).map(|entry| self.kept_outputs(entry)).unwrap_or_default();
+        let run = Run {
+            run: run.0,
+            program: model.0.into(),
+            generation: generation.0,
+            inputs,
+            outputs,
+            kept,
+            reads: Vec::new(),
+            times,
+            members: u32::try_from(members).unwrap_or(u32::MAX),
+        };
+        self.start_run(now, key, run, descriptors);
+    }
+
+    /// Ends the swap spans of models that are all there.
+    pub(super) fn end_swaps(&mut self) {
+        let memory = self.core.core.memory();
+        for entry in self.entries.values_mut().filter(|entry| entry.spans.swapping()) {
+            if memory.region(entry.work().model).is_some_and(|region| region.loaded().complete()) {
+                entry.spans.swap_ends();
+            }
+        }
+    }
+
+    pub(super) fn completed(&mut self, key: RequestKey, spent: Spent, carried: &mut Carried) {
+        let (Some(entry), Carried::Outputs(run, outputs)) =
+            (self.entries.get_mut(&key), std::mem::replace(carried, Carried::Nothing))
+        else {
+            return;
+        };
+        let (attempts, brought) = (entry.attempt, std::mem::take(&mut entry.brought));
+        let (works, mut little) = (entry.works.clone(), Vec::new());
+        for (work, share) in works.iter().zip(batch::shares(&works)) {
+            let mine = brought.iter().filter(|(key, _)| *key == work.key);
+            let brought = mine.map(|(_, brought)| brought.clone()).collect();
+            let outputs = Outputs { share, brought, ..outputs.clone() };
+            little.extend(self.store_outputs(run, work, outputs, (spent, attempts)));
+        }
+        self.copy_little(little);
+    }
+}
