@@ -78,6 +78,7 @@
 
 mod document;
 mod function;
+mod kind;
 mod policy;
 mod program;
 mod tenant;
@@ -92,6 +93,7 @@ use serde::de::IgnoredAny;
 
 pub use document::Place;
 pub use function::FunctionManifest;
+pub use kind::Kind;
 pub use policy::POLICY;
 pub use tenant::TenantManifest;
 
@@ -103,8 +105,8 @@ use crate::workflow::WorkflowSpec;
 
 /// The only `apiVersion` this build reads.
 pub const API_VERSION: &str = "millrace/v1";
-/// The kinds this build reads.
-pub const KINDS: &[&str] = &["Function", "Workflow", "Tenant", "Policy"];
+/// The kind of a document that holds others under `items`, as `millrace get` prints them.
+pub const LIST: &str = "List";
 
 /// One document of a manifest, checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -182,7 +184,7 @@ pub enum ManifestError {
         found: String,
     },
     /// Another `kind`.
-    #[error("{at}: kind {found:?} is not known: this version has {}, and List", KINDS.join(", "))]
+    #[error("{at}: kind {found:?} is not known: this version has {}, and {LIST}", Kind::ALL.map(Kind::as_str).join(", "))]
     Kind {
         /// Where in the file.
         at: Place,
