@@ -1,6 +1,8 @@
 //! Every verb against a small server in this process.
 #![allow(clippy::unwrap_used)]
 
+#[path = "cluster/again.rs"]
+mod again;
 #[path = "../../client/tests/fake/mod.rs"]
 mod fake;
 #[path = "cluster/operators.rs"]

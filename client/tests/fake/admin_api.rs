@@ -21,7 +21,8 @@ impl admin_server::Admin for Service {
         let found = request.into_inner().digests.into_iter().filter_map(|digest| {
             known.get(&digest).map(|&bytes| admin::Artifact { digest: digest.clone(), bytes })
         });
-        Ok(Response::new(admin::FindArtifactsResponse { found: found.collect() }))
+        let (found, models) = found.map(|artifact| (artifact, super::workflows::model())).unzip();
+        Ok(Response::new(admin::FindArtifactsResponse { found, models }))
     }
 
     async fn upload_artifact(

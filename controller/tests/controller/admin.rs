@@ -20,6 +20,10 @@ async fn a_function_is_applied_shown_listed_and_deleted() {
     let uploaded = upload(&mut admin, &mlp()).await.unwrap();
     assert_eq!(uploaded.artifact.as_ref().unwrap().bytes, mlp().len() as u64);
     assert_eq!(uploaded.model.as_ref().unwrap().inputs[0].shape, vec![-1, 64]);
+    let digests = [b"no model".as_slice(), &mlp()].map(|bytes| Digest::of(bytes).to_string()).into();
+    let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
+    let (artifact, model) = (uploaded.artifact.clone().unwrap(), uploaded.model.clone().unwrap());
+    assert_eq!((found.found, found.models), (vec![artifact], vec![model]));
 
     let applied = apply(&mut admin, "f", &mlp()).await.unwrap();
     assert_eq!(applied.outcome(), api::ApplyOutcome::Created);

@@ -1,7 +1,7 @@
 //! The YAML a user writes. Reading is strict: an unknown key, a wrong kind or the same name twice
 //! is an error that says where, and nothing of the file is taken. What the server adds to what it shows
 //! (`status`, and in `metadata` versions and times) is read over, and a `List` is its items: so that what
-//! `millrace get -o yaml` prints of workflows, tenants and the policy can be applied again.
+//! `millrace get -o yaml` prints of functions, workflows, tenants and the policy can be applied again.
 //!
 //! ```yaml
 //! apiVersion: millrace/v1
@@ -12,7 +12,7 @@
 //!   labels: {team: vision}   # optional
 //! spec:
 //!   runtime: onnx            # optional
-//!   model: {file: digits.onnx}   # relative to this file
+//!   model: {file: digits.onnx}   # relative to this file; or digest: what the cluster has under it
 //!   slo: {deadline: 50ms, percentile: 0.98}   # optional
 //!   timeout: 60s             # optional
 //!   resources: {gpuMemory: 64MiB}   # optional
@@ -38,7 +38,7 @@
 //! spec:
 //!   runtime: process
 //!   program:
-//!     file: decode             # an executable, or a script that begins with #!
+//!     file: decode             # an executable, or a script that begins with #!; or, alone, digest
 //!     processes: 2             # optional: how many run at one time on a worker
 //!     inputs: [{name: jpeg, datatype: UINT8, shape: [-1]}]
 //!     outputs: [{name: pixels, datatype: FP32, shape: [N, 64]}]
@@ -92,7 +92,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 pub use document::Place;
-pub use function::FunctionManifest;
+pub use function::{FunctionManifest, ModelSource};
 pub use kind::Kind;
 pub use policy::POLICY;
 pub use tenant::TenantManifest;

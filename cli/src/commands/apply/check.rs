@@ -77,12 +77,7 @@ async fn ask(callee: &Callee, admin: &Admin) -> Result<Option<Signature>, Failur
         }
     };
     match found {
-        Ok(Some((inputs, outputs))) => {
-            let tensors = |wire: Vec<wire::TensorSpec>| {
-                wire.into_iter().map(tensor).collect::<Result<Vec<_>, Failure>>()
-            };
-            Ok(Some(Signature { inputs: tensors(inputs)?, outputs: tensors(outputs)? }))
-        }
+        Ok(Some((inputs, outputs))) => signature(inputs, outputs).map(Some),
         Ok(None) => Err(unusable(&format!("{} has no model", callee.run))),
         Err(error) if error.reason() == Some(none) => Ok(None),
         Err(error) => Err(error.into()),
@@ -93,6 +88,15 @@ async fn ask(callee: &Callee, admin: &Admin) -> Result<Option<Signature>, Failur
 fn ports_of_function(function: wire::Function) -> Option<(Vec<wire::TensorSpec>, Vec<wire::TensorSpec>)> {
     let newest = function.revisions.into_iter().max_by_key(|revision| revision.number)?;
     newest.model.map(|model| (model.inputs, model.outputs))
+}
+
+/// What the server says that something takes and gives.
+pub(super) fn signature(
+    inputs: Vec<wire::TensorSpec>,
+    outputs: Vec<wire::TensorSpec>,
+) -> Result<Signature, Failure> {
+    let tensors = |wire: Vec<wire::TensorSpec>| wire.into_iter().map(tensor).collect::<Result<_, Failure>>();
+    Ok(Signature { inputs: tensors(inputs)?, outputs: tensors(outputs)? })
 }
 
 /// An answer says which dimensions are free, not which of them are equal. They are taken for equal, so

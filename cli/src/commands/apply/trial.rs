@@ -30,7 +30,7 @@ pub(super) async fn run(
         let (callee, outcome) = match *step {
             Step::Function(at) => {
                 let function = &wanted.functions[at];
-                let without = missing.contains_key(&function.model.file.digest()) || after_a_workflow;
+                let without = missing.contains_key(&function.model.digest) || after_a_workflow;
                 let outcome = match without {
                     true => without_its_model(function, session).await?,
                     false => apply(function, session, DRY).await?.outcome,

@@ -1,6 +1,8 @@
-//! A function in the shape of its manifest, with a `status` beside it.
+//! A function in the shape of its manifest, with a `status` beside it. Its model is named by the digest
+//! of what the cluster has, not by the file that it came from: so that it can be applied again as it is.
 
 use millrace_client::messages as wire;
+use millrace_types::Runtime;
 use millrace_types::manifest::Kind;
 use serde::Serialize;
 
@@ -13,6 +15,10 @@ pub(crate) type Function = Document<Metadata, Spec, Status>;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Spec {
     runtime: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<Kept>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<Kept>,
     slo: Option<Slo>,
     timeout: Option<String>,
     resources: Resources,
@@ -24,6 +30,14 @@ pub(crate) struct Spec {
     batching: Option<Batching>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequences: Option<Sequences>,
+}
+
+/// What of the cluster the newest revision runs.
+#[derive(Debug, Serialize)]
+struct Kept {
+    digest: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -91,7 +105,12 @@ struct Model {
 
 impl From<wire::Function> for Function {
     fn from(function: wire::Function) -> Self {
+        let digest = newest_digest(&function.revisions);
         let spec = function.spec.unwrap_or_default();
+        let (model, program) = match spec.runtime == Runtime::Process.as_str() {
+            true => (None, digest.map(|digest| Kept { digest, processes: Some(spec.processes) })),
+            false => (digest.map(|digest| Kept { digest, processes: None }), None),
+        };
         let metadata = Metadata {
             name: spec.name,
             tenant: spec.tenant,
@@ -104,6 +123,8 @@ impl From<wire::Function> for Function {
         };
         let spec = Spec {
             runtime: spec.runtime,
+            model,
+            program,
             slo: spec.slo.map(Slo::from),
             timeout: spec.timeout.and_then(span),
             resources: Resources { gpu_memory: spec.resources.map(|asked| asked.gpu_memory_bytes) },
@@ -124,6 +145,11 @@ impl From<wire::Function> for Function {
         };
         Self::new(Kind::Function, metadata, spec, status)
     }
+}
+
+fn newest_digest(revisions: &[wire::Revision]) -> Option<String> {
+    let newest = revisions.iter().max_by_key(|revision| revision.number)?;
+    newest.artifact.as_ref().map(|artifact| artifact.digest.clone())
 }
 
 fn residency(wire: wire::Residency) -> Residency {
@@ -168,6 +194,9 @@ impl From<wire::ModelSummary> for Model {
 mod tests {
     use super::*;
     use crate::output::{Format, document};
+    use millrace_proto::convert::function_spec_wire;
+    use millrace_types::Digest;
+    use millrace_types::manifest::{self, Manifest, ModelSource};
 
     const PRINTED: &str = r#"{
   "apiVersion": "millrace/v1",
@@ -186,6 +215,9 @@ mod tests {
   },
   "spec": {
     "runtime": "onnx",
+    "model": {
+      "digest": "sha256:ab"
+    },
     "slo": {
       "deadline": "50ms",
       "percentile": 0.95
@@ -300,5 +332,40 @@ mod tests {
     #[test]
     fn a_function_is_printed_field_by_field() {
         assert_eq!(document(Format::Json, &Function::from(function())).unwrap().unwrap(), PRINTED);
+    }
+
+    #[test]
+    fn a_function_is_printed_as_it_is_applied() {
+        let sequences = "sequences: {state: [{input: h_in, output: h_out}], idle: 5s, max: 3}";
+        let digest = Digest::of(b"model");
+        for spec in [
+            format!("model: {{digest: '{digest}'}}"),
+            format!("runtime: process\n  program: {{digest: '{digest}', processes: 2}}"),
+            format!("model: {{digest: '{digest}'}}\n  timeout: 1m 10s\n  idempotent: false\n  {sequences}"),
+            format!("model: {{digest: '{digest}'}}\n  slo: {{deadline: 1500us}}\n  batching: {{maxSize: 8}}"),
+            format!(
+                "model: {{digest: '{digest}'}}\n  resources: {{gpuMemory: 64MiB}}\n  residency: {{minWarm: 1, evictAfter: 10m}}"
+            ),
+        ] {
+            let head = "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: f, labels: {of: vision}}";
+            let written = manifest::parse(&format!("{head}\nspec:\n  {spec}\n")).unwrap();
+            let Manifest::Function(function) = &written[0] else { panic!("not a function") };
+            assert_eq!(function.model, ModelSource::Cluster(digest));
+            let revision = |number, of: &[u8]| {
+                let artifact = wire::Artifact { digest: Digest::of(of).to_string(), bytes: 5 };
+                wire::Revision { number, artifact: Some(artifact), ..Default::default() }
+            };
+            let there = wire::Function {
+                spec: Some(function_spec_wire(&function.spec)),
+                revisions: vec![revision(1, b"older"), revision(2, b"model")],
+                updated_by: "alice".into(),
+                ..Default::default()
+            };
+            let shown = Function::from(there);
+            for format in [Format::Yaml, Format::Json] {
+                let text = document(format, &shown).unwrap().unwrap();
+                assert_eq!(manifest::parse(&text).unwrap(), written, "{text}");
+            }
+        }
     }
 }
