@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::output::documents::Document;
 use crate::output::table::{Table, col, wide};
-use crate::output::text::moment;
+use crate::output::text::{moment, said};
 
 pub(crate) type Policy = Document<Metadata, Spec, Status>;
 
@@ -62,10 +62,6 @@ pub(crate) struct Spec {
     alpha: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     batching: Option<String>,
-}
-
-fn said(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
 }
 
 impl From<PolicySpec> for Spec {

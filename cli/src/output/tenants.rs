@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::output::documents::Document;
 use crate::output::table::{Table, col, wide};
-use crate::output::text::moment;
+use crate::output::text::{moment, said};
 
 pub(crate) type Tenant = Document<Metadata, Spec, Status>;
 
@@ -45,7 +45,7 @@ impl From<wire::Tenant> for Tenant {
             name: tenant.name,
             resource_version: Some(tenant.resource_version).filter(|&version| version > 0),
             updated_at: tenant.updated_at.and_then(moment),
-            updated_by: Some(tenant.updated_by).filter(|by| !by.is_empty()),
+            updated_by: said(tenant.updated_by),
         };
         let spec =
             Spec { gpus_max: quota.gpus_max, gpu_share: quota.gpu_share, memory_share: quota.memory_share };

@@ -10,6 +10,7 @@ use millrace_types::{PolicySpec, Quota};
 
 use super::resource::Resource;
 use crate::failure::Failure;
+use crate::output::text::said;
 
 /// What an operator sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,13 +147,12 @@ fn caps(quota: &wire::Quota) -> Fields<3> {
 }
 
 fn settings(spec: &WirePolicy) -> Fields<5> {
-    let named = |name: &String| Some(name.clone()).filter(|name| !name.is_empty());
     [
-        ("dispatch", named(&spec.dispatch)),
-        ("eviction", named(&spec.eviction)),
+        ("dispatch", said(spec.dispatch.clone())),
+        ("eviction", said(spec.eviction.clone())),
         ("overtakesMax", spec.overtakes_max.map(|it| it.to_string())),
-        ("alpha", named(&spec.alpha)),
-        ("batching", named(&spec.batching)),
+        ("alpha", said(spec.alpha.clone())),
+        ("batching", said(spec.batching.clone())),
     ]
 }
 
