@@ -63,7 +63,7 @@ fn functions_and_workflows_are_applied_again_without_the_files_they_came_from() 
 
     let net = up.ok(&["get", "function", "net", "-o", "yaml"]);
     assert_eq!(apply(&net.replace("  name: net", "  name: copy"), &[]), "function/copy created\n");
-    std::fs::write(path("x.bin"), [0; 256]).unwrap();
+    std::fs::write(path("x.bin"), [0_u8; 256]).unwrap();
     let x = format!("x={}:FP32:1x64", path("x.bin"));
     let answers = ["net", "copy"].map(|name| up.json(&["invoke", name, "--raw", &x])["outputs"].clone());
     assert!(answers[0].is_array() && answers[0] == answers[1], "{answers:?}");

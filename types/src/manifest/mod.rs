@@ -184,7 +184,7 @@ pub enum ManifestError {
         found: String,
     },
     /// Another `kind`.
-    #[error("{at}: kind {found:?} is not known: this version has {}, and {LIST}", Kind::ALL.map(Kind::as_str).join(", "))]
+    #[error("{at}: kind {found:?} is not known: this version has {}, and {}", Kind::ALL.map(Kind::as_str).join(", "), LIST)]
     Kind {
         /// Where in the file.
         at: Place,

@@ -109,7 +109,7 @@ fn of_cluster(item: &Item, digest: Digest, kept: &BTreeMap<Digest, Signature>) -
     let signature = kept.get(&digest).cloned().ok_or_else(|| {
         Failure::not_found(format!("the cluster does not have {digest}"))
             .about(subject(item))
-            .hint("name the file in place of its digest, as in model: {file: FILE.onnx}")
+            .hint("name the file in place of its digest: spec.model.file, or spec.program.file")
     })?;
     Ok(Model::of_cluster(digest, signature))
 }
