@@ -346,8 +346,7 @@ impl Admin {
 }
 
 fn digest_of(artifact: &admin::Artifact) -> Result<Digest, Error> {
-    let digest = artifact.digest.parse();
-    digest.map_err(|error: millrace_types::digest::ParseError| Error::BadAnswer(error.to_string()))
+    artifact.digest.parse::<Digest>().map_err(|error| Error::BadAnswer(error.to_string()))
 }
 
 fn stamped<T>(message: T, left: Duration) -> Request<T> {
