@@ -1,6 +1,8 @@
 //! Every verb against a small server in this process.
 #![allow(clippy::unwrap_used)]
 
+#[path = "cluster/again.rs"]
+mod again;
 #[path = "../../client/tests/fake/mod.rs"]
 mod fake;
 #[path = "cluster/operators.rs"]
@@ -217,6 +219,9 @@ TOTAL     -          1003       7200.250s   36010.000s   10801.250s   7.5009
 #[tokio::test]
 async fn a_tenants_caps_are_set_shown_and_taken_away() {
     let (_server, sandbox) = cluster().await;
+    let tried = ok(sandbox.run("tenant set acme --gpus-max 2 --dry-run").await);
+    assert_eq!(tried, "tenant/acme may use 2 GPUs of each node (dry run)\n");
+    assert_eq!(ok(sandbox.run("get tenants").await), "", "a trial stores nothing");
     let set = ok(sandbox.run("tenant set acme --gpus-max 2 --memory-share 0.5").await);
     assert_eq!(set, "tenant/acme may use 2 GPUs, 0.5 of the GPU memory of each node\n");
     let set = ok(sandbox.run("tenant set zeta --gpu-share 0.25").await);

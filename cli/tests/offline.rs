@@ -3,6 +3,7 @@
 
 mod support;
 
+use millrace_types::manifest::ModelSource;
 use support::{Sandbox, manifest};
 
 /// Runs a line that must be refused as bad usage, saying these things.
@@ -131,7 +132,8 @@ async fn synth_writes_what_apply_takes() {
     let run = sandbox.run("synth bert --layers 1 --hidden 32 --heads 2 --inner 32 --vocabulary 50 --positions 8 --out b.onnx --function").await;
     assert_eq!(run.code, 0, "{run:?}");
     let read = millrace_types::manifest::parse(&run.stdout).unwrap().remove(0).function().unwrap();
-    let file = std::fs::read(sandbox.path().join(read.model_file)).unwrap();
+    let ModelSource::File { path, .. } = read.model else { panic!("{read:?}") };
+    let file = std::fs::read(sandbox.path().join(path)).unwrap();
     let model = millrace_model::compile(&file.into()).unwrap();
     assert_eq!(model.summary.inputs[0].name, "input_ids");
     let heads = sandbox.run("synth bert --hidden 32 --heads 3").await;

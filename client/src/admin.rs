@@ -10,6 +10,7 @@ mod policy;
 mod tenants;
 mod workflows;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -146,16 +147,29 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn find_artifacts(&self, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+        self.find(digests).await?.found.iter().map(digest_of).collect()
+    }
+
+    /// What those of these artifacts are that the cluster has.
+    ///
+    /// # Errors
+    /// [`Error`] when the call fails.
+    pub async fn find_models(
+        &self,
+        digests: &[Digest],
+    ) -> Result<BTreeMap<Digest, admin::ModelSummary>, Error> {
+        let answer = self.find(digests).await?;
+        if answer.models.len() != answer.found.len() {
+            let why = "it does not say what its artifacts are: the server is older than this client";
+            return Err(Error::BadAnswer(why.to_owned()));
+        }
+        let digests = answer.found.iter().map(digest_of);
+        digests.zip(answer.models).map(|(digest, model)| Ok((digest?, model))).collect()
+    }
+
+    async fn find(&self, digests: &[Digest]) -> Result<admin::FindArtifactsResponse, Error> {
         let request = FindArtifactsRequest { digests: digests.iter().map(Digest::to_string).collect() };
-        let answer =
-            self.ask(request, async |mut client, request| client.find_artifacts(request).await).await?;
-        let digest = |artifact: admin::Artifact| {
-            artifact
-                .digest
-                .parse()
-                .map_err(|error: millrace_types::digest::ParseError| Error::BadAnswer(error.to_string()))
-        };
-        answer.found.into_iter().map(digest).collect()
+        self.ask(request, async |mut client, request| client.find_artifacts(request).await).await
     }
 
     /// Sends a model file. `progress` hears the bytes handed over so far; it starts again from
@@ -329,6 +343,10 @@ impl Admin {
         .await?;
         Ok(())
     }
+}
+
+fn digest_of(artifact: &admin::Artifact) -> Result<Digest, Error> {
+    artifact.digest.parse::<Digest>().map_err(|error| Error::BadAnswer(error.to_string()))
 }
 
 fn stamped<T>(message: T, left: Duration) -> Request<T> {

@@ -11,12 +11,12 @@ use fake::{Break, Fake, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
     Address, Admin, ApplyOptions, DeleteOptions, Endpoints, Error, InferRequest, Inference, ModelFile,
-    Outcome, PolicyChange, Repeat, Split, Tensor, log::Filter,
+    Outcome, PolicyChange, Repeat, Split, Tensor, log::Filter, messages,
 };
 use millrace_types::policy::DispatchName;
 use millrace_types::workflow::{Output, Run, Step};
 use millrace_types::{
-    DataType, FunctionKey, FunctionName, FunctionSpec, PolicySpec, Reason, TenantName, WorkflowSpec,
+    DataType, Digest, FunctionKey, FunctionName, FunctionSpec, PolicySpec, Reason, TenantName, WorkflowSpec,
 };
 
 fn key(name: &str) -> FunctionKey {
@@ -43,6 +43,12 @@ async fn publishes_and_reads_back_a_function() {
     let uploaded = admin.upload(&file, |_| {}).await.unwrap();
     assert_eq!(uploaded.artifact.unwrap().bytes, 3_000_000);
     assert_eq!(admin.find_artifacts(&[file.digest()]).await.unwrap(), [file.digest()]);
+    let models = admin.find_models(&[Digest::of(b"another"), file.digest()]).await.unwrap();
+    let inputs = |model: &messages::ModelSummary| model.inputs[0].name.clone();
+    assert_eq!(
+        models.iter().map(|(&digest, it)| (digest, inputs(it))).collect::<Vec<_>>(),
+        [(file.digest(), "x".to_owned())]
+    );
 
     let spec = FunctionSpec::new(key("digits"));
     let options = ApplyOptions::default();

@@ -171,15 +171,10 @@ fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser as _;
+    use crate::commands::testing::options;
 
     fn args() -> Args {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            args: Args,
-        }
-        Line::parse_from(["x", "--data-dir", "d", "--min", "1", "--max", "3"]).args
+        options(["--data-dir", "d", "--min", "1", "--max", "3"]).unwrap()
     }
 
     fn node(name: &str, scheduling: NodeScheduling, placements: u32) -> wire::Node {

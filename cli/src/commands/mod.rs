@@ -23,6 +23,8 @@ pub(crate) mod sim;
 pub(crate) mod synth;
 pub(crate) mod target;
 pub(crate) mod tenant;
+#[cfg(test)]
+mod testing;
 pub(crate) mod top;
 pub(crate) mod trace;
 pub(crate) mod up;

@@ -199,16 +199,10 @@ fn told(policy: &wire::Policy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser as _;
-
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        set: Set,
-    }
+    use crate::commands::testing::options;
 
     fn change(words: &[&str]) -> Result<PolicyChange, Failure> {
-        Line::parse_from(["set"].iter().chain(words)).set.change()
+        options::<Set>(words).unwrap().change()
     }
 
     #[test]
@@ -224,7 +218,7 @@ mod tests {
 
     #[test]
     fn policies_that_bind_early_cannot_be_set() {
-        let refused = Line::try_parse_from(["set", "--dispatch", "native"]).unwrap_err().to_string();
+        let refused = options::<Set>(["--dispatch", "native"]).unwrap_err().to_string();
         assert!(refused.contains("simpleswap"), "{refused}");
     }
 }

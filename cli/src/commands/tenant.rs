@@ -53,16 +53,22 @@ struct Set {
     /// Take every cap away.
     #[arg(long, conflicts_with_all = ["gpus_max", "gpu_share", "memory_share"])]
     no_caps: bool,
+    /// Every check, nothing changed.
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let Verb::Set(Set { name, gpus_max, gpu_share, memory_share, no_caps }) = args.verb;
+    let Verb::Set(Set { name, gpus_max, gpu_share, memory_share, no_caps, dry_run }) = args.verb;
     let quota = Quota { gpus_max, gpu_share, memory_share };
     if quota.is_none() && !no_caps {
         return Err(Failure::usage("no cap is named")
             .hint("name --gpus-max, --gpu-share or --memory-share; or --no-caps to take them away"));
     }
-    let set = session.admin.set_tenant(&name, &quota).await;
+    let (set, suffix) = match dry_run {
+        true => (session.admin.try_tenant(&name, &quota).await, " (dry run)"),
+        false => (session.admin.set_tenant(&name, &quota).await, ""),
+    };
     let tenant = set.map_err(|error| Failure::from(error).about(format_args!("tenant/{name}")))?;
-    print(&format!("tenant/{name} {}", tenants::caps(&tenant)))
+    print(&format!("tenant/{name} {}{suffix}", tenants::caps(&tenant)))
 }

@@ -142,16 +142,10 @@ impl Args {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser as _;
+    use crate::commands::testing::options;
 
     fn args(line: &str) -> Result<Args, clap::Error> {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            args: Args,
-        }
-        let words = ["worker", "--name", "w", "--data-dir", "d"].into_iter().chain(line.split_whitespace());
-        Line::try_parse_from(words).map(|line| line.args)
+        options(["--name", "w", "--data-dir", "d"].into_iter().chain(line.split_whitespace()))
     }
 
     #[test]

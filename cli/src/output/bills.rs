@@ -10,6 +10,7 @@ use millrace_types::manifest::API_VERSION;
 use serde::Serialize;
 
 use crate::output::table::{Table, col, wide};
+use crate::output::text::said;
 
 const HOUR_S: f64 = 3_600.0;
 
@@ -137,14 +138,13 @@ fn in_seconds(span: Duration) -> String {
 
 impl Billing {
     pub(crate) fn new(bills: Vec<wire::Bill>, price: Option<Price>) -> Self {
-        let named = |name: String| Some(name).filter(|name| !name.is_empty());
         let items: Vec<_> = bills
             .into_iter()
             .map(|bill| Bill {
                 amount: Amount::of(&bill, price),
                 deleted: bill.deleted,
-                tenant: named(bill.tenant),
-                function: named(bill.function),
+                tenant: said(bill.tenant),
+                function: said(bill.function),
             })
             .collect();
         let tenants = items.chunk_by(|a, b| a.tenant == b.tenant).map(|bills| TenantBill {

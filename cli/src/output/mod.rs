@@ -17,6 +17,7 @@ pub(crate) mod traces;
 use std::io::{ErrorKind, Write as _};
 
 use clap::ValueEnum;
+use millrace_types::manifest::{API_VERSION, LIST};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -52,7 +53,7 @@ struct List<'a, T> {
 }
 
 fn whole<T>(items: &[T]) -> List<'_, T> {
-    List { api_version: millrace_types::manifest::API_VERSION, kind: "List", items }
+    List { api_version: API_VERSION, kind: LIST, items }
 }
 
 /// Prints text and a newline where it lacks one.

@@ -3,25 +3,18 @@
 
 use millrace_client::messages as wire;
 use millrace_proto::policy::PolicySpec;
-use millrace_types::manifest::{API_VERSION, POLICY};
+use millrace_types::manifest::{Kind, POLICY};
 use serde::Serialize;
 
+use crate::output::documents::Document;
 use crate::output::table::{Table, col, wide};
-use crate::output::text::moment;
+use crate::output::text::{moment, said};
+
+pub(crate) type Policy = Document<Metadata, Spec, Status>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Policy {
-    api_version: &'static str,
-    kind: &'static str,
-    metadata: Metadata,
-    spec: Spec,
-    status: Status,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
+pub(crate) struct Metadata {
     name: &'static str,
     generation: u64,
     resource_version: u64,
@@ -32,7 +25,7 @@ struct Metadata {
 }
 
 #[derive(Debug, Serialize)]
-struct Status {
+pub(crate) struct Status {
     nodes: Vec<Node>,
 }
 
@@ -58,7 +51,7 @@ pub(crate) struct Change {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+pub(crate) struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     dispatch: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,10 +62,6 @@ struct Spec {
     alpha: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     batching: Option<String>,
-}
-
-fn said(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
 }
 
 impl From<PolicySpec> for Spec {
@@ -95,19 +84,15 @@ impl From<wire::Policy> for Policy {
             generation: it.generation,
             actual: it.actual.map(Spec::from),
         };
-        Self {
-            api_version: API_VERSION,
-            kind: "Policy",
-            metadata: Metadata {
-                name: POLICY,
-                generation: policy.generation,
-                resource_version: policy.resource_version,
-                updated_at: policy.updated_at.and_then(moment),
-                updated_by: said(policy.updated_by),
-            },
-            spec: policy.spec.unwrap_or_default().into(),
-            status: Status { nodes: policy.nodes.into_iter().map(node).collect() },
-        }
+        let metadata = Metadata {
+            name: POLICY,
+            generation: policy.generation,
+            resource_version: policy.resource_version,
+            updated_at: policy.updated_at.and_then(moment),
+            updated_by: said(policy.updated_by),
+        };
+        let status = Status { nodes: policy.nodes.into_iter().map(node).collect() };
+        Self::new(Kind::Policy, metadata, policy.spec.unwrap_or_default().into(), status)
     }
 }
 
@@ -237,5 +222,41 @@ b          -          -          -           -       -          2        no
             let text = document(Format::Yaml, &Policy::from(policy)).unwrap().unwrap();
             assert_eq!(manifest::parse(&text).unwrap(), [Manifest::Policy(spec)], "{text}");
         }
+    }
+
+    #[test]
+    fn the_policy_is_printed_field_by_field() {
+        let spec = PolicySpec { dispatch: "torpor".into(), overtakes_max: Some(9), ..Default::default() };
+        let node =
+            wire::NodePolicy { node: "a".into(), actual: Some(spec.clone()), obeys: true, generation: 2 };
+        let policy = wire::Policy {
+            spec: Some(spec),
+            generation: 2,
+            resource_version: 7,
+            updated_at: None,
+            updated_by: "alice".into(),
+            nodes: vec![node],
+        };
+        let expected = "\
+apiVersion: millrace/v1
+kind: Policy
+metadata:
+  name: cluster
+  generation: 2
+  resourceVersion: 7
+  updatedBy: alice
+spec:
+  dispatch: torpor
+  overtakesMax: 9
+status:
+  nodes:
+  - node: a
+    obeys: true
+    generation: 2
+    actual:
+      dispatch: torpor
+      overtakesMax: 9
+";
+        assert_eq!(document(Format::Yaml, &Policy::from(policy)).unwrap().unwrap(), expected);
     }
 }

@@ -1,25 +1,18 @@
 //! Tenants as people and programs read them: in the shape of their manifest, with a `status` beside it.
 
 use millrace_client::messages as wire;
-use millrace_types::manifest::API_VERSION;
+use millrace_types::manifest::Kind;
 use serde::Serialize;
 
+use crate::output::documents::Document;
 use crate::output::table::{Table, col, wide};
-use crate::output::text::moment;
+use crate::output::text::{moment, said};
+
+pub(crate) type Tenant = Document<Metadata, Spec, Status>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Tenant {
-    api_version: &'static str,
-    kind: &'static str,
-    metadata: Metadata,
-    spec: Spec,
-    status: Status,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
+pub(crate) struct Metadata {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     resource_version: Option<u64>,
@@ -31,7 +24,7 @@ struct Metadata {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+pub(crate) struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     gpus_max: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,29 +34,22 @@ struct Spec {
 }
 
 #[derive(Debug, Serialize)]
-struct Status {
+pub(crate) struct Status {
     functions: u32,
 }
 
 impl From<wire::Tenant> for Tenant {
     fn from(tenant: wire::Tenant) -> Self {
         let quota = tenant.quota.unwrap_or_default();
-        Self {
-            api_version: API_VERSION,
-            kind: "Tenant",
-            metadata: Metadata {
-                name: tenant.name,
-                resource_version: Some(tenant.resource_version).filter(|&version| version > 0),
-                updated_at: tenant.updated_at.and_then(moment),
-                updated_by: Some(tenant.updated_by).filter(|by| !by.is_empty()),
-            },
-            spec: Spec {
-                gpus_max: quota.gpus_max,
-                gpu_share: quota.gpu_share,
-                memory_share: quota.memory_share,
-            },
-            status: Status { functions: tenant.functions },
-        }
+        let metadata = Metadata {
+            name: tenant.name,
+            resource_version: Some(tenant.resource_version).filter(|&version| version > 0),
+            updated_at: tenant.updated_at.and_then(moment),
+            updated_by: said(tenant.updated_by),
+        };
+        let spec =
+            Spec { gpus_max: quota.gpus_max, gpu_share: quota.gpu_share, memory_share: quota.memory_share };
+        Self::new(Kind::Tenant, metadata, spec, Status { functions: tenant.functions })
     }
 }
 

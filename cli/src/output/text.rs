@@ -60,6 +60,11 @@ pub(crate) fn moment(moment: prost_types::Timestamp) -> Option<String> {
     written.then(|| humantime::format_rfc3339_seconds(moment).to_string())
 }
 
+/// A text of the wire, where an empty one is none.
+pub(crate) fn said(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
 /// A count with thousands set apart: `25,557,032`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();

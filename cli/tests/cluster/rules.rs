@@ -81,3 +81,19 @@ async fn what_is_no_rule_is_refused_with_its_file_and_field_before_anything_is_s
     }
     assert_eq!((server.uploads(), server.function_names().len()), (0, 0));
 }
+
+#[tokio::test]
+async fn a_tenant_that_the_server_refuses_is_known_of_before_anything_is_stored() {
+    let (server, sandbox) = cluster().await;
+    sandbox.write_function("digits");
+    sandbox.write("a-settings.yaml", SETTINGS);
+    sandbox.write("b-tenant.yaml", SETTINGS.split_once("---\n").unwrap().1.replace("acme", "one-too-many"));
+    for line in ["apply -f . --dry-run", "apply -f ."] {
+        let run = sandbox.run(line).await;
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{run:?}");
+        let says = "error: tenant/one-too-many: 10000 tenants with caps are kept at most (QUEUE_FULL)";
+        assert!(run.stderr.contains(says), "{}", run.stderr);
+    }
+    assert_eq!(server.function_names(), Vec::<String>::new());
+    assert_eq!(ok(sandbox.run("get tenants").await), "");
+}

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod again;
 mod clients;
 mod events;
 mod functions;

@@ -15,12 +15,28 @@ impl Admin {
     /// # Errors
     /// [`Error`] when the call fails.
     pub async fn set_tenant(&self, name: &TenantName, quota: &Quota) -> Result<Tenant, Error> {
-        let request = SetTenantRequest {
+        self.ask_to_set(self.setting(name, quota)).await
+    }
+
+    /// Makes every check of [`set_tenant`](Self::set_tenant), and stores nothing: the tenant as it would be.
+    ///
+    /// # Errors
+    /// As those of `set_tenant`.
+    pub async fn try_tenant(&self, name: &TenantName, quota: &Quota) -> Result<Tenant, Error> {
+        self.ask_to_set(SetTenantRequest { dry_run: true, ..self.setting(name, quota) }).await
+    }
+
+    fn setting(&self, name: &TenantName, quota: &Quota) -> SetTenantRequest {
+        SetTenantRequest {
             name: name.to_string(),
             quota: Some(quota_wire(quota)),
             idempotency_key: self.endpoints.next_id(),
             update_mask: None,
-        };
+            dry_run: false,
+        }
+    }
+
+    async fn ask_to_set(&self, request: SetTenantRequest) -> Result<Tenant, Error> {
         self.ask(request, async |mut client, request| client.set_tenant(request).await).await
     }
 

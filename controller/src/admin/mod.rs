@@ -430,8 +430,14 @@ impl AdminService {
         let digests = digests
             .map_err(|error: millrace_types::digest::ParseError| Failure::malformed(error.to_string()))?;
         let found = self.artifacts.find(digests).await?;
-        let found = found.into_iter().map(|(digest, bytes)| views::artifact(digest, bytes));
-        Ok(api::FindArtifactsResponse { found: found.collect() })
+        // One that was removed since is not found.
+        let state = self.replica.state();
+        let known = found.into_iter().filter_map(|(digest, bytes)| {
+            let model = views::model(&state.artifact(&digest)?.model);
+            Some((views::artifact(digest, bytes), model))
+        });
+        let (found, models) = known.unzip();
+        Ok(api::FindArtifactsResponse { found, models })
     }
 
     async fn upload_artifact(

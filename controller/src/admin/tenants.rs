@@ -32,8 +32,7 @@ impl AdminService {
         let quota = quota(&merged(known, &given, &fields))?;
         let idempotency = idempotency(request.idempotency_key)?;
         let command = Command::SetQuota { tenant: tenant.clone(), quota };
-        self.replica.propose(caller, idempotency, command).await?;
-        let state = self.replica.state();
+        let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         let functions = state.functions_of(&tenant).count();
         Ok(view(&state, &tenant, functions))
     }

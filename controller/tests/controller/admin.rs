@@ -20,6 +20,10 @@ async fn a_function_is_applied_shown_listed_and_deleted() {
     let uploaded = upload(&mut admin, &mlp()).await.unwrap();
     assert_eq!(uploaded.artifact.as_ref().unwrap().bytes, mlp().len() as u64);
     assert_eq!(uploaded.model.as_ref().unwrap().inputs[0].shape, vec![-1, 64]);
+    let digests = [b"no model".as_slice(), &mlp()].map(|bytes| Digest::of(bytes).to_string()).into();
+    let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
+    let (artifact, model) = (uploaded.artifact.clone().unwrap(), uploaded.model.clone().unwrap());
+    assert_eq!((found.found, found.models), (vec![artifact], vec![model]));
 
     let applied = apply(&mut admin, "f", &mlp()).await.unwrap();
     assert_eq!(applied.outcome(), api::ApplyOutcome::Created);
@@ -379,7 +383,17 @@ async fn tenants_are_listed_with_their_caps_and_functions() {
         quota: Some(quota),
         idempotency_key: format!("{name} {quota:?}"),
         update_mask: None,
+        dry_run: false,
     };
+    let tried = api::SetTenantRequest { dry_run: true, ..set("acme", quota) };
+    let would_be = admin.set_tenant(tried).await.unwrap().into_inner();
+    assert_eq!((would_be.quota, would_be.updated_by.as_str()), (Some(quota), "anonymous"));
+    let all = admin.list_tenants(api::ListTenantsRequest::default()).await.unwrap().into_inner().tenants;
+    let names: Vec<_> = all.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["default"], "a trial stores nothing");
+    let bad = api::Quota { gpus_max: Some(0), ..quota };
+    let refused = admin.set_tenant(api::SetTenantRequest { dry_run: true, ..set("acme", bad) }).await;
+    assert_eq!(reason(&refused.unwrap_err()), Reason::InvalidSpec);
     for _ in 0..2 {
         let tenant = admin.set_tenant(set("acme", quota)).await.unwrap().into_inner();
         assert_eq!(

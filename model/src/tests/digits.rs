@@ -1,6 +1,7 @@
 //! The committed example: what its README claims of it holds.
 
 use image::imageops::FilterType;
+use millrace_types::manifest::ModelSource;
 use rten::Value;
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -56,8 +57,6 @@ fn each_test_image_is_the_digit_its_name_says_however_it_is_shrunk() {
 #[test]
 fn its_manifest_reads() {
     let manifest = millrace_types::manifest::parse(MANIFEST).unwrap().remove(0).function().unwrap();
-    assert_eq!(
-        (manifest.spec.key.to_string().as_str(), manifest.model_file.as_str()),
-        ("default/digits", "digits.onnx")
-    );
+    let file = ModelSource::File { path: "digits.onnx".into(), declared: None };
+    assert_eq!((manifest.spec.key.to_string().as_str(), manifest.model), ("default/digits", file));
 }

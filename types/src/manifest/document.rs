@@ -5,10 +5,7 @@ use std::fmt;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{API_VERSION, Manifest, ManifestError, Metadata, function, policy, tenant, workflow};
-
-/// The kind of a document that holds others, as the server prints them.
-const LIST: &str = "List";
+use super::{API_VERSION, Kind, LIST, Manifest, ManifestError, Metadata, function, policy, tenant, workflow};
 
 /// Where in a file something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +43,22 @@ enum Body {
     Policy(policy::Spec),
     /// Of a kind that is not known.
     Unknown,
+}
+
+impl Body {
+    /// Reads the value of `spec`.
+    fn read<'de, A: MapAccess<'de>>(kind: Option<Kind>, map: &mut A) -> Result<Self, A::Error> {
+        Ok(match kind {
+            Some(Kind::Function) => Self::Function(map.next_value()?),
+            Some(Kind::Workflow) => Self::Workflow(map.next_value()?),
+            Some(Kind::Tenant) => Self::Tenant(map.next_value()?),
+            Some(Kind::Policy) => Self::Policy(map.next_value()?),
+            None => {
+                map.next_value::<IgnoredAny>()?;
+                Self::Unknown
+            }
+        })
+    }
 }
 
 impl Document {
@@ -117,14 +130,7 @@ impl<'de> Visitor<'de> for DocumentVisitor {
                 }
                 ("items", Some(LIST)) => items = Some(map.next_value()?),
                 ("metadata", _) => metadata = Some(map.next_value()?),
-                ("spec", Some("Function")) => body = Some(Body::Function(map.next_value()?)),
-                ("spec", Some("Workflow")) => body = Some(Body::Workflow(map.next_value()?)),
-                ("spec", Some("Tenant")) => body = Some(Body::Tenant(map.next_value()?)),
-                ("spec", Some("Policy")) => body = Some(Body::Policy(map.next_value()?)),
-                ("spec", Some(other)) if other != LIST => {
-                    map.next_value::<IgnoredAny>()?;
-                    body = Some(Body::Unknown);
-                }
+                ("spec", Some(word)) if word != LIST => body = Some(Body::read(Kind::named(word), &mut map)?),
                 // What the server says of it: what it shows may be applied again.
                 ("status", _) => {
                     map.next_value::<IgnoredAny>()?;

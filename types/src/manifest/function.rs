@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::program::ProgramText;
 use super::{Metadata, Problem, SloText, duration, timeout};
+use crate::digest::Digest;
 use crate::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, FunctionSpec, Resources, Runtime, SpecError};
 use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, Sequences, StatePair};
 use crate::serving::{Batching, Priority, Residency, Serving};
@@ -17,10 +18,22 @@ use crate::workflow::Signature;
 pub struct FunctionManifest {
     /// The function.
     pub spec: FunctionSpec,
-    /// Where its model or program lies, as written: relative to the manifest.
-    pub model_file: String,
-    /// What a program takes and gives; a model says so itself.
-    pub declared: Option<Signature>,
+    /// Where its model or program is.
+    pub model: ModelSource,
+}
+
+/// Where a function's model or program is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ModelSource {
+    /// In a file.
+    File {
+        /// As written: relative to the manifest.
+        path: String,
+        /// What a program takes and gives; a model says so itself.
+        declared: Option<Signature>,
+    },
+    /// In the cluster, under this digest.
+    Cluster(Digest),
 }
 
 #[derive(Deserialize)]
@@ -45,7 +58,8 @@ pub(super) struct Spec {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Model {
-    file: String,
+    file: Option<String>,
+    digest: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -89,7 +103,7 @@ struct StateText {
 impl Spec {
     pub(super) fn check(self, metadata: Metadata) -> Result<FunctionManifest, Problem> {
         let runtime = runtime(self.runtime.as_deref())?;
-        let file = file(runtime, self.model, self.program)?;
+        let (model, processes) = source(runtime, self.model, self.program)?;
         let spec = FunctionSpec {
             key: metadata.key()?,
             labels: metadata.labels,
@@ -104,44 +118,54 @@ impl Spec {
                 residency: self.residency.check()?,
                 batching: self.batching.map(BatchingText::check).transpose()?,
             },
-            processes: file.processes.unwrap_or(DEFAULT_PROCESSES),
+            processes: processes.unwrap_or(DEFAULT_PROCESSES),
             sequences: self.sequences.map(SequencesText::check).transpose()?,
         };
         spec.validate().map_err(|e: SpecError| ("spec", e.to_string()))?;
-        Ok(FunctionManifest { spec, model_file: file.name, declared: file.declared })
+        Ok(FunctionManifest { spec, model })
     }
 }
 
-/// The file that a function is made of.
-pub(super) struct File {
-    pub(super) name: String,
-    pub(super) declared: Option<Signature>,
-    pub(super) processes: Option<u32>,
-}
-
-/// A model has a file; a program has one and says what it takes and gives.
-fn file(runtime: Runtime, model: Option<Model>, program: Option<ProgramText>) -> Result<File, Problem> {
-    let file = match (runtime, model, program) {
-        (Runtime::Onnx, Some(model), None) => File { name: model.file, declared: None, processes: None },
-        (Runtime::Process, None, Some(program)) => program.check()?,
+/// Where a function's model or program is, and how many processes a program has.
+fn source(
+    runtime: Runtime,
+    model: Option<Model>,
+    program: Option<ProgramText>,
+) -> Result<(ModelSource, Option<u32>), Problem> {
+    match (runtime, model, program) {
+        (Runtime::Onnx, Some(model), None) => Ok((model.check()?, None)),
+        (Runtime::Process, None, Some(program)) => program.check(),
         (Runtime::Onnx, ..) => {
             let problem = "a function with runtime onnx has model: {file: FILE}, and no program";
-            return Err(("spec.model", problem.into()));
+            Err(("spec.model", problem.into()))
         }
         (Runtime::Process, ..) => {
             let problem = "a function with runtime process has program: {file: FILE, inputs: [...], outputs: [...]}, and no model";
-            return Err(("spec.program", problem.into()));
-        }
-    };
-    match (file.name.is_empty(), runtime) {
-        (false, _) => Ok(file),
-        (true, Runtime::Onnx) => {
-            Err(("spec.model.file", "is empty: name the model's file, relative to this one".into()))
-        }
-        (true, Runtime::Process) => {
-            Err(("spec.program.file", "is empty: name the program's file, relative to this one".into()))
+            Err(("spec.program", problem.into()))
         }
     }
+}
+
+impl Model {
+    fn check(self) -> Result<ModelSource, Problem> {
+        match (self.file, self.digest) {
+            (Some(path), None) if path.is_empty() => {
+                Err(("spec.model.file", "is empty: name the model's file, relative to this one".into()))
+            }
+            (Some(path), None) => Ok(ModelSource::File { path, declared: None }),
+            (None, Some(digest)) => in_cluster("spec.model.digest", &digest),
+            (Some(_), Some(_)) | (None, None) => {
+                let problem = "a model has a file, or the digest of one that the cluster has: write model: {file: FILE}";
+                Err(("spec.model", problem.into()))
+            }
+        }
+    }
+}
+
+/// What the cluster has, by its digest.
+pub(super) fn in_cluster(field: &'static str, digest: &str) -> Result<ModelSource, Problem> {
+    let digest = digest.parse::<Digest>().map_err(|error| (field, error.to_string()))?;
+    Ok(ModelSource::Cluster(digest))
 }
 
 impl ResourcesText {

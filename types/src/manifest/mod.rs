@@ -1,7 +1,7 @@
 //! The YAML a user writes. Reading is strict: an unknown key, a wrong kind or the same name twice
 //! is an error that says where, and nothing of the file is taken. What the server adds to what it shows
 //! (`status`, and in `metadata` versions and times) is read over, and a `List` is its items: so that what
-//! `millrace get -o yaml` prints of workflows, tenants and the policy can be applied again.
+//! `millrace get -o yaml` prints of functions, workflows, tenants and the policy can be applied again.
 //!
 //! ```yaml
 //! apiVersion: millrace/v1
@@ -12,7 +12,7 @@
 //!   labels: {team: vision}   # optional
 //! spec:
 //!   runtime: onnx            # optional
-//!   model: {file: digits.onnx}   # relative to this file
+//!   model: {file: digits.onnx}   # relative to this file; or digest: what the cluster has under it
 //!   slo: {deadline: 50ms, percentile: 0.98}   # optional
 //!   timeout: 60s             # optional
 //!   resources: {gpuMemory: 64MiB}   # optional
@@ -38,7 +38,7 @@
 //! spec:
 //!   runtime: process
 //!   program:
-//!     file: decode             # an executable, or a script that begins with #!
+//!     file: decode             # an executable, or a script that begins with #!; or, alone, digest
 //!     processes: 2             # optional: how many run at one time on a worker
 //!     inputs: [{name: jpeg, datatype: UINT8, shape: [-1]}]
 //!     outputs: [{name: pixels, datatype: FP32, shape: [N, 64]}]
@@ -78,6 +78,7 @@
 
 mod document;
 mod function;
+mod kind;
 mod policy;
 mod program;
 mod tenant;
@@ -91,7 +92,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 pub use document::Place;
-pub use function::FunctionManifest;
+pub use function::{FunctionManifest, ModelSource};
+pub use kind::Kind;
 pub use policy::POLICY;
 pub use tenant::TenantManifest;
 
@@ -103,8 +105,8 @@ use crate::workflow::WorkflowSpec;
 
 /// The only `apiVersion` this build reads.
 pub const API_VERSION: &str = "millrace/v1";
-/// The kinds this build reads.
-pub const KINDS: &[&str] = &["Function", "Workflow", "Tenant", "Policy"];
+/// The kind of a document that holds others under `items`, as `millrace get` prints them.
+pub const LIST: &str = "List";
 
 /// One document of a manifest, checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -182,7 +184,7 @@ pub enum ManifestError {
         found: String,
     },
     /// Another `kind`.
-    #[error("{at}: kind {found:?} is not known: this version has {}, and List", KINDS.join(", "))]
+    #[error("{at}: kind {found:?} is not known: this version has {}, and {}", Kind::ALL.map(Kind::as_str).join(", "), LIST)]
     Kind {
         /// Where in the file.
         at: Place,

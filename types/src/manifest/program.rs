@@ -1,20 +1,21 @@
 //! What a manifest says of a function's program: its file, and what it takes and gives, which no file
-//! says of itself.
+//! says of itself. What the cluster has says it.
 
 use serde::Deserialize;
 
 use super::Problem;
-use super::function::File;
+use super::function::{ModelSource, in_cluster};
 use crate::tensor::{DataType, Dim, TensorSpec, UnknownDataType};
 use crate::workflow::Signature;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ProgramText {
-    file: String,
+    file: Option<String>,
+    digest: Option<String>,
     processes: Option<u32>,
-    inputs: Vec<TensorText>,
-    outputs: Vec<TensorText>,
+    inputs: Option<Vec<TensorText>>,
+    outputs: Option<Vec<TensorText>>,
 }
 
 #[derive(Deserialize)]
@@ -27,15 +28,35 @@ struct TensorText {
 }
 
 impl ProgramText {
-    pub(super) fn check(self) -> Result<File, Problem> {
-        let tensors = |field, texts: Vec<TensorText>| {
-            texts.into_iter().map(|text| text.check(field)).collect::<Result<Vec<_>, Problem>>()
+    /// Where it is, and how many processes it has.
+    pub(super) fn check(self) -> Result<(ModelSource, Option<u32>), Problem> {
+        let Self { file, digest, processes, inputs, outputs } = self;
+        let source = match (file, digest, inputs, outputs) {
+            (Some(path), None, ..) if path.is_empty() => {
+                let problem = "is empty: name the program's file, relative to this one";
+                return Err(("spec.program.file", problem.into()));
+            }
+            (Some(path), None, Some(inputs), Some(outputs)) => {
+                let inputs = tensors("spec.program.inputs", inputs)?;
+                let outputs = tensors("spec.program.outputs", outputs)?;
+                ModelSource::File { path, declared: Some(Signature { inputs, outputs }) }
+            }
+            (None, Some(digest), None, None) => in_cluster("spec.program.digest", &digest)?,
+            (None, Some(_), ..) => {
+                let problem = "a program that the cluster has is packed with its inputs and outputs: leave them out, or name its file in place of the digest";
+                return Err(("spec.program", problem.into()));
+            }
+            _ => {
+                let problem = "a program has a file, inputs and outputs, or the digest of one that the cluster has: write program: {file: FILE, inputs: [...], outputs: [...]}";
+                return Err(("spec.program", problem.into()));
+            }
         };
-        let inputs = tensors("spec.program.inputs", self.inputs)?;
-        let outputs = tensors("spec.program.outputs", self.outputs)?;
-        let declared = Some(Signature { inputs, outputs });
-        Ok(File { name: self.file, declared, processes: self.processes })
+        Ok((source, processes))
     }
+}
+
+fn tensors(field: &'static str, texts: Vec<TensorText>) -> Result<Vec<TensorSpec>, Problem> {
+    texts.into_iter().map(|text| text.check(field)).collect()
 }
 
 impl TensorText {

@@ -1,6 +1,7 @@
 use std::num::NonZeroU32;
 
 use super::*;
+use crate::digest::Digest;
 use crate::function::{FunctionSpec, Runtime};
 use crate::policy::{Batches, DispatchName, EvictionName};
 use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, Sequences, StatePair};
@@ -46,8 +47,12 @@ fn reads_every_field() {
         residency: Residency { pin: false, min_warm: 1, evict_after },
         batching: Some(Batching { max_size: 8, max_wait }),
     };
-    let model_file = "digits.onnx".into();
-    assert_eq!(manifest, Manifest::Function(FunctionManifest { spec: expected, model_file, declared: None }));
+    let model = ModelSource::File { path: "digits.onnx".into(), declared: None };
+    assert_eq!(manifest, Manifest::Function(FunctionManifest { spec: expected.clone(), model }));
+    let digest = Digest::of(b"model");
+    let kept = GOOD.replace("file: digits.onnx", &format!("digest: {digest}"));
+    let model = ModelSource::Cluster(digest);
+    assert_eq!(parse(&kept).unwrap(), [Manifest::Function(FunctionManifest { spec: expected, model })]);
 }
 
 #[test]
@@ -57,6 +62,9 @@ fn each_refusal_says_what_to_do() {
         ("kind: Function", "kind: Pod", "this version has Function, Workflow, Tenant, Policy, and List"),
         ("name: digits", "name: Digits", "lower-case letters"),
         ("  model:", "  modle:", "modle"),
+        ("file: digits.onnx", "digest: digits.onnx", "spec.model.digest: \"digits.onnx\" is not a digest"),
+        ("file: digits.onnx", "file: a, digest: b", "write model: {file: FILE}"),
+        ("{file: digits.onnx}", "{}", "write model: {file: FILE}"),
         ("0.95", "1.0", "strictly between 0 and 1"),
         ("0.95", "0", "strictly between 0 and 1"),
         ("50ms", "0ms", "slo.deadline is zero"),
@@ -146,7 +154,13 @@ fn a_program_says_what_it_takes_and_gives() {
         inputs: vec![tensor("jpeg", DataType::Uint8, vec![symbol("jpeg.0")])],
         outputs: vec![tensor("pixels", DataType::Fp32, vec![symbol("N"), Dim::Fixed(64)])],
     };
-    assert_eq!((read.model_file.as_str(), read.declared), ("decode.py", Some(declared)));
+    let path = "decode.py".to_owned();
+    assert_eq!(read.model, ModelSource::File { path, declared: Some(declared) });
+    let (before, _) = PROGRAM.split_once("    inputs").unwrap();
+    let digest = Digest::of(b"program");
+    let kept = before.replace("file: decode.py", &format!("digest: {digest}"));
+    let read = parse(&kept).unwrap().remove(0).function().unwrap();
+    assert_eq!((read.model, read.spec.processes), (ModelSource::Cluster(digest), 2));
 }
 
 #[test]
@@ -156,6 +170,14 @@ fn each_refusal_of_a_program_says_what_to_do() {
         ("runtime: process", "runtime: wasm", "\"onnx\" and \"process\""),
         ("  program:", "  model: {file: x}\n  program:", "and no model"),
         ("file: decode.py", "file: ''", "name the program's file"),
+        ("    file: decode.py\n", "", "a program has a file, inputs and outputs, or the digest"),
+        (
+            "    inputs: [{name: jpeg, datatype: UINT8, shape: [-1]}]\n",
+            "",
+            "write program: {file: FILE, inputs:",
+        ),
+        ("file: decode.py", "digest: sha256:1", "leave them out, or name its file"),
+        ("file: decode.py", "digest: sha256:1\n    file: decode.py", "a program has a file, inputs"),
         ("processes: 2", "processes: 0", "a number from 1 to 64"),
         ("UINT8", "BYTE", "such as FP32"),
         ("[-1]", "[0]", "write each size from 1"),

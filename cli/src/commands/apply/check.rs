@@ -85,10 +85,7 @@ async fn ask(callee: &Callee, admin: &Admin) -> Result<Option<Fit>, Failure> {
     };
     match found {
         Ok((Some((inputs, outputs)), keeps_state)) => {
-            let tensors = |wire: Vec<wire::TensorSpec>| {
-                wire.into_iter().map(tensor).collect::<Result<Vec<_>, Failure>>()
-            };
-            let signature = Signature { inputs: tensors(inputs)?, outputs: tensors(outputs)? };
+            let signature = signature(inputs, outputs)?;
             Ok(Some(Fit { keeps_state, ..Fit::of_function(signature) }))
         }
         Ok((None, _)) => Err(unusable(&format!("{} has no model", callee.run))),
@@ -101,6 +98,15 @@ async fn ask(callee: &Callee, admin: &Admin) -> Result<Option<Fit>, Failure> {
 fn ports_of_function(function: wire::Function) -> Option<(Vec<wire::TensorSpec>, Vec<wire::TensorSpec>)> {
     let newest = function.revisions.into_iter().max_by_key(|revision| revision.number)?;
     newest.model.map(|model| (model.inputs, model.outputs))
+}
+
+/// What the server says that something takes and gives.
+pub(super) fn signature(
+    inputs: Vec<wire::TensorSpec>,
+    outputs: Vec<wire::TensorSpec>,
+) -> Result<Signature, Failure> {
+    let tensors = |wire: Vec<wire::TensorSpec>| wire.into_iter().map(tensor).collect::<Result<_, Failure>>();
+    Ok(Signature { inputs: tensors(inputs)?, outputs: tensors(outputs)? })
 }
 
 /// An answer says which dimensions are free, not which of them are equal. They are taken for equal, so

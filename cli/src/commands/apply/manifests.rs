@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use millrace_types::manifest::{self, FunctionManifest, Manifest};
+use millrace_types::manifest::{self, FunctionManifest, Manifest, ModelSource};
 use millrace_types::workflow::Signature;
-use millrace_types::{FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
+use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
 
 use super::order::in_order;
 use super::rules::Rule;
@@ -41,11 +41,21 @@ pub(crate) struct RuleItem {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Item {
     pub(crate) spec: FunctionSpec,
-    pub(crate) model: PathBuf,
-    /// What its program takes and gives, if it is one.
-    pub(crate) declared: Option<Signature>,
+    pub(crate) model: ModelAt,
     /// The file that asks for it, for messages.
     pub(crate) source: PathBuf,
+}
+
+/// Where a function's model or program is.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum ModelAt {
+    File {
+        path: PathBuf,
+        /// What a program takes and gives; a model says so itself.
+        declared: Option<Signature>,
+    },
+    /// The cluster has it.
+    Cluster(Digest),
 }
 
 /// A workflow asked for.
@@ -79,11 +89,17 @@ pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Fail
 impl Items {
     fn add(&mut self, manifest: Manifest, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
         match manifest {
-            Manifest::Function(FunctionManifest { mut spec, model_file, declared }) => {
+            Manifest::Function(FunctionManifest { mut spec, model }) => {
                 settle_tenant(&mut spec.key, source, tenant)?;
-                // Standard input has no folder: a path in it is relative to where the command runs.
-                let model = source.parent().unwrap_or(Path::new("")).join(model_file);
-                self.functions.push(Item { spec, model, declared, source: source.to_owned() });
+                let model = match model {
+                    // Standard input has no folder: a path in it is relative to where the command runs.
+                    ModelSource::File { path, declared } => {
+                        let path = source.parent().unwrap_or(Path::new("")).join(path);
+                        ModelAt::File { path, declared }
+                    }
+                    ModelSource::Cluster(digest) => ModelAt::Cluster(digest),
+                };
+                self.functions.push(Item { spec, model, source: source.to_owned() });
             }
             Manifest::Workflow(mut spec) => {
                 settle_tenant(&mut spec.key, source, tenant)?;
@@ -234,7 +250,8 @@ mod tests {
         let items = read_all(&folder, "team").unwrap().functions;
         let names: Vec<_> = items.iter().map(|item| item.spec.key.to_string()).collect();
         assert_eq!(names, ["team/first", "team/also", "team/second"]);
-        assert_eq!(items[0].model, folder.path().join("m.onnx"));
+        let path = folder.path().join("m.onnx");
+        assert_eq!(items[0].model, ModelAt::File { path, declared: None });
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 mod check;
 pub(crate) mod manifests;
+mod models;
 mod order;
 mod plan;
 mod ready;
@@ -17,22 +18,21 @@ mod resource;
 pub(crate) mod rules;
 mod trial;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Error, ModelFile, Outcome};
-use millrace_model::program::Program;
-use millrace_types::workflow::{Fit, Run, Signature};
-use millrace_types::{Digest, FunctionKey, TenantName};
+use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Outcome};
+use millrace_types::workflow::{Fit, Run};
+use millrace_types::{FunctionKey, TenantName};
 
 use self::manifests::{Item, WorkflowItem};
+use self::models::Model;
 use self::plan::Step;
 use self::resource::Resource;
 use self::rules::{Change, Rule};
 use crate::failure::Failure;
 use crate::output::{Format, Output, print};
-use crate::progress;
 use crate::session::Session;
 
 /// Create functions and workflows from manifests, or change them; set tenants' caps and the policy.
@@ -82,13 +82,6 @@ impl Function {
     }
 }
 
-/// A model's file, and what it takes and gives.
-#[derive(Clone)]
-struct Model {
-    file: ModelFile,
-    signature: Signature,
-}
-
 /// What a workflow runs, and whose.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Callee {
@@ -112,20 +105,23 @@ impl Callee {
 }
 
 pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let (wanted, rules) = read(&args.file, session)?;
+    let items = manifests::read(&args.file, &session.config.tenant)?;
+    let rules: Vec<Rule> = items.rules.into_iter().map(|item| item.rule).collect();
+    let functions = models::read(items.functions, &session.admin).await?;
+    let wanted = Wanted { functions, workflows: items.workflows };
     let order = check::check(&wanted, &session.admin).await?;
     let changes = rules::compare(rules, &session.admin).await?;
     let several = changes.len() + order.len() > 1;
     if args.dry_run || several {
         rules::check(&changes, &session.admin).await?;
     }
-    let missing = missing_models(&wanted.functions, session).await?;
+    let missing = models::missing(&wanted.functions, &session.admin).await?;
     if args.dry_run {
         let outcomes = trial::run(&wanted, &order, &missing, session).await?;
         return tell(&changes, &wanted, &order, &outcomes);
     }
     for model in missing.values() {
-        upload(model, session).await?;
+        models::upload(model, session).await?;
     }
     if several {
         trial::run(&wanted, &order, &BTreeMap::new(), session).await?;
@@ -136,93 +132,6 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         resources = ready::wait(resources, session, args.wait).await?;
     }
     show(resources, args.output.output)
-}
-
-/// Reads every manifest and model file there is a word of.
-fn read(paths: &[PathBuf], session: &Session) -> Result<(Wanted, Vec<Rule>), Failure> {
-    let mut models: BTreeMap<PathBuf, Model> = BTreeMap::new();
-    let mut functions = Vec::new();
-    let items = manifests::read(paths, &session.config.tenant)?;
-    for item in items.functions {
-        let model = match (&item.declared, models.get(&item.model)) {
-            (Some(declared), _) => pack(&item, declared)?,
-            (None, Some(model)) => model.clone(),
-            (None, None) => open(&item)?,
-        };
-        check_state(&item, &model.signature)?;
-        if item.declared.is_none() {
-            models.insert(item.model.clone(), model.clone());
-        }
-        functions.push(Function { item, model });
-    }
-    let rules = items.rules.into_iter().map(|item| item.rule).collect();
-    Ok((Wanted { functions, workflows: items.workflows }, rules))
-}
-
-/// Checks, as the server will, that the model can keep the state that its function names.
-fn check_state(item: &Item, signature: &Signature) -> Result<(), Failure> {
-    let Some(sequences) = &item.spec.sequences else { return Ok(()) };
-    let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
-    let states = sequences.states(signature.into());
-    states.map(drop).map_err(|error| Failure::usage(error.to_string()).about(subject()))
-}
-
-/// Digests a model file and checks, as the server will, that it can be served.
-fn open(item: &Item) -> Result<Model, Failure> {
-    let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
-    let unreadable = |error: Error| {
-        Failure::from(error).about(subject()).hint("spec.model.file is relative to the manifest's folder")
-    };
-    let file = ModelFile::open(&item.model).map_err(unreadable)?;
-    let bytes = std::fs::read(&item.model)
-        .map_err(|cause| unreadable(Error::File { path: item.model.clone(), cause }))?;
-    let compiled = millrace_model::compile(&bytes.into())
-        .map_err(|error| Failure::usage(format!("{}: {error}", item.model.display())).about(subject()))?;
-    let signature = Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs };
-    Ok(Model { file, signature })
-}
-
-/// Packs a program with what it declares, checked as the server will.
-fn pack(item: &Item, declared: &Signature) -> Result<Model, Failure> {
-    let subject = || format!("{}: function {}", item.source.display(), item.spec.key.name);
-    let file = std::fs::read(&item.model).map_err(|cause| {
-        Failure::from(Error::File { path: item.model.clone(), cause })
-            .about(subject())
-            .hint("spec.program.file is relative to the manifest's folder")
-    })?;
-    let program = Program { declared: declared.clone(), file: file.into() };
-    let packed = program
-        .pack()
-        .map_err(|error| Failure::usage(format!("{}: {error}", item.model.display())).about(subject()))?;
-    Ok(Model { file: ModelFile::packed(&item.model, packed), signature: program.declared })
-}
-
-/// The models the cluster does not have, each once.
-async fn missing_models(
-    functions: &[Function],
-    session: &Session,
-) -> Result<BTreeMap<Digest, ModelFile>, Failure> {
-    if functions.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let digests: BTreeSet<Digest> = functions.iter().map(|it| it.model.file.digest()).collect();
-    let digests: Vec<Digest> = digests.into_iter().collect();
-    let found: BTreeSet<Digest> = session.admin.find_artifacts(&digests).await?.into_iter().collect();
-    let missing = functions.iter().filter(|it| !found.contains(&it.model.file.digest()));
-    Ok(missing.map(|it| (it.model.file.digest(), it.model.file.clone())).collect())
-}
-
-async fn upload(model: &ModelFile, session: &Session) -> Result<(), Failure> {
-    let bar = progress::bytes(model.bytes(), format!("uploading {}", name_of(model.path())));
-    let shown = bar.clone();
-    let sent = session.admin.upload(model, move |bytes| shown.set_position(bytes)).await;
-    bar.finish_and_clear();
-    sent.map_err(|error| Failure::from(error).about(model.path().display()))?;
-    Ok(())
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Says what is done, where no documents are printed.
@@ -270,7 +179,7 @@ async fn store(
 
 async fn apply(function: &Function, session: &Session, options: ApplyOptions) -> Result<Applied, Failure> {
     let spec = &function.item.spec;
-    let applied = session.admin.apply(spec, function.model.file.digest(), options).await;
+    let applied = session.admin.apply(spec, function.model.digest, options).await;
     applied.map_err(|error| Failure::from(error).about(format_args!("function/{}", spec.key.name)))
 }
 

@@ -216,13 +216,11 @@ mod tests {
 
     use super::super::{Function, Model};
     use super::*;
-    use crate::commands::apply::manifests::{Item, WorkflowItem};
-    use millrace_client::ModelFile;
+    use crate::commands::apply::manifests::{Item, ModelAt, WorkflowItem};
     use millrace_types::manifest::{self, Manifest};
     use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
-    use millrace_types::workflow::Signature;
     use millrace_types::{
-        DataType, Dim, FunctionKey, FunctionName, FunctionSpec, Sequences, TenantName, TensorSpec,
+        DataType, Digest, Dim, FunctionKey, FunctionName, FunctionSpec, Sequences, TenantName, TensorSpec,
     };
 
     /// Rows of 4, out of rows of 4.
@@ -237,9 +235,9 @@ mod tests {
     fn function(name: &str, output: &str) -> Function {
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() };
         let source = PathBuf::from(format!("{name}.yaml"));
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let model = Model { file: ModelFile::open(file.path()).unwrap(), signature: signature(output) };
-        let item = Item { spec: FunctionSpec::new(key), model: PathBuf::new(), declared: None, source };
+        let digest = Digest::of(output.as_bytes());
+        let item = Item { spec: FunctionSpec::new(key), model: ModelAt::Cluster(digest), source };
+        let model = Model::of_cluster(digest, signature(output));
         Function { item, model }
     }
 

@@ -10,6 +10,7 @@ use millrace_types::{PolicySpec, Quota};
 
 use super::resource::Resource;
 use crate::failure::Failure;
+use crate::output::text::said;
 
 /// What an operator sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,15 +66,17 @@ pub(crate) async fn compare(rules: Vec<Rule>, admin: &Admin) -> Result<Vec<Chang
     Ok(changes)
 }
 
-/// Has the server check them, and store nothing. Of caps it could say only that too many tenants have some.
+/// Has the server check each of them beside what it has, and store nothing.
 pub(crate) async fn check(changes: &[Change], admin: &Admin) -> Result<(), Failure> {
-    for change in changes {
-        if let Rule::Policy(spec) = change.rule
-            && change.outcome != Outcome::Unchanged
-        {
-            let tried = PolicyChange { dry_run: true, ..change.policy(spec) };
-            admin.update_policy(&tried).await.map_err(|error| change.failed(error))?;
-        }
+    for change in changes.iter().filter(|change| change.outcome != Outcome::Unchanged) {
+        let tried = match &change.rule {
+            Rule::Tenant(tenant) => admin.try_tenant(&tenant.name, &tenant.quota).await.map(drop),
+            Rule::Policy(spec) => {
+                let tried = PolicyChange { dry_run: true, ..change.policy(*spec) };
+                admin.update_policy(&tried).await.map(drop)
+            }
+        };
+        tried.map_err(|error| change.failed(error))?;
     }
     Ok(())
 }
@@ -144,13 +147,12 @@ fn caps(quota: &wire::Quota) -> Fields<3> {
 }
 
 fn settings(spec: &WirePolicy) -> Fields<5> {
-    let named = |name: &String| Some(name.clone()).filter(|name| !name.is_empty());
     [
-        ("dispatch", named(&spec.dispatch)),
-        ("eviction", named(&spec.eviction)),
+        ("dispatch", said(spec.dispatch.clone())),
+        ("eviction", said(spec.eviction.clone())),
         ("overtakesMax", spec.overtakes_max.map(|it| it.to_string())),
-        ("alpha", named(&spec.alpha)),
-        ("batching", named(&spec.batching)),
+        ("alpha", said(spec.alpha.clone())),
+        ("batching", said(spec.batching.clone())),
     ]
 }
 

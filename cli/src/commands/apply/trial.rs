@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_client::{ApplyOptions, ModelFile, Outcome};
+use millrace_client::{ApplyOptions, Error, ModelFile, Outcome};
 use millrace_proto::convert::workflow_spec;
-use millrace_types::{Digest, Reason, WorkflowSpec};
+use millrace_types::{Digest, FunctionKey, Reason, WorkflowSpec};
 
 use super::manifests::WorkflowItem;
 use super::plan::Step;
 use super::{Callee, Function, Wanted, apply, apply_workflow};
+use crate::commands::target::ModelKind;
 use crate::failure::Failure;
 use crate::session::Session;
 
@@ -30,7 +31,7 @@ pub(super) async fn run(
         let (callee, outcome) = match *step {
             Step::Function(at) => {
                 let function = &wanted.functions[at];
-                let without = missing.contains_key(&function.model.file.digest()) || after_a_workflow;
+                let without = missing.contains_key(&function.model.digest) || after_a_workflow;
                 let outcome = match without {
                     true => without_its_model(function, session).await?,
                     false => apply(function, session, DRY).await?.outcome,
@@ -68,13 +69,8 @@ async fn without_its_model(function: &Function, session: &Session) -> Result<Out
         Err(error) if error.reason() == Some(Reason::FunctionNotFound) => {}
         Err(error) => return Err(error.into()),
     }
-    match session.admin.workflow(key).await {
-        Ok(_) => Err(Failure::failed(format!("a workflow has this name ({})", Reason::NameTaken))
-            .about(format_args!("function/{}", key.name))
-            .hint("rename the function, or delete the workflow")),
-        Err(error) if error.reason() == Some(Reason::WorkflowNotFound) => Ok(Outcome::Created),
-        Err(error) => Err(error.into()),
-    }
+    let other = session.admin.workflow(key).await.map(drop);
+    created(key, [ModelKind::Function, ModelKind::Workflow], other)
 }
 
 /// A workflow that runs what this apply changes. It was checked here; what is left is its name.
@@ -85,11 +81,21 @@ async fn beside_what_is_there(item: &WorkflowItem, session: &Session) -> Result<
         Err(error) if error.reason() == Some(Reason::WorkflowNotFound) => {}
         Err(error) => return Err(error.into()),
     }
-    match session.admin.function(key).await {
-        Ok(_) => Err(Failure::failed(format!("a function has this name ({})", Reason::NameTaken))
-            .about(format_args!("workflow/{}", key.name))
-            .hint("rename the workflow, or delete the function")),
-        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => Ok(Outcome::Created),
+    let other = session.admin.function(key).await.map(drop);
+    created(key, [ModelKind::Workflow, ModelKind::Function], other)
+}
+
+/// What is not there becomes of its kind, unless one of the other kind has its name: they share them.
+fn created(
+    key: &FunctionKey,
+    [kind, other]: [ModelKind; 2],
+    found: Result<(), Error>,
+) -> Result<Outcome, Failure> {
+    match found {
+        Ok(()) => Err(Failure::failed(format!("a {other} has this name ({})", Reason::NameTaken))
+            .about(format_args!("{kind}/{}", key.name))
+            .hint(format!("rename the {kind}, or delete the {other}"))),
+        Err(error) if error.reason() == Some(other.not_found()) => Ok(Outcome::Created),
         Err(error) => Err(error.into()),
     }
 }

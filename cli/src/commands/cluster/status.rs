@@ -5,7 +5,7 @@ use millrace_client::messages as wire;
 
 use crate::failure::Failure;
 use crate::output::table::{Table, col, wide};
-use crate::output::{Output, document, documents, print};
+use crate::output::{Format, Output, document, documents, print};
 use crate::session::Session;
 
 /// Show the group of controllers: who leads, who is away, who is behind.
@@ -22,10 +22,18 @@ pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         return print(&text);
     }
     print(&format!("{}\n\n{}", summary(&status), table(&status).render(format)))?;
-    for warning in &status.warnings {
+    // The wide table has them.
+    let away = unreachable(&status).filter(|_| format != Format::Wide);
+    for warning in away.chain(status.warnings.iter().cloned()) {
         eprintln!("warning: {warning}");
     }
     Ok(())
+}
+
+/// Who is away, and why.
+fn unreachable(status: &wire::ClusterStatus) -> impl Iterator<Item = String> {
+    let away = status.controllers.iter().filter(|it| !it.reachable && !it.unreachable_reason.is_empty());
+    away.map(|it| format!("controller {} cannot be reached: {}", it.id, it.unreachable_reason))
 }
 
 /// Whether writes are taken, and by whom.
@@ -59,6 +67,7 @@ fn table(status: &wire::ClusterStatus) -> Table {
         wide("SNAPSHOT"),
         wide("BUILD"),
         wide("DIRECTORY"),
+        wide("REASON"),
     ]);
     for it in &status.controllers {
         // What it did not say itself is not known.
@@ -77,6 +86,7 @@ fn table(status: &wire::ClusterStatus) -> Table {
             said(it.snapshot_index),
             it.build.clone(),
             it.directory.clone(),
+            it.unreachable_reason.clone(),
         ]);
     }
     table
@@ -85,7 +95,6 @@ fn table(status: &wire::ClusterStatus) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Format;
 
     fn status() -> wire::ClusterStatus {
         let controller = |id: u64, role: wire::ControllerRole| wire::Controller {
@@ -135,5 +144,17 @@ ID   ROLE       VOTER   STATUS        CLIENTS   INTERNAL   LAG
 3    -          Yes     Unreachable   -         h3:7070    2
 ";
         assert_eq!(table(&status()).render(Format::Table), expected);
+    }
+
+    #[test]
+    fn why_one_is_away_is_in_the_wide_table_or_below_the_other() {
+        let mut status = status();
+        status.controllers[2].unreachable_reason = "connection refused".into();
+        let wide = table(&status).render(Format::Wide);
+        assert!(wide.lines().next().unwrap().ends_with("   REASON"), "{wide}");
+        let ends: Vec<_> = wide.lines().skip(1).map(|line| line.rsplit_once("   ").unwrap().1).collect();
+        assert_eq!(ends, ["-", "-", "connection refused"]);
+        let below: Vec<_> = unreachable(&status).collect();
+        assert_eq!(below, ["controller 3 cannot be reached: connection refused"]);
     }
 }

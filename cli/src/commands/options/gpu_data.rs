@@ -42,24 +42,18 @@ impl GpuData {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        data: GpuData,
-    }
+    use crate::commands::testing::options;
 
     #[test]
     fn the_defaults_are_the_worker_s_and_options_typed_again_are_the_same() {
-        assert_eq!(Line::parse_from(["x"]).data.config(), DataConfig::default());
-        let line = ["x", "--gpu-object-memory", "0", "--object-pool", "none", "--object-migration", "lru"];
-        let first = Line::parse_from(line).data;
-        let again = Line::parse_from(std::iter::once("x".to_owned()).chain(first.words())).data;
+        let data = |words: &[&str]| options::<GpuData>(words).unwrap();
+        assert_eq!(data(&[]).config(), DataConfig::default());
+        let line = ["--gpu-object-memory", "0", "--object-pool", "none", "--object-migration", "lru"];
+        let first = data(&line);
+        let again = options::<GpuData>(first.words()).unwrap();
         assert_eq!((first.config(), first.config().memory), (again.config(), Bytes::ZERO));
-        let refused = Line::try_parse_from(["x", "--object-pool", "caching"]).unwrap_err().to_string();
+        let refused = options::<GpuData>(["--object-pool", "caching"]).unwrap_err().to_string();
         assert!(refused.contains("elastic, gmlake, none"), "{refused}");
     }
 }

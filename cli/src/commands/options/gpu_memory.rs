@@ -57,16 +57,10 @@ impl GpuMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser as _;
-
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        memory: GpuMemory,
-    }
+    use crate::commands::testing::options;
 
     fn parsed(line: &str) -> Result<GpuMemory, clap::Error> {
-        Line::try_parse_from(std::iter::once("x").chain(line.split_whitespace())).map(|line| line.memory)
+        options(line.split_whitespace())
     }
 
     #[test]

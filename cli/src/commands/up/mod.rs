@@ -146,16 +146,10 @@ fn usual_data_dir() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser as _;
-
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::commands::testing::options;
 
     pub(super) fn args(line: &[&str]) -> Args {
-        Line::parse_from(["up"].iter().chain(line)).args
+        options(line).unwrap()
     }
 
     #[test]
@@ -179,7 +173,7 @@ mod tests {
     #[test]
     fn a_group_has_an_odd_number_of_controllers() {
         for number in ["0", "2", "4", "7", "x"] {
-            let refused = Line::try_parse_from(["up", "--controllers", number]).unwrap_err();
+            let refused = options::<Args>(["--controllers", number]).unwrap_err();
             assert!(refused.to_string().contains("1, 3 or 5"), "{refused}");
         }
         assert_eq!(args(&["--controllers", "5"]).controllers.get(), 5);

@@ -3,6 +3,8 @@
 use millrace_client::messages as wire;
 use serde::Serialize;
 
+use crate::output::text::said;
+
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClusterStatus {
@@ -93,21 +95,20 @@ impl From<wire::ClusterStatus> for ClusterStatus {
 impl From<wire::Controller> for Controller {
     fn from(controller: wire::Controller) -> Self {
         let role = role(&controller);
-        let said = |number: u64| controller.reachable.then_some(number);
-        let text = |text: String| Some(text).filter(|text| !text.is_empty());
+        let counted = |number: u64| controller.reachable.then_some(number);
         Self {
             id: controller.id,
             role,
             voter: controller.voter,
             reachable: controller.reachable,
-            term: said(controller.term),
-            last_log_index: said(controller.last_log_index),
-            last_applied_index: said(controller.last_applied_index),
-            snapshot_index: said(controller.snapshot_index),
-            unreachable_reason: text(controller.unreachable_reason),
-            client_address: text(controller.client_address),
+            term: counted(controller.term),
+            last_log_index: counted(controller.last_log_index),
+            last_applied_index: counted(controller.last_applied_index),
+            snapshot_index: counted(controller.snapshot_index),
+            unreachable_reason: said(controller.unreachable_reason),
+            client_address: said(controller.client_address),
             internal_address: controller.internal_address,
-            build: text(controller.build),
+            build: said(controller.build),
             matched_index: controller.matched_index,
             lag: controller.lag,
             directory: controller.directory,

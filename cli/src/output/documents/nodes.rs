@@ -4,6 +4,7 @@ use millrace_client::messages as wire;
 use serde::Serialize;
 
 use crate::output::residents::is_running;
+use crate::output::text::said;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -119,7 +120,7 @@ impl Gpu {
             health: gpu.health,
             memory_bytes: gpu.memory_bytes,
             used_bytes: gpu.used_bytes,
-            running: Some(gpu.running).filter(|function| !function.is_empty()),
+            running: said(gpu.running),
             executor_pid: gpu.executor_pid,
             executor_pids: gpu.executor_pids,
             restarts: gpu.restarts,

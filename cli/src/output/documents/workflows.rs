@@ -3,24 +3,16 @@
 use std::collections::BTreeMap;
 
 use millrace_client::messages as wire;
-use millrace_types::manifest::API_VERSION;
+use millrace_types::manifest::Kind;
 use serde::Serialize;
 
-use super::{Condition, Metadata, Slo, Tensor, span};
+use super::{Condition, Document, Metadata, Slo, Tensor, span};
 use crate::output::text::moment;
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Workflow {
-    api_version: &'static str,
-    kind: &'static str,
-    metadata: Metadata,
-    spec: Spec,
-    status: Status,
-}
+pub(crate) type Workflow = Document<Metadata, Spec, Status>;
 
 #[derive(Debug, Serialize)]
-struct Spec {
+pub(crate) struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     slo: Option<Slo>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,7 +44,7 @@ enum Run {
 }
 
 #[derive(Debug, Serialize)]
-struct Status {
+pub(crate) struct Status {
     conditions: Vec<Condition>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
@@ -61,32 +53,29 @@ struct Status {
 impl From<wire::Workflow> for Workflow {
     fn from(workflow: wire::Workflow) -> Self {
         let spec = workflow.spec.unwrap_or_default();
-        Self {
-            api_version: API_VERSION,
-            kind: "Workflow",
-            metadata: Metadata {
-                name: spec.name,
-                tenant: spec.tenant,
-                labels: spec.labels.into_iter().collect(),
-                generation: workflow.generation,
-                resource_version: workflow.resource_version,
-                created_at: workflow.created_at.and_then(moment),
-                updated_at: workflow.updated_at.and_then(moment),
-                updated_by: workflow.updated_by,
-            },
-            spec: Spec {
-                slo: spec.slo.map(Slo::from),
-                timeout: spec.timeout.and_then(span),
-                inputs: spec.inputs,
-                steps: spec.steps.into_iter().map(Step::from).collect(),
-                outputs: spec.outputs.into_iter().map(|output| (output.name, output.from)).collect(),
-            },
-            status: Status {
-                conditions: workflow.conditions.into_iter().map(Condition::from).collect(),
-                inputs: workflow.inputs.into_iter().map(Tensor::from).collect(),
-                outputs: workflow.outputs.into_iter().map(Tensor::from).collect(),
-            },
-        }
+        let metadata = Metadata {
+            name: spec.name,
+            tenant: spec.tenant,
+            labels: spec.labels.into_iter().collect(),
+            generation: workflow.generation,
+            resource_version: workflow.resource_version,
+            created_at: workflow.created_at.and_then(moment),
+            updated_at: workflow.updated_at.and_then(moment),
+            updated_by: workflow.updated_by,
+        };
+        let spec = Spec {
+            slo: spec.slo.map(Slo::from),
+            timeout: spec.timeout.and_then(span),
+            inputs: spec.inputs,
+            steps: spec.steps.into_iter().map(Step::from).collect(),
+            outputs: spec.outputs.into_iter().map(|output| (output.name, output.from)).collect(),
+        };
+        let status = Status {
+            conditions: workflow.conditions.into_iter().map(Condition::from).collect(),
+            inputs: workflow.inputs.into_iter().map(Tensor::from).collect(),
+            outputs: workflow.outputs.into_iter().map(Tensor::from).collect(),
+        };
+        Self::new(Kind::Workflow, metadata, spec, status)
     }
 }
 

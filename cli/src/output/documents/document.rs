@@ -1,0 +1,22 @@
+//! The shape that everything is printed in which has a manifest: that manifest, with a `status` beside it.
+
+use millrace_types::manifest::{API_VERSION, Kind};
+use serde::Serialize;
+
+/// Something with `metadata` M, `spec` S and `status` T. What of the first two the server adds, a manifest's
+/// reader reads over, as it does the third: see [`millrace_types::manifest`].
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Document<M, S, T> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: M,
+    spec: S,
+    status: T,
+}
+
+impl<M, S, T> Document<M, S, T> {
+    pub(crate) fn new(kind: Kind, metadata: M, spec: S, status: T) -> Self {
+        Self { api_version: API_VERSION, kind: kind.as_str(), metadata, spec, status }
+    }
+}

@@ -1,0 +1,371 @@
+//! A function in the shape of its manifest, with a `status` beside it. Its model is named by the digest
+//! of what the cluster has, not by the file that it came from: so that it can be applied again as it is.
+
+use millrace_client::messages as wire;
+use millrace_types::Runtime;
+use millrace_types::manifest::Kind;
+use serde::Serialize;
+
+use super::{Condition, Document, Metadata, Slo, Tensor, span};
+use crate::output::text::moment;
+
+pub(crate) type Function = Document<Metadata, Spec, Status>;
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Spec {
+    runtime: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<Kept>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<Kept>,
+    slo: Option<Slo>,
+    timeout: Option<String>,
+    resources: Resources,
+    idempotent: bool,
+    replicas: u32,
+    priority: u32,
+    residency: Residency,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batching: Option<Batching>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequences: Option<Sequences>,
+}
+
+/// What of the cluster the newest revision runs.
+#[derive(Debug, Serialize)]
+struct Kept {
+    digest: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Residency {
+    pin: bool,
+    min_warm: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evict_after: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Batching {
+    max_size: u32,
+    max_wait: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Sequences {
+    state: Vec<StatePair>,
+    idle: Option<String>,
+    max: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct StatePair {
+    input: String,
+    output: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Resources {
+    gpu_memory: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Status {
+    enabled: bool,
+    conditions: Vec<Condition>,
+    revisions: Vec<Revision>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Revision {
+    number: u64,
+    digest: String,
+    bytes: u64,
+    created_at: Option<String>,
+    model: Option<Model>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Model {
+    weights_bytes: u64,
+    parameters: u64,
+    launches: u32,
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
+}
+
+impl From<wire::Function> for Function {
+    fn from(function: wire::Function) -> Self {
+        let digest = newest_digest(&function.revisions);
+        let spec = function.spec.unwrap_or_default();
+        let (model, program) = match spec.runtime == Runtime::Process.as_str() {
+            true => (None, digest.map(|digest| Kept { digest, processes: Some(spec.processes) })),
+            false => (digest.map(|digest| Kept { digest, processes: None }), None),
+        };
+        let metadata = Metadata {
+            name: spec.name,
+            tenant: spec.tenant,
+            labels: spec.labels.into_iter().collect(),
+            generation: function.generation,
+            resource_version: function.resource_version,
+            created_at: function.created_at.and_then(moment),
+            updated_at: function.updated_at.and_then(moment),
+            updated_by: function.updated_by,
+        };
+        let spec = Spec {
+            runtime: spec.runtime,
+            model,
+            program,
+            slo: spec.slo.map(Slo::from),
+            timeout: spec.timeout.and_then(span),
+            resources: Resources { gpu_memory: spec.resources.map(|asked| asked.gpu_memory_bytes) },
+            idempotent: spec.idempotent,
+            replicas: spec.replicas,
+            priority: spec.priority,
+            residency: residency(spec.residency.unwrap_or_default()),
+            batching: spec.batching.map(|batching| Batching {
+                max_size: batching.max_size,
+                max_wait: batching.max_wait.and_then(span),
+            }),
+            sequences: spec.sequences.map(Sequences::from),
+        };
+        let status = Status {
+            enabled: function.enabled,
+            conditions: function.conditions.into_iter().map(Condition::from).collect(),
+            revisions: function.revisions.into_iter().map(Revision::from).collect(),
+        };
+        Self::new(Kind::Function, metadata, spec, status)
+    }
+}
+
+fn newest_digest(revisions: &[wire::Revision]) -> Option<String> {
+    let newest = revisions.iter().max_by_key(|revision| revision.number)?;
+    newest.artifact.as_ref().map(|artifact| artifact.digest.clone())
+}
+
+fn residency(wire: wire::Residency) -> Residency {
+    let wire::Residency { pin, min_warm, evict_after } = wire;
+    Residency { pin, min_warm, evict_after: evict_after.and_then(span) }
+}
+
+impl From<wire::Sequences> for Sequences {
+    fn from(wire: wire::Sequences) -> Self {
+        let pair = |wire::SequenceState { input, output }| StatePair { input, output };
+        let state = wire.state.into_iter().map(pair).collect();
+        Self { state, idle: wire.idle.and_then(span), max: wire.max }
+    }
+}
+
+impl From<wire::Revision> for Revision {
+    fn from(revision: wire::Revision) -> Self {
+        let artifact = revision.artifact.unwrap_or_default();
+        Self {
+            number: revision.number,
+            digest: artifact.digest,
+            bytes: artifact.bytes,
+            created_at: revision.created_at.and_then(moment),
+            model: revision.model.map(Model::from),
+        }
+    }
+}
+
+impl From<wire::ModelSummary> for Model {
+    fn from(model: wire::ModelSummary) -> Self {
+        Self {
+            weights_bytes: model.weights_bytes,
+            parameters: model.parameters,
+            launches: model.launches,
+            inputs: model.inputs.into_iter().map(Tensor::from).collect(),
+            outputs: model.outputs.into_iter().map(Tensor::from).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{Format, document};
+    use millrace_proto::convert::function_spec_wire;
+    use millrace_types::Digest;
+    use millrace_types::manifest::{self, Manifest, ModelSource};
+
+    const PRINTED: &str = r#"{
+  "apiVersion": "millrace/v1",
+  "kind": "Function",
+  "metadata": {
+    "name": "digits",
+    "tenant": "team",
+    "labels": {
+      "of": "vision"
+    },
+    "generation": 2,
+    "resourceVersion": 9,
+    "createdAt": "1970-01-01T00:01:00Z",
+    "updatedAt": null,
+    "updatedBy": "alice"
+  },
+  "spec": {
+    "runtime": "onnx",
+    "model": {
+      "digest": "sha256:ab"
+    },
+    "slo": {
+      "deadline": "50ms",
+      "percentile": 0.95
+    },
+    "timeout": "1m",
+    "resources": {
+      "gpuMemory": 1024
+    },
+    "idempotent": true,
+    "replicas": 2,
+    "priority": 4,
+    "residency": {
+      "pin": false,
+      "minWarm": 1
+    },
+    "batching": {
+      "maxSize": 8,
+      "maxWait": "2ms"
+    }
+  },
+  "status": {
+    "enabled": true,
+    "conditions": [
+      {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Prepared",
+        "message": ""
+      }
+    ],
+    "revisions": [
+      {
+        "number": 2,
+        "digest": "sha256:ab",
+        "bytes": 7,
+        "createdAt": null,
+        "model": {
+          "weightsBytes": 5,
+          "parameters": 3,
+          "launches": 1,
+          "inputs": [
+            {
+              "name": "x",
+              "datatype": "FP32",
+              "shape": [
+                -1,
+                64
+              ]
+            }
+          ],
+          "outputs": []
+        }
+      }
+    ]
+  }
+}"#;
+
+    fn millis(millis: i32) -> Option<prost_types::Duration> {
+        Some(prost_types::Duration { seconds: 0, nanos: millis * 1_000_000 })
+    }
+
+    fn function() -> wire::Function {
+        let spec = wire::FunctionSpec {
+            tenant: "team".into(),
+            name: "digits".into(),
+            labels: [("of".to_owned(), "vision".to_owned())].into(),
+            runtime: "onnx".into(),
+            slo: Some(wire::Slo { deadline: millis(50), percentile: 0.95 }),
+            timeout: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+            resources: Some(wire::Resources { gpu_memory_bytes: 1024 }),
+            idempotent: true,
+            replicas: 2,
+            priority: 4,
+            residency: Some(wire::Residency { min_warm: 1, ..Default::default() }),
+            batching: Some(wire::Batching { max_size: 8, max_wait: millis(2) }),
+            processes: 1,
+            sequences: None,
+        };
+        let x = wire::TensorSpec { name: "x".into(), datatype: "FP32".into(), shape: vec![-1, 64] };
+        let model = wire::ModelSummary {
+            weights_bytes: 5,
+            parameters: 3,
+            launches: 1,
+            inputs: vec![x],
+            outputs: vec![],
+        };
+        let revision = wire::Revision {
+            number: 2,
+            artifact: Some(wire::Artifact { digest: "sha256:ab".into(), bytes: 7 }),
+            model: Some(model),
+            created_at: None,
+        };
+        let ready = wire::Condition {
+            r#type: "Ready".into(),
+            status: wire::ConditionStatus::True.into(),
+            reason: "Prepared".into(),
+            message: String::new(),
+        };
+        wire::Function {
+            spec: Some(spec),
+            generation: 2,
+            resource_version: 9,
+            enabled: true,
+            revisions: vec![revision],
+            conditions: vec![ready],
+            created_at: Some(prost_types::Timestamp { seconds: 60, nanos: 0 }),
+            updated_at: None,
+            updated_by: "alice".into(),
+        }
+    }
+
+    #[test]
+    fn a_function_is_printed_field_by_field() {
+        assert_eq!(document(Format::Json, &Function::from(function())).unwrap().unwrap(), PRINTED);
+    }
+
+    #[test]
+    fn a_function_is_printed_as_it_is_applied() {
+        let sequences = "sequences: {state: [{input: h_in, output: h_out}], idle: 5s, max: 3}";
+        let digest = Digest::of(b"model");
+        for spec in [
+            format!("model: {{digest: '{digest}'}}"),
+            format!("runtime: process\n  program: {{digest: '{digest}', processes: 2}}"),
+            format!("model: {{digest: '{digest}'}}\n  timeout: 1m 10s\n  idempotent: false\n  {sequences}"),
+            format!("model: {{digest: '{digest}'}}\n  slo: {{deadline: 1500us}}\n  batching: {{maxSize: 8}}"),
+            format!(
+                "model: {{digest: '{digest}'}}\n  resources: {{gpuMemory: 64MiB}}\n  residency: {{minWarm: 1, evictAfter: 10m}}"
+            ),
+        ] {
+            let head = "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: f, labels: {of: vision}}";
+            let written = manifest::parse(&format!("{head}\nspec:\n  {spec}\n")).unwrap();
+            let Manifest::Function(function) = &written[0] else { panic!("not a function") };
+            assert_eq!(function.model, ModelSource::Cluster(digest));
+            let revision = |number, of: &[u8]| {
+                let artifact = wire::Artifact { digest: Digest::of(of).to_string(), bytes: 5 };
+                wire::Revision { number, artifact: Some(artifact), ..Default::default() }
+            };
+            let there = wire::Function {
+                spec: Some(function_spec_wire(&function.spec)),
+                revisions: vec![revision(1, b"older"), revision(2, b"model")],
+                updated_by: "alice".into(),
+                ..Default::default()
+            };
+            let shown = Function::from(there);
+            for format in [Format::Yaml, Format::Json] {
+                let text = document(format, &shown).unwrap().unwrap();
+                assert_eq!(manifest::parse(&text).unwrap(), written, "{text}");
+            }
+        }
+    }
+}
