@@ -33,6 +33,7 @@ use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gate, gpu, link};
 use crate::control::checkpoint::Scores;
 use crate::control::desired::Quotas;
+use crate::copy_order::CopyOrder;
 use crate::handle::{FaultError, Parts};
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::policy::Wanted;
@@ -74,6 +75,8 @@ pub(crate) enum Message {
     Policy(Wanted),
     /// Models left a GPU.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
+    /// An executor recorded in which order an opaque program reads.
+    Recorded { model: ModelId, order: Arc<CopyOrder> },
     /// Weights or an object want to go to a GPU, or an object from there to the host.
     Transfer {
         gpu: GpuIndex,
@@ -426,6 +429,7 @@ impl Behaviour for Node {
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
+            Message::Recorded { model, order } => self.supervisor.recorded(model, order),
             Message::Transfer { gpu, transfer, cargo, chunks, from, reader } => {
                 self.moving.insert(transfer, (gpu, cargo));
                 let objective = match reader {

@@ -143,6 +143,7 @@ impl Bench {
             objective: None,
             next: Vec::new(),
             inputs: objects.iter().map(input).collect(),
+            reads: Vec::new(),
             descriptors: Vec::new(),
             on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },
             outputs: Vec::new(),
@@ -183,7 +184,7 @@ impl Bench {
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
         let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
-        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
+        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, copy_order: Vec::new() });
     }
 
     /// Lets it hear what it was told meanwhile.
@@ -225,6 +226,7 @@ fn prepared(weights: Bytes) -> Arc<PreparedModel> {
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
+        opaque_block: None,
     })
 }
 
