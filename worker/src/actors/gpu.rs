@@ -300,8 +300,10 @@ impl Gpu {
             }
             Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
             Action::Forgot { model } => {
+                if self.orders.remove(&model).is_some() {
+                    self.tell_order(model);
+                }
                 self.models.remove(&model);
-                self.orders.remove(&model);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! A Gpu actor by itself: what it tells its peers is written down, and they say what the tests want.
 
+mod orders;
+
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -121,6 +123,11 @@ impl Bench {
 
     /// Gives it a request that reads these objects, and may leave its output here.
     fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>) {
+        self.assign_from(key, model, objects, None);
+    }
+
+    /// The same, with its model from this GPU, if it is not here.
+    fn assign_from(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>, from: Option<GpuIndex>) {
         let input = |object: &Arc<Kept>| {
             let part = ObjectPart { object: object.key.0, offset: 0, bytes: object.bytes };
             let shape = vec![i64::try_from(object.bytes).unwrap()];
@@ -162,13 +169,7 @@ impl Bench {
             home: self.function.mailbox(),
             span: Span::none(),
         });
-        self.tell(Message::Assign {
-            key,
-            works: vec![work],
-            incarnation: INCARNATION,
-            attempt: 1,
-            from: None,
-        });
+        self.tell(Message::Assign { key, works: vec![work], incarnation: INCARNATION, attempt: 1, from });
     }
 
     /// An object on the other GPU.
