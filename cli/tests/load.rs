@@ -203,7 +203,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 #[tokio::test]
 async fn http_is_loaded_in_binary_and_in_json() {
     let (address, sandbox) = (http_server().await, Sandbox::new());
-    for flags in ["", "--http-json", "--rate 500"] {
+    for flags in ["", "--http-json", "--rate 500", "--sequence-length 3", "--http-json --sequence-length 3"] {
         let report = report(&sandbox, &format!("http://{address} --model echo --requests 50 {flags}")).await;
         assert_eq!((&report["answered"], &report["protocol"]), (&50.into(), &"http".into()), "{flags}");
         assert!((report["server_us"]["run"]["p50"].as_f64().unwrap() - 1000.0).abs() < 2.0);

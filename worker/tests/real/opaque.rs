@@ -5,7 +5,6 @@
 //! the calls of a redirected client would bring them. Behind its weights are blocks that nothing reads
 //! unless a request says so. What is copied is seen between the node and its executors, which are real.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +15,6 @@ use bytes::Bytes as Buffer;
 use millrace_device::{HostRegion, HostRegionBuilder};
 use millrace_model::{Compiled, synth};
 use millrace_proto::executor::command::Command;
-use millrace_proto::executor::event::Event;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ByteRange, Launch, LaunchReads, Tensor, TensorSpec};
 use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
@@ -27,7 +25,7 @@ use millrace_types::{
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};
 use millrace_worker::node::{NodeConfig, NodeContext, start};
-use millrace_worker::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink, Spawner};
+use millrace_worker::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortSink, Spawner};
 use millrace_worker::process_port::{ExecutorCommand, ProcessSpawner};
 use millrace_worker::request::{Invocation, OnGpus};
 use millrace_worker::snapshot::ReadOrders;
@@ -46,38 +44,36 @@ const OTHER: &str = "other";
 #[derive(Default)]
 struct Seen {
     program: Option<u64>,
-    granted: BTreeMap<(u64, u64), Vec<ByteRange>>,
-    /// What was copied since it was last mapped, in order; neighbours are joined.
-    copied: Vec<Range<u64>>,
+    /// The blocks that its executor was told to copy since it was last mapped, in order. One of which a
+    /// copy came too late is asked for again, and is where it was at first.
+    blocks: Vec<u64>,
 }
 
 impl Seen {
     fn sent(&mut self, command: &Command) {
         match command {
             Command::LoadProgram(load) if load.name == OPAQUE => self.program = Some(load.program),
-            Command::Map(map) if self.program == Some(map.program) => self.copied.clear(),
+            Command::Map(map) if self.program == Some(map.program) => self.blocks.clear(),
             Command::Copy(copy) if self.program == Some(copy.program) => {
-                self.granted.insert((copy.transfer, copy.batch), copy.ranges.clone());
+                for ByteRange { offset, bytes } in &copy.ranges {
+                    assert!(offset.is_multiple_of(BLOCK) && bytes.is_multiple_of(BLOCK), "{copy:?}");
+                    for block in offset / BLOCK..(offset + bytes) / BLOCK {
+                        if !self.blocks.contains(&block) {
+                            self.blocks.push(block);
+                        }
+                    }
+                }
             }
             _ => {}
         }
     }
 
-    fn copied(&mut self, transfer: u64, batch: u64) {
-        for ByteRange { offset, bytes } in self.granted.remove(&(transfer, batch)).unwrap_or_default() {
-            match self.copied.last_mut() {
-                Some(last) if last.end == offset => last.end += bytes,
-                _ => self.copied.push(offset..offset + bytes),
-            }
-        }
-    }
-
-    fn is_all_copied(&self) -> bool {
-        self.copied.iter().map(|range| range.end - range.start).sum::<u64>() == BLOCKS * BLOCK
+    fn is_all(&self) -> bool {
+        self.blocks.len() as u64 == BLOCKS
     }
 }
 
-/// Real executors, whose copies are seen.
+/// Real executors, of which it is seen what they are told.
 struct Watched {
     executors: ProcessSpawner,
     seen: Arc<watch::Sender<Seen>>,
@@ -90,15 +86,7 @@ struct WatchedPort {
 
 impl Spawner for Watched {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
-        let seen = Arc::clone(&self.seen);
-        let heard = PortSink::new(move |event: PortEvent| {
-            if let PortEventKind::Event(Event::CopyDone(done), _) = &event.kind {
-                seen.send_modify(|seen| seen.copied(done.transfer, done.batch));
-            }
-            sink.deliver(event);
-        });
-        let executor = self.executors.port(gpu, heard);
-        Box::new(WatchedPort { executor, seen: Arc::clone(&self.seen) })
+        Box::new(WatchedPort { executor: self.executors.port(gpu, sink), seen: Arc::clone(&self.seen) })
     }
 }
 
@@ -259,12 +247,12 @@ impl World {
     }
 
     /// Brings the program onto the GPU for a request that reads these blocks besides its own. Gives the
-    /// order in which it came.
-    async fn swap(&mut self, blocks: &[u64]) -> Vec<Range<u64>> {
+    /// order of the blocks in which it came.
+    async fn swap(&mut self, blocks: &[u64]) -> Vec<u64> {
         let expected = self.ask(OTHER, Vec::new()).await;
         assert_eq!(self.ask(OPAQUE, self.reads(blocks)).await, expected);
         // It is answered as soon as what it reads is there.
-        within("the rest", self.seen.wait_for(Seen::is_all_copied)).await.unwrap().copied.clone()
+        within("the rest", self.seen.wait_for(Seen::is_all)).await.unwrap().blocks.clone()
     }
 
     async fn recorded(&self) -> ReadOrders {
@@ -272,18 +260,14 @@ impl World {
     }
 }
 
-fn of_blocks(blocks: &[(u64, u64)]) -> Vec<Range<u64>> {
-    blocks.iter().map(|&(start, end)| start * BLOCK..end * BLOCK).collect()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_opaque_program_comes_as_it_was_recorded_last() {
     let mut world = World::start().await;
-    let as_it_lies = of_blocks(&[(0, 24)]);
+    let as_it_lies: Vec<u64> = (0..BLOCKS).collect();
     assert_eq!(world.swap(&[23]).await, as_it_lies);
     assert_eq!(world.recorded().await, ReadOrders { first: 1, changed: 0, same: 0 });
 
-    let first = of_blocks(&[(0, 1), (23, 24), (1, 23)]);
+    let first: Vec<u64> = [0, 23].into_iter().chain(1..23).collect();
     assert_eq!(world.swap(&[23]).await, first);
     assert_eq!(world.recorded().await, ReadOrders { first: 1, changed: 0, same: 0 });
 
@@ -294,8 +278,8 @@ async fn an_opaque_program_comes_as_it_was_recorded_last() {
         assert!(swaps <= 50, "no run that begins before its copies are done");
         assert_eq!(world.swap(&[23, 12]).await, first, "what has begun keeps its order");
     }
-    let again = of_blocks(&[(0, 1), (23, 24), (12, 13), (1, 12), (13, 23)]);
-    for blocks in [&[23][..], &[23, 12]] {
+    let again: Vec<u64> = [0, 23, 12].into_iter().chain(1..12).chain(13..23).collect();
+    for blocks in [&[23_u64][..], &[23, 12]] {
         assert_eq!(world.swap(blocks).await, again);
     }
     assert_eq!(world.recorded().await, ReadOrders { first: 1, changed: 1, same: 0 });
