@@ -109,6 +109,16 @@ fn workflows_answer_the_same_while_those_die_who_run_them() {
 }
 
 #[test]
+fn sequences_count_right_or_are_told_to_be_over_while_those_die_who_have_them() {
+    let Some(report) = run(&["sequences"]) else { return };
+    let verdicts = verdicts(&report);
+    assert!(verdicts.iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+    for check in ["every answer counts its sequence", "no sequence is left behind"] {
+        assert!(verdicts.contains(&(check, "pass")), "{report}");
+    }
+}
+
+#[test]
 fn packets_between_namespaces_are_dropped_and_nothing_promised_is_lost() {
     let Some(report) = run(&["split-brain", "--ground", "namespaces"]) else { return };
     if skipped(&report) {

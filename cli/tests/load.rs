@@ -5,6 +5,7 @@
 mod fake;
 mod support;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 
@@ -104,6 +105,59 @@ async fn a_report_for_people_is_a_table() {
     }
 }
 
+#[tokio::test]
+async fn each_client_sends_one_sequence_after_the_other_and_leaves_none_open() {
+    let server = Fake::start().await;
+    let sandbox = Sandbox::of(&server.address);
+    // Each client's last sequence is under way as the requests are over.
+    let report = report(&sandbox, "counts --sequence-length 4 --requests 30 --concurrency 3").await;
+    assert_eq!((&report["answered"], &report["failed"]), (&30.into(), &0.into()), "{report}");
+    let mut clients: BTreeMap<i64, Vec<(bool, bool)>> = BTreeMap::new();
+    for (id, start, end) in server.sequences_asked() {
+        clients.entry(id).or_default().push((start, end));
+    }
+    assert_eq!(clients.len(), 3);
+    let (mut whole, mut cut) = (0, 0);
+    for asked in clients.values() {
+        for sequence in asked.split_inclusive(|&(_, end)| end) {
+            let (&(_, ended), before) = sequence.split_last().unwrap();
+            assert!(ended && before.iter().all(|&(_, end)| !end), "{asked:?}");
+            // One that was cut has one request more than were asked for: the one that ended it.
+            assert!(sequence[0].0 && sequence[1..].iter().all(|&(start, _)| !start), "{asked:?}");
+            assert!(sequence.len() <= 4, "{asked:?}");
+        }
+        let lengths: Vec<usize> = asked.split_inclusive(|&(_, end)| end).map(<[_]>::len).collect();
+        assert!(lengths.iter().rev().skip(1).all(|&length| length == 4), "{lengths:?}");
+        cut += asked.len();
+        whole += lengths.iter().filter(|&&length| length == 4).count();
+    }
+    // What was asked beyond the 30 ended sequences that were under way, one each.
+    let (cut, told) = (cut - 30, report["sequences"]["whole"].as_u64().unwrap() as usize);
+    assert!(cut <= 3 && (whole - cut..=whole).contains(&told), "{cut} cut, {whole} of 4: {report}");
+    assert_eq!((&report["sequences"]["length"], &report["sequences"]["broken"]), (&4.into(), &0.into()));
+    assert_eq!(server.sequences(), 0);
+}
+
+#[tokio::test]
+async fn a_sequence_whose_request_fails_is_broken_and_another_begins() {
+    let server = Fake::start().await;
+    let sandbox = Sandbox::of(&server.address);
+    // Of requests 1 to 20, the 7th and 14th find their sequences lost: (1 2 3 4 5) (6 7!) (8 9 10 11 12)
+    // (13 14!) (15 16 17 18 19) (20.
+    let report = report(&sandbox, "forgets --sequence-length 5 --requests 20").await;
+    assert_eq!((&report["answered"], &report["failed"]), (&18.into(), &2.into()), "{report}");
+    assert_eq!(report["sequences"], serde_json::json!({ "length": 5, "whole": 3, "broken": 2 }));
+    assert_eq!(report["errors"]["NotFound (SEQUENCE_NOT_FOUND)"]["count"], 2, "{report}");
+    let begun = server.sequences_asked().iter().filter(|(_, start, _)| *start).count();
+    assert_eq!((begun, server.sequences()), (6, 0));
+
+    let run = sandbox.run("load counts --sequence-length 2 --requests 6 --warm-up 0s").await;
+    assert!(run.stdout.contains("3 sequences of 2 whole, 0 broken"), "{run:?}");
+    let run = sandbox.run("load counts --requests 2 --warm-up 0s").await;
+    assert_eq!(run.code, 1);
+    assert!(run.stderr.contains("MALFORMED_REQUEST"), "without the option there is no sequence: {run:?}");
+}
+
 /// A server of the protocol over HTTP: model `echo` answers its own body, others are refused.
 async fn http_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -149,7 +203,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 #[tokio::test]
 async fn http_is_loaded_in_binary_and_in_json() {
     let (address, sandbox) = (http_server().await, Sandbox::new());
-    for flags in ["", "--http-json", "--rate 500"] {
+    for flags in ["", "--http-json", "--rate 500", "--sequence-length 3", "--http-json --sequence-length 3"] {
         let report = report(&sandbox, &format!("http://{address} --model echo --requests 50 {flags}")).await;
         assert_eq!((&report["answered"], &report["protocol"]), (&50.into(), &"http".into()), "{flags}");
         assert!((report["server_us"]["run"]["p50"].as_f64().unwrap() - 1000.0).abs() < 2.0);

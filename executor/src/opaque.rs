@@ -2,8 +2,12 @@
 //! when it is issued, and comes with the run. [`millrace_model::order`] records and follows the order;
 //! this keeps it between runs. The worker is told of a new order and copies in it from then on.
 //!
-//! No worker asks for one yet: the launches of every model that is served declare what they read. Only
-//! this crate's tests load opaque programs.
+//! A worker runs one that is installed on it as such, whose requests bring the reads. Nothing that is
+//! published is one: the launches of models declare what they read. So they are tested with programs made
+//! for it, here and through the worker (`worker/tests/real/opaque.rs`).
+//!
+//! What is known goes with the process, and none hears of what others recorded: the first run of a program
+//! in each process waits for everything.
 
 use std::num::NonZeroU64;
 use std::ops::Range;

@@ -11,9 +11,11 @@ use millrace_types::{Bytes, Digest, FunctionKey, ModelId, Residency, RevisionKey
 
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
+use crate::copy_order::CopyOrder;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::programs::{Program, crew};
 use crate::seams::Slot;
+use crate::snapshot::ReadOrders;
 
 /// A function here.
 pub(crate) struct Hosted {
@@ -39,6 +41,9 @@ struct Model {
     users: BTreeSet<FunctionIndex>,
     /// What of it stays on GPUs, as the actors were last told.
     residency: Residency,
+    /// Of an opaque program: the order in which it was recorded to read, last. It is kept as long as the
+    /// model is installed, and no longer: a worker that starts again records again.
+    order: Option<Arc<CopyOrder>>,
 }
 
 /// A function that was added.
@@ -67,6 +72,7 @@ pub(crate) struct Registry {
     /// What revisions that are gone have counted: nothing served here goes uncharged because its
     /// function went. One small entry for each function ever served here.
     past: BTreeMap<FunctionKey, Score>,
+    read_orders: ReadOrders,
     next_function: u32,
     next_model: u32,
 }
@@ -94,7 +100,8 @@ impl Registry {
             let model = self.new_model();
             let prepared = Arc::clone(prepared);
             let (users, residency) = (BTreeSet::new(), Residency::default());
-            self.models.insert(model, Model { prepared, memory: needed, users, residency });
+            let entry = Model { prepared, memory: needed, users, residency, order: None };
+            self.models.insert(model, entry);
             model
         });
         let function = self.insert(config, model, None);
@@ -192,6 +199,31 @@ impl Registry {
 
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, Bytes, &Arc<PreparedModel>)> {
         self.models.iter().map(|(&model, entry)| (model, entry.memory, &entry.prepared))
+    }
+
+    /// Notes the order in which an executor recorded that a model reads; whether it is news.
+    pub(crate) fn recorded(&mut self, model: ModelId, order: Arc<CopyOrder>) -> bool {
+        // The model may have been removed meanwhile.
+        let Some(entry) = self.models.get_mut(&model) else { return false };
+        let counted = match &entry.order {
+            None => &mut self.read_orders.first,
+            Some(known) if *known == order => &mut self.read_orders.same,
+            Some(_) => &mut self.read_orders.changed,
+        };
+        *counted += 1;
+        let news = entry.order.as_ref() != Some(&order);
+        entry.order = Some(order);
+        news
+    }
+
+    /// The recorded orders of opaque programs.
+    pub(crate) fn orders(&self) -> impl Iterator<Item = (ModelId, &Arc<CopyOrder>)> {
+        self.models.iter().filter_map(|(&model, entry)| Some((model, entry.order.as_ref()?)))
+    }
+
+    /// How often orders were recorded.
+    pub(crate) fn read_orders(&self) -> ReadOrders {
+        self.read_orders
     }
 
     /// What of a function's model is to stay on GPUs now, where that is not what the actors were told.

@@ -36,8 +36,22 @@ pub struct NodeSnapshot {
     pub batches: Totals,
     /// Transfers to its GPUs that are over, and how long they waited for their links.
     pub transfers: Tally,
+    /// How often its executors recorded in which order opaque programs read.
+    pub read_orders: ReadOrders,
     /// How it schedules now.
     pub policy: Option<InForce>,
+}
+
+/// How often executors recorded in which order an opaque program reads (T06), by what the node had of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReadOrders {
+    /// Nothing.
+    pub first: u64,
+    /// Another order: it read otherwise than was recorded, or this executor had not seen it read as others
+    /// had.
+    pub changed: u64,
+    /// The same: an executor that is new to the program.
+    pub same: u64,
 }
 
 /// How much of a node is looked at.
@@ -171,6 +185,7 @@ pub(crate) enum SnapshotPart {
     Past(BTreeMap<FunctionKey, Score>),
     Queue { queued: u32, stats: Stats, batches: Totals, transfers: Tally, policy: InForce },
     Idle(BTreeMap<FunctionKey, Duration>),
+    Recorded(ReadOrders),
 }
 
 impl NodeSnapshot {
@@ -185,6 +200,7 @@ impl NodeSnapshot {
                 (self.transfers, self.policy) = (transfers, Some(policy));
             }
             SnapshotPart::Idle(idle) => self.idle = idle,
+            SnapshotPart::Recorded(read_orders) => self.read_orders = read_orders,
         }
     }
 

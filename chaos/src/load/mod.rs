@@ -6,10 +6,12 @@
 //! | writers | apply, delete, enable, disable | all endpoints, each beginning at another |
 //! | readers | linearizable reads | one controller each, and no other |
 //! | requesters | inferences of functions that stay | all endpoints |
+//! | counting | sequences of functions that keep state | all endpoints |
 //! | probe | one small write after the other | all endpoints: it only tells when writes are taken |
 
 mod admin;
 mod availability;
+mod counting;
 mod keys;
 mod probe;
 mod requester;
@@ -28,16 +30,21 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::admin::read_all;
 pub use self::availability::Availability;
+pub use self::counting::Counter;
+use self::counting::Counting;
 use self::keys::Keys;
 pub use self::targets::{Chain, Network, POKED, Target, Targets};
 pub(crate) use self::targets::{POISON, publish_slow};
 use crate::history::History;
+use crate::oracle::counted::Step;
 use crate::oracle::requests::Request;
 use crate::timeline::Timeline;
 
 /// How many clients of each kind. Few: the processes of the cluster share this machine with them.
 const WRITERS: u32 = 3;
 const REQUESTERS: u32 = 4;
+/// Of each function that keeps state.
+const COUNTING: u32 = 3;
 /// How many where nobody else asks anything.
 const REQUESTERS_ALONE: u32 = 16;
 
@@ -66,6 +73,7 @@ pub struct Load {
     /// What they asked of functions.
     pub history: Arc<History>,
     requests: Arc<Mutex<Vec<Request>>>,
+    steps: Arc<Mutex<Vec<Step>>>,
     /// When writes were taken.
     pub writes: Arc<Availability>,
     /// When requests were answered.
@@ -105,6 +113,7 @@ impl Load {
         let stop = CancellationToken::new();
         let history = Arc::<History>::default();
         let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let steps = Arc::<Mutex<Vec<Step>>>::default();
         let writes = Arc::new(Availability::new("writes", timeline.clone()));
         let answers = Arc::new(Availability::new("answers to requests", timeline.clone()));
         let keys = Arc::new(Keys::new(targets.model));
@@ -147,7 +156,13 @@ impl Load {
             let asks = requester::run(client(from(requester))?, targets, answers, requests.clone());
             tasks.spawn(asks);
         }
-        Ok(Self { stop, tasks, history, requests, writes, answers })
+        for counter in targets.counters() {
+            for at in 0..COUNTING as usize {
+                let (counter, steps) = (counter.clone(), steps.clone());
+                tasks.spawn(Counting { client: client(from(at))?, counter, steps }.run());
+            }
+        }
+        Ok(Self { stop, tasks, history, requests, steps, writes, answers })
     }
 
     /// Tells every client to end what it is at, and waits for that.
@@ -165,7 +180,13 @@ impl Load {
         tokio::time::timeout(END_TIMEOUT, all).await.context("a client does not end")?
     }
 
-    /// Every request that ended.
+    /// Every request of a sequence that ended.
+    #[must_use]
+    pub fn steps(&self) -> Vec<Step> {
+        self.steps.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Every other request that ended.
     #[must_use]
     pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()

@@ -73,7 +73,7 @@ fn judge(answer: &InferResponse, id: &str, example: &Example) -> Ended {
 }
 
 /// An error by its stable name, then its message.
-fn name(error: &Error) -> String {
+pub(super) fn name(error: &Error) -> String {
     let name = match error {
         Error::Refused(failure) => failure.reason.to_string(),
         Error::Unreachable { .. } => "unreachable".to_owned(),

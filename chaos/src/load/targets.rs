@@ -17,6 +17,7 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use tokio::process::Command;
 
+use super::counting::Counter;
 use super::keys;
 use crate::cluster::until;
 
@@ -82,6 +83,8 @@ pub struct Targets {
     /// The model of one of them.
     pub(super) model: Digest,
     pub(super) functions: Arc<Vec<Function>>,
+    /// Functions that keep state, which have clients of their own.
+    pub(super) counters: Arc<[Counter]>,
     pokes: Arc<AtomicU64>,
     /// Answers that the harness itself asked for, examples included.
     asked: Arc<AtomicU64>,
@@ -110,7 +113,7 @@ impl Targets {
         program: &Path,
         root: &Path,
         endpoints: Endpoints,
-        (targets, chains): (Vec<Target>, Vec<Chain>),
+        (targets, chains, counters): (Vec<Target>, Vec<Chain>, Vec<Counter>),
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let admin = Admin::new(endpoints.clone());
@@ -129,23 +132,29 @@ impl Targets {
         for chain in &chains {
             admin.apply_workflow(&chain.spec()?, ApplyOptions::default()).await?;
         }
+        for counter in &counters {
+            counter.publish(program, root, &admin).await?;
+            ready(&counter.name, &inference).await?;
+        }
         let mut functions = Vec::new();
         let names = targets.into_iter().map(|target| (target.name, 1));
         for (name, rows) in names.chain(chains.into_iter().map(|chain| (chain.name, chain.rows))) {
-            until(&format!("{name} is ready"), async || match inference.model_ready(&name, "").await {
-                Ok(true) => None,
-                Ok(false) => Some("it is not".to_owned()),
-                Err(error) => Some(error.to_string()),
-            })
-            .await?;
+            ready(&name, &inference).await?;
             let examples = examples(&name, rows, &inference, rng).await?;
             functions.push(Function { name, examples });
         }
         let asked = Arc::new(AtomicU64::new((functions.len() * INPUTS) as u64));
-        Ok(Self { model, functions: Arc::new(functions), pokes: Arc::default(), asked })
+        let (functions, counters) = (Arc::new(functions), counters.into());
+        Ok(Self { model, functions, counters, pokes: Arc::default(), asked })
     }
 
-    /// Their names.
+    /// The functions that keep state.
+    #[must_use]
+    pub fn counters(&self) -> &[Counter] {
+        &self.counters
+    }
+
+    /// The names of those that keep none.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.functions.iter().map(|target| target.name.as_str())
     }
@@ -226,6 +235,15 @@ impl Chain {
     }
 }
 
+async fn ready(name: &str, inference: &Inference) -> anyhow::Result<()> {
+    until(&format!("{name} is ready"), async || match inference.model_ready(name, "").await {
+        Ok(true) => None,
+        Ok(false) => Some("it is not".to_owned()),
+        Err(error) => Some(error.to_string()),
+    })
+    .await
+}
+
 /// What a function answers to some inputs of so many rows, where it takes any number.
 async fn examples(
     name: &str,
@@ -261,7 +279,12 @@ pub(crate) async fn publish_slow(program: &Path, root: &Path, admin: &Admin) -> 
     Ok(())
 }
 
-async fn synthesize(words: &[&str], program: &Path, path: &Path, admin: &Admin) -> anyhow::Result<Digest> {
+pub(super) async fn synthesize(
+    words: &[&str],
+    program: &Path,
+    path: &Path,
+    admin: &Admin,
+) -> anyhow::Result<Digest> {
     let mut command = Command::new(program);
     // The user's own settings must not reach it: MILLRACE_BINARY, which is ours, is none it knows.
     command.env_clear().arg("synth").args(words).arg("--out").arg(path).stdin(Stdio::null());

@@ -5,6 +5,7 @@
 //! | [`acknowledged`] | no acknowledged write is lost |
 //! | [`answered`] | no idempotent request is lost |
 //! | [`billed`] | each answer is billed, and once |
+//! | [`counted`] | every answer of a sequence counts its requests, each once |
 //! | [`flat`] | what a process takes of its machine does not grow |
 //! | [`gone`] | no process outlives its parent |
 //! | [`healthy`] | the cluster is healthy again within a stated time, and agrees |
@@ -15,6 +16,7 @@
 pub mod acknowledged;
 pub mod answered;
 pub mod billed;
+pub mod counted;
 pub mod flat;
 pub mod gone;
 pub mod healthy;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
-use millrace_client::{Admin, messages};
+use millrace_client::{Admin, Endpoints, messages};
 
 use super::Keep;
 use super::spec::Invariant;
@@ -14,12 +14,14 @@ use crate::cluster::{is_alive, until, until_within};
 use crate::history::{Operation, Seen};
 use crate::load::read_all;
 use crate::oracle::healthy::{self, ALLOWANCE, Healthy};
-use crate::oracle::{acknowledged, answered, billed, gone, linearizable, right};
+use crate::oracle::{acknowledged, answered, billed, counted, gone, linearizable, right};
 use crate::report::{Check, Report, Series, Verdict};
 use crate::timeline::seconds;
 
 /// How long processes whose parent was killed may take to end.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
+/// The check that sequences that are over, or that nobody asks for any more, are gone.
+const NO_SEQUENCE_LEFT: &str = "no sequence is left behind";
 /// How long a bill may take to have what a worker counted.
 const BILL_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -141,12 +143,34 @@ impl Stage {
         if self.holds(Invariant::Right) {
             self.checks.push(right::check(&requests));
         }
+        if self.holds(Invariant::Counted) {
+            self.judge_sequences().await;
+        }
         if self.holds(Invariant::Billed) {
             match self.bill().await {
                 Ok(check) => self.checks.push(check),
                 Err(error) => self.failed(billed::NAME, &error),
             }
         }
+    }
+
+    /// What sequences answered, and whether anything of them is left.
+    async fn judge_sequences(&mut self) {
+        self.checks.push(counted::check(&self.load.steps()));
+        match self.room().await {
+            Ok(()) => {
+                let detail = "as many as may be at one time begin, of each function";
+                self.checks.push(Check::pass(NO_SEQUENCE_LEFT, detail));
+            }
+            Err(error) => self.failed(NO_SEQUENCE_LEFT, &error),
+        }
+    }
+
+    async fn room(&self) -> anyhow::Result<()> {
+        for counter in self.targets.counters() {
+            counter.has_room(Endpoints::new(self.cluster.addresses())?).await?;
+        }
+        Ok(())
     }
 
     async fn judge_writes(&mut self) {

@@ -35,6 +35,7 @@ files![
     "worker-oom",
     "poison-request",
     "workflows",
+    "sequences",
     "everything-at-once",
 ];
 

@@ -16,10 +16,10 @@ use tempfile::TempDir;
 use super::census::Census;
 use super::executors::Victim;
 use super::faults::Undo;
-use super::spec::{Code, Functions, Invariant, Shape, Spec, Workflow};
+use super::spec::{self, Code, Functions, Invariant, Shape, Spec, Workflow};
 use super::{Options, Promise};
 use crate::cluster::{Cluster, Ground, Injection, Links, Machine, Plan, Process, Wanted, until};
-use crate::load::{Chain, Load, Mix, Network, Target, Targets};
+use crate::load::{Chain, Counter, Load, Mix, Network, Target, Targets};
 use crate::oracle::billed::Account;
 use crate::report::Check;
 use crate::timeline::{Timeline, seconds};
@@ -78,7 +78,7 @@ impl Stage {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;
             let functions = targets(&spec.functions, options.functions);
-            let wanted = (functions, chains(&spec.workflows));
+            let wanted = (functions, chains(&spec.workflows), counters(&spec.sequences));
             Targets::publish(&options.program, folder.path(), endpoints, wanted, &mut rng).await
         };
         let targets = match started.await {
@@ -266,12 +266,16 @@ fn links(spec: &Spec, ground: Ground) -> Links {
     if proxied { Links::Proxied } else { Links::Direct }
 }
 
-/// The functions of a scenario. `many` is how many there are of those that are several.
 fn chains(workflows: &[Workflow]) -> Vec<Chain> {
     let chain = |of: &Workflow| Chain { name: of.name.clone(), steps: of.steps.clone(), rows: of.rows.get() };
     workflows.iter().map(chain).collect()
 }
 
+fn counters(sequences: &[spec::Counter]) -> Vec<Counter> {
+    sequences.iter().map(|of| Counter { name: of.name.clone(), width: of.width }).collect()
+}
+
+/// The functions of a scenario. `many` is how many there are of those that are several.
 fn targets(functions: &[Functions], many: Option<u32>) -> Vec<Target> {
     let numbered = |of: &Functions| {
         let (name, replicas, kind) = (of.name.clone(), of.replicas.get(), of.model.word());

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::failure::Failure;
 use crate::load::schedule::Schedule;
+use crate::load::sequence::{Place, Sequence, Sequences};
 use crate::load::stats::{Answer, Problem, Stats};
 use crate::load::target::{Protocol, Target};
 use crate::load::timer::Timer;
@@ -35,6 +36,8 @@ pub(super) struct Plan {
     pub(super) pace: Pace,
     /// How long an answer is waited for.
     pub(super) timeout: Duration,
+    /// Which sequences each client's requests are of, if they are of any. Closed loop only.
+    pub(super) sequences: Option<Sequences>,
 }
 
 /// What decides when the next request goes.
@@ -74,12 +77,13 @@ impl Client {
         }
     }
 
-    /// Sends one request; `slot` spreads requests over connections.
-    async fn send(&self, slot: usize, timeout: Duration) -> Result<Answer, Problem> {
+    /// Sends one request; `slot` spreads requests over connections, `place` is where it is in its
+    /// sequence.
+    async fn send(&self, slot: usize, place: Option<Place>, timeout: Duration) -> Result<Answer, Problem> {
         let sent = async {
             match self {
-                Self::Grpc(sender) => sender.send(slot).await,
-                Self::Http(sender) => sender.send().await,
+                Self::Grpc(sender) => sender.send(slot, place).await,
+                Self::Http(sender) => sender.send(place).await,
             }
         };
         match tokio::time::timeout(timeout, sent).await {
@@ -97,9 +101,10 @@ impl Client {
 pub(super) async fn run(client: &Rc<Client>, plan: &Plan, until: Until, seed: u64) -> Result<Stats, Failure> {
     let stats = Rc::new(RefCell::new(Stats::new()));
     let (start, cpu) = (clock::now(), processor_time());
+    let mut open = Vec::new();
     match plan.pace {
         Pace::Closed { concurrency } => {
-            closed_loop(client, plan, Gate::new(start, until), concurrency, &stats).await;
+            open = closed_loop(client, plan, Gate::new(start, until), concurrency, &stats).await;
         }
         Pace::Open { rate, arrival, max_in_flight } => {
             let schedule = Schedule::new(rate, arrival, seed);
@@ -109,6 +114,7 @@ pub(super) async fn run(client: &Rc<Client>, plan: &Plan, until: Until, seed: u6
     let mut stats = stats.replace(Stats::new());
     stats.elapsed = clock::now().duration_since(start);
     stats.cpu = processor_time().saturating_sub(cpu);
+    cut(client, open, plan.timeout).await;
     Ok(stats)
 }
 
@@ -136,29 +142,50 @@ impl Gate {
     }
 }
 
+/// Gives the clients that are within a sequence, each with the place of a request that ends it.
 async fn closed_loop(
     client: &Rc<Client>,
     plan: &Plan,
     gate: Gate,
     concurrency: usize,
     stats: &Rc<RefCell<Stats>>,
-) {
+) -> Vec<(usize, Place)> {
     let (gate, timeout) = (Rc::new(gate), plan.timeout);
     let mut clients = JoinSet::new();
     for slot in 0..concurrency {
         let (client, gate, stats) = (client.clone(), gate.clone(), stats.clone());
+        let mut sequence = plan.sequences.map(|sequences| sequences.of(slot));
         clients.spawn_local(async move {
             let mut now = clock::now();
             while gate.admits(now) {
-                let outcome = client.send(slot, timeout).await;
+                let outcome = client.send(slot, sequence.as_ref().map(Sequence::next), timeout).await;
                 let (sent, failed) = (now, outcome.is_err());
                 now = clock::now();
                 stats.borrow_mut().record(now.duration_since(sent), outcome);
+                if let Some(sequence) = &mut sequence {
+                    let ended = &mut stats.borrow_mut().sequences;
+                    if failed { sequence.failed(ended) } else { sequence.answered(ended) }
+                }
                 if failed {
                     tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
                     now = clock::now();
                 }
             }
+            Some((slot, sequence?.cut()?))
+        });
+    }
+    clients.join_all().await.into_iter().flatten().collect()
+}
+
+/// Ends the sequences that are under way as the time is over, so that the server need not keep their
+/// state until it is idle for too long. Nothing of it is measured.
+async fn cut(client: &Rc<Client>, open: Vec<(usize, Place)>, timeout: Duration) {
+    let mut clients = JoinSet::new();
+    for (slot, place) in open {
+        let client = client.clone();
+        clients.spawn_local(async move {
+            // One that fails is over by itself, in the server's time.
+            drop(client.send(slot, Some(place), timeout).await);
         });
     }
     clients.join_all().await;
@@ -200,7 +227,7 @@ async fn open_loop(
             in_flight.count.set(in_flight.count.get() + 1);
             let (client, stats, in_flight) = (client.clone(), stats.clone(), in_flight.clone());
             tokio::task::spawn_local(async move {
-                let outcome = client.send(slot, timeout).await;
+                let outcome = client.send(slot, None, timeout).await;
                 // From when it was meant to be sent: waiting for a late generator or for a stalled
                 // server is part of what a user would have seen.
                 stats.borrow_mut().record(clock::now().duration_since(meant), outcome);

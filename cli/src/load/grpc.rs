@@ -12,6 +12,7 @@ use tonic::Status;
 
 use crate::failure::Failure;
 use crate::load::payload;
+use crate::load::sequence::Place;
 use crate::load::stats::{Answer, Problem};
 use crate::load::target::Target;
 
@@ -73,14 +74,18 @@ impl Sender {
 
     /// Sends the request on one of the connections and waits for its answer. A connection that
     /// breaks is opened again by the next request on it.
-    pub(super) async fn send(&self, slot: usize) -> Result<Answer, Problem> {
+    pub(super) async fn send(&self, slot: usize, place: Option<Place>) -> Result<Answer, Problem> {
         let slot = &self.connections[slot % self.connections.len()];
         let open = slot.open.borrow().clone();
         let sender = match open {
             Some(sender) => sender,
             None => self.open(slot).await?,
         };
-        let outcome = self.exchange(sender, &self.endpoints[slot.endpoint.get()].uri).await;
+        let frame = match place {
+            None => self.frame.clone(),
+            Some(place) => payload::grpc_frame_of(&self.frame, place),
+        };
+        let outcome = self.exchange(sender, &self.endpoints[slot.endpoint.get()].uri, frame).await;
         outcome.map_err(|error| {
             // A reset ends one request; anything else, the connection.
             if !error.is_reset() {
@@ -109,10 +114,11 @@ impl Sender {
         &self,
         sender: SendRequest<Bytes>,
         uri: &Uri,
+        frame: Bytes,
     ) -> Result<Result<Answer, Problem>, h2::Error> {
         let mut sender = sender.ready().await?;
         let (response, mut body) = sender.send_request(self.head(uri), false)?;
-        body.send_data(self.frame.clone(), true)?;
+        body.send_data(frame, true)?;
         let (head, mut body) = response.await?.into_parts();
         if let Some(problem) = problem_in(&head.headers) {
             return Ok(Err(problem));

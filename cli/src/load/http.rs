@@ -13,16 +13,20 @@ use serde::Deserialize;
 use tokio::net::TcpStream;
 
 use crate::failure::{Exit, Failure};
-use crate::load::payload::{self, Wire};
+use crate::load::payload::{self, HttpBody, Wire};
+use crate::load::sequence::Place;
 use crate::load::stats::{Answer, Problem};
 use crate::load::target::Target;
+
+/// The header that says where a body's JSON ends and its binary data begins.
+const JSON_BYTES: &str = "inference-header-content-length";
 
 /// Connections, opened as requests need them.
 pub(super) struct Sender {
     authority: String,
     uri: Uri,
     headers: HeaderMap,
-    body: Bytes,
+    body: HttpBody,
     idle: RefCell<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -33,7 +37,7 @@ impl Sender {
         let mut headers = common_headers(target)?;
         match body.json_bytes {
             Some(json_bytes) => {
-                headers.insert("inference-header-content-length", HeaderValue::from(json_bytes));
+                headers.insert(JSON_BYTES, HeaderValue::from(json_bytes));
                 headers.insert("content-type", HeaderValue::from_static("application/octet-stream"));
             }
             None => {
@@ -44,7 +48,7 @@ impl Sender {
             authority: only(target)?.to_owned(),
             uri: path(target, "/infer")?,
             headers,
-            body: body.bytes,
+            body,
             idle: RefCell::default(),
         };
         let first = open(&sender.authority).await.map_err(|problem| Failure::failed(problem.example))?;
@@ -53,11 +57,11 @@ impl Sender {
     }
 
     pub(super) fn request_bytes(&self) -> usize {
-        self.body.len()
+        self.body.bytes.len()
     }
 
     /// Sends the request on an idle connection, or a new one, and waits for its answer.
-    pub(super) async fn send(&self) -> Result<Answer, Problem> {
+    pub(super) async fn send(&self, place: Option<Place>) -> Result<Answer, Problem> {
         let idle = self.idle.borrow_mut().pop();
         let mut connection = match idle {
             Some(connection) => connection,
@@ -65,10 +69,17 @@ impl Sender {
         };
         let lost = |error: hyper::Error| Problem::new("connection lost", error);
         connection.ready().await.map_err(lost)?;
-        let mut request = Request::new(Full::new(self.body.clone()));
+        let body = match place {
+            None => self.body.clone(),
+            Some(place) => self.body.of_sequence(place),
+        };
+        let mut request = Request::new(Full::new(body.bytes));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
+        if let Some(json_bytes) = body.json_bytes.filter(|_| place.is_some()) {
+            request.headers_mut().insert(JSON_BYTES, HeaderValue::from(json_bytes));
+        }
         let (head, body) = connection.send_request(request).await.map_err(lost)?.into_parts();
         if head.status != StatusCode::OK {
             let text = body.collect().await.map_err(lost)?.to_bytes();

@@ -13,6 +13,7 @@
 //! | [`grpc`], [`http`] | sending it |
 //! | [`schedule`], [`timer`] | when, in the open loop |
 //! | [`engine`] | the two loops |
+//! | [`sequence`] | requests of functions that keep state |
 //! | [`stats`], [`report`] | what came of it |
 
 mod engine;
@@ -21,6 +22,7 @@ mod http;
 mod payload;
 mod report;
 mod schedule;
+mod sequence;
 mod stats;
 mod target;
 mod timer;
@@ -29,6 +31,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::task::LocalSet;
 
 use crate::config::Config;
@@ -36,6 +39,7 @@ use crate::failure::Failure;
 use crate::load::engine::{Client, Pace, Plan, Until};
 use crate::load::payload::{Shape, Wire};
 use crate::load::report::Report;
+use crate::load::sequence::Sequences;
 use crate::load::target::Target;
 use crate::output::{Format, Output, document, print};
 use crate::progress;
@@ -45,6 +49,7 @@ Examples:
   millrace load digits                                  one client, 10 s, this cluster
   millrace load mlp --concurrency 64 --duration 30s
   millrace load mlp --rate 500 --arrival poisson
+  millrace load counter --sequence-length 8             sequences of a function that keeps state
   millrace load --url grpc://127.0.0.1:8101 --model mlp   any other server of the protocol
   millrace load http://127.0.0.1:8100 --model mlp         the same over HTTP";
 
@@ -91,6 +96,11 @@ pub(crate) struct Args {
     /// under way has its own.
     #[arg(long, value_name = "N")]
     connections: Option<NonZeroU32>,
+    /// Send sequences, for a function that keeps state: each of the requests under way is of one, and
+    /// of so many requests each has the first begins it and the last ends it. One of which a request
+    /// fails counts as broken.
+    #[arg(long, value_name = "N", conflicts_with = "rate")]
+    sequence_length: Option<NonZeroU32>,
     /// The shape of an input; 1 stands in for every dimension a model leaves free. May be repeated.
     #[arg(long, value_name = "NAME=SHAPE")]
     input_shape: Vec<Shape>,
@@ -135,7 +145,8 @@ async fn measure(args: &Args, config: &Config) -> Result<Report, Failure> {
     let model = target.metadata(config).await?;
     let tensors = payload::tensors(&model, &args.input_shape, args.seed)?;
     let client = Client::connect(&target, &tensors, args).await?;
-    let plan = Plan { pace: pace(args), timeout: args.timeout };
+    let sequences = args.sequence_length.map(|length| Sequences::new(length, generator()));
+    let plan = Plan { pace: pace(args), timeout: args.timeout, sequences };
     let line = progress::waiting("warming up");
     if !args.warm_up.is_zero() {
         engine::run(&client, &plan, Until::Elapsed(args.warm_up), args.seed).await?;
@@ -146,6 +157,12 @@ async fn measure(args: &Args, config: &Config) -> Result<Report, Failure> {
     let stats = engine::run(&client, &plan, until, args.seed.wrapping_add(1)).await?;
     line.finish_and_clear();
     Ok(Report::new(args, &target, &tensors, client.request_bytes(), &stats))
+}
+
+/// Tells this generator from others: no two processes of a machine have one pid and moment.
+fn generator() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_nsec.cast_unsigned() << 22) ^ u64::from(std::process::id())
 }
 
 fn pace(args: &Args) -> Pace {

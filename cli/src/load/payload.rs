@@ -1,11 +1,13 @@
-//! The one request of a run: random tensors of the model's shapes, encoded once.
+//! The one request of a run: random tensors of the model's shapes, encoded once. Of a sequence, its place
+//! there is put in each time.
 
 use std::str::FromStr;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use millrace_client::{ModelMetadata, Tensor, TensorMetadata};
-use millrace_proto::inference::ModelInferRequest;
+use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::model_infer_request::InferInputTensor;
+use millrace_proto::inference::{InferParameter, ModelInferRequest};
 use millrace_types::DataType;
 use millrace_types::tensor::element_count;
 use prost::Message as _;
@@ -14,9 +16,13 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
+use crate::load::sequence::Place;
 use crate::load::target::Target;
 use crate::output::answers;
 use crate::tensors::{declared, shape};
+
+/// What is before a gRPC message: a flag, and its length.
+const PREFIX: usize = 5;
 
 /// How tensors travel over HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,11 +115,36 @@ pub(super) fn grpc_frame(target: &Target, tensors: &[Tensor]) -> Bytes {
         raw_input_contents: tensors.iter().map(|tensor| tensor.data().clone()).collect(),
         ..Default::default()
     };
-    let mut frame = BytesMut::with_capacity(message.encoded_len() + 5);
+    framed(message.encoded_len(), |frame| frame.put_slice(&message.encode_to_vec()))
+}
+
+fn framed(len: usize, put: impl FnOnce(&mut BytesMut)) -> Bytes {
+    let mut frame = BytesMut::with_capacity(PREFIX + len);
     frame.put_u8(0);
-    frame.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-    frame.put_slice(&message.encode_to_vec());
+    frame.put_u32(u32::try_from(len).unwrap_or(u32::MAX));
+    put(&mut frame);
     frame.freeze()
+}
+
+/// The same request with a place in a sequence. What is behind a message of protobuf goes on with it: here,
+/// with its parameters.
+pub(super) fn grpc_frame_of(frame: &Bytes, Place { id, start, end }: Place) -> Bytes {
+    let parameter = |(name, choice): (&str, ParameterChoice)| {
+        (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
+    };
+    let parameters = [
+        // As Triton's clients write it.
+        ("sequence_id", ParameterChoice::Int64Param(id)),
+        ("sequence_start", ParameterChoice::BoolParam(start)),
+        ("sequence_end", ParameterChoice::BoolParam(end)),
+    ];
+    let parameters = parameters.into_iter().map(parameter).collect();
+    let more = ModelInferRequest { parameters, ..Default::default() }.encode_to_vec();
+    let message = &frame[PREFIX..];
+    framed(message.len() + more.len(), |frame| {
+        frame.put_slice(message);
+        frame.put_slice(&more);
+    })
 }
 
 /// An HTTP body, and where its JSON ends if binary data follows.
@@ -121,6 +152,21 @@ pub(super) fn grpc_frame(target: &Target, tensors: &[Tensor]) -> Bytes {
 pub(super) struct HttpBody {
     pub(super) bytes: Bytes,
     pub(super) json_bytes: Option<usize>,
+}
+
+impl HttpBody {
+    /// The same request with a place in a sequence, among the parameters of its JSON.
+    pub(super) fn of_sequence(&self, Place { id, start, end }: Place) -> Self {
+        let place = format!(r#""sequence_id":{id},"sequence_start":{start},"sequence_end":{end}"#);
+        // With binary data there are parameters already, which are last; else there are none.
+        let (at, place) = match self.json_bytes {
+            Some(json_bytes) => (json_bytes - "}}".len(), format!(",{place}")),
+            None => (self.bytes.len() - "}".len(), format!(r#","parameters":{{{place}}}"#)),
+        };
+        let (before, behind) = self.bytes.split_at(at);
+        let bytes = [before, place.as_bytes(), behind].concat().into();
+        Self { bytes, json_bytes: self.json_bytes.map(|json_bytes| json_bytes + place.len()) }
+    }
 }
 
 /// The request as an HTTP body.
@@ -210,6 +256,38 @@ mod tests {
         let message = ModelInferRequest::decode(frame.slice(5..)).unwrap();
         assert_eq!(message.model_name, "m");
         assert_eq!(message.raw_input_contents, [tensors[0].data().clone()]);
+    }
+
+    #[test]
+    fn a_place_in_a_sequence_is_among_the_parameters() {
+        let tensors = tensors(&model_of(&[("x", DataType::Uint8, &[2])]), &[], 3).unwrap();
+        let place = Place { id: 7, start: true, end: false };
+
+        let plain = grpc_frame(&target(), &tensors);
+        let frame = grpc_frame_of(&plain, place);
+        assert_eq!(u32::from_be_bytes(frame[1..5].try_into().unwrap()) as usize, frame.len() - 5);
+        let mut message = ModelInferRequest::decode(frame.slice(5..)).unwrap();
+        let mut given = |name: &str| message.parameters.remove(name).unwrap().parameter_choice.unwrap();
+        assert_eq!(given("sequence_id"), ParameterChoice::Int64Param(7));
+        assert_eq!(given("sequence_start"), ParameterChoice::BoolParam(true));
+        assert_eq!(given("sequence_end"), ParameterChoice::BoolParam(false));
+        assert_eq!(message, ModelInferRequest::decode(plain.slice(5..)).unwrap(), "the rest is as it was");
+
+        for wire in [Wire::Binary, Wire::Json] {
+            let plain = http_body(&tensors, wire).unwrap();
+            let body = plain.of_sequence(place);
+            let end = body.json_bytes.unwrap_or(body.bytes.len());
+            let json: Value = serde_json::from_slice(&body.bytes[..end]).unwrap();
+            let parameters = &json["parameters"];
+            assert_eq!(
+                (&parameters["sequence_id"], &parameters["sequence_start"]),
+                (&7.into(), &true.into())
+            );
+            assert_eq!(parameters["sequence_end"], false);
+            assert_eq!(parameters.get("binary_data_output").is_some(), wire == Wire::Binary);
+            assert_eq!(json["inputs"][0]["name"], "x");
+            assert_eq!(body.bytes[end..], plain.bytes[plain.json_bytes.unwrap_or(plain.bytes.len())..]);
+        }
     }
 
     #[test]

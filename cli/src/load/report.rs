@@ -36,6 +36,8 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     server_us: Option<ServerReport>,
     errors: BTreeMap<String, ErrorReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequences: Option<SequencesReport>,
     /// Processors the generator itself kept busy, of the one it can use.
     client_cpus: f64,
 }
@@ -68,6 +70,14 @@ struct ServerReport {
     run: TimesReport,
     total: TimesReport,
     added: TimesReport,
+}
+
+/// Sequences that ended. Those that were under way at the end are none of them.
+#[derive(Debug, Serialize)]
+struct SequencesReport {
+    length: u32,
+    whole: u64,
+    broken: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -108,6 +118,11 @@ impl Report {
             lag_us: args.rate.map(|_| TimesReport::of(&stats.lag)),
             server_us: stats.server.as_deref().map(ServerReport::of),
             errors: errors.collect(),
+            sequences: args.sequence_length.map(|length| SequencesReport {
+                length: length.get(),
+                whole: stats.sequences.whole,
+                broken: stats.sequences.broken,
+            }),
             client_cpus: stats.cpu.as_secs_f64() / stats.elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
         }
     }
@@ -140,6 +155,10 @@ impl Report {
                 self.throughput
             ),
         ];
+        if let Some(SequencesReport { length, whole, broken }) = self.sequences {
+            let (whole, broken) = (text::count(whole), text::count(broken));
+            lines.push(format!("{whole} sequences of {length} whole, {broken} broken"));
+        }
         for (kind, error) in &self.errors {
             lines.push(format!("{} failed, {kind}: {}", text::count(error.count), error.example));
         }

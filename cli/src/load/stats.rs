@@ -6,6 +6,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use millrace_client::Split;
 
+use crate::load::sequence::Ended;
+
 /// The longest time told apart from longer ones.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Significant digits kept of a time.
@@ -98,6 +100,8 @@ pub(super) struct Stats {
     /// How often each kind of problem came up, and what it was the first time.
     pub(super) problems: BTreeMap<String, (u64, String)>,
     pub(super) answer_bytes: u64,
+    /// How sequences ended, where requests were of some.
+    pub(super) sequences: Ended,
     /// From the start to the last answer.
     pub(super) elapsed: Duration,
     /// Processor time this process spent meanwhile.
@@ -112,6 +116,7 @@ impl Stats {
             server: None,
             problems: BTreeMap::new(),
             answer_bytes: 0,
+            sequences: Ended::default(),
             elapsed: Duration::ZERO,
             cpu: Duration::ZERO,
         }

@@ -134,6 +134,8 @@ mod tests {
             "mlp --arrival uniform",
             "mlp --concurrency 0",
             "mlp --requests 5 --duration 1s",
+            "mlp --sequence-length 0",
+            "mlp --sequence-length 4 --rate 5",
         ] {
             assert!(target(line).is_err(), "{line}");
         }

@@ -3,11 +3,12 @@
 use std::pin::Pin;
 
 use futures::Stream;
+use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{self, grpc_inference_service_server as inference_server};
 use millrace_types::Reason;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{STALL, STALLED, Service, refused};
+use super::{FORGOTTEN, STALL, STALLED, Sequences, Service, refused};
 
 type StreamOf<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -51,7 +52,7 @@ inference_service! {
         ) -> Result<Response<inference::ModelMetadataResponse>, Status> {
             let name = request.into_inner().name;
             let shape = match name.as_str() {
-                "echo" | "full" | "silent" | "stalls" => vec![-1, 2],
+                "echo" | "full" | "silent" | "stalls" | "counts" | "forgets" => vec![-1, 2],
                 "image" => vec![-1, 1, 2, 2],
                 _ => return refused(Reason::FunctionNotFound, &format!("there is no function {name:?}")),
             };
@@ -87,6 +88,10 @@ inference_service! {
                     if *served == STALLED {
                         tokio::time::sleep(STALL).await;
                     }
+                    Ok(Response::new(echo(request)))
+                }
+                "counts" | "forgets" => {
+                    take_turn(&mut self.0.sequences.lock().unwrap(), &request)?;
                     Ok(Response::new(echo(request)))
                 }
                 "echo" | "image" | "once" => {
@@ -134,6 +139,29 @@ inference_service! {
     cuda_shared_memory_unregister: CudaSharedMemoryUnregisterRequest -> CudaSharedMemoryUnregisterResponse;
     trace_setting: TraceSettingRequest -> TraceSettingResponse;
     log_settings: LogSettingsRequest -> LogSettingsResponse;
+}
+
+fn take_turn(sequences: &mut Sequences, request: &inference::ModelInferRequest) -> Result<(), Status> {
+    let choice = |name: &str| request.parameters.get(name)?.parameter_choice.clone();
+    let flag = |name: &str| choice(name) == Some(ParameterChoice::BoolParam(true));
+    let Some(ParameterChoice::Int64Param(id)) = choice("sequence_id") else {
+        return refused(Reason::MalformedRequest, "name a sequence");
+    };
+    let (start, end) = (flag("sequence_start"), flag("sequence_end"));
+    sequences.asked.push((id, start, end));
+    if request.model_name == "forgets" && sequences.asked.len().is_multiple_of(FORGOTTEN) {
+        sequences.begun.clear();
+    }
+    if start {
+        sequences.begun.insert(id);
+    }
+    if !sequences.begun.contains(&id) {
+        return refused(Reason::SequenceNotFound, "there is no such sequence");
+    }
+    if end {
+        sequences.begun.remove(&id);
+    }
+    Ok(())
 }
 
 fn echo(request: inference::ModelInferRequest) -> inference::ModelInferResponse {

@@ -10,6 +10,8 @@
 //! | `full` | refuses |
 //! | `stalls` | echoes, one at a time, and takes [`STALL`] for the [`STALLED`]th |
 //! | `once` | as `echo`, and is not idempotent |
+//! | `counts` | echoes requests of sequences that have begun, and refuses others |
+//! | `forgets` | the same, and loses every sequence before each [`FORGOTTEN`]th request |
 //!
 //! A server may be told to break ([`Break`]): what it was asked is noted all the same.
 #![allow(clippy::unwrap_used)]
@@ -20,7 +22,7 @@ mod inference_api;
 mod operations;
 mod workflows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -39,6 +41,8 @@ use tonic::Status;
 /// How long model `stalls` stalls, and at which request.
 pub(crate) const STALL: Duration = Duration::from_millis(300);
 pub(crate) const STALLED: usize = 20;
+/// Before which requests `forgets` loses what it has.
+pub(crate) const FORGOTTEN: usize = 7;
 /// Looks at a function before it is ready.
 const LOOKS_UNTIL_READY: u64 = 3;
 
@@ -71,10 +75,19 @@ struct State {
     stalls_served: tokio::sync::Mutex<usize>,
     broken: Mutex<Option<Break>>,
     ids: Mutex<Vec<String>>,
+    sequences: Mutex<Sequences>,
     death: CancellationToken,
     status: Mutex<admin::ClusterStatus>,
     /// What is wished of the node, and how often it was looked at since.
     scheduling: Mutex<(admin::NodeScheduling, u32)>,
+}
+
+/// What `counts` and `forgets` were asked.
+#[derive(Default)]
+struct Sequences {
+    begun: BTreeSet<i64>,
+    /// Their ids, and whether they began and ended their sequences.
+    asked: Vec<(i64, bool, bool)>,
 }
 
 impl State {
@@ -154,6 +167,16 @@ impl Fake {
     /// The ids and idempotency keys of what it was asked, in order.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.state.ids.lock().unwrap().clone()
+    }
+
+    /// What `counts` and `forgets` were asked: sequences, and whether the requests began and ended them.
+    pub(crate) fn sequences_asked(&self) -> Vec<(i64, bool, bool)> {
+        self.state.sequences.lock().unwrap().asked.clone()
+    }
+
+    /// How many sequences they have.
+    pub(crate) fn sequences(&self) -> usize {
+        self.state.sequences.lock().unwrap().begun.len()
     }
 
     /// What it says of its group.

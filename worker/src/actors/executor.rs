@@ -31,6 +31,7 @@ use crate::actors::function::Outputs;
 use crate::actors::gpu::DataSaid;
 use crate::actors::spans::Copied;
 use crate::actors::{extents, gpu, link, node};
+use crate::copy_order::CopyOrder;
 use crate::groups;
 use crate::handle::Directory;
 use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind};
@@ -42,6 +43,8 @@ pub(crate) enum Message {
     Start,
     /// Pass a command on, if the process is still the one it was meant for.
     Send { incarnation: Incarnation, command: Command, descriptors: Vec<Descriptor> },
+    /// The next mapping of an opaque program is filled in this order; `None`: as its weights lie.
+    CopyOrder { incarnation: Incarnation, model: ModelId, order: Option<Arc<CopyOrder>> },
     /// Carry a grant out.
     Copy(Grant),
     /// Take one back.
@@ -76,6 +79,8 @@ pub(crate) struct Executor {
     peers: Peers,
     /// The link that issued each batch that is out, and the GPUs that forward it, where others do.
     out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Hops>)>,
+    /// The orders in which the present mappings of opaque programs are filled.
+    orders: BTreeMap<ModelId, Arc<CopyOrder>>,
 }
 
 /// Where an Executor actor's words go.
@@ -98,8 +103,8 @@ impl Executor {
         started: Box<dyn Fn(Incarnation)>,
         peers: Peers,
     ) -> Self {
-        let out = BTreeMap::new();
-        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, peers, out }
+        let (out, orders) = (BTreeMap::new(), BTreeMap::new());
+        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, peers, out, orders }
     }
 
     fn step(&mut self, now: Timestamp, event: Event) {
@@ -138,6 +143,7 @@ impl Executor {
     /// There is no process, or none that is to be listened to.
     fn gone(&mut self) {
         self.out.clear();
+        self.orders.clear();
         if std::mem::take(&mut self.up) {
             self.peers.neighbours.values().for_each(|peer| peer.post(Message::PeerLost(self.gpu)));
         }
@@ -176,10 +182,15 @@ impl Executor {
             Cargo::Object(piece) => Copy { object: piece.object.0, ..Copy::default() },
             Cargo::ToHost(Leaving { copy, .. }) => Copy { copy_out: copy, ..Copy::default() },
         };
+        let order = match grant.cargo {
+            Cargo::Weights(Weights { model, .. }) => self.orders.get(&model),
+            Cargo::Object(_) | Cargo::ToHost(_) => None,
+        };
+        let as_it_lies = || vec![ByteRange { offset: offset.0, bytes: size.0 }];
         let copy = Copy {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            ranges: vec![ByteRange { offset: offset.0, bytes: size.0 }],
+            ranges: order.map_or_else(as_it_lies, |order| order.ranges(offset, size)),
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
             peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
@@ -268,8 +279,8 @@ impl Executor {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let tensors = done.outputs;
                 let outputs = Outputs { tensors, descriptors, ..Outputs::default() };
-                let times = done.launch_times;
-                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
+                let (times, copy_order) = (done.launch_times, done.copy_order);
+                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs, copy_order });
             }
             Said::RunFailed(failed) => {
                 let event =
@@ -377,6 +388,12 @@ impl Behaviour for Executor {
             Message::Send { incarnation, command, descriptors } => {
                 if incarnation == self.life.core.incarnation() {
                     self.send(command, descriptors);
+                }
+            }
+            Message::CopyOrder { incarnation, model, order } => {
+                if incarnation == self.life.core.incarnation() {
+                    self.orders.remove(&model);
+                    self.orders.extend(order.map(|order| (model, order)));
                 }
             }
             Message::Copy(grant) => self.copy(&grant),

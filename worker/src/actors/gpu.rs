@@ -10,6 +10,7 @@ mod data;
 mod inputs;
 mod message;
 mod moves;
+mod orders;
 mod outgoing;
 mod report;
 mod requests;
@@ -17,6 +18,7 @@ mod requests;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use millrace_policy::dispatch::Return;
@@ -34,6 +36,7 @@ use crate::actors::function::{self, Outputs};
 use crate::actors::node::Reader;
 use crate::actors::spans::Spans;
 use crate::actors::{executor, extents, node};
+use crate::copy_order::CopyOrder;
 use crate::handle::Directory;
 use crate::install::PreparedModel;
 use crate::port::Descriptor;
@@ -73,6 +76,8 @@ pub(crate) struct Gpu {
     hardware: topology::Gpu,
     core: Driven<Core>,
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
+    /// Of opaque programs, as they were recorded last: mappings that begin are filled so.
+    orders: BTreeMap<ModelId, Arc<CopyOrder>>,
     entries: BTreeMap<RequestKey, Entry>,
     incarnation: Incarnation,
     /// Of the executor that all models share.
@@ -91,8 +96,21 @@ impl Gpu {
     pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
         let (models, entries, loaded) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (incarnation, pid, evicted) = (Incarnation(0), None, 0);
-        let (leaving, data) = (Vec::new(), Data::default());
-        Self { hardware, core, models, entries, incarnation, pid, loaded, leaving, evicted, data, peers }
+        let (leaving, data, orders) = (Vec::new(), Data::default(), BTreeMap::new());
+        Self {
+            hardware,
+            core,
+            models,
+            orders,
+            entries,
+            incarnation,
+            pid,
+            loaded,
+            leaving,
+            evicted,
+            data,
+            peers,
+        }
     }
 
     fn index(&self) -> GpuIndex {
@@ -138,6 +156,7 @@ impl Gpu {
                 self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
             }
             Action::Map { model, generation, blocks } => {
+                self.tell_order(model);
                 let extents = extents::of_program(&blocks, self.weights(model));
                 let map = Map { program: model.0.into(), generation: generation.0, extents };
                 self.send(Command::Map(map), Vec::new());
@@ -166,6 +185,8 @@ impl Gpu {
             }
             Action::Replace => self.peers.executor.post(executor::Message::Replace),
             Action::Transfer { transfer, weights, chunks, from } => {
+                // A peer's bytes are found by chunk; by place in an order only the host's are.
+                let from = from.filter(|_| !self.is_opaque(weights.model));
                 let evicted = self.evicted;
                 let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
                 waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
@@ -239,6 +260,9 @@ impl Gpu {
             }
             Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
             Action::Forgot { model } => {
+                if self.orders.remove(&model).is_some() {
+                    self.tell_order(model);
+                }
                 self.models.remove(&model);
             }
         }
@@ -270,7 +294,7 @@ impl Gpu {
             inputs: prepared.inputs.clone(),
             outputs: prepared.outputs.clone(),
             weights_pageable: false,
-            opaque_block_bytes: 0,
+            opaque_block_bytes: prepared.opaque_block.map_or(0, NonZeroU64::get),
             group_bytes: prepared.group_bytes.0,
         };
         let descriptors = vec![Arc::clone(&prepared.graph), Arc::clone(&prepared.weights)];
@@ -287,6 +311,12 @@ impl Behaviour for Gpu {
                 let weights = prepared.weights_bytes;
                 self.models.insert(model, prepared);
                 self.step(now, Event::Install { model, memory, weights }, Carried::Nothing);
+            }
+            Message::CopyOrder { model, order } => {
+                // It may have been removed meanwhile.
+                if self.models.contains_key(&model) {
+                    self.orders.insert(model, order);
+                }
             }
             Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
             Message::Assign { key, works, incarnation, attempt, from } => {
@@ -332,7 +362,8 @@ impl Behaviour for Gpu {
                 spans.for_each(|spans| spans.copied(now, &copied));
                 self.batch_crossed(now, &copied);
             }
-            Message::RunDone { run, times, event, outputs } => {
+            Message::RunDone { run, times, event, outputs, copy_order } => {
+                self.recorded(run, &copy_order);
                 self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
                 let kept = outputs
                     .tensors

@@ -33,6 +33,7 @@ use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gate, gpu, link};
+use crate::copy_order::CopyOrder;
 use crate::handle::{FaultError, Parts};
 use crate::seams::Behaviour;
 use crate::snapshot::{Look, SnapshotPart};
@@ -323,6 +324,7 @@ impl Behaviour for Node {
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
+            Message::Recorded { model, order } => self.supervisor.recorded(model, order),
             Message::Transfer { gpu, transfer, cargo, chunks, from, reader } => {
                 self.moving.insert(transfer, (gpu, cargo));
                 let objective = match reader {

@@ -40,7 +40,7 @@ use crate::host_tier::Counts;
 use crate::objects::{Objects, Tally};
 use crate::programs::Programs;
 use crate::sequences::{self, Sequences};
-use crate::snapshot::{GpuHealth, NodeSnapshot};
+use crate::snapshot::{GpuHealth, NodeSnapshot, ReadOrders};
 
 /// Functions with labels of their own.
 const FUNCTIONS_MAX: usize = 1000;
@@ -271,6 +271,7 @@ impl Seen {
             writer.counter((name, help, None), count)?;
         }
         self.prewarms(writer)?;
+        self.read_orders(writer)?;
         let bytes: u64 = self.host_models.iter().map(|model| model.bytes).sum();
         for (name, help, unit, value) in [
             ("millrace_node_queued", "Requests in the node's queue", None, f64::from(self.snapshot.queued)),
@@ -307,6 +308,14 @@ impl Seen {
         let labelled = |(outcome, count): (&str, u64)| (vec![("outcome", outcome.to_owned())], count as f64);
         let help = "Models that a workflow was likely to ask for next, by what became of them";
         writer.counters(("millrace_prewarms", help, None), outcomes.into_iter().map(labelled))
+    }
+
+    fn read_orders(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+        let ReadOrders { first, changed, same } = self.snapshot.read_orders;
+        let labelled = |(outcome, count): (&str, u64)| (vec![("outcome", outcome.to_owned())], count as f64);
+        let help = "Orders of an opaque program's reads that executors recorded, by what was known before";
+        let outcomes = [("first", first), ("changed", changed), ("same", same)];
+        writer.counters(("millrace_read_orders_recorded", help, None), outcomes.into_iter().map(labelled))
     }
 
     fn functions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {

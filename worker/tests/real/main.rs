@@ -20,6 +20,7 @@ mod links;
 mod memory;
 mod metrics;
 mod objects;
+mod opaque;
 mod peers;
 mod port;
 mod ports;

@@ -14,6 +14,8 @@ const GPUS_MAX: u32 = 8;
 const FUNCTIONS_MAX: u32 = 1_000;
 /// The most rows of one request.
 const ROWS_MAX: u32 = 4_096;
+/// The most numbers of a state: 1 MiB of them.
+const WIDTH_MAX: u32 = 262_144;
 /// The least from one fault of a stream to the next.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
@@ -22,6 +24,7 @@ impl Spec {
         is_a_name(&self.name)?;
         self.check_cluster()?;
         self.check_functions()?;
+        self.check_sequences()?;
         self.check_body()?;
         for (number, step) in (1..).zip(&self.round) {
             self.check_step(step).with_context(|| format!("step {number} of the round"))?;
@@ -73,6 +76,25 @@ impl Spec {
             self.workflows.is_empty() || !billed,
             "billed is about requests of functions alone: a workflow's are its steps'"
         );
+        Ok(())
+    }
+
+    fn check_sequences(&self) -> anyhow::Result<()> {
+        let others = self.functions.iter().map(|it| &it.name).chain(self.workflows.iter().map(|it| &it.name));
+        let mut names: BTreeSet<_> = others.collect();
+        for counter in &self.sequences {
+            let name = &counter.name;
+            is_a_name(name)?;
+            ensure!(names.insert(name), "sequences: {name} is there twice");
+            let reserved = RESERVED.iter().find(|&&own| name.starts_with(own));
+            ensure!(
+                reserved.is_none(),
+                "sequences: names that begin with {reserved:?} are the harness's own"
+            );
+            ensure!(counter.width.get() <= WIDTH_MAX, "sequences: {name} is wider than {WIDTH_MAX}");
+        }
+        let counted = self.invariants.contains(&Invariant::Counted);
+        ensure!(self.sequences.is_empty() != counted, "counted is about sequences, and they about it");
         Ok(())
     }
 

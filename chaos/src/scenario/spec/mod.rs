@@ -31,6 +31,8 @@ pub(crate) struct Spec {
     #[serde(default)]
     pub(crate) workflows: Vec<Workflow>,
     #[serde(default)]
+    pub(crate) sequences: Vec<Counter>,
+    #[serde(default)]
     pub(crate) load: Mix,
     /// How many times the round is done, or what is in code.
     pub(crate) rounds: Option<NonZeroU32>,
@@ -110,6 +112,15 @@ pub(crate) struct Workflow {
     /// worker that made it.
     #[serde(default = "one")]
     pub(crate) rows: NonZeroU32,
+}
+
+/// A function that keeps state, and counts the requests of each of its sequences.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Counter {
+    pub(crate) name: String,
+    /// The numbers of its state: beyond 16,384 of them it stays on the GPU that made it.
+    pub(crate) width: NonZeroU32,
 }
 
 /// Networks that `millrace synth` writes and that have one FP32 input.
@@ -213,6 +224,8 @@ pub(crate) enum Invariant {
     Healthy,
     /// Bills count what was answered, once.
     Billed,
+    /// Answers of sequences count their requests, each once, and nothing of sequences is left.
+    Counted,
     /// What the worker takes does not grow.
     Flat,
     /// No shared memory is left behind.

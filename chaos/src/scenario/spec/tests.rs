@@ -94,3 +94,29 @@ fn what_makes_no_sense_is_refused_before_anything_is_started() {
         assert!(refusal.contains(expected), "{to}: {refusal}");
     }
 }
+
+#[test]
+fn sequences_are_judged_and_nothing_else_is_by_their_count() {
+    let sequences = "functions:\n- {name: everywhere, model: mlp, replicas: 2}\nsequences:\n";
+    let with = |counter: &str| {
+        let text = WHOLE.replace("gone]", "gone, counted]");
+        text.replace(
+            "functions:\n- {name: everywhere, model: mlp, replicas: 2}\n",
+            &format!("{sequences}{counter}\n"),
+        )
+    };
+    let spec = Spec::parse("mine.yaml", &with("- {name: small, width: 4}")).unwrap();
+    assert_eq!((spec.sequences[0].name.as_str(), spec.sequences[0].width.get()), ("small", 4));
+    for (counter, why) in [
+        ("- {name: everywhere, width: 4}", "is there twice"),
+        ("- {name: poison, width: 4}", "the harness's own"),
+        ("- {name: small, width: 262145}", "wider than"),
+        ("- {name: small, width: 0}", "line"),
+    ] {
+        let refusal = refusal(&with(counter));
+        assert!(refusal.contains(why), "{counter}: {refusal}");
+    }
+    assert!(refusal(&WHOLE.replace("gone]", "gone, counted]")).contains("counted is about sequences"));
+    let unjudged = with("- {name: small, width: 4}").replace(", counted]", "]");
+    assert!(refusal(&unjudged).contains("counted is about sequences"));
+}

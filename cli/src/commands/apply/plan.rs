@@ -219,6 +219,7 @@ mod tests {
     use crate::commands::apply::manifests::{Item, ModelAt, WorkflowItem};
     use millrace_types::manifest::{self, Manifest};
     use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
+    use millrace_types::workflow::Signature;
     use millrace_types::{
         DataType, Digest, Dim, FunctionKey, FunctionName, FunctionSpec, Sequences, TenantName, TensorSpec,
     };

@@ -63,7 +63,7 @@ pub(super) fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millrace_types::manifest::Manifest;
+    use millrace_types::manifest::{Manifest, ModelSource};
 
     #[test]
     fn there_is_one_picture_of_each_digit() {
@@ -75,7 +75,8 @@ mod tests {
     fn the_manifest_names_the_unpacked_model() {
         let manifests = millrace_types::manifest::parse(MANIFEST).unwrap();
         let functions: Vec<_> = manifests.into_iter().filter_map(Manifest::function).collect();
-        let names: Vec<_> = functions.iter().map(|it| (it.spec.key.name.as_str(), &*it.model_file)).collect();
-        assert_eq!(names, [(NAME, "digits.onnx")]);
+        let [function] = &functions[..] else { panic!("{functions:?}") };
+        let model = ModelSource::File { path: "digits.onnx".into(), declared: None };
+        assert_eq!((function.spec.key.name.as_str(), &function.model), (NAME, &model));
     }
 }

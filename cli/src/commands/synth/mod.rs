@@ -164,6 +164,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::manifest::ModelSource;
+
     use super::*;
 
     #[test]
@@ -174,7 +176,8 @@ mod tests {
             .remove(0)
             .function()
             .unwrap();
-        assert_eq!((read.spec.key.name.as_str(), read.model_file.as_str()), ("tiny-cnn", path));
+        let model = ModelSource::File { path: path.into(), declared: None };
+        assert_eq!((read.spec.key.name.as_str(), read.model), ("tiny-cnn", model));
     }
 
     #[test]

@@ -75,6 +75,8 @@ impl Gpu {
         entry.let_go(&mut self.data);
         let (inputs, descriptors) = batch::inputs(&entry.works);
         let (outputs, members) = (entry.work().invocation.outputs.clone(), entry.works.len());
+        // One that has any runs alone.
+        let reads = entry.work().invocation.reads.clone();
         let kept = self.entries.get(&key).map(|entry| self.kept_outputs(entry)).unwrap_or_default();
         let run = Run {
             run: run.0,
@@ -83,7 +85,7 @@ impl Gpu {
             inputs,
             outputs,
             kept,
-            reads: Vec::new(),
+            reads,
             times,
             members: u32::try_from(members).unwrap_or(u32::MAX),
         };

@@ -1,5 +1,7 @@
 //! A Gpu actor by itself: what it tells its peers is written down, and they say what the tests want.
 
+mod orders;
+
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -121,6 +123,11 @@ impl Bench {
 
     /// Gives it a request that reads these objects, and may leave its output here.
     fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>) {
+        self.assign_from(key, model, objects, None);
+    }
+
+    /// The same, with its model from this GPU, if it is not here.
+    fn assign_from(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>, from: Option<GpuIndex>) {
         let input = |object: &Arc<Kept>| {
             let part = ObjectPart { object: object.key.0, offset: 0, bytes: object.bytes };
             let shape = vec![i64::try_from(object.bytes).unwrap()];
@@ -143,6 +150,7 @@ impl Bench {
             objective: None,
             next: Vec::new(),
             inputs: objects.iter().map(input).collect(),
+            reads: Vec::new(),
             descriptors: Vec::new(),
             on_gpus: OnGpus { objects, keep: vec!["y".to_owned()] },
             outputs: Vec::new(),
@@ -161,13 +169,7 @@ impl Bench {
             home: self.function.mailbox(),
             span: Span::none(),
         });
-        self.tell(Message::Assign {
-            key,
-            works: vec![work],
-            incarnation: INCARNATION,
-            attempt: 1,
-            from: None,
-        });
+        self.tell(Message::Assign { key, works: vec![work], incarnation: INCARNATION, attempt: 1, from });
     }
 
     /// An object on the other GPU.
@@ -183,7 +185,7 @@ impl Bench {
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
         let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
-        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
+        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, copy_order: Vec::new() });
     }
 
     /// Lets it hear what it was told meanwhile.
@@ -225,6 +227,7 @@ fn prepared(weights: Bytes) -> Arc<PreparedModel> {
         launches: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
+        opaque_block: None,
     })
 }
 

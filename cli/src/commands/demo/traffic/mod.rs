@@ -185,6 +185,7 @@ examples/traffic/README.md has the same by hand, docs/workflows.md what workflow
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::manifest::ModelSource;
     use millrace_types::workflow::{Run, Signature};
 
     use super::*;
@@ -213,8 +214,13 @@ mod tests {
         }
         let manifests = millrace_types::manifest::parse(MANIFEST).unwrap();
         let functions = manifests.into_iter().filter_map(Manifest::function);
-        let files: BTreeMap<_, _> =
-            functions.map(|function| (Run::Function(function.spec.key.name), function.model_file)).collect();
+        let file = |source| match source {
+            ModelSource::File { path, .. } => path,
+            ModelSource::Cluster(digest) => panic!("{digest} is not in the folder"),
+        };
+        let files: BTreeMap<_, _> = functions
+            .map(|function| (Run::Function(function.spec.key.name), file(function.model)))
+            .collect();
         let signature = workflow().unwrap().check(|run| signatures.get(files.get(run)?)).unwrap();
         let names = |tensors: &[millrace_types::TensorSpec]| {
             tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()

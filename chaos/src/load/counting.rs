@@ -1,0 +1,282 @@
+//! Clients of counters, functions that keep state: sequences of requests whose answers say how many
+//! requests the state has counted, and whose sequence it is.
+//!
+//! A client does what docs/sequences.md says. Where the request was not carried out and may be made again,
+//! it makes it again; where it is told that the sequence is over, it begins it anew under the same id;
+//! where the request may have been carried out, it leaves the sequence for one of another id, and the
+//! cluster ends it for being idle.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::bail;
+use bytes::Bytes;
+use millrace_client::{
+    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferResponse, Inference, Tensor,
+};
+use millrace_types::sequences::{Sequences, StatePair};
+use millrace_types::{DataType, InSequence, Reason, SequenceId};
+use rand::Rng as _;
+
+use super::requester::name;
+use super::{Client, keys, targets};
+use crate::clock;
+use crate::oracle::counted::{Ended, Step};
+use crate::timeline::seconds;
+
+/// Sequences that a client has at one time.
+const OPEN: u64 = 4;
+/// How many requests a sequence has.
+const LENGTH: std::ops::RangeInclusive<u32> = 2..=12;
+/// Numbers by which sequences are told apart. With [`LENGTH`], every count of each is exact in FP32.
+const KEYS: u64 = 64;
+/// How many sequences a counter may have at one time, and how long one is kept that nobody asks for.
+const SEQUENCES_MAX: u32 = 64;
+const IDLE: Duration = Duration::from_secs(20);
+/// How long what nobody asks for any more may take to leave: it is looked for once in a while.
+const ROOM_PATIENCE: Duration = Duration::from_secs(60);
+const ROOM_EVERY: Duration = Duration::from_millis(500);
+/// How long one try may take, and a request in all.
+const TRY_TIMEOUT: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two requests, and between two tries, in milliseconds.
+const THINK_MS: std::ops::Range<u64> = 5..30;
+const AGAIN_MS: std::ops::Range<u64> = 20..100;
+
+/// A function that counts the requests of each of its sequences.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name.
+    pub name: String,
+    /// The numbers of its state: large state stays on the GPU that made it.
+    pub width: NonZeroU32,
+}
+
+impl Counter {
+    /// Publishes it. It is not waited for until it is ready.
+    pub(super) async fn publish(&self, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<()> {
+        let path = root.join(format!("{}.onnx", self.name));
+        let words = ["counter", "--width", &self.width.to_string()];
+        let digest = targets::synthesize(&words, program, &path, admin).await?;
+        let mut spec = keys::spec(&self.name, 0);
+        let state = vec![StatePair { input: "h_in".to_owned(), output: "h_out".to_owned() }];
+        spec.sequences = Some(Sequences { state, idle: IDLE, max: SEQUENCES_MAX });
+        admin.apply(&spec, digest, ApplyOptions::default()).await?;
+        Ok(())
+    }
+
+    /// Waits until as many sequences begin at one time as it may have: nothing of those before is left.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub(crate) async fn has_room(&self, endpoints: Endpoints) -> anyhow::Result<()> {
+        let inference = Inference::new(endpoints);
+        let deadline = clock::now() + ROOM_PATIENCE;
+        loop {
+            let begun = clock::now();
+            let missing = match self.all_begin(&inference).await {
+                // Otherwise the first may be over again.
+                Ok(()) if begun.elapsed() < IDLE / 2 => return Ok(()),
+                Ok(()) => format!("to begin all takes {}, which proves nothing", seconds(begun.elapsed())),
+                Err(error) => error.to_string(),
+            };
+            if clock::now() >= deadline {
+                bail!("{SEQUENCES_MAX} sequences of {} do not begin: {missing}", self.name);
+            }
+            tokio::time::sleep(ROOM_EVERY).await;
+        }
+    }
+
+    async fn all_begin(&self, inference: &Inference) -> Result<(), Error> {
+        for number in 0..SEQUENCES_MAX {
+            let id = SequenceId::Name(format!("room-{number}"));
+            inference.infer(self.request(1.0, InSequence { id, start: true, end: false })).await?;
+        }
+        Ok(())
+    }
+
+    /// The first number counts, the others say whose count it is.
+    fn request(&self, key: f32, sequence: InSequence) -> InferRequest {
+        let width = self.width.get();
+        let number = |at: u32| if at == 0 { 1.0 } else { key };
+        let data = Bytes::from((0..width).flat_map(|at| number(at).to_le_bytes()).collect::<Vec<u8>>());
+        let input = Tensor::new("x", DataType::Fp32, vec![1, width.into()], data);
+        let mut request = InferRequest::new(&*self.name, vec![input.expect("the shape has these bytes")]);
+        (request.sequence, request.timeout) = (Some(sequence), TRY_TIMEOUT);
+        request
+    }
+}
+
+/// Where a client is in a sequence.
+struct Sequence {
+    id: String,
+    key: f32,
+    /// Requests that were answered.
+    answered: u32,
+    length: u32,
+}
+
+/// A client of one counter.
+pub(super) struct Counting {
+    pub(super) client: Client,
+    pub(super) counter: Counter,
+    pub(super) steps: Arc<Mutex<Vec<Step>>>,
+}
+
+impl Counting {
+    /// Asks until it is to stop, and then ends the sequences that it has.
+    pub(super) async fn run(mut self) {
+        let inference = Inference::new(self.client.endpoints.clone());
+        let mut begun = 0;
+        let mut open: Vec<Sequence> = (0..OPEN).map(|_| self.another(&mut begun)).collect();
+        while self.client.think(THINK_MS).await {
+            let at = self.client.rng.random_range(0..open.len());
+            let last = open[at].answered + 1 == open[at].length;
+            match self.step(&inference, &open[at], last).await {
+                Ended::Counted if !last => open[at].answered += 1,
+                // Both begin anew under the same id.
+                Ended::Counted | Ended::Over(_) => open[at].answered = 0,
+                Ended::Miscounted(_) | Ended::Unclear(_) | Ended::Refused(_) => {
+                    open[at] = self.another(&mut begun);
+                }
+            }
+        }
+        for sequence in open.iter().filter(|sequence| sequence.answered > 0) {
+            self.step(&inference, sequence, true).await;
+        }
+    }
+
+    /// A sequence of an id that this client had not yet.
+    fn another(&mut self, begun: &mut u64) -> Sequence {
+        *begun += 1;
+        let number = self.client.number;
+        let key = u64::from(number) * KEYS + *begun % KEYS;
+        let length = self.client.rng.random_range(LENGTH);
+        Sequence { id: format!("{number}-{begun}"), key: key as f32, answered: 0, length }
+    }
+
+    /// Makes the next request of a sequence until it has ended, and records it.
+    async fn step(&mut self, inference: &Inference, sequence: &Sequence, last: bool) -> Ended {
+        let place = sequence.answered + 1;
+        let id = self.client.endpoints.next_id();
+        let begun = self.client.timeline.now();
+        let how = loop {
+            let in_sequence =
+                InSequence { id: SequenceId::Name(sequence.id.clone()), start: place == 1, end: last };
+            let mut request = self.counter.request(sequence.key, in_sequence);
+            request.id = Some(id.clone());
+            let error = match inference.infer(request).await {
+                Ok(answer) => break judge(&answer, place, sequence.key),
+                Err(error) => error,
+            };
+            if let Some(ended) = became(&error) {
+                break ended;
+            }
+            if self.client.timeline.now() - begun >= PATIENCE {
+                break Ended::Refused(format!("given up, {}", name(&error)));
+            }
+            let pause = self.client.rng.random_range(AGAIN_MS);
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        };
+        let sequence = format!("{} of {}", sequence.id, self.counter.name);
+        let step = Step { sequence, place, last, begun, ended: self.client.timeline.now(), how: how.clone() };
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(step);
+        how
+    }
+}
+
+/// What an error says of a request and its sequence; `None`: that the request may be made again.
+fn became(error: &Error) -> Option<Ended> {
+    match error.reason() {
+        Some(Reason::SequenceNotFound | Reason::DataLost) => Some(Ended::Over(name(error))),
+        // Two executors died as they had it: it cannot be told from one that kills them.
+        Some(Reason::Quarantined) => Some(Ended::Unclear(name(error))),
+        _ if error.may_have_executed() => Some(Ended::Unclear(name(error))),
+        _ if error.retryable() => None,
+        _ => Some(Ended::Refused(name(error))),
+    }
+}
+
+/// What the counter gives after so many requests of 1: half of its state stays, and it gives twice that.
+fn count(requests: u32) -> f32 {
+    4.0 - 4.0 * 0.5_f32.powi(requests.cast_signed())
+}
+
+fn judge(answer: &InferResponse, place: u32, key: f32) -> Ended {
+    let [output] = answer.outputs.as_slice() else {
+        return Ended::Miscounted(format!("the answer has {} outputs", answer.outputs.len()));
+    };
+    let values: Vec<f32> = output.data().chunks_exact(4).map(value).collect();
+    let expected = count(place);
+    match values.split_first() {
+        Some((&first, others)) if first == expected => {
+            match others.iter().find(|&&it| it != expected * key) {
+                None => Ended::Counted,
+                Some(other) => {
+                    Ended::Miscounted(format!("it counts {place}, but {other} is not of its sequence"))
+                }
+            }
+        }
+        Some((&first, _)) => {
+            let counts = (0..=2 * *LENGTH.end()).find(|&requests| count(requests) == first);
+            let said = counts.map_or_else(|| format!("it gives {first}"), |it| format!("it counts {it}"));
+            Ended::Miscounted(said)
+        }
+        None => Ended::Miscounted("the answer is empty".to_owned()),
+    }
+}
+
+fn value(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes(bytes.try_into().expect("chunks of four"))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::Failure;
+
+    use super::*;
+
+    /// What the counter of the cluster does with requests of 1 and of a key.
+    fn answer(requests: u32, key: f32) -> InferResponse {
+        let (mut counted, mut keyed) = (0.0_f32, 0.0_f32);
+        for _ in 0..requests {
+            (counted, keyed) = (counted * 0.5 + 1.0, keyed * 0.5 + key);
+        }
+        let values = [2.0 * counted, 2.0 * keyed, 2.0 * keyed];
+        let data = Bytes::from(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+        let output = Tensor::new("y", DataType::Fp32, vec![1, 3], data).unwrap();
+        InferResponse {
+            model: "counter".to_owned(),
+            version: "1".to_owned(),
+            request_id: "r".to_owned(),
+            outputs: vec![output],
+            split: None,
+        }
+    }
+
+    #[test]
+    fn an_answer_is_of_its_sequence_and_counts_its_requests() {
+        for key in [1.0, 65.0, 1_023.0] {
+            for place in 1..=*LENGTH.end() {
+                assert_eq!(judge(&answer(place, key), place, key), Ended::Counted, "{place} of {key}");
+            }
+        }
+        let said = |requests, key| judge(&answer(requests, key), 3, 65.0);
+        assert_eq!(said(1, 65.0), Ended::Miscounted("it counts 1".to_owned()), "state was lost");
+        assert_eq!(said(4, 65.0), Ended::Miscounted("it counts 4".to_owned()), "it was applied twice");
+        assert!(matches!(said(3, 66.0), Ended::Miscounted(_)), "another's state");
+    }
+
+    #[test]
+    fn an_error_says_whether_a_sequence_goes_on() {
+        let refused = |reason| Error::Refused(Failure::new(reason, "no"));
+        assert!(matches!(became(&refused(Reason::SequenceNotFound)), Some(Ended::Over(_))));
+        assert!(matches!(became(&refused(Reason::DataLost)), Some(Ended::Over(_))));
+        assert_eq!(became(&refused(Reason::QueueFull)), None);
+        let ran = Error::Refused(Failure::new(Reason::ExecutorLost, "no").after_execution());
+        assert!(matches!(became(&ran), Some(Ended::Unclear(_))));
+        assert!(matches!(became(&refused(Reason::MalformedRequest)), Some(Ended::Refused(_))));
+    }
+}
