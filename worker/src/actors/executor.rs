@@ -183,6 +183,7 @@ impl Executor {
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
             peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
+            via: grant.via.map_or_else(Vec::new, |hops| hops.as_slice().iter().map(|gpu| gpu.0).collect()),
             ..of
         };
         self.send(Command::Copy(copy), Vec::new());
