@@ -132,6 +132,8 @@ pub(crate) enum Reader {
     /// One that has left the queue or takes no place there: a program reads them for it, or they are
     /// answered.
     Outside(Arc<Asker>),
+    /// One of another worker, which wants them by then.
+    Elsewhere(Timestamp),
 }
 
 impl Reader {
@@ -434,6 +436,7 @@ impl Behaviour for Node {
                     Reader::Answer(work) => self.answer_objective(now, &work),
                     Reader::Inputs(asker) => self.inputs_objective(now, &asker),
                     Reader::Outside(asker) => self.outside_objective(now, &asker),
+                    Reader::Elsewhere(by) => Some(objectives::of_elsewhere(now, by)),
                 };
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }
