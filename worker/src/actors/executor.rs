@@ -13,7 +13,7 @@ use millrace_policy::fabric::{BatchFailure, Cargo, Grant, Leaving, Weights, link
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
-use millrace_policy::paths::Hops;
+use millrace_policy::paths::{Direction, Hops};
 use millrace_proto::executor::{
     AddPeer, ByteRange, Copy, CopyFailure, ForgetPeer, Ready, Revoke, RunFailure as WireRunFailure,
     command::Command, event,
@@ -74,8 +74,9 @@ pub(crate) struct Executor {
     /// Told of every incarnation that is started.
     started: Box<dyn Fn(Incarnation)>,
     peers: Peers,
-    /// The link that issued each batch that is out, and the GPUs that forward it, where others do.
-    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Hops>)>,
+    /// The link that issued each batch that is out, and the GPUs that forward it, where others do, and which
+    /// way.
+    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<(Direction, Hops)>)>,
 }
 
 /// Where an Executor actor's words go.
@@ -167,7 +168,8 @@ impl Executor {
         if !self.up {
             return;
         }
-        self.out.insert((grant.transfer, grant.batch), (grant.link, grant.via));
+        let via = grant.via.map(|hops| (grant.cargo.direction(), hops));
+        self.out.insert((grant.transfer, grant.batch), (grant.link, via));
         let (offset, size) = grant.cargo.span(&grant.chunks);
         let of = match grant.cargo {
             Cargo::Weights(Weights { model, generation, .. }) => {

@@ -66,20 +66,21 @@ impl Links {
         true
     }
 
-    /// The ways by which others forward to a GPU now.
+    /// The ways by which others forward to a GPU or from it now.
     pub(super) fn forwarding(&self, gpu: GpuIndex) -> Vec<Way> {
-        let ways = self.copying.keys().filter(|(to, _)| *to == gpu).map(|&(_, way)| way);
-        ways.filter(|way| matches!(way, Way::Forwarded(_))).collect()
+        let ways = self.copying.keys().filter(|(its, _)| *its == gpu).map(|&(_, way)| way);
+        ways.filter(|way| matches!(way, Way::Forwarded(..))).collect()
     }
 
     /// How long so much is on a way by which others forward it, beyond what it takes at the rate of its
     /// slowest link: a chunk is sent on while the next one comes.
-    pub(super) fn fill(&self, hops: &Hops, size: Bytes) -> Duration {
+    pub(super) fn fill(&self, way: Way, size: Bytes) -> Duration {
+        let Way::Forwarded(direction, hops) = way else { return Duration::ZERO };
         let rate = |link: LinkId| self.topology.links[link.0 as usize].rate;
-        let from_host = self.host_path(hops.first()).iter().map(|&link| rate(link)).min();
+        let host = self.host_path(neighbour(direction, &hops)).iter().map(|&link| rate(link)).min();
         let nvlinks = hops.links().filter_map(|pair| self.between(pair)).map(rate);
         let chunk = size.min(BLOCK);
-        let stages = from_host.into_iter().chain(nvlinks).map(|rate| rate.time_for(chunk));
+        let stages = host.into_iter().chain(nvlinks).map(|rate| rate.time_for(chunk));
         let (all, longest) = stages.fold((Duration::ZERO, Duration::ZERO), |(all, longest), stage| {
             (all + stage, longest.max(stage))
         });
@@ -87,22 +88,25 @@ impl Links {
     }
 
     /// What a copy crosses: the GPU's way from the host or back, or its link with the other GPU, towards it;
-    /// or the way of the first GPU that forwards, and the links from there on.
+    /// or the way of the GPU that forwards, and the links between the two.
     fn path(&self, (gpu, way): Stream, source: Source) -> Vec<Lane> {
-        let host = |gpu: GpuIndex, towards: Towards| {
+        let host = |gpu: GpuIndex, direction: Direction| {
+            let towards = match direction {
+                Direction::ToGpu => Towards::Gpus,
+                Direction::FromGpu => Towards::Host,
+            };
             self.host_path(gpu).iter().map(move |&link| (link, towards)).collect::<Vec<_>>()
         };
         let nvlink =
             |(from, to): (GpuIndex, GpuIndex)| self.between((from, to)).map(|link| (link, Towards::Gpu(to)));
         match (way, source) {
-            (Way::Forwarded(hops), _) => {
-                let mut path = host(hops.first(), Towards::Gpus);
+            (Way::Forwarded(direction, hops), _) => {
+                let mut path = host(neighbour(direction, &hops), direction);
                 path.extend(hops.links().filter_map(nvlink));
                 path
             }
             (Way::Own(_), Some(from)) => nvlink((from, gpu)).into_iter().collect(),
-            (Way::Own(Direction::ToGpu), None) => host(gpu, Towards::Gpus),
-            (Way::Own(Direction::FromGpu), None) => host(gpu, Towards::Host),
+            (Way::Own(direction), None) => host(gpu, direction),
         }
     }
 
@@ -129,6 +133,14 @@ impl Links {
             };
             (stream, path.iter().map(share).min().unwrap_or(BytesPerSec(u64::MAX)))
         })
+    }
+}
+
+/// The GPU whose links lead to the host or from there, where it forwards.
+fn neighbour(direction: Direction, hops: &Hops) -> GpuIndex {
+    match direction {
+        Direction::ToGpu => hops.first(),
+        Direction::FromGpu => hops.last(),
     }
 }
 
@@ -184,9 +196,9 @@ mod tests {
         let up = rates_of(&links, |way| way == Way::Own(Direction::FromGpu));
         assert_eq!(up, [6, 4, 10].map(BytesPerSec::gb), "as from the host");
         let hops = Hops::of([GpuIndex(2), GpuIndex(0)]);
-        let way = (GpuIndex(0), Way::Forwarded(hops));
+        let way = (GpuIndex(0), Way::Forwarded(Direction::ToGpu, hops));
         assert!(links.set(way, host) && links.forwarding(GpuIndex(0)) == [way.1]);
-        let forwarded = rates_of(&links, |way| matches!(way, Way::Forwarded(_)));
+        let forwarded = rates_of(&links, |way| matches!(way, Way::Forwarded(..)));
         assert_eq!(
             forwarded,
             [BytesPerSec::gb(5)],
@@ -195,8 +207,12 @@ mod tests {
         let to_2 = links.rates().find(|(stream, _)| *stream == to(2));
         assert_eq!(to_2, Some((to(2), BytesPerSec::gb(5))));
         // A chunk of the host's memory crosses the NVLink after the last of it has come.
-        assert_eq!(links.fill(&hops, Bytes::mib(10)), BytesPerSec::gb(24).time_for(Bytes::mib(2)));
-        assert_eq!(links.fill(&hops, Bytes(24_000)), Duration::from_micros(1));
+        assert_eq!(links.fill(way.1, Bytes::mib(10)), BytesPerSec::gb(24).time_for(Bytes::mib(2)));
+        assert_eq!(links.fill(way.1, Bytes(24_000)), Duration::from_micros(1));
         assert!(links.set(way, None) && links.forwarding(GpuIndex(0)).is_empty());
+        // GPU 2's own copy to the host is under way beside it.
+        let back = Way::Forwarded(Direction::FromGpu, Hops::of([GpuIndex(0), GpuIndex(2)]));
+        assert!(links.set((GpuIndex(0), back), host));
+        assert_eq!(rates_of(&links, |way| matches!(way, Way::Forwarded(..))), [BytesPerSec::gb(5)]);
     }
 }

@@ -71,8 +71,7 @@ impl ModelledMachine {
     /// How long what others forward is on its way beyond its slowest link; nothing where there are no links.
     fn fill(&self, copy: &CopyOrder) -> Duration {
         let inside = self.inside();
-        let fill = copy.via.zip(inside.links.as_ref()).map(|(hops, links)| links.fill(&hops, copy.size));
-        fill.unwrap_or_default()
+        inside.links.as_ref().map_or(Duration::ZERO, |links| links.fill(copy.way(), copy.size))
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {

@@ -14,7 +14,7 @@ use super::{CopyOrder, Way};
 pub(super) struct Ways {
     own: Each<Copies>,
     /// By the GPUs that forward: those that ever did.
-    forwarded: BTreeMap<Hops, Copies>,
+    forwarded: BTreeMap<(Direction, Hops), Copies>,
     rate: BytesPerSec,
 }
 
@@ -29,21 +29,25 @@ impl Ways {
     pub(super) fn of(&self, way: Way) -> Option<&Copies> {
         match way {
             Way::Own(direction) => Some(&self.own[direction]),
-            Way::Forwarded(hops) => self.forwarded.get(&hops),
+            Way::Forwarded(direction, hops) => self.forwarded.get(&(direction, hops)),
         }
     }
 
     pub(super) fn of_mut(&mut self, way: Way) -> &mut Copies {
         match way {
             Way::Own(direction) => &mut self.own[direction],
-            Way::Forwarded(hops) => self.forwarded.entry(hops).or_insert_with(|| Copies::new(self.rate)),
+            Way::Forwarded(direction, hops) => {
+                let copies = self.forwarded.entry((direction, hops));
+                copies.or_insert_with(|| Copies::new(self.rate))
+            }
         }
     }
 
     /// Each way on which something was ordered, and those of the GPU's own.
     pub(super) fn each(&self) -> impl Iterator<Item = (Way, &Copies)> {
         let own = Direction::BOTH.into_iter().map(move |way| (Way::Own(way), &self.own[way]));
-        own.chain(self.forwarded.iter().map(|(&hops, copies)| (Way::Forwarded(hops), copies)))
+        let forwarded = self.forwarded.iter();
+        own.chain(forwarded.map(|(&(direction, hops), copies)| (Way::Forwarded(direction, hops), copies)))
     }
 
     pub(super) fn clear(&mut self) {

@@ -278,9 +278,9 @@ impl Model {
         self.copies.of(way)?.under_way()
     }
 
-    /// The ways by which others forward, or once did, to this GPU.
+    /// The ways by which others forward, or once did, to this GPU and from it.
     pub fn forwarded(&self) -> impl Iterator<Item = Way> {
-        self.copies.each().map(|(way, _)| way).filter(|way| matches!(way, Way::Forwarded(_)))
+        self.copies.each().map(|(way, _)| way).filter(|way| matches!(way, Way::Forwarded(..)))
     }
 
     /// When a copy next begins or ends, as long as its rate stays: to the nanosecond, whenever the

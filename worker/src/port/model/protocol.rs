@@ -126,7 +126,8 @@ pub struct CopyOrder {
     pub of: Of,
     /// From which GPU, where it comes from another.
     pub from: Option<GpuIndex>,
-    /// By the way of which GPUs it comes from the host, where others forward it; this one is the last.
+    /// By the way of which GPUs it comes from the host or goes there, where others forward it; this one is
+    /// the last, or the first.
     pub via: Option<Hops>,
     /// How long it is on its way beyond what it takes at the rate of its slowest link, where it crosses
     /// several: its chunks are forwarded as they come.
@@ -143,11 +144,11 @@ impl CopyOrder {
     /// Which way its bytes go.
     #[must_use]
     pub fn way(&self) -> Way {
-        match (self.of, self.via) {
-            (Of::CopyOut(_), _) => Way::Own(Direction::FromGpu),
-            (Of::Program { .. } | Of::Object(_), Some(hops)) => Way::Forwarded(hops),
-            (Of::Program { .. } | Of::Object(_), None) => Way::Own(Direction::ToGpu),
-        }
+        let direction = match self.of {
+            Of::Program { .. } | Of::Object(_) => Direction::ToGpu,
+            Of::CopyOut(_) => Direction::FromGpu,
+        };
+        self.via.map_or(Way::Own(direction), |hops| Way::Forwarded(direction, hops))
     }
 }
 
@@ -156,8 +157,9 @@ impl CopyOrder {
 pub enum Way {
     /// Its own, from other GPUs included.
     Own(Direction),
-    /// From the host over the links of the first of these GPUs, and over NVLinks from there on.
-    Forwarded(Hops),
+    /// Over NVLinks from or to the GPU whose links lead on to the host or from there: the first of these where
+    /// it comes, the last where it goes.
+    Forwarded(Direction, Hops),
 }
 
 /// What it says.
