@@ -10,6 +10,9 @@ use millrace_policy::placement::{PAIRS_MAX, Pair, Tally};
 use millrace_types::{FunctionKey, FunctionName, Revision};
 use serde::{Deserialize, Serialize};
 
+use crate::everyone::ASK_TIMEOUT;
+use crate::raft::Peer;
+
 /// Pairs of functions that are counted here, of all workflows. One that comes to have no room is told of
 /// again once a run of it fits: until then what the leader learned of it stays, or what is declared counts.
 const ALL_PAIRS_MAX: usize = 8192;
@@ -55,6 +58,37 @@ impl From<&Tally> for Told {
         let Tally { workflow, generation, runs, .. } = tally;
         Self { workflow: workflow.clone(), generation: *generation, runs: *runs, pairs: pairs.collect() }
     }
+}
+
+/// What a controller counted, by its number; `None` where it does not answer. Nothing of it is lost then: it
+/// says so the next time.
+pub(crate) async fn ask(peer: Peer) -> (u64, Option<Vec<Told>>) {
+    let told = peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_passed(message).await).await;
+    let id = peer.id();
+    match told {
+        Ok(told) => (id, Some(told)),
+        Err(failure) => {
+            tracing::debug!(controller = id, error = failure.message, "what workflows passed is not known");
+            (id, None)
+        }
+    }
+}
+
+/// What several counted of one version of a workflow, together.
+pub(crate) fn together(
+    workflow: &FunctionKey,
+    generation: Revision,
+    told: impl IntoIterator<Item = Told>,
+) -> Tally {
+    let mut sum = Tally { workflow: workflow.clone(), generation, runs: 0, pairs: BTreeMap::new() };
+    let its = |tally: &Tally| tally.workflow == *workflow && tally.generation == generation;
+    for tally in told.into_iter().map(Tally::from).filter(its) {
+        sum.runs += tally.runs;
+        for (pair, bytes) in tally.pairs {
+            add(&mut sum.pairs, pair, bytes);
+        }
+    }
+    sum
 }
 
 /// Adds to what a pair passed, if it is one of those that are counted.
@@ -175,6 +209,23 @@ mod tests {
         assert_eq!(passed.lock().pairs, 1);
         assert_eq!(passed.told(&State::default()), [], "there is no such workflow");
         assert_eq!(passed.lock().pairs, 0);
+    }
+
+    #[test]
+    fn what_controllers_counted_of_one_version_is_added_up() {
+        let [one, another] = [FIRST, FIRST.next()].map(|generation| {
+            let passed = Passed::default();
+            passed.ran(&key("w"), FIRST, passing(&[("a", "b", 4)]));
+            passed.ran(&key("v"), FIRST, passing(&[("a", "b", 100)]));
+            passed.ran(&key("u"), generation, passing(&[("b", "c", 1)]));
+            told(&passed)
+        });
+        let all = || one.iter().chain(&another).cloned();
+        let sum = |of: &str| together(&key(of), FIRST, all());
+        let pairs = |from, to, bytes| BTreeMap::from([((name(from), name(to)), bytes)]);
+        assert_eq!((sum("w").runs, sum("w").pairs), (2, pairs("a", "b", 8)));
+        assert_eq!((sum("u").runs, sum("u").pairs), (1, pairs("b", "c", 1)), "the other is of the next");
+        assert_eq!(sum("none").runs, 0);
     }
 
     #[test]
