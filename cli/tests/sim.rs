@@ -20,6 +20,24 @@ async fn policies_are_compared_and_the_same_seed_says_the_same() {
 }
 
 #[tokio::test]
+async fn models_come_sooner_over_neighbours_links_where_that_is_asked_for() {
+    let sandbox = Sandbox::new();
+    sandbox.write("models.yaml", "- {name: a, weights: 2GB, run: 1ms}\n");
+    let mut means = Vec::new();
+    for links in ["own", "all"] {
+        let line = format!(
+            "sim --topology dgx-v100 --models models.yaml --functions 80 --pattern sporadic --rate 60 \
+             --minutes 1 --host-links {links} -o json"
+        );
+        let run = sandbox.run(&line).await;
+        assert_eq!(run.code, 0, "{line}: {run:?}");
+        let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        means.push(rows[0]["meanMs"].as_f64().unwrap());
+    }
+    assert!(means[1] < means[0] / 2.0, "{means:?}");
+}
+
+#[tokio::test]
 async fn tables_and_plots_are_written_where_asked() {
     let sandbox = Sandbox::new();
     sandbox.write("models.yaml", "- {name: a, weights: 100MB, run: 5ms}\n");

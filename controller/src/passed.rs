@@ -10,6 +10,9 @@ use millrace_policy::placement::{PAIRS_MAX, Pair, Tally};
 use millrace_types::{FunctionKey, FunctionName, Revision};
 use serde::{Deserialize, Serialize};
 
+use crate::everyone::ASK_TIMEOUT;
+use crate::raft::Peer;
+
 /// Pairs of functions that are counted here, of all workflows. Of one whose pairs find no room none is
 /// counted any more, until it has another version: what is declared counts.
 const ALL_PAIRS_MAX: usize = 8192;
@@ -58,6 +61,39 @@ impl From<&Tally> for Told {
         let pairs = pairs.as_ref().map(|pairs| pairs.iter().map(pair).collect());
         Self { workflow: workflow.clone(), generation: *generation, runs: *runs, pairs }
     }
+}
+
+/// What a controller counted, by its number; `None` where it does not answer. Nothing of it is lost then: it
+/// says so the next time.
+pub(crate) async fn ask(peer: Peer) -> (u64, Option<Vec<Told>>) {
+    let told = peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_passed(message).await).await;
+    let id = peer.id();
+    match told {
+        Ok(told) => (id, Some(told)),
+        Err(failure) => {
+            tracing::debug!(controller = id, error = failure.message, "what workflows passed is not known");
+            (id, None)
+        }
+    }
+}
+
+/// What several counted of one version of a workflow, together; of pairs nothing, where one of them had no
+/// room for all.
+pub(crate) fn together(
+    workflow: &FunctionKey,
+    generation: Revision,
+    told: impl IntoIterator<Item = Told>,
+) -> Tally {
+    let (mut runs, mut pairs) = (0, Some(BTreeMap::new()));
+    let its = |tally: &Tally| tally.workflow == *workflow && tally.generation == generation;
+    for tally in told.into_iter().map(Tally::from).filter(its) {
+        runs += tally.runs;
+        match (&mut pairs, tally.pairs) {
+            (Some(sum), Some(pairs)) => pairs.into_iter().for_each(|(pair, bytes)| add(sum, pair, bytes)),
+            _ => pairs = None,
+        }
+    }
+    Tally { workflow: workflow.clone(), generation, runs, pairs }
 }
 
 /// Adds to what a pair passed.
@@ -185,6 +221,26 @@ mod tests {
         assert_eq!(passed.lock().pairs, 1);
         assert_eq!(passed.told(&State::default()), [], "there is no such workflow");
         assert_eq!(passed.lock().pairs, 0);
+    }
+
+    #[test]
+    fn what_controllers_counted_of_one_version_is_added_up() {
+        let [one, another] = [FIRST, FIRST.next()].map(|generation| {
+            let passed = Passed::default();
+            passed.ran(&key("w"), FIRST, passing(&[("a", "b", 4)]));
+            passed.ran(&key("v"), FIRST, passing(&[("a", "b", 100)]));
+            passed.ran(&key("u"), generation, passing(&[("b", "c", 1)]));
+            told(&passed)
+        });
+        let all = || one.iter().chain(&another).cloned();
+        let sum = |of: &str| together(&key(of), FIRST, all());
+        let pairs = |from, to, bytes| Some(BTreeMap::from([((name(from), name(to)), bytes)]));
+        assert_eq!((sum("w").runs, sum("w").pairs), (2, pairs("a", "b", 8)));
+        assert_eq!((sum("u").runs, sum("u").pairs), (1, pairs("b", "c", 1)), "the other is of the next");
+        assert_eq!(sum("none").runs, 0);
+        let uncounted = Told { workflow: key("w"), generation: FIRST, runs: 1, pairs: None };
+        let all = all().chain([uncounted]).chain(all());
+        assert_eq!(together(&key("w"), FIRST, all).pairs, None, "one had no room");
     }
 
     #[test]

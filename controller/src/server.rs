@@ -161,6 +161,7 @@ pub async fn start(
         stop: waiting.clone(),
         traces: Traces { own: shown.kept, everyone: everyone.clone() },
         activities: Activities { own: shown.doors, everyone },
+        passed: passed.clone(),
         faults,
     };
     let serving = Serving::new(replica.clone(), fleet, outlook, passed);

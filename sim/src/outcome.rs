@@ -8,7 +8,7 @@ use millrace_policy::dispatch::Stats;
 use millrace_policy::trace::{CoreId, Trace};
 use millrace_types::{FunctionKey, GpuIndex, Reason, TenantName, Timestamp, Usage};
 use millrace_worker::request::Split;
-use millrace_worker::snapshot::NodeSnapshot;
+use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
 
 use crate::control::function_key;
 use crate::scenario::Function;
@@ -183,6 +183,22 @@ impl Outcome {
         }
         let busy = busy(&self.nodes).zip(busy(&self.before)).map(|(end, before)| end.saturating_sub(before));
         busy.map(|busy| busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)).collect()
+    }
+
+    /// Each link's share of what it could have carried towards the GPUs, or towards either of two, by node
+    /// and in link order. Both directions of an NVLink are counted as one that carries as much.
+    #[must_use]
+    pub fn link_loads(&self) -> Vec<Vec<f64>> {
+        let span = self.span.as_secs_f64().max(1e-9);
+        let of = |(end, before): (&NodeSnapshot, &NodeSnapshot)| {
+            let links = end.links.iter().zip(&before.links);
+            let load = |(end, before): (&LinkSnapshot, &LinkSnapshot)| {
+                let carried = end.carried.get().saturating_sub(before.carried.get());
+                carried as f64 / end.rate.0.max(1) as f64 / span
+            };
+            links.map(load).collect::<Vec<f64>>()
+        };
+        self.nodes.iter().zip(&self.before).map(of).collect()
     }
 
     /// Functions that met their objectives, of those that have one and were asked: m/n >= p,

@@ -7,6 +7,7 @@ use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
 use millrace_policy::gpu::isolation::Isolation;
 use millrace_policy::memory::Grid;
+use millrace_policy::paths::HostLinks;
 use millrace_policy::rates::Sharing;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Quota, Serving, Slo, TenantName, Timestamp};
@@ -30,6 +31,8 @@ pub struct NodeSpec {
     /// How transfers from the host share their links: in turns unless said, as in the papers that share
     /// by no objective.
     pub sharing: Sharing,
+    /// Over whose links they come.
+    pub host_links: HostLinks,
     /// Its host memory for models.
     pub host_memory: Bytes,
 }
@@ -39,8 +42,9 @@ impl NodeSpec {
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
         let (eviction, isolation, memory) = (Eviction::default(), Isolation::default(), Grid::default());
-        let (sharing, host_memory) = (Sharing::Fair, Bytes(u64::MAX / 2));
-        Self { topology, dispatch, eviction, isolation, memory, sharing, host_memory }
+        let (sharing, host_links) = (Sharing::Fair, HostLinks::default());
+        let host_memory = Bytes(u64::MAX / 2);
+        Self { topology, dispatch, eviction, isolation, memory, sharing, host_links, host_memory }
     }
 }
 

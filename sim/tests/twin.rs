@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 use millrace_policy::gpu::isolation::Isolation;
+use millrace_policy::paths::HostLinks;
 use millrace_sim::models::{self, TORPOR_PCIE};
 use millrace_sim::scenario::{Fault, Function, NodeSpec, Scenario};
 use millrace_sim::workload::{Arrival, minutes, rates};
@@ -98,7 +99,11 @@ fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
 }
 
 fn fingerprint(dispatch: PolicyConfig, seed: u64) -> String {
-    let outcome = run(&scenario(dispatch, seed)).unwrap();
+    fingerprint_of(&scenario(dispatch, seed))
+}
+
+fn fingerprint_of(scenario: &Scenario) -> String {
+    let outcome = run(scenario).unwrap();
     let (events, hash) = outcome.events();
     format!("{events} events, {hash:016x}")
 }
@@ -174,6 +179,45 @@ fn a_slow_link_is_slow() {
     }
     let slow = run(&slow).unwrap().summary(&slow.functions);
     assert!(slow.mean > fast.mean, "{slow:?} and {fast:?}");
+}
+
+/// Two GPUs under one switch, one alone, and NVLinks between the latter and the others.
+fn joined() -> Topology {
+    let mut topology = topology();
+    let nvlink = |a: u32, b: u32| Link {
+        kind: LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) },
+        rate: BytesPerSec::gb(24),
+    };
+    topology.links.extend([nvlink(0, 2), nvlink(1, 2)]);
+    topology
+}
+
+/// D05, in whatever order things happen and whichever executor dies.
+#[test]
+fn models_come_over_neighbours_links_and_nothing_is_lost() {
+    let over = |host_links: HostLinks, ties: u64| {
+        let mut scenario = Scenario { ties, ..scenario(PolicyConfig::default(), 4) };
+        for node in &mut scenario.nodes {
+            (node.topology, node.host_links) = (joined(), host_links);
+        }
+        scenario
+    };
+    let nvlinks = |outcome: &Outcome| outcome.link_loads().iter().map(|it| it[4] + it[5]).sum::<f64>();
+    assert_eq!(nvlinks(&run(&over(HostLinks::Own, 0)).unwrap()), 0.0);
+    for ties in [0, 5, 0xdead_beef] {
+        let scenario = over(HostLinks::All, ties);
+        let all = run(&scenario).unwrap();
+        check(&scenario, &all, &format!("ties {ties}"));
+        assert!(nvlinks(&all) > 0.0, "{:?}", all.link_loads());
+        assert_eq!(run(&scenario).unwrap().events(), all.events());
+    }
+    // Where no GPU has another's way to forward by, it is the same run.
+    let alone = |host_links| {
+        let mut scenario = scenario(PolicyConfig::default(), 4);
+        scenario.nodes.iter_mut().for_each(|node| node.host_links = host_links);
+        fingerprint_of(&scenario)
+    };
+    assert_eq!(alone(HostLinks::Own), alone(HostLinks::All));
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub(crate) struct FunctionEntry {
     pub(crate) priority: Priority,
     /// Whether a request may be run again when it may have run before.
     pub(crate) idempotent: bool,
+    /// Within how long its requests are to be answered.
+    pub(crate) deadline: Option<Duration>,
     pub(crate) mailbox: Mailbox<function::Message>,
 }
 
@@ -172,6 +174,11 @@ impl NodeHandle {
     /// Whether requests of a revision may be run again when they may have run before.
     pub(crate) fn may_run_twice(&self, revision: &RevisionKey) -> bool {
         self.directory.function(revision).is_some_and(|entry| entry.idempotent)
+    }
+
+    /// Within how long requests of a revision are to be answered that do not say so themselves.
+    pub(crate) fn deadline_of(&self, revision: &RevisionKey) -> Option<Duration> {
+        self.directory.function(revision)?.deadline
     }
 
     fn lost(&self) -> Failure {

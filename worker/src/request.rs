@@ -77,8 +77,17 @@ pub(crate) struct Asker {
     pub(crate) revision: RevisionKey,
     /// When it came here.
     pub(crate) came: Timestamp,
-    /// Within how long from then on its answer is wanted, where that is not its function's own objective.
+    /// Within how long from then on its answer is wanted, where that is known here or is not its function's
+    /// own objective.
     pub(crate) objective: Option<Duration>,
+}
+
+impl Asker {
+    /// By when its answer is wanted, as far as that is known without asking the node for its function's
+    /// objective.
+    pub(crate) fn wanted_by(&self) -> Option<Timestamp> {
+        Some(self.came + self.objective?)
+    }
 }
 
 /// What of a request's data is on GPUs, and may stay there. Nothing, by default.

@@ -10,10 +10,12 @@
 //! | [`ours`] | what `unified` has to hold against every other policy |
 //! | [`tenants`] | what tenants' caps hold |
 //! | [`batching`] | what running requests together gains |
+//! | [`hostlinks`] | what models gain that come over neighbours' links |
 
 pub mod batching;
 pub mod faastube;
 pub mod figures;
+pub mod hostlinks;
 pub mod lalb;
 pub mod ours;
 pub mod report;
@@ -61,5 +63,6 @@ pub fn all() -> Vec<Experiment> {
         .chain(ours::EXPERIMENTS)
         .chain(tenants::EXPERIMENTS)
         .chain(batching::EXPERIMENTS)
+        .chain(hostlinks::EXPERIMENTS)
         .collect()
 }

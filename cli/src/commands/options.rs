@@ -64,8 +64,8 @@ pub(crate) struct Machine {
     /// turns (fair), or the first to come first (fifo).
     #[arg(long, value_name = "NAME", default_value_t = TRANSFER_SHARING, value_parser = one_of(SHARINGS))]
     pub(crate) transfer_sharing: Sharing,
-    /// Over whose PCIe links models and objects come from host memory: each GPU's own, or idle ones of other
-    /// GPUs too, which forward over NVLinks (all).
+    /// Over whose PCIe links models and objects come from host memory, and objects go there: each GPU's own, or
+    /// idle ones of other GPUs too, which forward over NVLinks (all).
     #[arg(long, value_name = "WHOSE", default_value_t, value_parser = one_of(HOST_LINKS))]
     pub(crate) host_links: HostLinks,
     /// Whether workers bring models before they are asked for, where a workflow is likely to ask next.

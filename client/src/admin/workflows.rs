@@ -49,11 +49,24 @@ impl Admin {
     /// # Errors
     /// [`Error::Refused`] with `WORKFLOW_NOT_FOUND` when there is none.
     pub async fn workflow(&self, key: &FunctionKey) -> Result<admin::Workflow, Error> {
+        self.workflow_with(key, false).await
+    }
+
+    /// The same with what its functions passed to each other, which every controller is asked for.
+    ///
+    /// # Errors
+    /// As [`Self::workflow`].
+    pub async fn workflow_and_passed(&self, key: &FunctionKey) -> Result<admin::Workflow, Error> {
+        self.workflow_with(key, true).await
+    }
+
+    async fn workflow_with(&self, key: &FunctionKey, passed: bool) -> Result<admin::Workflow, Error> {
         let request = GetWorkflowRequest {
             tenant: key.tenant.to_string(),
             name: key.name.to_string(),
             consistency: self.consistency.into(),
             read_mask: None,
+            passed,
         };
         self.ask(request, async |mut client, request| client.get_workflow(request).await).await
     }

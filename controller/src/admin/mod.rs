@@ -59,6 +59,7 @@ use crate::artifacts::Artifacts;
 use crate::events::Events;
 use crate::fleet::Fleet;
 use crate::leader::Outlook;
+use crate::passed::Passed;
 use crate::raft::Replica;
 use crate::traces::Traces;
 
@@ -84,6 +85,8 @@ pub(crate) struct AdminService {
     pub(crate) artifacts: Arc<Artifacts>,
     pub(crate) traces: Traces,
     pub(crate) activities: Activities,
+    /// What the runs that this controller drives passed.
+    pub(crate) passed: Passed,
     pub(crate) events: Events,
     /// Ends what waits.
     pub(crate) stop: CancellationToken,

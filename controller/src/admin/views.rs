@@ -60,6 +60,7 @@ pub(super) fn workflow(
         created_at: Some(timestamp_wire(workflow.created_at.0)),
         updated_at: Some(timestamp_wire(workflow.updated_at.0)),
         updated_by: workflow.updated_by.to_string(),
+        passed: None,
     }
 }
 

@@ -1,15 +1,19 @@
 //! Workflows: apply, get, list, delete.
 
+use futures::future::join_all;
 use millrace_cluster_state::{Command, State, Workflow};
+use millrace_policy::placement::Pair;
 use millrace_proto::admin as api;
 use millrace_proto::convert;
-use millrace_types::{Failure, Reason};
+use millrace_types::{Failure, FunctionKey, Reason, Revision};
 use tonic::Request;
 
 use super::functions::{expected, outcome};
 use super::listing::Listing;
 use super::masks::Mask;
 use super::{AdminService, caller, idempotency, views};
+use crate::passed;
+use crate::raft::Lane;
 
 impl AdminService {
     pub(super) async fn apply_workflow(
@@ -43,7 +47,32 @@ impl AdminService {
             let message = format!("no workflow {key}: list them with 'millrace get workflows'");
             Failure::new(Reason::WorkflowNotFound, message)
         })?;
-        Ok(mask.cut(self.workflow_view(&state, workflow)))
+        let (mut view, generation) = (self.workflow_view(&state, workflow), workflow.generation);
+        if request.passed {
+            view.passed = Some(self.passed(state, &key, generation).await);
+        }
+        Ok(mask.cut(view))
+    }
+
+    /// What a version's runs passed, by all controllers.
+    async fn passed(&self, state: State, key: &FunctionKey, generation: Revision) -> api::WorkflowPassed {
+        let others = self.replica.others(Lane::Requests).into_iter();
+        let (mut told, mut missing) = (self.passed.told(&state), Vec::new());
+        for (id, others) in join_all(others.map(passed::ask)).await {
+            match others {
+                Some(others) => told.extend(others),
+                None => missing.push(id),
+            }
+        }
+        let sum = passed::together(key, generation, told);
+        let pair = |((from, to), bytes): (Pair, u64)| api::PassedPair {
+            from: from.to_string(),
+            to: to.to_string(),
+            bytes,
+        };
+        let uncounted = sum.pairs.is_none();
+        let pairs = sum.pairs.into_iter().flatten().map(pair).collect();
+        api::WorkflowPassed { runs: sum.runs, pairs, missing, uncounted }
     }
 
     pub(super) async fn list_workflows(

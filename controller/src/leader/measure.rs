@@ -8,8 +8,7 @@ use futures::future::join_all;
 use millrace_policy::placement::Tally;
 
 use super::Duties;
-use crate::everyone::ASK_TIMEOUT;
-use crate::passed::Told;
+use crate::passed::ask;
 use crate::raft::{Lane, Peer};
 
 /// How often they are asked.
@@ -29,24 +28,13 @@ async fn look(duties: &Duties) {
     let controllers: BTreeSet<u64> = others.iter().map(Peer::id).chain([own]).collect();
     let asked = join_all(others.into_iter().map(ask)).await;
     let state = duties.replica.state();
-    let told = asked.into_iter().flatten().chain([(own, duties.passed.told(&state))]);
+    // Who does not answer is asked again the next time: nothing of what it counts is lost.
+    let told = asked.into_iter().filter_map(|(id, told)| Some((id, told?)));
+    let told = told.chain([(own, duties.passed.told(&state))]);
     duties.measured.send_modify(|measured| {
         for (controller, told) in told {
             measured.take(controller, told.into_iter().map(Tally::from).collect());
         }
         measured.retain(&controllers, |workflow| Some(state.workflow(workflow)?.generation));
     });
-}
-
-/// Who does not answer is asked again the next time: nothing of what it counts is lost.
-async fn ask(peer: Peer) -> Option<(u64, Vec<Told>)> {
-    let told = peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_passed(message).await).await;
-    let id = peer.id();
-    match told {
-        Ok(told) => Some((id, told)),
-        Err(failure) => {
-            tracing::debug!(controller = id, error = failure.message, "what workflows passed is not known");
-            None
-        }
-    }
 }

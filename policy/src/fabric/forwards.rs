@@ -1,11 +1,11 @@
 //! What comes from the host over the PCIe links of other GPUs (D05, `FaaSTube` §5.1): a GPU under another
 //! PCIe switch takes part of the bytes and forwards them over NVLinks. So do weights come, and objects that
-//! come back.
+//! come back. What goes to the host goes there by the same ways, the other way round.
 //!
 //! A batch goes by a neighbour's way where
 //! - its GPU's own way has as much out as it may have,
 //! - it is there no later than by that way: runs read weights in the order in which they are granted, and
-//!   none of them waits longer for any,
+//!   none of them waits longer for any (of what goes to the host nobody reads a part),
 //! - and all of the neighbour's way is idle: nothing is out on its links, and nobody who wants a batch has
 //!   any of them on a route of its own.
 //!
@@ -15,8 +15,8 @@
 //! Of those that could be forwarded the one that is wanted first goes first.
 //!
 //! Where a copy fails, what is wrong may be wrong with the neighbour alone: the rest comes by the GPU's own
-//! way. In emulation the executor where the bytes go reads the host's memory itself, and the batch counts on
-//! each link of its route; a real device would stage it in the GPUs between.
+//! way. In emulation the executor of the GPU that they are for, or come from, reads or writes the host's memory
+//! itself, and the batch counts on each link of its route; a real device would stage it in the GPUs between.
 
 use std::collections::BTreeMap;
 
@@ -28,10 +28,10 @@ use super::protocol::Action;
 use super::sharing::{Turn, Wanted};
 use super::transfer::Transfer;
 use crate::ids::TransferId;
-use crate::paths::{Hops, HostLinks};
+use crate::paths::{Direction, Hops, HostLinks};
 
 impl Fabric {
-    /// The same fabric, where what comes from the host crosses these links.
+    /// The same fabric, where what comes from the host, or goes there, crosses these links.
     #[must_use]
     pub fn with_host_links(mut self, links: HostLinks) -> Self {
         self.forwards = match links {
@@ -42,16 +42,22 @@ impl Fabric {
     }
 
     /// Finds the ways by which others may forward, and their paths.
-    fn lay_forwards(&mut self) -> BTreeMap<GpuIndex, Vec<Route>> {
+    fn lay_forwards(&mut self) -> BTreeMap<(Direction, GpuIndex), Vec<Route>> {
         let Some(routes) = &self.routes else { return BTreeMap::new() };
-        let gpus = self.paths.keys().filter(|route| route.host_way().is_some()).map(Route::gpu);
-        let ways: BTreeMap<_, _> = gpus.map(|gpu| (gpu, routes.forwards(gpu))).collect();
-        let mut lay = |hops: Hops| {
-            let path = forwarded(&hops, &self.paths)?;
-            self.paths.insert(Route::Forwarded(hops), path);
-            Some(Route::Forwarded(hops))
+        let ends = self.paths.keys().filter_map(|route| Some((route.host_way()?, route.gpu())));
+        let ways: Vec<_> = ends.map(|(way, gpu)| ((way, gpu), routes.forwards(way, gpu))).collect();
+        let mut lay = |direction: Direction, hops: Hops| {
+            let path = forwarded(direction, &hops, &self.paths)?;
+            let route = Route::Forwarded(direction, hops);
+            self.paths.insert(route, path);
+            Some(route)
         };
-        ways.into_iter().map(|(gpu, ways)| (gpu, ways.into_iter().filter_map(&mut lay).collect())).collect()
+        let mut forwards = BTreeMap::new();
+        for ((direction, gpu), ways) in ways {
+            let routes: Vec<_> = ways.into_iter().filter_map(|hops| lay(direction, hops)).collect();
+            forwards.insert((direction, gpu), routes);
+        }
+        forwards
     }
 
     /// Grants what neighbours may forward now.
@@ -84,7 +90,7 @@ impl Fabric {
         let (now, size) = (self.shares.now, state.next_size());
         let by_own = self.free_at(now, &own) + self.paths[&own].time_for(size);
         let in_time = |route: &&Route| now + self.paths[*route].time_for(size) <= by_own;
-        let ways = self.forwards.get(&state.gpu)?.iter();
+        let ways = self.forwards.get(&(state.cargo.direction(), state.gpu))?.iter();
         ways.filter(in_time).find(|route| self.is_idle(route)).copied()
     }
 
@@ -102,8 +108,8 @@ impl Fabric {
     /// copies are faster.
     pub(super) fn next_idle(&self) -> Option<Timestamp> {
         let waiting = self.transfers.values().filter(|state| state.may_be_forwarded());
-        let ways = waiting.filter_map(|state| self.forwards.get(&state.gpu)).flatten();
-        ways.filter_map(|route| self.idle_from(route)).filter(|&at| at > self.shares.now).min()
+        let ways = waiting.filter_map(|state| self.forwards.get(&(state.cargo.direction(), state.gpu)));
+        ways.flatten().filter_map(|route| self.idle_from(route)).filter(|&at| at > self.shares.now).min()
     }
 
     /// Whether somebody who wants a batch has a link of this on a route of its own.

@@ -137,8 +137,9 @@ pub(super) enum Route {
     Host(Direction, GpuIndex),
     /// From GPU to GPU, over others or not; both ends included.
     Over(Hops),
-    /// From the host by the way of another GPU, and over NVLinks from there on; that GPU included.
-    Forwarded(Hops),
+    /// Between the host and a GPU by the way of another, and over NVLinks between the two; both included, in
+    /// the order in which bytes cross them.
+    Forwarded(Direction, Hops),
 }
 
 impl Route {
@@ -151,23 +152,24 @@ impl Route {
     pub(super) fn gpu(&self) -> GpuIndex {
         match self {
             Self::Host(_, gpu) => *gpu,
-            Self::Over(hops) | Self::Forwarded(hops) => hops.last(),
+            Self::Forwarded(Direction::FromGpu, hops) => hops.first(),
+            Self::Over(hops) | Self::Forwarded(Direction::ToGpu, hops) => hops.last(),
         }
     }
 
     /// The GPUs that it leads over, where it does not lead to the host or from there.
     pub(super) fn hops(&self) -> Option<Hops> {
         match self {
-            Self::Host(..) | Self::Forwarded(_) => None,
+            Self::Host(..) | Self::Forwarded(..) => None,
             Self::Over(hops) => Some(*hops),
         }
     }
 
-    /// The GPUs that forward what comes from the host, and the one that it is for, where others do.
+    /// The GPUs that forward what crosses between the host and a GPU, and that one, where others do.
     pub(super) fn forwarded(&self) -> Option<Hops> {
         match self {
             Self::Host(..) | Self::Over(_) => None,
-            Self::Forwarded(hops) => Some(*hops),
+            Self::Forwarded(_, hops) => Some(*hops),
         }
     }
 
@@ -175,7 +177,7 @@ impl Route {
     pub(super) fn host_way(&self) -> Option<Direction> {
         match self {
             Self::Host(direction, _) => Some(*direction),
-            Self::Over(_) | Self::Forwarded(_) => None,
+            Self::Over(_) | Self::Forwarded(..) => None,
         }
     }
 }
@@ -253,11 +255,16 @@ pub(super) fn joined(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path>
     Some(Path { lanes: steps.iter().rev().flat_map(|step| &step.lanes).copied().collect(), rate })
 }
 
-/// The path of a route by the way of the first of some GPUs, in the same order; `None` where two of them
-/// are not joined.
-pub(super) fn forwarded(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
-    let (nvlinks, own) = (joined(hops, paths)?, paths.get(&Route::Host(Direction::ToGpu, hops.first()))?);
-    let lanes = nvlinks.lanes.iter().chain(&own.lanes).copied().collect();
+/// The path of a route by the way of the first of some GPUs from the host, or of the last to it; `None` where
+/// two of them are not joined. It begins at the GPU whose executor copies, and ends at the host.
+pub(super) fn forwarded(direction: Direction, hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
+    let nvlinks = joined(hops, paths)?;
+    let (by, mut lanes) = match direction {
+        Direction::ToGpu => (hops.first(), nvlinks.lanes),
+        Direction::FromGpu => (hops.last(), nvlinks.lanes.into_iter().rev().collect()),
+    };
+    let own = paths.get(&Route::Host(direction, by))?;
+    lanes.extend(&own.lanes);
     Some(Path { lanes, rate: nvlinks.rate.min(own.rate) })
 }
 

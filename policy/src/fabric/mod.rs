@@ -22,8 +22,8 @@
 //! between included. Nobody else has their bytes: where the GPU is lost, a copy from it fails or no
 //! route leads there, the transfer fails.
 //!
-//! **Over others' links** (D05; `forwards`). What comes from the host may come over idle PCIe links of other
-//! GPUs as well, which forward it.
+//! **Over others' links** (D05; `forwards`). What comes from the host, or goes there, may cross idle PCIe links
+//! of other GPUs as well, which forward it.
 //!
 //! **To the host** objects cross the GPU's way from there in the other direction, copied by its own
 //! executor. What fails is granted again, as from the host.
@@ -66,7 +66,7 @@ use self::transfer::{Batch, OUT_MAX, Source, Transfer};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
-use crate::paths::Paths;
+use crate::paths::{Direction, Paths};
 use crate::rates::{Objective, Sharing, Standing};
 
 /// Chunks in a batch (D13).
@@ -85,8 +85,9 @@ pub struct Fabric {
     paths: BTreeMap<Route, Path>,
     /// Who of the objects' transfers has which NVLinks; `None` where there are too many for it.
     routes: Option<Paths>,
-    /// By GPU: the ways by which others may forward for it, the best first. None where each keeps to its own.
-    forwards: BTreeMap<GpuIndex, Vec<Route>>,
+    /// By GPU and direction: the ways by which others may forward for it, the best first. None where each
+    /// keeps to its own.
+    forwards: BTreeMap<(Direction, GpuIndex), Vec<Route>>,
     /// How transfers from the host, and those to it, share their links.
     shares: Shares,
     transfers: BTreeMap<TransferId, Transfer>,
@@ -259,7 +260,8 @@ impl Fabric {
         for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
-                let Lane { link, direction, .. } = self.lanes[lane];
+                // By where it goes, as the link that issued it counts.
+                let (link, direction) = (self.lanes[lane].link, cargo.direction());
                 actions.push(Action::Carried { link, direction, size });
             }
         }
@@ -275,7 +277,7 @@ impl Fabric {
             // Whatever is wrong may be wrong with the peer alone.
             (BatchFailure::Faulty, Route::Over(_)) => self.lose_source(transfer, actions),
             // Or with the neighbour.
-            (BatchFailure::Faulty, Route::Forwarded(_)) => state.forwarded = false,
+            (BatchFailure::Faulty, Route::Forwarded(..)) => state.forwarded = false,
             (BatchFailure::Faulty, Route::Host(..)) => {
                 state.failures += 1;
                 if state.failures >= FAILURES_MAX {

@@ -142,7 +142,8 @@ pub struct Grant {
     pub chunks: Range<u32>,
     /// Where they lie on another GPU, where they come from there.
     pub peer: Option<PeerBlocks>,
-    /// The GPUs by which they come from the host, and the one they are for, where others forward them.
+    /// The GPUs by which they come from the host or go there, and the one they are for or of, where others
+    /// forward them.
     pub via: Option<Hops>,
     /// Not to begin before.
     pub not_before: Timestamp,

@@ -10,7 +10,7 @@ use super::lanes::Route;
 use super::protocol::{Cargo, Outcome, PeerBlocks};
 use super::sharing::{Turn, Wanted};
 use crate::ids::BatchId;
-use crate::paths::{Direction, Hops};
+use crate::paths::Hops;
 use crate::rates::Standing;
 
 /// Batches that a transfer has out on one route: one runs, one is queued.
@@ -74,7 +74,7 @@ pub(super) struct Transfer {
     pub(super) routes: Vec<Route>,
     /// Those by which some came.
     pub(super) used: Vec<Hops>,
-    /// Whether other GPUs may forward what comes from the host: until a batch of theirs fails.
+    /// Whether other GPUs may forward what comes from the host or goes there: until a batch of theirs fails.
     pub(super) forwarded: bool,
     /// By when somebody wants it.
     pub(super) wanted: Option<Wanted>,
@@ -135,8 +135,7 @@ impl Transfer {
 
     /// Whether other GPUs may forward its next batch.
     pub(super) fn may_be_forwarded(&self) -> bool {
-        let from_host = matches!(self.source, Source::Host) && self.cargo.direction() == Direction::ToGpu;
-        self.forwarded && from_host && self.wants()
+        self.forwarded && matches!(self.source, Source::Host) && self.wants()
     }
 
     /// The size of its next batch.

@@ -15,8 +15,9 @@ pub struct Hops {
 }
 
 impl Hops {
-    /// Of the first GPUs there are, and of GPU 0 if there are none.
-    pub(crate) fn of(gpus: impl IntoIterator<Item = GpuIndex>) -> Self {
+    /// Of the first GPUs there are, as many as a route can have, and of GPU 0 if there are none.
+    #[must_use]
+    pub fn of(gpus: impl IntoIterator<Item = GpuIndex>) -> Self {
         let mut hops = Self { gpus: [GpuIndex(0); HOPS_MAX + 1], len: 0 };
         for (to, gpu) in hops.gpus.iter_mut().zip(gpus) {
             *to = gpu;

@@ -50,11 +50,16 @@ pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
     topology.gpus.iter().map(of).collect()
 }
 
-/// The ways to a GPU by which others may forward for it, the best first.
-pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], gpu: usize) -> Vec<Hops> {
+/// The ways between the host and a GPU by which others may forward for it, the best first.
+pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], direction: Direction, gpu: usize) -> Vec<Hops> {
     let apart = |via: &usize| !hosts[*via].links.iter().any(|link| hosts[gpu].links.contains(link));
-    let ways =
-        (0..hosts.len()).filter(apart).flat_map(|via| matrix.paths_of(via, gpu).map(move |path| (via, path)));
+    let ways = (0..hosts.len()).filter(apart).flat_map(|via| {
+        let (from, to) = match direction {
+            Direction::ToGpu => (via, gpu),
+            Direction::FromGpu => (gpu, via),
+        };
+        matrix.paths_of(from, to).map(move |path| (via, path))
+    });
     let way = |(via, path): (usize, usize)| {
         let (hops, width) = (matrix.path(path).hops, matrix.path(path).width);
         let links = hops.links().count();

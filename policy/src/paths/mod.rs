@@ -264,13 +264,15 @@ impl Paths {
         known && !self.running.matrix.paths_of(from.0 as usize, to.0 as usize).is_empty()
     }
 
-    /// The ways to a GPU from the host by which neighbours may forward, whoever uses them: from the GPU whose
-    /// PCIe links they cross, none of which are its own, over at most [`FORWARDS_MAX`] NVLinks (D05). The
-    /// shortest first, then the fastest.
+    /// The ways between the host and a GPU by which neighbours may forward, whoever uses them: from the GPU
+    /// whose PCIe links they cross, or to it, none of which are its own, over at most [`FORWARDS_MAX`] NVLinks
+    /// (D05). The shortest first, then the fastest.
     #[must_use]
-    pub fn forwards(&self, gpu: GpuIndex) -> Vec<Hops> {
-        let known = self.check_gpu(gpu).is_ok();
-        if known { forwards(&self.running.matrix, &self.hosts, gpu.0 as usize) } else { Vec::new() }
+    pub fn forwards(&self, direction: Direction, gpu: GpuIndex) -> Vec<Hops> {
+        if self.check_gpu(gpu).is_err() {
+            return Vec::new();
+        }
+        forwards(&self.running.matrix, &self.hosts, direction, gpu.0 as usize)
     }
 
     /// What is left between two GPUs over what joins them: the matrix of D21.

@@ -13,7 +13,7 @@ use millrace_policy::fabric::{BatchFailure, Cargo, Grant, Leaving, Weights, link
 use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
 use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
-use millrace_policy::paths::Hops;
+use millrace_policy::paths::{Direction, Hops};
 use millrace_proto::executor::{
     AddPeer, ByteRange, Copy, CopyFailure, ForgetPeer, Ready, Revoke, RunFailure as WireRunFailure,
     command::Command, event,
@@ -77,8 +77,9 @@ pub(crate) struct Executor {
     /// Told of every incarnation that is started.
     started: Box<dyn Fn(Incarnation)>,
     peers: Peers,
-    /// The link that issued each batch that is out, and the GPUs that forward it, where others do.
-    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Hops>)>,
+    /// The link that issued each batch that is out, and the GPUs that forward it, where others do, and which
+    /// way.
+    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<(Direction, Hops)>)>,
     /// The orders in which the present mappings of opaque programs are filled.
     orders: BTreeMap<ModelId, Arc<CopyOrder>>,
 }
@@ -173,7 +174,8 @@ impl Executor {
         if !self.up {
             return;
         }
-        self.out.insert((grant.transfer, grant.batch), (grant.link, grant.via));
+        let via = grant.via.map(|hops| (grant.cargo.direction(), hops));
+        self.out.insert((grant.transfer, grant.batch), (grant.link, via));
         let (offset, size) = grant.cargo.span(&grant.chunks);
         let of = match grant.cargo {
             Cargo::Weights(Weights { model, generation, .. }) => {
@@ -194,6 +196,7 @@ impl Executor {
             not_before_ns: grant.not_before.0,
             not_after_ns: grant.not_after.0,
             peer: grant.peer.as_ref().map(|peer| extents::of_peer(peer, offset)),
+            via: grant.via.map_or_else(Vec::new, |hops| hops.as_slice().iter().map(|gpu| gpu.0).collect()),
             ..of
         };
         self.send(Command::Copy(copy), Vec::new());

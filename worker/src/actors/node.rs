@@ -333,6 +333,7 @@ impl Behaviour for Node {
                     Reader::Answer(work) => self.answer_objective(now, &work),
                     Reader::Inputs(asker) => self.inputs_objective(now, &asker),
                     Reader::Outside(asker) => self.outside_objective(now, &asker),
+                    Reader::Elsewhere(by) => Some(objectives::of_elsewhere(now, by)),
                 };
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }

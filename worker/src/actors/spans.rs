@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_policy::fabric::Weights;
 use millrace_policy::ids::{RunId, TransferId};
-use millrace_policy::paths::Hops;
+use millrace_policy::paths::{Direction, Hops};
 use millrace_proto::executor::LaunchTimes;
 use millrace_proto::trace::{self, KeyValue, Past};
 use millrace_proto::worker::FetchMethod;
@@ -28,8 +28,8 @@ pub(crate) struct Spans {
 pub(crate) struct Copied {
     pub(crate) transfer: TransferId,
     pub(crate) link: LinkId,
-    /// The GPUs that forwarded it, and the one that it was for, where others did.
-    pub(crate) via: Option<Hops>,
+    /// The GPUs that forwarded it, and the one that it was for or of, where others did; and which way.
+    pub(crate) via: Option<(Direction, Hops)>,
     pub(crate) started: Timestamp,
     pub(crate) finished: Timestamp,
     pub(crate) bytes: Bytes,
@@ -162,7 +162,11 @@ pub(crate) fn copied(span: &Span, now: Timestamp, copied: &Copied) {
         let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
         let link = KeyValue::new("millrace.link", i64::from(copied.link.0));
         let mut attributes = vec![link, KeyValue::new("millrace.bytes", bytes)];
-        attributes.extend(copied.via.map(|via| KeyValue::new("millrace.route", format!("host-{via}"))));
+        let route = copied.via.map(|via| match via {
+            (Direction::ToGpu, hops) => format!("host-{hops}"),
+            (Direction::FromGpu, hops) => format!("{hops}-host"),
+        });
+        attributes.extend(route.map(|route| KeyValue::new("millrace.route", route)));
         attributes
     });
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use millrace_policy::index::{Lookup, Step};
 use millrace_proto::worker::FetchMethod;
-use millrace_types::{Bytes as Size, DataId, NodeName};
+use millrace_types::{Bytes as Size, DataId, NodeName, Timestamp};
 use tokio::task::JoinSet;
 
 use super::given::seal;
@@ -44,8 +44,14 @@ enum Refused {
 }
 
 impl Objects {
-    /// An object by its name, wherever it is, within this time. One that a GPU has stays there.
-    pub(crate) async fn fetch(&self, id: &DataId, patience: Duration) -> Result<Contents, FetchError> {
+    /// An object by its name, wherever it is, within this time; for a request that is wanted by then. One that
+    /// a GPU has stays there.
+    pub(crate) async fn fetch(
+        &self,
+        id: &DataId,
+        patience: Duration,
+        by: Option<Timestamp>,
+    ) -> Result<Contents, FetchError> {
         if let Some(contents) = self.find(id) {
             self.count(FetchMethod::Host, contents.len());
             return Ok(contents);
@@ -54,7 +60,7 @@ impl Objects {
         let mut fetch = JoinSet::new();
         // Given up when whoever waits for it is.
         fetch.spawn_on(
-            async move { tokio::time::timeout(patience, objects.look_elsewhere(&sought)).await },
+            async move { tokio::time::timeout(patience, objects.look_elsewhere(&sought, by)).await },
             &self.0.threads,
         );
         let unavailable = |why: &str| FetchError::Unavailable { id: id.clone(), why: why.to_owned() };
@@ -65,22 +71,22 @@ impl Objects {
         }
     }
 
-    async fn look_elsewhere(&self, id: &DataId) -> Result<Contents, FetchError> {
-        let found = self.ask_around(id).await;
+    async fn look_elsewhere(&self, id: &DataId, by: Option<Timestamp>) -> Result<Contents, FetchError> {
+        let found = self.ask_around(id, by).await;
         if let Err(error) = &found {
             tracing::warn!(object = %id, %error, "an object is not to be had");
         }
         found
     }
 
-    async fn ask_around(&self, id: &DataId) -> Result<Contents, FetchError> {
+    async fn ask_around(&self, id: &DataId, by: Option<Timestamp>) -> Result<Contents, FetchError> {
         let (mut lookup, mut step) = Lookup::begin(self.0.order, self.node(), &id.home);
         let mut findings = Findings::default();
         loop {
             // Before it is taken: whoever waits may give up meanwhile.
             self.0.asked.lock().unwrap_or_else(PoisonError::into_inner).count(&step);
             step = match &step {
-                Step::AskHome(node) | Step::Fetch(node) => match self.pull_whole(id, node).await {
+                Step::AskHome(node) | Step::Fetch(node) => match self.pull_whole(id, node, by).await {
                     Ok(contents) => return Ok(contents),
                     Err(Refused::NoRoom(why)) => {
                         return Err(FetchError::Unavailable { id: id.clone(), why });
@@ -102,18 +108,23 @@ impl Objects {
 
     /// All of an object from one worker. Where that does not answer where it was last, or has not got it, it
     /// is looked for once more: another worker may be there now.
-    async fn pull_whole(&self, id: &DataId, node: &NodeName) -> Result<Contents, Refused> {
+    async fn pull_whole(
+        &self,
+        id: &DataId,
+        node: &NodeName,
+        by: Option<Timestamp>,
+    ) -> Result<Contents, Refused> {
         let known = self.0.whereabouts.known(node);
         let mut refused = None;
         if let Some(address) = &known {
-            match self.pull_from(id, address).await {
+            match self.pull_from(id, address, by).await {
                 Err(why @ (Refused::Gone | Refused::Unreachable(_))) => refused = Some(why),
                 done => return done,
             }
         }
         let why = match self.0.whereabouts.ask_for(node).await {
             Ok(Some(address)) if known.as_ref() != Some(&address) => {
-                return self.pull_from(id, &address).await;
+                return self.pull_from(id, &address, by).await;
             }
             Ok(None) => return Err(Refused::Unreachable("no controller has that worker now".to_owned())),
             // It is where it was.
@@ -123,10 +134,16 @@ impl Objects {
         Err(refused.unwrap_or(Refused::Unreachable(why)))
     }
 
-    async fn pull_from(&self, id: &DataId, address: &str) -> Result<Contents, Refused> {
+    async fn pull_from(
+        &self,
+        id: &DataId,
+        address: &str,
+        by: Option<Timestamp>,
+    ) -> Result<Contents, Refused> {
+        let within = by.map(|by| by.since(self.0.clock.now()));
         let mut landing = Landing::new(self.clone());
         let mut sink = |chunk: &[u8]| landing.take(chunk);
-        self.0.peers.fetch(id, address, 0, None, &mut sink).await.map_err(|error| match error {
+        self.0.peers.fetch(id, address, 0, None, within, &mut sink).await.map_err(|error| match error {
             PeerError::Gone => Refused::Gone,
             PeerError::Unreachable(why) | PeerError::Refused(why) => Refused::Unreachable(why),
             PeerError::Sink(error) => Refused::NoRoom(error.to_string()),

@@ -271,7 +271,7 @@ impl Objects {
                         data.extend_from_slice(chunk);
                         Ok(())
                     };
-                    self.pull((id, &address), offset, bytes, &mut sink, losses).await?;
+                    self.pull((id, &address), (offset, bytes), asker, &mut sink, losses).await?;
                 }
             }
         }
@@ -296,19 +296,19 @@ impl Objects {
                 }
                 Piece::There { id, address, offset, bytes } => {
                     let mut sink = |chunk: &[u8]| file.write_all(chunk);
-                    self.pull((id, &address), offset, bytes, &mut sink, losses).await?;
+                    self.pull((id, &address), (offset, bytes), asker, &mut sink, losses).await?;
                 }
             }
         }
         Ok(whole(file)?)
     }
 
-    /// Fetches bytes from another worker, or notes that they are not to be had.
+    /// Fetches bytes from another worker for whoever asks, or notes that they are not to be had.
     async fn pull(
         &self,
         (id, address): (DataId, &str),
-        offset: u64,
-        bytes: u64,
+        (offset, bytes): (u64, u64),
+        asker: &Asker,
         sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
         losses: &mut Losses,
     ) -> Result<(), GatherError> {
@@ -316,7 +316,8 @@ impl Objects {
             losses.ids.push(id);
             return Ok(());
         }
-        let Err(error) = self.0.peers.fetch(&id, address, offset, Some(bytes), sink).await else {
+        let within = asker.wanted_by().map(|by| by.since(self.0.clock.now()));
+        let Err(error) = self.0.peers.fetch(&id, address, offset, Some(bytes), within, sink).await else {
             return Ok(());
         };
         match error {

@@ -71,16 +71,19 @@ impl Peers {
         Ok(channel)
     }
 
-    /// Fetches bytes of an object from its home, in order. From 0 on without a number: all of them.
+    /// Fetches bytes of an object from its home, in order. From 0 on without a number: all of them. They are
+    /// for a request that is to be answered within so long.
     pub(super) async fn fetch(
         &self,
         id: &DataId,
         address: &str,
         offset: u64,
         bytes: Option<u64>,
+        within: Option<Duration>,
         sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
     ) -> Result<(), PeerError> {
         let channel = self.channel(address)?;
+        let began = tokio::time::Instant::now();
         let mut progress = Progress { wanted: bytes, had: 0 };
         let mut last = PeerError::Unreachable("it was not asked".to_owned());
         for _ in 0..TRIES_MAX {
@@ -90,6 +93,10 @@ impl Peers {
                 offset: offset + had,
                 bytes: wanted.map_or(0, |wanted| wanted - had),
                 whole: wanted.is_none(),
+                wanted_within_micros: within.map(|within| {
+                    let left = within.saturating_sub(began.elapsed()).as_micros();
+                    u64::try_from(left).unwrap_or(u64::MAX)
+                }),
             };
             last = match stream(channel.clone(), rest, &mut progress, sink).await {
                 Ok(()) if progress.wanted == Some(progress.had) => return Ok(()),

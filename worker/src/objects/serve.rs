@@ -3,16 +3,18 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
 use millrace_proto::convert;
 use millrace_proto::status::to_status;
 use millrace_proto::worker::{FetchObjectRequest, ObjectChunk};
-use millrace_types::{DataId, Failure, Reason};
+use millrace_types::{DataId, Failure, Reason, Timestamp};
 use tonic::Status;
 
 use super::{Contents, Objects, PIECE};
 use crate::actors::node::Reader;
+use crate::clock::Clock;
 
 /// What of a GPU's object is copied to the host at a time, for one receiver.
 const WINDOW: u64 = 16 << 20;
@@ -23,7 +25,7 @@ pub(crate) type Chunks = BoxStream<'static, Result<ObjectChunk, Status>>;
 impl Objects {
     /// The bytes asked for, in order.
     pub(crate) fn serve(&self, request: FetchObjectRequest) -> Result<Chunks, Failure> {
-        let FetchObjectRequest { id, offset, bytes, whole } = request;
+        let FetchObjectRequest { id, offset, bytes, whole, wanted_within_micros } = request;
         let id = convert::data_id(&id.ok_or_else(|| Failure::malformed("no object is named"))?)?;
         let contents = self.find(&id).ok_or_else(|| {
             Failure::new(Reason::DataLost, format!("object {id} is not held here (any more)"))
@@ -37,7 +39,9 @@ impl Objects {
             ))
         })?;
         let (end, id, total) = (offset + bytes, Arc::new(id), whole.then_some(bytes));
-        let serving = Serving { contents, at: offset, end, window: None, total };
+        let clock = Arc::clone(&self.0.clock);
+        let by = wanted_within_micros.map(|within| clock.now() + Duration::from_micros(within));
+        let serving = Serving { contents, at: offset, end, window: None, total, by, clock };
         let chunks = stream::try_unfold(serving, move |serving| {
             let id = Arc::clone(&id);
             async move { serving.next().await.map_err(|failure| to_status(&failure.of(&id))) }
@@ -55,6 +59,16 @@ struct Serving {
     window: Option<(Contents, u64, u64)>,
     /// How large it is, until that is said.
     total: Option<u64>,
+    /// By when all of it is wanted, if that was said.
+    by: Option<Timestamp>,
+    clock: Arc<dyn Clock>,
+}
+
+/// By when the next so many of the bytes that are left are wanted, if all are wanted `by` then: each window is
+/// a transfer of its own, and those after it need time as well.
+fn window_by(now: Timestamp, by: Timestamp, bytes: u64, left: u64) -> Timestamp {
+    let span = by.since(now).as_nanos() * u128::from(bytes) / u128::from(left.max(1));
+    now + Duration::from_nanos(u64::try_from(span).unwrap_or(u64::MAX))
 }
 
 /// Why no more is sent.
@@ -83,9 +97,11 @@ impl Serving {
             return Ok(total.map(|_| (empty, self)));
         }
         if self.window.as_ref().is_none_or(|(.., end)| *end == self.at) {
-            let bytes = (self.end - self.at).min(WINDOW);
-            // By when the other worker wants it is not said.
-            let found = self.contents.on_host(self.at, bytes, Reader::Nobody).await;
+            let left = self.end - self.at;
+            let bytes = left.min(WINDOW);
+            let by = self.by.map(|by| window_by(self.clock.now(), by, bytes, left));
+            let reader = by.map_or(Reader::Nobody, Reader::Elsewhere);
+            let found = self.contents.on_host(self.at, bytes, reader).await;
             let (here, at) = found.map_err(|_lost| Stop::Lost)?;
             self.window = Some((here, at, self.at + bytes));
         }
@@ -95,5 +111,19 @@ impl Serving {
         (*at, self.at) = (*at + piece, self.at + piece);
         let chunk = ObjectChunk { crc32: crc32fast::hash(&data), data, total_bytes: total.unwrap_or(0) };
         Ok(Some((chunk, self)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_share_the_time_that_is_left() {
+        let ms = |ms: u64| Timestamp(ms * 1_000_000);
+        assert_eq!(window_by(ms(100), ms(500), 16, 64), ms(200));
+        assert_eq!(window_by(ms(250), ms(500), 16, 16), ms(500), "the last has all of it");
+        assert_eq!(window_by(ms(600), ms(500), 16, 64), ms(600), "late already");
+        assert_eq!(window_by(ms(0), Timestamp::MAX, 1 << 40, 1 << 40), Timestamp::MAX);
     }
 }

@@ -1,14 +1,19 @@
 //! The links of a modelled machine, shared by the copies that cross them at one moment: each link
 //! divides its rate evenly among those of one direction (processor sharing), and a copy goes at the least
-//! of its shares. What one copy leaves unused of its share, the others do not get.
+//! of its shares. What one copy leaves unused of its share, the others do not get. What GPUs forward from
+//! the host crosses all the links of its way at once, but for one chunk (D05).
 //!
 //! Grants keep copies apart on the links they share; where they do not quite, this is what it costs.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use millrace_policy::paths::Direction;
+use millrace_policy::memory::BLOCK;
+use millrace_policy::paths::{Direction, Hops};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
-use millrace_types::{BytesPerSec, GpuIndex};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex};
+
+use super::model::Way;
 
 /// Where a copy comes from that goes to a GPU: another GPU, or the host.
 pub(super) type Source = Option<GpuIndex>;
@@ -25,8 +30,8 @@ enum Towards {
     Gpu(GpuIndex),
 }
 
-/// A GPU copies one thing at a time in each direction.
-pub(super) type Stream = (GpuIndex, Direction);
+/// A GPU copies one thing at a time on each way.
+pub(super) type Stream = (GpuIndex, Way);
 
 /// Which GPUs' copies cross which links.
 #[derive(Debug)]
@@ -61,22 +66,62 @@ impl Links {
         true
     }
 
-    /// What a copy crosses: the GPU's way from the host or back, or its link with the other GPU, towards it.
-    fn path(&self, (gpu, direction): Stream, source: Source) -> Vec<Lane> {
-        let towards = match direction {
-            Direction::ToGpu => Towards::Gpus,
-            Direction::FromGpu => Towards::Host,
+    /// The ways by which others forward to a GPU or from it now.
+    pub(super) fn forwarding(&self, gpu: GpuIndex) -> Vec<Way> {
+        let ways = self.copying.keys().filter(|(its, _)| *its == gpu).map(|&(_, way)| way);
+        ways.filter(|way| matches!(way, Way::Forwarded(..))).collect()
+    }
+
+    /// How long so much is on a way by which others forward it, beyond what it takes at the rate of its
+    /// slowest link: a chunk is sent on while the next one comes.
+    pub(super) fn fill(&self, way: Way, size: Bytes) -> Duration {
+        let Way::Forwarded(direction, hops) = way else { return Duration::ZERO };
+        let rate = |link: LinkId| self.topology.links[link.0 as usize].rate;
+        let host = self.host_path(neighbour(direction, &hops)).iter().map(|&link| rate(link)).min();
+        let nvlinks = hops.links().filter_map(|pair| self.between(pair)).map(rate);
+        let chunk = size.min(BLOCK);
+        let stages = host.into_iter().chain(nvlinks).map(|rate| rate.time_for(chunk));
+        let (all, longest) = stages.fold((Duration::ZERO, Duration::ZERO), |(all, longest), stage| {
+            (all + stage, longest.max(stage))
+        });
+        all.saturating_sub(longest)
+    }
+
+    /// What a copy crosses: the GPU's way from the host or back, or its link with the other GPU, towards it;
+    /// or the way of the GPU that forwards, and the links between the two.
+    fn path(&self, (gpu, way): Stream, source: Source) -> Vec<Lane> {
+        let host = |gpu: GpuIndex, direction: Direction| {
+            let towards = match direction {
+                Direction::ToGpu => Towards::Gpus,
+                Direction::FromGpu => Towards::Host,
+            };
+            self.host_path(gpu).iter().map(move |&link| (link, towards)).collect::<Vec<_>>()
         };
-        let Some(from) = source else {
-            let path = &self.topology.gpus[gpu.0 as usize].host_path;
-            return path.iter().map(|&link| (link, towards)).collect();
-        };
+        let nvlink =
+            |(from, to): (GpuIndex, GpuIndex)| self.between((from, to)).map(|link| (link, Towards::Gpu(to)));
+        match (way, source) {
+            (Way::Forwarded(direction, hops), _) => {
+                let mut path = host(neighbour(direction, &hops), direction);
+                path.extend(hops.links().filter_map(nvlink));
+                path
+            }
+            (Way::Own(_), Some(from)) => nvlink((from, gpu)).into_iter().collect(),
+            (Way::Own(direction), None) => host(gpu, direction),
+        }
+    }
+
+    fn host_path(&self, gpu: GpuIndex) -> &[LinkId] {
+        &self.topology.gpus[gpu.0 as usize].host_path
+    }
+
+    /// The NVLink between two GPUs.
+    fn between(&self, (from, to): (GpuIndex, GpuIndex)) -> Option<LinkId> {
         let joins = |kind: LinkKind| match kind {
-            LinkKind::NvLink { a, b } => (a, b) == (from, gpu) || (b, a) == (from, gpu),
+            LinkKind::NvLink { a, b } => (a, b) == (from, to) || (b, a) == (from, to),
             LinkKind::Pcie | LinkKind::PcieUplink => false,
         };
         let link = (0..).map(LinkId).zip(&self.topology.links).find(|(_, link)| joins(link.kind));
-        link.map(|(link, _)| (link, Towards::Gpu(gpu))).into_iter().collect()
+        link.map(|(link, _)| link)
     }
 
     /// The rate of each copy under way.
@@ -91,9 +136,16 @@ impl Links {
     }
 }
 
+/// The GPU whose links lead to the host or from there, where it forwards.
+fn neighbour(direction: Direction, hops: &Hops) -> GpuIndex {
+    match direction {
+        Direction::ToGpu => hops.first(),
+        Direction::FromGpu => hops.last(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use millrace_types::Bytes;
     use millrace_types::topology::{Gpu, Link};
 
     use super::*;
@@ -120,7 +172,8 @@ mod tests {
         };
         let mut links = Links::new(&topology);
         let rates = |links: &Links| links.rates().map(|((gpu, _), rate)| (gpu.0, rate)).collect::<Vec<_>>();
-        let to = |gpu| (GpuIndex(gpu), Direction::ToGpu);
+        let to = |gpu| (GpuIndex(gpu), Way::Own(Direction::ToGpu));
+        let from = |gpu| (GpuIndex(gpu), Way::Own(Direction::FromGpu));
         let host = Some(None);
         assert!(links.set(to(0), host) && !links.set(to(0), host));
         assert_eq!(rates(&links), [(0, BytesPerSec::gb(10))]);
@@ -132,13 +185,34 @@ mod tests {
         assert!(links.set(to(0), Some(Some(GpuIndex(2)))));
         let beside = [(0, BytesPerSec::gb(24)), (1, BytesPerSec::gb(4)), (2, BytesPerSec::gb(10))];
         assert_eq!(rates(&links), beside, "a copy from another GPU crosses the link between them");
-        assert!(links.set((GpuIndex(2), Direction::FromGpu), host));
+        assert!(links.set(from(2), host));
         let [.., down, up] = rates(&links)[..] else { panic!("not two copies") };
         assert_eq!((down, up), ((2, BytesPerSec::gb(10)), (2, BytesPerSec::gb(10))), "each way has it all");
-        assert!(links.set((GpuIndex(0), Direction::FromGpu), host));
-        assert!(links.set((GpuIndex(1), Direction::FromGpu), host));
-        let up = links.rates().filter(|((_, direction), _)| *direction == Direction::FromGpu);
-        let up: Vec<_> = up.map(|(_, rate)| rate).collect();
+        assert!(links.set(from(0), host) && links.set(from(1), host));
+        let rates_of = |links: &Links, its: fn(Way) -> bool| {
+            let rates = links.rates().filter(|((_, way), _)| its(*way));
+            rates.map(|(_, rate)| rate).collect::<Vec<_>>()
+        };
+        let up = rates_of(&links, |way| way == Way::Own(Direction::FromGpu));
         assert_eq!(up, [6, 4, 10].map(BytesPerSec::gb), "as from the host");
+        let hops = Hops::of([GpuIndex(2), GpuIndex(0)]);
+        let way = (GpuIndex(0), Way::Forwarded(Direction::ToGpu, hops));
+        assert!(links.set(way, host) && links.forwarding(GpuIndex(0)) == [way.1]);
+        let forwarded = rates_of(&links, |way| matches!(way, Way::Forwarded(..)));
+        assert_eq!(
+            forwarded,
+            [BytesPerSec::gb(5)],
+            "half of the neighbour's way, whose own copy has the other"
+        );
+        let to_2 = links.rates().find(|(stream, _)| *stream == to(2));
+        assert_eq!(to_2, Some((to(2), BytesPerSec::gb(5))));
+        // A chunk of the host's memory crosses the NVLink after the last of it has come.
+        assert_eq!(links.fill(way.1, Bytes::mib(10)), BytesPerSec::gb(24).time_for(Bytes::mib(2)));
+        assert_eq!(links.fill(way.1, Bytes(24_000)), Duration::from_micros(1));
+        assert!(links.set(way, None) && links.forwarding(GpuIndex(0)).is_empty());
+        // GPU 2's own copy to the host is under way beside it.
+        let back = Way::Forwarded(Direction::FromGpu, Hops::of([GpuIndex(0), GpuIndex(2)]));
+        assert!(links.set((GpuIndex(0), back), host));
+        assert_eq!(rates_of(&links, |way| matches!(way, Way::Forwarded(..))), [BytesPerSec::gb(5)]);
     }
 }

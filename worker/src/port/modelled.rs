@@ -2,9 +2,10 @@
 //! actors on this side of the port are the real ones.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes as Buffer;
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::{Direction, Hops};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
@@ -17,7 +18,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
 
 use super::links::Links;
-use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Of, Order, Word};
+use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Of, Order, Way, Word};
 use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
 use crate::clock::Clock;
 
@@ -65,6 +66,12 @@ impl ModelledMachine {
     /// Kills a GPU's executor, as `kill -9` would.
     pub fn kill(&self, gpu: GpuIndex) {
         self.with(gpu, |place, now| place.model.kill(now));
+    }
+
+    /// How long what others forward is on its way beyond its slowest link; nothing where there are no links.
+    fn fill(&self, copy: &CopyOrder) -> Duration {
+        let inside = self.inside();
+        inside.links.as_ref().map_or(Duration::ZERO, |links| links.fill(copy.way(), copy.size))
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -141,12 +148,15 @@ impl Inside {
         let Some(links) = &mut self.links else { return };
         let place = &self.places[gpu.0 as usize];
         let mut news = false;
-        for direction in Direction::BOTH {
-            let copying = place.model.copying(direction).map(|copy| copy.from);
-            news |= links.set((gpu, direction), copying);
+        // Those that were under way as the process ended included.
+        let before = links.forwarding(gpu);
+        let own = Direction::BOTH.into_iter().map(Way::Own);
+        for way in own.chain(before).chain(place.model.forwarded()) {
+            let copying = place.model.copying(way).map(|copy| copy.from);
+            news |= links.set((gpu, way), copying);
         }
-        for ((other, direction), rate) in links.rates().filter(|&((other, _), _)| news || other == gpu) {
-            self.places[other.0 as usize].model.set_copy_rate(at, direction, rate);
+        for ((other, way), rate) in links.rates().filter(|&((other, _), _)| news || other == gpu) {
+            self.places[other.0 as usize].model.set_copy_rate(at, way, rate);
         }
     }
 }
@@ -178,7 +188,10 @@ impl ExecutorPort for ModelledPort {
         if let (Command::CopyOut(copy), Some(to)) = (&command, descriptors.first()) {
             make_room(copy, to);
         }
-        if let Some(order) = order(command) {
+        if let Some(mut order) = order(command) {
+            if let Order::Copy(copy) = &mut order {
+                copy.fill = self.machine.fill(copy);
+            }
             self.machine.with(self.gpu, |place, now| place.model.order(now, order));
         }
     }
@@ -259,6 +272,9 @@ fn copy_order(copy: &Copy) -> CopyOrder {
             (copy, _) => Of::CopyOut(copy),
         },
         from: copy.peer.as_ref().map(|peer| GpuIndex(peer.gpu)),
+        via: (!copy.via.is_empty()).then(|| Hops::of(copy.via.iter().copied().map(GpuIndex))),
+        // Its links say.
+        fill: Duration::ZERO,
         size: copy.ranges.iter().map(|range| Bytes(range.bytes)).sum(),
         not_before: Timestamp(copy.not_before_ns),
         not_after: Timestamp(copy.not_after_ns),

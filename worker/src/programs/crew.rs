@@ -20,13 +20,14 @@ use millrace_policy::lifecycle::START_TIMEOUT;
 use millrace_proto::executor::tensor::Contents as Sent;
 use millrace_proto::function as wire;
 use millrace_proto::trace::{self, KeyValue, Past};
-use millrace_types::{DataId, Incarnation, Reason, RevisionKey, Timestamp};
+use millrace_types::{DataId, Incarnation, Reason, Timestamp};
 
 use super::health::{Health, Reporter};
 use super::process::{Name, Process};
 use super::{Program, outputs};
 use crate::actors::function::{self, Computed};
 use crate::actors::work::SharedWork;
+use crate::install::FunctionConfig;
 use crate::objects::sealed;
 use crate::port::Descriptor;
 use crate::process_port::connection::Unsent;
@@ -105,19 +106,22 @@ pub(crate) struct Crew {
     /// Why the call that is looked at was not given to its process.
     unsent: Option<String>,
     reporter: Reporter,
+    /// Within how long requests are to be answered that do not say so themselves.
+    deadline: Option<Duration>,
     /// Where its processes are heard.
     own: Slot<Message>,
 }
 
 impl Crew {
     pub(crate) fn new(
-        key: &RevisionKey,
+        config: &FunctionConfig,
         program: Arc<Program>,
         processes: u32,
         seed: u64,
         own: Slot<Message>,
     ) -> Self {
         let core = crew::Crew::new(processes, own.epoch(), seed);
+        let (key, deadline) = (&config.key, config.slo.map(|slo| slo.deadline));
         let reporter = program.programs.reporter(key);
         Self {
             name: key.to_string().into(),
@@ -129,6 +133,7 @@ impl Crew {
             killed: BTreeMap::new(),
             unsent: None,
             reporter,
+            deadline,
             own,
         }
     }
@@ -233,7 +238,9 @@ impl Crew {
         entry.work.home.post(function::Message::Dispatched(key));
         let left = deadline(&entry.work).since(now);
         let sent = call(&entry.work, left).map_err(Unsent::Lacking);
-        match sent.and_then(|(call, descriptors)| process.call(call, descriptors, asker(&entry.work))) {
+        match sent.and_then(|(call, descriptors)| {
+            process.call(call, descriptors, asker(&entry.work, self.deadline))
+        }) {
             Ok(()) => {}
             Err(error @ Unsent::Lacking(_)) => {
                 let heard = Heard::Unsent { call: key.0, why: error.to_string() };
@@ -337,8 +344,8 @@ fn deadline(work: &SharedWork) -> Timestamp {
 }
 
 /// By when what it reads is wanted.
-fn asker(work: &SharedWork) -> Arc<Asker> {
-    let (revision, objective) = (work.invocation.revision.clone(), work.invocation.objective);
+fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<Asker> {
+    let (revision, objective) = (work.invocation.revision.clone(), work.invocation.objective.or(deadline));
     Arc::new(Asker { revision, came: work.accepted, objective })
 }
 

@@ -117,11 +117,13 @@ impl Data {
         let id = fetch.id.as_ref().and_then(data_id);
         let id = id.ok_or_else(|| invalid("it asked for data by what is no name"))?;
         let now = self.objects.clock().now();
-        let (left, reader) = match &*self.call.borrow() {
-            Some(Call { until, asker }) => (until.since(now), Reader::Outside(Arc::clone(asker))),
-            None => (Duration::ZERO, Reader::Nobody),
+        let (left, by, reader) = match &*self.call.borrow() {
+            Some(Call { until, asker }) => {
+                (until.since(now), asker.wanted_by(), Reader::Outside(Arc::clone(asker)))
+            }
+            None => (Duration::ZERO, None, Reader::Nobody),
         };
-        let found = match self.objects.fetch(&id, left * FETCH_QUARTERS / 4).await {
+        let found = match self.objects.fetch(&id, left * FETCH_QUARTERS / 4, by).await {
             Ok(contents) => contents,
             Err(error) => return Ok((refusal(&error), Vec::new())),
         };

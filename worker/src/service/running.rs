@@ -79,7 +79,8 @@ impl WorkerService {
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
         let timeout = timeout_of(&request)?;
         let objective = request.objective_micros.map(Duration::from_micros);
-        let asker = self.objects.asker(revision.clone(), objective, came);
+        let wanted = objective.or_else(|| self.node.deadline_of(&revision));
+        let asker = self.objects.asker(revision.clone(), wanted, came);
         let gathered = self.objects.gather(request.inputs, reader, asker);
         let gathered = tokio::time::timeout(timeout, gathered).await;
         let mut gathered = gathered.map_err(|_late| {

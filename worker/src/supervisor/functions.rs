@@ -124,7 +124,8 @@ impl Supervisor {
         hosted.slot.publish(mailbox.clone());
         if registry.index_of(&key) == Some(index) {
             let (model, priority) = (hosted.model, serving.priority);
-            let entry = FunctionEntry { index, model, priority, idempotent, mailbox };
+            let deadline = slo.map(|slo| slo.deadline);
+            let entry = FunctionEntry { index, model, priority, idempotent, deadline, mailbox };
             self.directory.publish_function(key, entry);
         } else {
             // It was going already.
@@ -141,7 +142,7 @@ impl Supervisor {
         };
         let (program, crew) = (Arc::clone(&hosting.program), &hosting.crew);
         let seed = self.seed ^ u64::from(index.0);
-        let actor = Crew::new(&hosted.config.key, program, hosting.processes, seed, crew.clone());
+        let actor = Crew::new(&hosted.config, program, hosting.processes, seed, crew.clone());
         crew.publish(self.spawn(actor, Who::Crew(index), Sleeper::NODE));
         crew.post(crew::Message::Start);
     }

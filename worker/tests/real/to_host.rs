@@ -4,16 +4,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use millrace_policy::fabric::Counts;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
-use millrace_types::{Bytes, BytesPerSec, Failure, Reason};
+use millrace_types::{Bytes, BytesPerSec, Failure, NodeName, Reason};
 use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
-use millrace_worker::start::{DataConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, Sharing, Worker, WorkerConfig, start};
 
 use crate::controller::Controller;
-use crate::objects::{ROW_BYTES, ask, keeping, object, rows};
+use crate::objects::{ROW_BYTES, ask, keeping, methods, object, part, rows, tensor};
 use crate::support::{all_up, client, config, inject, kill_9, request, within};
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -27,11 +28,20 @@ const SLOW: BytesPerSec = BytesPerSec(5_000_000);
 
 /// A worker that serves the MLP on a GPU behind such a link, with so much room for objects.
 async fn serving(dir: &Path, rate: BytesPerSec, room: Bytes) -> (Worker, Controller) {
+    let gpu_data = DataConfig { memory: room, ..DataConfig::default() };
+    serving_as(dir, rate, |config| WorkerConfig { gpu_data, ..config }).await
+}
+
+/// The same, changed.
+async fn serving_as(
+    dir: &Path,
+    rate: BytesPerSec,
+    changed: impl FnOnce(WorkerConfig) -> WorkerConfig,
+) -> (Worker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 1);
     config.topology.links[0].rate = rate;
-    let gpu_data = DataConfig { memory: room, ..DataConfig::default() };
-    let worker = start(WorkerConfig { gpu_data, ..config }).await.unwrap();
+    let worker = start(changed(config)).await.unwrap();
     all_up(&controller).await;
     let digest = controller.publish(&millrace_model::synth::mlp());
     controller.desire(&[("mlp", digest)]);
@@ -100,6 +110,31 @@ async fn an_object_that_is_read_elsewhere_crosses_its_gpus_link_under_grants() {
     assert_eq!(fetch(&worker, &made).await.unwrap(), expected);
     assert_eq!(link(&worker).await.carried_to_host, Bytes(2 * WHOLE));
     worker.shutdown().await;
+}
+
+/// D14: by when a request is to be answered travels to the worker that it fetches from.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_request_of_another_worker_fetches_is_wanted_when_its_answer_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let sharing = |config: WorkerConfig| WorkerConfig { transfer_sharing: Sharing::FaasTube, ..config };
+    let (home, _controller) = serving_as(&dir.path().join("w1"), FAST, sharing).await;
+    let named = |config: WorkerConfig| WorkerConfig { node: NodeName::new("w2").unwrap(), ..config };
+    let (other, _elsewhere) = serving_as(&dir.path().join("w2"), FAST, named).await;
+    let made = make(&home, 1).await;
+    let ended = async || home.node().snapshot().await.transfers.ended.from_gpu;
+    let take = async |id: u64, objective: Option<Duration>| {
+        let input = tensor(MANY, bytes::Bytes::new(), vec![part(&made, 0, MANY)]);
+        let objective_micros = objective.map(|objective| objective.as_micros() as u64);
+        let asked = wire::InvokeRequest { inputs: vec![input], objective_micros, ..request("mlp", id, &[]) };
+        let taken = ask(&mut client(&other), asked).await;
+        assert_eq!(methods(&taken), [(wire::FetchMethod::InterNode, WHOLE)]);
+    };
+    take(2, None).await;
+    assert_eq!(ended().await, Counts { unpromised: 1, ..Counts::default() });
+    take(3, Some(Duration::from_secs(600))).await;
+    assert_eq!(ended().await, Counts { unpromised: 1, admitted: 1, ..Counts::default() });
+    home.shutdown().await;
+    other.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

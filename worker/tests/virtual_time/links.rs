@@ -30,8 +30,28 @@ fn shared_link(gpus: u32) -> Topology {
     Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link] }
 }
 
+/// GPUs behind links of 12 GB/s of their own, each joined with the next by an NVLink of 48 GB/s.
+fn joined(gpus: u32) -> Topology {
+    let mut topology = shared_link(gpus);
+    topology.gpus.iter_mut().for_each(|gpu| gpu.host_path = vec![LinkId(gpu.index.0)]);
+    let own = topology.links.remove(0);
+    topology.links.resize(gpus as usize, own);
+    let nvlink = |gpu| Link {
+        kind: LinkKind::NvLink { a: GpuIndex(gpu - 1), b: GpuIndex(gpu) },
+        rate: BytesPerSec::gb(48),
+    };
+    topology.links.extend((1..gpus).map(nvlink));
+    topology
+}
+
 /// Orders batches for every GPU at once, and gives what its executor says of each, in order.
 fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
+    copy_by(&shared_link(gpus), &vec![&[][..]; gpus as usize])
+}
+
+/// The same by GPUs that forward, where any are named.
+fn copy_by(topology: &Topology, via: &[&[u32]]) -> Vec<Vec<CopyDone>> {
+    let gpus = topology.gpus.len() as u32;
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     actix_rt::System::with_tokio_rt(runtime).block_on(async move {
@@ -46,7 +66,7 @@ fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
         };
         let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_now());
         let machine = ModelledMachine::new(Arc::clone(&clock), vec![behaviour; gpus as usize]);
-        let mut machine = machine.with_links(&shared_link(gpus));
+        let mut machine = machine.with_links(topology);
         let done: Vec<Arc<Mutex<Vec<CopyDone>>>> = (0..gpus).map(|_| Arc::default()).collect();
         let port = |gpu: u32| {
             let done = Arc::clone(&done[gpu as usize]);
@@ -60,7 +80,7 @@ fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
         let mut ports: Vec<_> = (0..gpus).map(port).collect();
         ports.iter_mut().for_each(|port| port.start(Incarnation(1)));
         tokio::time::sleep(clock.sleep_for(Duration::from_millis(10))).await;
-        for port in &mut ports {
+        for (port, via) in ports.iter_mut().zip(via) {
             let load = LoadProgram { program: 1, name: "m".to_owned(), ..LoadProgram::default() };
             port.send(Command::LoadProgram(load), Vec::new());
             port.send(Command::Map(Map { program: 1, generation: 1, ..Map::default() }), Vec::new());
@@ -72,6 +92,7 @@ fn copy_on_all(gpus: u32) -> Vec<Vec<CopyDone>> {
                     generation: 1,
                     ranges: vec![ByteRange { bytes: BATCH.0, ..ByteRange::default() }],
                     not_after_ns: u64::MAX,
+                    via: via.to_vec(),
                     ..Copy::default()
                 };
                 port.send(Command::Copy(copy), Vec::new());
@@ -102,5 +123,31 @@ fn two_gpus_behind_one_link_take_twice_as_long_each() {
         let whole = Duration::from_nanos(done[done.len() - 1].finished_ns - done[0].started_ns);
         let expected = 2 * BATCH_TAKES * BATCHES as u32;
         assert!(whole.abs_diff(expected).as_micros() < 2, "{whole:?} of {expected:?}");
+    }
+}
+
+/// D05: the first chunk is forwarded before the last arrives, so that one link more takes a chunk more.
+#[test]
+fn what_is_forwarded_takes_a_chunk_more_for_each_link() {
+    let chunk = BytesPerSec::gb(48).time_for(Bytes::mib(2));
+    for (via, links) in [(&[1, 0][..], 1), (&[2, 1, 0][..], 2)] {
+        let done = copy_by(&joined(3), &[via]).remove(0);
+        assert_eq!(done.len() as u64, BATCHES);
+        let stored_and_forwarded = BATCH_TAKES + BytesPerSec::gb(48).time_for(BATCH) * links;
+        for copy in &done {
+            let took = Duration::from_nanos(copy.finished_ns - copy.started_ns);
+            assert_eq!(took.abs_diff(BATCH_TAKES + chunk * links).as_micros(), 0, "{took:?}");
+            assert!(took < stored_and_forwarded, "{took:?}");
+        }
+    }
+}
+
+/// GPU 1 copies for itself by the link over which it forwards to GPU 0.
+#[test]
+fn what_is_forwarded_divides_the_neighbours_link() {
+    for done in copy_by(&joined(2), &[&[1, 0], &[]]) {
+        assert_eq!(done.len() as u64, BATCHES);
+        let takes = Duration::from_nanos(done[0].finished_ns - done[0].started_ns);
+        assert!(takes >= BATCH_TAKES * 19 / 10 && takes < BATCH_TAKES * 9 / 4, "{takes:?}");
     }
 }

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     let key = session.key(&name);
     let format = args.output.output;
     if kind == Kind::Workflow {
-        let workflow = session.admin.workflow(&key).await?;
+        let workflow = session.admin.workflow_and_passed(&key).await?;
         let text = workflow::report(&workflow, clock::wall());
         return print(&document(format, &documents::Workflow::from(workflow))?.unwrap_or(text));
     }

@@ -4,8 +4,8 @@ use std::time::SystemTime;
 
 use millrace_client::messages as wire;
 use millrace_proto::convert::workflow_spec;
-use millrace_types::WorkflowSpec;
 use millrace_types::workflow::{Run, Step};
+use millrace_types::{Bytes, WorkflowSpec};
 
 use super::{condition_line, field, moment, tensor_line};
 use crate::commands::get::{labels, objective, readiness};
@@ -46,7 +46,27 @@ pub(super) fn report(workflow: &wire::Workflow, now: SystemTime) -> String {
         Ok(spec) => graph(&spec),
         Err(failure) => vec![format!("  it cannot be read: {}", failure.message)],
     });
+    if let Some(seen) = &workflow.passed {
+        lines.push("Passed:".to_owned());
+        lines.extend(passed(seen));
+    }
     lines.join("\n")
+}
+
+/// What functions gave each other in one run, on average.
+fn passed(seen: &wire::WorkflowPassed) -> Vec<String> {
+    let runs = if seen.runs == 1 { "1 run".to_owned() } else { format!("{} runs", seen.runs) };
+    let mut lines = vec![format!("{:MARGIN$}{runs} since its controllers started", "")];
+    for wire::PassedPair { from, to, bytes } in &seen.pairs {
+        let each = Bytes(bytes / seen.runs.max(1));
+        lines.push(format!("{:MARGIN$}{from} -> {to}: {each} a run", ""));
+    }
+    if seen.uncounted {
+        lines.push(format!("{:MARGIN$}between more functions than are counted", ""));
+    }
+    let missing = |id: &u64| format!("{:MARGIN$}controller {id} did not say what it counted", "");
+    lines.extend(seen.missing.iter().map(missing));
+    lines
 }
 
 /// One line for each step, each after those that it waits for, between what the workflow takes and
@@ -198,6 +218,26 @@ Graph:
   count      function/count-by-class   cars <- cars.scores, people <- people.scores
   (output)   people <- people.scores, total <- count.total";
         assert_eq!(report(&workflow, now), expected);
+    }
+
+    #[test]
+    fn what_functions_passed_is_told_by_run() {
+        let pair = |from: &str, to: &str, bytes| wire::PassedPair { from: from.into(), to: to.into(), bytes };
+        let pairs = vec![pair("detector", "car", 4 << 20), pair("car", "count", 7)];
+        let seen = wire::WorkflowPassed { runs: 2, pairs, missing: vec![3], uncounted: false };
+        let expected = [
+            "  2 runs since its controllers started",
+            "  detector -> car: 2.0 MiB a run",
+            "  car -> count: 3 B a run",
+            "  controller 3 did not say what it counted",
+        ];
+        assert_eq!(passed(&seen), expected);
+        let none = wire::WorkflowPassed::default();
+        assert_eq!(passed(&none), ["  0 runs since its controllers started"]);
+        let many = wire::WorkflowPassed { runs: 3, uncounted: true, ..none };
+        let expected =
+            ["  3 runs since its controllers started", "  between more functions than are counted"];
+        assert_eq!(passed(&many), expected);
     }
 
     #[test]

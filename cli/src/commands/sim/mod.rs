@@ -14,7 +14,9 @@ use millrace_sim::outcome::TenantSummary;
 use millrace_sim::scenario::{Function, NodeSpec, Scenario};
 use millrace_sim::{Outcome, Summary};
 use millrace_types::{Bytes, Slo};
-use millrace_worker::start::{EVICTIONS, Eviction, ISOLATIONS, Isolation, POLICIES, PolicyConfig};
+use millrace_worker::start::{
+    EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, POLICIES, PolicyConfig,
+};
 
 use self::tenants::Tenant;
 use self::workload::Workload;
@@ -65,6 +67,10 @@ pub(crate) struct Args {
     /// How long the start of a model's own process takes, while its weights are copied.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "260ms")]
     process_start: Duration,
+    /// Over whose PCIe links models come from host memory: each GPU's own, or idle ones of other GPUs too,
+    /// which forward over NVLinks (all).
+    #[arg(long, value_name = "WHOSE", default_value_t, value_parser = one_of(HOST_LINKS))]
+    host_links: HostLinks,
     /// The models that functions take in turn: of the Torpor paper, of the LALB paper, or a file.
     #[arg(long, value_name = "torpor|lalb|FILE", default_value = "torpor")]
     models: String,
@@ -172,8 +178,8 @@ impl Args {
         let mut functions: Vec<_> = (0..counts).map(function).collect();
         tenants::assign(&self.tenants, &mut functions)?;
         let quotas = self.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.quota)).collect();
-        let (eviction, isolation) = (self.eviction, self.isolation);
-        let node = NodeSpec { eviction, isolation, ..NodeSpec::new(topology, self.policy[0]) };
+        let (eviction, isolation, host_links) = (self.eviction, self.isolation, self.host_links);
+        let node = NodeSpec { eviction, isolation, host_links, ..NodeSpec::new(topology, self.policy[0]) };
         let nodes = vec![node; self.nodes.get() as usize];
         let scenario = Scenario::new(nodes, functions, arrivals, self.seed);
         let (timeout, process_start) = (self.timeout, self.process_start);

@@ -36,6 +36,19 @@ async fn what_a_step_gives_stays_with_its_worker_until_the_next_has_it() {
     let answer = answer_of(answering).await.unwrap();
     assert_eq!((answer.outputs[0].name.as_str(), &answer.outputs[0].shape[..]), ("y", &[1, 64][..]));
     assert_eq!(released(&mut worker).await, [7]);
+
+    // What the second took of the first is told to whoever asks.
+    let mut admin = cluster.admin();
+    let get = |passed| api::GetWorkflowRequest { name: "w".into(), passed, ..Default::default() };
+    let passed = until("the run to be counted", async || {
+        let workflow = admin.get_workflow(get(true)).await.unwrap().into_inner();
+        workflow.passed.filter(|passed| passed.runs == 1)
+    });
+    let passed = passed.await;
+    let [pair] = &passed.pairs[..] else { panic!("{passed:?}") };
+    assert_eq!((pair.from.as_str(), pair.to.as_str(), pair.bytes), ("f", "f", object.bytes));
+    assert_eq!(passed.missing, [] as [u64; 0]);
+    assert_eq!(admin.get_workflow(get(false)).await.unwrap().into_inner().passed, None);
 }
 
 /// D29: a step's worker hears what comes next; of what runs under a condition, that it may.

@@ -1,4 +1,4 @@
-//! What neighbours forward from the host (D05).
+//! What neighbours forward from the host and to it (D05).
 
 use std::collections::BTreeSet;
 
@@ -85,13 +85,30 @@ fn what_the_own_link_has_no_room_for_comes_by_idle_neighbours() {
 }
 
 #[test]
-fn nothing_is_forwarded_unless_it_is_asked_for_and_none_of_what_leaves() {
+fn nothing_is_forwarded_unless_it_is_asked_for() {
     let mut node = node_of(2 * RATE.0, Sharing::Fair, HostLinks::Own);
     assert_eq!(granted(&node.start(1, 0, 100)).len(), 2);
+    assert_eq!(granted(&node.leave(2, 0, 100)).len(), 2);
     let mut node = self::node();
-    assert_eq!(granted(&node.leave(1, 0, 100)).len(), 2);
     // GPU 1 has its own link alone.
-    assert_eq!(forwarded(&node.start(2, 1, 100)), []);
+    assert_eq!(forwarded(&node.start(1, 1, 100)), []);
+    assert_eq!(forwarded(&node.leave(2, 1, 100)), []);
+}
+
+#[test]
+fn what_leaves_goes_by_idle_neighbours_as_well() {
+    let mut node = node();
+    let start = node.now;
+    let by_2 = |chunks: Range<u32>| (chunks, LinkId(NVLINKS), hops(&[0, 2]));
+    let by_3 = |chunks: Range<u32>| (chunks, LinkId(NVLINKS + 1), hops(&[0, 3]));
+    assert_eq!(forwarded(&node.leave(1, 0, 100)), [by_2(10..15), by_3(15..20)]);
+    // What comes has the same links the other way.
+    assert_eq!(forwarded(&node.start(2, 0, 100)).len(), 2);
+    node.now = start + BATCH_TIME;
+    let actions = node.done(1, 2);
+    let (direction, size) = (Direction::FromGpu, Bytes(BLOCK.0 * 5));
+    assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
+    assert_eq!(forwarded(&actions), [by_2(20..25)]);
 }
 
 #[test]
@@ -159,12 +176,14 @@ fn where_a_neighbour_fails_the_rest_comes_by_the_own_link() {
 #[test]
 fn three_ways_are_three_times_as_fast() {
     for sharing in SHARINGS.map(|(_, sharing)| sharing) {
-        let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
-        let start = machine.node.now;
-        machine.start(weights, (1, 0, 300), Some(5_000));
-        while machine.copy().unwrap() {}
-        let batches = machine.node.now.since(start).as_secs_f64() / BATCH_TIME.as_secs_f64();
-        assert!((19.5..22.0).contains(&batches), "{sharing:?}: {batches} of 60");
+        for cargo in [weights, leaving] {
+            let mut machine = Machine::of(node_of(2 * RATE.0, sharing, HostLinks::All));
+            let start = machine.node.now;
+            machine.start(cargo, (1, 0, 300), Some(5_000));
+            while machine.copy().unwrap() {}
+            let batches = machine.node.now.since(start).as_secs_f64() / BATCH_TIME.as_secs_f64();
+            assert!((19.5..22.0).contains(&batches), "{sharing:?}: {batches} of 60");
+        }
     }
 }
 
@@ -254,16 +273,18 @@ impl Machine {
         for action in actions {
             match action {
                 Action::Grant { grant } => {
-                    if let Some(via) = grant.via {
+                    if grant.via.is_some() {
                         self.forwarded += 1;
-                        let comes = |other: &&Grant| other.cargo.direction() == Direction::ToGpu;
-                        let crosses = |other: &Grant| match other.via {
-                            Some(other) => switch(other.first()) == switch(via.first()),
-                            None => switch(other.gpu) == switch(via.first()),
+                        let direction = grant.cargo.direction();
+                        let by = |grant: &Grant| match (grant.via, direction) {
+                            (Some(via), Direction::ToGpu) => switch(via.first()),
+                            (Some(via), Direction::FromGpu) => switch(via.last()),
+                            (None, _) => switch(grant.gpu),
                         };
-                        let busy = self.out.iter().filter(comes).any(crosses);
+                        let mut same_way = self.out.iter().filter(|it| it.cargo.direction() == direction);
+                        let busy = same_way.any(|other| by(other) == by(&grant));
                         prop_assert!(!busy, "{grant:?} over a link in use: {:?}", self.out);
-                        prop_assert_ne!(switch(via.first()), switch(grant.gpu));
+                        prop_assert_ne!(by(&grant), switch(grant.gpu));
                     }
                     self.out.push(grant);
                 }

@@ -82,17 +82,27 @@ fn baselines_share_a_neighbours_nvlink_with_what_it_forwards() {
 fn ways_by_neighbours_are_apart_from_a_gpus_own_and_the_shortest_are_first() {
     for gpu in 0..8 {
         let paths = paths(&dgx_v100(), Selection::FaasTube, None);
-        let ways = paths.forwards(GpuIndex(gpu));
+        let ways = paths.forwards(Direction::ToGpu, GpuIndex(gpu));
         assert!(ways.iter().all(|way| way.last().0 == gpu && way.first().0 / 2 != gpu / 2), "{ways:?}");
         let links: Vec<_> = ways.iter().map(|way| way.links().count()).collect();
         assert!(links.is_sorted() && links.contains(&1) && links.last() == Some(&2), "{links:?}");
         // By at most two NVLinks each other switch's link is reached.
         let switches: std::collections::BTreeSet<_> = ways.iter().map(|way| way.first().0 / 2).collect();
         assert_eq!(switches.len(), 3);
+        // The same ways back.
+        let back = paths.forwards(Direction::FromGpu, GpuIndex(gpu));
+        let turned = |way: &Hops| Hops::of(way.as_slice().iter().rev().copied());
+        let sorted = |mut ways: Vec<Hops>| {
+            ways.sort_unstable();
+            ways
+        };
+        assert_eq!(sorted(back.iter().map(turned).collect()), sorted(ways));
     }
     let line = paths(&machine(8, &[(0, 2, 24), (2, 4, 24), (4, 6, 24)]), Selection::FaasTube, None);
     let hops = |gpus: &[u32]| Hops::of(gpus.iter().map(|&gpu| GpuIndex(gpu)));
-    assert_eq!(line.forwards(GpuIndex(0)), [hops(&[2, 0]), hops(&[4, 2, 0])]);
-    assert_eq!(line.forwards(GpuIndex(1)), []);
-    assert_eq!(line.forwards(GpuIndex(8)), [], "there is none");
+    let to = |gpu: u32| line.forwards(Direction::ToGpu, GpuIndex(gpu));
+    assert_eq!(to(0), [hops(&[2, 0]), hops(&[4, 2, 0])]);
+    assert_eq!(to(1), []);
+    assert_eq!(to(8), [], "there is none");
+    assert_eq!(line.forwards(Direction::FromGpu, GpuIndex(0)), [hops(&[0, 2]), hops(&[0, 2, 4])]);
 }

@@ -9,7 +9,7 @@ use millrace_policy::dispatch::Return;
 use millrace_policy::fabric::{self, Cargo};
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
-use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts};
+use millrace_types::{GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::actors::work::SharedWork;
@@ -115,6 +115,8 @@ pub(crate) enum Reader {
     /// One that has left the queue or takes no place there: a program reads them for it, or they are
     /// answered.
     Outside(Arc<Asker>),
+    /// One of another worker, which wants them by then.
+    Elsewhere(Timestamp),
 }
 
 impl Reader {

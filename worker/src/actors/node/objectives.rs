@@ -11,6 +11,11 @@ use super::Node;
 use crate::actors::work::Work;
 use crate::request::Asker;
 
+/// The objective of bytes that another worker fetches: how long its run takes is not said.
+pub(super) fn of_elsewhere(now: Timestamp, by: Timestamp) -> Objective {
+    Objective { slo: by.since(now), infer: Duration::ZERO }
+}
+
 impl Node {
     /// The objective of bytes that a request waits for, or the most pressing one of those that run with it.
     /// `None` where no answer is wanted by a certain time.

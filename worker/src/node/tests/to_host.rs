@@ -4,7 +4,7 @@ mod objectives;
 
 use millrace_policy::elastic::MigrationPolicy;
 use millrace_policy::fabric::Counts;
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::{Direction, HostLinks};
 use millrace_policy::rates::Sharing;
 use millrace_types::{Failure, Slo};
 use tokio::task::JoinHandle;
@@ -33,7 +33,7 @@ fn batch() -> Duration {
 
 type Answer = Result<Completion, Failure>;
 
-/// GPUs behind one link. Function `fN` leaves N MiB.
+/// GPUs behind one link, or behind one each. Function `fN` leaves N MiB.
 struct World {
     node: NodeHandle,
     machine: ModelledMachine,
@@ -47,6 +47,8 @@ struct Plan {
     functions: Vec<(u64, Option<u64>)>,
     copy_fails_every: Option<u64>,
     sharing: Sharing,
+    /// Where it is said over whose links they leave, each GPU has its own and an NVLink to the first.
+    host_links: Option<HostLinks>,
 }
 
 impl Plan {
@@ -54,7 +56,7 @@ impl Plan {
     fn of(functions: &[u64]) -> Self {
         let functions = functions.iter().map(|&mib| (mib, None)).collect();
         let (gpus, memory, copy_fails_every, sharing) = (1, Bytes::mib(64), None, Sharing::Fair);
-        Self { gpus, memory, functions, copy_fails_every, sharing }
+        Self { gpus, memory, functions, copy_fails_every, sharing, host_links: None }
     }
 
     async fn start(self) -> World {
@@ -62,13 +64,14 @@ impl Plan {
             index: GpuIndex(index),
             gpu_type: "modelled".to_owned(),
             memory: self.memory,
-            host_path: vec![LinkId(0)],
+            host_path: vec![LinkId(self.host_links.map_or(0, |_| index))],
         };
         let topology = Topology {
             name: "test".to_owned(),
             gpus: (0..self.gpus).map(gpu).collect(),
             links: vec![Link { kind: LinkKind::Pcie, rate: RATE }],
         };
+        let topology = if self.host_links.is_some() { joined(topology) } else { topology };
         let run = |&(mib, _): &(u64, Option<u64>)| {
             (format!("f{mib}"), RunModel { keeps: Bytes::mib(mib), ..RunModel::new(RUN) })
         };
@@ -85,7 +88,8 @@ impl Plan {
         let machine = machine.with_links(&topology);
         let context = NodeContext::new(1, Box::new(machine.clone())).with_clock(Arc::clone(&clock));
         let data = DataConfig { migration: MigrationPolicy::Lru, ..DataConfig::default() };
-        let config = NodeConfig { data, sharing: self.sharing, ..NodeConfig::new(topology) };
+        let (sharing, host_links) = (self.sharing, self.host_links.unwrap_or_default());
+        let config = NodeConfig { data, sharing, host_links, ..NodeConfig::new(topology) };
         let node = start_here(config, context);
         for (mib, ms) in self.functions {
             let slo = ms.map(|ms| Slo { deadline: Duration::from_millis(ms), percentile: 0.98 });
@@ -104,6 +108,15 @@ impl Plan {
         world.pass(20 * MOMENT).await;
         world
     }
+}
+
+/// The same with a link for each GPU, and NVLinks between the first and the others.
+fn joined(topology: Topology) -> Topology {
+    let gpus = topology.gpus.len() as u32;
+    let nvlink =
+        |gpu| Link { kind: LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(gpu) }, rate: BytesPerSec::gb(40) };
+    let links = vec![topology.links[0].clone(); gpus as usize].into_iter().chain((1..gpus).map(nvlink));
+    Topology { links: links.collect(), ..topology }
 }
 
 fn key(mib: u64) -> RevisionKey {
@@ -261,6 +274,35 @@ fn what_makes_room_leaves_under_grants_and_stops_when_nobody_wants_it() {
             world.is_at_rest().await;
         }
     });
+}
+
+/// D05, the other way round.
+#[test]
+fn what_goes_to_the_host_goes_by_idle_neighbours_as_well() {
+    let leaves = |links: HostLinks| {
+        in_virtual_time(async move {
+            let host_links = Some(links);
+            let world = Plan { gpus: 3, memory: Bytes::gib(1), host_links, ..Plan::of(&[200]) };
+            let world = world.start().await;
+            let object = world.make(200).await;
+            let own = object.gpu;
+            assert_eq!(own, GpuIndex(0));
+            let (found, took) = world.timed(fetch(object)).await;
+            assert!(found.unwrap().is_ok());
+            let carried: Vec<_> = world.snapshot().await.links.iter().map(|it| it.carried_to_host).collect();
+            world.is_at_rest().await;
+            (took, carried)
+        })
+    };
+    let whole = Bytes::mib(200);
+    let (alone, carried) = leaves(HostLinks::Own);
+    assert!(alone >= RATE.time_for(whole), "{alone:?}");
+    assert_eq!(carried, [whole, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO]);
+    let (took, carried) = leaves(HostLinks::All);
+    assert!(took >= RATE.time_for(whole) / 3 && took < alone / 2, "{took:?} instead of {alone:?}");
+    let [own, second, third, by_second, by_third] = carried[..] else { panic!("{carried:?}") };
+    assert_eq!((own + second + third, by_second, by_third), (whole, second, third), "each byte once");
+    assert!(second > Bytes::mib(20) && third > Bytes::mib(20), "{carried:?}");
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //!
 //! Four ordered streams, as in the real one: control is immediate; copies to the GPU and those to the host
 //! take their time at the rate they are given, within their windows; runs take theirs, beginning with the
-//! first bytes that arrive and ending no sooner than their tail after the last. One word is said at a time.
+//! first bytes that arrive and ending no sooner than their tail after the last. What other GPUs forward
+//! comes beside the GPU's own copies, one copy at a time by each way: as a GPU would, and not as an emulated
+//! one does. One word is said at a time.
 
 mod copies;
 mod protocol;
@@ -11,11 +13,10 @@ mod protocol;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use millrace_policy::paths::{Direction, Each};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use self::copies::Copies;
-pub use self::protocol::{CopyOrder, CopyRefusal, Of, Order, Word};
+use self::copies::{Copies, Ways};
+pub use self::protocol::{CopyOrder, CopyRefusal, Of, Order, Way, Word};
 use crate::clock::{Sleeper, own_microsecond};
 
 /// How a modelled executor behaves.
@@ -125,7 +126,7 @@ pub struct Model {
     programs: BTreeMap<u64, Program>,
     objects: BTreeSet<u64>,
     copies_out: BTreeSet<u64>,
-    copies: Each<Copies>,
+    copies: Ways,
     /// When it notices that a copy began or ended, where it has not yet.
     notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
@@ -142,10 +143,7 @@ impl Model {
     pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
         let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
         Self {
-            copies: Each {
-                to_gpu: Copies::new(behaviour.copy_rate),
-                from_gpu: Copies::new(behaviour.copy_rate),
-            },
+            copies: Ways::new(behaviour.copy_rate),
             notices: None,
             behaviour,
             sleeper,
@@ -178,7 +176,7 @@ impl Model {
             self.programs.clear();
             self.objects.clear();
             self.copies_out.clear();
-            Direction::BOTH.into_iter().for_each(|direction| self.copies[direction].clear());
+            self.copies.clear();
             self.runs.clear();
             self.say(Word::Exited);
         }
@@ -223,7 +221,7 @@ impl Model {
                     self.say(Word::Relocated { program: id, generation });
                 }
             }
-            Order::Copy(order) => self.copies[order.direction()].push(now, order),
+            Order::Copy(order) => self.copies.of_mut(order.way()).push(now, order),
             Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
             Order::Run { run, program, generation, members, keeps } => {
                 let (begun, ends) = (None, None);
@@ -274,10 +272,15 @@ impl Model {
         Some(word)
     }
 
-    /// The copy under way in a direction, if any.
+    /// The copy under way on a way, if any.
     #[must_use]
-    pub fn copying(&self, direction: Direction) -> Option<&CopyOrder> {
-        self.copies[direction].under_way()
+    pub fn copying(&self, way: Way) -> Option<&CopyOrder> {
+        self.copies.of(way)?.under_way()
+    }
+
+    /// The ways by which others forward, or once did, to this GPU and from it.
+    pub fn forwarded(&self) -> impl Iterator<Item = Way> {
+        self.copies.each().map(|(way, _)| way).filter(|way| matches!(way, Way::Forwarded(..)))
     }
 
     /// When a copy next begins or ends, as long as its rate stays: to the nanosecond, whenever the
@@ -287,33 +290,32 @@ impl Model {
         self.next_one_way().map(|(at, _)| at)
     }
 
-    /// The same, and in which direction.
-    fn next_one_way(&self) -> Option<(Timestamp, Direction)> {
-        let next = |direction| Some((self.copies[direction].next()?, direction));
-        Direction::BOTH.into_iter().filter_map(next).min()
+    /// The same, and on which way.
+    fn next_one_way(&self) -> Option<(Timestamp, Way)> {
+        self.copies.each().filter_map(|(way, copies)| Some((copies.next()?, way))).min()
     }
 
-    /// Lets the copy under way in a direction go on at another rate, at most its own.
-    pub fn set_copy_rate(&mut self, now: Timestamp, direction: Direction, rate: BytesPerSec) {
+    /// Lets the copy under way on a way go on at another rate, at most its own.
+    pub fn set_copy_rate(&mut self, now: Timestamp, way: Way, rate: BytesPerSec) {
         let rate = rate.min(self.behaviour.copy_rate);
-        self.copies[direction].set_rate(now, rate);
+        self.copies.of_mut(way).set_rate(now, rate);
     }
 
     /// Lets copies begin and end that do so by now, each at its own moment. What comes of it is said
     /// when the process wakes.
     pub fn advance(&mut self, now: Timestamp) {
-        while let Some((at, direction)) = self.next_one_way().filter(|&(at, _)| at <= now) {
+        while let Some((at, way)) = self.next_one_way().filter(|&(at, _)| at <= now) {
             let notices = self.own(at);
             self.notices = Some(self.notices.map_or(notices, |before| before.min(notices)));
-            match self.copies[direction].end() {
+            match self.copies.of_mut(way).end() {
                 Some((order, started)) => self.end_copy(at, order, started),
-                None => self.begin_copy(at, direction),
+                None => self.begin_copy(at, way),
             }
         }
     }
 
-    fn begin_copy(&mut self, at: Timestamp, direction: Direction) {
-        let Some(order) = self.copies[direction].waiting() else { return };
+    fn begin_copy(&mut self, at: Timestamp, way: Way) {
+        let Some(order) = self.copies.of(way).and_then(Copies::waiting) else { return };
         let CopyOrder { transfer, batch, of, not_after, .. } = *order;
         let mapped = match of {
             Of::Program { program, generation } => {
@@ -323,9 +325,9 @@ impl Model {
             Of::CopyOut(copy) => self.copies_out.contains(&copy),
         };
         if mapped && at <= not_after {
-            self.copies[direction].begin(at);
+            self.copies.of_mut(way).begin(at);
         } else {
-            self.copies[direction].refuse();
+            self.copies.of_mut(way).refuse();
             let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
             self.say_of(at, Word::CopyFailed { transfer, batch, why });
         }
@@ -380,7 +382,7 @@ impl Model {
     }
 
     fn revoke(&mut self, transfer: u64, batch: u64) {
-        if Direction::BOTH.into_iter().any(|direction| self.copies[direction].revoke(transfer, batch)) {
+        if self.copies.revoke(transfer, batch) {
             self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::{Direction, Hops};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 /// What it is told.
@@ -126,6 +126,12 @@ pub struct CopyOrder {
     pub of: Of,
     /// From which GPU, where it comes from another.
     pub from: Option<GpuIndex>,
+    /// By the way of which GPUs it comes from the host or goes there, where others forward it; this one is
+    /// the last, or the first.
+    pub via: Option<Hops>,
+    /// How long it is on its way beyond what it takes at the rate of its slowest link, where it crosses
+    /// several: its chunks are forwarded as they come.
+    pub fill: Duration,
     /// How much.
     pub size: Bytes,
     /// Not to begin before.
@@ -137,12 +143,23 @@ pub struct CopyOrder {
 impl CopyOrder {
     /// Which way its bytes go.
     #[must_use]
-    pub fn direction(&self) -> Direction {
-        match self.of {
+    pub fn way(&self) -> Way {
+        let direction = match self.of {
             Of::Program { .. } | Of::Object(_) => Direction::ToGpu,
             Of::CopyOut(_) => Direction::FromGpu,
-        }
+        };
+        self.via.map_or(Way::Own(direction), |hops| Way::Forwarded(direction, hops))
     }
+}
+
+/// A way to a GPU or from it, on which it copies one thing at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// Its own, from other GPUs included.
+    Own(Direction),
+    /// Over NVLinks from or to the GPU whose links lead on to the host or from there: the first of these where
+    /// it comes, the last where it goes.
+    Forwarded(Direction, Hops),
 }
 
 /// What it says.

@@ -1,5 +1,7 @@
 //! What each core's actions are to the others: the messages that actors would send, by hand.
 
+use std::time::Duration;
+
 use millrace_policy::admission;
 use millrace_policy::attempts::Progress;
 use millrace_policy::dispatch;
@@ -375,6 +377,8 @@ impl Node<'_> {
             of: Of::Program { program: model.0.into(), generation: generation.0 },
             // Copies here do not share links.
             from: None,
+            via: None,
+            fill: Duration::ZERO,
             size: grant.cargo.span(&grant.chunks).1,
             not_before: grant.not_before,
             not_after: grant.not_after,

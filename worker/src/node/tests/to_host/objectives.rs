@@ -46,7 +46,8 @@ fn what_makes_room_for_a_model_is_wanted_when_its_run_is() {
     }
 }
 
-/// Inputs that are joined, and what programs read: by the request's own objective, or its function's.
+/// Inputs that are joined, and what programs read: by the request's own objective, or its function's. What
+/// another worker fetches: by what that one says.
 #[test]
 fn what_is_read_outside_the_queue_is_wanted_when_the_answer_is() {
     in_virtual_time(async {
@@ -61,10 +62,11 @@ fn what_is_read_outside_the_queue_is_wanted_when_the_answer_is() {
         let of_function = [Reader::Inputs(asker(60, None)), Reader::Outside(asker(60, None))];
         let own = [Reader::Inputs(asker(59, Some(200))), Reader::Outside(asker(59, Some(200)))];
         let none = [Reader::Inputs(asker(59, None)), Reader::Outside(asker(59, None))];
-        for reader in [of_function, own, none].into_iter().flatten() {
+        let elsewhere = [Reader::Elsewhere(world.clock.now() + Duration::from_secs(2)), Reader::Nobody];
+        for reader in [of_function, own, none, elsewhere].into_iter().flatten() {
             fetch_for(Arc::clone(&object), reader).await.unwrap().unwrap();
         }
-        let counts = Counts { admitted: 4, unpromised: 2, ..Counts::default() };
+        let counts = Counts { admitted: 5, unpromised: 3, ..Counts::default() };
         assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts);
         drop(object);
         world.is_at_rest().await;

@@ -1,0 +1,228 @@
+//! What models gain that come over idle PCIe links of other GPUs as well (D05, `--host-links all`), and what
+//! it costs others: `policy::fabric` in whole nodes, with models that are swapped all the time.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use millrace_device::topology::Description;
+use millrace_policy::dispatch::PolicyConfig;
+use millrace_policy::gpu::Eviction;
+use millrace_policy::paths::HostLinks;
+use millrace_sim::models::{self, ModelFigures};
+use millrace_sim::report::percent;
+use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_sim::workload::{Arrival, MINUTE};
+use millrace_sim::{Outcome, Record, Summary, run_each};
+use millrace_types::topology::{LinkKind, Topology};
+use millrace_types::{Bytes, Timestamp};
+
+use crate::figures::{Figure, Order, Spread, Unit};
+use crate::ours::{OBJECTIVE, in_time_of};
+use crate::report::Report;
+use crate::{Effort, Experiment};
+
+/// The experiments of this module.
+pub const EXPERIMENTS: [Experiment; 1] = [Experiment {
+    id: "HOSTLINKS",
+    title: "Models over neighbours' links: own against all",
+    run: host_links,
+}];
+
+/// Twice as many models as the eight GPUs hold.
+const FUNCTIONS: usize = 1000;
+const POLICIES: [&str; 2] = ["unified", "torpor"];
+/// Of what the four uplinks carry, in percent, if every request brought its model.
+const LOADS: [u32; 3] = [10, 50, 90];
+/// A model of which only the copy takes long.
+const LONE: Bytes = Bytes(6_000_000_000);
+
+fn dgx() -> Result<Topology> {
+    Ok(Description::preset("dgx-v100")?.build())
+}
+
+fn node(dispatch: PolicyConfig, host_links: HostLinks) -> Result<NodeSpec> {
+    Ok(NodeSpec { eviction: Eviction::Torpor, host_links, ..NodeSpec::new(dgx()?, dispatch) })
+}
+
+/// One request for one large model on an idle DGX-V100.
+///
+/// # Errors
+/// Where the topology does not read.
+pub fn lone(host_links: HostLinks) -> Result<Scenario> {
+    let model = ModelFigures {
+        name: "lone".to_owned(),
+        weights: LONE,
+        memory: LONE,
+        run: Duration::from_millis(5),
+        tail: Duration::from_millis(1),
+        start: Duration::ZERO,
+    };
+    let arrivals = vec![Arrival { at: Timestamp::ZERO, function: 0 }];
+    let nodes = vec![node(PolicyConfig::default(), host_links)?];
+    Ok(Scenario { traced: true, ..Scenario::new(nodes, vec![Function::new(model, None)], arrivals, 1) })
+}
+
+/// Functions over Torpor's models, all asked alike and at random moments.
+fn swapping(
+    dispatch: PolicyConfig,
+    host_links: HostLinks,
+    load: u32,
+    (seed, effort): (u64, Effort),
+) -> Result<Scenario> {
+    let (table, node) = (models::torpor(), node(dispatch, host_links)?);
+    let functions = if effort.short { FUNCTIONS / 10 } else { FUNCTIONS };
+    let mean = table.iter().map(|model| model.weights.get()).sum::<u64>() as f64 / table.len() as f64;
+    let uplinks = of_kind(&node.topology, LinkKind::PcieUplink).map(|link| node.topology.links[link].rate.0);
+    let rate = uplinks.sum::<u64>() as f64 / mean * f64::from(load) / 100.0;
+    let mean_gap = Duration::from_secs_f64(functions as f64 / rate);
+    let span = if effort.short { MINUTE / 60 } else { MINUTE };
+    let arrivals = patterns::arrivals(&vec![Pattern::Sporadic { mean_gap }; functions], span, seed);
+    let function = |place: usize| Function::new(table[place % table.len()].clone(), Some(OBJECTIVE));
+    let published = (0..functions).map(function).collect();
+    let scenario = Scenario::new(vec![node], published, arrivals, seed);
+    Ok(Scenario { timeout: MINUTE, warmed: !effort.short, ..scenario })
+}
+
+/// The links of a kind, by place.
+fn of_kind(topology: &Topology, kind: LinkKind) -> impl Iterator<Item = usize> {
+    let links = topology.links.iter().enumerate();
+    links.filter(move |(_, link)| link.kind == kind).map(|(place, _)| place)
+}
+
+/// How loaded the uplinks of a run's machine were, towards the GPUs.
+///
+/// # Errors
+/// Where the topology does not read.
+pub fn uplink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
+    let loads = outcome.link_loads();
+    let of = |link: usize| loads.iter().filter_map(move |node| node.get(link).copied());
+    Ok(of_kind(&dgx()?, LinkKind::PcieUplink).flat_map(of).collect())
+}
+
+fn nvlink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
+    let (topology, loads) = (dgx()?, outcome.link_loads());
+    let joins = |link: &usize| matches!(topology.links[*link].kind, LinkKind::NvLink { .. });
+    let places = (0..topology.links.len()).filter(joins);
+    Ok(places.flat_map(|link| loads.iter().filter_map(move |node| node.get(link).copied())).collect())
+}
+
+fn mean(of: &[f64]) -> f64 {
+    of.iter().sum::<f64>() / of.len().max(1) as f64
+}
+
+/// What came of one setup with every seed.
+#[derive(Debug, Default)]
+struct Measured {
+    mean_ms: Spread,
+    p98_ms: Spread,
+    in_time: Spread,
+    misses: Spread,
+    uplinks: Spread,
+    busiest: Spread,
+    nvlinks: Spread,
+}
+
+fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Result<Measured> {
+    let dispatch = crate::lalb::policy(policy)?;
+    let setups = (1..=effort.seeds).map(|seed| swapping(dispatch, host_links, load, (seed, effort)));
+    let each = run_each(&setups.collect::<Result<Vec<_>>>()?, |scenario, outcome| {
+        let loads = uplink_loads(&outcome).and_then(|uplinks| Ok((uplinks, nvlink_loads(&outcome)?)));
+        (outcome.summary(&scenario.functions), in_time_of(&outcome), loads)
+    })?;
+    let mut measured = Measured::default();
+    for (summary, in_time, loads) in each {
+        let ((uplinks, nvlinks), Summary { mean: latency, p98, miss_ratio, .. }) = (loads?, summary);
+        measured.mean_ms.0.push(latency.as_secs_f64() * 1e3);
+        measured.p98_ms.0.push(p98.as_secs_f64() * 1e3);
+        measured.in_time.0.push(in_time);
+        measured.misses.0.push(miss_ratio);
+        measured.uplinks.0.push(mean(&uplinks));
+        measured.busiest.0.push(uplinks.iter().copied().fold(0.0, f64::max));
+        measured.nvlinks.0.push(mean(&nvlinks));
+    }
+    Ok(measured)
+}
+
+fn host_links(effort: Effort) -> Result<Report> {
+    let mut report = Report::default();
+    report.assumed.push(format!(
+        "DGX-V100 (eight GPUs of 16 GiB, four uplinks of 12 GB/s). *A lone swap*: one model of {LONE} on an idle machine. *Swapping*: {FUNCTIONS} functions over Torpor's eight models, 266 GB, twice what the GPUs hold; requests at random moments for a minute, deadline 200 ms; the load is what models would take of the uplinks if every request brought its own."
+    ));
+    report.assumed.push(
+        "A forwarded batch crosses all links of its way at once, but for one chunk (2 MiB) for each link more. It takes no memory of the GPUs between and none of their time. The next by the same way begins when the end of the last was heard of, in the twin up to a quarter of a millisecond later, where a batch takes 0.87 ms.".to_owned(),
+    );
+    lone_swap(&mut report)?;
+    swaps(effort, &mut report)?;
+    Ok(report)
+}
+
+fn lone_swap(report: &mut Report) -> Result<()> {
+    let setups = [lone(HostLinks::Own)?, lone(HostLinks::All)?];
+    let took = run_each(&setups, |_, outcome| {
+        outcome.records.first().map_or(Duration::ZERO, Record::latency).as_secs_f64()
+    })?;
+    let [own, all] = took[..] else { anyhow::bail!("two setups have {} outcomes", took.len()) };
+    let row = vec![Unit::Millis.show(own * 1e3), Unit::Millis.show(all * 1e3), Unit::Times.show(own / all)];
+    report.tables.push((
+        "A lone swap:".to_owned(),
+        ["own", "all", "by"].map(String::from).to_vec(),
+        vec![row],
+    ));
+    report.figures.push(Figure {
+        what: "a lone swap: own by all".to_owned(),
+        paper: "up to 4.00× (four links)".to_owned(),
+        ours: Spread(vec![own / all]),
+        unit: Unit::Times,
+        band: 2.5..=4.0,
+        cause: None,
+    });
+    Ok(())
+}
+
+fn swaps(effort: Effort, report: &mut Report) -> Result<()> {
+    let mut rows = Vec::new();
+    for policy in POLICIES {
+        for &load in if effort.short { &LOADS[..1] } else { &LOADS[..] } {
+            let own = measure(policy, HostLinks::Own, load, effort)?;
+            let all = measure(policy, HostLinks::All, load, effort)?;
+            for (links, it) in [(HostLinks::Own, &own), (HostLinks::All, &all)] {
+                rows.push(vec![
+                    policy.to_owned(),
+                    format!("{load}%"),
+                    links.to_string(),
+                    Unit::Millis.show(it.mean_ms.mean()),
+                    Unit::Millis.show(it.p98_ms.mean()),
+                    percent(it.in_time.mean()),
+                    percent(it.misses.mean()),
+                    percent(it.uplinks.mean()),
+                    percent(it.busiest.mean()),
+                    percent(it.nvlinks.mean()),
+                ]);
+            }
+            let orders = [
+                ("mean latency: all at most own", own.mean_ms.less(&all.mean_ms)),
+                ("p98: all at most own", own.p98_ms.less(&all.p98_ms)),
+                ("requests in time: all at least own", all.in_time.less(&own.in_time)),
+            ];
+            report.orders.extend(orders.map(|(what, by)| {
+                let what = format!("{policy}, load {load}%, {what}");
+                Order { what, by, cause: None }
+            }));
+        }
+    }
+    let header = [
+        "policy",
+        "load",
+        "host links",
+        "mean latency",
+        "p98",
+        "in time",
+        "misses",
+        "uplinks busy",
+        "the busiest",
+        "NVLinks busy",
+    ];
+    report.tables.push(("Swapping:".to_owned(), header.map(String::from).to_vec(), rows));
+    Ok(())
+}
