@@ -109,7 +109,8 @@ impl Member {
         let (fleet, stop) = (Fleet::new(), CancellationToken::new());
         let limits = Limits::default().lease;
         // No run is driven here.
-        let duties = Duties::new(replica.clone(), fleet.clone(), limits, Passed::default());
+        let passed = Passed::default();
+        let duties = Duties::new(replica.clone(), fleet.clone(), limits, passed.clone());
         let outlook = duties.outlook();
         let control = Control {
             cluster_id: replica.own().cluster.clone(),
@@ -135,6 +136,7 @@ impl Member {
             traces,
             activities,
             events,
+            passed,
             stop: ended,
             faults,
         };

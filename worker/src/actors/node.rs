@@ -33,7 +33,6 @@ use crate::actors::batch;
 use crate::actors::driven::Driven;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gate, gpu, link};
-use crate::copy_order::CopyOrder;
 use crate::handle::{FaultError, Parts};
 use crate::seams::Behaviour;
 use crate::snapshot::{Look, SnapshotPart};
