@@ -321,7 +321,15 @@ impl Core for Dispatch {
     type Action = Action;
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
-        self.policy.tick(now, &self.models);
+        // These free nothing, and nobody goes anywhere for them: what is due by now is left for who looks.
+        match event {
+            Event::Rows { key, rows, inputs } => return self.stands_for(key, rows, inputs),
+            Event::Moved { key, inputs } => return self.moved(key, inputs),
+            Event::Withdraw { key } if matches!(self.places.get(&key), Some(Place::On(_))) => {
+                return self.withdraw(key, actions);
+            }
+            _ => self.policy.tick(now, &self.models),
+        }
         let loses_a_gpu = matches!(event, Event::Down { .. } | Event::Reset { .. });
         match event {
             Event::Install { model, memory, weights } => self.install(model, memory, weights),
@@ -344,12 +352,6 @@ impl Core for Dispatch {
             Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
             Event::Forget { function } => self.policy.forget(function),
             Event::Enqueue(request) => self.enqueue(now, request, actions),
-            // None of these frees anything: nobody else goes anywhere for it.
-            Event::Rows { key, rows, inputs } => return self.stands_for(key, rows, inputs),
-            Event::Moved { key, inputs } => return self.moved(key, inputs),
-            Event::Withdraw { key } if matches!(self.places.get(&key), Some(Place::On(_))) => {
-                return self.withdraw(key, actions);
-            }
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {
                 self.fleet.change(gpu, |it| it.executor = Some(incarnation));
@@ -383,7 +385,7 @@ impl Core for Dispatch {
                 self.change(now, (policy, eviction), functions, actions);
             }
             Event::Likely { model, after } => self.likely(now, model, after),
-            Event::Tick => {}
+            Event::Rows { .. } | Event::Moved { .. } | Event::Tick => {}
         }
         self.pump(now, actions);
         if loses_a_gpu {

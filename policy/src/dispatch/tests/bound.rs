@@ -95,6 +95,15 @@ fn a_function_whose_request_is_withdrawn_is_kept_from_then_on() {
 }
 
 #[test]
+fn what_is_due_as_data_moves_is_left_for_the_wake() {
+    let mut node = early(Binding::ForGood, 50, 1);
+    assert_eq!(node.ask(1, 1, A), []);
+    node.now = node.now + Duration::from_millis(50);
+    assert_eq!(node.step(Event::Moved { key: RequestKey(1), inputs: Inputs::NONE }), []);
+    assert_eq!(node.at_wake(), [assign(0, 1, A)]);
+}
+
+#[test]
 fn what_began_before_is_refused_as_such() {
     let mut node = early(Binding::ForGood, 0, 1);
     assert_eq!(node.ask(1, 1, A), [assign(0, 1, A)]);
