@@ -9,8 +9,8 @@
 //! The store begins with its first object: a GPU whose functions pass nothing keeps all of its memory
 //! for models. It ends with the executor, and what was here alone is lost.
 //!
-//! What a request waits for room for counts as taken already, so that data makes way: what is free is
-//! given back at once, what no run reads is copied to the host first. Only where models share an
+//! What a request waits for room for counts as taken already, if it fits beside the models in use, so that
+//! data makes way: what is free is given back at once, what no run reads is copied to the host first. Only where models share an
 //! executor: a process of its own would not see what another's has; and where the memory's layout gives out
 //! any free block, since what is given out in larger pieces, or fails by shape, cannot be limited in blocks.
 
@@ -202,13 +202,14 @@ impl Gpu {
         self.slots.iter().find(waits)
     }
 
-    /// Blocks that no model in use has, and none that waits for room needs.
+    /// Blocks that no model in use has, and none that waits for room needs. One that has none beside those
+    /// in use, whatever leaves, needs nothing of data yet: when one of them ends there may be enough.
     fn spare_blocks(&self) -> u32 {
         let mut used: BTreeSet<ModelId> = self.in_use().into_iter().collect();
         used.extend(self.lent.values().chain(self.relocating.keys()));
+        let unused = self.memory.total_blocks().saturating_sub(self.memory.blocks_of(&used));
         let waiting = self.roomless().and_then(|slot| self.programs.shape(slot.model));
-        let taken = self.memory.blocks_of(&used) + waiting.map_or(0, |shape| shape.blocks);
-        self.memory.total_blocks().saturating_sub(taken)
+        waiting.and_then(|shape| unused.checked_sub(shape.blocks)).unwrap_or(unused)
     }
 
     /// Lets the store handle an event, and what it wants of the memory map be done.

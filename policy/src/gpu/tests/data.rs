@@ -101,6 +101,22 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
 }
 
 #[test]
+fn data_stays_for_a_model_that_has_no_room_whatever_leaves() {
+    let mut bench = data_bench();
+    bench.assign(1, C);
+    bench.arrive(C, 1, 3);
+    bench.step(store(1, 2));
+    bench.step(filled(1));
+    // 10 blocks of C, which runs, and 28: more than there are, and with the object beside it less.
+    let mut actions = bench.assign(2, LARGE);
+    assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(2)));
+    actions.extend(bench.run_done(1, 10));
+    assert!(!wants(&actions, DataAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, Action::Map { model: LARGE, .. })), "{actions:?}");
+    assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(Place::Gpu));
+}
+
+#[test]
 fn the_first_request_without_room_is_who_waits_for_it() {
     let mut bench = data_bench();
     bench.step(store(1, 10));
