@@ -283,6 +283,10 @@ impl admin_server::Admin for Service {
         if request.name == "one-too-many" {
             return refused(Reason::QueueFull, "10000 tenants with caps are kept at most");
         }
+        // An older server would store it.
+        if request.dry_run && request.update_mask.is_none_or(|mask| mask.paths != ["dry_run"]) {
+            return refused(Reason::MalformedRequest, "a trial that its mask does not name");
+        }
         if !request.dry_run {
             self.0.quotas.lock().unwrap().insert(request.name.clone(), quota);
         }

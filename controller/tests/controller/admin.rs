@@ -391,6 +391,13 @@ async fn tenants_are_listed_with_their_caps_and_functions() {
     let all = admin.list_tenants(api::ListTenantsRequest::default()).await.unwrap().into_inner().tenants;
     let names: Vec<_> = all.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["default"], "a trial stores nothing");
+    // As clients ask, so that a server that does not know trials refuses, as this one does what is none.
+    let update_mask = || Some(prost_types::FieldMask { paths: vec!["dry_run".into()] });
+    let tried = api::SetTenantRequest { dry_run: true, update_mask: update_mask(), ..set("acme", quota) };
+    assert_eq!(admin.set_tenant(tried).await.unwrap().into_inner().quota, Some(quota));
+    let refused =
+        admin.set_tenant(api::SetTenantRequest { update_mask: update_mask(), ..set("acme", quota) });
+    assert_eq!(reason(&refused.await.unwrap_err()), Reason::MalformedRequest);
     let bad = api::Quota { gpus_max: Some(0), ..quota };
     let refused = admin.set_tenant(api::SetTenantRequest { dry_run: true, ..set("acme", bad) }).await;
     assert_eq!(reason(&refused.unwrap_err()), Reason::InvalidSpec);
