@@ -7,7 +7,9 @@ use millrace_types::{Bytes, Digest, Reason};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::support::{Cluster, apply, cnn, data, header, list, mlp, reason, soon, until, upload};
+use crate::support::{
+    Cluster, apply, apply_request, cnn, data, header, list, mlp, reason, soon, until, upload,
+};
 
 /// Uploads these messages and says why they were refused.
 async fn refused_upload(cluster: &Cluster, messages: Vec<api::UploadArtifactRequest>) -> Reason {
@@ -72,6 +74,17 @@ async fn an_upload_that_breaks_off_leaves_nothing() {
         cluster.files().is_empty().then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_model_is_the_clusters_and_functions_of_any_tenant_may_name_it() {
+    let cluster = Cluster::start().await;
+    cluster.deploy("f", &mlp()).await;
+    let mut admin = cluster.admin();
+    let mut of_another = apply_request("f", &mlp());
+    of_another.spec.as_mut().unwrap().tenant = "acme".into();
+    let applied = admin.apply_function(of_another).await.unwrap().into_inner();
+    assert_eq!(applied.outcome(), api::ApplyOutcome::Created);
 }
 
 #[tokio::test]
