@@ -138,7 +138,8 @@ impl Passed {
 impl Counted {
     fn count(&mut self, workflow: &FunctionKey, generation: Revision, pairs: BTreeMap<Pair, u64>) {
         let known = self.workflows.get(workflow).map(|tally| tally.generation);
-        // A late run of a version before; generations go on where a workflow is deleted and made again.
+        // A late run of a version before. Where the numbers of a name begin again, what was counted of the last
+        // ones goes as the leader asks the next time: the state has no such version.
         if known > Some(generation) {
             return;
         }
