@@ -5,6 +5,10 @@
 mod again;
 #[path = "../../client/tests/fake/mod.rs"]
 mod fake;
+#[path = "cluster/invoke.rs"]
+mod invoke;
+#[path = "cluster/members.rs"]
+mod members;
 #[path = "cluster/operators.rs"]
 mod operators;
 #[path = "cluster/rules.rs"]
@@ -12,7 +16,6 @@ mod rules;
 mod support;
 
 use fake::Fake;
-use millrace_client::messages as wire;
 use serde_json::{Value, json};
 use support::{Run, Sandbox, manifest};
 
@@ -272,81 +275,6 @@ async fn what_is_not_there_is_told_apart() {
 }
 
 #[tokio::test]
-async fn invoke_prints_values_request_and_split() {
-    let (_server, sandbox) = cluster().await;
-    let printed = ok(sandbox.run("invoke echo --json [[1,2.5]] --request-id mine").await);
-    let expected = "\
-x  FP32 [1, 2]
-  1.0000  2.5000
-echo  request mine
-total 2.00 ms = queue 100 µs + swap 0 + run 1.50 ms + other 400 µs
-";
-    assert_eq!(printed, expected);
-    let document = json_of(sandbox.run("invoke echo --json {\"x\":[1,2,3,4]} --request-id r -o json").await);
-    let output = json!({"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1.0, 2.0, 3.0, 4.0]});
-    assert_eq!((&document["outputs"], &document["id"]), (&json!([output]), &json!("r")));
-    assert_eq!(document["split"]["run_ms"], 1.5);
-}
-
-#[tokio::test]
-async fn invoke_takes_files_of_bytes_and_of_json() {
-    let (_server, sandbox) = cluster().await;
-    sandbox.write("x.bin", [1.0f32, 2.0].map(f32::to_le_bytes).concat());
-    sandbox.write(
-        "x.json",
-        r#"{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}"#,
-    );
-    for line in
-        ["invoke echo --raw x=x.bin", "invoke echo --raw x=x.bin:FP32:1x2", "invoke echo --json @x.json"]
-    {
-        let document = json_of(sandbox.run(&format!("{line} -o json")).await);
-        assert_eq!(document["outputs"][0]["data"], json!([1.0, 2.0]), "{line}");
-    }
-    let piped = sandbox.run_with(&["invoke", "echo", "--json", "@-", "-o", "json"], "[1, 2]").await;
-    assert_eq!(json_of(piped)["outputs"][0]["shape"], json!([1, 2]));
-}
-
-#[tokio::test]
-async fn invoke_reads_pictures_and_names_the_best_class() {
-    let (_server, sandbox) = cluster().await;
-    let picture = image::GrayImage::from_raw(2, 2, vec![0, 51, 204, 0]).unwrap();
-    picture.save(sandbox.path().join("p.png")).unwrap();
-    sandbox.write("labels.txt", "zero\none\ntwo\nthree\n");
-    let printed = ok(sandbox.run("invoke image --image p.png --top 2").await);
-    assert!(printed.starts_with("p.png: 2 (80.0%), 1 (20.0%)\n"), "{printed}");
-    let printed =
-        ok(sandbox.run("invoke image --image p.png --image p.png --labels labels.txt --top 1").await);
-    assert!(printed.starts_with("p.png: two (80.0%)\np.png: two (80.0%)\n"), "{printed}");
-}
-
-#[tokio::test]
-async fn invoke_refuses_what_does_not_fit_before_sending() {
-    let (_server, sandbox) = cluster().await;
-    for (line, says) in [
-        ("invoke echo --json [1,2,3]", "do not fill shape [N, 2]"),
-        ("invoke echo --json {\"y\":[1,2]}", "its inputs are: x"),
-        ("invoke echo --raw x=none.bin", "cannot read none.bin"),
-        ("invoke echo", "--json"),
-        ("invoke echo --json [1,2] --image a.png", "cannot be used with"),
-    ] {
-        let run = sandbox.run(line).await;
-        assert_eq!(run.code, 2, "{line}: {run:?}");
-        assert!(run.stderr.contains(says), "{line}: {}", run.stderr);
-    }
-}
-
-#[tokio::test]
-async fn a_refusal_and_a_timeout_keep_their_reasons() {
-    let (_server, sandbox) = cluster().await;
-    let run = sandbox.run("invoke full --json [1,2]").await;
-    assert_eq!(run.code, 1);
-    assert!(run.stderr.contains("the queue is full: 4 of 4 requests wait (QUEUE_FULL)"), "{}", run.stderr);
-    assert!(run.stderr.contains("hint: the cluster is full"), "{}", run.stderr);
-    let run = sandbox.run("invoke silent --json [1,2] --timeout 20ms").await;
-    assert_eq!(run.code, 5, "{run:?}");
-}
-
-#[tokio::test]
 async fn describe_and_version_report() {
     let (_server, sandbox) = cluster().await;
     sandbox.write_function("echo");
@@ -359,101 +287,4 @@ async fn describe_and_version_report() {
         (&versions["client"], &versions["server"]["version"]),
         (&json!(env!("CARGO_PKG_VERSION")), &json!("fake"))
     );
-}
-
-/// Runs a verb that waits in vain, with time enough to have looked before it gives up: on a busy machine
-/// that may be long.
-async fn timed_out(sandbox: &Sandbox, line: &str, says: &str) -> Run {
-    for doubled in 0..10 {
-        let run = sandbox.run(&format!("{line} --timeout {}ms", 50 << doubled)).await;
-        assert_eq!(run.code, 5, "{run:?}");
-        if run.stderr.contains(says) {
-            return run;
-        }
-    }
-    panic!("{line} never says {says:?}")
-}
-
-#[tokio::test]
-async fn a_node_is_cordoned_drained_and_taken_back() {
-    let (_server, sandbox) = cluster().await;
-    assert_eq!(ok(sandbox.run("cordon node-0").await), "node/node-0 cordoned\n");
-    assert!(ok(sandbox.run("get nodes").await).contains("Connected,Cordoned"));
-    assert_eq!(ok(sandbox.run("drain node-0").await), "node/node-0 draining\nnode/node-0 drained\n");
-    let node = json_of(sandbox.run("get node node-0 -o json").await);
-    assert_eq!((&node["scheduling"], &node["placements"]), (&json!("Draining"), &json!(0)));
-    assert_eq!(ok(sandbox.run("uncordon node-0").await), "node/node-0 uncordoned\n");
-
-    sandbox.write_function("never");
-    ok(sandbox.run("apply -f never.yaml --no-wait").await);
-    let run = timed_out(&sandbox, "drain node-0", "node-0 has 2 functions still to move").await;
-    assert_eq!(run.stdout, "node/node-0 draining\n");
-    assert!(run.stderr.contains("not drained after "), "{}", run.stderr);
-    assert_eq!(ok(sandbox.run("drain node-0 --no-wait").await), "node/node-0 draining\n");
-    let run = sandbox.run("cordon nowhere").await;
-    assert_eq!(run.code, 3);
-    assert!(run.stderr.contains("node/nowhere: there is no node"), "{}", run.stderr);
-}
-
-#[tokio::test]
-async fn only_lost_nodes_are_deleted() {
-    let (_server, sandbox) = cluster().await;
-    assert_eq!(ok(sandbox.run("delete node lost").await), "node/lost deleted\n");
-    let run = sandbox.run("delete node/node-0").await;
-    assert_eq!(run.code, 1);
-    assert!(
-        run.stderr.contains("node/node-0: it is live") && run.stderr.contains("NODE_STATE"),
-        "{}",
-        run.stderr
-    );
-    assert_eq!(sandbox.run("delete gpu x").await.code, 2);
-    assert_eq!(sandbox.run("delete node lost --dry-run").await.code, 2);
-}
-
-#[tokio::test]
-async fn the_group_is_shown_awaited_and_changed() {
-    let (server, sandbox) = cluster().await;
-    let controller = |id: u64, role: wire::ControllerRole| wire::Controller {
-        id,
-        role: role.into(),
-        voter: id < 3,
-        reachable: true,
-        client_address: format!("h{id}:8080"),
-        internal_address: format!("h{id}:7070"),
-        lag: Some(0),
-        ..Default::default()
-    };
-    let roles = [wire::ControllerRole::Leader, wire::ControllerRole::Follower, wire::ControllerRole::Learner];
-    server.set_status(wire::ClusterStatus {
-        cluster_id: "c".into(),
-        leader: 1,
-        term: 4,
-        quorum: true,
-        controllers: (1..).zip(roles).map(|(id, role)| controller(id, role)).collect(),
-        warnings: vec!["two voters stand no failure".into()],
-        ..Default::default()
-    });
-    let run = sandbox.run("cluster status").await;
-    let expected = "\
-cluster c: controller 1 leads in term 4; 2 of 2 voters are up
-
-ID   ROLE       VOTER   STATUS   CLIENTS   INTERNAL   LAG
-1    Leader     Yes     Up       h1:8080   h1:7070    0
-2    Follower   Yes     Up       h2:8080   h2:7070    0
-3    Learner    No      Up       h3:8080   h3:7070    0
-";
-    assert_eq!((run.code, run.stdout.as_str()), (0, expected));
-    assert!(run.stderr.contains("warning: two voters stand no failure"), "{}", run.stderr);
-    let document = json_of(sandbox.run("cluster status -o json").await);
-    assert_eq!((&document["leader"], &document["controllers"][2]["role"]), (&json!(1), &json!("Learner")));
-
-    let run = timed_out(&sandbox, "cluster wait --voters 3", "2 of 3 voters are up").await;
-    assert!(run.stderr.contains("not as wanted after "), "{}", run.stderr);
-    let promoted = ok(sandbox.run("cluster promote 3").await);
-    assert_eq!(promoted, "controller/3 promoted: the voters are 1, 2, 3\n");
-    ok(sandbox.run("cluster wait --voters 3 --nodes 1 --timeout 10s").await);
-    assert_eq!(ok(sandbox.run("cluster transfer 2").await), "controller/2 leads in term 5\n");
-    assert_eq!(ok(sandbox.run("cluster remove 1").await), "controller/1 removed: the voters are 2, 3\n");
-    let run = sandbox.run("cluster promote 9").await;
-    assert!(run.code == 1 && run.stderr.contains("MEMBERSHIP_REFUSED"), "{run:?}");
 }

@@ -38,6 +38,9 @@ use crate::model_file::{ModelFile, ReadFailure};
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the upload of one model may take: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How many artifacts are asked after in one call. Fewer than a server takes: its answer says of each what it
+/// takes and gives.
+const DIGESTS_AT_ONCE: usize = 200;
 
 /// A client of the admin API. Clones share their connections.
 #[derive(Clone)]
@@ -168,8 +171,15 @@ impl Admin {
     }
 
     async fn find(&self, digests: &[Digest]) -> Result<admin::FindArtifactsResponse, Error> {
-        let request = FindArtifactsRequest { digests: digests.iter().map(Digest::to_string).collect() };
-        self.ask(request, async |mut client, request| client.find_artifacts(request).await).await
+        let mut all = admin::FindArtifactsResponse::default();
+        for some in digests.chunks(DIGESTS_AT_ONCE) {
+            let request = FindArtifactsRequest { digests: some.iter().map(Digest::to_string).collect() };
+            let asked = self.ask(request, async |mut client, request| client.find_artifacts(request).await);
+            let admin::FindArtifactsResponse { found, models } = asked.await?;
+            all.found.extend(found);
+            all.models.extend(models);
+        }
+        Ok(all)
     }
 
     /// Sends a model file. `progress` hears the bytes handed over so far; it starts again from

@@ -44,6 +44,11 @@ async fn publishes_and_reads_back_a_function() {
     assert_eq!(uploaded.artifact.unwrap().bytes, 3_000_000);
     assert_eq!(admin.find_artifacts(&[file.digest()]).await.unwrap(), [file.digest()]);
     let models = admin.find_models(&[Digest::of(b"another"), file.digest()]).await.unwrap();
+    // More than a server takes at a time: as many as a cluster's functions may have.
+    let many: Vec<Digest> = (0..1_001_u32).map(|n| Digest::of(&n.to_le_bytes())).collect();
+    let many = [many, vec![file.digest()]].concat();
+    assert_eq!(admin.find_artifacts(&many).await.unwrap(), [file.digest()]);
+    assert_eq!(admin.find_models(&many).await.unwrap(), models);
     let inputs = |model: &messages::ModelSummary| model.inputs[0].name.clone();
     assert_eq!(
         models.iter().map(|(&digest, it)| (digest, inputs(it))).collect::<Vec<_>>(),

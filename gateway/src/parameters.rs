@@ -1,6 +1,7 @@
 //! The parameters of a request that mean something here, whichever protocol brought them. Others are
 //! ignored, as Triton does; those that would change the answer are refused, so that nobody takes an
-//! answer for another.
+//! answer for another. Known ones of another type are refused whichever model is asked, as Triton's
+//! `SetInferenceRequestMetadata` does: also those of sequences, where the model keeps no state.
 
 use std::num::NonZeroU64;
 use std::time::Duration;

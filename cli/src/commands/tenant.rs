@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use millrace_types::{Quota, Share, TenantName};
 
+use super::apply::rules::try_tenant;
 use crate::failure::Failure;
 use crate::output::{print, tenants};
 use crate::session::Session;
@@ -66,9 +67,9 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             .hint("name --gpus-max, --gpu-share or --memory-share; or --no-caps to take them away"));
     }
     let (set, suffix) = match dry_run {
-        true => (session.admin.try_tenant(&name, &quota).await, " (dry run)"),
-        false => (session.admin.set_tenant(&name, &quota).await, ""),
+        true => (try_tenant(&name, &quota, &session.admin).await, " (dry run)"),
+        false => (session.admin.set_tenant(&name, &quota).await.map_err(Failure::from), ""),
     };
-    let tenant = set.map_err(|error| Failure::from(error).about(format_args!("tenant/{name}")))?;
+    let tenant = set.map_err(|failure| failure.about(format_args!("tenant/{name}")))?;
     print(&format!("tenant/{name} {}{suffix}", tenants::caps(&tenant)))
 }

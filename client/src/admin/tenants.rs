@@ -4,6 +4,7 @@ use futures::stream::BoxStream;
 use millrace_proto::admin::{ListTenantsRequest, SetTenantRequest, Tenant, admin_client::AdminClient};
 use millrace_proto::convert::quota_wire;
 use millrace_types::{Quota, TenantName};
+use prost_types::FieldMask;
 
 use super::pages::{self, PAGE};
 use super::{Admin, stamped};
@@ -21,9 +22,12 @@ impl Admin {
     /// Makes every check of [`set_tenant`](Self::set_tenant), and stores nothing: the tenant as it would be.
     ///
     /// # Errors
-    /// As those of `set_tenant`.
+    /// As those of `set_tenant`; and `MALFORMED_REQUEST` of a server that is too old to try: it would read over
+    /// `dry_run` and store, but for the mask that names it.
     pub async fn try_tenant(&self, name: &TenantName, quota: &Quota) -> Result<Tenant, Error> {
-        self.ask_to_set(SetTenantRequest { dry_run: true, ..self.setting(name, quota) }).await
+        let update_mask = Some(FieldMask { paths: vec!["dry_run".to_owned()] });
+        let setting = self.setting(name, quota);
+        self.ask_to_set(SetTenantRequest { dry_run: true, update_mask, ..setting }).await
     }
 
     fn setting(&self, name: &TenantName, quota: &Quota) -> SetTenantRequest {

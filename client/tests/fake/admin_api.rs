@@ -9,7 +9,7 @@ use millrace_proto::convert::duration_wire;
 use millrace_types::Reason;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{LOOKS_UNTIL_READY, Service, operations, refused};
+use super::{Service, operations, refused};
 
 #[tonic::async_trait]
 impl admin_server::Admin for Service {
@@ -17,8 +17,12 @@ impl admin_server::Admin for Service {
         &self,
         request: Request<admin::FindArtifactsRequest>,
     ) -> Result<Response<admin::FindArtifactsResponse>, Status> {
+        let digests = request.into_inner().digests;
+        if digests.len() > 1_000 {
+            return refused(Reason::MalformedRequest, "ask after 1000 at a time");
+        }
         let known = self.0.artifacts.lock().unwrap();
-        let found = request.into_inner().digests.into_iter().filter_map(|digest| {
+        let found = digests.into_iter().filter_map(|digest| {
             known.get(&digest).map(|&bytes| admin::Artifact { digest: digest.clone(), bytes })
         });
         let (found, models) = found.map(|artifact| (artifact, super::workflows::model())).unzip();
@@ -57,56 +61,14 @@ impl admin_server::Admin for Service {
     ) -> Result<Response<admin::ApplyFunctionResponse>, Status> {
         let request = request.into_inner();
         self.0.enter(&request.idempotency_key).await?;
-        let spec = request.spec.unwrap();
-        if spec.name == "refused" {
-            return refused(Reason::InvalidSpec, "this name is refused");
-        }
-        if self.0.workflows.lock().unwrap().contains_key(&spec.name) {
-            return refused(Reason::NameTaken, "a workflow has this name");
-        }
-        let mut functions = self.0.functions.lock().unwrap();
-        let before = functions.get(&spec.name);
-        let outcome = match before {
-            None => admin::ApplyOutcome::Created,
-            Some(before) if before.spec.as_ref() == Some(&spec) => admin::ApplyOutcome::Unchanged,
-            Some(_) => admin::ApplyOutcome::Configured,
-        };
-        let name = spec.name.clone();
-        let generation = before.map_or(0, |before| before.generation) + 1;
-        let artifact = admin::Artifact { digest: request.digest, bytes: 34_000 };
-        let revision = admin::Revision {
-            number: generation,
-            artifact: Some(artifact),
-            model: Some(super::workflows::model()),
-            ..Default::default()
-        };
-        let function = admin::Function {
-            spec: Some(spec),
-            generation,
-            enabled: true,
-            revisions: vec![revision],
-            conditions: vec![condition(&name, 0)],
-            ..Default::default()
-        };
-        if !request.dry_run {
-            functions.insert(name, function.clone());
-        }
-        Ok(Response::new(admin::ApplyFunctionResponse { outcome: outcome.into(), function: Some(function) }))
+        self.0.apply_function(request).map(Response::new)
     }
 
     async fn get_function(
         &self,
         request: Request<admin::GetFunctionRequest>,
     ) -> Result<Response<admin::Function>, Status> {
-        let name = request.into_inner().name;
-        let Some(mut function) = self.0.functions.lock().unwrap().get(&name).cloned() else {
-            return refused(Reason::FunctionNotFound, &format!("there is no function {name:?}"));
-        };
-        let mut looks = self.0.looks.lock().unwrap();
-        let looks = looks.entry(name.clone()).or_default();
-        *looks += 1;
-        function.conditions = vec![condition(&name, *looks)];
-        Ok(Response::new(function))
+        self.0.function(&request.into_inner().name).map(Response::new)
     }
 
     async fn list_functions(
@@ -114,12 +76,7 @@ impl admin_server::Admin for Service {
         request: Request<admin::ListFunctionsRequest>,
     ) -> Result<Response<admin::ListFunctionsResponse>, Status> {
         self.0.pages.fetch_add(1, Ordering::Relaxed);
-        let from = request.into_inner().page_token;
-        let functions = self.0.functions.lock().unwrap();
-        let mut rest = functions.range(from..);
-        let page: Vec<_> = rest.by_ref().take(2).map(|(_, function)| function.clone()).collect();
-        let next_page_token = rest.next().map(|(name, _)| name.clone()).unwrap_or_default();
-        Ok(Response::new(admin::ListFunctionsResponse { functions: page, next_page_token }))
+        Ok(Response::new(self.0.functions(request.into_inner().page_token)))
     }
 
     async fn delete_function(
@@ -128,15 +85,7 @@ impl admin_server::Admin for Service {
     ) -> Result<Response<admin::DeleteFunctionResponse>, Status> {
         let request = request.into_inner();
         self.0.enter(&request.idempotency_key).await?;
-        let mut functions = self.0.functions.lock().unwrap();
-        if !functions.contains_key(&request.name) {
-            return refused(Reason::FunctionNotFound, &format!("there is no function {:?}", request.name));
-        }
-        self.0.not_run(&admin::workflow_step::Run::Function(request.name.clone()))?;
-        if !request.dry_run {
-            functions.remove(&request.name);
-        }
-        Ok(Response::new(admin::DeleteFunctionResponse {}))
+        self.0.delete_function(&request).map(Response::new)
     }
 
     async fn apply_workflow(
@@ -282,6 +231,10 @@ impl admin_server::Admin for Service {
         let quota = request.quota.unwrap();
         if request.name == "one-too-many" {
             return refused(Reason::QueueFull, "10000 tenants with caps are kept at most");
+        }
+        // An older server would store it.
+        if request.dry_run && request.update_mask.is_none_or(|mask| mask.paths != ["dry_run"]) {
+            return refused(Reason::MalformedRequest, "a trial that its mask does not name");
         }
         if !request.dry_run {
             self.0.quotas.lock().unwrap().insert(request.name.clone(), quota);
@@ -451,17 +404,4 @@ fn members(status: &admin::ClusterStatus) -> admin::ChangeMembershipResponse {
     let warnings = status.warnings.clone();
     let members = status.controllers.iter().map(member).collect();
     admin::ChangeMembershipResponse { members, warnings, operation: "7".into() }
-}
-
-/// How ready a function is at its so manieth look.
-fn condition(name: &str, looks: u64) -> admin::Condition {
-    use admin::ConditionStatus::{False, True};
-    let (status, reason, message) = match name {
-        "broken" => (False, "PrepareFailed", "its weights do not fit"),
-        "never" => (False, "NoWorker", "no worker has joined"),
-        _ if looks < LOOKS_UNTIL_READY => (False, "Preparing", ""),
-        _ => (True, "Prepared", ""),
-    };
-    let (reason, message) = (reason.into(), message.into());
-    admin::Condition { r#type: "Ready".into(), status: status.into(), reason, message }
 }

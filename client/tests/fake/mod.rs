@@ -18,6 +18,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 mod admin_api;
+mod functions;
 mod inference_api;
 mod operations;
 mod workflows;

@@ -14,6 +14,9 @@ use super::{AdminService, caller, idempotency, invalid_name, page_size, unknown_
 
 /// What a mask may name of a quota.
 const CAPS: [&str; 3] = ["gpus_max", "gpu_share", "memory_share"];
+/// What the mask of a trial may name beside them: a server that knows no trials reads over that one is asked
+/// for, and refuses a path that it does not know.
+const DRY_RUN: &str = "dry_run";
 
 impl AdminService {
     pub(super) async fn set_tenant(
@@ -24,7 +27,13 @@ impl AdminService {
         let request = request.into_inner();
         let tenant = TenantName::new(&request.name).map_err(invalid_name)?;
         let given = request.quota.unwrap_or_default();
-        let fields = updated(request.update_mask, &CAPS)?;
+        let mut mask = request.update_mask;
+        if request.dry_run
+            && let Some(mask) = &mut mask
+        {
+            mask.paths.retain(|path| path != DRY_RUN);
+        }
+        let fields = updated(mask, &CAPS)?;
         let known = match fields.len() == CAPS.len() {
             true => api::Quota::default(),
             false => quota_wire(&self.replica.linearizable().await?.quota(&tenant)),

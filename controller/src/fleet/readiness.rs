@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, RevisionRecord, State, Workflow};
-use millrace_types::{FunctionKey, FunctionName, RevisionKey};
+use millrace_cluster_state::{Function, Placement, RevisionRecord, State, Workflow};
+use millrace_types::{FunctionKey, FunctionName, NodeName, RevisionKey};
 
 use super::{Phase, Worker, Workers};
 use crate::leader::Shortages;
@@ -28,22 +28,36 @@ pub(crate) enum Readiness {
     Disabled,
 }
 
-/// The workers that serve a revision: any that says so. Of a function that keeps state the one where it was
-/// placed last: another may have yet to hear that it is to let go of it, or be lost to all but this
-/// controller, and has other sequences under the same names.
+/// The workers that serve a revision: any that says so. Of one that keeps state only the one that has the
+/// state: another may have yet to hear that it is to let go of it, or be lost to all but this controller,
+/// and has other sequences under the same names.
 pub(crate) fn serving<'a>(
     state: &State,
+    function: &Function,
     revision: &RevisionRecord,
     workers: &'a Workers,
 ) -> Vec<&'a Arc<Worker>> {
-    let key = revision_key(&revision.spec.key, revision);
-    let ready = workers.values().filter(|worker| worker.is_ready(&key));
+    let key = revision_key(&function.key, revision);
+    let is_ready = |worker: &&Arc<Worker>| worker.is_ready(&key);
     if revision.spec.sequences.is_none() {
-        return ready.collect();
+        return workers.values().filter(is_ready).collect();
     }
-    let placed = |worker: &'a Arc<Worker>| Some((state.placement(&key.function, &worker.name)?, worker));
-    let last = ready.filter_map(placed).max_by_key(|(placement, _)| placement.resource_version);
-    last.map(|(_, worker)| worker).into_iter().collect()
+    // Placed first, ready second: whoever asked another in between would find its sequences there again,
+    // and not as they were left.
+    let has_state = state_at(state, function).and_then(|node| workers.get(node));
+    has_state.filter(is_ready).into_iter().collect()
+}
+
+/// Where the sequences are of a function that keeps state, or did in the version before. There is one copy
+/// of it, and two only while it moves: then where it goes. Where the newest version keeps none there may be
+/// several, and those that come later have none of the sequences: the copy that was there first, for as long
+/// as it stays.
+fn state_at<'a>(state: &'a State, function: &'a Function) -> Option<&'a NodeName> {
+    let by_age = |placement: &&'a Arc<Placement>| placement.resource_version;
+    let placements = state.placements_of(&function.key);
+    let keeps_state = function.latest().spec.sequences.is_some();
+    let at = if keeps_state { placements.max_by_key(by_age) } else { placements.min_by_key(by_age) };
+    at.map(|placement| &placement.node)
 }
 
 /// How far a revision is. Who serves it counts, and of the others what they say where the function is
@@ -59,7 +73,7 @@ pub(crate) fn of_revision(
         return Readiness::Disabled;
     }
     let key = revision_key(&function.key, revision);
-    match serving(state, revision, workers).len() {
+    match serving(state, function, revision, workers).len() {
         0 if workers.is_empty() && state.placements_of(&key.function).next().is_none() => Readiness::NoWorker,
         0 => on_its_way(state, &key, workers, shortages),
         ready => Readiness::Prepared(ready),

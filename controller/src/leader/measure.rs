@@ -38,3 +38,54 @@ async fn look(duties: &Duties) {
         measured.retain(&controllers, |workflow| Some(state.workflow(workflow)?.generation));
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::future::select_all;
+    use millrace_cluster_state::{Caller, Command};
+    use millrace_policy::placement::{Measured, RUNS_MIN};
+    use millrace_types::{Bytes, Revision};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::config::{JoinAs, Limits};
+    use crate::fixtures::{chain, functions, key};
+    use crate::fleet::Fleet;
+    use crate::passed::Passing;
+    use crate::raft::group_tests::{Node, first, until};
+
+    /// Several looks, if somebody does not answer the first.
+    const WAIT: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn a_leader_learns_what_the_runs_that_all_controllers_drive_passed() {
+        let a = first().await;
+        let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+        let workflow = Command::ApplyWorkflow { spec: chain(&[("s", "f")]), expected: None };
+        for command in functions(&["f"]).into_iter().chain([workflow]) {
+            a.replica.propose(Caller("test".into()), None, command).await.unwrap();
+        }
+        let pair = (key("f").name, key("g").name);
+        for node in [&a, &b] {
+            until(node, |state| state.workflow(&key("w")).is_some()).await;
+            // Half of what is enough, each.
+            for _ in 0..RUNS_MIN / 2 {
+                let passing = Passing::default();
+                passing.took(pair.0.clone(), &pair.1, 7);
+                node.passed.ran(&key("w"), Revision::FIRST, passing);
+            }
+        }
+        let stop = CancellationToken::new();
+        let is_known = |it: &Measured| it.passed(&key("w"), Revision::FIRST, &pair) == Some(Bytes(7));
+        // Whichever of them leads.
+        let learned = [&a, &b].map(|node| {
+            let limits = Limits::default().lease;
+            let duties = Duties::new(node.replica.clone(), Fleet::new(), limits, node.passed.clone());
+            let mut measured = duties.measured.subscribe();
+            tokio::spawn(duties.run_until(stop.clone()));
+            Box::pin(async move { assert!(measured.wait_for(is_known).await.is_ok()) })
+        });
+        tokio::time::timeout(WAIT, select_all(learned)).await.expect("a leader asks all of them");
+        stop.cancel();
+    }
+}

@@ -84,6 +84,8 @@ fn function(state: &State, function: &Function, loads: &Loads) -> placement::Fun
         gpu: models().map(|(it, artifact)| it.gpu_memory(&artifact.model)).max().unwrap_or(Bytes::ZERO),
         load: loads.of_function(&function.key),
         ran: state.ran(function),
+        // Of the version before, who asks for it knows which copy has its sequences (`readiness::serving`): to
+        // hold the newest to one copy for it would be for good.
         keeps_state: function.latest().spec.sequences.is_some(),
     }
 }

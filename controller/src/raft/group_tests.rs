@@ -43,10 +43,10 @@ impl WallClock for Standing {
     }
 }
 
-struct Node {
-    replica: Replica,
+pub(crate) struct Node {
+    pub(crate) replica: Replica,
     service: Service,
-    passed: Passed,
+    pub(crate) passed: Passed,
     address: String,
     server: JoinHandle<()>,
     _stop: tokio_util::sync::DropGuard,
@@ -54,7 +54,7 @@ struct Node {
 }
 
 impl Node {
-    async fn start(number: u64, start: Start) -> Self {
+    pub(crate) async fn start(number: u64, start: Start) -> Self {
         Self::start_seeded(number, start, 7).await.unwrap()
     }
 
@@ -89,7 +89,7 @@ impl Node {
         Ok(Self { replica, service, passed, address, server, _stop: stop.drop_guard(), _dir: dir })
     }
 
-    fn joining(&self, role: JoinAs) -> Start {
+    pub(crate) fn joining(&self, role: JoinAs) -> Start {
         Start::Join { at: vec![self.address.clone()], role }
     }
 
@@ -127,14 +127,14 @@ impl Node {
 }
 
 /// Waits until a node's state is so.
-async fn until(node: &Node, wanted: impl Fn(&State) -> bool) {
+pub(crate) async fn until(node: &Node, wanted: impl Fn(&State) -> bool) {
     let mut changes = node.replica.changes();
     while !wanted(&node.replica.state()) {
         changes.changed().await.unwrap();
     }
 }
 
-async fn first() -> Node {
+pub(crate) async fn first() -> Node {
     Node::start(1, Start::Bootstrap).await
 }
 

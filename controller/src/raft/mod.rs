@@ -29,7 +29,7 @@ pub(crate) mod duties;
 pub(crate) mod elections;
 pub(crate) mod founding;
 #[cfg(test)]
-mod group_tests;
+pub(crate) mod group_tests;
 mod membership;
 mod network;
 mod operations;

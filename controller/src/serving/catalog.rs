@@ -168,7 +168,7 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
             weights: artifact.model.weights,
             availability: availability(readiness),
         };
-        let ready = readiness::serving(state, revision, workers);
+        let ready = readiness::serving(state, function, revision, workers);
         let workers = ready.into_iter().cloned().collect();
         let candidates = Candidates { digest: revision.digest, workers };
         Some(Served { model: Arc::new(model), candidates })

@@ -1,17 +1,11 @@
 //! The admin API: what it does, what it refuses, and that a refusal leaves nothing.
 
-use std::time::Duration;
-
 use millrace_proto::admin as api;
-use millrace_types::{Bytes, Digest, Reason};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use millrace_types::{Digest, Reason};
 use tonic::Code;
 
 use crate::stub::Stub;
-use crate::support::{
-    Cluster, apply, apply_request, cnn, data, get, header, list, mlp, reason, record, soon, until, upload,
-};
+use crate::support::{Cluster, apply, apply_request, cnn, get, list, mlp, reason, record, until, upload};
 
 #[tokio::test]
 async fn a_function_is_applied_shown_listed_and_deleted() {
@@ -46,71 +40,6 @@ async fn a_function_is_applied_shown_listed_and_deleted() {
     assert_eq!(reason(&get(&mut admin, "f").await.unwrap_err()), Reason::FunctionNotFound);
     assert_eq!(reason(&admin.delete_function(delete).await.unwrap_err()), Reason::FunctionNotFound);
     assert_eq!(list(&mut admin).await, vec![]);
-}
-
-/// Uploads these messages and says why they were refused.
-async fn refused_upload(cluster: &Cluster, messages: Vec<api::UploadArtifactRequest>) -> Reason {
-    reason(&cluster.admin().upload_artifact(futures::stream::iter(messages)).await.unwrap_err())
-}
-
-#[tokio::test]
-async fn every_refused_upload_leaves_neither_a_file_nor_a_record() {
-    let cluster = Cluster::start_with(|config| config.limits.artifact_bytes = Bytes::mib(64)).await;
-    let model = mlp();
-    let digest = Digest::of(&model).to_string();
-    let text = b"not a model";
-    for (what, messages, expected) in [
-        (
-            "another digest",
-            vec![header(&Digest::of(b"x").to_string(), model.len()), data(&model)],
-            Reason::DigestMismatch,
-        ),
-        ("cut short", vec![header(&digest, model.len()), data(&model[1..])], Reason::MalformedRequest),
-        ("too long", vec![header(&digest, model.len() - 1), data(&model)], Reason::MalformedRequest),
-        ("no header", vec![data(&model)], Reason::MalformedRequest),
-        (
-            "two headers",
-            vec![header(&digest, model.len()), header(&digest, model.len())],
-            Reason::MalformedRequest,
-        ),
-        ("nothing at all", vec![], Reason::MalformedRequest),
-        ("a bad digest", vec![header("md5:0", 3), data(b"abc")], Reason::MalformedRequest),
-        ("too large", vec![header(&digest, 65 << 20)], Reason::ModelTooLarge),
-        (
-            "not ONNX",
-            vec![header(&Digest::of(text).to_string(), text.len()), data(text)],
-            Reason::InvalidModel,
-        ),
-    ] {
-        assert_eq!(refused_upload(&cluster, messages).await, expected, "{what}");
-        assert_eq!(cluster.files(), Vec::<String>::new(), "{what}");
-        let asked = api::FindArtifactsRequest { digests: vec![digest.clone()] };
-        let found = cluster.admin().find_artifacts(asked).await.unwrap().into_inner().found;
-        assert_eq!(found, vec![], "{what}");
-    }
-}
-
-#[tokio::test]
-async fn an_upload_that_breaks_off_leaves_nothing() {
-    let cluster = Cluster::start().await;
-    let model = mlp();
-    let (sender, receiver) = mpsc::channel(4);
-    let mut admin = cluster.admin();
-    let uploading = tokio::spawn(async move { admin.upload_artifact(ReceiverStream::new(receiver)).await });
-    sender.send(header(&Digest::of(&model).to_string(), model.len())).await.unwrap();
-    sender.send(data(&model[..100])).await.unwrap();
-    let mut admin = cluster.admin();
-    until("the upload to begin", async || {
-        list(&mut admin).await;
-        (cluster.files().len() == 1).then_some(())
-    })
-    .await;
-    uploading.abort();
-    until("its file to go", async || {
-        list(&mut admin).await;
-        cluster.files().is_empty().then_some(())
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -286,47 +215,6 @@ async fn listings_come_in_pages_and_by_tenant() {
 }
 
 #[tokio::test]
-async fn a_model_that_nothing_uses_goes_after_its_grace_period_and_no_other_does() {
-    let cluster = Cluster::start_with(|config| {
-        config.limits.collect_every = Duration::from_millis(1);
-        config.limits.artifact_grace = Duration::from_millis(500);
-    })
-    .await;
-    let mut admin = cluster.admin();
-    // On a busy machine its file may be gone before it is used.
-    until("the function to be applied", async || {
-        upload(&mut admin, &mlp()).await.unwrap();
-        apply(&mut admin, "f", &mlp()).await.ok()
-    })
-    .await;
-    upload(&mut admin, &cnn()).await.unwrap();
-    let (used, unused) = (Digest::of(&mlp()), Digest::of(&cnn()));
-    // A file that a crash left without a record.
-    let orphan = cluster.dir.path().join("artifacts").join(Digest::of(b"orphan").hex());
-    std::fs::write(&orphan, b"orphan").unwrap();
-
-    until("the orphan to go", async || {
-        list(&mut admin).await;
-        (!orphan.exists()).then_some(())
-    })
-    .await;
-    until("the unused file to go", async || {
-        let digests = vec![used.to_string(), unused.to_string()];
-        let found = admin.find_artifacts(api::FindArtifactsRequest { digests }).await.unwrap().into_inner();
-        (found.found.len() == 1).then_some(())
-    })
-    .await;
-    soon(
-        "the file",
-        until("the file to go", async || {
-            list(&mut admin).await;
-            (cluster.files() == vec![used.hex()]).then_some(())
-        }),
-    )
-    .await;
-}
-
-#[tokio::test]
 async fn versions_are_told_and_faults_are_refused_unless_allowed() {
     let cluster = Cluster::start().await;
     let mut admin = cluster.admin();
@@ -369,57 +257,4 @@ async fn metrics_show_the_control_plane() {
     ] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }
-}
-
-#[tokio::test]
-async fn tenants_are_listed_with_their_caps_and_functions() {
-    let cluster = Cluster::start().await;
-    let mut admin = cluster.admin();
-    upload(&mut admin, &mlp()).await.unwrap();
-    apply(&mut admin, "f", &mlp()).await.unwrap();
-    let quota = api::Quota { gpus_max: Some(2), gpu_share: Some(0.5), memory_share: None };
-    let set = |name: &str, quota| api::SetTenantRequest {
-        name: name.into(),
-        quota: Some(quota),
-        idempotency_key: format!("{name} {quota:?}"),
-        update_mask: None,
-        dry_run: false,
-    };
-    let tried = api::SetTenantRequest { dry_run: true, ..set("acme", quota) };
-    let would_be = admin.set_tenant(tried).await.unwrap().into_inner();
-    assert_eq!((would_be.quota, would_be.updated_by.as_str()), (Some(quota), "anonymous"));
-    let all = admin.list_tenants(api::ListTenantsRequest::default()).await.unwrap().into_inner().tenants;
-    let names: Vec<_> = all.iter().map(|it| it.name.as_str()).collect();
-    assert_eq!(names, ["default"], "a trial stores nothing");
-    let bad = api::Quota { gpus_max: Some(0), ..quota };
-    let refused = admin.set_tenant(api::SetTenantRequest { dry_run: true, ..set("acme", bad) }).await;
-    assert_eq!(reason(&refused.unwrap_err()), Reason::InvalidSpec);
-    for _ in 0..2 {
-        let tenant = admin.set_tenant(set("acme", quota)).await.unwrap().into_inner();
-        assert_eq!(
-            (tenant.quota, tenant.functions, tenant.updated_by.as_str()),
-            (Some(quota), 0, "anonymous")
-        );
-    }
-    let names = async |request: api::ListTenantsRequest| {
-        let answer = cluster.admin().list_tenants(request).await.unwrap().into_inner();
-        let tenants = answer.tenants.into_iter().map(|it| (it.name, it.functions, it.quota.unwrap()));
-        (tenants.collect::<Vec<_>>(), answer.next_page_token)
-    };
-    let (acme, default) = (("acme".to_owned(), 0, quota), ("default".to_owned(), 1, api::Quota::default()));
-    let whole = api::ListTenantsRequest::default();
-    assert_eq!(names(whole.clone()).await, (vec![acme.clone(), default.clone()], String::new()));
-    let first = api::ListTenantsRequest { page_size: 1, ..whole.clone() };
-    assert_eq!(names(first.clone()).await, (vec![acme], "acme".to_owned()));
-    let second = api::ListTenantsRequest { page_token: "acme".into(), ..first };
-    assert_eq!(names(second).await, (vec![default.clone()], String::new()));
-    for (name, bad) in [
-        ("acme", api::Quota { gpus_max: Some(0), ..quota }),
-        ("acme", api::Quota { memory_share: Some(2.0), ..quota }),
-        ("No", quota),
-    ] {
-        assert_eq!(reason(&admin.set_tenant(set(name, bad)).await.unwrap_err()), Reason::InvalidSpec);
-    }
-    admin.set_tenant(set("acme", api::Quota::default())).await.unwrap();
-    assert_eq!(names(whole).await.0, [default]);
 }

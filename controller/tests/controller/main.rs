@@ -20,4 +20,6 @@ mod routing;
 mod sequences;
 mod stub;
 mod support;
+mod tenants;
+mod uploads;
 mod workflows;

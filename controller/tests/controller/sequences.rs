@@ -11,7 +11,7 @@ use millrace_types::Reason;
 use crate::placement::schedule;
 use crate::routing::{answer_of, infer_with, request, until_ready};
 use crate::stub::{Prepares, Stub, ready};
-use crate::support::{Cluster, apply_request, mlp, reason, upload};
+use crate::support::{Cluster, apply_request, get, mlp, reason, until, upload};
 
 fn keeping(name: &str, input: &str) -> api::ApplyFunctionRequest {
     let mut request = apply_request(name, &counter(64));
@@ -114,5 +114,49 @@ async fn a_request_that_waits_for_another_worker_goes_where_its_function_comes_t
     placed.call().await.refuse(Reason::ShuttingDown);
     schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
     other.call().await.answer();
+    answer_of(answering).await.unwrap();
+}
+
+/// The newest version keeps no state, and has more copies: those that come later have none of the sequences.
+#[tokio::test]
+async fn sequences_of_the_version_before_stay_where_they_are_as_the_newest_gets_more_copies() {
+    let cluster = Cluster::start().await;
+    let mut admin = cluster.admin();
+    upload(&mut admin, &counter(64)).await.unwrap();
+    admin.apply_function(keeping("f", "h_in")).await.unwrap();
+    let mut first = Stub::start(&cluster, "n1").await;
+    until_ready(&cluster, "f").await;
+    let mut stateless = apply_request("f", &counter(64));
+    stateless.spec.as_mut().unwrap().replicas = 2;
+    admin.apply_function(stateless).await.unwrap();
+    let mut second = Stub::start(&cluster, "n2").await;
+    second.told(&["f@1", "f@2"]).await;
+    // Each tells of both versions in one message.
+    until("both to be ready", async || {
+        let function = get(&mut admin, "f").await.unwrap();
+        let both = |it: &api::Condition| it.r#type == "Ready" && it.message == "ready on 2 workers";
+        function.conditions.iter().any(both).then_some(())
+    })
+    .await;
+
+    let of_the_first = || oip::ModelInferRequest { model_version: "1".into(), ..beginning() };
+    // Whichever has less to do.
+    for _ in 0..2 {
+        let answering = infer_with(&cluster, of_the_first());
+        let held = first.call().await;
+        assert!(held.request.sequence.is_some());
+        let beside = infer_with(&cluster, of_the_first());
+        first.call().await.answer();
+        held.answer();
+        answer_of(answering).await.unwrap();
+        answer_of(beside).await.unwrap();
+    }
+    assert!(second.calls.try_recv().is_err());
+
+    // It is let go of: what is left takes them over, where they are to begin anew.
+    schedule(&cluster, "n1", api::NodeScheduling::Draining).await;
+    first.told(&[]).await;
+    let answering = infer_with(&cluster, of_the_first());
+    second.call().await.answer();
     answer_of(answering).await.unwrap();
 }

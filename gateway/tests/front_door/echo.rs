@@ -204,6 +204,14 @@ impl Echo {
         self.running.subscribe().wait_for(|&running| running == count).await.unwrap();
     }
 
+    /// Ends once such a request has begun. The priorities of all that have, in the order in which they did; of
+    /// models that do not answer at once.
+    pub async fn begun(&self, such: impl Fn(&Invocation) -> bool) -> Vec<u64> {
+        let has_begun = |_: &usize| self.seen.lock().unwrap().iter().any(&such);
+        self.running.subscribe().wait_for(has_begun).await.unwrap();
+        self.seen.lock().unwrap().iter().map(|it| it.priority).collect()
+    }
+
     /// Ends once `count` requests were dropped unanswered.
     pub async fn cancelled(&self, count: usize) {
         self.cancelled.subscribe().wait_for(|&cancelled| cancelled == count).await.unwrap();

@@ -265,6 +265,23 @@ async fn unknown_parameters_are_ignored_and_known_ones_reach_the_backend() {
 }
 
 #[tokio::test]
+async fn known_parameters_of_another_type_are_refused_where_the_model_keeps_no_state_too() {
+    let server = Server::start().await;
+    let mut client = server.grpc().await;
+    for (name, wrong) in [
+        ("sequence_id", ParameterChoice::BoolParam(true)),
+        ("sequence_start", ParameterChoice::Int64Param(1)),
+        ("sequence_end", ParameterChoice::StringParam("true".into())),
+    ] {
+        let mut request = row("mlp");
+        request.parameters.insert(name.into(), parameter(wrong));
+        let status = client.model_infer(request).await.unwrap_err();
+        refuses(&status, Code::InvalidArgument, Reason::MalformedRequest, name);
+    }
+    assert_eq!(server.echo.calls(), 0);
+}
+
+#[tokio::test]
 async fn a_timeout_that_expires_cancels_the_request() {
     let server = Server::start().await;
     let mut client = server.grpc().await;

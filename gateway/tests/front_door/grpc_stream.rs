@@ -133,20 +133,28 @@ async fn requests_of_one_sequence_follow_each_other_where_state_is_kept() {
     let server = Server::start().await;
     server.echo.add_keeping("talk");
     let (requests, mut answers) = open(&server).await;
-    for (model, sequence) in [("talk", 7), ("talk", 7), ("talk", 8), ("held", 7), ("held", 7)] {
+    // Each has its number as its priority, by which the backend tells them apart.
+    for (number, model, sequence) in
+        [(1, "talk", 7), (2, "talk", 7), (3, "talk", 8), (4, "held", 7), (5, "held", 7)]
+    {
         let mut request = row(model);
-        let id = parameter(ParameterChoice::Int64Param(sequence));
-        request.parameters.insert("sequence_id".into(), id);
+        for (name, value) in [("priority", number), ("sequence_id", sequence)] {
+            request.parameters.insert(name.into(), parameter(ParameterChoice::Int64Param(value)));
+        }
         requests.send(request).await.unwrap();
     }
     drop(requests);
-    // All but the second.
-    tokio::time::timeout(Duration::from_secs(30), server.echo.running(4)).await.unwrap();
-    assert_eq!(server.echo.calls(), 4);
+    // A stream begins its requests in their order, each as far as it gets: once the last has begun, only
+    // those have not that wait for another.
+    let begun = server.echo.begun(|invocation| invocation.priority == 5);
+    let mut begun = tokio::time::timeout(Duration::from_secs(30), begun).await.unwrap();
+    begun.sort_unstable();
+    assert_eq!(begun, [1, 3, 4, 5]);
     server.echo.release();
     for _ in 0..5 {
         assert_eq!(next_id(&mut answers).await.1, "");
     }
+    assert_eq!(server.echo.last().priority, 2);
     assert_eq!(server.echo.calls(), 5);
 }
 

@@ -62,9 +62,17 @@ async fn a_request_says_which_sequence_it_is_of() {
     assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
     let place = InSequence { id: SequenceId::Name("talk".into()), start: false, end: true };
     assert_eq!(server.echo.last().sequence, Some(place));
-    body["parameters"] = json!({ "sequence_id": -4 });
-    let reply = server.post("/v2/models/mlp/infer", body.to_string()).await;
-    reply.refuses(400, Reason::MalformedRequest, "sequence_id");
+    // Of a model that keeps no state, too.
+    for (name, wrong) in [
+        ("sequence_id", json!(-4)),
+        ("sequence_id", json!(true)),
+        ("sequence_start", json!(1)),
+        ("sequence_end", json!("true")),
+    ] {
+        body["parameters"] = json!({ name: wrong });
+        let reply = server.post("/v2/models/mlp/infer", body.to_string()).await;
+        reply.refuses(400, Reason::MalformedRequest, name);
+    }
     body["parameters"] = json!({ "sequence_id": 0 });
     assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
     assert_eq!(server.echo.last().sequence, None);

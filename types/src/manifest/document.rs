@@ -76,9 +76,10 @@ impl Document {
 
     pub(super) fn check(self, at: Place) -> Result<Manifest, ManifestError> {
         self.check_version(at)?;
+        let kind = Kind::named(&self.kind);
         let Content::One(one) = self.content else {
             let problem = "is a list in a list: write its items here".to_owned();
-            return Err(ManifestError::Field { at, field: "items", problem });
+            return Err(ManifestError::Field { at, kind, field: "items", problem });
         };
         let (metadata, body) = *one;
         let checked = match body {
@@ -88,7 +89,7 @@ impl Document {
             Body::Policy(spec) => spec.check(&metadata).map(Manifest::Policy),
             Body::Unknown => return Err(ManifestError::Kind { at, found: self.kind }),
         };
-        checked.map_err(|(field, problem)| ManifestError::Field { at, field, problem })
+        checked.map_err(|(field, problem)| ManifestError::Field { at, kind, field, problem })
     }
 
     fn check_version(&self, at: Place) -> Result<(), ManifestError> {
@@ -97,6 +98,21 @@ impl Document {
         }
         Err(ManifestError::ApiVersion { at, found: self.api_version.clone() })
     }
+}
+
+/// The kind of the document or item that a line, from 1, is of: it is written before what it decides. A guess,
+/// for what could not be read.
+pub(super) fn kind_at(text: &str, line: u64) -> Option<Kind> {
+    let until = usize::try_from(line).unwrap_or(usize::MAX);
+    let lines: Vec<&str> = text.lines().take(until).collect();
+    let ends = |line: &&str| line.starts_with("---");
+    let mut document = lines.into_iter().rev().skip_while(ends).take_while(|line| !ends(line));
+    let said = |line: &str| {
+        let (_, rest) = line.split_once("kind: ")?;
+        let end = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
+        Kind::named(&rest[..end])
+    };
+    document.find_map(said)
 }
 
 /// By hand, since what `spec` may hold depends on `kind`, and reading it twice would lose where in

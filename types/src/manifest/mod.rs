@@ -173,8 +173,13 @@ pub enum ManifestError {
     #[error("the file has no documents: start with 'apiVersion: {API_VERSION}' and 'kind: Function'")]
     Empty,
     /// Not YAML, or a key or value the schema does not have.
-    #[error("{0}")]
-    Yaml(String),
+    #[error("{message}")]
+    Yaml {
+        /// The kind of the document, as far as it can be told.
+        kind: Option<Kind>,
+        /// What is wrong, and in which line.
+        message: String,
+    },
     /// Another `apiVersion`.
     #[error("{at}: apiVersion {found:?} is not known: write {API_VERSION:?}")]
     ApiVersion {
@@ -196,6 +201,8 @@ pub enum ManifestError {
     Field {
         /// Where in the file.
         at: Place,
+        /// The kind of the document, where it is one that can be applied.
+        kind: Option<Kind>,
         /// The field's path.
         field: &'static str,
         /// What is wrong and what to write.
@@ -209,6 +216,17 @@ pub enum ManifestError {
         /// What was met again.
         subject: Subject,
     },
+}
+
+impl ManifestError {
+    /// The kind of the document that was refused, where it says one.
+    #[must_use]
+    pub fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Yaml { kind, .. } | Self::Field { kind, .. } => *kind,
+            Self::Empty | Self::ApiVersion { .. } | Self::Kind { .. } | Self::Duplicate { .. } => None,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -243,8 +261,10 @@ struct SloText {
 /// # Errors
 /// [`ManifestError`] for the first thing that is wrong; nothing of the file is returned then.
 pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
-    let documents: Vec<Document> =
-        serde_saphyr::from_multiple(text).map_err(|error| ManifestError::Yaml(error.to_string()))?;
+    let documents: Vec<Document> = serde_saphyr::from_multiple(text).map_err(|error| {
+        let line = error.location().map_or(u64::MAX, |at| at.line());
+        ManifestError::Yaml { kind: document::kind_at(text, line), message: error.to_string() }
+    })?;
     let mut seen = BTreeSet::new();
     let mut manifests = Vec::with_capacity(documents.len());
     for (document, read) in (1..).zip(documents) {

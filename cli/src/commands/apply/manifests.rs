@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use millrace_types::manifest::{self, FunctionManifest, Manifest, ModelSource};
+use millrace_types::manifest::{self, FunctionManifest, Kind, Manifest, ModelSource};
 use millrace_types::workflow::Signature;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
 
@@ -73,7 +73,7 @@ pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Fail
     for path in paths {
         for (source, text) in texts(path)? {
             let manifests = manifest::parse(&text).map_err(|error| {
-                Failure::usage(error.to_string()).about(source.display()).hint(shape(&text))
+                Failure::usage(error.to_string()).about(source.display()).hint(shape(error.kind()))
             })?;
             for manifest in manifests {
                 items.add(manifest, &source, tenant)?;
@@ -146,10 +146,14 @@ impl Items {
     }
 }
 
-/// What a manifest of this kind looks like.
-fn shape(text: &str) -> &'static str {
-    let kinds = [("kind: Workflow", WORKFLOW), ("kind: Tenant", TENANT), ("kind: Policy", POLICY)];
-    kinds.into_iter().find(|(kind, _)| text.contains(*kind)).map_or(FUNCTION, |(_, shape)| shape)
+/// What a manifest of this kind looks like: a function, where it says none.
+fn shape(kind: Option<Kind>) -> &'static str {
+    match kind {
+        Some(Kind::Workflow) => WORKFLOW,
+        Some(Kind::Tenant) => TENANT,
+        Some(Kind::Policy) => POLICY,
+        Some(Kind::Function) | None => FUNCTION,
+    }
 }
 
 /// A path's manifests as text, each with the file it is from.
@@ -325,6 +329,16 @@ mod tests {
         assert!(hint(&workflow("Bad", "function: one")).starts_with("a workflow is: "));
         assert!(hint(&tenant("Bad")).starts_with("a tenant is: "));
         assert!(hint(&policy("native")).starts_with("the policy is: "));
+        // Of the document that is refused, whatever else is in the file, and where it cannot be read at all.
+        let unknown = policy("lb").replace("dispatch", "dipsatch");
+        for (good, bad, says) in [
+            (workflow("one", "function: two"), manifest("Bad"), "a function is: "),
+            (manifest("one"), policy("native"), "the policy is: "),
+            (workflow("one", "function: two"), unknown, "the policy is: "),
+        ] {
+            let hinted = [format!("{good}---\n{bad}"), format!("{bad}---\n{good}")].map(|text| hint(&text));
+            assert!(hinted.iter().all(|hint| hint.starts_with(says)), "{hinted:?}");
+        }
         for (shown, is_function) in [(FUNCTION, true), (WORKFLOW, false), (TENANT, false), (POLICY, false)] {
             let (_, example) = shown.split_once(": ").unwrap();
             let example = ["NAME", "STEP", "INPUT", "OUTPUT"]

@@ -6,7 +6,7 @@ use millrace_client::{Admin, Error, Outcome, PolicyChange, messages as wire};
 use millrace_proto::convert::{policy_spec_wire, quota_wire};
 use millrace_proto::policy::PolicySpec as WirePolicy;
 use millrace_types::manifest::{POLICY, TenantManifest};
-use millrace_types::{PolicySpec, Quota};
+use millrace_types::{PolicySpec, Quota, Reason, TenantName};
 
 use super::resource::Resource;
 use crate::failure::Failure;
@@ -70,15 +70,30 @@ pub(crate) async fn compare(rules: Vec<Rule>, admin: &Admin) -> Result<Vec<Chang
 pub(crate) async fn check(changes: &[Change], admin: &Admin) -> Result<(), Failure> {
     for change in changes.iter().filter(|change| change.outcome != Outcome::Unchanged) {
         let tried = match &change.rule {
-            Rule::Tenant(tenant) => admin.try_tenant(&tenant.name, &tenant.quota).await.map(drop),
+            Rule::Tenant(tenant) => try_tenant(&tenant.name, &tenant.quota, admin).await.map(drop),
             Rule::Policy(spec) => {
                 let tried = PolicyChange { dry_run: true, ..change.policy(*spec) };
-                admin.update_policy(&tried).await.map(drop)
+                admin.update_policy(&tried).await.map(drop).map_err(Failure::from)
             }
         };
-        tried.map_err(|error| change.failed(error))?;
+        tried.map_err(|failure| failure.about(change.rule.title()))?;
     }
     Ok(())
+}
+
+/// Has the server check a tenant's caps and store nothing: the tenant as it would be.
+pub(crate) async fn try_tenant(
+    name: &TenantName,
+    quota: &Quota,
+    admin: &Admin,
+) -> Result<wire::Tenant, Failure> {
+    admin.try_tenant(name, quota).await.map_err(|error| {
+        // All that is in the request is well formed, but for what an older controller does not know.
+        let is_old = error.reason() == Some(Reason::MalformedRequest);
+        let failure = Failure::from(error);
+        let hint = "the controller is of an older build, which cannot try a tenant's caps: update it, or leave --dry-run out and apply the tenant by itself";
+        if is_old { failure.hint(hint) } else { failure }
+    })
 }
 
 impl Change {
@@ -173,8 +188,8 @@ fn differences<const N: usize>(was: Fields<N>, is: Fields<N>, unset: &str) -> Ve
 mod tests {
     use std::num::NonZeroU32;
 
+    use millrace_types::Share;
     use millrace_types::policy::{DispatchName, EvictionName};
-    use millrace_types::{Share, TenantName};
 
     use super::*;
 

@@ -1,0 +1,90 @@
+//! What operators set.
+
+use std::num::NonZeroU32;
+
+use crate::ids::TenantName;
+use crate::manifest::{Manifest, TenantManifest, parse};
+use crate::policy::{Batches, DispatchName, EvictionName, PolicySpec};
+use crate::tenancy::{Quota, Share};
+
+const TENANT: &str = "\
+apiVersion: millrace/v1
+kind: Tenant
+metadata: {name: acme}
+spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 1}
+";
+
+const POLICY_TEXT: &str = "\
+apiVersion: millrace/v1
+kind: Policy
+metadata: {name: cluster}
+spec: {dispatch: lalb-o3, eviction: replicas, overtakesMax: 9, batching: on}
+";
+
+#[test]
+fn reads_what_operators_set() {
+    let name = TenantName::new("acme").unwrap();
+    let quota = Quota {
+        gpus_max: NonZeroU32::new(2),
+        gpu_share: Share::from_ppm(500_000).ok(),
+        memory_share: Some(Share::ALL),
+    };
+    let policy = PolicySpec {
+        dispatch: Some(DispatchName::LalbO3),
+        eviction: Some(EvictionName::Replicas),
+        overtakes_max: Some(9),
+        alpha: None,
+        batching: Some(Batches::On),
+    };
+    let both = parse(&format!("{TENANT}---\n{POLICY_TEXT}")).unwrap();
+    let tenant = Manifest::Tenant(TenantManifest { name: name.clone(), quota });
+    assert_eq!(both, [tenant, Manifest::Policy(policy)]);
+    let bare = |text: &str, spec: &str| {
+        let (head, _) = text.split_once("spec: ").unwrap();
+        parse(&format!("{head}spec: {spec}\n")).unwrap().remove(0)
+    };
+    let none = Manifest::Tenant(TenantManifest { name, quota: Quota::NONE });
+    assert_eq!(bare(TENANT, "{}"), none, "what is not named is no cap");
+    assert_eq!(bare(TENANT, "{gpusMax: null}"), none);
+    assert_eq!(bare(POLICY_TEXT, "{}"), Manifest::Policy(PolicySpec::NONE));
+}
+
+#[test]
+fn each_refusal_of_what_operators_set_says_what_to_do() {
+    for (text, from, to, says) in [
+        (TENANT, "gpusMax: 2", "gpusMax: 0", "document 1, spec.gpusMax: 0 is no cap: write a number from 1"),
+        (TENANT, "gpusMax: 2", "gpusMax: two", "gpusMax"),
+        (TENANT, "gpusMax: 2", "gpuMax: 2", "gpuMax"),
+        (TENANT, "0.5", "0", "spec.gpuShare: 0 is none: a share is above 0 and at most 1, such as 0.5"),
+        (TENANT, "memoryShare: 1", "memoryShare: 1.5", "spec.memoryShare: 1.5 is none: a share is above 0"),
+        (TENANT, "name: acme", "name: Acme", "metadata.name: tenant name \"Acme\" is not valid"),
+        (TENANT, "name: acme", "name: acme, tenant: acme", "metadata.tenant: functions and workflows alone"),
+        (
+            POLICY_TEXT,
+            "cluster}",
+            "cluster, labels: {a: b}}",
+            "metadata.labels: functions and workflows alone",
+        ),
+        (POLICY_TEXT, "name: cluster", "name: mine", "the cluster has one, named cluster"),
+        (
+            POLICY_TEXT,
+            "lalb-o3",
+            "native",
+            "spec.dispatch: dispatch policy \"native\" is none that can be set",
+        ),
+        (POLICY_TEXT, "lalb-o3", "lb", "spec.overtakesMax: overtakes_max is read under dispatch lalb-o3"),
+        (POLICY_TEXT, "overtakesMax: 9", "overtakesMax: 0", "set dispatch lalb"),
+        (POLICY_TEXT, "batching: on", "batching: yes", "spec.batching: batching \"yes\" is none"),
+        (POLICY_TEXT, "batching: on", "alpha: paper", "spec.alpha: alpha is read under dispatch torpor"),
+        (POLICY_TEXT, "overtakesMax", "overtakes_max", "overtakes_max"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        let message = parse(&text.replace(from, to)).unwrap_err().to_string();
+        assert!(message.contains(says), "{from:?} -> {to:?}: {message}");
+    }
+    for (text, says) in [(TENANT, "tenant acme is in this file"), (POLICY_TEXT, "the policy is in this file")]
+    {
+        let message = parse(&format!("{text}---\n{text}")).unwrap_err().to_string();
+        assert!(message.contains(says), "{message}");
+    }
+}
