@@ -2,6 +2,8 @@
 //! the files that do, and those that hold some without saying so themselves, for a file's word holds for
 //! the modules in it too.
 
+mod workspace;
+
 use std::path::{Path, PathBuf};
 
 /// Besides device/: what a user's function links, memory that it shares with its worker
@@ -37,9 +39,7 @@ struct Source {
 
 #[test]
 fn unsafe_code_is_where_it_may_be() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let mut found = Vec::new();
-    collect(root, root, &mut found);
+    let found: Vec<_> = workspace::files(".rs").into_iter().filter_map(source).collect();
     let elsewhere: Vec<_> = found.iter().filter(|source| !is_allowed(&source.file)).collect();
     assert!(elsewhere.is_empty(), "unsafe code in {elsewhere:?}: only {ALLOWED:?} and all of device/ may");
     let silent: Vec<_> = found.iter().filter(|source| source.has_some && !source.says_so).collect();
@@ -54,24 +54,11 @@ fn is_allowed(file: &Path) -> bool {
     ALLOWED.iter().any(|allowed| file == Path::new(allowed)) || file.starts_with("device")
 }
 
-fn collect(root: &Path, folder: &Path, found: &mut Vec<Source>) {
-    for entry in std::fs::read_dir(folder).expect("the workspace is readable") {
-        let path = entry.expect("the workspace is readable").path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if name != "target" && !name.starts_with('.') {
-                collect(root, &path, found);
-            }
-        } else if name.ends_with(".rs") {
-            let text = std::fs::read_to_string(&path).unwrap_or_default();
-            let lines = text.lines().filter(|line| line.contains("unsafe"));
-            let mut code = lines.filter(|line| !line.trim_start().starts_with("//"));
-            let has_some = code.any(|line| CODE.iter().any(|code| line.contains(code)));
-            let says_so = text.contains(ALLOWANCE);
-            if has_some || says_so {
-                let file = path.strip_prefix(root).expect("it is below").to_owned();
-                found.push(Source { file, says_so, has_some });
-            }
-        }
-    }
+fn source(file: PathBuf) -> Option<Source> {
+    let text = workspace::text(&file);
+    let lines = text.lines().filter(|line| line.contains("unsafe"));
+    let mut code = lines.filter(|line| !line.trim_start().starts_with("//"));
+    let has_some = code.any(|line| CODE.iter().any(|code| line.contains(code)));
+    let says_so = text.contains(ALLOWANCE);
+    (has_some || says_so).then_some(Source { file, says_so, has_some })
 }

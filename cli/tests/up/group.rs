@@ -45,6 +45,13 @@ fn leader(up: &Up) -> Part {
     up.part(&format!("controller-{leader}"))
 }
 
+/// The node that has the one function.
+fn holder(up: &Up) -> String {
+    let nodes = up.json(&["get", "nodes"]);
+    let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
+    holder["name"].as_str().unwrap().to_owned()
+}
+
 /// The same verb against one controller alone.
 fn ok_at(part: &Part, args: &[&str]) -> String {
     let (_, client) = part.controller.as_ref().expect("a controller");
@@ -202,9 +209,7 @@ fn a_function_whose_only_worker_is_killed_is_served_by_another() {
     let up = Up::group(None, 2, &[]);
     up.apply_digits();
     let before = invoke(&up);
-    let nodes = up.json(&["get", "nodes"]);
-    let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
-    up.part(holder["name"].as_str().unwrap()).signal(Signal::KILL);
+    up.part(&holder(&up)).signal(Signal::KILL);
     eventually("it is served again", || {
         up.run(&["invoke", "digits", "--image", &repository(SEVEN)]).status.success()
     });
@@ -216,9 +221,8 @@ fn a_node_is_emptied_without_a_failed_request_and_forgotten_when_it_is_gone() {
     let up = Up::group(None, 2, &[]);
     up.apply_digits();
     let before = invoke(&up);
-    let nodes = up.json(&["get", "nodes"]);
-    let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
-    let name = holder["name"].as_str().unwrap();
+    let holder = holder(&up);
+    let name = holder.as_str();
     let drained = up.ok(&["drain", name, "--timeout", "30s"]);
     assert_eq!(drained, format!("node/{name} draining\nnode/{name} drained\n"));
     assert_eq!(invoke(&up), before);

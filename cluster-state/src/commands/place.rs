@@ -58,21 +58,11 @@ fn claim(state: &mut State, function: &FunctionKey, name: &NodeName) {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{Bytes, Epoch, SloBase};
+    use millrace_types::{Epoch, SloBase};
 
     use super::*;
     use crate::Command;
-    use crate::commands::testing::{
-        Log, apply, counts, key, node_name, place, schedule, scored, sync_all, unplace,
-    };
-
-    fn log() -> Log {
-        let mut log = Log::with_artifacts(&["m1"]);
-        log.apply(apply("f", "m1")).unwrap();
-        log.register("n1", "a", Bytes::gib(1)).unwrap();
-        log.register("n2", "b", Bytes::gib(1)).unwrap();
-        log
-    }
+    use crate::commands::testing::{Log, counts, key, node_name, place, schedule, scored, sync_all, unplace};
 
     fn nodes_of(log: &Log, function: &str) -> Vec<String> {
         log.state.placements_of(&key(function)).map(|it| it.node.to_string()).collect()
@@ -80,7 +70,7 @@ mod tests {
 
     #[test]
     fn is_idempotent_and_seen_from_both_sides() {
-        let mut log = log();
+        let mut log = Log::with_two_nodes();
         let version = log.state.version();
         assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Created { version: version + 1 }));
         assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Unchanged));
@@ -94,7 +84,7 @@ mod tests {
 
     #[test]
     fn only_a_node_that_takes_functions_is_given_one() {
-        let mut log = log();
+        let mut log = Log::with_two_nodes();
         let name = node_name("n1");
         assert_eq!(log.refused(place("g", "n1")), Refusal::FunctionNotFound { key: key("g") });
         assert_eq!(log.refused(place("f", "n9")), Refusal::NodeNotFound { name: node_name("n9") });
@@ -109,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_next_placement_starts_from_what_the_lost_replica_counted() {
-        let mut log = log();
+        let mut log = Log::with_two_nodes();
         log.apply(place("f", "n1")).unwrap();
         log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
         log.apply(Command::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
@@ -124,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_move_takes_the_score_along_and_back() {
-        let mut log = log();
+        let mut log = Log::with_two_nodes();
         log.apply(place("f", "n1")).unwrap();
         log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
         log.apply(unplace("f", "n1")).unwrap();

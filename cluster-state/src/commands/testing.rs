@@ -37,6 +37,15 @@ impl Log {
         log
     }
 
+    /// With a function, "f", and two nodes, "n1" and "n2" of epochs 1 and 2.
+    pub(crate) fn with_two_nodes() -> Self {
+        let mut log = Self::with_artifacts(&["m1"]);
+        log.apply(apply("f", "m1")).unwrap();
+        log.register("n1", "a", Bytes::gib(1)).unwrap();
+        log.register("n2", "b", Bytes::gib(1)).unwrap();
+        log
+    }
+
     pub(crate) fn add_model(&mut self, name: &str, model: ModelSummary) {
         let (digest, bytes, holder) = (digest(name), Bytes(100), ControllerId(1));
         self.apply(Command::AddArtifact { digest, bytes, model, holder }).unwrap();

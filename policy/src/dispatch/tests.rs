@@ -233,23 +233,21 @@ fn what_waits_behind_a_run_that_hangs_is_asked_back_last_first() {
 
 #[test]
 fn ahead_goes_to_a_holder_first_then_to_whoever_is_free_first() {
-    let mut node = node(&[64, 64]);
-    node.enqueue(1, A);
-    node.enqueue(2, B);
-    node.ended(0, 1, 30);
-    node.ended(1, 2, 10);
-    node.enqueue(3, A);
-    node.enqueue(4, B);
+    let busy = || {
+        let mut node = node(&[64, 64]);
+        node.enqueue(1, A);
+        node.enqueue(2, B);
+        node.ended(0, 1, 30);
+        node.ended(1, 2, 10);
+        node.enqueue(3, A);
+        node.enqueue(4, B);
+        node
+    };
+    let mut node = busy();
     assert_eq!(node.enqueue(5, A), [assign(0, 5, A)], "GPU 0 holds it, though GPU 1 is free sooner");
     assert_eq!(node.enqueue(6, LARGE), [assign(1, 6, LARGE)]);
 
-    let mut node = self::node(&[64, 64]);
-    node.enqueue(1, A);
-    node.enqueue(2, B);
-    node.ended(0, 1, 30);
-    node.ended(1, 2, 10);
-    node.enqueue(3, A);
-    node.enqueue(4, B);
+    let mut node = busy();
     assert_eq!(node.enqueue(5, LARGE), [assign(1, 5, LARGE)], "nobody holds it and GPU 1 is free sooner");
 }
 

@@ -92,6 +92,19 @@ impl Bench {
         bench.arrive(A, 1, 1);
         bench
     }
+
+    /// A, B and C ran, one after the other, and are still there.
+    fn holding_three() -> Self {
+        let mut bench = Self::running_a();
+        bench.run_done(1, 500);
+        for (place, model) in [(2, B), (3, C)] {
+            bench.now = Timestamp(bench.now.0 + 1_000);
+            bench.assign(place, model);
+            bench.arrive(model, place, place);
+            bench.run_done(place, 500);
+        }
+        bench
+    }
 }
 
 fn load(model: ModelId) -> Action {
@@ -218,14 +231,7 @@ fn a_model_that_does_not_fit_beside_the_running_one_waits_for_it() {
 
 #[test]
 fn room_is_made_by_evicting_what_was_used_longest_ago() {
-    let mut bench = Bench::running_a();
-    bench.run_done(1, 500);
-    for (place, model) in [(2, B), (3, C)] {
-        bench.now = Timestamp(bench.now.0 + 1_000);
-        bench.assign(place, model);
-        bench.arrive(model, place, place);
-        bench.run_done(place, 500);
-    }
+    let mut bench = Bench::holding_three();
     bench.now = Timestamp(bench.now.0 + 1_000);
     bench.assign(4, A);
     bench.run_done(4, 500);
@@ -236,26 +242,15 @@ fn room_is_made_by_evicting_what_was_used_longest_ago() {
 
 #[test]
 fn a_pinned_model_is_spared_while_others_make_room() {
-    let resident = || {
-        let mut bench = Bench::running_a();
-        bench.run_done(1, 500);
-        for (place, model) in [(2, B), (3, C)] {
-            bench.now = Timestamp(bench.now.0 + 1_000);
-            bench.assign(place, model);
-            bench.arrive(model, place, place);
-            bench.run_done(place, 500);
-        }
-        bench
-    };
     let evicted_by = |bench: &mut Bench| {
         let actions = bench.assign(5, LARGE);
         actions.into_iter().find(|action| matches!(action, Action::Evicted { .. }))
     };
     // A was used longest ago, but only all three together make room for LARGE.
-    let mut bench = resident();
+    let mut bench = Bench::holding_three();
     bench.step(Event::Pin { model: A });
     assert_eq!(evicted_by(&mut bench), Some(evicted(&[A, B, C])), "rather than that nothing runs");
-    let mut bench = resident();
+    let mut bench = Bench::holding_three();
     bench.step(Event::Pin { model: A });
     bench.step(Event::Install { model: ModelId(40), memory: Bytes::mib(20), weights: Bytes::mib(2) });
     let actions = bench.assign(5, ModelId(40));

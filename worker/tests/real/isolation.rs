@@ -16,7 +16,9 @@ use tokio::task::JoinHandle;
 use crate::controller::Controller;
 use crate::failures::resident_everywhere;
 use crate::processes::{End, WorkerProcess};
-use crate::support::{Client, all_up, client, config, inject, invoke, kill_9, request, row, values, within};
+use crate::support::{
+    Client, all_up, client, config, inject, invoke, kill_9, request, row, texts, values, within,
+};
 
 /// A worker whose models have processes of their own, serving MLPs that differ in their weights.
 async fn serving(
@@ -75,16 +77,7 @@ fn slow() -> Vec<u8> {
 }
 
 fn ask_slow(client: &Client, id: u64) -> JoinHandle<wire::InvokeResponse> {
-    const TEXTS: usize = 4_000;
-    let tokens: Vec<u8> = [3i64, 999, 12, 200].iter().flat_map(|token| token.to_le_bytes()).collect();
-    let mut request = request("slow", id, &[]);
-    request.inputs = vec![wire::InferTensor {
-        name: "input_ids".into(),
-        datatype: "INT64".into(),
-        shape: vec![TEXTS as i64, 4],
-        data: tokens.repeat(TEXTS).into(),
-        parts: Vec::new(),
-    }];
+    let request = texts("slow", id, [3, 999, 12, 200], 4_000);
     let mut client = client.clone();
     tokio::spawn(async move {
         let response = within("an answer", client.invoke(request)).await;

@@ -1,5 +1,7 @@
 //! Where models are when there is not room for all of them, on the GPU and in host memory.
 
+use std::path::Path;
+
 use millrace_proto::worker::{FunctionPhase, InvokeRequest, Likely, Telemetry, WarmTo};
 use millrace_types::{Bytes, Digest, Reason};
 use millrace_worker::start::memory::{Config, Layout};
@@ -22,6 +24,29 @@ fn published<'a>(controller: &Controller, names: &[&'a str]) -> Vec<(&'a str, Di
 
 async fn answer(worker: &Worker, function: &str) -> Vec<f32> {
     values(&invoke(&mut client(worker), function, 1, &row(1)).await.unwrap())
+}
+
+/// A worker that had "a" in host memory and has "b" there now, and what "a" answers.
+async fn a_left_for_b(dir: &Path) -> (Worker, Controller, Vec<f32>) {
+    let controller = Controller::start("test-cluster", 1).await;
+    let mut config = config(dir, &[controller.addr], 1);
+    // Every announced size is 64 MiB: room for one at a time while it is being prepared.
+    config.host_memory = Bytes::mib(64);
+    let worker = start(config).await.unwrap();
+    let models = published(&controller, &["a", "b"]);
+    controller.desire(&models[..1]);
+    controller.ready("a").await;
+    let expected = answer(&worker, "a").await;
+    controller.desire(&models);
+    controller.ready("b").await;
+    let telemetry = controller.telemetry("a left for b", one_left(1)).await;
+    assert_eq!(telemetry.cold_starts, 0);
+    (worker, controller, expected)
+}
+
+/// Whether one model left host memory so far, and so many are there.
+fn one_left(there: usize) -> impl Fn(&Telemetry) -> bool {
+    move |telemetry: &Telemetry| (telemetry.host_evictions, telemetry.host_models.len()) == (1, there)
 }
 
 /// T13: three models of one block, each in a partition of two.
@@ -48,7 +73,7 @@ async fn models_move_within_a_gpu_until_a_partition_is_free_and_answer_as_before
         for name in NAMES {
             assert_eq!(answer(&worker, name).await, expected, "{name}");
         }
-        let moved = |telemetry: &millrace_proto::worker::Telemetry| {
+        let moved = |telemetry: &Telemetry| {
             let gpu = &telemetry.gpus[0];
             (gpu.moved_bytes, gpu.swaps) == (2 << 20, 3)
         };
@@ -65,22 +90,7 @@ async fn models_move_within_a_gpu_until_a_partition_is_free_and_answer_as_before
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
-    let controller = Controller::start("test-cluster", 1).await;
-    let mut config = config(dir.path(), &[controller.addr], 1);
-    // Every announced size is 64 MiB: room for one at a time while it is being prepared.
-    config.host_memory = Bytes::mib(64);
-    let worker = start(config).await.unwrap();
-    let models = published(&controller, &["a", "b"]);
-    controller.desire(&models[..1]);
-    controller.ready("a").await;
-    let expected = answer(&worker, "a").await;
-    controller.desire(&models);
-    controller.ready("b").await;
-    let left = |telemetry: &millrace_proto::worker::Telemetry| {
-        telemetry.host_evictions == 1 && telemetry.host_models.len() == 1
-    };
-    let telemetry = controller.telemetry("a left for b", left).await;
-    assert_eq!(telemetry.cold_starts, 0);
+    let (worker, controller, expected) = a_left_for_b(dir.path()).await;
     // Its function is ready as before, and the request that meets the cold start says so.
     let cold = invoke(&mut client(&worker), "a", 2, &row(1)).await.unwrap();
     assert_eq!(values(&cold), expected);
@@ -89,7 +99,7 @@ async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for(
     assert!(split.cold_ns + split.queue_ns + split.swap_ns + split.run_ns <= split.total_ns, "{split:?}");
     let again = invoke(&mut client(&worker), "a", 3, &row(1)).await.unwrap().split.unwrap();
     assert_eq!(again.cold_ns, 0, "{again:?}");
-    let came = |telemetry: &millrace_proto::worker::Telemetry| telemetry.cold_starts == 1;
+    let came = |telemetry: &Telemetry| telemetry.cold_starts == 1;
     controller.telemetry("one cold start", came).await;
     assert_eq!(controller.fetches(), 2, "the second time it came from the disk");
     worker.shutdown().await;
@@ -101,22 +111,11 @@ async fn a_model_that_left_host_memory_comes_from_the_disk_when_it_is_asked_for(
 async fn a_model_that_left_host_memory_is_back_before_it_is_asked_for() {
     for to in [WarmTo::Host, WarmTo::Gpu] {
         let dir = tempfile::tempdir().unwrap();
-        let controller = Controller::start("test-cluster", 1).await;
-        let mut config = config(dir.path(), &[controller.addr], 1);
-        config.host_memory = Bytes::mib(64);
-        let worker = start(config).await.unwrap();
-        let models = published(&controller, &["a", "b"]);
-        controller.desire(&models[..1]);
-        controller.ready("a").await;
-        let expected = answer(&worker, "a").await;
-        controller.desire(&models);
-        controller.ready("b").await;
-        let held = |models| move |it: &Telemetry| (it.host_evictions, it.host_models.len()) == (1, models);
-        controller.telemetry("a left for b", held(1)).await;
+        let (worker, controller, expected) = a_left_for_b(dir.path()).await;
         let next = vec![Likely { function: "a".into(), revision: 1, to: to.into() }];
         let step = InvokeRequest { next, ..request("b", 2, &row(1)) };
         client(&worker).invoke(step).await.unwrap();
-        controller.telemetry("a is back", held(2)).await;
+        controller.telemetry("a is back", one_left(2)).await;
         let warm = invoke(&mut client(&worker), "a", 3, &row(1)).await.unwrap();
         assert_eq!((values(&warm), warm.split.unwrap().cold_ns), (expected, 0), "{to:?}");
         worker.shutdown().await;
@@ -148,7 +147,7 @@ async fn the_size_of_a_group_is_measured_on_the_device() {
     all_up(&controller).await;
     let group = worker.node().group().unwrap();
     assert!((GROUP_MIN..=GROUP_MAX).contains(&group), "{group}");
-    let told = |telemetry: &millrace_proto::worker::Telemetry| telemetry.group_bytes == group.get();
+    let told = |telemetry: &Telemetry| telemetry.group_bytes == group.get();
     controller.telemetry("it is told", told).await;
     worker.shutdown().await;
 }

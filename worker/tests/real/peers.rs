@@ -13,7 +13,7 @@ use millrace_worker::start::{Isolation, Worker, start};
 use tokio::task::JoinHandle;
 
 use crate::controller::Controller;
-use crate::support::{Client, all_up, client, config, inject, kill_9, request, values, within};
+use crate::support::{Client, all_up, client, config, inject, kill_9, texts, values, within};
 
 pub(crate) type Answer = JoinHandle<Result<wire::InvokeResponse, Failure>>;
 
@@ -63,16 +63,8 @@ async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
 }
 
 /// Sends a request of so many texts, all with the same four tokens.
-pub(crate) fn ask(client: &Client, id: u64, texts: usize) -> Answer {
-    let tokens: Vec<u8> = [3i64, 37_999, 12, 20_000].iter().flat_map(|token| token.to_le_bytes()).collect();
-    let mut request = request("bert", id, &[]);
-    request.inputs = vec![wire::InferTensor {
-        name: "input_ids".into(),
-        datatype: "INT64".into(),
-        shape: vec![texts as i64, 4],
-        data: tokens.repeat(texts).into(),
-        parts: Vec::new(),
-    }];
+pub(crate) fn ask(client: &Client, id: u64, count: usize) -> Answer {
+    let request = texts("bert", id, [3, 37_999, 12, 20_000], count);
     let mut client = client.clone();
     tokio::spawn(async move {
         let response = within("an answer", client.invoke(request)).await;

@@ -8,7 +8,7 @@ use millrace_worker::start::start;
 
 use crate::controller::Controller;
 use crate::ledger::Ledger;
-use crate::support::{all_up, client, config, kill_9, request, values, within};
+use crate::support::{all_up, client, config, kill_9, texts, values, within};
 
 /// An executor that does not start while a file is there.
 fn held_back(executor: ExecutorCommand, file: &std::path::Path) -> ExecutorCommand {
@@ -27,16 +27,8 @@ fn models() -> [Vec<u8>; 3] {
     })
 }
 
-fn ask(function: &str, id: u64, texts: usize) -> wire::InvokeRequest {
-    let tokens: Vec<u8> = [3i64, 2_999, 12, 200].iter().flat_map(|token| token.to_le_bytes()).collect();
-    let inputs = vec![wire::InferTensor {
-        name: "input_ids".into(),
-        datatype: "INT64".into(),
-        shape: vec![texts as i64, 4],
-        data: tokens.repeat(texts).into(),
-        parts: Vec::new(),
-    }];
-    wire::InvokeRequest { inputs, ..request(function, id, &[]) }
+fn ask(function: &str, id: u64, count: usize) -> wire::InvokeRequest {
+    texts(function, id, [3, 2_999, 12, 200], count)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -189,6 +189,19 @@ pub(crate) fn request(function: &str, id: u64, row: &[f32]) -> wire::InvokeReque
     }
 }
 
+/// A request of an encoder: so many texts, all of the same four tokens.
+pub(crate) fn texts(function: &str, id: u64, tokens: [i64; 4], count: usize) -> wire::InvokeRequest {
+    let text: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let inputs = vec![wire::InferTensor {
+        name: "input_ids".into(),
+        datatype: "INT64".into(),
+        shape: vec![count as i64, 4],
+        data: text.repeat(count).into(),
+        parts: Vec::new(),
+    }];
+    wire::InvokeRequest { inputs, ..request(function, id, &[]) }
+}
+
 pub(crate) async fn invoke(
     client: &mut Client,
     function: &str,

@@ -2,24 +2,13 @@ use millrace_types::{Alpha, Digest, Epoch, Tier};
 
 use super::*;
 use crate::Command;
-use crate::commands::testing::{
-    Log, apply, counts, data, delete, holding, key, node_name, scored, sync, sync_all,
-};
+use crate::commands::testing::{Log, counts, data, delete, holding, key, node_name, scored, sync, sync_all};
 use crate::index::Located;
 
 const DELTA: SyncPart = SyncPart::Delta;
 const FIRST: SyncPart = SyncPart::Full(Portion::First);
 const MIDDLE: SyncPart = SyncPart::Full(Portion::Middle);
 const LAST: SyncPart = SyncPart::Full(Portion::Last);
-
-/// A log with two nodes, of epochs 1 and 2.
-fn log() -> Log {
-    let mut log = Log::with_artifacts(&["m1"]);
-    log.apply(apply("f", "m1")).unwrap();
-    log.register("n1", "a", Bytes::gib(1)).unwrap();
-    log.register("n2", "b", Bytes::gib(1)).unwrap();
-    log
-}
 
 fn lost(node: &str, epoch: u64) -> Command {
     Command::NodeLost { name: node_name(node), epoch: Epoch(epoch) }
@@ -48,7 +37,7 @@ fn used(function: &str, gpu_ns: u64, requests: u64) -> NodeDelta {
 
 #[test]
 fn the_next_applies_older_is_acknowledged_again_and_a_gap_asks_for_everything() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     assert_eq!(log.apply(sync("n1", 1, 1, DELTA, holding(&[9]))), Ok(Applied::ResyncWanted { last: 0 }));
     assert_eq!(log.apply(sync_all("n1", 1, 1, holding(&[1, 2]))), Ok(Applied::Synced { seq: 1 }));
     assert_eq!(log.apply(sync("n1", 1, 2, DELTA, holding(&[3]))), Ok(Applied::Synced { seq: 2 }));
@@ -66,7 +55,7 @@ fn the_next_applies_older_is_acknowledged_again_and_a_gap_asks_for_everything() 
 
 #[test]
 fn another_epoch_and_a_lost_node_are_fenced() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     let fenced = |name: &str, epoch, current: Option<u64>| Refusal::Fenced {
         name: node_name(name),
         epoch: Epoch(epoch),
@@ -80,7 +69,7 @@ fn another_epoch_and_a_lost_node_are_fenced() {
 
 #[test]
 fn what_is_out_of_range_is_refused() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     let more = (0..=SYNC_ITEMS_MAX as u64).collect::<Vec<_>>();
     for delta in [holding(&more), scored("f", 2, 1), scored("f", 0, COUNT_MAX + 1)] {
         let refused = log.refused(sync_all("n1", 1, 1, delta));
@@ -90,7 +79,7 @@ fn what_is_out_of_range_is_refused() {
 
 #[test]
 fn a_node_is_never_seen_half_emptied() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, holding(&[1, 2, 3]))).unwrap();
     log.apply(sync("n1", 1, 2, FIRST, holding(&[2]))).unwrap();
     assert_eq!(locate(&log, 1), held("n1", &["n1"]), "not confirmed yet, and there");
@@ -107,7 +96,7 @@ fn a_node_is_never_seen_half_emptied() {
 
 #[test]
 fn a_full_sync_that_begins_again_forgets_its_first_half() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     log.apply(sync("n1", 1, 1, FIRST, holding(&[1]))).unwrap();
     log.apply(sync("n1", 1, 5, FIRST, holding(&[2]))).unwrap();
     log.apply(sync("n1", 1, 6, LAST, gone(&[]))).unwrap();
@@ -118,7 +107,7 @@ fn a_full_sync_that_begins_again_forgets_its_first_half() {
 
 #[test]
 fn a_lost_nodes_data_is_re_homed_to_a_replica_or_lost() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, holding(&[1, 2]))).unwrap();
     log.apply(sync_all("n2", 2, 1, holding(&[2]))).unwrap();
     assert_eq!(locate(&log, 2), held("n1", &["n1", "n2"]), "its home is asked first");
@@ -137,7 +126,7 @@ fn a_lost_nodes_data_is_re_homed_to_a_replica_or_lost() {
 
 #[test]
 fn models_alpha_and_overflow_are_kept() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     let copy = |tier| ModelCopy { digest: Digest::of(b"m"), tier };
     let delta = NodeDelta {
         models: vec![(copy(Tier::Host), Bytes(7))],
@@ -159,7 +148,7 @@ fn models_alpha_and_overflow_are_kept() {
 
 #[test]
 fn usage_is_billed_once_and_outlives_the_node_and_the_function() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, used("f", 10, 1))).unwrap();
     log.apply(sync_all("n1", 1, 2, used("f", 30, 3))).unwrap();
     log.apply(sync_all("n1", 1, 3, used("f", 20, 2))).unwrap();
@@ -177,7 +166,7 @@ fn usage_is_billed_once_and_outlives_the_node_and_the_function() {
 
 #[test]
 fn scores_are_counted_per_node_and_merged_by_the_larger() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     log.apply(sync_all("n1", 1, 1, scored("f", 4, 6))).unwrap();
     log.apply(sync("n1", 1, 2, DELTA, scored("f", 3, 5))).unwrap();
     log.apply(sync_all("n2", 2, 1, scored("f", 1, 1))).unwrap();
@@ -186,7 +175,7 @@ fn scores_are_counted_per_node_and_merged_by_the_larger() {
 
 #[test]
 fn entries_beyond_the_bound_are_counted_and_not_kept() {
-    let mut log = log();
+    let mut log = Log::with_two_nodes();
     let name = node_name("n1");
     let mut checkpoint = Checkpoint { seq: 1, knowledge: Knowledge::Whole, ..Checkpoint::begun(Epoch(1)) };
     checkpoint.entries =

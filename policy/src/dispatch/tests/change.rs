@@ -139,30 +139,17 @@ proptest! {
                     Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE })
                 }
                 Step::Withdraw(number) => {
-                    let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
-                    world.waiting.remove(&key);
-                    Event::Withdraw { key }
+                    let Some(event) = world.withdraw(number) else { continue };
+                    event
                 }
                 Step::End(number) => {
-                    let Some((key, gpu)) = world.pick(number) else { continue };
-                    world.on.remove(&key);
-                    Event::Ended { gpu, key, ran: Some(Duration::from_micros(1 << (number % 15))) }
+                    let Some(event) = world.end(number) else { continue };
+                    event
                 }
-                Step::Down(index) => {
-                    world.up.remove(&index);
-                    let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
-                    for key in &lost {
-                        world.on.remove(key);
-                        world.waiting.insert(*key);
-                    }
-                    let lost = lost.into_iter().map(|key| (key, Progress::Waiting)).collect();
-                    Event::Down { gpu: gpu(index), lost }
-                }
+                Step::Down(index) => world.lose(index, Progress::Waiting),
                 Step::Up(index) => {
-                    if !world.up.insert(index) {
-                        continue;
-                    }
-                    Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }
+                    let Some(event) = world.revive(index) else { continue };
+                    event
                 }
                 Step::Change { policy, evicts } => {
                     let eviction = if evicts { Eviction::Torpor } else { Eviction::Lru };
@@ -179,8 +166,8 @@ proptest! {
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
         }
         for index in 0..3 {
-            if world.up.insert(index) {
-                world.take(&node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }));
+            if let Some(event) = world.revive(index) {
+                world.take(&node.step(event));
             }
         }
         while let Some((key, gpu)) = world.pick(0) {

@@ -121,6 +121,40 @@ impl World {
         let (&key, &gpu) = self.on.iter().nth(number % self.on.len().max(1))?;
         Some((key, gpu))
     }
+
+    /// A request that waits goes away.
+    pub(super) fn withdraw(&mut self, number: usize) -> Option<Event> {
+        let key = *self.waiting.iter().nth(number % self.waiting.len().max(1))?;
+        self.waiting.remove(&key);
+        Some(Event::Withdraw { key })
+    }
+
+    /// A run ends.
+    pub(super) fn end(&mut self, number: usize) -> Option<Event> {
+        let (key, gpu) = self.pick(number)?;
+        self.on.remove(&key);
+        // From microseconds, of which many go ahead, to milliseconds.
+        let ran = Duration::from_micros(1 << (number % 15));
+        Some(Event::Ended { gpu, key, ran: Some(ran) })
+    }
+
+    /// A GPU is lost, and those on it, all so far, wait again.
+    pub(super) fn lose(&mut self, index: u32, progress: Progress) -> Event {
+        self.up.remove(&index);
+        let lost: Vec<_> = self.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
+        for key in &lost {
+            self.on.remove(key);
+            self.waiting.insert(*key);
+        }
+        let lost = lost.into_iter().map(|key| (key, progress)).collect();
+        Event::Down { gpu: gpu(index), lost }
+    }
+
+    /// A GPU comes back, where it was lost.
+    pub(super) fn revive(&mut self, index: u32) -> Option<Event> {
+        let event = Event::Up { gpu: gpu(index), incarnation: Incarnation(1) };
+        self.up.insert(index).then_some(event)
+    }
 }
 
 proptest! {
@@ -167,16 +201,12 @@ proptest! {
                     Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::of(data) })
                 }
                 Step::Withdraw(number) => {
-                    let Some(&key) = world.waiting.iter().nth(number % world.waiting.len().max(1)) else { continue };
-                    world.waiting.remove(&key);
-                    Event::Withdraw { key }
+                    let Some(event) = world.withdraw(number) else { continue };
+                    event
                 }
                 Step::End(number) => {
-                    let Some((key, gpu)) = world.pick(number) else { continue };
-                    world.on.remove(&key);
-                    // From microseconds, of which many go ahead, to milliseconds.
-                    let ran = Duration::from_micros(1 << (number % 15));
-                    Event::Ended { gpu, key, ran: Some(ran) }
+                    let Some(event) = world.end(number) else { continue };
+                    event
                 }
                 Step::GiveBack(number) => {
                     let Some((key, gpu)) = world.pick(number) else { continue };
@@ -184,21 +214,10 @@ proptest! {
                     world.waiting.insert(key);
                     Event::Returned { gpu, key, why: Return::Failed(Progress::Preparing) }
                 }
-                Step::Down(index) => {
-                    world.up.remove(&index);
-                    let lost: Vec<_> = world.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
-                    for key in &lost {
-                        world.on.remove(key);
-                        world.waiting.insert(*key);
-                    }
-                    let lost = lost.into_iter().map(|key| (key, Progress::Begun)).collect();
-                    Event::Down { gpu: gpu(index), lost }
-                }
+                Step::Down(index) => world.lose(index, Progress::Begun),
                 Step::Up(index) => {
-                    if !world.up.insert(index) {
-                        continue;
-                    }
-                    Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }
+                    let Some(event) = world.revive(index) else { continue };
+                    event
                 }
                 Step::Loaded(number) => {
                     let Some((_, gpu)) = world.pick(number) else { continue };
@@ -243,8 +262,8 @@ proptest! {
         prop_assert!(node.dispatch.stats().overtaken_max <= lalb::limit(policy).unwrap_or(0));
         // All are answered once every GPU is up and works on.
         for index in 0..3 {
-            if world.up.insert(index) {
-                world.take(&node.step(Event::Up { gpu: gpu(index), incarnation: Incarnation(1) }));
+            if let Some(event) = world.revive(index) {
+                world.take(&node.step(event));
             }
         }
         loop {

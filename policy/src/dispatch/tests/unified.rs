@@ -210,7 +210,7 @@ proptest! {
             node.bound(function, 5 + 10 * u64::from(function), (0, 0));
         }
         let mut scores = [SloCounts::default(); 8];
-        let mut overtaken: BTreeMap<RequestKey, u64> = BTreeMap::new();
+        let mut overtaken = lalb::Overtaken::default();
         for (key, (what, model)) in (1..).zip(steps) {
             node.wait_ms(3);
             let before = shared_queue(&node.dispatch);
@@ -228,11 +228,7 @@ proptest! {
                 }
                 None => drop(node.ask(key, model, ModelId(model))),
             }
-            let leavers = lalb::left(&before, &node.dispatch);
-            for &key in shared_queue(&node.dispatch).keys().filter(|key| before.contains_key(key)) {
-                *overtaken.entry(key).or_default() += leavers.iter().filter(|(left, _)| *left > key).count() as u64;
-            }
-            let most = overtaken.values().max().copied().unwrap_or(0);
+            let most = overtaken.count(&before, &node.dispatch);
             prop_assert!(most <= limit.into(), "{overtaken:?}");
         }
         prop_assert!(node.dispatch.stats().overtaken_max <= limit.into());
