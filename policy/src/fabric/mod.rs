@@ -111,7 +111,7 @@ impl Fabric {
     #[must_use]
     pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
         let (lanes, paths) = lanes::lay(topology);
-        let routes = routes_of(topology);
+        let routes = routes_of(topology).ok();
         let (shares, forwards) = (Shares::new(topology, sharing), BTreeMap::new());
         Self { lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
     }
