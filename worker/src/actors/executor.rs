@@ -282,8 +282,8 @@ impl Executor {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let tensors = done.outputs;
                 let outputs = Outputs { tensors, descriptors, ..Outputs::default() };
-                let (times, copy_order) = (done.launch_times, done.copy_order);
-                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs, copy_order });
+                let (times, first_reads) = (done.launch_times, done.first_reads);
+                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs, first_reads });
             }
             Said::RunFailed(failed) => {
                 let event =

@@ -76,7 +76,7 @@ pub(crate) struct Gpu {
     hardware: topology::Gpu,
     core: Driven<Core>,
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
-    /// Of opaque programs, as they were recorded last: mappings that begin are filled so.
+    /// Of opaque programs, as they were recorded so far: mappings that begin are filled so.
     orders: BTreeMap<ModelId, Arc<CopyOrder>>,
     entries: BTreeMap<RequestKey, Entry>,
     incarnation: Incarnation,
@@ -362,8 +362,8 @@ impl Behaviour for Gpu {
                 spans.for_each(|spans| spans.copied(now, &copied));
                 self.batch_crossed(now, &copied);
             }
-            Message::RunDone { run, times, event, outputs, copy_order } => {
-                self.recorded(run, &copy_order);
+            Message::RunDone { run, times, event, outputs, first_reads } => {
+                self.recorded(run, &first_reads);
                 self.entries.values().for_each(|entry| entry.spans.launched(now, run, &times));
                 let kept = outputs
                     .tensors

@@ -185,7 +185,7 @@ impl Bench {
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
         let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
-        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, copy_order: Vec::new() });
+        self.tell(Message::RunDone { run, times: Vec::new(), event, outputs, first_reads: Vec::new() });
     }
 
     /// Lets it hear what it was told meanwhile.
