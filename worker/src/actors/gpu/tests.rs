@@ -22,6 +22,8 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::*;
+use crate::actors::function;
+use crate::actors::node::Reader;
 use crate::actors::spans::Copied;
 use crate::actors::work::Work;
 use crate::node::DataConfig;
