@@ -103,7 +103,10 @@ impl<D: Device> Mapping<D> {
         self.changed.notify_all();
         match unmapping {
             Unmapping::Now(generation) => self.release(residency, generation),
-            Unmapping::Already(generation) => self.say_unmapped(generation),
+            Unmapping::Already(generation) => {
+                drop(residency);
+                self.say_unmapped(generation);
+            }
             Unmapping::Later | Unmapping::Ignored => {}
         }
     }
