@@ -310,7 +310,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_expired_and_is_back_as_a_copy_is_not_told_as_dropped() {
         let (objects, mut told) = Objects::registered(millrace_types::Bytes::mib(1));
-        let contents = || Contents::Inline(vec![7; 4].into());
+        let contents = || Contents::Inline(vec![7u8; 4].into());
         let id = objects.keep(contents(), Duration::ZERO).await.unwrap();
         let stored = told.recv().await;
         assert_eq!(stored, Some(Event::DataStored { id: id.clone(), bytes: millrace_types::Bytes(4) }));
